@@ -1,0 +1,210 @@
+# %% [markdown]
+# # 4. Which patterns, and how often?
+#
+# Conventional dropout flips a coin per neuron. The zeros fall anywhere, so a GPU computes them all the same.
+# *Approximate random dropout* drops by a regular **pattern** instead, and a regular pattern can be left out of the
+# matrix product altogether. The price: a pattern is not random. This walkthrough shows how randomness comes back, by
+# drawing the pattern anew each step from a well-chosen distribution.
+#
+# Source: Song, Wang, Ren, Liu, Fan, Liu, Jiang, "Approximate Random Dropout" (2018), Algorithm 1.
+
+# %%
+import os
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # pictures go to files: no display needed
+import matplotlib.pyplot as plt
+import numpy as np
+
+from numbanet.search import drop_rates, pattern_distribution, search_exact, search_loss, search_sgd
+
+PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
+PICTURES.mkdir(parents=True, exist_ok=True)
+BLUE, ORANGE, GREY, PALE = "#2f6690", "#d17a22", "#6b7280", "#e5e7eb"
+plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 120})
+
+
+def save(name):
+    plt.savefig(PICTURES / name, bbox_inches="tight")
+    plt.close()
+    print("wrote", PICTURES / name)
+
+
+# %% [markdown]
+# ## What a pattern is
+#
+# A pattern has a **period** dp and a **bias** b in 0..dp-1. It keeps the neurons b, b + dp, b + 2 dp, … and drops the
+# others: a share of (dp - 1)/dp. dp = 1 keeps everything.
+
+
+# %%
+def kept(n, dp, bias):
+    keep = np.zeros(n, dtype=bool)
+    keep[bias::dp] = True
+    return keep
+
+
+examples = [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (4, 1), (8, 5)]
+fig, ax = plt.subplots(figsize=(8, 3.2))
+grid = np.array([kept(24, dp, bias) for dp, bias in examples])
+ax.pcolormesh(grid, cmap=matplotlib.colors.ListedColormap([PALE, BLUE]), edgecolors="white", linewidth=2)
+ax.invert_yaxis()
+ax.set_xticks(np.arange(0, 24, 4) + 0.5, np.arange(0, 24, 4))
+ax.set_yticks(np.arange(len(examples)) + 0.5, [f"dp {dp}, bias {bias}" for dp, bias in examples])
+for row, (dp, _) in enumerate(examples):
+    ax.text(24.5, row + 0.5, f"{(dp - 1) / dp:.0%} dropped", va="center", color=GREY)
+ax.tick_params(length=0)
+ax.spines[:].set_visible(False)
+ax.set_xlabel("neuron of the layer")
+ax.set_title("Patterns of a layer of 24 neurons (dark: kept and computed)", loc="left")
+save("search_patterns.png")
+
+# %% [markdown]
+# ## Why one pattern is not enough
+#
+# Two reasons. The rates are few: 0, 1/2, 2/3, 3/4, … and 0.7 is not among them. And with dp fixed, neurons that are dp
+# apart always live and die together: only dp different sub-networks are ever trained, where dropout wants very many.
+#
+# So dp is drawn anew each step from a distribution **d** over 1..N, then the bias uniformly. A neuron is dropped with
+# probability Σ d[dp] · (dp - 1)/dp = **d · p_u**. If that is p, each neuron sees what conventional dropout
+# shows it. We can count:
+
+# %%
+rng = np.random.default_rng(0)
+d = pattern_distribution(0.7)
+dropped = np.zeros(24)
+for dp in rng.choice(np.arange(1, len(d) + 1), size=20_000, p=d):
+    dropped += ~kept(24, dp, rng.integers(dp))
+share = dropped / 20_000
+print(f"wanted rate 0.7; each neuron was dropped in {share.min():.3f} to {share.max():.3f} of the steps")
+
+# %% [markdown]
+# ## Algorithm 1: search by gradient descent
+#
+# Many d have d · p_u = p. We want one with a high entropy, so that the sub-networks vary. The paper puts both wishes in
+# one loss and descends on v, with d = softmax(v):
+#
+# loss(v) = λ1 (d · p_u - p)² + λ2 (1/N) Σ d log d,   λ1 = 0.9, λ2 = 0.1
+#
+# `search_loss` gives this loss and its gradient. Here is the descent in four lines, from v = 0 (all periods alike):
+
+# %%
+p, n = 0.7, 8
+p_u = drop_rates(n)
+v = np.zeros(n)
+for step in range(400):
+    loss, gradient = search_loss(v, p)
+    if step in (0, 10, 100, 399):
+        softmax = np.exp(v) / np.exp(v).sum()
+        print(f"step {step:3d}   loss {loss:.8f}   rate {softmax @ p_u:.4f}")
+    v -= 64 * gradient
+
+sgd = search_sgd(p, n)
+exact = search_exact(p, n)
+print("largest difference to search_sgd:", f"{np.abs(softmax - sgd).max():.1e}")
+
+# %% [markdown]
+# The rate ends at 0.6963, not at 0.7: the entropy pulls d towards the uniform distribution, whose rate is 0.66.
+#
+# ## What the descent finds: an exponential
+#
+# At the minimum the loss has the same slope for all d_i, which says log d_i = c · p_u,i + constant: **log d is a
+# straight line in p_u**. So of the N numbers that the descent looks for, only one is unknown: c, with
+# c = 2 N (λ1/λ2) (p - d · p_u).
+#
+# ## The exact solution
+#
+# The distribution with the largest entropy among those that meet d · p_u = p *exactly* is of the same form, and the
+# rate rises with c. So a root search for one number replaces the descent, and nothing is left to tune. That is
+# `search_exact`, the default.
+
+# %%
+slope = np.polyfit(p_u, np.log(sgd), 1)[0]
+print(f"c of the line {slope:.6f}; 2 N (λ1/λ2) (p - d . p_u) = {2 * n * 9 * (p - sgd @ p_u):.6f}")
+print("exact:", exact.round(3), f"rate {exact @ p_u:.6f}")
+
+fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+dp = np.arange(1, n + 1)
+left.bar(dp - 0.2, sgd, 0.38, color=ORANGE, label=f"Algorithm 1: rate {sgd @ p_u:.4f}")
+left.bar(dp + 0.2, exact, 0.38, color=BLUE, label=f"exact: rate {exact @ p_u:.4f}")
+left.set(xlabel="period dp", ylabel="probability d", xticks=dp, ylim=(0, 0.185))
+left.set_title("How often each period is drawn (p = 0.7, N = 8)", loc="left", fontsize=11)
+left.legend(frameon=False, loc="upper left", ncols=2, fontsize=10, columnspacing=1)
+for rate in (0.3, 0.5, 0.7, 0.8):
+    d = search_sgd(rate, n)
+    c, intercept = np.polyfit(p_u, np.log(d), 1)
+    right.plot(p_u, c * p_u + intercept, color=PALE, linewidth=2.5, zorder=1)
+    right.plot(p_u, np.log(d), "o", color=ORANGE, markersize=5)
+    right.text(-0.03, np.log(d[0]), f"p = {rate}", ha="right", va="center", color=GREY, fontsize=10)
+right.set(xlabel=r"drop rate of the pattern, $p_u = (dp - 1)/dp$", ylabel="log d", xlim=(-0.2, 0.92))
+right.set_title("Algorithm 1 ends on straight lines in $p_u$", loc="left", fontsize=11)
+save("search_distribution.png")
+
+# %% [markdown]
+# ## How large is the bias of Algorithm 1?
+#
+# It grows towards both ends of the range. A wanted rate of 0 still drops 4.5 %, and the largest, 0.875, gives 0.822.
+
+# %%
+rates = np.linspace(0, p_u[-1], 60)
+reached = np.array([search_sgd(rate, n) @ p_u for rate in rates])
+fig, ax = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+ax.axhline(0, color=BLUE, linewidth=2, label="exact")
+ax.plot(rates, reached - rates, color=ORANGE, linewidth=2, label="Algorithm 1 (λ1 = 0.9, λ2 = 0.1)")
+ax.axvline(p_u.mean(), color=GREY, linewidth=1, linestyle=":")
+ax.text(p_u.mean() + 0.01, 0.04, "rate of the uniform\ndistribution, 0.66", ha="left", va="center", color=GREY)
+ax.set(xlabel="wanted drop rate p", ylabel="reached rate − p")
+ax.set_title("The entropy term shifts the rate (N = 8)", loc="left", fontsize=11)
+ax.legend(frameon=False, loc="lower left")
+save("search_bias.png")
+
+# %% [markdown]
+# ## Why dp_max is small
+#
+# A larger N allows larger rates, since the largest is (N - 1)/N. But the entropy likes to spread the mass evenly over
+# all periods, and nearly all periods up to 64 drop nearly everything. To keep the mean at p, the dense end must then
+# carry more too: with N = 64, nearly a quarter of the steps drops nothing, and nearly half keeps under 5 %.
+
+# %%
+fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+edges = [("nothing dropped (dp 1)", 1, 1, "#1d3f5a"), ("dp 2 to 8", 2, 8, BLUE), ("dp 9 to 20", 9, 20, "#9db9cc"),
+         ("dp above 20: under 5 % kept", 21, 64, ORANGE)]
+sizes = [4, 8, 16, 32, 64]
+bottom = np.zeros(len(sizes))
+for label, first, last, colour in edges:
+    share = np.array([search_exact(0.7, size)[first - 1:last].sum() for size in sizes])
+    left.bar(range(len(sizes)), share, 0.65, bottom=bottom, color=colour, label=label)
+    bottom += share
+left.set(xlabel="largest period N (dp_max)", ylabel="share of the steps", ylim=(0, 1))
+left.set_xticks(range(len(sizes)), sizes)
+left.set_title("What the steps are spent on (p = 0.7)", loc="left", fontsize=11)
+left.legend(frameon=False, fontsize=10, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
+
+for size, colour in ((4, "#1d3f5a"), (8, BLUE), (16, "#9db9cc"), (64, ORANGE)):
+    d = search_exact(0.7, size)
+    right.step(np.arange(1, size + 1), np.cumsum(d), where="post", color=colour, linewidth=2, label=f"N = {size}")
+    right.plot(size, 1, "o", color=colour, markersize=5)
+right.set_xscale("log", base=2)
+right.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])
+right.set(xlabel="period dp", ylabel="probability of a period up to dp", ylim=(0, 1.05))
+right.set_title("The same as cumulative distributions", loc="left", fontsize=11)
+right.legend(frameon=False, fontsize=10, loc="lower right")
+save("search_dp_max.png")
+
+for size in sizes:
+    d = search_exact(0.7, size)
+    print(f"N = {size:2d}   nothing dropped {d[0]:.1%}   dp above 20 {d[20:].sum():.1%}")
+
+# %% [markdown]
+# So the default is dp_max = 8. Rates above 0.75 raise it to 2/(1 - p), because 8 periods reach only 0.875 and, close to
+# that limit, would leave hardly more than one pattern. A rate that a given dp_max cannot reach is an error, which names
+# a dp_max that can.
+
+# %%
+print("periods for rate 0.7:", len(pattern_distribution(0.7)), "  for rate 0.9:", len(pattern_distribution(0.9)))
+try:
+    pattern_distribution(0.9, dp_max=8)
+except ValueError as error:
+    print("ValueError:", error)

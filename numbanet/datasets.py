@@ -1,0 +1,20 @@
+"""Data sets: `load_digits`, `load_mnist`, `load_fashion_mnist`, each -> X_train, y_train, X_test, y_test.
+
+The loaders stand in the folder `datasets`, which a wheel installs as `numbanet/datasets/` and a checkout has next to
+`numbanet/`. This module gives both one name. Next to the installed folder it wins, because a module goes before a
+folder without `__init__.py`; and with one, the folder would hide Hugging Face's `datasets` in every checkout.
+"""
+from pathlib import Path
+
+_here = Path(__file__).resolve().parent
+_places = (_here / "datasets", _here.parent / "datasets")
+# Next to an installed numbanet, a folder `datasets` is Hugging Face's: so ours goes first, known by a file in it.
+__path__ = [str(folder) for folder in _places if (folder / "idx.py").is_file()][:1]
+if not __path__:
+    raise ImportError(f"numbanet.datasets: its loaders are neither in {_places[0]} nor in {_places[1]}. "
+                      "Reinstall numbanet, or use a complete checkout")
+
+from numbanet.datasets.digits import load_digits  # noqa: E402  needs __path__
+from numbanet.datasets.mnist import load_fashion_mnist, load_mnist  # noqa: E402
+
+__all__ = ["load_digits", "load_fashion_mnist", "load_mnist"]

@@ -1,0 +1,78 @@
+"""Device: the only dispatch. A device is a name and the table of operations that run on it.
+
+    dev = device("auto")
+    y = dev.gemm(x, w, tb=True)      # x, w: arrays of this device
+
+Everything above this file is written once for all devices, and everything below once for each.
+"""
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+from typing import Any
+
+from numbanet_kernels import launch
+
+NAMES = ("cpu", "cuda")
+
+
+class Device:
+    """A place where operations run: `name`, and one attribute for each operation of its table.
+
+    Devices are made by `device`, one a name, so that they compare by identity; they pickle by name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        table = importlib.import_module(f"numbanet_kernels.{name}")
+        self.__dict__.update(operations(table))
+
+    def __getattr__(self, op: str) -> Any:
+        raise AttributeError(f"device {self.name!r} has no operation {op!r}; `numbanet kernels` lists them")
+
+    def __repr__(self) -> str:
+        return f"device({self.name!r})"
+
+    def __reduce__(self) -> tuple:
+        return device, (self.name,)
+
+
+def operations(table: ModuleType) -> dict[str, Any]:
+    """The operations of a table module: name -> function."""
+    return {name: f for name, f in vars(table).items() if callable(f) and not name.startswith("_")}
+
+
+def problem(name: str) -> str | None:
+    """None if the device can be used, else one sentence: what is missing and how to get it."""
+    if name == "cpu":
+        return None
+    found = launch.cuda_problem()
+    return found and f"{found}; it needs an NVIDIA GPU, its driver and: pip install 'numbanet[cuda]'"
+
+
+@functools.lru_cache(maxsize=None)
+def _made(name: str) -> Device:
+    return Device(name)
+
+
+def device(name: str | Device = "auto") -> Device:
+    """The device called `name`: "cpu", "cuda", or "auto" for CUDA if a GPU answers, else the CPU.
+
+    Raises
+    ------
+    ValueError
+        If there is no device of that name.
+    RuntimeError
+        If the device exists but not on this machine; the message says why, and what to install.
+    """
+    if isinstance(name, Device):
+        return name
+    if name == "auto":
+        return _made("cpu" if launch.SIMULATED or problem("cuda") else "cuda")
+    if name not in NAMES:
+        raise ValueError(f"there is no device {name!r}; choose one of 'auto', {', '.join(map(repr, NAMES))}")
+    missing = problem(name)
+    if missing:
+        raise RuntimeError(f"device {name!r} is not available here: {missing}. device='auto' or 'cpu' runs without it")
+    return _made(name)

@@ -1,0 +1,205 @@
+"""Dropout policies: each step and for each droppable layer, a policy draws the plan that says what is computed.
+
+    none        nothing is dropped
+    bernoulli   conventional dropout: each activation of a sample is zeroed with probability p; saves no work
+    rdp         row dropout pattern: the neurons bias, bias + dp, … are kept, the others are not computed
+    tdp         tile dropout pattern: one tile in dp of the weight is kept, the others are not computed
+
+rdp and tdp draw dp from the distribution that `search` finds for the rate p, and bias uniformly from 0 … dp - 1: every neuron
+(every weight) is dropped with probability p exactly, like in conventional dropout, but many together
+(*Approximate Random Dropout for DNN training acceleration in GPGPU*, sections 3 and 4).
+"""
+from __future__ import annotations
+
+import abc
+import numbers
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from .plan import BernoulliPlan, Plan, RowPlan, TilePlan
+from .search import pattern_distribution
+
+Rate = float | Sequence[float]
+
+
+class Dropout(abc.ABC):
+    """Base of the policies: a rate for each droppable layer, and `plan`, which subclasses define.
+
+    Parameters
+    ----------
+    rate : float or sequence of float, default=0.5
+        Probability to drop, in [0, 1); a sequence gives one for each droppable layer, in order.
+
+    Raises
+    ------
+    ValueError
+        If a rate is not a number in [0, 1).
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, rate: Rate = 0.5) -> None:
+        rates = rate if isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str) else (rate,)
+        for r in rates:
+            if isinstance(r, bool) or not isinstance(r, numbers.Real) or not 0 <= r < 1:
+                raise ValueError(f"dropout_rate must be a number in [0, 1), or one for each hidden layer; got {rate!r}")
+        if not len(rates):
+            raise ValueError("dropout_rate is an empty sequence: give one rate, or one for each hidden layer")
+        self.rate = float(rates[0]) if rates == (rate,) else tuple(map(float, rates))
+
+    def rate_of(self, layer: int) -> float:
+        """The rate of the layer-th droppable layer."""
+        return self.rate[layer] if isinstance(self.rate, tuple) else self.rate
+
+    def check(self, layers: int) -> None:
+        """ValueError unless there is one rate for all droppable layers, or one for each."""
+        if isinstance(self.rate, tuple) and len(self.rate) != layers:
+            raise ValueError(f"dropout_rate has {len(self.rate)} entries for {layers} hidden layers")
+
+    @abc.abstractmethod
+    def plan(self, layer: int, shape: tuple[int, int], rng: np.random.Generator) -> Plan | None:
+        """The plan of one layer for one step.
+
+        Parameters
+        ----------
+        layer : int
+            Which droppable layer, from 0.
+        shape : tuple of int
+            Shape (O, I) of its weight.
+        rng : numpy.random.Generator
+            Where the draw comes from: same seed, same plans, on every device.
+
+        Returns
+        -------
+        Plan or None
+            None where everything is computed.
+        """
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items() if k[0] != '_')})"
+
+
+class NoDropout(Dropout):
+    """Nothing is dropped."""
+
+    name = "none"
+
+    def plan(self, layer, shape, rng):
+        return None
+
+
+class BernoulliDropout(Dropout):
+    """Conventional (inverted) dropout: activations of each sample are zeroed independently, the others scaled by 1 / (1 - p).
+
+    The baseline that the patterns are compared with (Srivastava et al. 2014). No work is skipped.
+    """
+
+    name = "bernoulli"
+
+    def plan(self, layer, shape, rng):
+        rate = self.rate_of(layer)
+        key = int(rng.integers(2**63))
+        return BernoulliPlan(shape[0], rate, key, 1 / (1 - rate)) if rate else None
+
+
+class _PatternDropout(Dropout):
+    """Base of rdp and tdp: draws the period dp and the bias of a pattern."""
+
+    def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "rate") -> None:
+        super().__init__(rate)
+        if scale not in ("rate", "pattern"):
+            raise ValueError(f"scale must be 'rate' or 'pattern', got {scale!r}")
+        self.dp_max, self.search, self.scale = dp_max, search, scale
+        rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
+        self._cumulative = [np.cumsum(pattern_distribution(r, dp_max, search)) for r in rates]
+
+    def draw(self, layer: int, rng: np.random.Generator) -> tuple[int, int, float]:
+        """(dp, bias, scale) for one step."""
+        cumulative = self._cumulative[layer if len(self._cumulative) > 1 else 0]
+        dp = 1 + min(int(np.searchsorted(cumulative, rng.random(), side="right")), len(cumulative) - 1)
+        bias = int(rng.integers(dp))
+        return dp, bias, float(dp) if self.scale == "pattern" else 1 / (1 - self.rate_of(layer))
+
+
+class RowDropout(_PatternDropout):
+    """Row dropout pattern: neurons bias, bias + dp, … are kept, the others are not computed.
+
+    Parameters
+    ----------
+    rate : float or sequence of float, default=0.5
+        Probability to drop, in [0, 1); a sequence gives one for each droppable layer.
+    dp_max : int, optional
+        Largest period. Small by default (8, or more where the rate needs it): a large one spreads probability over patterns
+        that keep next to nothing (`numbanet.search`).
+    search : {"exact", "sgd"}, default="exact"
+        How the distribution of dp is found: of maximum entropy at exactly this rate, or by the papers' Algorithm 1, whose
+        rate is off by a little (0.6963 for 0.7 with dp_max=8).
+    scale : {"rate", "pattern"}, default="rate"
+        What is kept is multiplied by 1 / (1 - p), the inverse of the mean kept share, or by dp, the inverse of this step's.
+        Both leave the mean over steps as it is.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, or dp_max too small for the rate.
+    """
+
+    name = "rdp"
+
+    def plan(self, layer, shape, rng):
+        if not self.rate_of(layer):
+            return None
+        dp, bias, scale = self.draw(layer, rng)
+        return RowPlan(shape[0], dp, bias, scale)
+
+
+class TileDropout(_PatternDropout):
+    """Tile dropout pattern: tiles bias, bias + dp, … of the weight are kept, the others are not computed.
+
+    Parameters
+    ----------
+    rate, dp_max, search, scale
+        As for `RowDropout`.
+    tile : int, default=32
+        Side of a tile: 32 as in the papers.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, or dp_max too small for the rate.
+    """
+
+    name = "tdp"
+
+    def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "rate",
+                 tile: int = 32) -> None:
+        super().__init__(rate, dp_max, search, scale)
+        if not isinstance(tile, numbers.Integral) or tile < 1:
+            raise ValueError(f"tile must be a positive integer, got {tile!r}")
+        self.tile = tile
+
+    def plan(self, layer, shape, rng):
+        if not self.rate_of(layer):
+            return None
+        dp, bias, scale = self.draw(layer, rng)
+        return TilePlan(shape, self.tile, dp, bias, scale)
+
+
+POLICIES = {policy.name: policy for policy in (NoDropout, BernoulliDropout, RowDropout, TileDropout)}
+
+
+def policy(dropout: str | Dropout, rate: Rate = 0.5) -> Dropout:
+    """The policy of that name at that rate; a policy object is returned as it is, with its own rate.
+
+    Raises
+    ------
+    ValueError
+        If there is no policy of that name, or the rate is not in [0, 1).
+    """
+    if isinstance(dropout, Dropout):
+        return dropout
+    if dropout not in POLICIES:
+        raise ValueError(f"there is no dropout {dropout!r}; choose one of {', '.join(map(repr, POLICIES))}, or a policy object")
+    return POLICIES[dropout](rate)

@@ -1,0 +1,240 @@
+"""Layers: what holds parameters or shape, called with a tensor; `Sequential` carries plans and compact activations through them.
+
+Names, shapes and initial values follow PyTorch: a `Linear` weight is (out, in).
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from . import ops
+from .device import Device, device
+from .plan import BernoulliPlan, Plan, RowPlan, TilePlan
+from .tensor import Tensor
+
+
+class Layer:
+    """Base of the layers: no parameters, and nothing to move, unless a subclass says so."""
+
+    elementwise = False  # whether it commutes with dropping entries of the last axis
+
+    def parameters(self) -> Iterator[Tensor]:
+        """The tensors that training changes."""
+        return iter(())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class Linear(Layer):
+    """y = x wᵀ + b.   x (N, in) -> y (N, out)
+
+    Parameters
+    ----------
+    in_features, out_features : int
+        Widths of the input and the output.
+    bias : bool, default=True
+        Whether to add b.
+    init : {"he", "glorot"}, default="he"
+        Uniform initial weights of variance 2 / in, for ReLU (He et al. 2015, eq. 10), or 2 / (in + out), for tanh and
+        sigmoid (Glorot & Bengio 2010, eq. 16); b starts at 0.
+    rng : numpy.random.Generator or int, optional
+        Where the initial weights come from.
+    device : str or Device, default="cpu"
+        Where the parameters live.
+
+    Raises
+    ------
+    ValueError
+        If a width is not positive or `init` is unknown.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, init: str = "he",
+                 rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
+        if in_features < 1 or out_features < 1:
+            raise ValueError(f"Linear: widths must be positive, got in_features={in_features}, out_features={out_features}")
+        if init not in ("he", "glorot"):
+            raise ValueError(f"Linear: init must be 'he' or 'glorot', got {init!r}")
+        variance = 2 / in_features if init == "he" else 2 / (in_features + out_features)
+        bound = math.sqrt(3 * variance)
+        values = np.random.default_rng(rng).uniform(-bound, bound, (out_features, in_features))
+        self.weight = Tensor(values, device, requires_grad=True)
+        self.bias = Tensor(np.zeros(out_features), device, requires_grad=True) if bias else None
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    def parameters(self) -> Iterator[Tensor]:
+        yield from (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def __call__(self, x: Tensor, plan: Plan | None = None, kept: RowPlan | None = None, relu: bool = False) -> Tensor:
+        """y = act(x wᵀ + b), as far as the plan keeps it.
+
+        Parameters
+        ----------
+        x : Tensor
+            (…, in), or compact (N, kept.count) under the plan `kept` of the layer before.
+        plan : Plan, optional
+            A `RowPlan` makes the result compact, (N, plan.count); a `TilePlan` leaves out tiles of the weight.
+        kept : RowPlan, optional
+            Which inputs x holds.
+        relu : bool, default=False
+            Whether act is ReLU.
+        """
+        width = self.in_features if kept is None else kept.count
+        if x.ndim < 1 or x.shape[-1] != width:
+            raise ValueError(f"Linear: x {x.shape} does not match weight {self.weight.shape}"
+                             f"{'' if kept is None else f' under {kept}'}: its last axis must be {width}")
+        if x.ndim != 2:
+            lead = x.shape[:-1]
+            y = self(x.reshape(math.prod(lead), width), plan, kept, relu)
+            return y.reshape(*lead, y.shape[-1])
+        if isinstance(plan, RowPlan) or kept is not None:
+            rows = plan if isinstance(plan, RowPlan) else RowPlan(self.out_features, 1, 0)
+            cols = RowPlan(self.in_features, 1, 0) if kept is None else kept
+            return ops.linear_rows(x, self.weight, self.bias, rows=rows, cols=cols, relu=relu)
+        if isinstance(plan, TilePlan):
+            return ops.linear_tiles(x, self.weight, self.bias, plan=plan, relu=relu)
+        return ops.linear(x, self.weight, self.bias, relu=relu)
+
+    def __repr__(self) -> str:
+        return f"Linear({self.in_features}, {self.out_features}{'' if self.bias is not None else ', bias=False'})"
+
+
+class Activation(Layer):
+    """An elementwise function of its input."""
+
+    elementwise = True
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return type(self).function(x)
+
+
+class ReLU(Activation):
+    """y = max(x, 0)"""
+
+    function = ops.relu
+
+
+class Tanh(Activation):
+    """y = tanh x"""
+
+    function = ops.tanh
+
+
+class Sigmoid(Activation):
+    """y = 1 / (1 + e^-x)"""
+
+    function = ops.sigmoid
+
+
+class GELU(Activation):
+    """y = x Phi(x), Phi the distribution function of the standard normal"""
+
+    function = ops.gelu
+
+
+class Flatten(Layer):
+    """y[n, …] = x[n, …] as (N, everything else)."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], math.prod(x.shape[1:]))
+
+
+ACTIVATIONS: dict[str, type[Activation]] = {"relu": ReLU, "tanh": Tanh, "sigmoid": Sigmoid, "gelu": GELU}
+
+
+class Sequential(Layer):
+    """Layers one after the other; with plans, only what they keep is computed, and activations between them stay compact.
+
+    Parameters
+    ----------
+    layers : sequence of callables
+        Each maps a tensor to a tensor.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = list(layers)
+
+    def parameters(self) -> Iterator[Tensor]:
+        for layer in self.layers:
+            yield from layer.parameters()
+
+    def droppable(self) -> list[Linear]:
+        """The layers that dropout may thin out: every `Linear` but the last, whose outputs are the answer."""
+        return [layer for layer in self.layers if isinstance(layer, Linear)][:-1]
+
+    def __call__(self, x: Tensor, plans: Mapping[Layer, Plan] | None = None) -> Tensor:
+        """The output for x (N, …); `plans` says what to keep of some of the `Linear` layers.
+
+        Dropout acts on what comes out of a layer's activation. A ReLU is fused into the `Linear` before it; what a plan
+        leaves to do after another activation is done before the first following layer that is not elementwise.
+        """
+        plans, i = plans or {}, 0
+        kept: RowPlan | None = None     # which entries of the last axis x holds
+        due: Plan | None = None         # what is still to be applied to x
+        while i < len(self.layers):
+            layer, i = self.layers[i], i + 1
+            if isinstance(layer, Linear):
+                plan = plans.get(layer)
+                relu = i < len(self.layers) and type(self.layers[i]) is ReLU
+                i += relu
+                later = isinstance(plan, BernoulliPlan) or (isinstance(plan, RowPlan) and not relu and plan.scale != 1.0)
+                now = dataclasses.replace(plan, scale=1.0) if later and isinstance(plan, RowPlan) else plan
+                x = layer(_settle(x, due), now, kept, relu)
+                kept, due = plan if isinstance(plan, RowPlan) else None, plan if later else None
+            elif layer.elementwise:
+                x = layer(x)
+            else:
+                x = layer(_expand(_settle(x, due), kept))
+                kept = due = None
+        return _expand(_settle(x, due), kept)
+
+    def flops(self, samples: int, plans: Mapping[Layer, Plan] | None = None) -> int:
+        """FLOPs of the matrix products of one training step: forward, dW, and dx for all but the first `Linear`."""
+        plans, total, kept, first = plans or {}, 0, None, True
+        for layer in self.layers:
+            if isinstance(layer, Linear):
+                plan = plans.get(layer)
+                inner = layer.in_features if kept is None else kept.count
+                if isinstance(plan, TilePlan):
+                    forward = plan.flops(samples)
+                elif isinstance(plan, RowPlan):
+                    forward = plan.flops(samples, inner)
+                else:
+                    forward = 2 * samples * inner * layer.out_features
+                total += forward * (2 if first else 3)
+                kept, first = plan if isinstance(plan, RowPlan) else None, False
+            elif not layer.elementwise:
+                kept = None
+        return total
+
+    def __repr__(self) -> str:
+        return f"Sequential([{', '.join(map(repr, self.layers))}])"
+
+
+def _settle(x: Tensor, due: Plan | None) -> Tensor:
+    """What a plan leaves to do after the activation: the random zeros of conventional dropout, or the scale of kept rows."""
+    if due is None:
+        return x
+    return ops.dropout(x, plan=due) if isinstance(due, BernoulliPlan) else ops.affine(x, mul=due.scale)
+
+
+def _expand(x: Tensor, kept: RowPlan | None) -> Tensor:
+    """The dense form of a compact activation."""
+    return x if kept is None else ops.expand(x, plan=kept)
+
+
+def to(layer: Layer, where: str | Device) -> None:
+    """Move a layer's parameters to a device, in place; their gradients are forgotten."""
+    for parameter in layer.parameters():
+        parameter._set(parameter.to(device(where)).data, parameter.requires_grad)

@@ -1,0 +1,140 @@
+"""Optimisers: how parameters follow their gradients. One fused kernel a parameter; a packed gradient is never made dense.
+
+    SGD    g += decay w;  v = momentum v + g;  w -= lr v        (Nesterov: w -= lr (g + momentum v))
+    Adam   m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;  w -= lr m' / (sqrt(s') + eps), m', s' corrected for their start at 0
+"""
+from __future__ import annotations
+
+import abc
+import math
+import numbers
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .plan import PackedGradient
+from .tensor import Tensor
+
+
+def _check(name: str, value: Any, low: float, high: float = math.inf) -> float:
+    """The value as a float, or ValueError unless low <= value < high."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= value < high:
+        raise ValueError(f"{name} must be a number in [{low:g}, {high:g}), got {value!r}")
+    return float(value)
+
+
+def _matrix(tensor: Tensor, array: Any) -> Any:
+    """A parameter-shaped array as (R, C): what update kernels take."""
+    shape = tensor.shape
+    return array if len(shape) == 2 else tensor.device.reshape(array, (1, -1) if len(shape) < 2 else (shape[0], -1))
+
+
+class Optimizer(abc.ABC):
+    """Base of the optimisers: parameters, a learning rate, and the state that each parameter carries.
+
+    `state` holds, for each parameter, arrays of its shape, made at the first step.
+    """
+
+    states = 1  # how many arrays of state a parameter carries
+
+    def __init__(self, parameters: Iterable[Tensor], learning_rate: float, weight_decay: float = 0.0) -> None:
+        self.parameters = list(parameters)
+        self.learning_rate = _check("learning_rate", learning_rate, 0)
+        self.weight_decay = _check("weight_decay", weight_decay, 0)
+        self.steps = 0
+        self.state: list[list[Any]] = []
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters:
+            parameter.zero_grad()
+
+    def step(self) -> None:
+        """Update every parameter that has a gradient, and forget the gradients."""
+        self.steps += 1
+        if not self.state:
+            self.state = [[p.device.full(p.shape, 0.0) for _ in range(self.states)] for p in self.parameters]
+        for parameter, state in zip(self.parameters, self.state, strict=True):
+            g = parameter.gradient
+            if g is not None:
+                packed = isinstance(g, PackedGradient)
+                self.update(parameter.device, _matrix(parameter, parameter.data), [_matrix(parameter, s) for s in state],
+                            g.values if packed else _matrix(parameter, g), g.packing if packed else None)
+        self.zero_grad()
+
+    @abc.abstractmethod
+    def update(self, dev: Any, w: Any, state: list[Any], g: Any, kept: Any) -> None:
+        """Change w and its state, both (R, C), in place."""
+
+    def state_arrays(self) -> list[list[np.ndarray]]:
+        """The state on the host, for saving."""
+        return [[np.array(p.device.download(s)) for s in state] for p, state in zip(self.parameters, self.state)]
+
+    def load_state_arrays(self, arrays: list[list[np.ndarray]]) -> None:
+        """Restore what `state_arrays` gave."""
+        self.state = [[p.device.upload(np.array(a)) for a in state] for p, state in zip(self.parameters, arrays)]
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent with momentum, as PyTorch defines it.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor
+    learning_rate : float, default=0.01
+    momentum : float, default=0.0
+        In [0, 1): share of the last step's velocity that is kept (Polyak 1964).
+    nesterov : bool, default=False
+        Whether to look ahead along the velocity (Nesterov 1983, in the form of Sutskever et al. 2013).
+    weight_decay : float, default=0.0
+        L2 penalty: weight_decay * w is added to the gradient.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or nesterov is asked for without momentum.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.01, momentum: float = 0.0,
+                 nesterov: bool = False, weight_decay: float = 0.0) -> None:
+        super().__init__(parameters, learning_rate, weight_decay)
+        self.momentum = _check("momentum", momentum, 0, 1)
+        self.nesterov = bool(nesterov)
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0")
+
+    def update(self, dev, w, state, g, kept):
+        dev.sgd(w, state[0], g, self.learning_rate, self.momentum, self.nesterov, self.weight_decay, kept)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma & Ba 2015, algorithm 1), as PyTorch defines it.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor
+    learning_rate : float, default=0.001
+    betas : tuple of float, default=(0.9, 0.999)
+        How slowly the means of g and g² move, each in [0, 1).
+    eps : float, default=1e-8
+        Keeps the division finite.
+    weight_decay : float, default=0.0
+        L2 penalty: weight_decay * w is added to the gradient.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    states = 2
+
+    def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.001, betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8, weight_decay: float = 0.0) -> None:
+        super().__init__(parameters, learning_rate, weight_decay)
+        self.betas = tuple(_check("betas", b, 0, 1) for b in betas)
+        self.eps = _check("eps", eps, 0)
+
+    def update(self, dev, w, state, g, kept):
+        dev.adam(w, *state, g, self.learning_rate, *self.betas, self.eps, self.steps, self.weight_decay, kept)

@@ -1,0 +1,250 @@
+"""Plan: which part of a matrix product is computed this step. Made on the host by a dropout policy, consumed by planned ops.
+
+A plan is small, immutable and hashable, and knows nothing of devices; the index arrays that kernels read are derived from it
+once a device and cached. Every planned op satisfies, with M = plan.mask(),
+
+    planned(x, W, plan) == dense(x, W * M)            for y, dx and dW.
+
+`scale` multiplies what is kept, so that a step has the right mean: y = scale * (what the plan keeps of y).
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from .device import Device
+
+
+class Packing(NamedTuple):
+    """How a packed gradient lies in its (R, C) weight: int32 device arrays, as `numbanet_kernels.update` defines them."""
+
+    row_pos: object     # (R,)
+    row_class: object   # (R,)
+    cols: object        # (L, K)
+    col_pos: object     # (L, C)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPlan:
+    """Keep the indices bias, bias + dp, bias + 2 dp, … of an axis of length n (*Approximate Random Dropout*, row pattern).
+
+    On a layer's output axis it drops neurons: rows of this layer's weight and columns of the next one's.
+
+    Parameters
+    ----------
+    n : int
+        Length of the axis.
+    dp : int
+        Period of the pattern: one index in dp is kept.
+    bias : int
+        First kept index, 0 … dp - 1.
+    scale : float, default=1.0
+        What the kept values are multiplied by.
+
+    Raises
+    ------
+    ValueError
+        If n is negative, dp < 1 or bias is not in 0 … dp - 1.
+    """
+
+    n: int
+    dp: int
+    bias: int
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.n < 0 or self.dp < 1 or not 0 <= self.bias < self.dp:
+            raise ValueError(f"RowPlan: n {self.n} must be >= 0, dp {self.dp} >= 1 and bias {self.bias} in 0 … dp - 1")
+
+    @property
+    def count(self) -> int:
+        """How many indices are kept."""
+        return len(range(self.bias, self.n, self.dp))
+
+    @property
+    def density(self) -> float:
+        """The kept share of the axis, 1.0 for an empty axis."""
+        return self.count / self.n if self.n else 1.0
+
+    def mask(self) -> np.ndarray:
+        """(n,) bool, True where kept."""
+        mask = np.zeros(self.n, bool)
+        mask[self.bias::self.dp] = True
+        return mask
+
+    def flops(self, samples: int, inner: int) -> int:
+        """FLOPs of the product (samples, inner) x (inner, kept)."""
+        return 2 * samples * inner * self.count
+
+    def index(self, dev: Device):
+        """The kept indices in the form that the device's planned kernels take; None stands for all."""
+        return None if self.dp == 1 else dev.index_list(self.bias, self.n, self.dp)
+
+    def positions(self, dev: Device):
+        """(n,) int32 device array: place of each index among the kept ones, -1 where dropped."""
+        return _row_views(self.n, self.dp, self.bias, dev)[0]
+
+    def kept(self, dev: Device):
+        """(count,) int32 device array: the kept indices."""
+        return _row_views(self.n, self.dp, self.bias, dev)[2]
+
+
+@functools.lru_cache(maxsize=4096)
+def _row_views(n: int, dp: int, bias: int, dev: Device) -> tuple:
+    """(places (n,), classes (n,), kept (K,), kept as (1, K), places as (1, n)) on the device."""
+    kept = np.arange(bias, n, dp, dtype=np.int32)
+    places = np.full(n, -1, np.int32)
+    places[kept] = np.arange(kept.size)
+    host = (places, np.zeros(n, np.int32), kept, kept[None], places[None])
+    return tuple(dev.upload(array) for array in host)
+
+
+def pack_rows(rows: RowPlan, cols: RowPlan, dev: Device) -> Packing:
+    """Packing of the gradient of w[kept rows, kept columns]."""
+    row_pos, row_class, *_ = _row_views(rows.n, rows.dp, rows.bias, dev)
+    *_, lists, places = _row_views(cols.n, cols.dp, cols.bias, dev)
+    return Packing(row_pos, row_class, lists, places)
+
+
+@dataclasses.dataclass(frozen=True)
+class TilePlan:
+    """Keep the tiles t of a weight, numbered row-major, with t mod dp = bias (*Approximate Random Dropout*, tile pattern).
+
+    With C tile columns, tile row r keeps the tile columns c ≡ bias - r C (mod dp): tile rows fall into dp / gcd(C, dp) classes
+    that share no column, so the kept matrix is block-diagonal up to a permutation.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape (O, I) of the weight.
+    tile : int
+        Side of a tile, in elements; tiles at the far edges may stick out.
+    dp : int
+        Period of the pattern: one tile in dp is kept.
+    bias : int
+        First kept tile, 0 … dp - 1.
+    scale : float, default=1.0
+        What the kept products are multiplied by.
+
+    Raises
+    ------
+    ValueError
+        If a size is out of range.
+    """
+
+    shape: tuple[int, int]
+    tile: int
+    dp: int
+    bias: int
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.tile < 1 or self.dp < 1 or not 0 <= self.bias < self.dp or min(self.shape) < 0:
+            raise ValueError(f"TilePlan: shape {self.shape} must be >= 0, tile {self.tile} and dp {self.dp} >= 1 and bias "
+                             f"{self.bias} in 0 … dp - 1")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(tile rows R, tile columns C)."""
+        return -(-self.shape[0] // self.tile), -(-self.shape[1] // self.tile)
+
+    @property
+    def classes(self) -> int:
+        """How many classes the tile rows fall into: dp / gcd(C, dp), at most R."""
+        rows, cols = self.grid
+        return min(self.dp // math.gcd(cols, self.dp), rows)
+
+    @functools.cached_property
+    def size(self) -> int:
+        """How many elements of the weight are kept."""
+        rows, cols = self.grid
+        heights = np.diff(np.minimum(np.arange(rows + 1) * self.tile, self.shape[0]))
+        widths = np.diff(np.minimum(np.arange(cols + 1) * self.tile, self.shape[1]))
+        return int(heights @ self.tile_mask() @ widths)
+
+    @property
+    def density(self) -> float:
+        """The kept share of the weight's elements, 1.0 for an empty weight."""
+        total = self.shape[0] * self.shape[1]
+        return self.size / total if total else 1.0
+
+    def tile_mask(self) -> np.ndarray:
+        """(R, C) bool, True where the tile is kept."""
+        rows, cols = self.grid
+        return (np.arange(rows * cols) % self.dp == self.bias).reshape(rows, cols)
+
+    def mask(self) -> np.ndarray:
+        """(O, I) bool, True where kept."""
+        return np.kron(self.tile_mask(), np.ones((self.tile, self.tile), bool))[:self.shape[0], :self.shape[1]]
+
+    def flops(self, samples: int) -> int:
+        """FLOPs of the product of (samples, I) with the kept tiles."""
+        return 2 * samples * self.size
+
+    def packing(self, dev: Device) -> Packing:
+        """Packing of the gradient of the kept tiles: tile rows by class, in each row its kept columns."""
+        return _tile_packing(self.shape, self.tile, self.dp, self.bias, dev)
+
+
+@functools.lru_cache(maxsize=1024)
+def _tile_packing(shape, tile, dp, bias, dev) -> Packing:
+    plan = TilePlan(shape, tile, dp, bias)
+    tile_rows, tile_cols = plan.grid
+    order = np.argsort(np.arange(tile_rows) % plan.classes, kind="stable") if tile_rows else np.zeros(0, int)
+    place = np.empty(tile_rows, np.int64)
+    place[order] = np.arange(tile_rows)
+    o = np.arange(shape[0])
+    row_pos = place[o // tile] * tile + o % tile
+    row_class = o // tile % plan.classes if tile_rows else o
+    cols = np.full((plan.classes, -(-tile_cols // dp) * tile), -1, np.int32)
+    col_pos = np.full((plan.classes, shape[1]), -1, np.int32)
+    i = np.arange(shape[1])
+    for z in range(plan.classes):
+        kept = i[(z * tile_cols + i // tile) % dp == bias]
+        cols[z, :kept.size] = kept
+        col_pos[z, kept] = np.arange(kept.size)
+    return Packing(*(dev.upload(a, np.int32) for a in (row_pos, row_class, cols, col_pos)))
+
+
+@dataclasses.dataclass(frozen=True)
+class BernoulliPlan:
+    """Keep each element of an (N, n) activation with probability 1 - rate: conventional dropout, which skips no work.
+
+    Parameters
+    ----------
+    n : int
+        Length of the activation's last axis.
+    rate : float
+        Probability to drop, in [0, 1).
+    key : int
+        Key of the counter-based random bits that decide, in [0, 2**64): the same bits on every device.
+    scale : float, default=1.0
+        What the kept values are multiplied by.
+    """
+
+    n: int
+    rate: float
+    key: int
+    scale: float = 1.0
+
+    density = 1.0
+
+
+Plan = RowPlan | TilePlan | BernoulliPlan
+
+
+class PackedGradient(NamedTuple):
+    """Gradient of a weight on what a plan kept: `values` packed as `packing` says, zero elsewhere."""
+
+    values: object
+    packing: Packing
+    shape: tuple[int, ...]
+
+    def dense(self, dev: Device):
+        """The gradient as an array of the weight's shape."""
+        matrix = self.shape if len(self.shape) == 2 else (1, self.shape[0])
+        return dev.reshape(dev.unpack_gradient(self.values, self.packing, matrix), self.shape)

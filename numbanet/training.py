@@ -1,0 +1,235 @@
+"""Training: fit -> epochs -> epoch -> step. What an estimator needs to turn a model, data and a policy into weights.
+
+    step    draw plans, forward, loss, backward, update
+    epoch   a shuffled pass over the samples, one host synchronisation at its end
+    epochs  until done: records, validation, early stopping, callbacks, interruption, a loss that is no number
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .device import Device
+from .dropout import Dropout
+from .layers import Sequential
+from .optim import Optimizer
+from .tensor import Tensor, no_grad
+
+PREDICT_ROWS = 4096  # rows of a forward pass without gradients: bounds its memory
+
+
+@dataclasses.dataclass
+class Data:
+    """Samples of one fit: X (n, …) float32 on the device; y (n, …) and weights (n,) or None on the host."""
+
+    X: Any
+    y: np.ndarray
+    weights: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclasses.dataclass
+class Trainer:
+    """One training run.
+
+    Attributes
+    ----------
+    loss : callable
+        (output, y, weights) -> scalar Tensor, weights summing to 1 or None.
+    answer : callable
+        (dev, output array) -> array of what is predicted.
+    score : callable
+        (y, answers, weights) -> float, larger is better.
+    """
+
+    model: Sequential
+    optimizer: Optimizer
+    policy: Dropout
+    rng: np.random.Generator
+    dev: Device
+    batch_size: int
+    loss: Callable[..., Tensor]
+    answer: Callable[..., Any]
+    score: Callable[..., float]
+
+    # --- step ---------------------------------------------------------------------------------------------------------
+    def plans(self) -> dict:
+        """This step's plan for each droppable layer."""
+        drawn = {layer: self.policy.plan(i, layer.weight.shape, self.rng) for i, layer in enumerate(self.model.droppable())}
+        return {layer: plan for layer, plan in drawn.items() if plan is not None}
+
+    def step(self, x: Tensor, y: np.ndarray, weights: np.ndarray | None) -> tuple[Tensor, Any, int]:
+        """One update; returns the loss, what was predicted on the way, and the FLOPs done."""
+        plans = self.plans()
+        output = self.model(x, plans)
+        loss = self.loss(output, self.dev.upload(y), None if weights is None else self.dev.upload(weights))
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach(), self.answer(self.dev, output.data), self.model.flops(len(y), plans)
+
+    # --- epoch --------------------------------------------------------------------------------------------------------
+    def batches(self, n: int) -> Iterator[np.ndarray]:
+        """Row numbers of the batches of one shuffled pass."""
+        order = self.rng.permutation(n)
+        for start in range(0, n, self.batch_size):
+            yield order[start:start + self.batch_size]
+
+    def epoch(self, data: Data, tick: Callable[[int], None] = lambda n: None) -> dict:
+        """One pass: {"loss", "score", "seconds", "flops_share"}; `score` is that of the predictions made while training."""
+        start, losses, answers, seen, done, dense = time.perf_counter(), [], [], [], 0, 0
+        for rows in self.batches(len(data)):
+            weights = None if data.weights is None else data.weights[rows]
+            total = len(rows) if weights is None else float(weights.sum())
+            if total == 0:
+                continue
+            x = Tensor.wrap(self.dev.take_rows(data.X, self.dev.upload(rows.astype(np.int32))), self.dev)
+            loss, answer, flops = self.step(x, data.y[rows], None if weights is None else weights / np.float32(total))
+            losses.append((loss, total))
+            answers.append(answer)
+            seen.append(rows)
+            done, dense = done + flops, dense + self.model.flops(len(rows))
+            tick(len(rows))
+        self.dev.synchronize()
+        seconds = time.perf_counter() - start
+        rows = np.concatenate(seen) if seen else np.zeros(0, int)
+        predicted = np.concatenate([self.dev.download(a) for a in answers]) if answers else data.y[:0]
+        loss = sum(loss.item() * w for loss, w in losses) / max(sum(w for _, w in losses), 1e-300)
+        score = self.score(data.y[rows], predicted, None if data.weights is None else data.weights[rows]) \
+            if math.isfinite(loss) and np.isfinite(predicted).all() else math.nan
+        return {"loss": loss, "score": score,
+                "seconds": seconds, "flops_share": done / dense if dense else 1.0}
+
+    def forward(self, X: Any) -> np.ndarray:
+        """The model's output for X (n, …) on the device, without gradients, as a host array."""
+        return forward(self.model, self.dev, X)
+
+    # --- epochs -------------------------------------------------------------------------------------------------------
+    def epochs(self, data: Data, count: int, *, first: int = 0, validation: Data | None = None, patience: int | None = None,
+               tolerance: float = 1e-4, schedule: Callable[[int], float] | None = None, report: Callable[[dict], bool],
+               tick: Callable[[int], None] = lambda n: None) -> list[dict]:
+        """Train for `count` epochs, or until something ends it earlier; returns one record an epoch.
+
+        A fit that is interrupted keeps the weights it has. A loss that is not finite ends the fit with the weights of the
+        epoch before, or with FloatingPointError in the first. With `patience`, the best weights by validation score stay.
+        """
+        records, rate = [], self.optimizer.learning_rate
+        good, best, waited = self._weights(), None, 0
+        try:
+            for epoch in range(first, first + count):
+                self.optimizer.learning_rate = rate * (schedule(epoch) if schedule else 1.0)
+                record = {"epoch": epoch + 1, **self.epoch(data, tick), "learning_rate": self.optimizer.learning_rate}
+                if not (math.isfinite(record["loss"]) and self._finite()):
+                    self._not_a_number(epoch, good, bool(records))
+                    break
+                good = self._weights(good)
+                if validation is not None:
+                    answers = self.answer_host(self.forward(validation.X))
+                    record["validation_score"] = self.score(validation.y, answers, validation.weights)
+                records.append(record)
+                stop = report(record)
+                if patience is not None:
+                    if best is None or record["validation_score"] > best[0] + tolerance:
+                        best, waited = (record["validation_score"], self._weights()), 0
+                    else:
+                        waited += 1
+                if stop or (patience is not None and waited >= patience):
+                    break
+        except KeyboardInterrupt:
+            self.optimizer.zero_grad()
+            warnings.warn(f"fit was interrupted after {len(records)} whole epochs; what was learned so far is kept",
+                          stacklevel=4)
+        finally:
+            self.optimizer.learning_rate = rate
+        if best is not None:
+            self._restore(best[1])
+        return records
+
+    def answer_host(self, output: np.ndarray) -> np.ndarray:
+        """What is predicted, from a host array of outputs."""
+        from .device import device
+        return device("cpu").download(self.answer(device("cpu"), output))
+
+    def _not_a_number(self, epoch: int, good: list[Any], learned: bool) -> None:
+        self._restore(good)
+        advice = "try a smaller learning_rate, or scale the inputs"
+        if not learned:
+            raise FloatingPointError(f"the loss was not finite in the first epoch of this fit; {advice}")
+        warnings.warn(f"the loss was not finite in epoch {epoch + 1}: the fit ended with the weights of epoch {epoch}; {advice}",
+                      stacklevel=5)
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+    def _weights(self, into: list[Any] | None = None) -> list[Any]:
+        """Copies of all parameters, into the arrays of an earlier call where given."""
+        parameters = self.optimizer.parameters
+        return [self.dev.copy(p.data, out=old) for p, old in zip(parameters, into or [None] * len(parameters), strict=True)]
+
+    def _restore(self, weights: list[Any]) -> None:
+        for parameter, saved in zip(self.optimizer.parameters, weights, strict=True):
+            self.dev.copy(saved, out=parameter.data)
+        self.optimizer.state = []
+
+    def _finite(self) -> bool:
+        """Whether every parameter is: the last step of an epoch may have broken them after its loss was taken."""
+        return all(math.isfinite(float(self.dev.download(self.dev.sum(p.data)))) for p in self.optimizer.parameters)
+
+
+def forward(model: Sequential, dev: Device, X: Any) -> np.ndarray:
+    """The model's output for X (n, …) on the device, in pieces of PREDICT_ROWS rows, without gradients, as a host array."""
+    pieces = []
+    with no_grad():
+        for start in range(0, max(X.shape[0], 1), PREDICT_ROWS):
+            piece = Tensor.wrap(dev.getitem(X, slice(start, start + PREDICT_ROWS)), dev)
+            pieces.append(model(piece).numpy())
+    return np.concatenate(pieces)
+
+
+def schedule_named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
+    """The factor on the learning rate by epoch, from a name ("cosine", "linear"), a function of the epoch, or None.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown.
+    """
+    named = {"cosine": lambda epoch: 0.5 * (1 + math.cos(math.pi * epoch / epochs)),
+             "linear": lambda epoch: 1 - epoch / epochs}
+    if schedule is None or callable(schedule):
+        return schedule
+    if schedule not in named:
+        raise ValueError(f"schedule must be None, 'cosine', 'linear' or a function of the epoch, got {schedule!r}")
+    return named[schedule]
+
+
+class Progress:
+    """A rich progress bar over the samples of a fit, with loss, score, samples/s and the share of FLOPs skipped."""
+
+    def __init__(self, total: int) -> None:
+        from rich import progress
+        self.bar = progress.Progress(progress.TextColumn("{task.description}"), progress.BarColumn(),
+                                     progress.TaskProgressColumn(), progress.TimeRemainingColumn(),
+                                     progress.TextColumn("{task.fields[figures]}"))
+        self.task = self.bar.add_task("fit", total=total, figures="")
+
+    def __enter__(self) -> Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.bar.stop()
+
+    def tick(self, samples: int) -> None:
+        self.bar.advance(self.task, samples)
+
+    def show(self, record: dict, samples: int) -> None:
+        score = record.get("validation_score", record["score"])
+        self.bar.update(self.task, description=f"epoch {record['epoch']}", figures=(
+            f"loss {record['loss']:.4f}  score {score:.4f}  {samples / max(record['seconds'], 1e-9):,.0f} samples/s  "
+            f"FLOPs skipped {1 - record['flops_share']:.0%}"))

@@ -1,0 +1,89 @@
+"""The operations of the CUDA device: a flat table, the same names and signatures on every device."""
+# ruff: noqa: F401  the names are the table
+from .elementwise import (
+    abs_cuda as abs,
+    add_cuda as add,
+    affine_cuda as affine,
+    div_cuda as div,
+    exp_cuda as exp,
+    gelu_cuda as gelu,
+    gelu_grad_cuda as gelu_grad,
+    greater_cuda as greater,
+    log_cuda as log,
+    maximum_cuda as maximum,
+    minimum_cuda as minimum,
+    mul_cuda as mul,
+    power_cuda as power,
+    relu_cuda as relu,
+    relu_grad_cuda as relu_grad,
+    sigmoid_cuda as sigmoid,
+    sigmoid_grad_cuda as sigmoid_grad,
+    sign_cuda as sign,
+    sqrt_cuda as sqrt,
+    sub_cuda as sub,
+    tanh_cuda as tanh,
+    tanh_grad_cuda as tanh_grad,
+)
+from .gemm import (
+    gemm_cuda as gemm,
+)
+from .gemm_rows import (
+    gemm_rows_cuda as gemm_rows,
+    gemm_rows_dx_cuda as gemm_rows_dx,
+    index_list_cuda as index_list,
+)
+from .gemm_tiles import (
+    gemm_tiles_cuda as gemm_tiles,
+    gemm_tiles_dw_cuda as gemm_tiles_dw,
+    gemm_tiles_dx_cuda as gemm_tiles_dx,
+)
+from .loss import (
+    absolute_error_cuda as absolute_error,
+    sigmoid_cross_entropy_cuda as sigmoid_cross_entropy,
+    softmax_cross_entropy_cuda as softmax_cross_entropy,
+    squared_error_cuda as squared_error,
+)
+from .memory import (
+    broadcast_to_cuda as broadcast_to,
+    compact_cuda as compact,
+    concatenate_cuda as concatenate,
+    copy_cuda as copy,
+    cuda_array_interface_cuda as cuda_array_interface,
+    dlpack_device_cuda as dlpack_device,
+    download_cuda as download,
+    empty_cuda as empty,
+    expand_cuda as expand,
+    from_foreign_cuda as from_foreign,
+    full_cuda as full,
+    getitem_cuda as getitem,
+    putitem_cuda as putitem,
+    reshape_cuda as reshape,
+    synchronize_cuda as synchronize,
+    take_rows_cuda as take_rows,
+    to_dlpack_cuda as to_dlpack,
+    transpose_cuda as transpose,
+    upload_cuda as upload,
+)
+from .random import (
+    dropout_cuda as dropout,
+    normal_cuda as normal,
+    random_bits_cuda as random_bits,
+    uniform_cuda as uniform,
+)
+from .reduce import (
+    argmax_cuda as argmax,
+    max_cuda as max,
+    sum_cuda as sum,
+    sum_rows_cuda as sum_rows,
+)
+from .softmax import (
+    log_softmax_cuda as log_softmax,
+    log_softmax_grad_cuda as log_softmax_grad,
+    softmax_cuda as softmax,
+    softmax_grad_cuda as softmax_grad,
+)
+from .update import (
+    adam_cuda as adam,
+    sgd_cuda as sgd,
+    unpack_gradient_cuda as unpack_gradient,
+)

@@ -1,0 +1,389 @@
+"""Elementwise maps: y[i] = f(x[i]), y[i] = f(a[i], b[i]), and the backward maps dx[i] = dy[i] f'(.), equal shapes throughout.
+
+unary     exp, log, sqrt, tanh, abs, sign; sigmoid = 1/2 + tanh(x/2)/2, which cannot overflow; relu = max(x, 0);
+          gelu = x Phi(x) with Phi(x) = (1 + erf(x/sqrt 2))/2; affine = x*mul + add; power = x^exponent
+binary    add, sub, mul, div, maximum, minimum; greater = 1 where a > b, else 0
+backward  relu_grad = scale*dy where y > 0, else 0; tanh_grad = dy (1 - y^2); sigmoid_grad = dy y (1 - y);
+          gelu_grad = dy (Phi(x) + x phi(x)) with phi the density of the standard normal
+
+NaN propagates, except that greater(NaN, b) = 0. `out` may be one of the arguments. Arrays are C-contiguous.
+"""
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+from numba import float32
+
+from .launch import cuda, host_kernel, kernel, kernels, launch
+from .memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
+
+EXP, LOG, SQRT, TANH, SIGMOID, RELU, GELU, ABS, SIGN = range(9)
+ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, GREATER, TANH_GRAD, SIGMOID_GRAD, GELU_GRAD, RELU_GRAD = range(11)
+ROOT_HALF = math.sqrt(0.5)
+NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)
+
+
+def _result(op, device, empty, x, out):
+    """`out` where it is given and fits, else a new array like x."""
+    if out is None:
+        return empty(x.shape)
+    if out.shape != x.shape:
+        raise ValueError(f"{op} ({device}): out {out.shape} does not match {x.shape}")
+    return out
+
+
+def _check_equal(op, device, a, b, names=("a", "b")):
+    if a.shape != b.shape:
+        raise ValueError(f"{op} ({device}): {names[0]} {a.shape} does not match {names[1]} {b.shape}")
+
+
+def _named(name, formula, function):
+    """Give a generated function the name and the one-line docstring that a written one would have."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = formula
+    return function
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+_float64 = functools.partial(functools.partial, dtype=np.float64)  # a ufunc that computes in float64
+exp_reference, log_reference, sqrt_reference = _float64(np.exp), _float64(np.log), _float64(np.sqrt)
+tanh_reference, abs_reference, sign_reference = _float64(np.tanh), _float64(np.absolute), _float64(np.sign)
+add_reference, sub_reference, mul_reference = _float64(np.add), _float64(np.subtract), _float64(np.multiply)
+div_reference = _float64(np.divide)
+maximum_reference, minimum_reference = _float64(np.maximum), _float64(np.minimum)
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def sigmoid_reference(x):
+    """y = 1 / (1 + exp(-x))"""
+    return 0.5 + 0.5 * np.tanh(0.5 * np.asarray(x, np.float64))
+
+
+def relu_reference(x):
+    """y = max(x, 0)"""
+    return np.maximum(np.asarray(x, np.float64), 0)
+
+
+def gelu_reference(x):
+    """y = x Phi(x)"""
+    x = np.asarray(x, np.float64)
+    return x * (0.5 + 0.5 * _erf(x * ROOT_HALF))
+
+
+def affine_reference(x, mul=1.0, add=0.0):
+    """y = x*mul + add"""
+    return np.asarray(x, np.float64) * mul + add
+
+
+def power_reference(x, exponent):
+    """y = x^exponent"""
+    return np.asarray(x, np.float64) ** exponent
+
+
+def greater_reference(a, b):
+    """y = 1 where a > b, else 0"""
+    return (np.asarray(a) > np.asarray(b)).astype(np.float64)
+
+
+def relu_grad_reference(dy, y, scale=1.0):
+    """dx = scale*dy where y > 0, else 0"""
+    return np.where(np.asarray(y) > 0, np.asarray(dy, np.float64) * scale, 0)
+
+
+def tanh_grad_reference(dy, y):
+    """dx = dy (1 - y^2)"""
+    return np.asarray(dy, np.float64) * (1 - np.asarray(y, np.float64) ** 2)
+
+
+def sigmoid_grad_reference(dy, y):
+    """dx = dy y (1 - y)"""
+    y = np.asarray(y, np.float64)
+    return np.asarray(dy, np.float64) * y * (1 - y)
+
+
+def gelu_grad_reference(dy, x):
+    """dx = dy (Phi(x) + x phi(x))"""
+    x = np.asarray(x, np.float64)
+    return np.asarray(dy, np.float64) * (0.5 + 0.5 * _erf(x * ROOT_HALF) + x * NORMAL_DENSITY * np.exp(-0.5 * x * x))
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+@host_kernel("void(i4, f4[::1], f4[::1], f4, f4[::1])")
+def _maps(formula, a, b, scale, out):
+    """What NumPy has no single ufunc for, in one compiled loop each; b is not read where the formula is unary."""
+    zero, half, one = float32(0), float32(0.5), float32(1)
+    root, density = float32(ROOT_HALF), float32(NORMAL_DENSITY)
+    if formula == RELU_GRAD:
+        for i in range(out.size):
+            out[i] = scale * a[i] if b[i] > zero else zero
+    elif formula == TANH_GRAD:
+        for i in range(out.size):
+            out[i] = a[i] * (one - b[i] * b[i])
+    elif formula == SIGMOID_GRAD:
+        for i in range(out.size):
+            out[i] = a[i] * b[i] * (one - b[i])
+    elif formula == GELU_GRAD:
+        for i in range(out.size):
+            x = b[i]
+            out[i] = a[i] * (half + half * math.erf(x * root) + x * density * math.exp(-half * x * x))
+    else:
+        for i in range(out.size):
+            out[i] = a[i] * (half + half * math.erf(a[i] * root))
+
+
+def _unary_cpu(op, formula, ufunc):
+    def unary(x, out=None):
+        return ufunc(x, out=_result(op, "cpu", empty_cpu, x, out))
+    return _named(f"{op}_cpu", formula, unary)
+
+
+def _binary_cpu(op, formula, ufunc):
+    def binary(a, b, out=None):
+        _check_equal(op, "cpu", a, b)
+        return ufunc(a, b, out=_result(op, "cpu", empty_cpu, a, out))
+    return _named(f"{op}_cpu", formula, binary)
+
+
+def _relu(x, out):
+    return np.maximum(x, 0, out=out)
+
+
+def _sigmoid(x, out):
+    np.tanh(np.multiply(x, 0.5, out=out), out=out)
+    return np.add(np.multiply(out, 0.5, out=out), 0.5, out=out)
+
+
+def _gelu(x, out):
+    _maps(-1, flat(x), flat(x), 1.0, flat(out))
+    return out
+
+
+exp_cpu = _unary_cpu("exp", "y = exp(x)", np.exp)
+log_cpu = _unary_cpu("log", "y = log(x), the natural logarithm", np.log)
+sqrt_cpu = _unary_cpu("sqrt", "y = sqrt(x)", np.sqrt)
+tanh_cpu = _unary_cpu("tanh", "y = tanh(x)", np.tanh)
+sigmoid_cpu = _unary_cpu("sigmoid", "y = 1 / (1 + exp(-x))", _sigmoid)
+relu_cpu = _unary_cpu("relu", "y = max(x, 0)", _relu)
+gelu_cpu = _unary_cpu("gelu", "y = x Phi(x)", _gelu)
+abs_cpu = _unary_cpu("abs", "y = |x|", np.absolute)
+sign_cpu = _unary_cpu("sign", "y = -1, 0 or 1 as x < 0, = 0 or > 0", np.sign)
+add_cpu = _binary_cpu("add", "y = a + b", np.add)
+sub_cpu = _binary_cpu("sub", "y = a - b", np.subtract)
+mul_cpu = _binary_cpu("mul", "y = a b", np.multiply)
+div_cpu = _binary_cpu("div", "y = a / b", np.divide)
+maximum_cpu = _binary_cpu("maximum", "y = max(a, b)", np.maximum)
+minimum_cpu = _binary_cpu("minimum", "y = min(a, b)", np.minimum)
+greater_cpu = _binary_cpu("greater", "y = 1 where a > b, else 0", np.greater)
+
+
+def affine_cpu(x, mul=1.0, add=0.0, out=None):
+    """y = x*mul + add"""
+    out = _result("affine", "cpu", empty_cpu, x, out)
+    if mul == 1.0:
+        return np.add(x, add, out=out)
+    np.multiply(x, mul, out=out)
+    return out if add == 0.0 else np.add(out, add, out=out)
+
+
+def power_cpu(x, exponent, out=None):
+    """y = x^exponent"""
+    out = _result("power", "cpu", empty_cpu, x, out)
+    return np.square(x, out=out) if exponent == 2 else np.power(x, exponent, out=out)
+
+
+def _backward_cpu(op, formula, dy, y, scale, out):
+    _check_equal(op, "cpu", dy, y, ("dy", "x" if op == "gelu_grad" else "y"))
+    out = _result(op, "cpu", empty_cpu, dy, out)
+    _maps(formula, flat(dy), flat(y), scale, flat(out))
+    return out
+
+
+def relu_grad_cpu(dy, y, scale=1.0, out=None):
+    """dx = scale*dy where y > 0, else 0"""
+    return _backward_cpu("relu_grad", RELU_GRAD, dy, y, scale, out)
+
+
+def tanh_grad_cpu(dy, y, out=None):
+    """dx = dy (1 - y^2)"""
+    return _backward_cpu("tanh_grad", TANH_GRAD, dy, y, 1.0, out)
+
+
+def sigmoid_grad_cpu(dy, y, out=None):
+    """dx = dy y (1 - y)"""
+    return _backward_cpu("sigmoid_grad", SIGMOID_GRAD, dy, y, 1.0, out)
+
+
+def gelu_grad_cpu(dy, x, out=None):
+    """dx = dy (Phi(x) + x phi(x))"""
+    return _backward_cpu("gelu_grad", GELU_GRAD, dy, x, 1.0, out)
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels
+def _unary_kernels():
+    """One kernel a formula, in the order of the constants: `formula` is a constant to the compiler, which keeps one branch."""
+    def declared(formula):
+        @kernel("void(f4[::1], f4[::1])")
+        def unary(x, y):
+            i = cuda.grid(1)
+            if i < y.size:
+                v = x[i]
+                if formula == EXP:
+                    y[i] = math.exp(v)
+                elif formula == LOG:
+                    y[i] = math.log(v)
+                elif formula == SQRT:
+                    y[i] = math.sqrt(v)
+                elif formula == TANH:
+                    y[i] = math.tanh(v)
+                elif formula == SIGMOID:
+                    y[i] = float32(0.5) + float32(0.5) * math.tanh(float32(0.5) * v)
+                elif formula == RELU:
+                    y[i] = float32(0) if v <= float32(0) else v  # in this order NaN passes
+                elif formula == GELU:
+                    y[i] = v * (float32(0.5) + float32(0.5) * math.erf(v * float32(ROOT_HALF)))
+                elif formula == ABS:
+                    y[i] = math.fabs(v)
+                else:
+                    y[i] = v if v != v else float32(v > float32(0)) - float32(v < float32(0))
+        return unary
+
+    return tuple(declared(formula) for formula in range(SIGN + 1))
+
+
+@kernels
+def _binary_kernels():
+    """One kernel a formula, in the order of the constants; the last three are backward maps with a = dy."""
+    def declared(formula):
+        @kernel("void(f4[::1], f4[::1], f4[::1])")
+        def binary(a, b, y):
+            i = cuda.grid(1)
+            if i < y.size:
+                u = a[i]
+                v = b[i]
+                if formula == ADD:
+                    y[i] = u + v
+                elif formula == SUB:
+                    y[i] = u - v
+                elif formula == MUL:
+                    y[i] = u * v
+                elif formula == DIV:
+                    y[i] = u / v
+                elif formula == MAXIMUM:
+                    y[i] = u if u > v or u != u else v
+                elif formula == MINIMUM:
+                    y[i] = u if u < v or u != u else v
+                elif formula == GREATER:
+                    y[i] = float32(u > v)
+                elif formula == TANH_GRAD:
+                    y[i] = u * (float32(1) - v * v)
+                elif formula == SIGMOID_GRAD:
+                    y[i] = u * v * (float32(1) - v)
+                else:
+                    share = float32(0.5) + float32(0.5) * math.erf(v * float32(ROOT_HALF))
+                    y[i] = u * (share + v * float32(NORMAL_DENSITY) * math.exp(float32(-0.5) * v * v))
+        return binary
+
+    return tuple(declared(formula) for formula in range(GELU_GRAD + 1))
+
+
+@kernels
+def _scaled_kernels():
+    @kernel("void(f4[::1], f4, f4, f4[::1])")
+    def affine(x, mul, add, y):
+        i = cuda.grid(1)
+        if i < y.size:
+            y[i] = x[i] * mul + add
+
+    @kernel("void(f4[::1], f4, f4[::1])")
+    def power(x, exponent, y):
+        i = cuda.grid(1)
+        if i < y.size:
+            # squares are what losses and norms ask for, and pow costs some sixty instructions
+            y[i] = x[i] * x[i] if exponent == float32(2) else math.pow(x[i], exponent)
+
+    @kernel("void(f4[::1], f4[::1], f4, f4[::1])")
+    def relu_grad(dy, y, scale, dx):
+        i = cuda.grid(1)
+        if i < dx.size:
+            dx[i] = scale * dy[i] if y[i] > float32(0) else float32(0)
+
+    return affine, power, relu_grad
+
+
+def _unary_cuda(op, formula, which):
+    def unary(x, out=None):
+        out = _result(op, "cuda", empty_cuda, x, out)
+        launch(_unary_kernels()[which], blocks_for(out.size), THREADS, flat(x), flat(out))
+        return out
+    return _named(f"{op}_cuda", formula, unary)
+
+
+def _apply_binary(op, which, a, b, out, names=("a", "b")):
+    _check_equal(op, "cuda", a, b, names)
+    out = _result(op, "cuda", empty_cuda, a, out)
+    launch(_binary_kernels()[which], blocks_for(out.size), THREADS, flat(a), flat(b), flat(out))
+    return out
+
+
+def _binary_cuda(op, formula, which):
+    def binary(a, b, out=None):
+        return _apply_binary(op, which, a, b, out)
+    return _named(f"{op}_cuda", formula, binary)
+
+
+exp_cuda = _unary_cuda("exp", "y = exp(x)", EXP)
+log_cuda = _unary_cuda("log", "y = log(x), the natural logarithm", LOG)
+sqrt_cuda = _unary_cuda("sqrt", "y = sqrt(x)", SQRT)
+tanh_cuda = _unary_cuda("tanh", "y = tanh(x)", TANH)
+sigmoid_cuda = _unary_cuda("sigmoid", "y = 1 / (1 + exp(-x))", SIGMOID)
+relu_cuda = _unary_cuda("relu", "y = max(x, 0)", RELU)
+gelu_cuda = _unary_cuda("gelu", "y = x Phi(x)", GELU)
+abs_cuda = _unary_cuda("abs", "y = |x|", ABS)
+sign_cuda = _unary_cuda("sign", "y = -1, 0 or 1 as x < 0, = 0 or > 0", SIGN)
+add_cuda = _binary_cuda("add", "y = a + b", ADD)
+sub_cuda = _binary_cuda("sub", "y = a - b", SUB)
+mul_cuda = _binary_cuda("mul", "y = a b", MUL)
+div_cuda = _binary_cuda("div", "y = a / b", DIV)
+maximum_cuda = _binary_cuda("maximum", "y = max(a, b)", MAXIMUM)
+minimum_cuda = _binary_cuda("minimum", "y = min(a, b)", MINIMUM)
+greater_cuda = _binary_cuda("greater", "y = 1 where a > b, else 0", GREATER)
+
+
+def affine_cuda(x, mul=1.0, add=0.0, out=None):
+    """y = x*mul + add"""
+    out = _result("affine", "cuda", empty_cuda, x, out)
+    launch(_scaled_kernels()[0], blocks_for(out.size), THREADS, flat(x), mul, add, flat(out))
+    return out
+
+
+def power_cuda(x, exponent, out=None):
+    """y = x^exponent"""
+    out = _result("power", "cuda", empty_cuda, x, out)
+    launch(_scaled_kernels()[1], blocks_for(out.size), THREADS, flat(x), exponent, flat(out))
+    return out
+
+
+def relu_grad_cuda(dy, y, scale=1.0, out=None):
+    """dx = scale*dy where y > 0, else 0"""
+    _check_equal("relu_grad", "cuda", dy, y, ("dy", "y"))
+    out = _result("relu_grad", "cuda", empty_cuda, dy, out)
+    launch(_scaled_kernels()[2], blocks_for(out.size), THREADS, flat(dy), flat(y), scale, flat(out))
+    return out
+
+
+def tanh_grad_cuda(dy, y, out=None):
+    """dx = dy (1 - y^2)"""
+    return _apply_binary("tanh_grad", TANH_GRAD, dy, y, out, ("dy", "y"))
+
+
+def sigmoid_grad_cuda(dy, y, out=None):
+    """dx = dy y (1 - y)"""
+    return _apply_binary("sigmoid_grad", SIGMOID_GRAD, dy, y, out, ("dy", "y"))
+
+
+def gelu_grad_cuda(dy, x, out=None):
+    """dx = dy (Phi(x) + x phi(x))"""
+    return _apply_binary("gelu_grad", GELU_GRAD, dy, x, out, ("dy", "x"))

@@ -1,0 +1,199 @@
+"""Matrix product with a fused epilogue: c[m, n] = scale * act(sum_k A[m, k] B[k, n] + bias[n]).
+
+A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True; act is the identity or ReLU.
+2 M N K FLOPs over 4 (M K + K N + M N) bytes: every version below computes the same, with fewer trips to memory.
+
+    1 naive      a thread per output, every operand from global memory: 2 loads for each multiply-add
+    2 tiled      a block keeps a tile x tile piece of A and B in shared memory: `tile` times fewer global loads
+    3 register   each thread keeps 4 x 4 outputs in registers: 8 shared loads for 16 multiply-adds
+"""
+from __future__ import annotations
+
+import numpy as np
+from numba import float32
+
+from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
+from .memory import empty_cpu, empty_cuda, flat
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def gemm_reference(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0):
+    """c = scale * act(A B + bias) in float64."""
+    a, b = np.float64(a), np.float64(b)
+    c = (a.T if ta else a) @ (b.T if tb else b)
+    c = c if bias is None else c + np.float64(bias)
+    return scale * (np.maximum(c, 0) if relu else c)
+
+
+def gemm_shapes(device, a, b, ta, tb, bias, out):
+    """(M, N, K), or a ValueError that names what does not fit."""
+    if a.ndim == 2 and b.ndim == 2:
+        m, k = a.shape[::-1] if ta else a.shape
+        k2, n = b.shape[::-1] if tb else b.shape
+        if k == k2 and (bias is None or bias.shape == (n,)) and (out is None or out.shape == (m, n)):
+            return m, n, k
+    extra = "".join(f", {name} {x.shape}" for name, x in (("bias", bias), ("out", out)) if x is not None)
+    raise ValueError(f"gemm ({device}): a {a.shape}{' transposed' if ta else ''} does not match "
+                     f"b {b.shape}{' transposed' if tb else ''}{extra}")
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+@host_kernel("void(f4[:, ::1], f4[::1], b1, b1, f4)")
+def _epilogue(c, bias, biased, relu, scale):
+    for m in range(c.shape[0]):
+        for n in range(c.shape[1]):
+            value = c[m, n] + bias[n] if biased else c[m, n]
+            if relu and value < 0:  # not max(): NaN stays NaN
+                value = float32(0)
+            c[m, n] = scale * value
+
+
+_NO_BIAS = np.zeros(0, np.float32)
+
+
+def finish_cpu(c, bias, relu, scale):
+    """c = scale * act(c + bias), in place, in one pass; nothing where there is nothing to do."""
+    if bias is not None or relu or scale != 1.0:
+        _epilogue(c, _NO_BIAS if bias is None else bias, bias is not None, relu, scale)
+    return c
+
+
+def gemm_cpu(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
+    """c[m, n] = scale * act(sum_k A[m, k] B[k, n] + bias[n])"""
+    m, n, _ = gemm_shapes("cpu", a, b, ta, tb, bias, out)
+    out = empty_cpu((m, n)) if out is None else out
+    np.matmul(a.T if ta else a, b.T if tb else b, out=out)
+    return finish_cpu(out, bias, relu, scale)
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+# Operands come as one axis with two strides, A[m, k] = a[m * am + k * ak], so that a transpose is only another pair of
+# strides; loads walk along whichever stride is 1, so that the threads of a warp read neighbours.
+SIGNATURE = "void(f4[::1], f4[::1], f4[::1], f4[:, ::1], i4, i4, i4, i4, i4, b1, b1, f4)"
+
+
+@kernels
+def _naive():
+    @kernel(SIGNATURE)
+    def gemm_naive(a, b, bias, c, depth, am, ak, bk, bn, biased, relu, scale):
+        """Version 1: one thread, one output."""
+        col, row = cuda.grid(2)
+        if row < c.shape[0] and col < c.shape[1]:
+            acc = float32(0)
+            for k in range(depth):
+                acc += a[row * am + k * ak] * b[k * bk + col * bn]
+            if biased:
+                acc += bias[col]
+            if relu and acc < float32(0):
+                acc = float32(0)
+            c[row, col] = scale * acc
+
+    return gemm_naive
+
+
+@kernels
+def _tiled(tile=16):
+    padded = tile + 1  # one column more: no two rows of a tile begin in the same bank
+
+    @kernel(SIGNATURE)
+    def gemm_tiled(a, b, bias, c, depth, am, ak, bk, bn, biased, relu, scale):
+        """Version 2: tile x tile threads share what they load."""
+        a_tile = cuda.shared.array((tile, padded), float32)
+        b_tile = cuda.shared.array((tile, padded), float32)
+        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+        row0, col0 = cuda.blockIdx.y * tile, cuda.blockIdx.x * tile
+        acc = float32(0)
+        for k0 in range(0, depth, tile):
+            # load one tile of each operand, zeros beyond the edges
+            m, k = (ty, tx) if ak == 1 else (tx, ty)
+            inside = row0 + m < c.shape[0] and k0 + k < depth
+            a_tile[m, k] = a[(row0 + m) * am + (k0 + k) * ak] if inside else float32(0)
+            n, k = (tx, ty) if bn == 1 else (ty, tx)
+            inside = col0 + n < c.shape[1] and k0 + k < depth
+            b_tile[k, n] = b[(k0 + k) * bk + (col0 + n) * bn] if inside else float32(0)
+            cuda.syncthreads()
+            # multiply
+            for k in range(tile):
+                acc += a_tile[ty, k] * b_tile[k, tx]
+            cuda.syncthreads()
+        row, col = row0 + ty, col0 + tx
+        if row < c.shape[0] and col < c.shape[1]:
+            if biased:
+                acc += bias[col]
+            if relu and acc < float32(0):
+                acc = float32(0)
+            c[row, col] = scale * acc
+
+    return gemm_tiled
+
+
+@kernels
+def _register(tile=64):
+    side = tile // 4     # threads along each axis of the block; thread (ty, tx) owns rows ty + i*side, columns tx + j*side
+    threads = side * side
+    depth_tile = max(tile // 4, 1)
+    padded = tile + 1
+
+    @kernel(SIGNATURE)
+    def gemm_register(a, b, bias, c, depth, am, ak, bk, bn, biased, relu, scale):
+        """Version 3: 4 x 4 outputs a thread, as four rows of four scalars so that they stay in registers."""
+        a_tile = cuda.shared.array((depth_tile, padded), float32)
+        b_tile = cuda.shared.array((depth_tile, padded), float32)
+        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+        t = ty * side + tx
+        row0, col0 = cuda.blockIdx.y * tile, cuda.blockIdx.x * tile
+        zero = float32(0)
+        c00 = c01 = c02 = c03 = c10 = c11 = c12 = c13 = zero
+        c20 = c21 = c22 = c23 = c30 = c31 = c32 = c33 = zero
+        for k0 in range(0, depth, depth_tile):
+            # load: consecutive threads walk along the contiguous axis of each operand
+            for i in range(t, tile * depth_tile, threads):
+                m, k = (i // depth_tile, i % depth_tile) if ak == 1 else (i % tile, i // tile)
+                inside = row0 + m < c.shape[0] and k0 + k < depth
+                a_tile[k, m] = a[(row0 + m) * am + (k0 + k) * ak] if inside else zero
+                n, k = (i % tile, i // tile) if bn == 1 else (i // depth_tile, i % depth_tile)
+                inside = col0 + n < c.shape[1] and k0 + k < depth
+                b_tile[k, n] = b[(k0 + k) * bk + (col0 + n) * bn] if inside else zero
+            cuda.syncthreads()
+            # multiply
+            for k in range(depth_tile):
+                b0, b1, b2, b3 = (b_tile[k, tx], b_tile[k, tx + side], b_tile[k, tx + 2 * side], b_tile[k, tx + 3 * side])
+                a0, a1, a2, a3 = (a_tile[k, ty], a_tile[k, ty + side], a_tile[k, ty + 2 * side], a_tile[k, ty + 3 * side])
+                c00, c01, c02, c03 = c00 + a0 * b0, c01 + a0 * b1, c02 + a0 * b2, c03 + a0 * b3
+                c10, c11, c12, c13 = c10 + a1 * b0, c11 + a1 * b1, c12 + a1 * b2, c13 + a1 * b3
+                c20, c21, c22, c23 = c20 + a2 * b0, c21 + a2 * b1, c22 + a2 * b2, c23 + a2 * b3
+                c30, c31, c32, c33 = c30 + a3 * b0, c31 + a3 * b1, c32 + a3 * b2, c33 + a3 * b3
+            cuda.syncthreads()
+        # store: the loops are unrolled, so that tuples of registers need no memory
+        for i, r in ((0, (c00, c01, c02, c03)), (1, (c10, c11, c12, c13)), (2, (c20, c21, c22, c23)), (3, (c30, c31, c32, c33))):
+            row = row0 + ty + i * side
+            for j in range(4):
+                col = col0 + tx + j * side
+                if row < c.shape[0] and col < c.shape[1]:
+                    value = r[j] + bias[col] if biased else r[j]
+                    if relu and value < zero:
+                        value = zero
+                    c[row, col] = scale * value
+
+    return gemm_register
+
+
+def gemm_version_cuda(version, tile, a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
+    """The product by one version of the ladder ("naive", "tiled", "register") at one tile size."""
+    m, n, k = gemm_shapes("cuda", a, b, ta, tb, bias, out)
+    out = empty_cuda((m, n)) if out is None else out
+    am, ak = (1, m) if ta else (k, 1)
+    bk, bn = (1, k) if tb else (n, 1)
+    chosen = {"naive": _naive, "tiled": lambda: _tiled(tile), "register": lambda: _register(tile)}[version]()
+    side = tile // 4 if version == "register" else tile
+    launch(chosen, (ceil_div(n, tile), ceil_div(m, tile)), (side, side), flat(a), flat(b), flat(b) if bias is None else bias, out,
+           k, am, ak, bk, bn, bias is not None, relu, scale)
+    return out
+
+
+TILE = 64  # of the register version: 256 threads, 4 x 4 outputs each
+
+
+def gemm_cuda(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
+    """c[m, n] = scale * act(sum_k A[m, k] B[k, n] + bias[n])"""
+    return gemm_version_cuda("register", TILE, a, b, ta, tb, bias, relu, scale, out)

@@ -1,0 +1,214 @@
+"""Matrix product with kept rows and kept columns of a weight; w (O, I), rows (K,) of O, cols (J,) of I:
+
+    forward   y[n, k]  = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])      x (N, J) -> y (N, K)
+    dx        dx[n, j] = sum_k dy[n, k] w[rows[k], cols[j]]                                  dy (N, K) -> dx (N, J)
+    dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm, ta=True), because activations are compact
+
+The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` come from `index_list`, or are None for all.
+Versions: masked (a teaching step: the whole grid starts, and a block whose row is dropped returns before its first barrier)
+and listed (the one used: the grid is sized by the lists, dropped work is never launched).
+"""
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numba import float32
+
+from .gemm import finish_cpu
+from .launch import ceil_div, cuda, kernel, kernels, launch
+from .memory import empty_cpu, empty_cuda
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def _kept(w, rows, cols):
+    """w[rows][:, cols]; rows and cols are lists, slices or None for all."""
+    w = w if rows is None else w[rows]
+    return w if cols is None else w[:, cols]
+
+
+def gemm_rows_reference(x, w, rows, cols, bias=None, relu=False, scale=1.0):
+    """y[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]]) in float64."""
+    y = np.float64(x) @ _kept(np.float64(w), rows, cols).T
+    if bias is not None:
+        y = y + np.float64(bias)[slice(None) if rows is None else rows]
+    return scale * (np.maximum(y, 0) if relu else y)
+
+
+def gemm_rows_dx_reference(dy, w, rows, cols):
+    """dx[n, j] = sum_k dy[n, k] w[rows[k], cols[j]] in float64."""
+    return np.float64(dy) @ _kept(np.float64(w), rows, cols)
+
+
+def _check(op, x, x_width, w, bias, out, out_width):
+    """A ValueError that names what does not fit; widths are the numbers of kept rows or columns."""
+    fits = (w.ndim == 2 and x.ndim == 2 and x.shape[1] == x_width
+            and (bias is None or bias.shape == (w.shape[0],))
+            and (out is None or out.shape == (x.shape[0], out_width)))
+    if not fits:
+        extra = "".join(f", {name} {a.shape}" for name, a in (("bias", bias), ("out", out)) if a is not None)
+        raise ValueError(f"{op}: operand {x.shape} does not match w {w.shape} with {x_width} kept inner and "
+                         f"{out_width} kept outer indices{extra}")
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+# Kept rows are a stride, which BLAS takes without a copy; only kept columns are gathered.
+def index_list_cpu(start, stop, step):
+    """The indices start, start + step, … < stop in the form that this device's kernels take: on the CPU a slice."""
+    return slice(start, stop, step)
+
+
+def _length(index, n):
+    return n if index is None else len(range(*index.indices(n))) if isinstance(index, slice) else len(index)
+
+
+def _gathered(w, rows, cols):
+    """w[rows][:, cols] with unit stride along a row: a view where only rows are dropped, else a copy."""
+    kept = _kept(w, rows, cols)
+    if cols is None:
+        return kept
+    out = empty_cpu(kept.shape)
+    np.copyto(out, kept)
+    return out
+
+
+def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
+    """y[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])"""
+    width = _length(rows, w.shape[0])
+    _check("gemm_rows (cpu)", x, _length(cols, w.shape[1]), w, bias, out, width)
+    out = empty_cpu((x.shape[0], width)) if out is None else out
+    np.matmul(x, _gathered(w, rows, cols).T, out=out)
+    kept_bias = bias if bias is None or rows is None else np.ascontiguousarray(bias[rows])
+    return finish_cpu(out, kept_bias, relu, scale)
+
+
+def gemm_rows_dx_cpu(dy, w, rows, cols, out=None):
+    """dx[n, j] = sum_k dy[n, k] w[rows[k], cols[j]]"""
+    width = _length(cols, w.shape[1])
+    _check("gemm_rows_dx (cpu)", dy, _length(rows, w.shape[0]), w, None, out, width)
+    out = empty_cpu((dy.shape[0], width)) if out is None else out
+    return np.matmul(dy, _gathered(w, rows, cols), out=out)
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels
+def _masked(tile=16):
+    padded = tile + 1
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], b1[::1], f4[:, ::1])")
+    def gemm_rows_masked(x, w, mask, y):
+        """Teaching step: y = x (w * mask[:, None]).T, one block for `tile` samples and one row of w, dense x and y.
+
+        The mask is read once a block and is the same for all its threads, so they return together, before any barrier.
+        """
+        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+        row, n = cuda.blockIdx.x, cuda.blockIdx.y * tile + ty
+        if not mask[row]:
+            if tx == 0 and n < y.shape[0]:
+                y[n, row] = float32(0)
+            return
+        partial = cuda.shared.array((tile, padded), float32)
+        acc = float32(0)
+        if n < x.shape[0]:
+            for i in range(tx, x.shape[1], tile):
+                acc += x[n, i] * w[row, i]
+        partial[ty, tx] = acc
+        cuda.syncthreads()
+        if tx == 0 and n < y.shape[0]:
+            for i in range(1, tile):
+                acc += partial[ty, i]
+            y[n, row] = acc
+
+    return gemm_rows_masked
+
+
+@kernels
+def _listed(backward=False, tile=32):
+    side = tile // 2     # thread (ty, tx) owns rows ty, ty + side and columns tx, tx + side of the tile of outputs
+    padded = tile + 1
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], f4[::1], f4[:, ::1], b1, b1, f4)")
+    def gemm_rows_listed(a, w, rows, cols, bias, c, biased, relu, scale):
+        """c[n, q] = sum_p a[n, p] W[q, p], W = w[rows][:, cols] or, backward, its transpose: 2 x 2 outputs a thread."""
+        a_tile = cuda.shared.array((tile, padded), float32)
+        w_tile = cuda.shared.array((tile, padded), float32)
+        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+        n0, q0 = cuda.blockIdx.y * tile, cuda.blockIdx.x * tile
+        zero = float32(0)
+        c00 = c01 = c10 = c11 = zero
+        for p0 in range(0, a.shape[1], tile):
+            # load: threadIdx.x walks along a row of a and along a row of w
+            for i in range(ty, tile, side):
+                for j in range(tx, tile, side):
+                    inside = n0 + i < a.shape[0] and p0 + j < a.shape[1]
+                    a_tile[i, j] = a[n0 + i, p0 + j] if inside else zero
+                    if backward:
+                        inside = p0 + i < rows.size and q0 + j < cols.size
+                        w_tile[j, i] = w[rows[p0 + i], cols[q0 + j]] if inside else zero
+                    else:
+                        inside = q0 + i < rows.size and p0 + j < cols.size
+                        w_tile[i, j] = w[rows[q0 + i], cols[p0 + j]] if inside else zero
+            cuda.syncthreads()
+            # multiply
+            for p in range(tile):
+                a0, a1 = a_tile[ty, p], a_tile[ty + side, p]
+                w0, w1 = w_tile[tx, p], w_tile[tx + side, p]
+                c00, c01 = c00 + a0 * w0, c01 + a0 * w1
+                c10, c11 = c10 + a1 * w0, c11 + a1 * w1
+            cuda.syncthreads()
+        # store
+        for i in range(2):
+            for j in range(2):
+                n, q = n0 + ty + i * side, q0 + tx + j * side
+                if n < c.shape[0] and q < c.shape[1]:
+                    value = (c11 if j else c10) if i else (c01 if j else c00)
+                    if biased:
+                        value += bias[rows[q]]
+                    if relu and value < zero:
+                        value = zero
+                    c[n, q] = scale * value
+
+    return gemm_rows_listed
+
+
+TILE = 32  # 256 threads, 2 x 2 outputs each
+
+
+@functools.lru_cache(maxsize=1024)
+def index_list_cuda(start, stop, step):
+    """The indices start, start + step, … < stop in the form that this device's kernels take: an int32 array on the device."""
+    return cuda.to_device(np.arange(start, stop, step, dtype=np.int32))
+
+
+def _lists(w, rows, cols):
+    return (index_list_cuda(0, w.shape[0], 1) if rows is None else rows,
+            index_list_cuda(0, w.shape[1], 1) if cols is None else cols)
+
+
+def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
+    """y[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])"""
+    rows, cols = _lists(w, rows, cols)
+    _check("gemm_rows (cuda)", x, cols.size, w, bias, out, rows.size)
+    out = empty_cuda((x.shape[0], rows.size)) if out is None else out
+    launch(_listed(False, TILE), (ceil_div(rows.size, TILE), ceil_div(x.shape[0], TILE)), (TILE // 2, TILE // 2),
+           x, w, rows, cols, w.reshape(w.size) if bias is None else bias, out, bias is not None, relu, scale)
+    return out
+
+
+def gemm_rows_dx_cuda(dy, w, rows, cols, out=None):
+    """dx[n, j] = sum_k dy[n, k] w[rows[k], cols[j]]"""
+    rows, cols = _lists(w, rows, cols)
+    _check("gemm_rows_dx (cuda)", dy, rows.size, w, None, out, cols.size)
+    out = empty_cuda((dy.shape[0], cols.size)) if out is None else out
+    launch(_listed(True, TILE), (ceil_div(cols.size, TILE), ceil_div(dy.shape[0], TILE)), (TILE // 2, TILE // 2),
+           dy, w, rows, cols, w.reshape(w.size), out, False, False, 1.0)
+    return out
+
+
+def gemm_rows_masked_cuda(x, w, mask, out=None):
+    """Teaching step: y = x (w * mask[:, None]).T with dense x and y; the grid covers every row, kept or not."""
+    _check("gemm_rows_masked (cuda)", x, w.shape[1], w, None, out, w.shape[0])
+    out = empty_cuda((x.shape[0], w.shape[0])) if out is None else out
+    tile = min(TILE // 2, 16)
+    launch(_masked(tile), (w.shape[0], ceil_div(x.shape[0], tile)), (tile, tile), x, w, mask, out)
+    return out

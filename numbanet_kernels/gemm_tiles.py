@@ -1,0 +1,374 @@
+"""Matrix product with kept tiles of a weight: w (O, I) in tiles of T x T, C = ceil(I / T) tile columns, R = ceil(O / T) tile
+rows; the tile at (r, c) is kept where (r C + c) mod dp = bias, M is the mask of kept elements:
+
+    forward   y[n, o]  = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])          x (N, I) -> y (N, O)
+    dx        dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]                     dy (N, O) -> dx (N, I)
+    dw        dw       = scale * (dy.T x) on kept tiles only, packed (below)      dy (N, O), x (N, I)
+
+Tile row r keeps the tile columns c = first(r), first(r) + dp, … with first(r) = (bias - r C) mod dp. So tile rows r, r + P,
+r + 2P, … with P = dp / gcd(C, dp) keep the same columns: they are a class, no two classes share a column, and up to a
+permutation the kept matrix is block-diagonal: P dense products and no search for positions. 2 N O I / dp FLOPs.
+
+Packed dw (R T, ceil(C / dp) T): tile rows sorted by class (class 0 first), then by r; in each row its kept columns, in order.
+Elements of tiles that stick out over the edges of w are unset.
+Versions: masked (a teaching step: every tile is visited, dropped ones skipped by a test that is uniform over the block) and
+listed (the one used: a block walks the arithmetic sequence of kept tiles, dropped work is never launched).
+"""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import float32
+
+from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
+from .memory import empty_cpu, empty_cuda, full_cpu, full_cuda
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def tile_mask_reference(shape, tile, dp, bias):
+    """M[o, i] = [(o // T * C + i // T) mod dp = bias]"""
+    o, i = np.indices(shape) // tile
+    return (o * ceil_div(shape[1], tile) + i) % dp == bias
+
+
+def gemm_tiles_reference(x, w, tile, dp, bias, b=None, relu=False, scale=1.0):
+    """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o]) in float64."""
+    y = scale * (np.float64(x) @ (np.float64(w) * tile_mask_reference(w.shape, tile, dp, bias)).T)
+    y = y if b is None else y + np.float64(b)
+    return np.maximum(y, 0) if relu else y
+
+
+def gemm_tiles_dx_reference(dy, w, tile, dp, bias, scale=1.0):
+    """dx = scale * dy (w * M) in float64."""
+    return scale * (np.float64(dy) @ (np.float64(w) * tile_mask_reference(w.shape, tile, dp, bias)))
+
+
+def gemm_tiles_dw_reference(dy, x, tile, dp, bias, scale=1.0):
+    """dw = scale * (dy.T x) * M in float64, dense (the kernels return it packed)."""
+    return scale * (np.float64(dy).T @ np.float64(x)) * tile_mask_reference((dy.shape[1], x.shape[1]), tile, dp, bias)
+
+
+def tile_classes(shape, tile, dp, bias):
+    """[(first tile row, tile row step, first tile column, first packed row), …], one a class; tile column step dp."""
+    tile_rows, tile_cols = ceil_div(shape[0], tile), ceil_div(shape[1], tile)
+    period = dp // math.gcd(tile_cols, dp)
+    classes, packed = [], 0
+    for r in range(min(period, tile_rows)):
+        classes.append((r, period, (bias - r * tile_cols) % dp, packed * tile))
+        packed += len(range(r, tile_rows, period))
+    return classes
+
+
+def packed_shape(shape, tile, dp):
+    """Shape of the packed dw of a weight (O, I)."""
+    return ceil_div(shape[0], tile) * tile, ceil_div(ceil_div(shape[1], tile), dp) * tile
+
+
+def _check(op, x, n_in, n_out, b, out, tile, dp, bias):
+    fits = x.ndim == 2 and x.shape[1] == n_in and (b is None or b.shape == (n_out,))
+    if not (fits and (out is None or out.shape == (x.shape[0], n_out))):
+        raise ValueError(f"{op}: operand {x.shape} does not match a weight with {n_in} inner and {n_out} outer features"
+                         f"{'' if b is None else f', bias {b.shape}'}{'' if out is None else f', out {out.shape}'}")
+    if not (tile >= 1 and 0 <= bias < dp):
+        raise ValueError(f"{op}: tile {tile} must be at least 1 and bias {bias} in 0 … dp - 1 = {dp - 1}")
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+# One BLAS call a class, on panels gathered tile by tile.
+@host_kernel("void(f4[:, ::1], i8, i8, i8, i8, i8, i8, f4[:, ::1])")
+def _pack(x, r0, r_step, r_tile, c0, c_step, c_tile, out):
+    """out = x[tile rows r0, r0 + r_step, …][:, tile columns c0, c0 + c_step, …]"""
+    for i in range(out.shape[0]):
+        row = (r0 + i // r_tile * r_step) * r_tile + i % r_tile
+        k = 0
+        for c in range(c0 * c_tile, x.shape[1], c_step * c_tile):
+            for q in range(c, min(c + c_tile, x.shape[1])):
+                out[i, k] = x[row, q]
+                k += 1
+
+
+@host_kernel("void(f4[:, ::1], i8, i8, i8, f4[::1], b1, b1, f4, f4[:, ::1])")
+def _unpack(panel, c0, c_step, c_tile, b, biased, relu, scale, out):
+    """out[:, tile columns c0, c0 + c_step, …] = act(scale * panel + b)"""
+    for n in range(out.shape[0]):
+        k = 0
+        for c in range(c0 * c_tile, out.shape[1], c_step * c_tile):
+            for q in range(c, min(c + c_tile, out.shape[1])):
+                value = scale * panel[n, k] + (b[q] if biased else float32(0))
+                if relu and value < 0:  # not max(): NaN stays NaN
+                    value = float32(0)
+                out[n, q] = value
+                k += 1
+
+
+def _count(first, step, tile, n):
+    """How many of n elements lie in the tiles first, first + step, …"""
+    tiles = len(range(first, ceil_div(n, tile), step))
+    ragged = -n % tile if tiles and (ceil_div(n, tile) - 1 - first) % step == 0 else 0
+    return tiles * tile - ragged
+
+
+def _panel(x, first, step, tile):
+    """x[:, tile columns first, first + step, …] as a matrix of its own; x itself where that is all of it."""
+    if step == 1 and first == 0:
+        return x
+    out = empty_cpu((x.shape[0], _count(first, step, tile, x.shape[1])))
+    _pack(x, 0, 1, max(x.shape[0], 1), first, step, tile, out)
+    return out
+
+
+def _block(w, r, r_step, c, dp, tile):
+    """The dense block of one class: w[its tile rows][:, its tile columns]."""
+    out = empty_cpu((_count(r, r_step, tile, w.shape[0]), _count(c, dp, tile, w.shape[1])))
+    _pack(w, r, r_step, tile, c, dp, tile, out)
+    return out
+
+
+_NO_BIAS = np.zeros(0, np.float32)
+
+
+def gemm_tiles_cpu(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, out=None):
+    """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
+    _check("gemm_tiles (cpu)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias)
+    out = empty_cpu((x.shape[0], w.shape[0])) if out is None else out
+    for r, period, c, _ in tile_classes(w.shape, tile, dp, bias):
+        panel = _panel(x, c, dp, tile) @ _block(w, r, period, c, dp, tile).T
+        _unpack(panel, r, period, tile, _NO_BIAS if b is None else b, b is not None, relu, scale, out)
+    return out
+
+
+def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, scale=1.0, out=None):
+    """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
+    _check("gemm_tiles_dx (cpu)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias)
+    classes = tile_classes(w.shape, tile, dp, bias)
+    if len(classes) < dp:  # some columns are kept by no tile row
+        out = full_cpu((dy.shape[0], w.shape[1]), 0.0, out=out)
+    out = empty_cpu((dy.shape[0], w.shape[1])) if out is None else out
+    for r, period, c, _ in classes:
+        panel = _panel(dy, r, period, tile) @ _block(w, r, period, c, dp, tile)
+        _unpack(panel, c, dp, tile, _NO_BIAS, False, False, scale, out)
+    return out
+
+
+def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, scale=1.0, out=None):
+    """dw = scale * (dy.T x) on kept tiles, packed."""
+    shape = (dy.shape[1], x.shape[1])
+    _check("gemm_tiles_dw (cpu)", x, shape[1], shape[0], None, None, tile, dp, bias)
+    out = empty_cpu(packed_shape(shape, tile, dp)) if out is None else out
+    for r, period, c, packed in tile_classes(shape, tile, dp, bias):
+        dy_panel, x_panel = _panel(dy, r, period, tile), _panel(x, c, dp, tile)
+        target = out[packed:packed + dy_panel.shape[1], :x_panel.shape[1]]
+        np.matmul(dy_panel.T, x_panel, out=target)
+        if scale != 1.0:
+            target *= np.float32(scale)
+    return out
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+# A block computes one tile x tile piece of the result, 2 x 2 outputs a thread; kept tiles are found by arithmetic alone.
+@kernels
+def _masked(tile=32):
+    padded = tile + 1
+    side = tile // 2
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], b1[:, ::1], f4[:, ::1])")
+    def gemm_tiles_masked(x, w, mask, y):
+        """Teaching step: y = x (w * mask of tiles).T; every tile is visited, a masked one skipped before its barrier."""
+        x_tile = cuda.shared.array((tile, padded), float32)
+        w_tile = cuda.shared.array((tile, padded), float32)
+        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+        n0, o0 = cuda.blockIdx.y * tile, cuda.blockIdx.x * tile
+        zero = float32(0)
+        y00 = y01 = y10 = y11 = zero
+        for c in range(mask.shape[1]):
+            if not mask[cuda.blockIdx.x, c]:
+                continue
+            for i in range(ty, tile, side):
+                for j in range(tx, tile, side):
+                    col = c * tile + j
+                    x_tile[i, j] = x[n0 + i, col] if n0 + i < x.shape[0] and col < x.shape[1] else zero
+                    w_tile[i, j] = w[o0 + i, col] if o0 + i < w.shape[0] and col < w.shape[1] else zero
+            cuda.syncthreads()
+            for k in range(tile):
+                a0, a1, b0, b1 = x_tile[ty, k], x_tile[ty + side, k], w_tile[tx, k], w_tile[tx + side, k]
+                y00, y01, y10, y11 = y00 + a0 * b0, y01 + a0 * b1, y10 + a1 * b0, y11 + a1 * b1
+            cuda.syncthreads()
+        for i in range(2):
+            for j in range(2):
+                n, o = n0 + ty + i * side, o0 + tx + j * side
+                if n < y.shape[0] and o < y.shape[1]:
+                    y[n, o] = (y11 if j else y10) if i else (y01 if j else y00)
+
+    return gemm_tiles_masked
+
+
+@kernels
+def _forward(tile=32):
+    padded = tile + 1
+    side = tile // 2
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4, i4, f4[::1], b1, b1, f4, f4[:, ::1])")
+    def gemm_tiles_forward(x, w, dp, bias, b, biased, relu, scale, y):
+        """A block: `tile` samples and tile row r, walking tile columns first(r), first(r) + dp, …"""
+        x_tile = cuda.shared.array((tile, padded), float32)
+        w_tile = cuda.shared.array((tile, padded), float32)
+        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+        n0, o0 = cuda.blockIdx.y * tile, cuda.blockIdx.x * tile
+        tile_cols = (x.shape[1] + tile - 1) // tile
+        first = (bias - cuda.blockIdx.x * tile_cols) % dp
+        zero = float32(0)
+        y00 = y01 = y10 = y11 = zero
+        for c in range(first, tile_cols, dp):
+            for i in range(ty, tile, side):
+                for j in range(tx, tile, side):
+                    col = c * tile + j
+                    x_tile[i, j] = x[n0 + i, col] if n0 + i < x.shape[0] and col < x.shape[1] else zero
+                    w_tile[i, j] = w[o0 + i, col] if o0 + i < w.shape[0] and col < w.shape[1] else zero
+            cuda.syncthreads()
+            for k in range(tile):
+                a0, a1, b0, b1 = x_tile[ty, k], x_tile[ty + side, k], w_tile[tx, k], w_tile[tx + side, k]
+                y00, y01, y10, y11 = y00 + a0 * b0, y01 + a0 * b1, y10 + a1 * b0, y11 + a1 * b1
+            cuda.syncthreads()
+        for i in range(2):
+            for j in range(2):
+                n, o = n0 + ty + i * side, o0 + tx + j * side
+                if n < y.shape[0] and o < y.shape[1]:
+                    value = scale * ((y11 if j else y10) if i else (y01 if j else y00))
+                    if biased:
+                        value += b[o]
+                    if relu and value < zero:
+                        value = zero
+                    y[n, o] = value
+
+    return gemm_tiles_forward
+
+
+@kernels
+def _dx(tile=32):
+    padded = tile + 1
+    side = tile // 2
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4, i4, i4, i4, f4, f4[:, ::1])")
+    def gemm_tiles_dx(dy, w, dp, period, bias, tile_rows, scale, dx):
+        """A block: `tile` samples and tile column (class z, i-th kept), walking the tile rows z, z + period, … of the class."""
+        dy_tile = cuda.shared.array((tile, padded), float32)
+        w_tile = cuda.shared.array((tile, padded), float32)
+        tx, ty, z = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z
+        tile_cols = (w.shape[1] + tile - 1) // tile
+        n0, i0 = cuda.blockIdx.y * tile, ((bias - z * tile_cols) % dp + cuda.blockIdx.x * dp) * tile
+        zero = float32(0)
+        x00 = x01 = x10 = x11 = zero
+        for r in range(z, tile_rows, period):
+            for i in range(ty, tile, side):
+                for j in range(tx, tile, side):
+                    o = r * tile + j
+                    dy_tile[i, j] = dy[n0 + i, o] if n0 + i < dy.shape[0] and o < dy.shape[1] else zero
+                    o = r * tile + i
+                    w_tile[i, j] = w[o, i0 + j] if o < w.shape[0] and i0 + j < w.shape[1] else zero
+            cuda.syncthreads()
+            for k in range(tile):
+                a0, a1, b0, b1 = dy_tile[ty, k], dy_tile[ty + side, k], w_tile[k, tx], w_tile[k, tx + side]
+                x00, x01, x10, x11 = x00 + a0 * b0, x01 + a0 * b1, x10 + a1 * b0, x11 + a1 * b1
+            cuda.syncthreads()
+        for i in range(2):
+            for j in range(2):
+                n, col = n0 + ty + i * side, i0 + tx + j * side
+                if n < dx.shape[0] and col < dx.shape[1]:
+                    dx[n, col] = scale * ((x11 if j else x10) if i else (x01 if j else x00))
+
+    return gemm_tiles_dx
+
+
+@kernels
+def _dw(tile=32):
+    padded = tile + 1
+    side = tile // 2
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4, i4, i4, f4, f4[:, ::1])")
+    def gemm_tiles_dw(dy, x, dp, period, bias, scale, dw):
+        """A block: one kept tile, tile row r and its i-th kept column, summing over samples; the result goes to its packed place."""
+        dy_tile = cuda.shared.array((tile, padded), float32)
+        x_tile = cuda.shared.array((tile, padded), float32)
+        tx, ty, r = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y
+        tile_rows = (dy.shape[1] + tile - 1) // tile
+        tile_cols = (x.shape[1] + tile - 1) // tile
+        i0 = ((bias - r * tile_cols) % dp + cuda.blockIdx.x * dp) * tile
+        # classes before this one: z full turns, and one tile row more for each of the first (tile_rows mod period)
+        z = r % period
+        packed = (z * (tile_rows // period) + min(z, tile_rows % period) + r // period) * tile
+        zero = float32(0)
+        w00 = w01 = w10 = w11 = zero
+        for n0 in range(0, x.shape[0], tile):
+            for i in range(ty, tile, side):
+                for j in range(tx, tile, side):
+                    n, o, col = n0 + i, r * tile + j, i0 + j
+                    dy_tile[i, j] = dy[n, o] if n < dy.shape[0] and o < dy.shape[1] else zero
+                    x_tile[i, j] = x[n, col] if n < x.shape[0] and col < x.shape[1] else zero
+            cuda.syncthreads()
+            for k in range(tile):
+                a0, a1, b0, b1 = dy_tile[k, ty], dy_tile[k, ty + side], x_tile[k, tx], x_tile[k, tx + side]
+                w00, w01, w10, w11 = w00 + a0 * b0, w01 + a0 * b1, w10 + a1 * b0, w11 + a1 * b1
+            cuda.syncthreads()
+        for i in range(2):
+            for j in range(2):
+                value = scale * ((w11 if j else w10) if i else (w01 if j else w00))
+                dw[packed + ty + i * side, cuda.blockIdx.x * tile + tx + j * side] = value
+
+    return gemm_tiles_dw
+
+
+def _block_side(op, tile):
+    """Threads along each axis of a block; tiles that no block can cover are refused."""
+    if tile % 2 or tile > 64:
+        raise ValueError(f"{op}: tile {tile} must be even and at most 64 on CUDA")
+    return tile // 2
+
+
+def gemm_tiles_cuda(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, out=None):
+    """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
+    _check("gemm_tiles (cuda)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias)
+    side = _block_side("gemm_tiles (cuda)", tile)
+    out = empty_cuda((x.shape[0], w.shape[0])) if out is None else out
+    launch(_forward(tile), (ceil_div(w.shape[0], tile), ceil_div(x.shape[0], tile)), (side, side),
+           x, w, dp, bias, w.reshape(w.size) if b is None else b, b is not None, relu, scale, out)
+    return out
+
+
+def _period(shape, tile, dp):
+    tile_rows, tile_cols = ceil_div(shape[0], tile), ceil_div(shape[1], tile)
+    return dp // math.gcd(tile_cols, dp), tile_rows, tile_cols
+
+
+def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, scale=1.0, out=None):
+    """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
+    _check("gemm_tiles_dx (cuda)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias)
+    side = _block_side("gemm_tiles_dx (cuda)", tile)
+    period, tile_rows, tile_cols = _period(w.shape, tile, dp)
+    classes = min(period, tile_rows)
+    if classes < dp:  # some columns are kept by no tile row
+        out = full_cuda((dy.shape[0], w.shape[1]), 0.0, out=out)
+    out = empty_cuda((dy.shape[0], w.shape[1])) if out is None else out
+    launch(_dx(tile), (ceil_div(tile_cols, dp), ceil_div(dy.shape[0], tile), classes), (side, side),
+           dy, w, dp, period, bias, tile_rows, scale, out)
+    return out
+
+
+def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, scale=1.0, out=None):
+    """dw = scale * (dy.T x) on kept tiles, packed."""
+    shape = (dy.shape[1], x.shape[1])
+    _check("gemm_tiles_dw (cuda)", x, shape[1], shape[0], None, None, tile, dp, bias)
+    side = _block_side("gemm_tiles_dw (cuda)", tile)
+    period, tile_rows, tile_cols = _period(shape, tile, dp)
+    out = empty_cuda(packed_shape(shape, tile, dp)) if out is None else out
+    launch(_dw(tile), (ceil_div(tile_cols, dp), tile_rows), (side, side), dy, x, dp, period, bias, scale, out)
+    return out
+
+
+def gemm_tiles_masked_cuda(x, w, mask, tile, out=None):
+    """Teaching step: y = x (w * mask of tiles).T; mask (tile rows, tile columns), the grid covers every tile."""
+    _check("gemm_tiles_masked (cuda)", x, w.shape[1], w.shape[0], None, out, tile, 1, 0)
+    side = _block_side("gemm_tiles_masked (cuda)", tile)
+    out = empty_cuda((x.shape[0], w.shape[0])) if out is None else out
+    launch(_masked(tile), (ceil_div(w.shape[0], tile), ceil_div(x.shape[0], tile)), (side, side), x, w, mask, out)
+    return out

@@ -1,0 +1,148 @@
+"""The one door to `numba.cuda`: how kernels are declared, compiled, cached and launched.
+
+A kernel is declared with its only signature and compiled at its first launch, never at import:
+
+    @kernels                                   # lru_cache over the tile sizes, and a place in the list of kernels
+    def _kernels(tile=16):
+        @kernel("void(f4[::1], f4[::1], i4)")
+        def double(x, y, n):
+            i = cuda.grid(1)
+            if i < n:
+                y[i] = x[i] + x[i]
+        return double
+
+    launch(_kernels(), ceil_div(n, 256), 256, x, y, n)
+
+One signature a kernel means: scalars arrive as declared (no 64-bit index arithmetic by accident), nothing is compiled twice
+because of an array's layout, and the tests assemble exactly what a card would run.
+"""
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numba
+
+try:
+    from numba import cuda
+except ImportError:  # a Numba without its CUDA half: kernels can be listed, not launched
+    cuda = None
+
+SIMULATED = bool(numba.config.ENABLE_CUDASIM)
+_FACTORIES: list[Callable[..., Any]] = []
+
+
+# --- declaring --------------------------------------------------------------------------------------------------------
+class Kernel:
+    """A CUDA kernel: a Python function and its one signature, compiled for the current card at the first launch."""
+
+    def __init__(self, function: Callable[..., None], signature: str, fastmath: bool) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.signature = signature
+        self.fastmath = fastmath
+        self.family = function.__module__.rpartition(".")[2]
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        options = {"fastmath": self.fastmath}
+        if SIMULATED:
+            return cuda.jit(self.function)
+        try:
+            return cuda.jit(self.signature, cache=True, **options)(self.function)
+        except (RuntimeError, OSError):  # no writable place for a cache: compile in this process only
+            return cuda.jit(self.signature, **options)(self.function)
+
+    def ptx(self, compute_capability: tuple[int, int]) -> str:
+        """PTX text for a compute capability such as (8, 0). Needs NVVM (extra `cuda`) but no GPU and no driver."""
+        text, _ = cuda.compile_ptx(self.function, self.signature, cc=compute_capability, fastmath=self.fastmath)
+        return text.decode() if isinstance(text, bytes) else text
+
+
+def kernel(signature: str, fastmath: bool = False) -> Callable[[Callable[..., None]], Kernel]:
+    """Declare a CUDA kernel by its one signature, for example "void(f4[:, ::1], i4)"."""
+    return lambda function: Kernel(function, signature, fastmath)
+
+
+def kernels(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a factory of kernels: called once for each choice of its arguments, and listed by `all_kernels`."""
+    cached = functools.lru_cache(maxsize=None)(factory)
+    _FACTORIES.append(cached)
+    return cached
+
+
+def all_kernels() -> Iterator[Kernel]:
+    """Every declared kernel at its default tile sizes, family by family."""
+    for factory in _FACTORIES:
+        made = factory()
+        yield from made if isinstance(made, tuple) else (made,)
+
+
+def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare a CPU loop by its one signature: Numba compiles it at the first call and caches it on disk.
+
+    The loops run on one thread: they are bound by memory, which one core nearly saturates, and a second thread pool
+    would fight with the one of BLAS for the same cores (measured: a step took twice as long).
+    """
+    def declare(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.lru_cache(maxsize=None)
+        def compiled() -> Callable[..., None]:
+            options = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
+            try:
+                return numba.njit(signature, cache=True, **options)(function)
+            except (RuntimeError, OSError):  # no writable place for a cache: compile in this process only
+                return numba.njit(signature, **options)(function)
+
+        @functools.wraps(function)
+        def call(*args: Any) -> None:
+            compiled()(*args)
+
+        return call
+
+    return declare
+
+
+# --- launching --------------------------------------------------------------------------------------------------------
+def ceil_div(a: int, b: int) -> int:
+    """ceil(a / b) for non-negative integers: how many tiles of b cover a."""
+    return -(-a // b)
+
+
+def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any) -> None:
+    """Launch on the current stream; a grid with a zero in it (an empty plan, an empty batch) launches nothing."""
+    if 0 in (grid if isinstance(grid, tuple) else (grid,)):
+        return
+    kernel.dispatcher[grid, block](*args)
+
+
+def cuda_problem() -> str | None:
+    """None where a kernel can be launched, else one sentence: what is missing and how to get it."""
+    if SIMULATED:
+        return None
+    if cuda is None:
+        return "this Numba has no CUDA support: pip install 'numbanet[cuda]'"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if cuda.is_available():
+                return None
+            reason = str(cuda.cuda_error() or "no NVIDIA GPU answers").strip().splitlines()[0]
+    except Exception as error:  # whatever breaks inside a driver library means the same to a user: no CUDA here
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"no usable NVIDIA driver or GPU ({reason})"
+
+
+def nvvm_problem() -> str | None:
+    """None where PTX can be compiled, else one sentence: what is missing and how to get it."""
+    if SIMULATED or cuda is None:
+        return "the simulator compiles nothing" if SIMULATED else "this Numba has no CUDA support"
+    try:
+        from numba.cuda.cudadrv import nvvm
+
+        nvvm.NVVM()
+    except Exception as error:  # missing library, wrong version: all mean that nothing can be compiled
+        first = str(error).strip().splitlines()
+        return f"NVVM is missing ({first[0] if first else type(error).__name__}): pip install 'numbanet[cuda]'"
+    return None

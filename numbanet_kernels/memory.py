@@ -1,0 +1,431 @@
+"""Memory: where arrays live and how they move. x[...] -> y[...], the same values in another place, order or shape.
+
+CPU arrays are `numpy.ndarray`, CUDA arrays Numba's device arrays; both are C-contiguous. The reference of every function
+here is the NumPy expression in its docstring.
+"""
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from . import launch as L
+from .launch import ceil_div, cuda, kernel, kernels, launch
+
+THREADS = 256
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def take_rows_reference(x, rows):
+    """y[k, ...] = x[rows[k], ...]"""
+    return np.asarray(x)[np.asarray(rows)]
+
+
+def expand_reference(x, pos):
+    """y[n, i] = x[n, pos[i]] where pos[i] >= 0, else 0.   x (N, K), pos (I,) -> y (N, I)"""
+    x, pos = np.asarray(x), np.asarray(pos)
+    y = np.zeros((x.shape[0], pos.size), x.dtype)
+    y[:, pos >= 0] = x[:, pos[pos >= 0]]
+    return y
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+class _Pool:
+    """Blocks of memory handed out again, smallest fitting first: a training step touches no fresh pages."""
+
+    SMALLEST, LARGEST_SHARE, KEEP = 1 << 16, 4, 1 << 29  # bytes; a block serves requests down to a quarter of it; bytes
+
+    def __init__(self) -> None:
+        self.free: list[tuple[int, int, np.ndarray]] = []
+        self.held = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        size = math.prod(shape) * dtype.itemsize
+        if size < self.SMALLEST:
+            return np.empty(shape, dtype)
+        at = bisect.bisect_left(self.free, (size, 0))
+        if at < len(self.free) and self.free[at][0] <= size * self.LARGEST_SHARE:
+            capacity, _, memory = self.free.pop(at)
+            self.held -= capacity
+        else:
+            memory = np.empty(size, np.uint8)
+        return np.asarray(_Block(self, memory, shape, dtype))
+
+    def give_back(self, memory: np.ndarray) -> None:
+        if self.held + memory.nbytes <= self.KEEP:
+            bisect.insort(self.free, (memory.nbytes, id(memory), memory))
+            self.held += memory.nbytes
+
+
+class _Block:
+    """Memory on loan from a pool: it goes back when the last array that views it is gone."""
+
+    def __init__(self, pool: _Pool, memory: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.pool, self.memory = pool, memory
+        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (memory.ctypes.data, False)}
+
+    def __del__(self) -> None:
+        self.pool.give_back(self.memory)
+
+
+_pool = _Pool()
+
+
+def empty_cpu(shape, dtype=np.float32):
+    """An array of unset values."""
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    return _pool.empty(shape, np.dtype(dtype))
+
+
+def full_cpu(shape, value, dtype=np.float32, out=None):
+    """y[...] = value"""
+    out = empty_cpu(shape, dtype) if out is None else out
+    out.fill(value)
+    return out
+
+
+def upload_cpu(host, dtype=None):
+    """The array of this device with the values of a host array; no copy where none is needed."""
+    return np.asarray(host, dtype, order="C")
+
+
+def download_cpu(x):
+    """The values as a NumPy array; no copy on the CPU."""
+    return x
+
+
+def copy_cpu(x, out=None):
+    """y = x, in memory of its own."""
+    out = empty_cpu(x.shape, x.dtype) if out is None else out
+    np.copyto(out, x)
+    return out
+
+
+def reshape_cpu(x, shape):
+    """The same memory under another shape."""
+    return x.reshape(shape)
+
+
+def transpose_cpu(x, axes):
+    """y = np.transpose(x, axes), copied so that it is contiguous."""
+    return np.asarray(x.transpose(axes), order="C")
+
+
+def broadcast_to_cpu(x, shape):
+    """y = np.broadcast_to(x, shape), copied so that it is contiguous."""
+    return np.asarray(np.broadcast_to(x, shape), order="C")
+
+
+def getitem_cpu(x, key):
+    """y = x[key], copied so that it is contiguous."""
+    return np.asarray(x[key], order="C")
+
+
+def putitem_cpu(dy, key, shape):
+    """dx = 0; dx[key] += dy, repeated positions adding up: the adjoint of getitem."""
+    dx = np.zeros(shape, dy.dtype)
+    np.add.at(dx, key, dy)
+    return dx
+
+
+def concatenate_cpu(xs, axis):
+    """y = np.concatenate(xs, axis)"""
+    return np.concatenate(xs, axis)
+
+
+def take_rows_cpu(x, rows, out=None):
+    """y[k, ...] = x[rows[k], ...]"""
+    out = empty_cpu((len(rows), *x.shape[1:]), x.dtype) if out is None else out
+    return np.take(x, rows, axis=0, out=out, mode="clip")
+
+
+def expand_cpu(x, pos, out=None):
+    """y[n, i] = x[n, pos[i]] where pos[i] >= 0, else 0.   x (N, K), pos (I,) -> y (N, I)"""
+    out = full_cpu((x.shape[0], pos.size), 0.0, x.dtype) if out is None else out
+    kept = np.flatnonzero(pos >= 0)
+    out[:, kept] = x[:, pos[kept]]
+    return out
+
+
+def compact_cpu(x, list_, out=None):
+    """y[n, k] = x[n, list[k]]: the adjoint of expand.   x (N, I), list (K,) -> y (N, K)"""
+    out = empty_cpu((x.shape[0], len(list_)), x.dtype) if out is None else out
+    return np.take(x, list_, axis=1, out=out, mode="clip")
+
+
+def from_foreign_cpu(array):
+    """An array of another library as an array of this device, the same memory where it is float32 and contiguous."""
+    return np.asarray(np.from_dlpack(array), np.float32, order="C")
+
+
+def to_dlpack_cpu(x, **options):
+    """The DLPack capsule of the array: the same memory for another library."""
+    return x.__dlpack__(**options)
+
+
+def dlpack_device_cpu(x):
+    """(device type, device number) in DLPack's numbering."""
+    return x.__dlpack_device__()
+
+
+def cuda_array_interface_cpu(x):
+    """Not for memory of the CPU: AttributeError, which is how this interface says no."""
+    raise AttributeError("__cuda_array_interface__: the array is on the CPU")
+
+
+def synchronize_cpu():
+    """Wait until all work handed to the device is done: on the CPU it always is."""
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels
+def _copies():
+    @kernel("void(f4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4)")
+    def strided_copy(x, y, n1, n2, n3, s0, s1, s2, s3):
+        """y[i0, i1, i2, i3] = x[i0*s0 + i1*s1 + i2*s2 + i3*s3], y contiguous."""
+        i = cuda.grid(1)
+        if i < y.size:
+            i3, rest = i % n3, i // n3
+            i2, rest = rest % n2, rest // n2
+            i1, i0 = rest % n1, rest // n1
+            y[i] = x[i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3]
+
+    @kernel("void(f4[::1], f4)")
+    def fill(y, value):
+        i = cuda.grid(1)
+        if i < y.size:
+            y[i] = value
+
+    @kernel("void(f4[::1], i4[::1], f4[::1])")
+    def gather(x, positions, y):
+        """y[k] = x[positions[k]]"""
+        k = cuda.grid(1)
+        if k < y.size:
+            y[k] = x[positions[k]]
+
+    @kernel("void(f4[::1], i4[::1], f4[::1])")
+    def scatter_add(dy, positions, dx):
+        """dx[positions[k]] += dy[k]; atomic, because positions may repeat."""
+        k = cuda.grid(1)
+        if k < dy.size:
+            cuda.atomic.add(dx, positions[k], dy[k])
+
+    @kernel("void(f4[::1], i4[::1], f4[::1], i4)")
+    def take_rows(x, rows, y, width):
+        i = cuda.grid(1)
+        if i < y.size:
+            y[i] = x[rows[i // width] * width + i % width]
+
+    @kernel("void(f4[::1], i4[::1], f4[::1], i4, i4)")
+    def take_columns(x, columns, y, x_width, y_width):
+        """y[n, i] = x[n, columns[i]], 0 where columns[i] < 0: both expand and compact."""
+        i = cuda.grid(1)
+        if i < y.size:
+            column = columns[i % y_width]
+            y[i] = x[(i // y_width) * x_width + column] if column >= 0 else 0.0
+
+    @kernel("void(f4[::1], f4[::1], i4, i4, i4)")
+    def paste(x, y, x_width, y_width, offset):
+        """y[r, offset + c] = x[r, c]: one part of a concatenation."""
+        i = cuda.grid(1)
+        if i < x.size:
+            y[(i // x_width) * y_width + offset + i % x_width] = x[i]
+
+    return strided_copy, fill, gather, scatter_add, take_rows, take_columns, paste
+
+
+def flat(x):
+    """The same memory as one axis: what one-dimensional kernels take."""
+    return x.reshape(x.size)
+
+
+def blocks_for(size: int) -> int:
+    """How many blocks of THREADS threads cover `size` elements."""
+    return ceil_div(size, THREADS)
+
+
+def empty_cuda(shape, dtype=np.float32):
+    """An array of unset values."""
+    return cuda.device_array(shape, dtype)
+
+
+def full_cuda(shape, value, dtype=np.float32, out=None):
+    """y[...] = value"""
+    if np.dtype(dtype) != np.float32:
+        return upload_cuda(np.full(shape, value, dtype))
+    out = empty_cuda(shape) if out is None else out
+    launch(_copies()[1], blocks_for(out.size), THREADS, flat(out), value)
+    return out
+
+
+def upload_cuda(host, dtype=None):
+    """The array of this device with the values of a host array."""
+    return cuda.to_device(np.asarray(host, dtype, order="C"))
+
+
+def download_cuda(x):
+    """The values as a NumPy array."""
+    return x.copy_to_host()
+
+
+def copy_cuda(x, out=None):
+    """y = x, in memory of its own."""
+    out = empty_cuda(x.shape, x.dtype) if out is None else out
+    if x.size:
+        out.copy_to_device(x)
+    return out
+
+
+def reshape_cuda(x, shape):
+    """The same memory under another shape."""
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if -1 in shape:
+        shape = tuple(x.size // -math.prod(shape) if n == -1 else n for n in shape)
+    return x.reshape(*shape) if shape else x.reshape(())
+
+
+def _strided(x, shape, strides):
+    """Copy with up to four axes after neighbours that step together are merged."""
+    axes = [(n, s) for n, s in zip(shape, strides) if n != 1]
+    merged: list[list[int]] = []
+    for n, s in axes:
+        if merged and merged[-1][1] == n * s:
+            merged[-1] = [merged[-1][0] * n, s]
+        else:
+            merged.append([n, s])
+    if len(merged) > 4:
+        raise ValueError(f"cuda: a copy to shape {tuple(shape)} needs {len(merged)} separate axes, at most 4 are supported")
+    merged = [[1, 0]] * (4 - len(merged)) + merged
+    (_, s0), (n1, s1), (n2, s2), (n3, s3) = merged
+    y = empty_cuda(tuple(shape))
+    launch(_copies()[0], blocks_for(y.size), THREADS, flat(x), flat(y), n1, n2, n3, s0, s1, s2, s3)
+    return y
+
+
+def _element_strides(shape):
+    return [math.prod(shape[i + 1:]) for i in range(len(shape))]
+
+
+def transpose_cuda(x, axes):
+    """y = np.transpose(x, axes), copied so that it is contiguous."""
+    strides = _element_strides(x.shape)
+    return _strided(x, [x.shape[a] for a in axes], [strides[a] for a in axes])
+
+
+def broadcast_to_cuda(x, shape):
+    """y = np.broadcast_to(x, shape), copied so that it is contiguous."""
+    np.broadcast_shapes(x.shape, shape)
+    missing = len(shape) - x.ndim
+    strides = [0] * missing + [0 if n == 1 else s for n, s in zip(x.shape, _element_strides(x.shape))]
+    return _strided(x, shape, strides)
+
+
+@functools.lru_cache(maxsize=64)
+def _positions(shape, key):
+    """Flat positions that x[key] reads, computed once a shape and key."""
+    unpacked = tuple(slice(*k[1:]) if isinstance(k, tuple) and k[:1] == ("slice",) else
+                     np.frombuffer(k[1], np.int64).reshape(k[2]) if isinstance(k, tuple) else k for k in key)
+    positions = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)[unpacked]
+    return cuda.to_device(np.ascontiguousarray(positions).reshape(-1)), positions.shape
+
+
+def _hashable(key):
+    """A key of x[key] as something a cache can hold; boolean masks become positions."""
+    parts = []
+    for k in key if isinstance(key, tuple) else (key,):
+        if isinstance(k, slice):
+            parts.append(("slice", k.start, k.stop, k.step))
+        elif isinstance(k, (list, np.ndarray)):
+            k = np.asarray(k)
+            arrays = np.nonzero(k) if k.dtype == bool else (k.astype(np.int64),)
+            parts.extend(("array", a.tobytes(), a.shape) for a in arrays)
+        else:
+            parts.append(k)
+    return tuple(parts)
+
+
+def getitem_cuda(x, key):
+    """y = x[key], copied so that it is contiguous."""
+    positions, shape = _positions(x.shape, _hashable(key))
+    y = empty_cuda(shape)
+    launch(_copies()[2], blocks_for(y.size), THREADS, flat(x), positions, flat(y))
+    return y
+
+
+def putitem_cuda(dy, key, shape):
+    """dx = 0; dx[key] += dy, repeated positions adding up: the adjoint of getitem."""
+    positions, _ = _positions(tuple(shape), _hashable(key))
+    dx = full_cuda(shape, 0.0)
+    launch(_copies()[3], blocks_for(dy.size), THREADS, flat(dy), positions, flat(dx))
+    return dx
+
+
+def concatenate_cuda(xs, axis):
+    """y = np.concatenate(xs, axis)"""
+    axis %= xs[0].ndim
+    shape = list(xs[0].shape)
+    shape[axis] = sum(x.shape[axis] for x in xs)
+    y = empty_cuda(tuple(shape))
+    inner = math.prod(shape[axis + 1:])
+    offset = 0
+    for x in xs:
+        width = x.shape[axis] * inner
+        launch(_copies()[6], blocks_for(x.size), THREADS, flat(x), flat(y), width, shape[axis] * inner, offset)
+        offset += width
+    return y
+
+
+def take_rows_cuda(x, rows, out=None):
+    """y[k, ...] = x[rows[k], ...]"""
+    out = empty_cuda((rows.size, *x.shape[1:]), x.dtype) if out is None else out
+    launch(_copies()[4], blocks_for(out.size), THREADS, flat(x), rows, flat(out), math.prod(x.shape[1:]))
+    return out
+
+
+def _take_columns(x, columns, out):
+    out = empty_cuda((x.shape[0], columns.size)) if out is None else out
+    launch(_copies()[5], blocks_for(out.size), THREADS, flat(x), columns, flat(out), x.shape[1], columns.size)
+    return out
+
+
+def expand_cuda(x, pos, out=None):
+    """y[n, i] = x[n, pos[i]] where pos[i] >= 0, else 0.   x (N, K), pos (I,) -> y (N, I)"""
+    return _take_columns(x, pos, out)
+
+
+def compact_cuda(x, list_, out=None):
+    """y[n, k] = x[n, list[k]]: the adjoint of expand.   x (N, I), list (K,) -> y (N, K)"""
+    return _take_columns(x, list_, out)
+
+
+def from_foreign_cuda(array):
+    """An array of another library as an array of this device, the same memory where it is float32 and contiguous."""
+    foreign = cuda.as_cuda_array(array)
+    if foreign.dtype == np.float32 and foreign.is_c_contiguous():
+        return foreign
+    return upload_cuda(foreign.copy_to_host(), np.float32)
+
+
+def to_dlpack_cuda(x, **options):
+    """Refused: Numba's device arrays speak __cuda_array_interface__, which PyTorch and CuPy take without a copy."""
+    raise BufferError("__dlpack__: not offered on CUDA; torch.as_tensor(t) and cupy.asarray(t) take the tensor as it is, "
+                      "through __cuda_array_interface__")
+
+
+def dlpack_device_cuda(x):
+    """(device type, device number) in DLPack's numbering: 2 is CUDA."""
+    return 2, cuda.get_current_device().id
+
+
+def cuda_array_interface_cuda(x):
+    """The description of the memory that PyTorch, CuPy and Numba share arrays by."""
+    return x.__cuda_array_interface__
+
+
+def synchronize_cuda():
+    """Wait until all work handed to the device is done."""
+    if not L.SIMULATED:
+        cuda.synchronize()

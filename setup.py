@@ -1,0 +1,46 @@
+"""Packaging. The folder `datasets` is installed as `numbanet.datasets`, never as a top-level package."""
+import re
+from pathlib import Path
+
+from setuptools import setup
+
+here = Path(__file__).parent
+version = re.search(r'^__version__ = "(.+)"$', (here / "numbanet/__init__.py").read_text(encoding="utf-8"), re.M).group(1)
+
+cuda = ["numba-cuda[cu13]>=0.30"]
+torch = ["torch==2.13.0"]  # the peer that tests and benchmarks compare with; pinned, because figures name it
+plots = ["matplotlib>=3.7"]
+# NVVM and ptxas compile and assemble CUDA kernels on any machine, so the tests want them even where there is no GPU
+compilers = ["nvidia-cuda-nvcc>=13; platform_system == 'Linux'", "nvidia-nvvm>=13; platform_system == 'Linux'"]
+
+setup(
+    name="numbanet",
+    version=version,
+    description="Neural networks that train faster because work that dropout throws away is never done",
+    long_description=(here / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="BSD-3-Clause",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    packages=["numbanet", "numbanet.datasets", "numbanet_kernels"],
+    package_dir={"numbanet.datasets": "datasets"},
+    package_data={"numbanet": ["py.typed"], "numbanet_kernels": ["py.typed"]},
+    install_requires=["numba>=0.60", "numpy>=1.26", "scikit-learn>=1.6", "rich>=13"],
+    extras_require={
+        "cuda": cuda,
+        "plots": plots,
+        "bench": [*torch, *plots, "threadpoolctl>=3"],
+        "test": [*torch, *plots, *cuda, *compilers, "pytest>=8", "hypothesis>=6", "pandas>=2", "threadpoolctl>=3", "ruff>=0.6",
+                 "build>=1"],
+    },
+    entry_points={"console_scripts": ["numbanet = numbanet.cli:main"]},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Education",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)

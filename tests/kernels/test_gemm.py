@@ -1,0 +1,57 @@
+"""c[m, n] = scale * act(sum_k A[m, k] B[k, n] + bias[n]): every version against the float64 reference."""
+import itertools
+
+import numpy as np
+import pytest
+
+from numbanet_kernels import gemm, launch
+
+SHAPES = [(1, 1, 1), (7, 9, 11), (8, 8, 8), (10, 3, 17), (0, 4, 3), (4, 0, 3), (4, 3, 0)]  # (M, N, K)
+FLAGS = list(itertools.product([False, True], repeat=2))
+EPILOGUES = [(False, False, 1.0), (True, False, 1.0), (True, True, 2.5)]  # biased, relu, scale
+
+
+def operands(rng, m, n, k, ta, tb):
+    a = rng.standard_normal((k, m) if ta else (m, k))
+    b = rng.standard_normal((n, k) if tb else (k, n))
+    return a, b, rng.standard_normal(n)
+
+
+@pytest.mark.parametrize("biased, relu, scale", EPILOGUES)
+@pytest.mark.parametrize("ta, tb", FLAGS)
+@pytest.mark.parametrize("m, n, k", SHAPES)
+def test_gemm_equals_reference(suffix, put, get, rng, m, n, k, ta, tb, biased, relu, scale):
+    a, b, bias = operands(rng, m, n, k, ta, tb)
+    function = getattr(gemm, f"gemm_{suffix}")
+    c = get(function(put(a), put(b), ta, tb, put(bias) if biased else None, relu, scale))
+    expected = gemm.gemm_reference(a, b, ta, tb, bias if biased else None, relu, scale)
+    np.testing.assert_allclose(c, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(launch.cuda_problem() is not None, reason="needs a GPU or NUMBA_ENABLE_CUDASIM=1")
+@pytest.mark.parametrize("version, tile", [("naive", 4), ("tiled", 4), ("register", 8)])
+@pytest.mark.parametrize("ta, tb", FLAGS)
+def test_every_cuda_version(rng, version, tile, ta, tb):
+    a, b, bias = operands(rng, 10, 9, 11, ta, tb)
+    up = (lambda x: launch.cuda.to_device(np.float32(x)))
+    c = gemm.gemm_version_cuda(version, tile, up(a), up(b), ta, tb, up(bias), True, 2.0).copy_to_host()
+    np.testing.assert_allclose(c, gemm.gemm_reference(a, b, ta, tb, bias, True, 2.0), rtol=1e-5, atol=1e-5)
+
+
+def test_out_is_filled(suffix, put, get, rng):
+    a, b, _ = operands(rng, 5, 6, 7, False, False)
+    out = put(np.full((5, 6), np.nan))
+    assert getattr(gemm, f"gemm_{suffix}")(put(a), put(b), out=out) is out
+    np.testing.assert_allclose(get(out), a @ b, rtol=1e-5, atol=1e-5)
+
+
+def test_relu_keeps_nan(suffix, put, get):
+    c = getattr(gemm, f"gemm_{suffix}")(put([[np.nan, 1.0]]), put([[1.0], [1.0]]), relu=True)
+    assert np.isnan(get(c)).all()
+
+
+@pytest.mark.parametrize("a, b, options", [((2, 3), (4, 5), {}), ((3, 2), (3, 5), {}), ((2, 3), (5, 4), {"tb": True}),
+                                           ((2, 3, 1), (3, 5), {})])
+def test_shapes_that_do_not_match_are_named(suffix, put, a, b, options):
+    with pytest.raises(ValueError, match=rf"gemm \({suffix}\).*\(2, 3|\(3, 2"):
+        getattr(gemm, f"gemm_{suffix}")(put(np.zeros(a)), put(np.zeros(b)), **options)

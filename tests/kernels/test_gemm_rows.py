@@ -1,0 +1,55 @@
+"""Kept rows and columns: every function against its float64 reference, and against the masked dense product."""
+import numpy as np
+import pytest
+
+from numbanet_kernels import gemm_rows, launch
+
+# (N, O, I), (dp, bias) of the rows, (dp, bias) of the columns; None: all
+CASES = [((3, 4, 5), None, None), ((5, 9, 11), (2, 1), None), ((5, 9, 11), None, (3, 2)), ((5, 9, 11), (2, 0), (3, 1)),
+         ((1, 1, 1), (1, 0), (1, 0)), ((4, 3, 6), (8, 5), (2, 1)), ((4, 6, 3), (2, 1), (8, 7)), ((0, 6, 3), (2, 1), (2, 1)),
+         ((33, 37, 35), (2, 1), (1, 0))]
+
+
+def lists(suffix, n, pattern):
+    """(the device's list, the host's list) of the indices bias, bias + dp, …"""
+    if pattern is None:
+        return None, np.arange(n)
+    dp, bias = pattern
+    return getattr(gemm_rows, f"index_list_{suffix}")(bias, n, dp), np.arange(bias, n, dp)
+
+
+@pytest.mark.parametrize("shape, row_pattern, col_pattern", CASES)
+def test_forward_and_dx_equal_reference(suffix, put, get, rng, shape, row_pattern, col_pattern):
+    n, o, i = shape
+    rows, host_rows = lists(suffix, o, row_pattern)
+    cols, host_cols = lists(suffix, i, col_pattern)
+    w, b = rng.standard_normal((o, i)), rng.standard_normal(o)
+    x, dy = rng.standard_normal((n, host_cols.size)), rng.standard_normal((n, host_rows.size))
+    y = getattr(gemm_rows, f"gemm_rows_{suffix}")(put(x), put(w), rows, cols, put(b), True, 2.0)
+    dx = getattr(gemm_rows, f"gemm_rows_dx_{suffix}")(put(dy), put(w), rows, cols)
+    expected = gemm_rows.gemm_rows_reference(x, w, host_rows, host_cols, b, True, 2.0)
+    np.testing.assert_allclose(get(y), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(get(dx), gemm_rows.gemm_rows_dx_reference(dy, w, host_rows, host_cols), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dp, bias", [(1, 0), (2, 1), (3, 0), (20, 19)])
+def test_reference_equals_masked_dense(rng, dp, bias):
+    x, w = rng.standard_normal((4, 6)), rng.standard_normal((9, 6))
+    mask = np.arange(9) % dp == bias
+    y = gemm_rows.gemm_rows_reference(x, w, np.flatnonzero(mask), None)
+    np.testing.assert_allclose(y, (x @ (w * mask[:, None]).T)[:, mask])
+
+
+@pytest.mark.skipif(launch.cuda_problem() is not None, reason="needs a GPU or NUMBA_ENABLE_CUDASIM=1")
+def test_masked_version(rng, monkeypatch):
+    monkeypatch.setattr(gemm_rows, "TILE", 4)
+    x, w, mask = rng.standard_normal((5, 6)), rng.standard_normal((9, 6)), np.arange(9) % 2 == 1
+    up = launch.cuda.to_device
+    y = gemm_rows.gemm_rows_masked_cuda(up(np.float32(x)), up(np.float32(w)), up(mask)).copy_to_host()
+    np.testing.assert_allclose(y, x @ (w * mask[:, None]).T, rtol=1e-5, atol=1e-5)
+
+
+def test_shapes_that_do_not_match_are_named(suffix, put):
+    rows, _ = lists(suffix, 9, (2, 1))
+    with pytest.raises(ValueError, match=rf"gemm_rows \({suffix}\).*\(4, 5\).*\(9, 6\)"):
+        getattr(gemm_rows, f"gemm_rows_{suffix}")(put(np.zeros((4, 5))), put(np.zeros((9, 6))), rows, None)

@@ -1,0 +1,69 @@
+"""Kept tiles: every function against its float64 reference, which is the masked dense product."""
+import numpy as np
+import pytest
+
+from numbanet_kernels import gemm_tiles, launch
+
+# (N, O, I), tile, dp: ragged edges, one tile, dp that divides the number of tile columns and dp that does not
+CASES = [((5, 9, 11), 4, 1), ((5, 9, 11), 4, 2), ((5, 9, 11), 4, 3), ((6, 8, 16), 4, 4), ((6, 8, 16), 4, 3), ((1, 1, 1), 4, 2),
+         ((5, 18, 10), 4, 5), ((3, 4, 40), 4, 7), ((0, 9, 11), 4, 2), ((5, 3, 2), 2, 6), ((5, 10, 6), 2, 8)]
+
+
+@pytest.mark.parametrize("shape, tile, dp", CASES)
+def test_forward_dx_dw_equal_reference(suffix, put, get, rng, shape, tile, dp):
+    n, o, i = shape
+    x, w, b, dy = (rng.standard_normal(s) for s in ((n, i), (o, i), (o,), (n, o)))
+    function = (lambda name: getattr(gemm_tiles, f"{name}_{suffix}"))
+    for bias in range(dp):
+        y = get(function("gemm_tiles")(put(x), put(w), tile, dp, bias, put(b), True, 1.5))
+        dx = get(function("gemm_tiles_dx")(put(dy), put(w), tile, dp, bias, 1.5))
+        packed = get(function("gemm_tiles_dw")(put(dy), put(x), tile, dp, bias, 1.5))
+        close = dict(rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(y, gemm_tiles.gemm_tiles_reference(x, w, tile, dp, bias, b, True, 1.5), **close)
+        np.testing.assert_allclose(dx, gemm_tiles.gemm_tiles_dx_reference(dy, w, tile, dp, bias, 1.5), **close)
+        np.testing.assert_allclose(unpacked(packed, (o, i), tile, dp, bias),
+                                   gemm_tiles.gemm_tiles_dw_reference(dy, x, tile, dp, bias, 1.5), **close)
+
+
+def unpacked(packed, shape, tile, dp, bias):
+    """The dense form of a packed dw, from the words of the module's docstring."""
+    rows, cols = -(-shape[0] // tile), -(-shape[1] // tile)
+    kept = [[c for c in range(cols) if (r * cols + c) % dp == bias] for r in range(rows)]
+    period = dp // np.gcd(cols, dp)
+    dense = np.zeros((rows * tile, cols * tile))
+    for place, r in enumerate(sorted(range(rows), key=lambda r: (r % period, r))):
+        for k, c in enumerate(kept[r]):
+            dense[r * tile:(r + 1) * tile, c * tile:(c + 1) * tile] = packed[place * tile:(place + 1) * tile,
+                                                                            k * tile:(k + 1) * tile]
+    return dense[:shape[0], :shape[1]]
+
+
+@pytest.mark.parametrize("shape, dp", [((9, 11), 3), ((8, 16), 4), ((18, 10), 5), ((32, 40), 7)])
+def test_classes_share_no_column_and_cover_the_mask(shape, dp):
+    tile = 4
+    cols = -(-shape[1] // tile)
+    for bias in range(dp):
+        covered, columns_seen = np.zeros((-(-shape[0] // tile), cols), bool), set()
+        for r, step, c, _ in gemm_tiles.tile_classes(shape, tile, dp, bias):
+            columns = set(range(c, cols, dp))
+            assert not columns & columns_seen
+            columns_seen |= columns
+            covered[r::step, c::dp] = True
+        np.testing.assert_array_equal(covered, gemm_tiles.tile_mask_reference(shape, tile, dp, bias)[::tile, ::tile])
+
+
+@pytest.mark.skipif(launch.cuda_problem() is not None, reason="needs a GPU or NUMBA_ENABLE_CUDASIM=1")
+def test_masked_version(rng):
+    x, w, mask = rng.standard_normal((5, 11)), rng.standard_normal((9, 11)), rng.random((3, 3)) < 0.5
+    up = launch.cuda.to_device
+    y = gemm_tiles.gemm_tiles_masked_cuda(up(np.float32(x)), up(np.float32(w)), up(mask), 4).copy_to_host()
+    dense = np.kron(mask, np.ones((4, 4)))[:9, :11]
+    np.testing.assert_allclose(y, x @ (w * dense).T, rtol=1e-5, atol=1e-5)
+
+
+def test_bad_arguments_are_named(suffix, put):
+    function = getattr(gemm_tiles, f"gemm_tiles_{suffix}")
+    with pytest.raises(ValueError, match=r"\(4, 5\).*6 inner"):
+        function(put(np.zeros((4, 5))), put(np.zeros((9, 6))), 4, 2, 0)
+    with pytest.raises(ValueError, match="bias 2"):
+        function(put(np.zeros((4, 6))), put(np.zeros((9, 6))), 4, 2, 2)

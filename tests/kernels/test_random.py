@@ -1,0 +1,102 @@
+"""Philox against its published vectors; every device against the reference, bit by bit where bits decide."""
+import numpy as np
+import pytest
+
+from numbanet_kernels import random
+
+FULL = 0xFFFFFFFF
+KNOWN = [  # counter, key, words: the known-answer tests of Random123 for philox4x32-10
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((FULL,) * 4, (FULL,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
+     (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+]
+SIZES = [0, 1, 2, 3, 4, 5, 11]
+SEEDS = [(0, 0), (1, 2), (2**64 - 1, 2**64 - 1), (0xDEADBEEF12345678, 0x0123456789ABCDEF)]
+
+
+@pytest.mark.parametrize("counter, key, words", KNOWN)
+def test_known_answers(counter, key, words):
+    assert tuple(random.philox_reference(counter, key)) == words
+
+
+def test_first_known_answer_on_every_device(suffix, get):
+    assert tuple(get(getattr(random, f"random_bits_{suffix}")(0, 0, 4))) == KNOWN[0][2]
+
+
+@pytest.mark.parametrize("key, counter", SEEDS)
+@pytest.mark.parametrize("size", SIZES)
+def test_bits_and_uniform_are_equal_everywhere(key, counter, size, suffix, get):
+    bits = getattr(random, f"random_bits_{suffix}")(key, counter, size)
+    assert bits.dtype == np.uint32
+    np.testing.assert_array_equal(get(bits), random.random_bits_reference(key, counter, size))
+    u = getattr(random, f"uniform_{suffix}")(key, counter, (size,))
+    assert u.dtype == np.float32
+    np.testing.assert_array_equal(get(u), random.uniform_reference(key, counter, (size,)))
+
+
+@pytest.mark.parametrize("key, counter", SEEDS)
+@pytest.mark.parametrize("shape", [(0,), (1,), (5,), (3, 5), (2, 0), (2, 3, 4), (40,)], ids=str)
+def test_normal(key, counter, shape, suffix, get):
+    z = getattr(random, f"normal_{suffix}")(key, counter, shape)
+    assert z.shape == shape
+    np.testing.assert_allclose(get(z), random.normal_reference(key, counter, shape), rtol=1e-4, atol=3e-6)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.5, 0.97])
+@pytest.mark.parametrize("scale", [None, 1.0])
+@pytest.mark.parametrize("shape", [(0,), (1,), (3,), (3, 5), (2, 4), (2, 3, 7)], ids=str)
+def test_dropout(rate, scale, shape, suffix, put, get, rng):
+    host = rng.standard_normal(shape).astype(np.float32)
+    y = get(getattr(random, f"dropout_{suffix}")(put(host), rate, 12, 34, scale))
+    expected = random.dropout_reference(host, rate, 12, 34, scale)
+    np.testing.assert_array_equal(y == 0, expected == 0)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+
+def test_dropped_nan_is_gone(suffix, put, get):
+    y = get(getattr(random, f"dropout_{suffix}")(put(np.full(30, np.nan)), 0.5, 0, 0))
+    np.testing.assert_array_equal(np.isnan(y), random.random_bits_reference(0, 0, 30) >= 2**31)
+
+
+def test_statistics():
+    size = 1 << 18
+    u, z = random.uniform_cpu(3, 4, (size,)), random.normal_cpu(3, 4, (size,))
+    assert 0 <= u.min() and u.max() < 1
+    noise = size ** -0.5
+    assert abs(u.mean() - 0.5) < noise and abs(u.var() - 1 / 12) < noise
+    assert abs(z.mean()) < 4 * noise and abs(z.var() - 1) < 6 * noise and abs((z**3).mean()) < 16 * noise
+    assert abs((z[::2] * z[1::2]).mean()) < 6 * noise
+    kept = random.dropout_cpu(np.ones(size, np.float32), 0.7, 3, 4, 1.0).mean()
+    assert abs(kept - 0.3) < 2 * noise
+
+
+def test_large_cpu_arrays_equal_the_reference():
+    np.testing.assert_array_equal(random.random_bits_cpu(5, 6, 10_001), random.random_bits_reference(5, 6, 10_001))
+    x = np.ones(10_003, np.float32)
+    np.testing.assert_array_equal(random.dropout_cpu(x, 0.4, 5, 6, 1.0), random.dropout_reference(x, 0.4, 5, 6, 1.0))
+
+
+def test_normal_polynomial_over_the_whole_circle(suffix, get):
+    size = 2000 if suffix == "cpu" else 400
+    z = get(getattr(random, f"normal_{suffix}")(9, 9, (size,)))
+    np.testing.assert_allclose(z, random.normal_reference(9, 9, (size,)), rtol=1e-4, atol=3e-6)
+
+
+def test_arguments_out_of_range(suffix, put):
+    for key, counter in [(-1, 0), (0, 2**64)]:
+        with pytest.raises(ValueError, match=r"not in \[0, 2\*\*64\)"):
+            getattr(random, f"random_bits_{suffix}")(key, counter, 4)
+    for rate in (-0.1, 1.0):
+        with pytest.raises(ValueError, match=rf"dropout: rate {rate} is not in \[0, 1\)"):
+            getattr(random, f"dropout_{suffix}")(put(np.ones(3)), rate, 0, 0)
+    with pytest.raises(ValueError, match=r"out \(3,\) does not match \(4,\)"):
+        getattr(random, f"uniform_{suffix}")(0, 0, (4,), out=put(np.ones(3)))
+
+
+def test_out_is_used(suffix, put, get):
+    for op, dtype in [("random_bits", np.uint32), ("uniform", np.float32), ("normal", np.float32)]:
+        out = put(np.zeros(5, dtype))
+        size = 5 if op == "random_bits" else (5,)
+        assert getattr(random, f"{op}_{suffix}")(1, 2, size, out=out) is out
+        np.testing.assert_array_equal(get(out), get(getattr(random, f"{op}_{suffix}")(1, 2, size)))
