@@ -134,6 +134,10 @@ class _BaseNet(BaseEstimator):
             self._train(X, y, weights, self.epochs, settings, validation_data)
         return self
 
+    def check(self) -> None:
+        """Raise what `fit` would raise for the parameters, before any data is at hand."""
+        self._settings(None, None)
+
     def partial_fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None):
         """One pass over the samples, going on from the present weights and optimiser state; parameters as for `fit`."""
         return self._partial_fit(X, y, sample_weight, dropout, dropout_rate)
@@ -463,8 +467,8 @@ class NetRegressor(RegressorMixin, _BaseNet):
                          random_state=random_state, verbose=verbose)
 
     def predict(self, X) -> np.ndarray:
-        """The predicted values, float32 (n_samples,), or (n_samples, n_outputs) where y had several columns."""
-        values = (self._output(X) * self.target_scale_ + self.target_mean_).astype(np.float32)
+        """The predicted values, (n_samples,), or (n_samples, n_outputs) where y had several columns."""
+        values = self._output(X) * self.target_scale_ + self.target_mean_
         return values.reshape(len(values)) if self._flat_target else values
 
     def __sklearn_tags__(self):

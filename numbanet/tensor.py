@@ -88,7 +88,7 @@ class Tensor:
 
     def __repr__(self) -> str:
         where = "" if self.device.name == "cpu" else f", device={self.device.name!r}"
-        values = np.array2string(self.numpy(), precision=4, threshold=50, prefix="Tensor(")
+        values = np.array2string(self.numpy(), precision=4, threshold=50, prefix="Tensor(", separator=", ")
         return f"Tensor({values}{where}{', requires_grad=True' if self.requires_grad else ''})"
 
     def __bool__(self) -> bool:

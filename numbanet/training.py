@@ -21,6 +21,7 @@ from .layers import Sequential
 from .optim import Optimizer
 from .tensor import Tensor, no_grad
 
+LEAST_ROWS = 32
 PREDICT_ROWS = 4096  # rows of a forward pass without gradients: bounds its memory
 
 
@@ -182,12 +183,18 @@ class Trainer:
 
 
 def forward(model: Sequential, dev: Device, X: Any) -> np.ndarray:
-    """The model's output for X (n, …) on the device, in pieces of PREDICT_ROWS rows, without gradients, as a host array."""
-    pieces = []
+    """The model's output for X (n, …) on the device, in pieces of PREDICT_ROWS rows, without gradients, as a host array.
+
+    A short piece is filled up to LEAST_ROWS: BLAS takes other paths for a handful of rows, and what is predicted for a
+    sample should not depend on how many others are predicted with it.
+    """
+    n, pieces = X.shape[0], []
     with no_grad():
-        for start in range(0, max(X.shape[0], 1), PREDICT_ROWS):
-            piece = Tensor.wrap(dev.getitem(X, slice(start, start + PREDICT_ROWS)), dev)
-            pieces.append(model(piece).numpy())
+        for start in range(0, n, PREDICT_ROWS):
+            count = min(n - start, PREDICT_ROWS)
+            rows = np.minimum(np.arange(start, start + max(count, LEAST_ROWS), dtype=np.int32), n - 1)
+            piece = Tensor.wrap(dev.take_rows(X, dev.upload(rows)), dev)
+            pieces.append(model(piece).numpy()[:count])
     return np.concatenate(pieces)
 
 

@@ -1,4 +1,4 @@
-"""Elementwise maps: y[i] = f(x[i]), y[i] = f(a[i], b[i]), and the backward maps dx[i] = dy[i] f'(.), equal shapes throughout.
+"""Elementwise maps: y[i] = f(x[i]), y[i] = f(a[i], b[i]), and the backward maps dx[i] = dy[i] f'(.); equal shapes.
 
 unary     exp, log, sqrt, tanh, abs, sign; sigmoid = 1/2 + tanh(x/2)/2, which cannot overflow; relu = max(x, 0);
           gelu = x Phi(x) with Phi(x) = (1 + erf(x/sqrt 2))/2; affine = x*mul + add; power = x^exponent
@@ -19,10 +19,12 @@ from numba import float32
 from .launch import cuda, host_kernel, kernel, kernels, launch
 from .memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
 
-EXP, LOG, SQRT, TANH, SIGMOID, RELU, GELU, ABS, SIGN = range(9)
-ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, GREATER, TANH_GRAD, SIGMOID_GRAD, GELU_GRAD, RELU_GRAD = range(11)
+EXP, LOG, SQRT, TANH, SIGMOID, RELU, ABS, SIGN, GELU = range(9)
+ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, GREATER, TANH_GRAD, SIGMOID_GRAD, GELU_GRAD = range(10)
+RELU_GRAD, RELU_MAP, GELU_MAP = range(10, 13)  # on the CPU only
 ROOT_HALF = math.sqrt(0.5)
 NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)
+LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 
 
 def _result(op, device, empty, x, out):
@@ -112,25 +114,38 @@ def gelu_grad_reference(dy, x):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(i4, f4[::1], f4[::1], f4, f4[::1])")
 def _maps(formula, a, b, scale, out):
-    """What NumPy has no single ufunc for, in one compiled loop each; b is not read where the formula is unary."""
+    """The backward maps with a = dy, and relu and gelu (their b is not read): what NumPy lacks, or does more slowly."""
     zero, half, one = float32(0), float32(0.5), float32(1)
-    root, density = float32(ROOT_HALF), float32(NORMAL_DENSITY)
     if formula == RELU_GRAD:
         for i in range(out.size):
-            out[i] = scale * a[i] if b[i] > zero else zero
+            v = scale * a[i]  # before the choice, so that no branch has to guess a random sign
+            out[i] = v if b[i] > zero else zero
+    elif formula == RELU_MAP:
+        for i in range(out.size):
+            out[i] = zero if a[i] <= zero else a[i]  # in this order NaN passes
     elif formula == TANH_GRAD:
         for i in range(out.size):
             out[i] = a[i] * (one - b[i] * b[i])
     elif formula == SIGMOID_GRAD:
         for i in range(out.size):
             out[i] = a[i] * b[i] * (one - b[i])
-    elif formula == GELU_GRAD:
-        for i in range(out.size):
-            x = b[i]
-            out[i] = a[i] * (half + half * math.erf(x * root) + x * density * math.exp(-half * x * x))
     else:
+        # Phi(-|x|) = e t q(t) / 2 with e = exp(-x^2/2), t = 1/(1 + p |x|/sqrt 2): Abramowitz and Stegun 7.1.26, within
+        # 1e-7; e = 2^k r(z) is written out, as calls to the C library would keep the loop from being vectorised
         for i in range(out.size):
-            out[i] = a[i] * (half + half * math.erf(a[i] * root))
+            x = b[i] if formula == GELU_GRAD else a[i]
+            power = -half * x * x
+            k = np.floor(power * LOG2_E + half)
+            z = power - k * LOG_2
+            r = float32(1 / 24) + z * (float32(1 / 120) + z * float32(1 / 720))
+            r = one + z * (one + z * (half + z * (float32(1 / 6) + z * r)))
+            e = r * np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
+            e = e if power > float32(-87) else zero
+            t = one / (one + abs(x) * float32(0.3275911 * ROOT_HALF))
+            q = float32(1.421413741) + t * (float32(-1.453152027) + t * float32(1.061405429))
+            tail = half * e * t * (float32(0.254829592) + t * (float32(-0.284496736) + t * q))
+            share = one - tail if x > zero else tail
+            out[i] = a[i] * (share + x * float32(NORMAL_DENSITY) * e) if formula == GELU_GRAD else x * share
 
 
 def _unary_cpu(op, formula, ufunc):
@@ -146,18 +161,16 @@ def _binary_cpu(op, formula, ufunc):
     return _named(f"{op}_cpu", formula, binary)
 
 
-def _relu(x, out):
-    return np.maximum(x, 0, out=out)
-
-
 def _sigmoid(x, out):
     np.tanh(np.multiply(x, 0.5, out=out), out=out)
     return np.add(np.multiply(out, 0.5, out=out), 0.5, out=out)
 
 
-def _gelu(x, out):
-    _maps(-1, flat(x), flat(x), 1.0, flat(out))
-    return out
+def _mapped(formula):
+    def mapped(x, out):
+        _maps(formula, flat(x), flat(x), 1.0, flat(out))
+        return out
+    return mapped
 
 
 exp_cpu = _unary_cpu("exp", "y = exp(x)", np.exp)
@@ -165,8 +178,8 @@ log_cpu = _unary_cpu("log", "y = log(x), the natural logarithm", np.log)
 sqrt_cpu = _unary_cpu("sqrt", "y = sqrt(x)", np.sqrt)
 tanh_cpu = _unary_cpu("tanh", "y = tanh(x)", np.tanh)
 sigmoid_cpu = _unary_cpu("sigmoid", "y = 1 / (1 + exp(-x))", _sigmoid)
-relu_cpu = _unary_cpu("relu", "y = max(x, 0)", _relu)
-gelu_cpu = _unary_cpu("gelu", "y = x Phi(x)", _gelu)
+relu_cpu = _unary_cpu("relu", "y = max(x, 0)", _mapped(RELU_MAP))
+gelu_cpu = _unary_cpu("gelu", "y = x Phi(x)", _mapped(GELU_MAP))
 abs_cpu = _unary_cpu("abs", "y = |x|", np.absolute)
 sign_cpu = _unary_cpu("sign", "y = -1, 0 or 1 as x < 0, = 0 or > 0", np.sign)
 add_cpu = _binary_cpu("add", "y = a + b", np.add)
@@ -223,7 +236,7 @@ def gelu_grad_cpu(dy, x, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels
 def _unary_kernels():
-    """One kernel a formula, in the order of the constants: `formula` is a constant to the compiler, which keeps one branch."""
+    """One kernel a formula, in the order of the constants; the compiler knows `formula` and keeps one branch."""
     def declared(formula):
         @kernel("void(f4[::1], f4[::1])")
         def unary(x, y):
@@ -246,11 +259,11 @@ def _unary_kernels():
                     y[i] = v * (float32(0.5) + float32(0.5) * math.erf(v * float32(ROOT_HALF)))
                 elif formula == ABS:
                     y[i] = math.fabs(v)
-                else:
+                elif formula == SIGN:
                     y[i] = v if v != v else float32(v > float32(0)) - float32(v < float32(0))
         return unary
 
-    return tuple(declared(formula) for formula in range(SIGN + 1))
+    return tuple(declared(formula) for formula in range(GELU + 1))
 
 
 @kernels
@@ -261,8 +274,7 @@ def _binary_kernels():
         def binary(a, b, y):
             i = cuda.grid(1)
             if i < y.size:
-                u = a[i]
-                v = b[i]
+                u, v = a[i], b[i]
                 if formula == ADD:
                     y[i] = u + v
                 elif formula == SUB:
@@ -301,8 +313,7 @@ def _scaled_kernels():
     def power(x, exponent, y):
         i = cuda.grid(1)
         if i < y.size:
-            # squares are what losses and norms ask for, and pow costs some sixty instructions
-            y[i] = x[i] * x[i] if exponent == float32(2) else math.pow(x[i], exponent)
+            y[i] = x[i] * x[i] if exponent == float32(2) else math.pow(x[i], exponent)  # squares: common, pow is slow
 
     @kernel("void(f4[::1], f4[::1], f4, f4[::1])")
     def relu_grad(dy, y, scale, dx):

@@ -89,7 +89,7 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         @functools.lru_cache(maxsize=None)
         def compiled() -> Callable[..., None]:
-            options = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
+            options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
             try:
                 return numba.njit(signature, cache=True, **options)(function)
             except (RuntimeError, OSError):  # no writable place for a cache: compile in this process only

@@ -1,15 +1,16 @@
-"""Random numbers without state: element i is a function of (key, counter, i), the same on every device and in any order.
+"""Random numbers without state: element i is a function of (key, counter, i), the same on every device, in any order.
 
-Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a counter of four
-32-bit words and a key of two to four words of random bits; ten times over,
-    (c0, c1, c2, c3) <- (hi(M1 c2) ^ c1 ^ k0, lo(M1 c2), hi(M0 c0) ^ c3 ^ k1, lo(M0 c0)),   (k0, k1) <- (k0 + W0, k1 + W1).
+Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a counter of
+four 32-bit words and a key of two to four words of random bits; ten times over,
+    (c0, c1, c2, c3) <- (hi(M1 c2) ^ c1 ^ k0, lo(M1 c2), hi(M0 c0) ^ c3 ^ k1, lo(M0 c0)),
+    (k0, k1) <- (k0 + W0, k1 + W1).
 Element i is word i % 4 of the call with counter words (i//4 low, i//4 high, counter low, counter high).
 
 random_bits  bits[i]
 uniform      u[i] = floor(bits[i] / 2^8) / 2^24, in [0, 1)
-normal       Box-Muller on neighbours: r = sqrt(-2 log(1 - u[2j])); z[2j] = r cos(2 pi u[2j+1]), z[2j+1] = r sin(2 pi u[2j+1])
-dropout      y[i] = x[i] scale where bits[i] / 2^32 >= rate, else 0: compared as integers, so every device keeps the same
-             elements. Linear and self-adjoint: the same call on dy is the backward pass.
+normal       Box-Muller on neighbours: z[2j] = r cos(2 pi u[2j+1]), z[2j+1] = r sin(2 pi u[2j+1]), r = sqrt(-2 log(1 - u[2j]))
+dropout      y[i] = x[i] scale where bits[i] / 2^32 >= rate, else 0: compared as integers, so that every device keeps
+             the same elements. Linear and self-adjoint: the same call on dy is the backward pass.
 """
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def dropout_reference(x, rate, key, counter, scale=None):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 # Words are kept in 64-bit lanes with empty upper halves: so the compiler sees that one vector multiplication serves both
-# hi and lo, and vectorises the loop over calls. Hence also one loop that ends at the last whole call, and a ragged end.
+# hi and lo, and vectorises the loop over calls. It ends at the last whole call; a ragged end is done apart.
 @host_kernel("void(u8, u8, u8, u8, i8, u4[::1])")
 def _fill_bits(key0, key1, counter2, counter3, first, bits):
     """bits[i] of the calls first, first + 1, ...; bits.size is a multiple of 4."""
@@ -175,7 +176,7 @@ def dropout_cpu(x, rate, key, counter, scale=None, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels
 def _philox_kernels():
-    """One kernel a use of the bits, in the order of the constants: a thread makes one call and writes up to four elements."""
+    """One kernel a use of the bits, in the order of the constants; a thread makes one call, for up to four elements."""
     def declared(use, kind):
         @kernel(f"void({kind}[::1], {kind}[::1], u4, u4, u4, u4, u4, f4)")
         def philox(x, y, key0, key1, counter2, counter3, threshold, scale):
@@ -202,7 +203,7 @@ def _philox_kernels():
                     pair0, pair1 = (c0, c1) if word < 2 else (c2, c3)
                     share = float32(1) - float32(pair0 >> uint32(8)) * float32(2.0**-24)
                     r = math.sqrt(float32(-2) * math.log(share))
-                    # an eighth of the circle is enough for a polynomial: cos and sin of the library would spill to memory
+                    # reduced to an eighth of the circle, polynomials do: the library's cos and sin need a stack frame
                     eighth = pair1 >> uint32(29)
                     quarter = (eighth + uint32(1)) >> uint32(1)
                     turn = float32(pair1 >> uint32(8)) * float32(2.0**-24) - float32(quarter) * float32(0.25)

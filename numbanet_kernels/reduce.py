@@ -5,9 +5,10 @@ max       y = the maximum of x over axes (None: all); NaN if one of them is NaN
 sum_rows  y[o] = sum_n x[n, o]                             x (N, O) -> y (O,)
 argmax    y[n] = the first c with x[n, c] = max_c x[n, c]  x (..., C) -> y (...) int32; NaN counts as the largest
 
-On CUDA neighbouring axes merge, so that x is (outer, n, inner) and y (outer, inner). A block is WIDTH x HEIGHT threads: x
-along inner, where memory is contiguous, y along n; the y threads meet in a tree in shared memory. With inner = 1, WIDTH is 1
-and it is the y threads that read neighbours. The order of additions depends on the shape alone: results repeat bit by bit.
+On CUDA neighbouring axes merge, so that x is (outer, n, inner) and y (outer, inner). The x threads of a block lie along
+inner, where memory is contiguous, the y threads along n; they meet in a tree in shared memory. With inner = 1 there is
+one x thread, and the y threads read neighbours. The order of additions depends on the shape alone: results repeat bit
+by bit.
 """
 from __future__ import annotations
 
@@ -119,8 +120,8 @@ def argmax_cpu(x, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels
 def _reduce_kernels():
-    """For SUM, then for MAX, one kernel for each of BLOCKS. A group of n elements is cut into `parts` of `chunk`, each for a
-    block of its own: the second pass of a long reduction works on their results."""
+    """For SUM, then for MAX, one kernel for each of BLOCKS. A group of n elements is cut into `parts` of `chunk`, each
+    for a block of its own: the second pass of a long reduction works on their results."""
     def declared(formula, block):
         across, down = block
 

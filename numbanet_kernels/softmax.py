@@ -5,7 +5,7 @@ log_softmax       y[n, c] = x[n, c] - m[n] - log sum_c exp(x[n, c] - m[n])
 softmax_grad      dx[n, c] = y[n, c] (dy[n, c] - sum_c dy[n, c] y[n, c])
 log_softmax_grad  dx[n, c] = dy[n, c] - exp(y[n, c]) sum_c dy[n, c]
 
-On CUDA a block does one row: each pass over the row ends in a tree in shared memory; passes after the first read from cache.
+On CUDA a block does one row: each pass over it ends in a tree in shared memory; later passes read from cache.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kernel test runs on the CPU, and on CUDA where a card answers or the simulator is on (NUMBA_ENABLE_CUDASIM=1)."""
+"""Every kernel test runs on the CPU, and on CUDA where a card or the simulator answers (NUMBA_ENABLE_CUDASIM=1)."""
 import numpy as np
 import pytest
 

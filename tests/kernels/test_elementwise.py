@@ -4,7 +4,7 @@ import pytest
 
 from numbanet_kernels import elementwise
 
-SHAPES = [(), (0,), (1,), (3, 4), (2, 3, 5), (0, 4)]
+SHAPES = [(), (0, 4), (2, 3, 5)]
 ANY, POSITIVE, APART_FROM_ZERO = range(3)
 CASES = [  # op, number of arrays, domain, keyword arguments
     *((op, 1, ANY, {}) for op in ("exp", "tanh", "sigmoid", "relu", "gelu", "abs", "sign")),

@@ -5,7 +5,7 @@ import pytest
 from numbanet_kernels import loss
 
 ERRORS = ["squared_error", "absolute_error", "sigmoid_cross_entropy"]
-SHAPES = [(1, 1), (3, 10), (10, 3), (4, 35), (0, 4)]
+SHAPES = [(1, 1), (3, 10), (7, 3), (2, 35), (0, 4)]
 
 
 def weights_like(rng, rows, weighted):
@@ -19,8 +19,7 @@ def check(pair, expected, get):
         np.testing.assert_allclose(get(y), reference, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 1e4])
+@pytest.mark.parametrize("scale, weighted", [(1.0, False), (1e4, True)])
 @pytest.mark.parametrize("shape", [*SHAPES, (1, 1030)], ids=str)
 def test_softmax_cross_entropy(shape, scale, weighted, suffix, put, get, rng):
     logits = (scale * rng.standard_normal(shape)).astype(np.float32)
@@ -31,8 +30,7 @@ def test_softmax_cross_entropy(shape, scale, weighted, suffix, put, get, rng):
     check(pair, loss.softmax_cross_entropy_reference(logits, labels, weights), get)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 1e4])
+@pytest.mark.parametrize("scale, weighted", [(1.0, False), (1e4, True)])
 @pytest.mark.parametrize("shape", [*SHAPES, (5,), (3, 2, 4), (3, 0)], ids=str)
 @pytest.mark.parametrize("op", ERRORS)
 def test_errors(op, shape, scale, weighted, suffix, put, get, rng):

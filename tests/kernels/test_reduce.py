@@ -5,8 +5,9 @@ import pytest
 from numbanet_kernels import launch, reduce, softmax
 
 SHAPES = [(1,), (7,), (1, 1), (3, 4), (11, 2), (2, 40), (3, 2, 5), (2, 3, 2, 4)]
-ROWS = [(1,), (6,), (1, 1), (3, 10), (2, 3, 5), (4, 33), (0, 3)]
+ROWS = [(6,), (1, 1), (3, 10), (2, 2, 5), (2, 33), (0, 3)]
 LONG = [((2, 1100), 1), ((2, 4100), 1), ((1100, 3), 0), ((2, 1030, 2), 1)]
+EMPTY = [((0,), None), ((0, 3), 0), ((3, 0), 0), ((3, 0), 1), ((0, 3, 0), (0, 2))]
 SOFTMAX = ["softmax", "log_softmax"]
 
 
@@ -23,9 +24,9 @@ def test_every_axis(op, shape, suffix, put, get, rng):
     x = put(host)
     axes = axes_of(len(shape))
     if launch.SIMULATED and suffix == "cuda":  # threads are slow there: every kernel, not every combination
-        axes = [None, 0, -1, (0, len(shape) - 1)][:1 + 2 * len(shape)] if len(shape) > 1 else [None]
+        axes = [0, -1, (0, len(shape) - 1)] if len(shape) > 1 else [None]
     for axis in axes:
-        for keepdims in (False, True):
+        for keepdims in (False, True) if axis in (None, -1) else (False,):
             y = getattr(reduce, f"{op}_{suffix}")(x, axis, keepdims)
             expected = getattr(reduce, f"{op}_reference")(host, axis, keepdims)
             assert y.shape == expected.shape and y.dtype == np.float32
@@ -40,7 +41,7 @@ def test_long_axis_is_reduced_in_parts(op, shape, axis, suffix, put, get, rng):
     np.testing.assert_allclose(y, getattr(reduce, f"{op}_reference")(host, axis), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape, axis", [((0,), None), ((0, 3), 0), ((3, 0), 0), ((3, 0), 1), ((0, 3, 0), (0, 2))], ids=str)
+@pytest.mark.parametrize("shape, axis", EMPTY, ids=str)
 def test_empty(shape, axis, suffix, put, get):
     x = put(np.zeros(shape, np.float32))
     y = get(getattr(reduce, f"sum_{suffix}")(x, axis))
@@ -75,7 +76,7 @@ def test_sum_rows(shape, suffix, put, get, rng):
     np.testing.assert_allclose(get(y), reduce.sum_rows_reference(host), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [s for s in ROWS if s != (0, 3)] + [(0, 3)], ids=str)
+@pytest.mark.parametrize("shape", ROWS, ids=str)
 def test_argmax(shape, suffix, put, get, rng):
     host = rng.integers(0, 4, shape).astype(np.float32)  # small integers: many ties
     y = getattr(reduce, f"argmax_{suffix}")(put(host))

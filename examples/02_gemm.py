@@ -1,0 +1,323 @@
+# %% [markdown]
+# # 2. One matrix product, three kernels
+#
+# Nearly all the time of a dense network goes into one operation, the matrix product (GEMM):
+#
+# C[m, n] = Σ_k A[m, k] B[k, n]
+#
+# The arithmetic is simple. What makes it fast or slow is how often each number is fetched. This walkthrough takes the
+# three kernels of `numbanet_kernels/gemm.py`, counts what they fetch, and runs them: on a GPU if there is one, else in
+# Numba's simulator.
+
+# %%
+import inspect
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from time import perf_counter
+
+import matplotlib
+
+matplotlib.use("Agg")  # pictures go to files: no display needed
+import matplotlib.pyplot as plt
+import numba
+import numpy as np
+
+import numbanet_kernels
+from numbanet_kernels.gemm import gemm_reference, gemm_version_cuda
+from numbanet_kernels.launch import SIMULATED, all_kernels, cuda, cuda_problem, nvvm_problem
+from numbanet_kernels.memory import download_cuda, upload_cuda
+
+PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
+PICTURES.mkdir(parents=True, exist_ok=True)
+BLUE, ORANGE, GREY, PALE = "#2f6690", "#d17a22", "#6b7280", "#e5e7eb"
+plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 120})
+
+
+def save(name):
+    plt.savefig(PICTURES / name, bbox_inches="tight")
+    plt.close()
+    print("wrote", PICTURES / name)
+
+
+# %% [markdown]
+# ## FLOPs and bytes
+#
+# A is M × K, B is K × N. Each of the M N outputs takes K multiply-adds, so the product costs **2 M N K FLOPs**. Reading
+# each operand once and writing the result once moves **4 (M K + K N + M N) bytes**: it cannot be less. Their ratio is
+# the *arithmetic intensity*. For square matrices of side n it is at best
+#
+# 2 n³ / (12 n²) = n/6 FLOPs per byte.
+#
+# A processor has a ratio too: the FLOPs it can do in the time in which its memory delivers one byte. A kernel with a
+# lower intensity waits for memory, and the arithmetic units idle. So the aim of everything below is to fetch less.
+
+
+# %%
+def flops(m, n, k):
+    return 2 * m * n * k
+
+
+def least_bytes(m, n, k):
+    return 4 * (m * k + k * n + m * n)
+
+
+for side in (16, 128, 1024, 4096):
+    print(f"side {side:4d}   {flops(side, side, side) / 1e9:9.5f} GFLOP   {least_bytes(side, side, side) / 1e6:8.3f} MB   "
+          f"at best {flops(side, side, side) / least_bytes(side, side, side):6.1f} FLOPs per byte")
+
+# %% [markdown]
+# The same holds for a CPU. Below, one loop follows the formula, and BLAS (through NumPy) computes the same with tiles
+# that fit the caches and vector registers. The number of multiply-adds is equal. (BLAS may use several cores as well.)
+
+
+# %%
+@numba.njit("void(f4[:, ::1], f4[:, ::1], f4[:, ::1])")
+def by_the_formula(a, b, c):
+    for m in range(c.shape[0]):
+        for n in range(c.shape[1]):
+            acc = numba.float32(0)
+            for k in range(a.shape[1]):
+                acc += a[m, k] * b[k, n]
+            c[m, n] = acc
+
+
+rng = np.random.default_rng(0)
+side = 512
+a, b = rng.standard_normal((2, side, side), dtype=np.float32)
+c = np.empty_like(a)
+for name, product in (("loop", lambda: by_the_formula(a, b, c)), ("BLAS", lambda: np.matmul(a, b, out=c))):
+    seconds = []
+    for _ in range(3):
+        start = perf_counter()
+        product()
+        seconds.append(perf_counter() - start)
+    print(f"{name}   {flops(side, side, side) / min(seconds) / 1e9:7.1f} GFLOP/s")
+
+# %% [markdown]
+# ## Version 1: naive
+#
+# On a GPU thousands of threads run at once, in *blocks*. A block's threads can share a small, fast memory on the chip;
+# everything else lies in the large, slow *global* memory. The simplest kernel gives each output a thread, which is the
+# formula again. `am, ak` are the strides of A: A[m, k] = a[m·am + k·ak], so a transposed operand costs nothing.
+
+# %%
+KERNELS = {kernel.__name__.removeprefix("gemm_"): kernel for kernel in all_kernels() if kernel.family == "gemm"}
+
+
+def excerpt(version, first, last):
+    """Print the lines of a kernel's source from the one that holds `first` to the next one that holds `last`."""
+    lines = inspect.getsource(KERNELS[version].function).splitlines()
+    start = next(i for i, line in enumerate(lines) if first in line)
+    stop = next(i for i in range(start, len(lines)) if last in lines[i])
+    print(textwrap.dedent("\n".join(lines[start:stop + 1])))
+
+
+excerpt("naive", "cuda.grid(2)", "acc +=")
+
+# %% [markdown]
+# Every multiply-add loads two numbers from global memory: 8 bytes for 2 FLOPs, an intensity of 1/4. (The caches of the
+# chip soften this, and they are why this kernel is only slow and not hopeless.)
+#
+# ## Version 2: a tile in shared memory
+#
+# The threads of a T × T block need only T rows of A and T columns of B between them, each number T times. So they load
+# a T × T piece of both together, one number a thread, wait for each other, and multiply from the shared copy. The first
+# barrier says "the tile is complete", the second "nobody needs it any more".
+
+# %%
+excerpt("tiled", "for k0 in", "acc +=")
+
+# %% [markdown]
+# Per step, a block loads 2 T² numbers and does T³ multiply-adds: **2/T global loads for each**. But each multiply-add
+# still takes two loads from shared memory. That is fast, not free: the loads now outnumber the arithmetic two to one.
+#
+# ## Version 3: a tile in registers
+#
+# The same idea once more, one level up. Registers are faster than shared memory, but private to a thread. So each thread
+# computes r × r outputs: r numbers of A and r of B serve r² multiply-adds, **2/r shared loads for each**. Here r = 4: 8
+# loads for 16 multiply-adds. And since the 16 × 16 threads now cover a 64 × 64 tile, global loads fall too, to 2/64.
+
+# %%
+excerpt("register", "for k in range(depth_tile)", "c30, c31, c32, c33 = c30")
+
+# %% [markdown]
+# The 16 sums are 16 scalars, written out, because a thread cannot index its registers: a small array might end up in
+# memory.
+#
+# Who reads what, on a 16 × 16 result: one thread (orange) and its block (blue), with T = 4 and, on the right, r = 2.
+
+# %%
+SIDE, DEPTH, GAP = 16, 16, 2
+SHADES = matplotlib.colors.ListedColormap([PALE, "#a9c3d6", ORANGE])
+fig, axes = plt.subplots(1, 3, figsize=(10, 3.9), layout="constrained")
+row, col = 5, 9
+cases = (("1 naive", [], [row], [col], "each thread reads for itself"),
+         ("2 tiled, T = 4", [(4, 8, 8, 12)], [row], [col], "a block shares what it reads"),
+         ("3 register, T = 8, r = 2", [(0, 8, 8, 16)], [1, 5], [9, 13], "a thread reuses what it reads"))
+for ax, (title, blocks, rows, cols, what) in zip(axes, cases):
+    picture_a, picture_b, picture_c = np.zeros((SIDE, DEPTH)), np.zeros((DEPTH, SIDE)), np.zeros((SIDE, SIDE))
+    for r0, r1, c0, c1 in blocks:
+        picture_a[r0:r1], picture_b[:, c0:c1], picture_c[r0:r1, c0:c1] = 1, 1, 1
+    picture_a[rows], picture_b[:, cols] = 2, 2
+    picture_c[np.ix_(rows, cols)] = 2
+    for picture, x0, y0, label in ((picture_a, 0, DEPTH + GAP, "A"), (picture_b, DEPTH + GAP, 0, "B"),
+                                   (picture_c, DEPTH + GAP, DEPTH + GAP, "C")):
+        height, width = picture.shape
+        ax.pcolormesh(np.arange(width + 1) + x0, np.arange(height + 1) + y0, picture, cmap=SHADES, vmin=0, vmax=2,
+                      edgecolors="white", linewidth=0.6)
+        ax.text(x0 + 0.3, y0 - 0.4, label, color=GREY, va="bottom")
+    ax.text(DEPTH / 2, DEPTH / 2, what.replace(" reads", "\nreads").replace(" shares", "\nshares").replace(" reuses", "\nreuses"),
+            ha="center", va="center", color=GREY, fontsize=10)
+    ax.set(aspect="equal", xlim=(-0.5, 34.5), ylim=(34.5, -1.8))
+    ax.set_axis_off()
+    ax.set_title(title, fontsize=11)
+save("gemm_tiles.png")
+
+# %% [markdown]
+# ## The count
+#
+# Loads per multiply-add, and the FLOPs for each byte from global memory, which are 2 / (4 × global loads):
+#
+# | version | global loads | shared loads | FLOPs per global byte |
+# |---|---|---|---|
+# | naive | 2 | 0 | 1/4 |
+# | tiled T | 2/T | 2 | T/4 |
+# | register T, r | 2/T | 2/r | T/4 |
+
+# %%
+COUNTS = [("naive", 2, 0), ("tiled\nT = 16", 2 / 16, 2), ("register\nT = 64, r = 4", 2 / 64, 2 / 4)]
+fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.7), layout="constrained")
+at = np.arange(3)
+for shift, index, colour, label in ((-0.2, 1, ORANGE, "global memory"), (0.2, 2, BLUE, "shared memory")):
+    values = [count[index] for count in COUNTS]
+    left.bar(at + shift, values, 0.38, color=colour, label=label)
+    for x, value in zip(at + shift, values):
+        left.text(x, value + 0.04, f"{value:g}", ha="center", color=GREY, fontsize=10)
+left.set_xticks(at, [count[0] for count in COUNTS])
+left.set(ylabel="loads per multiply-add", ylim=(0, 2.6))
+left.legend(frameon=False, loc="upper center", ncols=2, fontsize=10)
+left.set_title("What each version loads", loc="left", fontsize=11)
+
+tile = np.array([1, 128])
+right.plot(tile, tile / 4, color=PALE, linewidth=2.5, zorder=1)
+for size, name, place in ((1, "naive", (10, -3)), (16, "tiled, T = 16", (-10, 4)), (64, "register, T = 64", (-10, 4))):
+    right.plot(size, size / 4, "o", color=BLUE, markersize=7)
+    right.annotate(f"{name}: {size / 4:g}", (size, size / 4), place, textcoords="offset points", color=GREY, fontsize=10,
+                   ha="left" if size == 1 else "right")
+best = flops(1024, 1024, 1024) / least_bytes(1024, 1024, 1024)
+right.axhline(best, color=ORANGE, linewidth=1.5, linestyle="--")
+right.text(1, best * 0.87, "each number fetched once, side 1024", color=ORANGE, fontsize=10, va="top")
+right.set_xscale("log", base=2)
+right.set_yscale("log", base=2)
+right.set_xticks([1, 4, 16, 64], [1, 4, 16, 64])
+right.set_yticks([0.25, 1, 4, 16, 64, 256], ["1/4", 1, 4, 16, 64, 256])
+right.set(xlabel="side T of the block's tile", ylabel="FLOPs per byte from global memory")
+right.set_title("Arithmetic intensity", loc="left", fontsize=11)
+save("gemm_intensity.png")
+
+# %% [markdown]
+# ## What the compiler made of it
+#
+# PTX is NVIDIA's portable assembly. Numba can compile to it without a GPU, so we can look whether the counts survived.
+# The compiler unrolls the inner loops, so that absolute numbers mean little; the *ratios* of loads to multiply-adds
+# (`fma`) are those of the table. Global loads of the tiled versions stand outside the inner loop: there each is executed
+# once while the loop turns many times. (The naive kernel's odd load is the bias of the epilogue.)
+
+# %%
+if nvvm_problem() is None:
+    print(f"{'version':10s} {'fma':>5s} {'ld.global':>10s} {'ld.shared':>10s}   shared loads per fma")
+    for version, kernel in KERNELS.items():
+        ptx = kernel.ptx((8, 0))
+        fma, from_global, from_shared = (len(re.findall(code, ptx)) for code in (r"fma\.rn\.f32", r"ld\.global", r"ld\.shared"))
+        print(f"{version:10s} {fma:5d} {from_global:10d} {from_shared:10d}   {from_shared / fma:g}")
+    lines = [line.strip() for line in KERNELS["register"].ptx((8, 0)).splitlines()]
+    first = next(i for i, line in enumerate(lines) if line.startswith("ld.shared"))
+    print("\nthe register kernel's inner loop begins:", *lines[first:first + 12], sep="\n    ")
+else:
+    print("no PTX here:", nvvm_problem())
+
+# %% [markdown]
+# ## Running them
+#
+# On a GPU we compare each version with the float64 reference, and time it. Without one, Numba's *simulator* runs the
+# same source as Python threads, in a process of its own, because the simulator is chosen when Numba is imported. It is
+# slow, so the matrices are small. But it can do what no GPU can: count. We replace the operands by arrays that count
+# their reads.
+
+# %%
+SIMULATION = '''
+import itertools
+
+import numpy as np
+from numbanet_kernels.gemm import gemm_reference, gemm_version_cuda
+from numbanet_kernels.memory import download_cuda, upload_cuda
+
+
+class Counting(np.ndarray):
+    reads = itertools.count()  # the simulator's threads run side by side: += would lose some
+
+    def __getitem__(self, index):
+        next(Counting.reads)
+        return super().__getitem__(index)
+
+
+def counting(host):
+    array = upload_cuda(host)
+    array._ary = array._ary.view(Counting)  # where the simulator keeps the values of a device array
+    return array
+
+
+rng = np.random.default_rng(0)
+for m, n, k in ((16, 16, 8), (13, 10, 11)):
+    a, b = rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal((k, n), dtype=np.float32)
+    for version, tile in (("naive", 4), ("tiled", 4), ("register", 8)):
+        Counting.reads = itertools.count()
+        c = gemm_version_cuda(version, tile, counting(a), counting(b))
+        error = np.abs(download_cuda(c) - gemm_reference(a, b)).max()
+        assert error < 1e-5, (version, error)
+        print(f"({m}, {k}) x ({k}, {n})   {version:8s} T = {tile}   largest error {error:.1e}   "
+              f"global loads per multiply-add {next(Counting.reads) / (m * n * k):.3f}")
+'''
+
+
+def run_on_gpu(side=2048, repeats=10):
+    a, b = rng.standard_normal((2, side, side), dtype=np.float32)
+    expected = gemm_reference(a, b)
+    a, b = upload_cuda(a), upload_cuda(b)
+    for version, tile in (("naive", 16), ("tiled", 16), ("register", 64)):
+        c = gemm_version_cuda(version, tile, a, b)
+        error = np.abs(download_cuda(c) - expected).max()
+        start, stop = cuda.event(), cuda.event()
+        start.record()
+        for _ in range(repeats):
+            gemm_version_cuda(version, tile, a, b, out=c)
+        stop.record()
+        stop.synchronize()
+        seconds = cuda.event_elapsed_time(start, stop) / 1e3 / repeats
+        print(f"{version:8s} T = {tile:2d}   largest error {error:.1e}   {flops(side, side, side) / seconds / 1e12:6.2f} TFLOP/s")
+
+
+def run_in_simulator():
+    root = Path(numbanet_kernels.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", SIMULATION], env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}, cwd=root,
+                          text=True, capture_output=True)
+    print(done.stdout or done.stderr)
+    done.check_returncode()
+
+
+if cuda_problem() is None and not SIMULATED:
+    run_on_gpu()
+else:
+    print("in the simulator, because:", cuda_problem() or "it was asked for")
+    run_in_simulator()
+
+# %% [markdown]
+# For sides that are multiples of the tile the simulator counts what the formulas say: 2, then 2/4, then 2/8. For ragged
+# sides a tile sticks out over the edge; the guards fill it with zeros, which are not loads but still get multiplied.
+#
+# What is left to do? Wider loads, loading the next tile while multiplying this one, tensor cores: each again a way to
+# wait less. The other way to be faster is not to compute a part of the product at all. That is walkthrough 3.

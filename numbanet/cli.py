@@ -1,0 +1,150 @@
+"""The command line: numbanet train | demo | devices | kernels."""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+DATA = ("digits", "mnist", "fashion-mnist")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0 done, 2 bad input (one line on stderr says what), 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except KeyboardInterrupt:
+        print("numbanet: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, FileNotFoundError, RuntimeError, FloatingPointError, OSError) as error:
+        print(f"numbanet: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; `--help` has the rest."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="numbanet", description="Neural networks that train faster because work that "
+                                     "dropout throws away is never done.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train a network on a data set and print its accuracy",
+                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    train.add_argument("--data", default="digits", choices=DATA, help="data set")
+    train.add_argument("--layers", default="256,256", type=_list_of(int), help="widths of the hidden layers")
+    train.add_argument("--dropout", default="rdp", help="none, bernoulli, rdp or tdp")
+    train.add_argument("--rate", default="0.5", type=_list_of(float), help="dropout rate, or one for each hidden layer")
+    train.add_argument("--epochs", default=20, type=int)
+    train.add_argument("--batch-size", default=128, type=int)
+    train.add_argument("--learning-rate", default=0.01, type=float)
+    train.add_argument("--momentum", default=0.9, type=float)
+    train.add_argument("--optimizer", default="sgd", help="sgd or adam")
+    train.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    train.add_argument("--seed", default=0, type=int)
+    train.add_argument("--plot", type=Path, metavar="FILE", help="write the learning curves to this PNG, PDF or SVG file")
+    train.add_argument("--quiet", action="store_true", help="no progress bar")
+    train.set_defaults(run=_train)
+
+    demo = commands.add_parser("demo", help="handwritten digits with every kind of dropout, side by side")
+    demo.add_argument("--plot", type=Path, default=Path("demo.png"), metavar="FILE", help="where to draw the learning curves")
+    demo.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    demo.set_defaults(run=_demo)
+
+    devices = commands.add_parser("devices", help="what this machine offers, what is missing and how to get it")
+    devices.set_defaults(run=_devices)
+
+    kernels = commands.add_parser("kernels", help="the operations of every device, and the CUDA kernels")
+    kernels.set_defaults(run=_kernels)
+    return parser
+
+
+def _list_of(kind):
+    def parse(text: str):
+        return tuple(kind(part) for part in text.split(","))
+
+    parse.__name__ = f"comma-separated {kind.__name__}"
+    return parse
+
+
+def _train(options: argparse.Namespace) -> int:
+    from . import Net, datasets, plots
+
+    if options.plot:
+        plots.check_target(options.plot)
+    rate = options.rate if isinstance(options.rate, tuple) else (options.rate,)
+    net = Net(options.layers, dropout=options.dropout, dropout_rate=rate[0] if len(rate) == 1 else rate, epochs=options.epochs,
+              batch_size=options.batch_size, learning_rate=options.learning_rate, momentum=options.momentum,
+              optimizer=options.optimizer, device=options.device, random_state=options.seed,
+              verbose=0 if options.quiet else 1)
+    net.check()
+    X, y, X_test, y_test = getattr(datasets, f"load_{options.data.replace('-', '_')}")()
+    net.fit(X, y, validation_data=(X_test, y_test))
+    _print_table("", ["data", "dropout", "epochs", "test accuracy", "s / epoch", "FLOPs done"],
+                 [[options.data, options.dropout, str(net.n_iter_), f"{net.history_[-1]['validation_score']:.2%}",
+                   f"{sum(r['seconds'] for r in net.history_) / net.n_iter_:.3f}",
+                   f"{sum(r['flops_share'] for r in net.history_) / net.n_iter_:.0%}"]])
+    if options.plot:
+        plots.learning_curves({options.dropout: net.history_}, options.plot)
+        print(f"learning curves: {options.plot}")
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from .demo import run
+
+    return run(options.plot, options.device)
+
+
+def _devices(options: argparse.Namespace) -> int:
+    from numbanet_kernels import launch
+
+    from .device import NAMES, device, problem
+
+    rows = [[name, "ready" if problem(name) is None else "not here", problem(name) or ""] for name in NAMES]
+    missing = launch.nvvm_problem()
+    rows.append(["CUDA compiler", "ready" if missing is None else "not here", missing or "kernels can be compiled and read"])
+    _print_table("devices", ["device", "state", "why, and what to do"], rows)
+    print(f"device='auto' chooses {device('auto').name!r} here")
+    return 0
+
+
+def _kernels(options: argparse.Namespace) -> int:
+    import importlib
+
+    from numbanet_kernels import launch
+
+    from .device import NAMES, operations
+
+    tables = {name: operations(importlib.import_module(f"numbanet_kernels.{name}")) for name in NAMES}
+    rows = []
+    for op, function in sorted(tables["cpu"].items(), key=lambda item: (item[1].__module__, item[0])):
+        formula = (function.__doc__ or "").strip().splitlines()[:1]
+        rows.append([function.__module__.rpartition(".")[2], op, *formula])
+    _print_table(f"operations of {' and '.join(NAMES)}", ["family", "operation", "formula"], rows)
+    kernels = [[kernel.family, kernel.__name__, kernel.signature] for kernel in launch.all_kernels()]
+    _print_table("CUDA kernels", ["family", "kernel", "signature"], kernels)
+    return 0
+
+
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, title=title or None, title_justify="left")
+    for row in rows:
+        table.add_row(*(str(cell).replace("[", "\\[") for cell in row))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

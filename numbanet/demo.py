@@ -1,0 +1,57 @@
+"""The demo: real handwritten digits with each kind of dropout, side by side."""
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+LAYERS, RATE, EPOCHS = (1024, 1024), 0.5, 30
+
+
+def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tuple[int, ...] = LAYERS, epochs: int = EPOCHS) -> int:
+    """Train with none, bernoulli, rdp and tdp; print a table of what each learned and cost, and draw the learning curves.
+
+    Parameters
+    ----------
+    path : str or path, default="demo.png"
+        Where to draw; without matplotlib nothing is drawn.
+    device : str, default="auto"
+        Where to train.
+    layers : tuple of int, default=(1024, 1024)
+        Widths of the hidden layers.
+    epochs : int, default=30
+        Passes over the samples.
+
+    Returns
+    -------
+    int
+        0, the exit status.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from . import Net, plots
+    from .datasets import load_digits
+    from .dropout import POLICIES
+
+    console = Console()
+    try:
+        path = plots.check_target(path)
+    except RuntimeError as error:
+        console.print(f"no picture: {error}", markup=False)
+        path = None
+    X, y, X_test, y_test = load_digits()
+    console.print(f"{len(y)} handwritten digits of 8 x 8 pixels, {len(y_test)} for the test; a network "
+                  f"{'-'.join(map(str, (X.shape[1], *layers, 10)))}, {epochs} epochs, dropout rate {RATE}")
+    table = Table("dropout", "test accuracy", "s / epoch", "FLOPs done", "what is dropped", title="numbanet", title_justify="left")
+    histories = {}
+    for name, policy in POLICIES.items():
+        net = Net(layers, dropout=name, dropout_rate=RATE, epochs=epochs, device=device, random_state=0, verbose=1)
+        histories[name] = net.fit(X, y, validation_data=(X_test, y_test)).history_
+        warm = sorted(record["seconds"] for record in net.history_)[len(net.history_) // 2]
+        share = sum(record["flops_share"] for record in net.history_) / len(net.history_)
+        table.add_row(name, f"{net.score(X_test, y_test):.2%}", f"{warm:.4f}", f"{share:.0%}",
+                      policy.__doc__.splitlines()[0].partition(":")[2].strip() or policy.__doc__.splitlines()[0])
+    console.print(table)
+    if path is not None:
+        console.print(f"learning curves: {plots.learning_curves(histories, path)}", markup=False)
+    return 0

@@ -1,0 +1,109 @@
+"""Policies: every neuron and weight is dropped at the stated rate, masks change, layers are independent."""
+import numpy as np
+import pytest
+from scipy import stats
+
+from numbanet import BernoulliDropout, RowDropout, TileDropout
+from numbanet.dropout import POLICIES, policy
+
+STEPS = 20_000
+CONFIDENCE = 1 - 1e-4  # of each test as a whole: one false alarm in ten thousand runs with fresh seeds (the seeds are fixed)
+
+
+def check_frequencies(masks, rate):
+    """The drop frequency of every unit is `rate`: two-sided, at CONFIDENCE over all units together (Bonferroni)."""
+    dropped = len(masks) - masks.sum(0)
+    bound = stats.norm.isf((1 - CONFIDENCE) / 2 / dropped.size) * np.sqrt(rate * (1 - rate) / len(masks))
+    worst = np.abs(dropped / len(masks) - rate).max()
+    assert worst <= bound, f"a unit is dropped {worst:.4f} more or less often than {rate}; {bound:.4f} would be chance"
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.7])
+def test_every_neuron_is_dropped_at_the_rate(rate):
+    rng, rows = np.random.default_rng(1), RowDropout(rate)
+    check_frequencies(np.array([rows.plan(0, (50, 9), rng).mask() for _ in range(STEPS)]), rate)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.7])
+def test_every_tile_is_dropped_at_the_rate(rate):
+    rng, tiles = np.random.default_rng(2), TileDropout(rate, tile=2)
+    check_frequencies(np.array([tiles.plan(0, (10, 14), rng).tile_mask().ravel() for _ in range(STEPS)]), rate)
+
+
+def test_the_check_itself_finds_a_wrong_rate():
+    rng, rows = np.random.default_rng(1), RowDropout(0.5)
+    with pytest.raises(AssertionError, match="more or less often"):
+        check_frequencies(np.array([rows.plan(0, (50, 9), rng).mask() for _ in range(STEPS)]), 0.52)
+
+
+@pytest.mark.parametrize("name", ["rdp", "tdp"])
+def test_layers_draw_independently(name):
+    rng, drawn = np.random.default_rng(3), policy(name, 0.5)
+    pairs = np.array([[drawn.plan(layer, (64, 64), rng).dp for layer in (0, 1)] for _ in range(STEPS)])
+    table = np.array([[np.sum((pairs[:, 0] == i) & (pairs[:, 1] == j)) for j in range(1, 9)] for i in range(1, 9)])
+    assert stats.chi2_contingency(table).pvalue > 1 - CONFIDENCE
+
+
+@pytest.mark.parametrize("name", ["rdp", "tdp"])
+def test_masks_change_from_step_to_step(name):
+    rng, drawn = np.random.default_rng(4), policy(name, 0.5)
+    plans = [drawn.plan(0, (64, 64), rng) for _ in range(2000)]
+    # two steps are alike with probability sum_dp d(dp)^2 / dp, at most 0.3 here; dense steps (dp = 1) among them
+    assert np.mean([a == b for a, b in zip(plans, plans[1:])]) < 0.3
+    assert len(set(plans)) == sum(range(1, 9))
+
+
+def test_the_same_seed_gives_the_same_plans():
+    for name in POLICIES:
+        drawn = [[policy(name, 0.5).plan(0, (64, 32), rng) for _ in range(5)]
+                 for rng in (np.random.default_rng(5), np.random.default_rng(5))]
+        assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("scale, expected", [("rate", lambda plan, rate: 1 / (1 - rate)), ("pattern", lambda plan, rate: plan.dp)])
+@pytest.mark.parametrize("kind", [RowDropout, TileDropout])
+def test_scale(kind, scale, expected):
+    rng, drawn = np.random.default_rng(6), kind(0.6, scale=scale)
+    for _ in range(20):
+        plan = drawn.plan(0, (64, 64), rng)
+        assert plan.scale == pytest.approx(expected(plan, 0.6))
+
+
+def test_both_scales_leave_the_mean_as_it_is():
+    for scale in ("rate", "pattern"):
+        rng, drawn = np.random.default_rng(7), RowDropout(0.5, scale=scale)
+        plans = [drawn.plan(0, (40, 1), rng) for _ in range(STEPS)]
+        kept = np.array([plan.scale * plan.mask() for plan in plans])
+        error = kept.std(0) / np.sqrt(STEPS) * stats.norm.isf((1 - CONFIDENCE) / 2 / 40)
+        assert (np.abs(kept.mean(0) - 1) <= error).all()
+
+
+def test_rates_by_layer():
+    rng, drawn = np.random.default_rng(8), RowDropout((0.0, 0.5))
+    assert drawn.plan(0, (64, 64), rng) is None and drawn.plan(1, (64, 64), rng) is not None
+    drawn.check(2)
+    with pytest.raises(ValueError, match="2 entries for 3 hidden layers"):
+        drawn.check(3)
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: policy("dropconnect"), "'dropconnect'.*'none', 'bernoulli', 'rdp', 'tdp'"),
+    (lambda: policy("rdp", 1.0), r"dropout_rate.*\[0, 1\).*1.0"),
+    (lambda: policy("rdp", float("nan")), "dropout_rate"),
+    (lambda: policy("rdp", "half"), "dropout_rate"),
+    (lambda: policy("bernoulli", ()), "empty"),
+    (lambda: policy("rdp", (0.5, -0.1)), "dropout_rate"),
+    (lambda: RowDropout(0.9, dp_max=4), "dp_max"),
+    (lambda: RowDropout(0.5, scale="none"), "scale"),
+    (lambda: RowDropout(0.5, search="random"), "'random'"),
+    (lambda: TileDropout(0.5, tile=0), "tile"),
+])
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_high_rates_work_by_default_and_objects_show_what_they_are():
+    assert RowDropout(0.95).plan(0, (64, 64), np.random.default_rng(0)).dp >= 1
+    assert repr(BernoulliDropout(0.3)) == "BernoulliDropout(rate=0.3)"
+    assert policy(RowDropout(0.2), 0.9).rate == 0.2

@@ -1,0 +1,154 @@
+"""Every op: its value against NumPy, and its gradient by two random projections."""
+import numpy as np
+import pytest
+from scipy import special
+
+from numbanet import Tensor, check_grad, op, ops
+from numbanet.plan import BernoulliPlan, RowPlan
+
+LABELS = np.array([2, 0, 1, 1], np.int32)
+WEIGHTS = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+TARGET = np.linspace(0.1, 0.9, 12, dtype=np.float32).reshape(4, 3)
+INDEX = np.array([2, 0, 2])
+PICK = np.array([True, False, True, True])
+
+
+def softmax(x):
+    return special.softmax(np.float64(x), axis=-1)
+
+
+def binary_cross_entropy(z, t):
+    return np.logaddexp(0, z) - t * z
+
+
+# name: (op, the same in NumPy, shapes of the inputs, where the inputs lie)
+ANY, POSITIVE, APART = "any", "positive", "away from 0"
+CASES = {
+    "add": (ops.add, np.add, [(3, 4), (3, 4)], ANY),
+    "add, broadcast": (ops.add, np.add, [(3, 1, 4), (2, 1)], ANY),
+    "sub": (ops.sub, np.subtract, [(3, 4), (4,)], ANY),
+    "mul": (ops.mul, np.multiply, [(3, 1), (1, 4)], ANY),
+    "div": (ops.div, np.divide, [(3, 4), (3, 1)], POSITIVE),
+    "maximum": (ops.maximum, np.maximum, [(3, 4), (3, 4)], APART),
+    "minimum": (ops.minimum, np.minimum, [(3, 4), (4,)], APART),
+    "number + x": (lambda x: 2 + x, lambda x: 2 + x, [(3,)], ANY),
+    "number - x": (lambda x: 2 - x, lambda x: 2 - x, [(3,)], ANY),
+    "x / number": (lambda x: x / 4, lambda x: x / 4, [(3,)], ANY),
+    "number / x": (lambda x: 4 / x, lambda x: 4 / x, [(3,)], POSITIVE),
+    "-x": (lambda x: -x, np.negative, [(3,)], ANY),
+    "power": (lambda x: x**3, lambda x: x**3, [(3, 4)], ANY),
+    "exp": (ops.exp, np.exp, [(3, 4)], ANY),
+    "log": (ops.log, np.log, [(3, 4)], POSITIVE),
+    "sqrt": (ops.sqrt, np.sqrt, [(3, 4)], POSITIVE),
+    "abs": (ops.abs, np.abs, [(3, 4)], APART),
+    "tanh": (ops.tanh, np.tanh, [(3, 4)], ANY),
+    "sigmoid": (ops.sigmoid, special.expit, [(3, 4)], ANY),
+    "relu": (ops.relu, lambda x: np.maximum(x, 0), [(3, 4)], APART),
+    "gelu": (ops.gelu, lambda x: x * special.ndtr(x), [(3, 4)], ANY),
+    "softmax": (ops.softmax, softmax, [(4, 3)], ANY),
+    "log_softmax": (ops.log_softmax, lambda x: np.log(softmax(x)), [(2, 2, 3)], ANY),
+    "sum": (ops.sum, np.sum, [(3, 4)], ANY),
+    "sum, axis": (lambda x: x.sum(axis=(0, 2)), lambda x: x.sum(axis=(0, 2)), [(2, 3, 4)], ANY),
+    "sum, keepdims": (lambda x: x.sum(axis=-1, keepdims=True), lambda x: x.sum(-1, keepdims=True), [(3, 4)], ANY),
+    "mean": (lambda x: x.mean(axis=0), lambda x: x.mean(0), [(3, 4)], ANY),
+    "max": (lambda x: x.max(axis=1), lambda x: x.max(1), [(3, 4)], APART),
+    "max, all": (ops.max, np.max, [(3, 4)], APART),
+    "reshape": (lambda x: x.reshape(2, -1), lambda x: x.reshape(2, -1), [(4, 3)], ANY),
+    "transpose": (lambda x: x.transpose(2, 0, 1), lambda x: x.transpose(2, 0, 1), [(2, 3, 4)], ANY),
+    "T": (lambda x: x.T, lambda x: x.T, [(2, 3)], ANY),
+    "broadcast_to": (lambda x: ops.broadcast_to(x, shape=(2, 3, 4)), lambda x: np.broadcast_to(x, (2, 3, 4)), [(3, 1)], ANY),
+    "slice": (lambda x: x[1:, ::2], lambda x: x[1:, ::2], [(3, 4)], ANY),
+    "integer": (lambda x: x[-1], lambda x: x[-1], [(3, 4)], ANY),
+    "index, repeated": (lambda x: x[INDEX], lambda x: x[INDEX], [(3, 4)], ANY),
+    "boolean mask": (lambda x: x[PICK], lambda x: x[PICK], [(4, 2)], ANY),
+    "concatenate": (lambda a, b: ops.concatenate([a, b], axis=1), lambda a, b: np.concatenate([a, b], 1), [(2, 3), (2, 1)], ANY),
+    "matmul": (ops.matmul, np.matmul, [(3, 4), (4, 2)], ANY),
+    "matmul, batch": (ops.matmul, np.matmul, [(2, 3, 4), (4, 2)], ANY),
+    "matmul, vector": (ops.matmul, np.matmul, [(3, 4), (4,)], ANY),
+    "linear": (ops.linear, lambda x, w, b: x @ w.T + b, [(3, 4), (5, 4), (5,)], ANY),
+    "linear, ReLU": (lambda x, w, b: ops.linear(x, w, b, relu=True), lambda x, w, b: np.maximum(x @ w.T + b, 0),
+                     [(3, 4), (5, 4), (5,)], ANY),
+    "expand": (lambda x: ops.expand(x, plan=RowPlan(5, 2, 1)),
+               lambda x: np.stack([0 * x[:, 0], x[:, 0], 0 * x[:, 0], x[:, 1], 0 * x[:, 0]], 1), [(3, 2)], ANY),
+    "cross entropy": (lambda z: ops.softmax_cross_entropy(z, labels=z.device.upload(LABELS)),
+                      lambda z: -np.mean(np.log(softmax(z))[np.arange(4), LABELS]), [(4, 3)], ANY),
+    "cross entropy, weights": (
+        lambda z: ops.softmax_cross_entropy(z, labels=z.device.upload(LABELS), weights=z.device.upload(WEIGHTS)),
+        lambda z: -np.sum(WEIGHTS * np.log(softmax(z))[np.arange(4), LABELS]), [(4, 3)], ANY),
+    "squared error": (lambda z: ops.squared_error(z, target=z.device.upload(TARGET)),
+                      lambda z: np.mean((z - TARGET) ** 2), [(4, 3)], ANY),
+    "absolute error": (lambda z: ops.absolute_error(z, target=z.device.upload(TARGET), weights=z.device.upload(WEIGHTS)),
+                       lambda z: np.sum(WEIGHTS * np.abs(z - TARGET).mean(1)), [(4, 3)], ANY),
+    "sigmoid cross entropy": (lambda z: ops.sigmoid_cross_entropy(z, target=z.device.upload(TARGET)),
+                              lambda z: np.mean(binary_cross_entropy(z, TARGET)), [(4, 3)], ANY),
+}
+
+
+def inputs(rng, shapes, where, dev):
+    """Random tensors; "away from 0" are multiples of 0.1 that no difference of 0.01 takes over a kink or a tie."""
+    hosts = []
+    for i, shape in enumerate(shapes):
+        if where == APART:
+            size = int(np.prod(shape))
+            host = (rng.permutation(2 * size)[:size] - size + 0.5 + 0.3 * i).reshape(shape) / 5
+        else:
+            host = rng.standard_normal(shape)
+        hosts.append(np.abs(host) + 0.5 if where == POSITIVE else host)
+    return [Tensor(host, dev, requires_grad=True) for host in hosts]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_value_and_gradient(dev, rng, name):
+    function, expected, shapes, where = CASES[name]
+    tensors = inputs(rng, shapes, where, dev)
+    value = function(*tensors)
+    reference = np.asarray(expected(*(np.float64(t.numpy()) for t in tensors)))
+    assert value.shape == reference.shape
+    np.testing.assert_allclose(value.numpy(), reference, rtol=2e-5, atol=2e-6)
+    check_grad(function, tensors)
+
+
+@op
+def exp_with_a_wrong_vjp(dev, x):
+    return dev.exp(x), (lambda dy: dy,)
+
+
+@op
+def mul_with_its_vjps_swapped(dev, a, b):
+    return dev.mul(a, b), (lambda dy: dev.mul(dy, a), lambda dy: dev.mul(dy, b))
+
+
+@pytest.mark.parametrize("function, count", [(exp_with_a_wrong_vjp, 1), (mul_with_its_vjps_swapped, 2)])
+def test_check_grad_finds_a_wrong_gradient(dev, rng, function, count):
+    with pytest.raises(AssertionError, match="input 0"):
+        check_grad(function, inputs(rng, [(3, 4)] * count, ANY, dev))
+
+
+def test_dropout_is_its_own_adjoint_and_keeps_the_rate(dev, rng):
+    x = Tensor(rng.standard_normal((40, 50)) if dev.name == "cpu" else rng.standard_normal((4, 8)), dev, requires_grad=True)
+    plan = BernoulliPlan(x.shape[1], 0.3, key=5, scale=1 / 0.7)
+    y = ops.dropout(x, plan=plan)
+    y.backward(np.ones(x.shape))
+    kept = y.numpy() != 0
+    np.testing.assert_allclose(y.numpy()[kept], x.numpy()[kept] / 0.7, rtol=1e-5)
+    np.testing.assert_allclose(x.grad.numpy(), kept / 0.7, rtol=1e-5)
+    deviations = abs(np.mean(~kept) - 0.3) / np.sqrt(0.3 * 0.7 / kept.size)
+    assert deviations < 4.5
+
+
+BAD = {
+    "add": (lambda a, b: a + b, [(3, 4), (3, 5)], r"add: shapes \(3, 4\) and \(3, 5\)"),
+    "matmul": (lambda a, b: a @ b, [(3, 4), (3, 5)], r"matmul: a \(3, 4\).*b \(3, 5\)"),
+    "linear": (lambda a, b: ops.linear(a, b), [(3, 4), (5, 6)], r"\(3, 4\).*\(5, 6\)"),
+    "reshape": (lambda a: a.reshape(5, -1), [(3, 4)], r"reshape.*\(3, 4\).*\(5, -1\)"),
+    "transpose": (lambda a: a.transpose(0, 0), [(3, 4)], r"transpose: axes \(0, 0\)"),
+    "sum": (lambda a: a.sum(axis=2), [(3, 4)], r"sum: axis 2"),
+    "concatenate": (lambda a, b: ops.concatenate([a, b]), [(3, 4), (3, 5)], r"concatenate: shapes"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_shapes_are_named(dev, rng, name):
+    function, shapes, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        function(*inputs(rng, shapes, ANY, dev))

@@ -1,0 +1,128 @@
+"""Tensor and the graph: accumulation, freeing, depth, interchange with other libraries."""
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+from numbanet import Tensor, device, from_dlpack, no_grad, op, ops
+
+
+def test_a_tensor_used_twice_adds_its_gradients(dev):
+    x = Tensor([1.0, 2.0], dev, requires_grad=True)
+    (x * x + x).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), [3.0, 5.0])
+    (x * 2.0).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), [5.0, 7.0])
+    x.zero_grad()
+    assert x.grad is None
+
+
+def test_a_graph_of_ten_thousand_nodes():
+    x = Tensor([1.0], requires_grad=True)
+    y = x
+    for _ in range(10_000):
+        y = y + x
+    y.backward()
+    assert x.grad.item() == 10_001
+    del y
+
+
+def test_inner_gradients_are_freed_and_a_second_backward_says_so(dev):
+    x = Tensor([1.0], dev, requires_grad=True)
+    inner = x * 3.0
+    y = inner * 2.0
+    y.backward()
+    assert inner.grad is None and x.grad.item() == 6.0
+    with pytest.raises(RuntimeError, match="freed"):
+        y.backward()
+
+
+def test_no_grad_and_detach_record_nothing(dev):
+    x = Tensor([1.0], dev, requires_grad=True)
+    with no_grad():
+        assert not (x * 2.0).requires_grad
+    assert not x.detach().requires_grad and x.detach().data is x.data
+    assert (x * 2.0).requires_grad
+
+
+def test_vjps_are_called_only_where_a_gradient_is_needed(dev):
+    calls = []
+
+    @op
+    def product(dev, a, b):
+        return dev.mul(a, b), (lambda dy: calls.append("a") or dev.mul(dy, b), lambda dy: calls.append("b") or dev.mul(dy, a))
+
+    product(Tensor([2.0], dev), Tensor([3.0], dev, requires_grad=True)).backward()
+    assert calls == ["b"]
+
+
+@pytest.mark.parametrize("call, error, message", [
+    (lambda t: t.backward(), ValueError, "needs dy"),
+    (lambda t: t.detach().backward(), RuntimeError, "none that requires a gradient"),
+    (lambda t: t.backward(np.ones(3)), ValueError, r"dy \(3,\)"),
+    (lambda t: t.item(), ValueError, "not one value but 2"),
+    (lambda t: Tensor(t), TypeError, "Tensor already"),
+    (lambda t: Tensor(["a"]), TypeError, "float32"),
+    (lambda t: from_dlpack([1.0]), TypeError, "__dlpack__"),
+])
+def test_misuse_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call(Tensor([1.0, 2.0], requires_grad=True) * 1.0)
+
+
+def test_numpy_shares_memory_on_the_cpu():
+    host = np.arange(6, dtype=np.float32).reshape(2, 3)
+    t = Tensor(host)
+    assert np.shares_memory(np.asarray(t), host) and np.shares_memory(np.from_dlpack(t), host)
+    assert np.shares_memory(from_dlpack(host).numpy(), host)
+    assert Tensor(np.float64(host)).dtype == np.float32
+    assert np.asarray(t, np.float64).dtype == np.float64
+
+
+def test_torch_shares_memory_on_the_cpu():
+    torch = pytest.importorskip("torch", reason="PyTorch is an optional peer")
+    t = Tensor([[1.0, 2.0]])
+    theirs = torch.from_dlpack(t)
+    theirs[0, 0] = 5.0
+    assert t.numpy()[0, 0] == 5.0
+    ours = from_dlpack(theirs)
+    ours.data[0, 1] = 7.0
+    assert theirs[0, 1].item() == 7.0
+
+
+def test_the_cpu_has_no_cuda_array_interface():
+    assert not hasattr(Tensor([1.0]), "__cuda_array_interface__")
+
+
+def test_numpy_array_on_the_left_gives_a_tensor(dev):
+    y = np.ones((2, 2), np.float32) + Tensor(np.ones((2, 2)), dev)
+    assert isinstance(y, Tensor) and y.device is dev
+
+
+def test_pickle_and_deepcopy(dev):
+    t = Tensor([[1.0, 2.0]], dev, requires_grad=True)
+    for again in (pickle.loads(pickle.dumps(t)), copy.deepcopy(t)):
+        np.testing.assert_array_equal(again.numpy(), t.numpy())
+        assert again.requires_grad and again.device is dev and not np.shares_memory(again.numpy(), t.numpy())
+
+
+def test_repr_and_iteration(dev):
+    t = Tensor([[1.0, 2.0], [3.0, 4.0]], dev)
+    assert "[1., 2.]" in repr(t) and len(t) == 2
+    assert [row.numpy().tolist() for row in t] == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_scalars_have_no_axes(dev):
+    t = Tensor(2.0, dev, requires_grad=True)
+    y = ops.exp(t) * t
+    assert y.shape == ()
+    y.backward()
+    assert t.grad.shape == () and t.grad.item() == pytest.approx(3 * np.exp(2), rel=1e-5)
+
+
+def test_unknown_devices_are_named():
+    with pytest.raises(ValueError, match="'tpu'.*'cuda'"):
+        device("tpu")
+    with pytest.raises(AttributeError, match="no operation 'fly'"):
+        device("cpu").fly
