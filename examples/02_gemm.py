@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from fractions import Fraction
 from pathlib import Path
 from time import perf_counter
 
@@ -155,9 +156,9 @@ SIDE, DEPTH, GAP = 16, 16, 2
 SHADES = matplotlib.colors.ListedColormap([PALE, "#a9c3d6", ORANGE])
 fig, axes = plt.subplots(1, 3, figsize=(10, 3.9), layout="constrained")
 row, col = 5, 9
-cases = (("1 naive", [], [row], [col], "each thread reads for itself"),
-         ("2 tiled, T = 4", [(4, 8, 8, 12)], [row], [col], "a block shares what it reads"),
-         ("3 register, T = 8, r = 2", [(0, 8, 8, 16)], [1, 5], [9, 13], "a thread reuses what it reads"))
+cases = (("1 naive", [], [row], [col], "each thread\nreads for itself"),
+         ("2 tiled, T = 4", [(4, 8, 8, 12)], [row], [col], "a block shares\nwhat it reads"),
+         ("3 register, T = 8, r = 2", [(0, 8, 8, 16)], [1, 5], [9, 13], "a thread reuses\nwhat it reads"))
 for ax, (title, blocks, rows, cols, what) in zip(axes, cases):
     picture_a, picture_b, picture_c = np.zeros((SIDE, DEPTH)), np.zeros((DEPTH, SIDE)), np.zeros((SIDE, SIDE))
     for r0, r1, c0, c1 in blocks:
@@ -170,9 +171,8 @@ for ax, (title, blocks, rows, cols, what) in zip(axes, cases):
         ax.pcolormesh(np.arange(width + 1) + x0, np.arange(height + 1) + y0, picture, cmap=SHADES, vmin=0, vmax=2,
                       edgecolors="white", linewidth=0.6)
         ax.text(x0 + 0.3, y0 - 0.4, label, color=GREY, va="bottom")
-    ax.text(DEPTH / 2, DEPTH / 2, what.replace(" reads", "\nreads").replace(" shares", "\nshares").replace(" reuses", "\nreuses"),
-            ha="center", va="center", color=GREY, fontsize=10)
-    ax.set(aspect="equal", xlim=(-0.5, 34.5), ylim=(34.5, -1.8))
+    ax.text(DEPTH / 2, DEPTH / 2, what, ha="center", va="center", color=GREY, fontsize=10)
+    ax.set(aspect="equal", xlim=(-1.5, 35.5), ylim=(34.5, -2.2))
     ax.set_axis_off()
     ax.set_title(title, fontsize=11)
 save("gemm_tiles.png")
@@ -189,14 +189,15 @@ save("gemm_tiles.png")
 # | register T, r | 2/T | 2/r | T/4 |
 
 # %%
-COUNTS = [("naive", 2, 0), ("tiled\nT = 16", 2 / 16, 2), ("register\nT = 64, r = 4", 2 / 64, 2 / 4)]
+COUNTS = [("naive", Fraction(2), Fraction(0)), ("tiled\nT = 16", Fraction(2, 16), Fraction(2)),
+          ("register\nT = 64, r = 4", Fraction(2, 64), Fraction(2, 4))]
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.7), layout="constrained")
 at = np.arange(3)
 for shift, index, colour, label in ((-0.2, 1, ORANGE, "global memory"), (0.2, 2, BLUE, "shared memory")):
     values = [count[index] for count in COUNTS]
-    left.bar(at + shift, values, 0.38, color=colour, label=label)
+    left.bar(at + shift, [float(value) for value in values], 0.38, color=colour, label=label)
     for x, value in zip(at + shift, values):
-        left.text(x, value + 0.04, f"{value:g}", ha="center", color=GREY, fontsize=10)
+        left.text(x, float(value) + 0.04, str(value), ha="center", color=GREY, fontsize=10)
 left.set_xticks(at, [count[0] for count in COUNTS])
 left.set(ylabel="loads per multiply-add", ylim=(0, 2.6))
 left.legend(frameon=False, loc="upper center", ncols=2, fontsize=10)
@@ -298,7 +299,8 @@ def run_on_gpu(side=2048, repeats=10):
         stop.record()
         stop.synchronize()
         seconds = cuda.event_elapsed_time(start, stop) / 1e3 / repeats
-        print(f"{version:8s} T = {tile:2d}   largest error {error:.1e}   {flops(side, side, side) / seconds / 1e12:6.2f} TFLOP/s")
+        print(f"{version:8s} T = {tile:2d}   largest error {error:.1e}   "
+              f"{flops(side, side, side) / seconds / 1e12:6.2f} TFLOP/s")
 
 
 def run_in_simulator():

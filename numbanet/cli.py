@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import os
 import sys
 from collections.abc import Sequence
@@ -131,8 +132,9 @@ def _kernels(options: argparse.Namespace) -> int:
         formula = (function.__doc__ or "").strip().splitlines()[:1]
         rows.append([function.__module__.rpartition(".")[2], op, *formula])
     _print_table(f"operations of {' and '.join(NAMES)}", ["family", "operation", "formula"], rows)
-    kernels = [[kernel.family, kernel.__name__, kernel.signature] for kernel in launch.all_kernels()]
-    _print_table("CUDA kernels", ["family", "kernel", "signature"], kernels)
+    variants = collections.Counter((k.family, k.__name__, k.signature) for k in launch.all_kernels())
+    _print_table("CUDA kernels", ["family", "kernel", "variants", "signature"],
+                 [[family, name, str(count), signature] for (family, name, signature), count in variants.items()])
     return 0
 
 

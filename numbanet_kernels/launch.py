@@ -19,6 +19,7 @@ because of an array's layout, and the tests assemble exactly what a card would r
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -36,7 +37,10 @@ _FACTORIES: list[Callable[..., Any]] = []
 
 # --- declaring --------------------------------------------------------------------------------------------------------
 class Kernel:
-    """A CUDA kernel: a Python function and its one signature, compiled for the current card at the first launch."""
+    """A CUDA kernel: a Python function and its one signature, compiled for the current card at the first launch.
+
+    `family` is the file it stands in, `variant` the constants that its factory fixed, such as "tile=32".
+    """
 
     def __init__(self, function: Callable[..., None], signature: str, fastmath: bool) -> None:
         functools.update_wrapper(self, function)
@@ -44,6 +48,8 @@ class Kernel:
         self.signature = signature
         self.fastmath = fastmath
         self.family = function.__module__.rpartition(".")[2]
+        constants = inspect.getclosurevars(function).nonlocals
+        self.variant = ", ".join(f"{name}={value}" for name, value in sorted(constants.items()) if isinstance(value, (int, tuple)))
 
     @functools.cached_property
     def dispatcher(self) -> Any:

@@ -4,8 +4,9 @@ With w[n] = weights[n] (sum 1: the caller normalises), or 1/N where `weights` is
 mean loss and the second result its gradient. Classes c < C, outputs o < O (all axes after the first).
 
 softmax_cross_entropy  losses[n] = w[n] (log sum_c exp(x[n, c]) - x[n, label[n]]),
-                       dlogits[n, c] = w[n] (softmax(x[n])[c] - [c = label[n]]); the loss of a label outside 0 .. C-1 is NaN
-the others             losses[n] = w[n]/O sum_o v[n, o],   dprediction[n, o] = w[n]/O s[n, o],  with d = prediction - target:
+                       dlogits[n, c] = w[n] (softmax(x[n])[c] - [c = label[n]]).
+                       The loss of a label outside 0 .. C-1 is NaN
+the others             losses[n] = w[n]/O sum_o v[n, o],   dprediction[n, o] = w[n]/O s[n, o],  d = prediction - target:
 squared_error          v = d^2, s = 2 d
 absolute_error         v = |d|, s = sign(d)
 sigmoid_cross_entropy  v = max(x, 0) - x t + log(1 + exp(-|x|)), s = sigmoid(x) - t: logits x, targets t in [0, 1]

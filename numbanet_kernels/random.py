@@ -8,7 +8,7 @@ Element i is word i % 4 of the call with counter words (i//4 low, i//4 high, cou
 
 random_bits  bits[i]
 uniform      u[i] = floor(bits[i] / 2^8) / 2^24, in [0, 1)
-normal       Box-Muller on neighbours: z[2j] = r cos(2 pi u[2j+1]), z[2j+1] = r sin(2 pi u[2j+1]), r = sqrt(-2 log(1 - u[2j]))
+normal       Box-Muller on neighbours: z[2j], z[2j+1] = r (cos, sin)(2 pi u[2j+1]), r = sqrt(-2 log(1 - u[2j]))
 dropout      y[i] = x[i] scale where bits[i] / 2^32 >= rate, else 0: compared as integers, so that every device keeps
              the same elements. Linear and self-adjoint: the same call on dy is the backward pass.
 """
@@ -95,8 +95,8 @@ def dropout_reference(x, rate, key, counter, scale=None):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-# Words are kept in 64-bit lanes with empty upper halves: so the compiler sees that one vector multiplication serves both
-# hi and lo, and vectorises the loop over calls. It ends at the last whole call; a ragged end is done apart.
+# Words are kept in 64-bit lanes with empty upper halves: so the compiler sees that one vector multiplication serves
+# both hi and lo, and vectorises the loop over calls. It ends at the last whole call; a ragged end is done apart.
 @host_kernel("void(u8, u8, u8, u8, i8, u4[::1])")
 def _fill_bits(key0, key1, counter2, counter3, first, bits):
     """bits[i] of the calls first, first + 1, ...; bits.size is a multiple of 4."""

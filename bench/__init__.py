@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m bench list` names the suites, bench/README.md says how they measure."""

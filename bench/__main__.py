@@ -1,0 +1,124 @@
+"""The command line: python -m bench SUITE… | list | report."""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from . import report, table
+from .harness import QUICK, Options, Schedule, measure
+from .machine import threads
+from .results import Results
+from .worker import Workers
+
+SUITES = ("elementwise", "reduce", "loss", "gemm", "gemm_rows", "gemm_tiles", "update", "random", "memory", "mlp",
+          "mlp-accuracy")
+COMMANDS = ("list", "report")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; `--help` has the rest."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="bench", description="Measure numbanet. `list` names the suites, `report` rewrites the tables of "
+                                               "the README files from bench/results/.")
+    parser.add_argument("suites", nargs="+", metavar="SUITE", help="suites to run, or `list`, or `report`")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--against", choices=("torch",), help="the peer; without it times stand alone, and dropout is "
+                                                              "compared with numbanet's own dense training")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few turns: does it run, not how fast")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file, case by case")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the results to this PNG, PDF or SVG file")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0 done, 1 a result was wrong, 2 bad input, 130 interrupted."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    unknown = [name for name in chosen.suites if name not in (*SUITES, *COMMANDS)]
+    if unknown:
+        parser.error(f"there is no suite {unknown[0]!r}; choose from {', '.join(SUITES)}")
+    if len(chosen.suites) > 1 and set(chosen.suites) & set(COMMANDS):
+        parser.error("list and report stand alone")
+    try:
+        if chosen.suites == ["list"]:
+            return _list()
+        if chosen.suites == ["report"]:
+            return _report()
+        return _measure(parser, chosen)
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
+        print(f"bench: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def _module(suite: str) -> ModuleType:
+    return importlib.import_module(f"bench.{suite.replace('-', '_')}")
+
+
+def _list() -> int:
+    width = max(map(len, SUITES))
+    for suite in SUITES:
+        print(f"{suite:{width}}  {_module(suite).__doc__.splitlines()[0]}")
+    return 0
+
+
+def _report() -> int:
+    changed = report.report()
+    print("\n".join(f"rewrote {page.relative_to(report.ROOT)}" for page in changed) or "nothing to change")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _measure(parser: _Parser, chosen: argparse.Namespace) -> int:
+    """Run the suites in order; tables as they are done, the file and the plot of all."""
+    if chosen.against == "torch" and importlib.util.find_spec("torch") is None:
+        parser.error("--against torch: PyTorch is not installed; pip install 'numbanet[bench]'")
+    from numbanet.device import device
+
+    device(chosen.device)  # RuntimeError with the reason where it is not available
+    options = Options(chosen.device, chosen.against, chosen.quick)
+    results = Results(chosen.json, **dataclasses.asdict(options))
+    for suite in dict.fromkeys(chosen.suites):
+        rows = _module(suite).run(options, results, _say) if suite == "mlp-accuracy" else _time(suite, options, results)
+        table.show(suite, rows)
+    if chosen.plot:
+        from . import plots
+
+        only_accuracy = set(chosen.suites) == {"mlp-accuracy"}
+        plots.plot_accuracy(results.runs, chosen.plot) if only_accuracy else plots.plot_ratios(results.rows, chosen.plot)
+    problems = [row for row in results.rows if row.get("problem")]
+    for row in problems:
+        _say(f"bench: {row['suite']}: {row['case']}: {row['implementation']}: {row['problem']}")
+    return 1 if problems else 0
+
+
+def _time(suite: str, options: Options, results: Results) -> list[dict]:
+    """Verify and time the cases of a suite."""
+    rows: list[dict] = []
+    with Workers(threads()) as workers:
+        for case in _module(suite).cases(options):
+            _say(f"{suite}: {case.name}")
+            found = [dataclasses.asdict(row) for row in measure(case, workers, QUICK if options.quick else Schedule())]
+            results.add(found)
+            rows += found
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Dense matrix products of a layer, batch n, weight (o, i): forward with bias and ReLU, dx, dW, against PyTorch.
+
+On CUDA also the ladder of versions that the kernel file develops: naive, tiled, register.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from numbanet_kernels.gemm import gemm_reference, gemm_version_cuda
+
+from . import kernels
+from .harness import Case, Options
+from .kernels import Kernel
+
+LADDER = {"linear_naive": ("naive", 16), "linear_tiled": ("tiled", 32), "linear_register": ("register", 64)}
+
+
+def _layer(rng, n, o, i):
+    """x, w, b"""
+    w = rng.standard_normal((o, i), np.float32) / np.float32(np.sqrt(i))
+    return rng.standard_normal((n, i), np.float32), w, rng.standard_normal(o, np.float32)
+
+
+def _back(rng, n, o, i):
+    """dy, w, x"""
+    x, w, _ = _layer(rng, n, o, i)
+    return rng.standard_normal((n, o), np.float32), w, x
+
+
+def _torch_linear(t, x, w, b, **_):
+    return lambda: t.relu(t.nn.functional.linear(x, w, b))
+
+
+def _linear_reference(x, w, b, **_):
+    return gemm_reference(x, w, tb=True, bias=b, relu=True)
+
+
+def _flops(n, o, i):
+    return 2.0 * n * o * i
+
+
+def _bytes(n, o, i):
+    return 4.0 * (n * i + o * i + n * o)
+
+
+def _linear(numbanet):
+    return Kernel(_layer, numbanet, _torch_linear, _linear_reference, flops=_flops, bytes=_bytes)
+
+
+def _version(name):
+    version, tile = LADDER[name]
+    return _linear(lambda dev, x, w, b, **_: lambda: gemm_version_cuda(version, tile, x, w, tb=True, bias=b, relu=True))
+
+
+KERNELS = {
+    "linear": _linear(lambda dev, x, w, b, **_: lambda: dev.gemm(x, w, tb=True, bias=b, relu=True)),
+    "dx": Kernel(_back, lambda dev, dy, w, x, **_: lambda: dev.gemm(dy, w), lambda t, dy, w, x, **_: lambda: dy @ w,
+                 lambda dy, w, x, **_: gemm_reference(dy, w), flops=_flops, bytes=_bytes),
+    "dw": Kernel(_back, lambda dev, dy, w, x, **_: lambda: dev.gemm(dy, x, ta=True),
+                 lambda t, dy, w, x, **_: lambda: dy.T @ x,
+                 lambda dy, w, x, **_: gemm_reference(dy, x, ta=True), flops=_flops, bytes=_bytes),
+    **{name: _version(name) for name in LADDER},
+}
+
+
+def cases(options: Options) -> Iterator[Case]:
+    """The products of the layers of 784-2048-2048-10 at batch 128, and square ones."""
+    shapes = [(32, 64, 48)] if options.quick else [(128, 2048, 784), (128, 2048, 2048), (128, 10, 2048), (1024, 1024, 1024)]
+    ops = [op for op in KERNELS if op not in LADDER or options.device == "cuda"]
+    return kernels.cases("gemm", [(op, dict(zip("noi", shape))) for op in ops for shape in shapes], options)

@@ -1,0 +1,273 @@
+"""Training step of the multilayer perceptron 784-H-H-10: batch 128, SGD, momentum 0.9, learning rate 0.01.
+
+`none` is compared with PyTorch without dropout; bernoulli, rdp and tdp with PyTorch and nn.Dropout(p): same model, optimiser
+and batches, taken by index from the data set on both sides. Without --against torch, numbanet's own `none` is the peer.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .harness import Case, Implementation, Options
+from .worker import Task
+
+FEATURES, CLASSES, BATCH = 784, 10, 128
+RATE, MOMENTUM = 0.01, 0.9
+WIDTHS, RATES, DROPOUTS = (1024, 2048), (0.3, 0.5, 0.7), ("bernoulli", "rdp", "tdp")
+SAMPLES = 20000  # 63 MB: like a real data set, more than a cache holds
+LEAST_STEPS = 20  # of a turn: the cost of a step under a random pattern is random
+CHECKED_STEPS = 2  # so that momentum counts
+
+
+# --- what both sides share --------------------------------------------------------------------------------------------
+def initial_weights(hidden: int, seed: int = 0) -> list[np.ndarray]:
+    """w1, b1, w2, b2, w3, b3: He's uniform weights; biases are not zero, so that an error in one is seen."""
+    rng, widths, weights = np.random.default_rng(seed), (FEATURES, hidden, hidden, CLASSES), []
+    for n_in, n_out in zip(widths, widths[1:], strict=False):
+        bound = np.sqrt(6 / n_in)
+        weights += [rng.uniform(-bound, bound, (n_out, n_in)).astype(np.float32),
+                    rng.uniform(-0.1, 0.1, n_out).astype(np.float32)]
+    return weights
+
+
+def samples(count: int = SAMPLES, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """X (count, 784), y (count,): random inputs and labels; the cost of a step does not depend on them."""
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((count, FEATURES), np.float32), rng.integers(CLASSES, size=count).astype(np.int32)
+
+
+def batches(count: int = SAMPLES, seed: int = 2) -> Iterator[np.ndarray]:
+    """Row numbers of batch after batch, shuffled anew in each pass; the last, short batch of a pass is left out."""
+    rng = np.random.default_rng(seed)
+    while True:
+        order = rng.permutation(count).astype(np.int32)
+        for start in range(0, count - BATCH + 1, BATCH):
+            yield order[start:start + BATCH]
+
+
+# --- numbanet ---------------------------------------------------------------------------------------------------------
+def numbanet_task(device: str, hidden: int, dropout: str, rate: float) -> Task:
+    """Training steps through numbanet's Trainer."""
+    from numbanet import device as named
+    from numbanet.tensor import Tensor
+
+    dev = named(device)
+    X, y = samples()
+    data, rows = dev.upload(X), batches()
+    trainer = _trainer(dev, hidden, dropout, rate)
+
+    def step(by=trainer, at=rows):
+        chosen = next(at)
+        by.step(Tensor.wrap(dev.take_rows(data, dev.upload(chosen)), dev), y[chosen], None)
+
+    def outputs():
+        fresh, at, drawn = _trainer(dev, hidden, dropout, rate), batches(), []
+        draw = fresh.plans
+
+        def record():
+            drawn.append(draw())
+            return drawn[-1]
+
+        fresh.plans = record
+        for _ in range(CHECKED_STEPS):
+            step(fresh, at)
+        layers = fresh.model.droppable()
+        return {"weights": [np.array(dev.download(p.data)) for p in fresh.optimizer.parameters],
+                "factors": [[_factors(plans.get(layer)) for layer in layers] for plans in drawn]}
+
+    return Task(step, outputs, dev.synchronize)
+
+
+def _trainer(dev: Any, hidden: int, dropout: str, rate: float) -> Any:
+    """A Trainer of the network with the shared initial weights."""
+    from numbanet import ops
+    from numbanet.dropout import policy
+    from numbanet.optim import SGD
+    from numbanet.training import Trainer
+
+    model = network(hidden, dev)
+    for parameter, values in zip(model.parameters(), initial_weights(hidden), strict=True):
+        dev.copy(dev.upload(values), out=parameter.data)
+    return Trainer(
+        model=model, optimizer=SGD(model.parameters(), RATE, MOMENTUM), policy=policy(dropout, rate),
+        rng=np.random.default_rng(3), dev=dev, batch_size=BATCH,
+        loss=lambda output, labels, weights: ops.softmax_cross_entropy(output, labels=labels, weights=weights),
+        answer=lambda dev, output: dev.argmax(output), score=lambda y, answers, weights: float(np.mean(y == answers)))
+
+
+def network(hidden: int, dev: Any = "cpu") -> Any:
+    """The layers 784-H-H-10 with ReLU."""
+    from numbanet.layers import Linear, ReLU, Sequential
+
+    return Sequential([Linear(FEATURES, hidden, device=dev), ReLU(), Linear(hidden, hidden, device=dev), ReLU(),
+                       Linear(hidden, CLASSES, device=dev)])
+
+
+def _factors(plan: Any) -> tuple[Any, Any]:
+    """What a plan multiplies a layer's weight with, and what its activation, in the dense picture."""
+    from numbanet.plan import BernoulliPlan, RowPlan
+    from numbanet_kernels.random import dropout_reference
+
+    if plan is None:
+        return 1.0, 1.0
+    if isinstance(plan, BernoulliPlan):
+        return 1.0, dropout_reference(np.ones((BATCH, plan.n)), plan.rate, plan.key, 0, plan.scale)
+    factor = plan.mask() * plan.scale
+    return (1.0, factor) if isinstance(plan, RowPlan) else (factor, 1.0)
+
+
+# --- PyTorch ----------------------------------------------------------------------------------------------------------
+def torch_task(device: str, hidden: int, rate: float | None, tf32: bool = False) -> Task:
+    """Training steps in PyTorch, eager; with nn.Dropout(rate) after each hidden activation unless the rate is None."""
+    import torch
+
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    X, y = samples()
+    X, y, rows = torch.from_numpy(X).to(device), torch.from_numpy(y).long().to(device), batches()
+    model, optimizer = _torch_model(torch, device, hidden, rate)
+
+    def step(model=model, optimizer=optimizer, at=rows):
+        chosen = torch.from_numpy(next(at)).to(device)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(X[chosen]), y[chosen])
+        loss.backward()
+        optimizer.step()
+
+    def outputs():
+        fresh, fresh_optimizer = _torch_model(torch, device, hidden, rate)
+        at, factors = batches(), [[] for _ in range(CHECKED_STEPS)]
+        for drawn in factors:
+            # where ReLU gave 0, whether it was dropped changes nothing
+            hooks = [layer.register_forward_hook(lambda _, x, out, drawn=drawn: drawn.append(
+                (1.0, (out != 0).cpu().numpy() / (1 - rate)))) for layer in fresh if isinstance(layer, torch.nn.Dropout)]
+            step(fresh, fresh_optimizer, at)
+            for hook in hooks:
+                hook.remove()
+        return {"weights": [p.detach().cpu().numpy() for p in fresh.parameters()],
+                "factors": [drawn or [(1.0, 1.0)] * 2 for drawn in factors]}
+
+    return Task(step, outputs, torch.cuda.synchronize if device == "cuda" else lambda: None)
+
+
+def _torch_model(torch: Any, device: str, hidden: int, rate: float | None) -> tuple[Any, Any]:
+    """The network with the shared initial weights, and its optimiser."""
+    layers = []
+    for n_in, n_out in ((FEATURES, hidden), (hidden, hidden)):
+        layers += [torch.nn.Linear(n_in, n_out), torch.nn.ReLU()]
+        layers += [] if rate is None else [torch.nn.Dropout(rate)]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(hidden, CLASSES)).to(device)
+    with torch.no_grad():
+        for parameter, values in zip(model.parameters(), initial_weights(hidden), strict=True):
+            parameter.copy_(torch.from_numpy(values))
+    return model, torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def reference_steps(hidden: int, factors: Sequence[Sequence[tuple[Any, Any]]]) -> list[np.ndarray]:
+    """Weights after the first steps, dense and masked, in float64; factors by step and hidden layer: (of w, of h)."""
+    weights = [np.float64(w) for w in initial_weights(hidden)]
+    velocity = [np.zeros_like(w) for w in weights]
+    X, y = samples()
+    at = batches()
+    for drawn in factors:
+        rows = next(at)
+        for w, v, g in zip(weights, velocity, _gradients(weights, np.float64(X[rows]), y[rows], drawn), strict=True):
+            v *= MOMENTUM
+            v += g
+            w -= RATE * v
+    return weights
+
+
+def _gradients(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray, factors: Sequence[tuple[Any, Any]]) -> list:
+    """Gradients of the mean cross-entropy by backpropagation, in the order of the weights."""
+    factors = [*factors, (1.0, 1.0)]
+    inputs, slopes, h = [], [], x
+    for layer, (of_w, of_h) in enumerate(factors):
+        inputs.append(h)
+        z = h @ (weights[2 * layer] * of_w).T + weights[2 * layer + 1]
+        last = layer == len(factors) - 1
+        slopes.append(1.0 if last else (z > 0) * of_h)
+        h = z if last else np.maximum(z, 0) * of_h
+    dz = np.exp(h - h.max(axis=1, keepdims=True))
+    dz /= dz.sum(axis=1, keepdims=True)
+    dz[np.arange(len(y)), y] -= 1
+    dz /= len(y)
+    gradients = []
+    for layer in reversed(range(len(factors))):
+        of_w = factors[layer][0]
+        gradients = [dz.T @ inputs[layer] * of_w, dz.sum(axis=0), *gradients]
+        if layer:
+            dz = dz @ (weights[2 * layer] * of_w) * slopes[layer - 1]
+    return gradients
+
+
+def update_error(hidden: int, outputs: Mapping[str, Any]) -> float:
+    """Largest error of the change of a parameter, relative to the largest change of any of its entries."""
+    references = reference_steps(hidden, outputs["factors"])
+    error = 0.0
+    for start, value, reference in zip(initial_weights(hidden), outputs["weights"], references, strict=True):
+        change = np.max(np.abs(reference - start))
+        error = max(error, float(np.max(np.abs(value - reference)) / max(change, 1e-30)))
+    return error
+
+
+# --- work and cases ---------------------------------------------------------------------------------------------------
+@functools.lru_cache(maxsize=None)
+def mean_flops(hidden: int, dropout: str, rate: float) -> float:
+    """FLOPs of the matrix products of a step, averaged exactly over the policy's patterns."""
+    from numbanet.dropout import policy
+    from numbanet.plan import RowPlan, TilePlan
+    from numbanet.search import pattern_distribution
+
+    model = network(hidden)
+    if dropout not in ("rdp", "tdp"):
+        return float(model.flops(BATCH))
+    chosen = policy(dropout, rate)
+    distribution = pattern_distribution(rate, chosen.dp_max, chosen.search)
+    first, second = model.droppable()
+
+    def drawn(layer):
+        """(probability, plan) of every pattern."""
+        shape = layer.weight.shape
+        return [(p / dp, RowPlan(shape[0], dp, bias) if dropout == "rdp" else TilePlan(shape, chosen.tile, dp, bias))
+                for dp, p in enumerate(distribution, 1) for bias in range(dp)]
+
+    return sum(p * q * model.flops(BATCH, {first: a, second: b}) for p, a in drawn(first) for q, b in drawn(second))
+
+
+def _numbanet(options: Options, hidden: int, dropout: str, rate: float, peer: str | None) -> Implementation:
+    flops = mean_flops(hidden, dropout, rate)
+    return Implementation(dropout, numbanet_task,
+                          {"device": options.device, "hidden": hidden, "dropout": dropout, "rate": rate}, peer,
+                          None if peer is None else mean_flops(hidden, "none", 0.0) / flops, flops)
+
+
+def _torches(options: Options, hidden: int, rate: float | None) -> list[Implementation]:
+    """PyTorch, on CUDA with TF32 off and on."""
+    name = "torch" if rate is None else "torch nn.Dropout"
+    parameters = {"device": options.device, "hidden": hidden, "rate": rate}
+    found = [Implementation(name, torch_task, parameters, flops=mean_flops(hidden, "none", 0.0))]
+    if options.device == "cuda":
+        found.append(Implementation(f"{name}, TF32", torch_task, {**parameters, "tf32": True}, name))
+    return found
+
+
+def cases(options: Options) -> Iterator[Case]:
+    """Each width without dropout, and with each policy at each rate."""
+    torch = options.against == "torch"
+    for hidden in (256,) if options.quick else WIDTHS:
+        error, size = functools.partial(update_error, hidden), f"784-{hidden}-{hidden}-10"
+        # TF32 keeps 10 bits of the mantissa
+        tolerance = 1e-4 if options.device == "cpu" else 3e-2
+        dense = _numbanet(options, hidden, "none", 0.0, "torch" if torch else None)
+        yield Case("mlp", f"{size} without dropout", (dense, *(_torches(options, hidden, None) if torch else ())),
+                   error, tolerance, LEAST_STEPS)
+        for rate in RATES:
+            peer = "torch nn.Dropout" if torch else "none"
+            ours = [_numbanet(options, hidden, dropout, rate, peer) for dropout in DROPOUTS]
+            theirs = _torches(options, hidden, rate) if torch else [dense]
+            yield Case("mlp", f"{size} p={rate}", (*ours, *theirs), error, tolerance, LEAST_STEPS)

@@ -1,0 +1,54 @@
+"""Report: the tables between `<!-- bench:SUITE -->` and `<!-- /bench:SUITE -->`, rewritten from the files of results."""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .machine import ROOT
+from .results import load
+from .table import markdown
+
+MARKED = re.compile(r"(?P<start><!-- bench:(?P<suite>[\w-]+) -->)\n.*?(?P<end><!-- /bench:(?P=suite) -->)", re.S)
+PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md")
+FOLDER = ROOT / "bench" / "results"
+
+
+def caption(record: dict[str, Any]) -> str:
+    """What the figures of one file belong to, in one line."""
+    machine = record["machine"]
+    where = "; ".join(machine["gpus"]) if record.get("device") == "cuda" and machine.get("gpus") else \
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
+    versions = ", ".join(f"{name} {machine[key]}" for name, key in (
+        ("Python", "python"), ("NumPy", "numpy"), ("BLAS", "blas"), ("Numba", "numba"), ("PyTorch", "torch"))
+        if machine.get(key))
+    return f"_{record.get('device', 'cpu')}: {where}; {versions}; commit {(record.get('commit') or 'unknown')[:12]}, " \
+           f"{record['date'][:10]}_"
+
+
+def section(suite: str, records: Iterable[dict[str, Any]]) -> str:
+    """The tables of one suite, one for each file that has rows of it."""
+    parts = [f"{caption(record)}\n\n{markdown(rows)}" for record in records
+             if (rows := [row for row in record["rows"] if row["suite"] == suite])]
+    return "\n\n".join(parts) or "_No results recorded yet._"
+
+
+def rewrite(text: str, records: Sequence[dict[str, Any]]) -> str:
+    """The text with every marked table made anew; all else as it is."""
+    return MARKED.sub(lambda m: f"{m['start']}\n\n{section(m['suite'], records)}\n\n{m['end']}", text)
+
+
+def report(pages: Iterable[Path] = PAGES, folder: Path = FOLDER) -> list[Path]:
+    """Rewrite the pages from the files in the folder, quick ones left out; returns the pages that changed."""
+    records = [record for path in sorted(folder.glob("*.json")) if not (record := load(path)).get("quick")]
+    changed = []
+    for page in pages:
+        if not page.exists():
+            continue
+        old = page.read_text(encoding="utf-8")
+        new = rewrite(old, records)
+        if new != old:
+            page.write_text(new, encoding="utf-8")
+            changed.append(page)
+    return changed

@@ -1,0 +1,72 @@
+"""Results: the JSON file of one command, written whole after every case, so that an interruption loses one case at most."""
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .machine import commit, machine, now
+
+
+class Results:
+    """Rows, the machine that they belong to, and where they are kept.
+
+    Parameters
+    ----------
+    path : Path or None
+        The JSON file; None keeps nothing.
+    facts : dict
+        What else to record: device, peer, whether quick.
+    """
+
+    def __init__(self, path: Path | None, **facts: Any) -> None:
+        self.path, self.rows, self.runs = path, [], []
+        self.facts = {"date": now(), "commit": commit(), **facts, "machine": machine()}
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        """Append rows and save."""
+        self.rows += rows
+        self.save()
+
+    def save(self) -> None:
+        """Write the file under another name, then rename it: a reader never sees half of it."""
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        record = {**self.facts, "rows": self.rows, **({"runs": self.runs} if self.runs else {})}
+        unfinished = self.path.with_name(f"{self.path.name}.part")
+        unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        os.replace(unfinished, self.path)
+
+    def resume(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
+        """The finished training runs of an earlier command with the same settings.
+
+        Raises
+        ------
+        ValueError
+            If the file holds runs with other settings, or is not a file of results.
+        """
+        if self.path is None or not self.path.exists():
+            return []
+        runs = load(self.path).get("runs", [])
+        if any(run["settings"] != settings for run in runs):
+            raise ValueError(f"{self.path} holds training runs with other settings; give another --json file")
+        return runs
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A file of results.
+
+    Raises
+    ------
+    ValueError
+        If it is not one.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error})") from error
+    if not isinstance(record, dict) or not isinstance(record.get("rows"), list) or "machine" not in record:
+        raise ValueError(f"{path} is not a file of benchmark results")
+    return record

@@ -1,0 +1,73 @@
+"""Tables of rows: on the terminal, and in Markdown."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def _number(key: str, form: str = ".3g") -> Callable[[Row], str]:
+    return lambda row: "" if row.get(key) is None else format(row[key], form)
+
+
+def _text(key: str) -> Callable[[Row], str]:
+    return lambda row: row.get(key) or ""
+
+
+def _span(key: str, low: str, high: str, form: str) -> Callable[[Row], str]:
+    return lambda row: "" if row.get(key) is None else f"{row[key]:{form}} ({row[low]:{form}} – {row[high]:{form}})"
+
+
+def _speed(row: Row) -> str:
+    """GFLOP/s, or GB/s where there are no FLOPs to count."""
+    if not row.get("median_ms"):
+        return ""
+    if row.get("flops"):
+        return f"{row['flops'] / row['median_ms'] / 1e6:.1f} GFLOP/s"
+    return f"{row['bytes'] / row['median_ms'] / 1e6:.1f} GB/s" if row.get("bytes") else ""
+
+
+def _error(row: Row) -> str:
+    return row["problem"] if row.get("problem") else _number("error", ".1e")(row)
+
+
+TIMES = {
+    "case": _text("case"), "implementation": _text("implementation"),
+    "ms (p10 – p90)": _span("median_ms", "p10", "p90", ".3g"), "speed": _speed, "peer": _text("peer"),
+    "ratio (p10 – p90)": _span("ratio", "ratio_p10", "ratio_p90", ".2f"), "ceiling": _number("ceiling", ".2f"),
+    "error": _error,
+}
+ACCURACIES = {
+    "case": _text("case"), "dropout": _text("implementation"), "seeds": _number("seeds", "d"),
+    "test accuracy (min – max)": _span("accuracy", "accuracy_min", "accuracy_max", ".4f"),
+    "points against bernoulli": _number("points", "+.2f"), "s per epoch": _number("seconds_per_epoch", ".2f"),
+    "FLOPs done": _number("flops_share", ".0%"), "s to accuracy": _number("seconds_to_target", ".1f"),
+    "seeds that reached it": _number("reached", "d"),
+}
+
+
+def cells(rows: Sequence[Row]) -> list[list[str]]:
+    """Heading and lines of the rows of one suite."""
+    columns = ACCURACIES if rows and "accuracy" in rows[0] else TIMES
+    return [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The rows of one suite as a Markdown table."""
+    head, *lines = ([cell.replace("|", "\\|") for cell in line] for line in cells(rows))
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+
+
+def show(suite: str, rows: Sequence[Row]) -> None:
+    """Print the rows of one suite."""
+    from rich.console import Console
+    from rich.table import Table
+
+    head, *lines = cells(rows)
+    table = Table(title=suite, title_justify="left")
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    Console().print(table)

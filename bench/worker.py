@@ -1,0 +1,146 @@
+"""Worker: a process of its own for one implementation, asleep in a blocking read until the harness gives it a turn.
+
+Thread pools of PyTorch (OpenMP, which spins) and of NumPy's BLAS live in different processes, so neither finds the other's
+threads on its cores: while one has its turn, all others sleep.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+                    "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+@dataclasses.dataclass
+class Task:
+    """What one implementation does for one case.
+
+    Attributes
+    ----------
+    run : callable
+        One repetition; may return before the device is done.
+    outputs : callable
+        () -> dict of NumPy arrays: what a repetition computes from fresh inputs. Called once, before any timing.
+    synchronize : callable
+        Waits until the device is done.
+    """
+
+    run: Callable[[], Any]
+    outputs: Callable[[], Mapping[str, Any]]
+    synchronize: Callable[[], Any] = lambda: None
+
+    def seconds(self, repetitions: int) -> float:
+        """Seconds that so many repetitions take together."""
+        self.synchronize()
+        start = time.perf_counter()
+        for _ in range(repetitions):
+            self.run()
+        self.synchronize()
+        return time.perf_counter() - start
+
+
+def serve(connection: Connection) -> None:
+    """Answer the harness until it closes the connection: one (problem or None, answer) for each request."""
+    task: Task | None = None
+    while True:
+        try:
+            verb, argument = connection.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        try:
+            if verb == "load":
+                task = None  # the old task's memory goes before the new one's comes
+                build, parameters = argument
+                task = build(**parameters)
+                answer = None
+            else:
+                answer = task.outputs() if verb == "outputs" else task.seconds(argument)
+            connection.send((None, answer))
+        except KeyboardInterrupt:
+            return
+        except Exception as error:  # whatever breaks in an implementation is its result, not the harness's end
+            connection.send((f"{type(error).__name__}: {' '.join(str(error).split())}", None))
+
+
+class WorkerError(RuntimeError):
+    """An implementation failed; the message says how."""
+
+
+class Worker:
+    """The harness's end of a worker process."""
+
+    def __init__(self, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs,), daemon=True)
+        with _environment(threads):
+            self.process.start()
+        theirs.close()
+
+    def ask(self, verb: str, argument: Any = None) -> Any:
+        """The worker's answer; WorkerError if the implementation raised or its process ended."""
+        try:
+            self.connection.send((verb, argument))
+            problem, answer = self.connection.recv()
+        except (EOFError, OSError) as error:
+            self.process.join(5)
+            raise WorkerError(f"its process ended with exit status {self.process.exitcode}") from error
+        if problem:
+            raise WorkerError(problem)
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self.connection.close()
+        self.process.join(5)
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join()
+
+
+class Workers:
+    """One worker for each implementation, started when first asked for and kept for the cases that follow."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._workers: dict[str, Worker] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def __getitem__(self, name: str) -> Worker:
+        worker = self._workers.get(name)
+        if worker is None or not worker.process.is_alive():
+            worker = self._workers[name] = Worker(self.threads)
+        return worker
+
+    def close(self) -> None:
+        """End all of them."""
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+
+@contextlib.contextmanager
+def _environment(threads: int) -> Iterator[None]:
+    """Thread counts for processes started within: libraries read them when they are loaded, later is too late."""
+    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,305 @@
+# %% [markdown]
+# # 3. Dropout as skipped work
+#
+# Dropout trains a different sub-network in each step: every neuron is left out with probability p. At p = 0.7 a step
+# uses less than a third of the network, yet conventional dropout computes all of it and multiplies the rest by zero.
+# This walkthrough shows why those zeros cannot be skipped, and which zeros can.
+#
+# Source of both patterns: Song, Wang, Ren, Liu, Fan, Liu, Jiang, "Approximate Random Dropout" (2018).
+
+# %%
+import os
+from pathlib import Path
+from time import perf_counter
+
+import matplotlib
+
+matplotlib.use("Agg")  # pictures go to files: no display needed
+import matplotlib.pyplot as plt
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from numbanet import BernoulliPlan, Linear, ReLU, RowPlan, Sequential, Tensor, TilePlan, no_grad, ops
+from numbanet.search import pattern_distribution
+
+PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
+PICTURES.mkdir(parents=True, exist_ok=True)
+BLUE, ORANGE, GREY, PALE = "#2f6690", "#d17a22", "#6b7280", "#e5e7eb"
+LIGHT = "#9db9cc"
+plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 120})
+rng = np.random.default_rng(0)
+
+
+def save(name):
+    plt.savefig(PICTURES / name, bbox_inches="tight")
+    plt.close()
+    print("wrote", PICTURES / name)
+
+
+def draw(ax, matrix, title, xlabel, ylabel, colours=(PALE, BLUE)):
+    """A matrix of small integers as coloured cells."""
+    ax.imshow(matrix, cmap=matplotlib.colors.ListedColormap(colours), vmin=0, vmax=len(colours) - 1, interpolation="nearest")
+    ax.set_title(title, loc="left", fontsize=11)
+    ax.set(xlabel=xlabel, ylabel=ylabel, xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+
+
+# %% [markdown]
+# ## Zeros anywhere
+#
+# A layer computes y[n, o] = act(Σ_i x[n, i] w[o, i] + b[o]) for N samples. Conventional dropout then multiplies each y by
+# a coin toss of its own: 0 with probability p, else 1/(1 - p), so that the mean stays. `BernoulliPlan` is that coin: here
+# applied to ones, to see it. Beside it, a **row pattern**: the neurons bias, bias + dp, … are kept, for all samples.
+
+# %%
+N, O = 32, 64
+coins = BernoulliPlan(O, rate=2 / 3, key=1)
+scattered = ops.dropout(Tensor(np.ones((N, O))), plan=coins).numpy() > 0
+rows = RowPlan(O, dp=3, bias=1)
+striped = np.broadcast_to(rows.mask(), (N, O))
+
+fig, axes = plt.subplots(1, 2, figsize=(10, 3.1), layout="constrained")
+for ax, mask, name in zip(axes, (scattered, striped), ("bernoulli, p = 2/3", "rdp, dp = 3")):
+    draw(ax, mask, f"{name}: {mask.mean():.0%} of y kept", f"neuron ({O})", f"sample ({N})")
+save("dropout_activations.png")
+
+# %% [markdown]
+# Both keep a third. But hardware does not compute single numbers: threads run in groups, and (walkthrough 2) a block
+# computes a tile of y from tiles of x and w. Work is saved only if *all* outputs of a group are dropped, and for a group
+# of g outputs that has the probability p^g.
+
+# %%
+for g in (1, 4, 16, 32):
+    print(f"groups of {g:2d} outputs: {(2 / 3) ** g:.1e} of them are dropped entirely")
+
+# %% [markdown]
+# Dropped columns of y are different: they are whole rows of w that nobody reads. What remains is a smaller *dense*
+# product, of the kind hardware is best at.
+#
+# ## What a pattern keeps of a weight
+#
+# A **plan** says which part of a product is computed in this step. Three plans for a weight w of 64 × 48:
+#
+# * **rdp**, output side: `RowPlan(64, dp, bias)` keeps every dp-th row of w.
+# * **rdp on both sides**. The layer before dropped neurons too, so their columns of w meet nothing but zeros. One row in
+#   dp and one column in dp' are left: 1/(dp dp') of the product.
+# * **tdp**: w in tiles of T × T, numbered row by row; `TilePlan` keeps the tiles t with t mod dp = bias. It drops
+#   *connections* instead of neurons (a pattern of DropConnect).
+
+# %%
+I = 48
+before = RowPlan(I, dp=2, bias=0)
+tiles = TilePlan((O, I), tile=8, dp=5, bias=1)
+kept_rows = np.broadcast_to(rows.mask()[:, None], (O, I))
+both = np.outer(rows.mask(), before.mask())
+panels = [(kept_rows, "rdp, output side: dp 3"), (both, "rdp, both sides: dp 3, dp 2"), (tiles.mask(), "tdp: tiles of 8, dp 5")]
+
+fig, axes = plt.subplots(1, 4, figsize=(11, 4), layout="constrained", width_ratios=(I, I, before.count, I))
+for ax, (mask, title) in zip(axes[[0, 1, 3]], panels):
+    draw(ax, mask, f"{title}\n{mask.mean():.1%} kept", f"input ({I})", f"output ({O})")
+draw(axes[2], np.ones((rows.count, before.count)), "the same, compact", f"kept inputs ({before.count})",
+     f"kept outputs ({rows.count})", (BLUE, BLUE))
+axes[2].set(xlim=(-0.5, before.count - 0.5), ylim=(O - 0.5, -0.5))  # at the scale of its neighbours
+axes[2].set_ylabel(f"kept outputs ({rows.count})", y=1 - rows.count / O / 2, fontsize=10)
+axes[2].xaxis.set_label_coords(0.5, 1 - rows.count / O - 0.03)
+save("dropout_weights.png")
+
+# %% [markdown]
+# Row plans pass activations on in compact form: the output of one layer, (N, kept), is the next one's input as it is.
+# The dense zeros are never written. Elementwise functions do not mind, and `expand` brings the zeros back where needed.
+#
+# ## Tiles are block-diagonal
+#
+# The kept tiles look scattered, but they follow a rule. Let C be the number of tile columns. Tile (r, c) has the number
+# r C + c, so tile row r keeps the tile columns
+#
+# c ≡ bias - r C  (mod dp).
+#
+# Rows r and r + P keep the same columns if P C is a multiple of dp: the smallest such P is dp / gcd(C, dp). So tile rows
+# fall into **P classes**. Two classes never share a column. Sort rows and columns by class, and each class is one dense
+# block on the diagonal: a tile pattern is P small dense products, and finding the kept positions takes no search.
+
+# %%
+tile_rows, tile_cols = tiles.grid
+P = tiles.classes
+print(f"C = {tile_cols}, dp = {tiles.dp}: {P} classes")
+print("other periods:", {dp: TilePlan((O, I), 8, dp, 0).classes for dp in (1, 2, 3, 4, 6, 7, 8)})
+
+class_of_row = np.arange(tile_rows) % P
+class_of_col = np.full(tile_cols, P)  # P: a column that no row keeps
+for r in range(P):
+    class_of_col[(tiles.bias - r * tile_cols - np.arange(tile_cols)) % tiles.dp == 0] = r
+row_order = np.argsort(class_of_row, kind="stable")
+col_order = np.argsort(class_of_col, kind="stable")
+
+coloured = np.where(tiles.tile_mask(), 1 + class_of_row[:, None], 0)
+fig, axes = plt.subplots(1, 2, figsize=(7.6, 4.6), layout="constrained")
+shades = (PALE, BLUE, ORANGE, LIGHT, "#1d3f5a", "#e8b986")[:P + 1]
+for ax, matrix, r_names, c_names, title in (
+        (axes[0], coloured, range(tile_rows), range(tile_cols), "kept tiles of w, coloured by class"),
+        (axes[1], coloured[row_order][:, col_order], row_order, col_order, "the same, sorted by class")):
+    draw(ax, matrix, title, "tile column c", "tile row r", shades)
+    ax.set_xticks(range(tile_cols), c_names)
+    ax.set_yticks(range(tile_rows), r_names)
+    ax.tick_params(length=0, colors=GREY)
+    ax.set_xticks(np.arange(tile_cols + 1) - 0.5, minor=True)
+    ax.set_yticks(np.arange(tile_rows + 1) - 0.5, minor=True)
+    ax.grid(which="minor", color="white", linewidth=2)
+    ax.tick_params(which="minor", length=0)
+save("dropout_tiles.png")
+
+# %% [markdown]
+# Where C and dp have a common factor there are fewer classes than dp, and some columns are read by no class in this step:
+# they get their turn with another bias.
+#
+# ## Is it the same number?
+#
+# A plan must not change the mathematics. The test of every planned operation: with M = plan.mask(), what it computes
+# equals the dense layer with w ∘ M, for the result *and* for every gradient.
+
+# %%
+x = Tensor(rng.standard_normal((N, I)), requires_grad=True)
+w = Tensor(rng.standard_normal((O, I)), requires_grad=True)
+b = Tensor(rng.standard_normal(O), requires_grad=True)
+dy = rng.standard_normal((N, O)).astype(np.float32)
+
+
+def gradients(y, dy):
+    """y, dx, dw, db"""
+    for leaf in (x, w, b):
+        leaf.zero_grad()
+    y.backward(dy)
+    return y.numpy(), x.grad.numpy(), w.grad.numpy(), b.grad.numpy()
+
+
+def largest_difference(planned, dense):
+    return max(np.abs(p - d).max() for p, d in zip(planned, dense))
+
+
+def report(name, planned, dense):
+    difference = largest_difference(planned, dense)
+    print(f"{name:10s} largest difference in y, dx, dw, db: {difference:.1e}")
+    assert difference < 1e-3
+
+
+# rdp on both sides: x enters compact, y leaves compact; expand puts the zeros back
+planned = ops.expand(ops.linear_rows(x[:, np.flatnonzero(before.mask())], w, b, rows=rows, cols=before, relu=True), plan=rows)
+zeros = Tensor(rows.mask().astype(np.float32))
+dense = ops.linear(x * before.mask(), w, b, relu=True) * zeros
+report("rdp", gradients(planned, dy), gradients(dense, dy))
+
+# tdp: shapes stay as they are
+dense = ops.linear(x, w * tiles.mask(), b, relu=True)
+report("tdp", gradients(ops.linear_tiles(x, w, b, plan=tiles, relu=True), dy), gradients(dense, dy))
+
+# %% [markdown]
+# ## The share of the work
+#
+# How much is left over many steps? A step draws dp with probability d[dp] (walkthrough 4) such that Σ d[dp] (1 - 1/dp) = p.
+# So the mean share of the kept is Σ d[dp]/dp = **1 - p**, exactly the kept share of conventional dropout. For tdp it is also
+# the share of FLOPs. For rdp, two layers draw independently, and a weight between two dropped layers keeps
+# **(1 - p)²**.
+#
+# Below, the share of a whole training step (forward, dx, dw; first and last layer included), averaged over d.
+
+# %%
+WIDTHS = (784, 2048, 2048, 10)
+layers = [Linear(n_in, n_out, rng=0) for n_in, n_out in zip(WIDTHS, WIDTHS[1:])]
+network = Sequential([layers[0], ReLU(), layers[1], ReLU(), layers[2]])
+
+
+def share(policy, p):
+    """Mean FLOPs of a training step over those of dense training."""
+    d = pattern_distribution(p)
+    total = 0.0
+    for i, d_i in enumerate(d, 1):
+        for j, d_j in enumerate(d, 1):
+            if policy == "rdp":
+                plans = {layers[0]: RowPlan(WIDTHS[1], i, 0), layers[1]: RowPlan(WIDTHS[2], j, 0)}
+            else:
+                plans = {layer: TilePlan(layer.weight.shape, 32, dp, 0) for layer, dp in zip(layers, (i, j))}
+            total += d_i * d_j * network.flops(128, plans)
+    return total / network.flops(128)
+
+
+rates = np.linspace(0, 0.85, 18)
+shares = {policy: [share(policy, p) for p in rates] for policy in ("tdp", "rdp")}
+fig, ax = plt.subplots(figsize=(6.8, 3.8), layout="constrained")
+ax.plot(rates, np.ones_like(rates), color=GREY, linewidth=2)
+ax.text(0.86, 1, "bernoulli", color=GREY, va="center")
+for policy, colour in (("tdp", ORANGE), ("rdp", BLUE)):
+    ax.plot(rates, shares[policy], color=colour, linewidth=2.2)
+    ax.text(0.86, shares[policy][-1], policy, color=colour, va="center")
+ax.plot(rates, 1 - rates, color=ORANGE, linewidth=1, linestyle=":")
+ax.plot(rates, (1 - rates) ** 2, color=BLUE, linewidth=1, linestyle=":")
+ax.text(0.02, 0.1, "dotted: 1 − p and (1 − p)²", color=GREY, fontsize=10)
+ax.set(xlabel="drop rate p", ylabel="share of the FLOPs of a step", xlim=(0, 0.97), ylim=(0, 1.06))
+ax.set_title(f"What is left to compute: {' · '.join(map(str, WIDTHS))}, 128 samples", loc="left", fontsize=11)
+save("dropout_flops.png")
+for p in (0.5, 0.7):
+    print(f"p = {p}   tdp {share('tdp', p):.1%}   rdp {share('rdp', p):.1%}")
+
+# %% [markdown]
+# ## Mask-driven or list-driven
+#
+# There are two ways to tell a kernel about a pattern.
+#
+# * **Mask-driven.** The grid covers all of y. A block reads the mask and returns at once if its row or tile is dropped.
+#   Simple, but every block is launched, and the survivors are spread unevenly.
+# * **List-driven.** The grid is sized by what is kept, and block i looks up the i-th kept index, or computes it: kept rows
+#   are bias + i dp, kept tiles are the arithmetic sequence above. Dropped work is never launched.
+#
+# `gemm_rows.py` and `gemm_tiles.py` have both, the first as a teaching step. For rows the mask costs more than idle blocks:
+# a block that covers 32 neighbouring rows never finds all of them dropped, so mask-driven blocks must take one row each,
+# and a row of x that they load serves one output instead of 32. Blocks for H × H and 128 samples, with 32 samples a block:
+
+# %%
+H, samples, tile = 2048, 128, 32
+print("dp    mask-driven: launched   at work    list-driven: launched = at work")
+for dp in (1, 2, 4, 8):
+    count = RowPlan(H, dp, 0).count
+    print(f"{dp:2d} {H * samples // tile:24d} {count * samples // tile:9d} {-(-count // tile) * samples // tile:33d}")
+
+# %% [markdown]
+# On a CPU the list is even simpler. Kept rows bias::dp of a row-major matrix are a matrix again, whose rows are dp times
+# as far apart, and BLAS takes such a *leading dimension* without a copy. What does a product cost here, against the
+# conventional way?
+
+
+# %%
+def milliseconds(f, repeats=15):
+    f()
+    times = []
+    for _ in range(repeats):
+        start = perf_counter()
+        f()
+        times.append(perf_counter() - start)
+    return 1e3 * min(times)  # the least disturbed run
+
+
+H = 1024
+w = Tensor(rng.standard_normal((H, H)))
+x = Tensor(rng.standard_normal((128, H)))
+coins = BernoulliPlan(H, 0.5, key=1, scale=2.0)
+with no_grad(), threadpool_limits(1):  # one core, so that the figures can be compared
+    times = {"dense": [milliseconds(lambda: ops.linear(x, w))],
+             "bernoulli": [milliseconds(lambda: ops.dropout(ops.linear(x, w), plan=coins))]}
+    for dp in (2, 4, 8):
+        plan = RowPlan(H, dp, 0)
+        compact = Tensor(x.numpy()[:, ::dp])
+        times.setdefault("rdp", []).append(milliseconds(lambda: ops.linear_rows(compact, w, rows=plan, cols=plan)))
+        tiled = TilePlan((H, H), 32, dp, 0)
+        times.setdefault("tdp", []).append(milliseconds(lambda: ops.linear_tiles(x, w, plan=tiled)))
+
+dense = times["dense"][0]
+print(f"forward, 128 x {H} by {H} x {H}: dense {dense:.2f} ms, with bernoulli dropout {times['bernoulli'][0]:.2f} ms")
+for i, dp in enumerate((2, 4, 8)):
+    print(f"dp {dp}   rdp on both sides {times['rdp'][i]:5.2f} ms   tdp {times['tdp'][i]:5.2f} ms")
+
+# %% [markdown]
+# Row patterns follow the FLOPs, because nothing but kept columns has to be gathered. Tile patterns pay for gathering
+# panels of x and blocks of w, which at small periods can eat what they save on a CPU; on a GPU the gathering happens
+# while tiles are loaded into shared memory, which has to be done anyway. Conventional dropout only adds to the dense time.
+#
+# Whether the network still *learns* with such regular patterns is the subject of walkthroughs 4 (which pattern, how
+# often) and 5 (training).

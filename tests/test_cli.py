@@ -1,0 +1,75 @@
+"""The command line as a user types it: output, exit status, one-line errors."""
+import subprocess
+import sys
+
+import pytest
+
+from numbanet import cli
+
+
+def run(capsys, *arguments):
+    """(exit status, stdout, stderr)"""
+    try:
+        status = cli.main(arguments)
+    except SystemExit as done:
+        status = done.code
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_train_prints_accuracy_and_draws(capsys, tmp_path):
+    status, out, _ = run(capsys, "train", "--layers", "32", "--epochs", "2", "--dropout", "tdp", "--rate", "0.3", "--quiet",
+                         "--plot", str(tmp_path / "curves.png"))
+    assert status == 0 and "test accuracy" in out and "tdp" in out
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG") and len(list(tmp_path.iterdir())) == 1
+
+
+def test_devices_and_kernels(capsys):
+    status, out, _ = run(capsys, "devices")
+    assert status == 0 and "cpu" in out and "cuda" in out and "device='auto' chooses" in out
+    status, out, _ = run(capsys, "kernels")
+    assert status == 0 and all(name in out for name in ("gemm_rows", "gemm_tiles", "softmax_cross", "CUDA kernels"))
+
+
+def test_demo(capsys, tmp_path, monkeypatch):
+    from numbanet import demo
+    assert demo.run(tmp_path / "demo.png", "cpu", (16, 16), epochs=2) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("none", "bernoulli", "rdp", "tdp", "test accuracy"))
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+BAD = [
+    (["train", "--data", "imagenet"], "imagenet"), (["train", "--dropout", "dropconnect"], "dropconnect"),
+    (["train", "--rate", "1.5"], "dropout_rate"), (["train", "--layers", "a,b"], "--layers"), (["train", "--layers", "0"], "layers"),
+    (["train", "--epochs", "0"], "epochs"), (["train", "--device", "tpu"], "tpu"), (["train", "--learning-rate", "-1"], "learning_rate"),
+    (["train", "--plot", "curves.txt"], ".png"), (["train", "--plot", "no/such/folder/curves.png"], "no folder"),
+    (["train", "--rate", "0.1,0.2,0.3"], "3 entries for 2"), (["fly"], "fly"), ([], "COMMAND"),
+]
+
+
+@pytest.mark.parametrize("arguments, named", BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else None)
+def test_bad_input_is_one_line_and_status_2(capsys, arguments, named):
+    status, out, err = run(capsys, *arguments)
+    assert status == 2 and out == "" and err.count("\n") == 1 and "error: " in err and named in err
+
+
+def test_missing_data_is_one_line_and_status_2(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBANET_DATA", str(tmp_path))
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"not a gzip file")
+    status, _, err = run(capsys, "train", "--data", "mnist")
+    assert status == 2 and err.count("\n") == 1 and "train-images-idx3-ubyte.gz" in err
+
+
+def test_python_m_numbanet():
+    done = subprocess.run([sys.executable, "-m", "numbanet", "train", "--dropout", "x"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_an_interrupt_is_no_traceback(capsys, monkeypatch):
+    def interrupt(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_devices", interrupt)
+    assert run(capsys, "devices")[0] == 130

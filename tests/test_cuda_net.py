@@ -1,0 +1,25 @@
+"""A network trained on CUDA, or in the simulator, gives the weights of the CPU: same plans, same steps."""
+import numpy as np
+import pytest
+
+from numbanet import Net, NetRegressor, TileDropout
+from numbanet.device import problem
+
+pytestmark = pytest.mark.skipif(problem("cuda") is not None, reason="needs a GPU or NUMBA_ENABLE_CUDASIM=1")
+
+
+@pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", TileDropout(0.5, tile=4)])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_net_on_cuda_equals_net_on_the_cpu(rng, dropout, optimizer):
+    x, y = rng.standard_normal((24, 6)), np.arange(24) % 3
+    nets = [Net((9, 7), dropout=dropout, optimizer=optimizer, epochs=1, batch_size=8, random_state=0, device=name).fit(x, y)
+            for name in ("cpu", "cuda")]
+    for ours, theirs in zip(*(net.model_.parameters() for net in nets)):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(*(net.predict_proba(x[:5]) for net in nets), rtol=1e-4, atol=1e-5)
+
+
+def test_regressor_on_cuda(rng):
+    x = rng.standard_normal((16, 4))
+    nets = [NetRegressor((6,), epochs=1, batch_size=8, random_state=0, device=name).fit(x, x[:, 0]) for name in ("cpu", "cuda")]
+    np.testing.assert_allclose(*(net.predict(x) for net in nets), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,47 @@
+"""Layers: shapes, initial weights, errors."""
+import numpy as np
+import pytest
+
+from numbanet import GELU, Flatten, Linear, ReLU, RowPlan, Sequential, Sigmoid, Tanh, Tensor
+
+
+@pytest.mark.parametrize("init, variance", [("he", 2 / 300), ("glorot", 2 / 500)])
+def test_initial_weights_have_the_stated_variance(init, variance):
+    weight = Linear(300, 200, init=init, rng=0).weight.numpy()
+    assert weight.shape == (200, 300) and weight.var() == pytest.approx(variance, rel=0.02)
+    assert abs(weight.mean()) < 5 * np.sqrt(variance / weight.size)
+
+
+def test_linear_takes_any_leading_axes(rng):
+    layer = Linear(6, 4, rng=0)
+    x = rng.standard_normal((2, 3, 6))
+    expected = x @ np.float64(layer.weight.numpy()).T + layer.bias.numpy()
+    np.testing.assert_allclose(layer(Tensor(x)).numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert list(Linear(6, 4, bias=False).parameters())[0].shape == (4, 6) and Linear(6, 4, bias=False).bias is None
+
+
+def test_flatten_and_activations(rng):
+    x = Tensor(rng.standard_normal((2, 3, 4)))
+    assert Sequential([Flatten(), Linear(12, 5), Tanh(), Sigmoid(), GELU(), ReLU()])(x).shape == (2, 5)
+
+
+def test_a_layer_that_is_not_elementwise_sees_the_dense_activation(rng):
+    first, last = Linear(4, 6, rng=0), Linear(6, 2, rng=1)
+    x, plan = Tensor(rng.standard_normal((3, 4))), RowPlan(6, 2, 1, 2.0)
+    hidden = np.maximum(first(x).numpy(), 0) * plan.mask() * 2.0
+    y = Sequential([first, ReLU(), Flatten(), last])(x, {first: plan})
+    np.testing.assert_allclose(y.numpy(), last(Tensor(hidden)).numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: Linear(0, 4), "widths must be positive"), (lambda: Linear(4, 4, init="zeros"), "'he' or 'glorot'"),
+    (lambda: Linear(4, 3)(Tensor(np.ones((2, 5)))), r"x \(2, 5\) does not match weight \(3, 4\)"),
+    (lambda: Linear(4, 3)(Tensor(np.ones((2, 4))), kept=RowPlan(4, 2, 0)), r"must be 2")])
+def test_misuse_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_repr_shows_the_network():
+    assert repr(Sequential([Linear(4, 3), ReLU(), Linear(3, 2, bias=False)])) == (
+        "Sequential([Linear(4, 3), ReLU(), Linear(3, 2, bias=False)])")

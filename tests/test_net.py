@@ -1,0 +1,267 @@
+"""Net and NetRegressor as a user meets them: scikit-learn's checks, bad input, interruption, reproducibility."""
+import copy
+import pickle
+import time
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from numbanet import Linear, Net, NetRegressor, ReLU, RowDropout, Tanh, TileDropout
+from numbanet.datasets import load_digits
+from numbanet.device import problem
+
+X, Y, X_TEST, Y_TEST = load_digits()
+SMALL = {"layers": (32, 32), "epochs": 3, "random_state": 0}
+
+
+def weights(net):
+    return [p.numpy().copy() for p in net.model_.parameters()]
+
+
+def same(a, b):
+    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b))
+
+
+def checks():
+    """All of scikit-learn's checks but the one that runs only where SciPy was imported with SCIPY_ARRAY_API=1."""
+    pairs = [pair for estimator in (Net(), NetRegressor()) for pair in estimator_checks_generator(estimator)]
+    names = [getattr(check, "func", check).__name__ for _, check in pairs]
+    return [pytest.param(*pair, id=f"{type(pair[0]).__name__}-{name}") for pair, name in zip(pairs, names)
+            if name != "check_array_api_input"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("estimator, check", checks())
+def test_scikit_learn_check(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp"])
+def test_every_dropout_learns_digits(dropout):
+    net = Net((256, 256), dropout=dropout, dropout_rate=0.5, epochs=40, random_state=0, device="cpu").fit(X, Y)
+    assert net.score(X_TEST, Y_TEST) > 0.94
+    proba = net.predict_proba(X_TEST)
+    np.testing.assert_allclose(proba.sum(1), 1, rtol=1e-5)
+    np.testing.assert_array_equal(net.classes_[proba.argmax(1)], net.predict(X_TEST))
+    record = net.history_[-1]
+    assert len(net.history_) == net.n_iter_ == 40 and record["epoch"] == 40 and record["loss"] < net.history_[0]["loss"]
+    shares = [record["flops_share"] for record in net.history_]
+    assert (np.mean(shares) < 0.7) if dropout in ("rdp", "tdp") else (set(shares) == {1.0})
+
+
+@pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_same_seed_gives_the_same_net_bit_for_bit(dropout, optimizer):
+    nets = [Net(**SMALL, dropout=dropout, optimizer=optimizer, device="cpu").fit(X, Y) for _ in range(2)]
+    assert same(*map(weights, nets))
+    assert not same(weights(nets[0]), weights(clone(nets[0]).set_params(random_state=1).fit(X, Y)))
+
+
+def test_fit_twice_starts_anew_and_fit_arguments_override_for_one_call():
+    net = Net(**SMALL).fit(X, Y, dropout="rdp", dropout_rate=0.7)
+    assert net.history_[0]["flops_share"] < 0.6 and net.dropout == "none" and net.dropout_rate == 0.5
+    again = net.fit(X, Y)
+    assert again is net and net.n_iter_ == 3 and same(weights(net), weights(Net(**SMALL).fit(X, Y)))
+
+
+def test_partial_fit_goes_on_where_fit_stopped():
+    net = Net(**SMALL, dropout="rdp").fit(X, Y)
+    before = net.history_[-1]["loss"]
+    for _ in range(5):
+        net.partial_fit(X, Y)
+    assert net.n_iter_ == 8 and net.history_[-1]["loss"] < before
+    whole = Net(**{**SMALL, "epochs": 8}, dropout="rdp").fit(X, Y)
+    assert same(weights(net), weights(whole))
+
+
+def test_partial_fit_learns_classes_from_the_first_call():
+    net = Net(**SMALL)
+    net.partial_fit(X[Y < 5], Y[Y < 5], classes=np.arange(10)).partial_fit(X[Y > 4], Y[Y > 4])
+    assert net.predict_proba(X).shape == (len(X), 10)
+
+
+BAD_FITS = {
+    "NaN": (lambda net: net.fit(np.where(X > 0.9, np.nan, X), Y), "NaN"),
+    "infinity": (lambda net: net.fit(np.where(X > 0.9, np.inf, X), Y), "infinity"),
+    "too large for float32": (lambda net: net.fit(X.astype(float) * 1e300, Y), "too large"),
+    "lengths": (lambda net: net.fit(X, Y[:-1]), "inconsistent numbers of samples"),
+    "no samples": (lambda net: net.fit(X[:0], Y[:0]), "0 sample"),
+    "no features": (lambda net: net.fit(X[:, :0], Y), "0 feature"),
+    "one class": (lambda net: net.fit(X, np.zeros(len(Y))), "one class"),
+    "dropout": (lambda net: net.fit(X, Y, dropout="dropconnect"), "'dropconnect'.*'rdp'"),
+    "rate of 1": (lambda net: net.fit(X, Y, dropout="rdp", dropout_rate=1.0), r"\[0, 1\)"),
+    "negative rate": (lambda net: net.fit(X, Y, dropout_rate=-0.1), r"\[0, 1\)"),
+    "rates": (lambda net: net.fit(X, Y, dropout="rdp", dropout_rate=(0.1, 0.2, 0.3)), "3 entries for 2"),
+    "width": (lambda net: net.partial_fit(X[:, :-1], Y), "63 features"),
+    "label": (lambda net: net.partial_fit(X, Y + 1), r"labels.*\[np.int64\(10\)\]|labels.*\[10\]"),
+    "classes": (lambda net: net.partial_fit(X, Y, classes=[0, 1]), "differ"),
+    "sample_weight": (lambda net: net.fit(X, Y, sample_weight=-np.ones(len(Y))), "[Nn]egative"),
+    "sample_weight 0": (lambda net: net.fit(X, Y, sample_weight=np.zeros(len(Y))), "zero for every sample|non-zero"),
+    "validation_data": (lambda net: net.fit(X, Y, validation_data=3), "pair"),
+    "validation width": (lambda net: net.fit(X, Y, validation_data=(X[:, 1:], Y)), "63 features"),
+    **{f"{name}={value!r}": (lambda net, name=name, value=value: net.set_params(**{name: value}).fit(X, Y), message)
+       for name, value, message in [
+        ("epochs", 0, "epochs"), ("batch_size", 1.5, "batch_size"), ("learning_rate", -1, "learning_rate"),
+        ("momentum", 1.0, "momentum"), ("optimizer", "rmsprop", "'rmsprop'.*'adam'"), ("activation", "swish", "'swish'"),
+        ("layers", (0,), "layers"), ("layers", "big", "layers"), ("schedule", "step", "schedule"),
+        ("device", "tpu", "'tpu'"), ("validation_fraction", 1.0, "validation_fraction"), ("callbacks", [1], "callbacks"),
+        ("class_weight", "even", "class_weight"), ("layers", [Linear(3, 10)], "first Linear must take 64"),
+       ]},
+}
+
+
+@pytest.mark.parametrize("name", BAD_FITS)
+def test_bad_input_is_named_and_leaves_the_net_as_it_was(name):
+    call, message = BAD_FITS[name]
+    net = Net(**SMALL).fit(X, Y)
+    before, kept = {k: v for k, v in vars(net).items() if k.endswith("_")}, weights(net)
+    with pytest.raises(ValueError, match=message):
+        call(net)
+    assert {k: v for k, v in vars(net).items() if k.endswith("_")} == before and same(weights(net), kept)
+    assert net.n_iter_ == 3 and net.score(X_TEST, Y_TEST) > 0.2
+
+
+@pytest.mark.skipif(problem("cuda") is None, reason="this machine has CUDA")
+def test_a_device_that_is_not_there_says_how_to_get_it():
+    net = Net(device="cuda")
+    with pytest.raises(RuntimeError, match=r"cuda.*pip install 'numbanet\[cuda\]'"):
+        net.fit(X, Y)
+    assert not hasattr(net, "model_")
+
+
+def test_an_interrupted_fit_keeps_what_it_learned():
+    def interrupt(net, record):
+        if record["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.warns(UserWarning, match="interrupted after 2 whole epochs"):
+        net = Net(**{**SMALL, "epochs": 20}, callbacks=[interrupt]).fit(X, Y)
+    assert net.n_iter_ == 2 and same(weights(net), weights(Net(**{**SMALL, "epochs": 2}).fit(X, Y)))
+    net.set_params(callbacks=None).partial_fit(X, Y)
+
+
+def test_a_loss_that_is_no_number_keeps_the_last_good_weights():
+    def explode(net, record):
+        if record["epoch"] == 2:
+            net.optimizer_.parameters[0].data[:] = np.inf
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with pytest.warns(UserWarning, match="not finite in epoch 3.*learning_rate"):
+            net = Net(**{**SMALL, "epochs": 20}, callbacks=[explode]).fit(X, Y)
+        assert net.n_iter_ == 2 and same(weights(net), weights(Net(**{**SMALL, "epochs": 2}).fit(X, Y)))
+        kept = weights(net)
+        with pytest.raises(FloatingPointError, match="first epoch.*learning_rate"):
+            net.set_params(learning_rate=1e30, callbacks=None).fit(X, Y)
+    assert same(weights(net), kept) and net.n_iter_ == 2
+
+
+def test_callbacks_see_the_net_and_can_stop_it():
+    seen = []
+
+    def stop_after_two(net, record):
+        seen.append((record["epoch"], net.score(X_TEST, Y_TEST)))
+        return record["epoch"] == 2
+
+    net = Net(**{**SMALL, "epochs": 10}, callbacks=[stop_after_two]).fit(X, Y)
+    assert [epoch for epoch, _ in seen] == [1, 2] and net.n_iter_ == 2
+
+
+def test_early_stopping_keeps_the_best_weights():
+    net = Net((64,), epochs=200, early_stopping=True, patience=3, random_state=0).fit(X, Y)
+    scores = [record["validation_score"] for record in net.history_]
+    assert net.n_iter_ < 200 and max(scores[-3:]) <= max(scores[:-3]) + 1e-4
+    watched = Net((64,), epochs=200, early_stopping=True, patience=3, random_state=0).fit(X, Y, validation_data=(X_TEST, Y_TEST))
+    best = max(record["validation_score"] for record in watched.history_)
+    assert watched.score(X_TEST, Y_TEST) == pytest.approx(best, abs=2e-4)
+
+
+@pytest.mark.parametrize("schedule, last", [("linear", 1 / 3), ("cosine", 0.25), (lambda epoch: 0.1**epoch, 0.01)])
+def test_schedules(schedule, last):
+    net = Net(**SMALL, schedule=schedule).fit(X, Y)
+    assert net.history_[0]["learning_rate"] == 0.01 and net.history_[-1]["learning_rate"] == pytest.approx(0.01 * last)
+    assert net.optimizer_.learning_rate == 0.01
+
+
+def test_layers_of_the_users_own():
+    layers = [Linear(64, 48, rng=0), Tanh(), Linear(48, 24, rng=1), ReLU(), Linear(24, 10, rng=2)]
+    before = layers[0].weight.numpy().copy()
+    net = Net(layers, dropout=RowDropout(0.3), epochs=15, random_state=0).fit(X, Y)
+    assert net.score(X_TEST, Y_TEST) > 0.9 and np.array_equal(layers[0].weight.numpy(), before)
+    assert same(weights(net), weights(clone(net).fit(X, Y)))
+
+
+@pytest.mark.parametrize("activation", ["tanh", "sigmoid", "gelu"])
+def test_activations_learn_under_patterns(activation):
+    net = Net((64, 64), activation=activation, dropout="rdp", dropout_rate=0.3, optimizer="adam", learning_rate=0.005, epochs=40,
+              random_state=0).fit(X, Y)
+    assert net.score(X_TEST, Y_TEST) > 0.9
+
+
+def test_rates_by_layer_and_small_tiles():
+    net = Net((40, 40), dropout=TileDropout((0.0, 0.5), tile=8), epochs=3, random_state=0).fit(X, Y)
+    assert 0.6 < net.history_[0]["flops_share"] < 1
+
+
+def test_class_weight_and_sample_weight():
+    rare = Y < 2
+    weight = np.where(rare, 20.0, 0.05)
+    plain, weighted = Net(**SMALL).fit(X, Y), Net(**SMALL).fit(X, Y, sample_weight=weight)
+    by_class = Net(**SMALL, class_weight={c: 20.0 if c < 2 else 0.05 for c in range(10)}).fit(X, Y)
+    balanced = Net(**SMALL, class_weight="balanced").fit(X, Y)
+    assert weighted.score(X[rare], Y[rare]) > plain.score(X[rare], Y[rare])
+    np.testing.assert_allclose(weighted.predict_proba(X_TEST), by_class.predict_proba(X_TEST), atol=1e-4)
+    assert not same(weights(balanced), weights(plain))
+
+
+def test_labels_of_any_kind_and_pandas():
+    frame = pd.DataFrame(X, columns=[f"pixel {i}" for i in range(64)])
+    names = pd.Series(np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])[Y])
+    net = Net(**{**SMALL, "epochs": 20}).fit(frame, names)
+    assert net.score(pd.DataFrame(X_TEST, columns=frame.columns), names.unique()[0:1].repeat(len(X_TEST))) < 1
+    assert set(net.predict(frame)) <= set(names) and list(net.feature_names_in_) == list(frame.columns)
+    with pytest.raises(ValueError, match="feature names"):
+        net.predict(frame.rename(columns={"pixel 0": "other"}))
+
+
+def test_pipeline_grid_search_clone_and_pickle():
+    search = GridSearchCV(make_pipeline(StandardScaler(), Net(**{**SMALL, "epochs": 20})), {"net__dropout": ["none", "rdp"]}, n_jobs=2, cv=2)
+    search.fit(X[:400], Y[:400])
+    assert search.best_score_ > 0.3
+    net = Net(**SMALL, dropout="tdp").fit(X, Y)
+    for again in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):
+        np.testing.assert_array_equal(again.predict(X_TEST), net.predict(X_TEST))
+        again.partial_fit(X, Y)
+    assert same(weights(again), weights(net.partial_fit(X, Y)))
+
+
+def test_regressor_learns_several_outputs_in_any_unit():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (600, 3))
+    y = np.stack([1e6 * np.sin(3 * x[:, 0]) + 5e6, 1e-3 * x[:, 1] * x[:, 2]], 1)
+    net = NetRegressor((64, 64), epochs=150, learning_rate=0.005, random_state=0).fit(x[:500], y[:500])
+    assert net.predict(x[500:]).shape == (100, 2) and net.score(x[500:], y[500:]) > 0.9
+    single = NetRegressor((64,), dropout="rdp", dropout_rate=0.2, epochs=100, learning_rate=0.005, random_state=0)
+    assert single.fit(x, y[:, 0]).predict(x).shape == (600,) and single.score(x, y[:, 0]) > 0.7
+    with pytest.raises(ValueError, match="2 outputs"):
+        single.partial_fit(x, y)
+
+
+def test_progress_bar_says_how_it_goes(capsys):
+    Net(**SMALL, dropout="rdp", verbose=1).fit(X, Y)
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("epoch 3", "loss", "score", "samples/s", "FLOPs skipped"))
+
+
+def test_a_warm_fit_of_digits_is_quick():
+    Net((64,)).fit(X, Y)
+    start = time.perf_counter()
+    Net((64,)).fit(X, Y)
+    assert time.perf_counter() - start < 2

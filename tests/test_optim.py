@@ -1,0 +1,100 @@
+"""Optimisers on tensors, with PyTorch as an outside oracle: gradients, and ten steps of a multilayer perceptron."""
+import numpy as np
+import pytest
+
+from numbanet import SGD, Adam, Linear, ReLU, RowPlan, Sequential, Tanh, Tensor, TilePlan, ops
+from numbanet.plan import PackedGradient
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
+
+SIZES, N = (12, 20, 16, 5), 8
+LABELS = np.array([0, 3, 2, 4, 1, 1, 0, 2], np.int32)
+
+
+def pair(activation=ReLU, theirs=torch.nn.ReLU):
+    """The same network here and in PyTorch."""
+    ours = Sequential([Linear(12, 20, rng=0), activation(), Linear(20, 16, rng=1), activation(), Linear(16, 5, rng=2)])
+    their = torch.nn.Sequential(*(module for i in range(3) for module in
+                                  ((torch.nn.Linear(SIZES[i], SIZES[i + 1]), theirs()) if i < 2 else
+                                   (torch.nn.Linear(SIZES[i], SIZES[i + 1]),))))
+    with torch.no_grad():
+        for mine, other in zip(ours.parameters(), their.parameters()):
+            other.copy_(torch.from_numpy(mine.numpy()))
+    return ours, their
+
+
+def step(ours, their, x, optimizers):
+    """One training step of both; returns both losses."""
+    loss = ops.softmax_cross_entropy(ours(Tensor(x)), labels=LABELS)
+    other = torch.nn.functional.cross_entropy(their(torch.from_numpy(x)), torch.from_numpy(LABELS.astype(np.int64)))
+    for each in (loss, other):
+        each.backward()
+    optimizers[0].step()
+    optimizers[1].step()
+    optimizers[1].zero_grad()
+    return loss.item(), other.item()
+
+
+@pytest.mark.parametrize("activation, theirs", [(ReLU, torch.nn.ReLU), (Tanh, torch.nn.Tanh)])
+def test_gradients_equal_those_of_pytorch(rng, activation, theirs):
+    ours, their = pair(activation, theirs)
+    x = rng.standard_normal((N, 12)).astype(np.float32)
+    ops.softmax_cross_entropy(ours(Tensor(x)), labels=LABELS).backward()
+    torch.nn.functional.cross_entropy(their(torch.from_numpy(x)), torch.from_numpy(LABELS.astype(np.int64))).backward()
+    for mine, other in zip(ours.parameters(), their.parameters()):
+        np.testing.assert_allclose(mine.grad.numpy(), other.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
+OPTIMIZERS = {
+    "sgd": (lambda p: SGD(p, 0.1), lambda p: torch.optim.SGD(p, 0.1)),
+    "momentum": (lambda p: SGD(p, 0.1, 0.9), lambda p: torch.optim.SGD(p, 0.1, 0.9)),
+    "nesterov, decay": (lambda p: SGD(p, 0.1, 0.9, nesterov=True, weight_decay=0.01),
+                        lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True, weight_decay=0.01)),
+    "adam": (lambda p: Adam(p, 0.01), lambda p: torch.optim.Adam(p, 0.01)),
+    "adam, decay": (lambda p: Adam(p, 0.01, (0.8, 0.99), weight_decay=0.1),
+                    lambda p: torch.optim.Adam(p, 0.01, (0.8, 0.99), weight_decay=0.1)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_ten_steps_equal_those_of_pytorch(rng, name):
+    ours, their = pair()
+    mine, other = OPTIMIZERS[name]
+    optimizers = mine(ours.parameters()), other(their.parameters())
+    for _ in range(10):
+        losses = step(ours, their, rng.standard_normal((N, 12)).astype(np.float32), optimizers)
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for a, b in zip(ours.parameters(), their.parameters()):
+        np.testing.assert_allclose(a.numpy(), b.detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+PLANS = {"rows": lambda first, second: {first: RowPlan(20, 2, 1, 2.0), second: RowPlan(16, 3, 2, 3.0)},
+         "tiles": lambda first, second: {first: TilePlan((20, 12), 4, 2, 1, 2.0), second: TilePlan((16, 20), 4, 3, 0, 3.0)}}
+
+
+@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_packed_gradients_update_like_dense_ones(rng, kind, name):
+    ours, _ = pair()
+    packed, dense = ([Tensor(p.numpy().copy(), requires_grad=True) for p in ours.parameters()] for _ in range(2))
+    optimizers = [OPTIMIZERS[name][0](parameters) for parameters in (packed, dense)]
+    x = rng.standard_normal((N, 12))
+    for _ in range(3):
+        ops.softmax_cross_entropy(ours(Tensor(x), PLANS[kind](*ours.droppable())), labels=LABELS).backward()
+        assert sum(isinstance(p.gradient, PackedGradient) for p in ours.parameters()) >= 2
+        for source, a, b in zip(ours.parameters(), packed, dense):
+            a.gradient, b.gradient = source.gradient, source.grad.data
+            source.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+    for a, b in zip(packed, dense):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda p: SGD(p, -0.1), "learning_rate"), (lambda p: SGD(p, 0.1, 1.0), "momentum"), (lambda p: SGD(p, float("nan")), "rate"),
+    (lambda p: SGD(p, 0.1, nesterov=True), "nesterov needs a momentum"), (lambda p: Adam(p, 0.1, (0.9, 1.0)), "betas"),
+    (lambda p: SGD(p, 0.1, weight_decay=-1), "weight_decay")])
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make([])
