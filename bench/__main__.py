@@ -29,8 +29,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="bench", description="Measure numbanet. `list` names the suites, `report` rewrites the tables of "
-                                               "the README files from bench/results/.")
+    parser = _Parser(prog="bench", description="Measure numbanet. `list` names the suites, `report` rewrites the tables "
+                                               "of the README files from bench/results/.")
     parser.add_argument("suites", nargs="+", metavar="SUITE", help="suites to run, or `list`, or `report`")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--against", choices=("torch",), help="the peer; without it times stand alone, and dropout is "
@@ -100,8 +100,10 @@ def _measure(parser: _Parser, chosen: argparse.Namespace) -> int:
     if chosen.plot:
         from . import plots
 
-        only_accuracy = set(chosen.suites) == {"mlp-accuracy"}
-        plots.plot_accuracy(results.runs, chosen.plot) if only_accuracy else plots.plot_ratios(results.rows, chosen.plot)
+        if set(chosen.suites) == {"mlp-accuracy"}:
+            plots.plot_accuracy(results.runs, chosen.plot)
+        else:
+            plots.plot_ratios(results.rows, chosen.plot)
     problems = [row for row in results.rows if row.get("problem")]
     for row in problems:
         _say(f"bench: {row['suite']}: {row['case']}: {row['implementation']}: {row['problem']}")

@@ -1,4 +1,4 @@
-"""Elementwise maps and their backward maps on activations (n, width), against the PyTorch functions. Memory binds them."""
+"""Elementwise maps and their backward maps on activations (n, width), against PyTorch. Memory binds them."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -56,4 +56,5 @@ KERNELS = {
 def cases(options: Options) -> Iterator[Case]:
     """Each map on the activations of a batch, and on a large array."""
     shapes = [(32, 64)] if options.quick else [(128, 2048), (2048, 2048)]
-    return kernels.cases("elementwise", [(op, {"n": n, "width": width}) for op in KERNELS for n, width in shapes], options)
+    chosen = [(op, {"n": n, "width": width}) for op in KERNELS for n, width in shapes]
+    return kernels.cases("elementwise", chosen, options)

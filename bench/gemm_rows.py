@@ -1,5 +1,6 @@
-"""Products with kept rows (and columns) of a weight (o, i), one in dp kept, batch n, against what a user has without
-structured sparsity: the dense product in PyTorch, and a mask.
+"""Products with kept rows (and columns) of a weight (o, i), one in dp kept, against a dense product and a mask.
+
+The peer is what a user has in PyTorch without structured sparsity.
 
 forward  rows of w dropped, x dense                          ceiling dp
 both     rows and columns dropped, x and y compact           ceiling dp²
@@ -113,21 +114,19 @@ def _both_flops(n, o, i, dp):
     return float(rows.flops(n, cols.count))
 
 
-def _ceiling(flops):
-    return lambda n, o, i, dp: 2.0 * n * o * i / flops(n, o, i, dp)
+def _work(flops):
+    return {"flops": flops, "ceiling": lambda n, o, i, dp: 2.0 * n * o * i / flops(n, o, i, dp)}
 
 
 KERNELS = {
-    "forward": Kernel(_forward_inputs, _forward, _torch, _reference, _expanded(0), flops=_flops, ceiling=_ceiling(_flops)),
-    "both": Kernel(_both_inputs, _both, _torch, _reference, _expanded(0), flops=_both_flops, ceiling=_ceiling(_both_flops)),
+    "forward": Kernel(_forward_inputs, _forward, _torch, _reference, _expanded(0), **_work(_flops)),
+    "both": Kernel(_both_inputs, _both, _torch, _reference, _expanded(0), **_work(_both_flops)),
     "dx": Kernel(_back_inputs, _dx, lambda t, dy, w, mask, **_: lambda: (dy @ w) * mask,
-                 lambda dy, w, mask, **_: (np.float64(dy) @ w) * mask, _expanded(1), flops=_both_flops,
-                 ceiling=_ceiling(_both_flops)),
+                 lambda dy, w, mask, **_: (np.float64(dy) @ w) * mask, _expanded(1), **_work(_both_flops)),
     # the teaching step on CUDA: dropped rows are skipped in the kernel, not left out of the grid
     "masked": Kernel(_masked_inputs, _masked,
                      lambda t, x, w, mask, **_: lambda: t.nn.functional.linear(x, w) * mask,
-                     lambda x, w, mask, **_: (np.float64(x) @ np.float64(w).T) * mask, flops=_flops,
-                     ceiling=_ceiling(_flops)),
+                     lambda x, w, mask, **_: (np.float64(x) @ np.float64(w).T) * mask, **_work(_flops)),
 }
 
 
@@ -135,4 +134,5 @@ def cases(options: Options) -> Iterator[Case]:
     """The square layer of 784-2048-2048-10 at batch 128, every period."""
     n, o, i = (32, 64, 48) if options.quick else (128, 2048, 2048)
     ops = [op for op in KERNELS if op != "masked" or options.device == "cuda"]
-    return kernels.cases("gemm_rows", [(op, {"n": n, "o": o, "i": i, "dp": dp}) for op in ops for dp in PERIODS], options)
+    chosen = [(op, {"n": n, "o": o, "i": i, "dp": dp}) for op in ops for dp in PERIODS]
+    return kernels.cases("gemm_rows", chosen, options)

@@ -1,5 +1,7 @@
-"""Products with kept tiles of a weight (o, i), one tile in dp kept, batch n, against what a user has without structured
-sparsity: the dense product in PyTorch with a masked weight. The FLOPs allow a factor of dp."""
+"""Products with kept tiles of a weight (o, i), one tile in dp kept, against a dense product with a masked weight.
+
+The peer is what a user has in PyTorch without structured sparsity. The FLOPs allow a factor of dp.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -84,12 +86,14 @@ def _ceiling(n, o, i, dp):
 _work = {"flops": _flops, "ceiling": _ceiling}
 
 KERNELS = {
-    "forward": Kernel(_layer, _forward, lambda t, x, w, b, mask, **_: lambda: t.relu(t.nn.functional.linear(x, w * mask, b)),
+    "forward": Kernel(_layer, _forward,
+                      lambda t, x, w, b, mask, **_: lambda: t.relu(t.nn.functional.linear(x, w * mask, b)),
                       lambda x, w, b, mask, **_: np.maximum(np.float64(x) @ np.float64(w * mask).T + b, 0), **_work),
     "dx": Kernel(_back, _dx, lambda t, dy, w, x, mask, **_: lambda: dy @ (w * mask),
                  lambda dy, w, x, mask, **_: np.float64(dy) @ (w * mask), **_work),
     "dw": Kernel(_back, _dw, lambda t, dy, w, x, mask, **_: lambda: (dy.T @ x) * mask,
-                 lambda dy, w, x, mask, n, o, i, dp: gemm_tiles_dw_reference(dy, x, *_pattern(o, i, dp)), _dense, **_work),
+                 lambda dy, w, x, mask, n, o, i, dp: gemm_tiles_dw_reference(dy, x, *_pattern(o, i, dp)), _dense,
+                 **_work),
     # the teaching step on CUDA: every tile is visited, dropped ones are skipped by a test
     "masked": Kernel(_masked_layer, _masked, lambda t, x, w, mask, **_: lambda: t.nn.functional.linear(x, w * mask),
                      lambda x, w, mask, **_: np.float64(x) @ np.float64(w * mask).T, **_work),
@@ -100,4 +104,5 @@ def cases(options: Options) -> Iterator[Case]:
     """The square layer of 784-2048-2048-10 at batch 128, every period."""
     n, o, i = (32, 96, 160) if options.quick else (128, 2048, 2048)
     ops = [op for op in KERNELS if op != "masked" or options.device == "cuda"]
-    return kernels.cases("gemm_tiles", [(op, {"n": n, "o": o, "i": i, "dp": dp}) for op in ops for dp in PERIODS], options)
+    chosen = [(op, {"n": n, "o": o, "i": i, "dp": dp}) for op in ops for dp in PERIODS]
+    return kernels.cases("gemm_tiles", chosen, options)

@@ -1,4 +1,4 @@
-"""Machine: what a figure must name, so that it means something: processor, graphics card, versions, threads, commit, date."""
+"""Machine: what a figure must name to mean something: processor, graphics card, versions, threads, commit, date."""
 from __future__ import annotations
 
 import datetime

@@ -1,4 +1,4 @@
-"""Moves: rows of a batch taken from a data set, copies, transposes, compact and dense forms, against PyTorch. No FLOPs."""
+"""Moves: rows of a batch from a data set, copies, transposes, compact and dense forms, against PyTorch. No FLOPs."""
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Report: the tables between `<!-- bench:SUITE -->` and `<!-- /bench:SUITE -->`, rewritten from the files of results."""
+"""Report: tables between `<!-- bench:SUITE -->` and `<!-- /bench:SUITE -->`, rewritten from the files of results."""
 from __future__ import annotations
 
 import re

@@ -1,4 +1,4 @@
-"""Results: the JSON file of one command, written whole after every case, so that an interruption loses one case at most."""
+"""Results: the JSON file of one command, written whole after every case: an interruption loses one case at most."""
 from __future__ import annotations
 
 import json
@@ -16,12 +16,19 @@ class Results:
     ----------
     path : Path or None
         The JSON file; None keeps nothing.
+        Training runs that it holds are kept: they took hours.
     facts : dict
         What else to record: device, peer, whether quick.
+
+    Raises
+    ------
+    ValueError
+        If the file exists and does not hold results.
     """
 
     def __init__(self, path: Path | None, **facts: Any) -> None:
-        self.path, self.rows, self.runs = path, [], []
+        self.path, self.rows = path, []
+        self.runs = load(path).get("runs", []) if path is not None and path.exists() else []
         self.facts = {"date": now(), "commit": commit(), **facts, "machine": machine()}
 
     def add(self, rows: list[dict[str, Any]]) -> None:
@@ -40,19 +47,16 @@ class Results:
         os.replace(unfinished, self.path)
 
     def resume(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
-        """The finished training runs of an earlier command with the same settings.
+        """The finished training runs of earlier commands.
 
         Raises
         ------
         ValueError
-            If the file holds runs with other settings, or is not a file of results.
+            If they were made with other settings.
         """
-        if self.path is None or not self.path.exists():
-            return []
-        runs = load(self.path).get("runs", [])
-        if any(run["settings"] != settings for run in runs):
+        if any(run["settings"] != settings for run in self.runs):
             raise ValueError(f"{self.path} holds training runs with other settings; give another --json file")
-        return runs
+        return self.runs
 
 
 def load(path: Path) -> dict[str, Any]:

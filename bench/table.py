@@ -1,6 +1,7 @@
 """Tables of rows: on the terminal, and in Markdown."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,9 +66,13 @@ def show(suite: str, rows: Sequence[Row]) -> None:
     from rich.table import Table
 
     head, *lines = cells(rows)
+    shown = None
+    for line in lines:  # a case is named once
+        shown, line[0] = line[0], "" if line[0] == shown else line[0]
     table = Table(title=suite, title_justify="left")
     for name in head:
         table.add_column(name, overflow="fold")
     for line in lines:
         table.add_row(*line)
-    Console().print(table)
+    # a file or a pipe has no width: lines there may be as long as they need
+    Console(width=None if sys.stdout.isatty() else 200).print(table)

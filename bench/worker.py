@@ -1,7 +1,7 @@
 """Worker: a process of its own for one implementation, asleep in a blocking read until the harness gives it a turn.
 
-Thread pools of PyTorch (OpenMP, which spins) and of NumPy's BLAS live in different processes, so neither finds the other's
-threads on its cores: while one has its turn, all others sleep.
+Thread pools of PyTorch (OpenMP, which spins) and of NumPy's BLAS live in different processes, so neither finds the
+other's threads on its cores: while one has its turn, all others sleep.
 """
 from __future__ import annotations
 

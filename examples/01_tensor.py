@@ -110,8 +110,8 @@ print("1 - tanh² =", (1 - np.tanh(x.numpy()) ** 2).round(4))
 # %% [markdown]
 # ## A new op
 #
-# An op is a function of a device and arrays. It returns the result and a tuple with one vjp per array; `@op` lifts it to
-# tensors. Take softplus, a smooth ReLU:
+# An op is a function of a device and arrays. It returns the result and a tuple with one vjp per array; `@op` lifts it
+# to tensors. Take softplus, a smooth ReLU:
 #
 # softplus(x) = log(1 + eˣ) = max(x, 0) + log(1 + e^(-|x|)),   softplus'(x) = 1/(1 + e^(-x)) = sigmoid(x)
 #
@@ -131,9 +131,9 @@ def softplus(dev, x):
 # %% [markdown]
 # ## Is the derivative right?
 #
-# `check_grad` compares two numbers that must agree for any vectors u and v: vᵀ(J u), with J u by the difference
-# (f(x + h u) - f(x - h u)) / 2h, and (Jᵀ v)ᵀ u, with Jᵀ v from `backward`. Random u and v touch every entry of J at once,
-# so two evaluations of f check a million derivatives. A wrong vjp does not pass:
+# `check_grad` compares two numbers that must agree for any vectors u and v: vᵀ(J u), with J u by the difference (f(x +
+# h u) - f(x - h u)) / 2h, and (Jᵀ v)ᵀ u, with Jᵀ v from `backward`. Random u and v touch every entry of J at once, so
+# two evaluations of f check a million derivatives. A wrong vjp does not pass:
 
 
 # %%

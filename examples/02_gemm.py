@@ -12,7 +12,6 @@
 # %%
 import inspect
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -67,8 +66,9 @@ def least_bytes(m, n, k):
 
 
 for side in (16, 128, 1024, 4096):
-    print(f"side {side:4d}   {flops(side, side, side) / 1e9:9.5f} GFLOP   {least_bytes(side, side, side) / 1e6:8.3f} MB   "
-          f"at best {flops(side, side, side) / least_bytes(side, side, side):6.1f} FLOPs per byte")
+    work, traffic = flops(side, side, side), least_bytes(side, side, side)
+    print(f"side {side:4d}   {work / 1e9:9.5f} GFLOP   {traffic / 1e6:8.3f} MB   "
+          f"at best {work / traffic:6.1f} FLOPs per byte")
 
 # %% [markdown]
 # The same holds for a CPU. Below, one loop follows the formula, and BLAS (through NumPy) computes the same with tiles
@@ -138,9 +138,10 @@ excerpt("tiled", "for k0 in", "acc +=")
 #
 # ## Version 3: a tile in registers
 #
-# The same idea once more, one level up. Registers are faster than shared memory, but private to a thread. So each thread
-# computes r × r outputs: r numbers of A and r of B serve r² multiply-adds, **2/r shared loads for each**. Here r = 4: 8
-# loads for 16 multiply-adds. And since the 16 × 16 threads now cover a 64 × 64 tile, global loads fall too, to 2/64.
+# The same idea once more, one level up. Registers are faster than shared memory, but private to a thread. So each
+# thread computes r × r outputs: r numbers of A and r of B serve r² multiply-adds, **2/r shared loads for each**. Here r
+# = 4: 8 loads for 16 multiply-adds. And since the 16 × 16 threads now cover a 64 × 64 tile, global loads fall too, to
+# 2/64.
 
 # %%
 excerpt("register", "for k in range(depth_tile)", "c30, c31, c32, c33 = c30")
@@ -207,8 +208,8 @@ tile = np.array([1, 128])
 right.plot(tile, tile / 4, color=PALE, linewidth=2.5, zorder=1)
 for size, name, place in ((1, "naive", (10, -3)), (16, "tiled, T = 16", (-10, 4)), (64, "register, T = 64", (-10, 4))):
     right.plot(size, size / 4, "o", color=BLUE, markersize=7)
-    right.annotate(f"{name}: {size / 4:g}", (size, size / 4), place, textcoords="offset points", color=GREY, fontsize=10,
-                   ha="left" if size == 1 else "right")
+    right.annotate(f"{name}: {size / 4:g}", (size, size / 4), place, textcoords="offset points", color=GREY,
+                   fontsize=10, ha="left" if size == 1 else "right")
 best = flops(1024, 1024, 1024) / least_bytes(1024, 1024, 1024)
 right.axhline(best, color=ORANGE, linewidth=1.5, linestyle="--")
 right.text(1, best * 0.87, "each number fetched once, side 1024", color=ORANGE, fontsize=10, va="top")
@@ -225,15 +226,15 @@ save("gemm_intensity.png")
 #
 # PTX is NVIDIA's portable assembly. Numba can compile to it without a GPU, so we can look whether the counts survived.
 # The compiler unrolls the inner loops, so that absolute numbers mean little; the *ratios* of loads to multiply-adds
-# (`fma`) are those of the table. Global loads of the tiled versions stand outside the inner loop: there each is executed
-# once while the loop turns many times. (The naive kernel's odd load is the bias of the epilogue.)
+# (`fma`) are those of the table. Global loads of the tiled versions stand outside the inner loop: there each is
+# executed once while the loop turns many times. (The naive kernel's odd load is the bias of the epilogue.)
 
 # %%
 if nvvm_problem() is None:
     print(f"{'version':10s} {'fma':>5s} {'ld.global':>10s} {'ld.shared':>10s}   shared loads per fma")
     for version, kernel in KERNELS.items():
         ptx = kernel.ptx((8, 0))
-        fma, from_global, from_shared = (len(re.findall(code, ptx)) for code in (r"fma\.rn\.f32", r"ld\.global", r"ld\.shared"))
+        fma, from_global, from_shared = (ptx.count(code) for code in ("fma.rn.f32", "ld.global", "ld.shared"))
         print(f"{version:10s} {fma:5d} {from_global:10d} {from_shared:10d}   {from_shared / fma:g}")
     lines = [line.strip() for line in KERNELS["register"].ptx((8, 0)).splitlines()]
     first = next(i for i, line in enumerate(lines) if line.startswith("ld.shared"))

@@ -38,7 +38,8 @@ def save(name):
 
 def draw(ax, matrix, title, xlabel, ylabel, colours=(PALE, BLUE)):
     """A matrix of small integers as coloured cells."""
-    ax.imshow(matrix, cmap=matplotlib.colors.ListedColormap(colours), vmin=0, vmax=len(colours) - 1, interpolation="nearest")
+    palette = matplotlib.colors.ListedColormap(colours)
+    ax.imshow(matrix, cmap=palette, vmin=0, vmax=len(colours) - 1, interpolation="nearest")
     ax.set_title(title, loc="left", fontsize=11)
     ax.set(xlabel=xlabel, ylabel=ylabel, xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
@@ -47,9 +48,10 @@ def draw(ax, matrix, title, xlabel, ylabel, colours=(PALE, BLUE)):
 # %% [markdown]
 # ## Zeros anywhere
 #
-# A layer computes y[n, o] = act(Σ_i x[n, i] w[o, i] + b[o]) for N samples. Conventional dropout then multiplies each y by
-# a coin toss of its own: 0 with probability p, else 1/(1 - p), so that the mean stays. `BernoulliPlan` is that coin: here
-# applied to ones, to see it. Beside it, a **row pattern**: the neurons bias, bias + dp, … are kept, for all samples.
+# A layer computes y[n, o] = act(Σ_i x[n, i] w[o, i] + b[o]) for N samples. Conventional dropout then multiplies each y
+# by a coin toss of its own: 0 with probability p, else 1/(1 - p), so that the mean stays. `BernoulliPlan` is that coin:
+# here applied to ones, to see it. Beside it, a **row pattern**: the neurons bias, bias + dp, … are kept, for all
+# samples.
 
 # %%
 N, O = 32, 64
@@ -65,8 +67,8 @@ save("dropout_activations.png")
 
 # %% [markdown]
 # Both keep a third. But hardware does not compute single numbers: threads run in groups, and (walkthrough 2) a block
-# computes a tile of y from tiles of x and w. Work is saved only if *all* outputs of a group are dropped, and for a group
-# of g outputs that has the probability p^g.
+# computes a tile of y from tiles of x and w. Work is saved only if *all* outputs of a group are dropped, and for a
+# group of g outputs that has the probability p^g.
 
 # %%
 for g in (1, 4, 16, 32):
@@ -81,8 +83,8 @@ for g in (1, 4, 16, 32):
 # A **plan** says which part of a product is computed in this step. Three plans for a weight w of 64 × 48:
 #
 # * **rdp**, output side: `RowPlan(64, dp, bias)` keeps every dp-th row of w.
-# * **rdp on both sides**. The layer before dropped neurons too, so their columns of w meet nothing but zeros. One row in
-#   dp and one column in dp' are left: 1/(dp dp') of the product.
+# * **rdp on both sides**. The layer before dropped neurons too, so their columns of w meet nothing but zeros. One row
+#   in dp and one column in dp' are left: 1/(dp dp') of the product.
 # * **tdp**: w in tiles of T × T, numbered row by row; `TilePlan` keeps the tiles t with t mod dp = bias. It drops
 #   *connections* instead of neurons (a pattern of DropConnect).
 
@@ -92,7 +94,8 @@ before = RowPlan(I, dp=2, bias=0)
 tiles = TilePlan((O, I), tile=8, dp=5, bias=1)
 kept_rows = np.broadcast_to(rows.mask()[:, None], (O, I))
 both = np.outer(rows.mask(), before.mask())
-panels = [(kept_rows, "rdp, output side: dp 3"), (both, "rdp, both sides: dp 3, dp 2"), (tiles.mask(), "tdp: tiles of 8, dp 5")]
+panels = [(kept_rows, "rdp, output side: dp 3"), (both, "rdp, both sides: dp 3, dp 2"),
+          (tiles.mask(), "tdp: tiles of 8, dp 5")]
 
 fig, axes = plt.subplots(1, 4, figsize=(11, 4), layout="constrained", width_ratios=(I, I, before.count, I))
 for ax, (mask, title) in zip(axes[[0, 1, 3]], panels):
@@ -115,9 +118,9 @@ save("dropout_weights.png")
 #
 # c ≡ bias - r C  (mod dp).
 #
-# Rows r and r + P keep the same columns if P C is a multiple of dp: the smallest such P is dp / gcd(C, dp). So tile rows
-# fall into **P classes**. Two classes never share a column. Sort rows and columns by class, and each class is one dense
-# block on the diagonal: a tile pattern is P small dense products, and finding the kept positions takes no search.
+# Rows r and r + P keep the same columns if P C is a multiple of dp: the smallest such P is dp / gcd(C, dp). So tile
+# rows fall into **P classes**. Two classes never share a column. Sort rows and columns by class, and each class is one
+# dense block on the diagonal: a tile pattern is P small dense products, and finding the kept positions takes no search.
 
 # %%
 tile_rows, tile_cols = tiles.grid
@@ -149,8 +152,8 @@ for ax, matrix, r_names, c_names, title in (
 save("dropout_tiles.png")
 
 # %% [markdown]
-# Where C and dp have a common factor there are fewer classes than dp, and some columns are read by no class in this step:
-# they get their turn with another bias.
+# Where C and dp have a common factor there are fewer classes than dp, and some columns are read by no class in this
+# step: they get their turn with another bias.
 #
 # ## Is it the same number?
 #
@@ -183,7 +186,8 @@ def report(name, planned, dense):
 
 
 # rdp on both sides: x enters compact, y leaves compact; expand puts the zeros back
-planned = ops.expand(ops.linear_rows(x[:, np.flatnonzero(before.mask())], w, b, rows=rows, cols=before, relu=True), plan=rows)
+compact = x[:, np.flatnonzero(before.mask())]
+planned = ops.expand(ops.linear_rows(compact, w, b, rows=rows, cols=before, relu=True), plan=rows)
 zeros = Tensor(rows.mask().astype(np.float32))
 dense = ops.linear(x * before.mask(), w, b, relu=True) * zeros
 report("rdp", gradients(planned, dy), gradients(dense, dy))
@@ -195,9 +199,9 @@ report("tdp", gradients(ops.linear_tiles(x, w, b, plan=tiles, relu=True), dy), g
 # %% [markdown]
 # ## The share of the work
 #
-# How much is left over many steps? A step draws dp with probability d[dp] (walkthrough 4) such that Σ d[dp] (1 - 1/dp) = p.
-# So the mean share of the kept is Σ d[dp]/dp = **1 - p**, exactly the kept share of conventional dropout. For tdp it is also
-# the share of FLOPs. For rdp, two layers draw independently, and a weight between two dropped layers keeps
+# How much is left over many steps? A step draws dp with probability d[dp] (walkthrough 4) such that Σ d[dp] (1 - 1/dp)
+# = p. So the mean share of the kept is Σ d[dp]/dp = **1 - p**, exactly the kept share of conventional dropout. For tdp
+# it is also the share of FLOPs. For rdp, two layers draw independently, and a weight between two dropped layers keeps
 # **(1 - p)²**.
 #
 # Below, the share of a whole training step (forward, dx, dw; first and last layer included), averaged over d.
@@ -246,12 +250,13 @@ for p in (0.5, 0.7):
 #
 # * **Mask-driven.** The grid covers all of y. A block reads the mask and returns at once if its row or tile is dropped.
 #   Simple, but every block is launched, and the survivors are spread unevenly.
-# * **List-driven.** The grid is sized by what is kept, and block i looks up the i-th kept index, or computes it: kept rows
-#   are bias + i dp, kept tiles are the arithmetic sequence above. Dropped work is never launched.
+# * **List-driven.** The grid is sized by what is kept, and block i looks up the i-th kept index, or computes it: kept
+#   rows are bias + i dp, kept tiles are the arithmetic sequence above. Dropped work is never launched.
 #
-# `gemm_rows.py` and `gemm_tiles.py` have both, the first as a teaching step. For rows the mask costs more than idle blocks:
-# a block that covers 32 neighbouring rows never finds all of them dropped, so mask-driven blocks must take one row each,
-# and a row of x that they load serves one output instead of 32. Blocks for H × H and 128 samples, with 32 samples a block:
+# `gemm_rows.py` and `gemm_tiles.py` have both, the first as a teaching step. For rows the mask costs more than idle
+# blocks: a block that covers 32 neighbouring rows never finds all of them dropped, so mask-driven blocks must take one
+# row each, and a row of x that they load serves one output instead of 32. Blocks for H × H and 128 samples, with 32
+# samples a block:
 
 # %%
 H, samples, tile = 2048, 128, 32
@@ -261,9 +266,9 @@ for dp in (1, 2, 4, 8):
     print(f"{dp:2d} {H * samples // tile:24d} {count * samples // tile:9d} {-(-count // tile) * samples // tile:33d}")
 
 # %% [markdown]
-# On a CPU the list is even simpler. Kept rows bias::dp of a row-major matrix are a matrix again, whose rows are dp times
-# as far apart, and BLAS takes such a *leading dimension* without a copy. What does a product cost here, against the
-# conventional way?
+# On a CPU the list is even simpler. Kept rows bias::dp of a row-major matrix are a matrix again, whose rows are dp
+# times as far apart, and BLAS takes such a *leading dimension* without a copy. What does a product cost here, against
+# the conventional way?
 
 
 # %%
@@ -299,7 +304,8 @@ for i, dp in enumerate((2, 4, 8)):
 # %% [markdown]
 # Row patterns follow the FLOPs, because nothing but kept columns has to be gathered. Tile patterns pay for gathering
 # panels of x and blocks of w, which at small periods can eat what they save on a CPU; on a GPU the gathering happens
-# while tiles are loaded into shared memory, which has to be done anyway. Conventional dropout only adds to the dense time.
+# while tiles are loaded into shared memory, which has to be done anyway. Conventional dropout only adds to the dense
+# time.
 #
 # Whether the network still *learns* with such regular patterns is the subject of walkthroughs 4 (which pattern, how
 # often) and 5 (training).

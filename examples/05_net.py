@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 5. Net: training, the scikit-learn way
 #
-# `Net` puts the pieces together: layers, dropout policies, an optimiser and the training loop, behind the interface of a
-# scikit-learn classifier. This walkthrough trains it on handwritten digits (1797 images of 8 × 8 pixels, bundled with
+# `Net` puts the pieces together: layers, dropout policies, an optimiser and the training loop, behind the interface of
+# a scikit-learn classifier. This walkthrough trains it on handwritten digits (1797 images of 8 × 8 pixels, bundled with
 # scikit-learn) with four kinds of dropout, and then uses it inside scikit-learn's own tools.
 
 # %%
@@ -17,6 +17,7 @@ import numpy as np
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
 
 from numbanet import Net, RowDropout
 from numbanet.datasets import load_digits
@@ -34,6 +35,7 @@ def save(name):
     print("wrote", PICTURES / name)
 
 
+threadpool_limits(1)  # one core: products this small gain little from more, and seconds can be compared
 X_train, y_train, X_test, y_test = load_digits()
 print("training", X_train.shape, "  test", X_test.shape)
 
@@ -53,26 +55,28 @@ print("the last epoch:", {name: round(value, 5) for name, value in net.history_[
 # ## Four kinds of dropout
 #
 # `dropout` is a name: `"none"`, `"bernoulli"` (conventional), `"rdp"` (rows) or `"tdp"` (tiles). The patterns change in
-# each step and in each layer, as walkthrough 4 shows. `flops_share` in the history is the work that an epoch did, relative
-# to dense training; `validation_data` adds a test score to each epoch.
+# each step and in each layer, as walkthrough 4 shows. `flops_share` in the history is the work that an epoch did,
+# relative to dense training; `validation_data` adds a test score to each epoch.
 
 # %%
+EPOCHS = 40
 histories = {}
 print(f"{'dropout':10s} {'test':>7s} {'training loss':>14s} {'seconds':>8s} {'share of FLOPs':>15s}")
 for dropout in COLOURS:
-    net = Net((512, 512), dropout=dropout, dropout_rate=0.5, epochs=20, learning_rate=0.02, random_state=0)
+    net = Net((512, 512), dropout=dropout, dropout_rate=0.5, epochs=EPOCHS, learning_rate=0.02, random_state=0)
     net.fit(X_train, y_train, validation_data=(X_test, y_test))
     history = histories[dropout] = net.history_
     print(f"{dropout:10s} {net.score(X_test, y_test):7.1%} {history[-1]['loss']:14.4f} "
           f"{sum(record['seconds'] for record in history):8.2f} {np.mean([r['flops_share'] for r in history]):15.1%}")
 
 # %% [markdown]
-# Three remarks on the table. The training loss is higher with dropout by construction: it is that of the thinned networks.
-# One test image of the 360 is 0.28 % of the score, so small differences mean nothing, and a pattern, which changes the
-# whole batch at once, makes noisier steps than coins do: it wants more epochs, or a smaller learning rate. And seconds
-# follow FLOPs only once the layers are wide: at this size a good part of a step is Python and small arrays.
+# Three remarks on the table. The training loss is higher with dropout by construction: it is that of the thinned
+# networks. One test image of the 360 is 0.28 % of the score, so small differences mean nothing. And seconds follow
+# FLOPs only once the layers are wide: at this size a good part of a step is Python and small arrays.
 #
-# The picture shows the same runs twice: over epochs, and over the *work done*, in units of one dense epoch.
+# The picture shows the same runs twice: over epochs, and over the *work done*, in units of one dense epoch. A pattern
+# drops the same for the whole batch, so its steps are noisier than those of coins: by epoch the patterns lag behind.
+# What they buy is on the right: how far a given amount of work goes.
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", sharey=True)
@@ -82,20 +86,20 @@ for dropout, history in histories.items():
     left.plot(range(1, len(score) + 1), score, color=COLOURS[dropout], linewidth=1.8, label=dropout)
     right.plot(work, score, color=COLOURS[dropout], linewidth=1.8)
     right.plot(work[-1], score[-1], "o", color=COLOURS[dropout], markersize=5)
-left.set(xlabel="epoch", xticks=range(0, 21, 5), ylabel="test error", yscale="log", xlim=(0, 20.5))
+left.set(xlabel="epoch", ylabel="test error", yscale="log", xlim=(0, EPOCHS + 1))
 left.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5], ["2 %", "5 %", "10 %", "20 %", "50 %"])
 left.minorticks_off()
 left.set_title("Test error by epoch", loc="left", fontsize=11)
 left.legend(frameon=False, ncols=2)
-right.set(xlabel="FLOPs done, in dense epochs", xticks=range(0, 21, 5), xlim=(0, 20.7))
-right.set_title("The same by work: the dots mark 20 epochs", loc="left", fontsize=11)
+right.set(xlabel="FLOPs done, in dense epochs", xlim=(0, EPOCHS + 1))
+right.set_title(f"The same by work: the dots mark {EPOCHS} epochs", loc="left", fontsize=11)
 save("net_learning_curves.png")
 
 # %% [markdown]
 # ## A policy of your own
 #
-# A name stands for a policy object with its defaults. The object gives more control, for instance a rate for each hidden
-# layer. `fit(dropout=…)` overrides the Net's own choice for one call.
+# A name stands for a policy object with its defaults. The object gives more control, for instance a rate for each
+# hidden layer. `fit(dropout=…)` overrides the Net's own choice for one call.
 
 # %%
 net = Net((256, 256), epochs=10, learning_rate=0.02, random_state=0)
@@ -106,8 +110,8 @@ print(f"rates 0.2 and 0.6: {net.score(X_test, y_test):.1%} with {share:.1%} of t
 # %% [markdown]
 # ## Pipelines and searches
 #
-# `Net` passes scikit-learn's estimator checks, so it may stand wherever a classifier may: behind a scaler in a pipeline,
-# and inside a grid search with cross-validation.
+# `Net` follows scikit-learn's rules for estimators, so it may stand wherever a classifier may: behind a scaler in a
+# pipeline, and inside a grid search with cross-validation.
 
 # %%
 pipeline = make_pipeline(StandardScaler(), Net((64,), dropout="rdp", epochs=8, batch_size=64, random_state=0))
@@ -135,8 +139,8 @@ for number, piece in enumerate(np.array_split(np.arange(len(y_train)), 6), 1):
 # %% [markdown]
 # ## Callbacks
 #
-# A callback is called after each epoch with the net and the epoch's record, and stops the training by returning True. This
-# one stops once the training loss is below 0.2.
+# A callback is called after each epoch with the net and the epoch's record, and stops the training by returning True.
+# This one stops once the training loss is below 0.2.
 
 
 # %%
@@ -144,9 +148,11 @@ def good_enough(net, record):
     return record["loss"] < 0.2
 
 
-net = Net((128,), dropout="rdp", dropout_rate=0.3, learning_rate=0.05, epochs=100, callbacks=[good_enough], random_state=0)
+net = Net((128,), dropout="rdp", dropout_rate=0.3, learning_rate=0.05, epochs=100, callbacks=[good_enough],
+          random_state=0)
 net.fit(X_train, y_train)
-print(f"stopped after {net.n_iter_} of 100 epochs: loss {net.history_[-1]['loss']:.3f}, test {net.score(X_test, y_test):.1%}")
+print(f"stopped after {net.n_iter_} of 100 epochs: loss {net.history_[-1]['loss']:.3f}, "
+      f"test {net.score(X_test, y_test):.1%}")
 
 # %% [markdown]
 # For the common case, `early_stopping=True` holds out a part of the training samples, stops when their score no longer
@@ -155,5 +161,6 @@ print(f"stopped after {net.n_iter_} of 100 epochs: loss {net.history_[-1]['loss'
 # Same seed, same result: plans, initial weights and shuffling all come from `random_state`.
 
 # %%
-again = [Net((128,), dropout="rdp", epochs=3, random_state=1).fit(X_train, y_train).predict_proba(X_test) for _ in range(2)]
+again = [Net((128,), dropout="rdp", epochs=3, random_state=1).fit(X_train, y_train).predict_proba(X_test)
+         for _ in range(2)]
 print("two runs with one seed give equal probabilities:", np.array_equal(*again))

@@ -4,14 +4,23 @@ import pytest
 
 from numbanet import Net, NetRegressor, TileDropout
 from numbanet.device import problem
+from numbanet_kernels import gemm, gemm_rows, launch
 
 pytestmark = pytest.mark.skipif(problem("cuda") is not None, reason="needs a GPU or NUMBA_ENABLE_CUDASIM=1")
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """The simulator runs every thread of a block in Python: small blocks, though not on a card."""
+    if launch.SIMULATED:
+        monkeypatch.setattr(gemm, "TILE", 8)
+        monkeypatch.setattr(gemm_rows, "TILE", 4)
 
 
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", TileDropout(0.5, tile=4)])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_net_on_cuda_equals_net_on_the_cpu(rng, dropout, optimizer):
-    x, y = rng.standard_normal((24, 6)), np.arange(24) % 3
+    x, y = rng.standard_normal((14, 6)), np.arange(14) % 3
     nets = [Net((9, 7), dropout=dropout, optimizer=optimizer, epochs=1, batch_size=8, random_state=0, device=name).fit(x, y)
             for name in ("cpu", "cuda")]
     for ours, theirs in zip(*(net.model_.parameters() for net in nets)):

@@ -1,0 +1,232 @@
+"""The harness finds known ratios and refuses what is wrong; suites run end to end; reports are rewritten."""
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import harness, mlp, mlp_accuracy, report
+from bench.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
+from bench.results import Results, load
+from bench.worker import Task, Worker, WorkerError, Workers
+
+ROOT = Path(__file__).resolve().parent.parent
+FAST = Schedule(pairs=5, turn=0.01, pause=0.0, warm_up=1)
+
+
+# --- fake implementations: functions of a module, because workers import them -----------------------------------------
+def sleeper(seconds, value=1.0):
+    return Task(lambda: time.sleep(seconds), lambda: {"y": np.full(3, value)})
+
+
+def raiser():
+    raise ZeroDivisionError("no such\nimplementation")
+
+
+def leaver():
+    sys.exit(7)
+
+
+def _case(*implementations, least=1):
+    return Case("fake", "sleep", implementations, lambda outputs: relative_error(outputs["y"], np.ones(3)), least=least)
+
+
+@pytest.fixture
+def workers():
+    with Workers(threads=1) as found:
+        yield found
+
+
+# --- harness ----------------------------------------------------------------------------------------------------------
+def test_known_ratio_is_found(workers):
+    slow = Implementation("slow", sleeper, {"seconds": 0.02})
+    fast = Implementation("fast", sleeper, {"seconds": 0.005}, peer="slow", ceiling=4.0)
+    first, second = measure(_case(fast, slow), workers, FAST)
+    assert (first.implementation, first.peer, second.peer) == ("fast", "slow", None)
+    assert first.problem is None and first.error == 0
+    assert 2.0 < first.ratio < 5.0 and first.ratio_p10 <= first.ratio <= first.ratio_p90
+    assert 5 <= first.median_ms < 20 <= second.median_ms and first.p10 <= first.median_ms <= first.p90
+    assert first.turns == second.turns == 5 and first.repetitions >= 2 and second.ratio is None
+
+
+def test_turns_alternate_strictly_and_hold_the_least_repetitions():
+    order = []
+
+    class Recorder(dict):
+        def __missing__(self, name):
+            return self
+
+        def __init__(self, name):
+            self.name = name
+
+        def ask(self, verb, count=None):
+            if verb == "run":
+                order.append((self.name, count))
+                return 0.02 * count
+            return {"y": np.ones(3)} if verb == "outputs" else None
+
+    fakes = {name: Recorder(name) for name in "ab"}
+    measure(_case(Implementation("a", sleeper, peer="b"), Implementation("b", sleeper), least=20), fakes, FAST)
+    timed = order[2:]  # two calls to find out how many repetitions a turn has
+    assert [name for name, _ in timed] == ["b", "a"] * (FAST.pairs + FAST.warm_up)
+    assert {count for _, count in timed} == {20}
+
+
+def test_wrong_implementation_is_refused(workers):
+    wrong = Implementation("wrong", sleeper, {"seconds": 0.001, "value": 1.1})
+    right = Implementation("right", sleeper, {"seconds": 0.001}, peer="wrong")
+    nan = Implementation("nan", sleeper, {"seconds": 0.001, "value": float("nan")})
+    bad, compared, broken = measure(_case(wrong, right, nan), workers, FAST)
+    assert bad.problem.startswith("wrong") and bad.error == pytest.approx(0.1) and bad.median_ms is None
+    assert compared.problem == "not timed: its peer, wrong, failed" and compared.median_ms is None
+    assert broken.problem.startswith("wrong") and broken.error is None
+
+
+def test_failures_of_implementations_are_results(workers):
+    rows = measure(_case(Implementation("raiser", raiser), Implementation("leaver", leaver),
+                         Implementation("alone", sleeper, {"seconds": 0.001})), workers, FAST)
+    assert rows[0].problem == "ZeroDivisionError: no such implementation"
+    assert rows[1].problem == "its process ended with exit status 7"
+    assert rows[2].problem is None and rows[2].ratio is None and rows[2].turns == FAST.pairs
+
+
+def test_worker_has_the_threads_it_was_given():
+    worker = Worker(threads=1)
+    try:
+        with pytest.raises(WorkerError, match="AttributeError"):
+            worker.ask("outputs")  # nothing is loaded
+        worker.ask("load", (_reader, {}))
+        assert worker.ask("outputs") == {"threads": "1", "torch": False}
+    finally:
+        worker.close()
+
+
+def _reader():
+    import os
+    return Task(lambda: None, lambda: {"threads": os.environ["OPENBLAS_NUM_THREADS"], "torch": "torch" in sys.modules})
+
+
+def test_statistics():
+    assert quantiles([1.0, 2.0, 3.0]) == pytest.approx((2.0, 1.2, 2.8))
+    assert relative_error([1.0, 2.0], [1.0, 4.0]) == 0.5
+    assert relative_error([1.0], [1.0, 1.0]) == relative_error([np.nan], [1.0]) == float("inf")
+
+
+# --- suites -----------------------------------------------------------------------------------------------------------
+def _run(*arguments):
+    command = [sys.executable, "-m", "bench", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def _rows(path):
+    record = load(path)
+    assert record["quick"] and record["machine"]["numpy"] == np.__version__ and record["date"]
+    assert record["rows"] and not [row for row in record["rows"] if row["problem"]]
+    return record["rows"]
+
+
+def test_kernel_suite_end_to_end(tmp_path):
+    pytest.importorskip("torch")
+    done = _run("loss", "--quick", "--against", "torch", "--json", tmp_path / "a.json")
+    assert done.returncode == 0, done.stderr
+    rows = _rows(tmp_path / "a.json")
+    assert {row["implementation"] for row in rows} == {"numbanet", "torch"}
+    assert all(row["ratio"] > 0 and row["error"] < 1e-5 for row in rows if row["peer"])
+    assert "softmax_cross_entropy" in done.stdout
+
+
+def test_training_suite_end_to_end(tmp_path):
+    pytest.importorskip("torch")
+    done = _run("mlp", "--quick", "--against", "torch", "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")
+    assert done.returncode == 0, done.stderr
+    rows = {row["implementation"]: row for row in _rows(tmp_path / "a.json")}
+    assert {name: row["peer"] for name, row in rows.items()} == {
+        "none": "torch", "torch": None, "bernoulli": "torch nn.Dropout", "rdp": "torch nn.Dropout",
+        "tdp": "torch nn.Dropout", "torch nn.Dropout": None}
+    assert all(row["error"] < 1e-4 for row in rows.values())
+    assert rows["none"]["ceiling"] == rows["bernoulli"]["ceiling"] == 1.0
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["nope"], "there is no suite 'nope'"), (["list", "gemm"], "stand alone"), (["gemm", "--device", "tpu"], "tpu"),
+    ([], "required")])
+def test_bad_arguments(arguments, message):
+    done = _run(*arguments)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_step_of_a_wrong_model_is_seen():
+    weights = mlp.reference_steps(8, [[(1.0, 1.0)] * 2] * 2)
+    outputs = {"weights": [w.astype(np.float32) for w in weights], "factors": [[(1.0, 1.0)] * 2] * 2}
+    assert mlp.update_error(8, outputs) < 1e-5
+    outputs["weights"][3][2] += 1e-3  # one bias of the second layer
+    assert mlp.update_error(8, outputs) > 1e-2
+
+
+@pytest.mark.parametrize("dropout", ["rdp", "tdp"])
+def test_mean_flops_agree_with_drawn_plans(dropout):
+    from numbanet.dropout import policy
+
+    model, chosen, rng = mlp.network(64), policy(dropout, 0.5), np.random.default_rng(0)
+    drawn = [model.flops(mlp.BATCH, {layer: chosen.plan(i, layer.weight.shape, rng)
+                                     for i, layer in enumerate(model.droppable())}) for _ in range(4000)]
+    spread = np.std(drawn) / np.sqrt(len(drawn))
+    assert abs(np.mean(drawn) - mlp.mean_flops(64, dropout, 0.5)) < 5 * spread
+
+
+def test_accuracy_suite_resumes(tmp_path, monkeypatch):
+    trained = []
+
+    def train(chosen, dropout, seed, data):
+        trained.append(dropout)
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        epochs = [{"accuracy": 0.97 + 0.01 * (dropout == "rdp"), "loss": 1.0, "seconds": 2.0, "flops_share": 1.0}] * 2
+        return {"dropout": dropout, "seed": seed, "settings": chosen, "epochs": epochs}
+
+    monkeypatch.setattr(mlp_accuracy, "train", train)
+    monkeypatch.setattr("numbanet.datasets.load_mnist", lambda: (np.zeros((3, 784)),) * 4)
+    options, path = harness.Options(quick=True), tmp_path / "a.json"
+    with pytest.raises(KeyboardInterrupt):
+        mlp_accuracy.run(options, Results(path), lambda text: None)
+    rows = mlp_accuracy.run(options, Results(path), lambda text: None)
+    assert trained == ["none", "bernoulli", "rdp", "rdp", "tdp"]
+    assert [row["implementation"] for row in rows] == ["none", "bernoulli", "rdp", "tdp"]
+    assert rows[2]["points"] == pytest.approx(1.0) and rows[2]["seconds_to_target"] == 2.0 and rows[0]["reached"] == 0
+    assert len(load(path)["runs"]) == 4 and not list(tmp_path.glob("*.part"))
+    with pytest.raises(ValueError, match="other settings"):
+        mlp_accuracy.run(harness.Options(), Results(path), lambda text: None)
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
+def test_report_rewrites_marked_tables_only(tmp_path):
+    results = Results(tmp_path / "results" / "cpu.json", device="cpu", quick=False)
+    results.add([{"suite": "gemm", "case": "a|b", "implementation": "numbanet", "peer": "torch", "median_ms": 2.0,
+                  "p10": 1.0, "p90": 3.0, "ratio": 1.5, "ratio_p10": 1.4, "ratio_p90": 1.6, "ceiling": 2.0,
+                  "error": 1e-6, "flops": 4e6, "problem": None}])
+    quick = Results(tmp_path / "results" / "quick.json", device="cpu", quick=True)
+    quick.add([{**results.rows[0], "case": "from a quick run"}])
+    page, plain = tmp_path / "README.md", tmp_path / "plain.md"
+    page.write_text("before\n<!-- bench:gemm -->\nold\n<!-- /bench:gemm -->\nafter\n"
+                    "<!-- bench:mlp -->\n<!-- /bench:mlp -->\n")
+    plain.write_text("no markers\n")
+    pages = [page, plain, tmp_path / "missing.md"]
+    assert report.report(pages, tmp_path / "results") == [page]
+    text = page.read_text()
+    assert "| 2 (1 – 3) | 2.0 GFLOP/s | torch | 1.50 (1.40 – 1.60) | 2.00 | 1.0e-06 |" in text and "a\\|b" in text
+    assert text.startswith("before\n") and "\nafter\n" in text and "old" not in text and "quick" not in text
+    assert "No results recorded yet" in text and results.facts["machine"]["cpu"] in text
+    assert report.report(pages, tmp_path / "results") == [] and plain.read_text() == "no markers\n"
+
+
+def test_files_that_hold_no_results_are_refused(tmp_path):
+    path = tmp_path / "a.json"
+    for text in ("{", "[]", json.dumps({"rows": []})):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="a.json"):
+            Results(path)
+        assert path.read_text() == text
