@@ -198,9 +198,8 @@ for size in sizes:
     print(f"N = {size:2d}   nothing dropped {d[0]:.1%}   dp above 20 {d[20:].sum():.1%}")
 
 # %% [markdown]
-# So the default is dp_max = 8. Rates above 0.75 raise it to 2/(1 - p), because 8 periods reach only 0.875 and, close to
-# that limit, would leave hardly more than one pattern. A rate that a given dp_max cannot reach is an error, which names
-# a dp_max that can.
+# So the default is small: ceil(1/(1 - p)) + 1, one more than the smallest that reaches the rate, so that patterns vary.
+# A rate that a given dp_max cannot reach is an error, which names a dp_max that can.
 
 # %%
 print("periods for rate 0.7:", len(pattern_distribution(0.7)), "  for rate 0.9:", len(pattern_distribution(0.9)))

@@ -24,8 +24,9 @@ c lambda2 / (2 N lambda1): it lies between p and the rate of the uniform distrib
 
 Why N is small. Entropy spreads the mass evenly, and most of the periods up to a large N drop nearly everything: for
 p = 0.7 and N = 64, 46 % of the mass sits on dp > 20, patterns that keep under 5 % of the neurons. The mean rate then
-has to be made up by steps that drop nothing (dp = 1: 23 %). Hence ``DP_MAX`` = 8: no pattern keeps less than about 1/8,
-and the rates up to 0.75 lie well within reach.
+has to be made up by steps that drop nothing (dp = 1: 23 %). The papers' example has N = 8 (``DP_MAX``). Smaller still
+learns better: on MNIST (784-1024-1024-10, p = 0.5, 20 epochs), networks trained with N = 3 were ahead of N = 4, and
+those of N = 8. So the default is `default_dp_max`: N = 3 for p = 0.5, N = 5 for p = 0.7.
 
 Source: Song, Wang, Ren, Liu, Fan, Liu, Jiang, "Approximate Random Dropout for DNN training acceleration in GPGPU"
 (2018), Algorithm 1 "SGD-based Search Algorithm". The exponential form and the exact search are derived above.
@@ -39,7 +40,7 @@ from functools import lru_cache
 
 import numpy as np
 
-__all__ = ["DP_MAX", "drop_rates", "pattern_distribution", "search_exact", "search_loss", "search_sgd"]
+__all__ = ["DP_MAX", "default_dp_max", "drop_rates", "pattern_distribution", "search_exact", "search_loss", "search_sgd"]
 
 DP_MAX = 8  # the default largest period: see "Why N is small" above
 
@@ -264,6 +265,18 @@ def search_exact(rate: float, dp_max: int = DP_MAX) -> np.ndarray:
 _SEARCHES = {"exact": search_exact, "sgd": search_sgd}
 
 
+def default_dp_max(rate: float) -> int:
+    """ceil(1/(1 - rate)) + 1: the smallest period that reaches the rate, and one more, so that patterns vary.
+
+    Raises
+    ------
+    ValueError
+        If `rate` is not a number in [0, 1).
+    """
+    # rounded first: 1/(1 - 0.9) is 10.000000000000002, whose ceiling is 11
+    return math.ceil(round(1 / (1 - _check_rate(rate)), 9)) + 1
+
+
 def pattern_distribution(rate: float, dp_max: int | None = None, search: str = "exact") -> np.ndarray:
     """d (N,), the probability of each period dp = 1..N at this drop rate; searched once, then remembered.
 
@@ -272,9 +285,7 @@ def pattern_distribution(rate: float, dp_max: int | None = None, search: str = "
     rate : float
         The drop rate p, in [0, 1).
     dp_max : int, optional
-        The largest period N. Default: `DP_MAX` = 8, or ceil(2/(1 - rate)) where that is more (rates above 0.75).
-        At that N the sparsest pattern keeps half of the wanted share; just at the limit of reach, only one pattern
-        would remain.
+        The largest period N. Default: `default_dp_max(rate)`, one more than the smallest that reaches the rate.
     search : {"exact", "sgd"}
         `search_exact`, the default, since it meets the rate; or `search_sgd`, the algorithm of the paper.
 
@@ -291,10 +302,7 @@ def pattern_distribution(rate: float, dp_max: int | None = None, search: str = "
     rate = _check_rate(rate)
     if not isinstance(search, str) or search not in _SEARCHES:
         raise ValueError(f"search: unknown search {search!r}; choose from {', '.join(map(repr, sorted(_SEARCHES)))}")
-    if dp_max is None:
-        # rounded first: 2/(1 - 0.9) is 20.000000000000004, whose ceiling is 21
-        dp_max = max(DP_MAX, math.ceil(round(2 / (1 - rate), 9)))
-    return _remembered(rate, _check_dp_max(dp_max), search)
+    return _remembered(rate, default_dp_max(rate) if dp_max is None else _check_dp_max(dp_max), search)
 
 
 @lru_cache(maxsize=256)

@@ -38,7 +38,7 @@ def test_the_check_itself_finds_a_wrong_rate():
 
 @pytest.mark.parametrize("name", ["rdp", "tdp"])
 def test_layers_draw_independently(name):
-    rng, drawn = np.random.default_rng(3), policy(name, 0.5)
+    rng, drawn = np.random.default_rng(3), {"rdp": RowDropout, "tdp": TileDropout}[name](0.5, dp_max=8)
     pairs = np.array([[drawn.plan(layer, (64, 64), rng).dp for layer in (0, 1)] for _ in range(STEPS)])
     table = np.array([[np.sum((pairs[:, 0] == i) & (pairs[:, 1] == j)) for j in range(1, 9)] for i in range(1, 9)])
     assert stats.chi2_contingency(table).pvalue > 1 - CONFIDENCE
@@ -46,7 +46,7 @@ def test_layers_draw_independently(name):
 
 @pytest.mark.parametrize("name", ["rdp", "tdp"])
 def test_masks_change_from_step_to_step(name):
-    rng, drawn = np.random.default_rng(4), policy(name, 0.5)
+    rng, drawn = np.random.default_rng(4), {"rdp": RowDropout, "tdp": TileDropout}[name](0.5, dp_max=8)
     plans = [drawn.plan(0, (64, 64), rng) for _ in range(2000)]
     # two steps are alike with probability sum_dp d(dp)^2 / dp, at most 0.3 here; dense steps (dp = 1) among them
     assert np.mean([a == b for a, b in zip(plans, plans[1:])]) < 0.3
