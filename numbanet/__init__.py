@@ -16,8 +16,8 @@ from .check import check_grad
 from .device import device
 from .dropout import BernoulliDropout, NoDropout, RowDropout, TileDropout
 from .layers import GELU, Flatten, Linear, ReLU, Sequential, Sigmoid, Tanh
-from .optim import SGD, Adam
 from .ops import concatenate
+from .optim import SGD, Adam
 from .plan import BernoulliPlan, RowPlan, TilePlan
 from .tensor import Tensor, from_dlpack, no_grad, op
 
@@ -26,9 +26,32 @@ __version__ = "0.1.0"
 _ESTIMATORS = ("Net", "NetRegressor")  # loaded when asked for: scikit-learn costs more than everything else together
 
 __all__ = [
-    "Adam", "BernoulliDropout", "BernoulliPlan", "Flatten", "GELU", "Linear", "Net", "NetRegressor", "NoDropout", "ReLU",
-    "RowDropout", "RowPlan", "SGD", "Sequential", "Sigmoid", "Tanh", "Tensor", "TileDropout", "TilePlan", "check_grad",
-    "concatenate", "device", "from_dlpack", "no_grad", "op", "ops",
+    "GELU",
+    "SGD",
+    "Adam",
+    "BernoulliDropout",
+    "BernoulliPlan",
+    "Flatten",
+    "Linear",
+    "Net",
+    "NetRegressor",
+    "NoDropout",
+    "ReLU",
+    "RowDropout",
+    "RowPlan",
+    "Sequential",
+    "Sigmoid",
+    "Tanh",
+    "Tensor",
+    "TileDropout",
+    "TilePlan",
+    "check_grad",
+    "concatenate",
+    "device",
+    "from_dlpack",
+    "no_grad",
+    "op",
+    "ops",
 ]
 
 

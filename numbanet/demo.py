@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 LAYERS, RATE, EPOCHS = (1024, 1024), 0.5, 30
 
 
-def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tuple[int, ...] = LAYERS, epochs: int = EPOCHS) -> int:
+def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tuple[int, ...] = LAYERS,
+        epochs: int = EPOCHS) -> int:
     """Train with none, bernoulli, rdp and tdp; print a table of what each learned and cost, and draw the learning curves.
 
     Parameters
@@ -42,7 +42,7 @@ def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tupl
     X, y, X_test, y_test = load_digits()
     console.print(f"{len(y)} handwritten digits of 8 x 8 pixels, {len(y_test)} for the test; a network "
                   f"{'-'.join(map(str, (X.shape[1], *layers, 10)))}, {epochs} epochs, dropout rate {RATE}")
-    table = Table("dropout", "test accuracy", "s / epoch", "FLOPs done", "what is dropped", title="numbanet", title_justify="left")
+    table = Table("dropout", "test accuracy", "s / epoch", "FLOPs done", "what is dropped")
     histories = {}
     for name, policy in POLICIES.items():
         net = Net(layers, dropout=name, dropout_rate=RATE, epochs=epochs, device=device, random_state=0, verbose=1)

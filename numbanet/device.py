@@ -51,7 +51,7 @@ def problem(name: str) -> str | None:
     return found and f"{found}; it needs an NVIDIA GPU, its driver and: pip install 'numbanet[cuda]'"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _made(name: str) -> Device:
     return Device(name)
 

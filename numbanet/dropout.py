@@ -138,8 +138,8 @@ class RowDropout(_PatternDropout):
         rate is off by a little (0.6963 for 0.7 with dp_max=8).
     scale : {"pattern", "rate"}, default="pattern"
         What is kept is multiplied by dp, the inverse of this step's kept share, or by 1 / (1 - p), that of the mean over steps.
-        Both leave the mean as it is. "pattern" learned better at the papers' learning rates (MNIST, 0.01); its largest steps are
-        larger, so "rate" stands larger learning rates (digits, 0.05).
+        Both leave the mean as it is. "pattern" learned better at the papers' learning rate (MNIST, 0.01); its largest steps
+        are larger, so "rate" stands larger learning rates (digits, 0.05).
 
     Raises
     ------

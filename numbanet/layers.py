@@ -1,4 +1,4 @@
-"""Layers: what holds parameters or shape, called with a tensor; `Sequential` carries plans and compact activations through them.
+"""Layers: what holds parameters or shape, called with a tensor; `Sequential` carries plans and compact activations.
 
 Names, shapes and initial values follow PyTorch: a `Linear` weight is (out, in).
 """

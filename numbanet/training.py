@@ -163,8 +163,8 @@ class Trainer:
         advice = "try a smaller learning_rate, or scale the inputs"
         if not learned:
             raise FloatingPointError(f"the loss was not finite in the first epoch of this fit; {advice}")
-        warnings.warn(f"the loss was not finite in epoch {epoch + 1}: the fit ended with the weights of epoch {epoch}; {advice}",
-                      stacklevel=5)
+        warnings.warn(f"the loss was not finite in epoch {epoch + 1}: the fit ended with the weights of epoch {epoch}; "
+                      f"{advice}", stacklevel=5)
 
     # --- weights ------------------------------------------------------------------------------------------------------
     def _weights(self, into: list[Any] | None = None) -> list[Any]:

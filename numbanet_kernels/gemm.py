@@ -165,7 +165,8 @@ def _register(tile=64):
                 c30, c31, c32, c33 = c30 + a3 * b0, c31 + a3 * b1, c32 + a3 * b2, c33 + a3 * b3
             cuda.syncthreads()
         # store: the loops are unrolled, so that tuples of registers need no memory
-        for i, r in ((0, (c00, c01, c02, c03)), (1, (c10, c11, c12, c13)), (2, (c20, c21, c22, c23)), (3, (c30, c31, c32, c33))):
+        for i, r in ((0, (c00, c01, c02, c03)), (1, (c10, c11, c12, c13)),
+                     (2, (c20, c21, c22, c23)), (3, (c30, c31, c32, c33))):
             row = row0 + ty + i * side
             for j in range(4):
                 col = col0 + tx + j * side
@@ -186,8 +187,8 @@ def gemm_version_cuda(version, tile, a, b, ta=False, tb=False, bias=None, relu=F
     bk, bn = (1, k) if tb else (n, 1)
     chosen = {"naive": _naive, "tiled": lambda: _tiled(tile), "register": lambda: _register(tile)}[version]()
     side = tile // 4 if version == "register" else tile
-    launch(chosen, (ceil_div(n, tile), ceil_div(m, tile)), (side, side), flat(a), flat(b), flat(b) if bias is None else bias, out,
-           k, am, ak, bk, bn, bias is not None, relu, scale)
+    launch(chosen, (ceil_div(n, tile), ceil_div(m, tile)), (side, side),
+           flat(a), flat(b), flat(b) if bias is None else bias, out, k, am, ak, bk, bn, bias is not None, relu, scale)
     return out
 
 

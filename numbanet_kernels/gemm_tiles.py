@@ -287,7 +287,7 @@ def _dw(tile=32):
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4, i4, i4, f4, f4[:, ::1])")
     def gemm_tiles_dw(dy, x, dp, period, bias, scale, dw):
-        """A block: one kept tile, tile row r and its i-th kept column, summing over samples; the result goes to its packed place."""
+        """A block: one kept tile, tile row r and its i-th kept column, summing over samples, to its packed place."""
         dy_tile = cuda.shared.array((tile, padded), float32)
         x_tile = cuda.shared.array((tile, padded), float32)
         tx, ty, r = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y

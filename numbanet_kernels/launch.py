@@ -49,7 +49,8 @@ class Kernel:
         self.fastmath = fastmath
         self.family = function.__module__.rpartition(".")[2]
         constants = inspect.getclosurevars(function).nonlocals
-        self.variant = ", ".join(f"{name}={value}" for name, value in sorted(constants.items()) if isinstance(value, (int, tuple)))
+        self.variant = ", ".join(f"{name}={value}" for name, value in sorted(constants.items())
+                                 if isinstance(value, (int, tuple)))
 
     @functools.cached_property
     def dispatcher(self) -> Any:
@@ -93,7 +94,7 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
     would fight with the one of BLAS for the same cores (measured: a step took twice as long).
     """
     def declare(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.lru_cache(maxsize=None)
+        @functools.cache
         def compiled() -> Callable[..., None]:
             options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
             try:

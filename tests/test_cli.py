@@ -41,8 +41,10 @@ def test_demo(capsys, tmp_path, monkeypatch):
 
 BAD = [
     (["train", "--data", "imagenet"], "imagenet"), (["train", "--dropout", "dropconnect"], "dropconnect"),
-    (["train", "--rate", "1.5"], "dropout_rate"), (["train", "--layers", "a,b"], "--layers"), (["train", "--layers", "0"], "layers"),
-    (["train", "--epochs", "0"], "epochs"), (["train", "--device", "tpu"], "tpu"), (["train", "--learning-rate", "-1"], "learning_rate"),
+    (["train", "--rate", "1.5"], "dropout_rate"), (["train", "--layers", "a,b"], "--layers"),
+    (["train", "--layers", "0"], "layers"),
+    (["train", "--epochs", "0"], "epochs"), (["train", "--device", "tpu"], "tpu"),
+    (["train", "--learning-rate", "-1"], "learning_rate"),
     (["train", "--plot", "curves.txt"], ".png"), (["train", "--plot", "no/such/folder/curves.png"], "no folder"),
     (["train", "--rate", "0.1,0.2,0.3"], "3 entries for 2"), (["fly"], "fly"), ([], "COMMAND"),
 ]
@@ -63,7 +65,8 @@ def test_missing_data_is_one_line_and_status_2(capsys, monkeypatch, tmp_path):
 
 
 def test_python_m_numbanet():
-    done = subprocess.run([sys.executable, "-m", "numbanet", "train", "--dropout", "x"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "numbanet", "train", "--dropout", "x"], capture_output=True, text=True,
+                          timeout=60)
     assert done.returncode == 2 and "Traceback" not in done.stderr
 
 

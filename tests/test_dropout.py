@@ -60,7 +60,8 @@ def test_the_same_seed_gives_the_same_plans():
         assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("scale, expected", [("rate", lambda plan, rate: 1 / (1 - rate)), ("pattern", lambda plan, rate: plan.dp)])
+@pytest.mark.parametrize("scale, expected", [("rate", lambda plan, rate: 1 / (1 - rate)),
+                                             ("pattern", lambda plan, rate: plan.dp)])
 @pytest.mark.parametrize("kind", [RowDropout, TileDropout])
 def test_scale(kind, scale, expected):
     rng, drawn = np.random.default_rng(6), kind(0.6, scale=scale)

@@ -178,7 +178,8 @@ def test_early_stopping_keeps_the_best_weights():
     net = Net((64,), epochs=200, early_stopping=True, patience=3, random_state=0).fit(X, Y)
     scores = [record["validation_score"] for record in net.history_]
     assert net.n_iter_ < 200 and max(scores[-3:]) <= max(scores[:-3]) + 1e-4
-    watched = Net((64,), epochs=200, early_stopping=True, patience=3, random_state=0).fit(X, Y, validation_data=(X_TEST, Y_TEST))
+    watched = Net((64,), epochs=200, early_stopping=True, patience=3, random_state=0)
+    watched.fit(X, Y, validation_data=(X_TEST, Y_TEST))
     best = max(record["validation_score"] for record in watched.history_)
     assert watched.score(X_TEST, Y_TEST) == pytest.approx(best, abs=2e-4)
 
@@ -200,8 +201,8 @@ def test_layers_of_the_users_own():
 
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid", "gelu"])
 def test_activations_learn_under_patterns(activation):
-    net = Net((64, 64), activation=activation, dropout="rdp", dropout_rate=0.3, optimizer="adam", learning_rate=0.005, epochs=40,
-              random_state=0).fit(X, Y)
+    net = Net((64, 64), activation=activation, dropout="rdp", dropout_rate=0.3, optimizer="adam", learning_rate=0.005,
+              epochs=40, random_state=0).fit(X, Y)
     assert net.score(X_TEST, Y_TEST) > 0.9
 
 
@@ -232,7 +233,8 @@ def test_labels_of_any_kind_and_pandas():
 
 
 def test_pipeline_grid_search_clone_and_pickle():
-    search = GridSearchCV(make_pipeline(StandardScaler(), Net(**{**SMALL, "epochs": 20})), {"net__dropout": ["none", "rdp"]}, n_jobs=2, cv=2)
+    pipeline = make_pipeline(StandardScaler(), Net(**{**SMALL, "epochs": 20}))
+    search = GridSearchCV(pipeline, {"net__dropout": ["none", "rdp"]}, n_jobs=2, cv=2)
     search.fit(X[:400], Y[:400])
     assert search.best_score_ > 0.3
     net = Net(**SMALL, dropout="tdp").fit(X, Y)

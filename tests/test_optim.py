@@ -92,7 +92,8 @@ def test_packed_gradients_update_like_dense_ones(rng, kind, name):
 
 
 @pytest.mark.parametrize("make, message", [
-    (lambda p: SGD(p, -0.1), "learning_rate"), (lambda p: SGD(p, 0.1, 1.0), "momentum"), (lambda p: SGD(p, float("nan")), "rate"),
+    (lambda p: SGD(p, -0.1), "learning_rate"), (lambda p: SGD(p, 0.1, 1.0), "momentum"),
+    (lambda p: SGD(p, float("nan")), "rate"),
     (lambda p: SGD(p, 0.1, nesterov=True), "nesterov needs a momentum"), (lambda p: Adam(p, 0.1, (0.9, 1.0)), "betas"),
     (lambda p: SGD(p, 0.1, weight_decay=-1), "weight_decay")])
 def test_bad_arguments_are_named(make, message):

@@ -18,7 +18,8 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packaging")
     copy = folder / "source"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", "*.egg-info", "build", "dist"))
-    subprocess.run([sys.executable, "-m", "build", "--outdir", folder / "dist", copy], check=True, capture_output=True, timeout=400)
+    subprocess.run([sys.executable, "-m", "build", "--outdir", folder / "dist", copy], check=True, capture_output=True,
+                   timeout=400)
     return folder / "dist"
 
 
@@ -30,15 +31,16 @@ def test_the_wheel_holds_the_packages_and_no_other(built):
 
 
 def test_the_sdist_holds_licence_tests_and_examples(built):
-    names = {name.partition("/")[2] for name in tarfile.open(next(built.glob("*.tar.gz"))).getnames()}
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "CHANGELOG.md", "Makefile", "datasets/mnist.py", "tests/test_net.py",
             "examples/05_net.py"} <= names
 
 
 def test_the_wheel_works_outside_the_checkout(built, tmp_path):
     target = tmp_path / "site"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, next(built.glob("*.whl"))],
-                   check=True, timeout=200)
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target,
+                    next(built.glob("*.whl"))], check=True, timeout=200)
     code = ("import numbanet, numbanet.datasets; from numbanet.datasets import load_digits; "
             "X, y, Xt, yt = load_digits(); print(numbanet.Net((64,), dropout='rdp').fit(X, y).score(Xt, yt) > 0.85, "
             "numbanet.__file__)")

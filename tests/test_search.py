@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numbanet.search import DP_MAX, drop_rates, pattern_distribution, search_exact, search_loss, search_sgd
+from numbanet.search import drop_rates, pattern_distribution, search_exact, search_loss, search_sgd
 
 SIZES = st.integers(1, 40)
 SHARES = st.floats(0, 1)  # a rate as a share of the largest that N reaches: every N gets rates of its whole range

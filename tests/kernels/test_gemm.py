@@ -33,7 +33,10 @@ def test_gemm_equals_reference(suffix, put, get, rng, m, n, k, ta, tb, biased, r
 @pytest.mark.parametrize("ta, tb", FLAGS)
 def test_every_cuda_version(rng, version, tile, ta, tb):
     a, b, bias = operands(rng, 10, 9, 11, ta, tb)
-    up = (lambda x: launch.cuda.to_device(np.float32(x)))
+
+    def up(x):
+        return launch.cuda.to_device(np.float32(x))
+
     c = gemm.gemm_version_cuda(version, tile, up(a), up(b), ta, tb, up(bias), True, 2.0).copy_to_host()
     np.testing.assert_allclose(c, gemm.gemm_reference(a, b, ta, tb, bias, True, 2.0), rtol=1e-5, atol=1e-5)
 

@@ -13,7 +13,10 @@ CASES = [((5, 9, 11), 4, 1), ((5, 9, 11), 4, 2), ((5, 9, 11), 4, 3), ((6, 8, 16)
 def test_forward_dx_dw_equal_reference(suffix, put, get, rng, shape, tile, dp):
     n, o, i = shape
     x, w, b, dy = (rng.standard_normal(s) for s in ((n, i), (o, i), (o,), (n, o)))
-    function = (lambda name: getattr(gemm_tiles, f"{name}_{suffix}"))
+
+    def function(name):
+        return getattr(gemm_tiles, f"{name}_{suffix}")
+
     for bias in range(dp):
         y = get(function("gemm_tiles")(put(x), put(w), tile, dp, bias, put(b), True, 1.5))
         dx = get(function("gemm_tiles_dx")(put(dy), put(w), tile, dp, bias, 1.5))

@@ -1,0 +1,312 @@
+"""What the estimators share: parameters, checks, building the layers, and the training run."""
+from __future__ import annotations
+
+import contextlib
+import copy
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from .device import Device, device
+from .dropout import Dropout, Rate, policy
+from .layers import ACTIVATIONS, Layer, Linear, Sequential, to
+from .optim import SGD, Adam, Optimizer
+from .training import Data, Progress, Trainer, forward, schedule_named
+
+PARAMETERS = """
+    Parameters
+    ----------
+    layers : tuple of int or sequence of Layer, default=(256,)
+        Widths of the hidden layers; or the layers themselves, from input to output, which `fit` copies and trains on from
+        their present weights.
+    activation : {"relu", "tanh", "sigmoid", "gelu"}, default="relu"
+        Between hidden layers given by their widths.
+    dropout : {"none", "bernoulli", "rdp", "tdp"} or Dropout, default="none"
+        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate.
+    dropout_rate : float or sequence of float, default=0.5
+        Probability to drop, in [0, 1), for all hidden layers or one for each.
+    optimizer : {"sgd", "adam"}, default="sgd", for a regressor "adam"
+        How weights follow the gradient. Adam's step is bounded whatever the gradient: that of least squares is not.
+    learning_rate : float, default=0.01, for a regressor 0.001
+        Step size; 0.01 suits SGD with momentum, 0.001 Adam.
+    momentum : float, default=0.9
+        Of SGD, in [0, 1).
+    nesterov : bool, default=False
+        Nesterov's form of momentum, for SGD.
+    weight_decay : float, default=0.0
+        L2 penalty on all parameters.
+    schedule : {"cosine", "linear"}, callable or None, default=None
+        Factor on the learning rate as a function of the epoch, counted from 0.
+    epochs : int, default=20
+        Passes over the samples.
+    batch_size : int, default=128
+        Samples of a step, as in the papers.
+    early_stopping : bool, default=False
+        Whether to stop when the score on held-out samples does not improve for `patience` epochs, and to keep the best weights.
+    validation_fraction : float, default=0.1
+        Share of the samples held out for early stopping, in (0, 1); not used where `fit` is given validation data.
+    patience : int, default=5
+        Epochs without improvement before stopping.
+    callbacks : sequence of callable or None, default=None
+        Each is called after every epoch as callback(net, record); training stops where one returns True.
+    device : {"auto", "cpu", "cuda"}, default="auto"
+        Where to run: CUDA if a GPU answers, else the CPU.
+    random_state : int, RandomState or None, default=None
+        Seed of initial weights, shuffling and plans: same seed, same result; bit for bit on the CPU.
+    verbose : int, default=0
+        1 shows a progress bar.
+"""
+
+
+class BaseNet(BaseEstimator):
+    """What classifier and regressor share: checking, building, training."""
+
+    def __init__(self, layers=(256,), *, activation="relu", dropout="none", dropout_rate=0.5, optimizer="sgd",
+                 learning_rate=0.01, momentum=0.9, nesterov=False, weight_decay=0.0, schedule=None, epochs=20,
+                 batch_size=128, early_stopping=False, validation_fraction=0.1, patience=5, callbacks=None, device="auto",
+                 random_state=None, verbose=0):
+        self.layers = layers
+        self.activation = activation
+        self.dropout = dropout
+        self.dropout_rate = dropout_rate
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.weight_decay = weight_decay
+        self.schedule = schedule
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.callbacks = callbacks
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # --- public -------------------------------------------------------------------------------------------------------
+    def fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None,
+            validation_data: tuple | None = None):
+        """Train from new weights.
+
+        Parameters
+        ----------
+        X : array_like of shape (n_samples, n_features)
+            Finite numbers.
+        y : array_like of shape (n_samples,)
+            Labels, or target values; (n_samples, n_outputs) for a regressor with several outputs.
+        sample_weight : array_like of shape (n_samples,), optional
+            How much each sample counts, not negative.
+        dropout, dropout_rate : optional
+            Replace the Net's own for this call.
+        validation_data : tuple (X, y), optional
+            Scored after every epoch as `validation_score`; early stopping watches it.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            If the data or a parameter is unfit; the Net is then as it was before.
+        FloatingPointError
+            If the loss is not finite in the first epoch; the Net is then as it was before.
+        """
+        with self._unchanged_on_error():
+            settings = self._settings(dropout, dropout_rate)
+            X, y, weights = self._check_data(X, y, sample_weight, reset=True)
+            self._start(X, y, settings)
+            self._train(X, y, weights, self.epochs, settings, validation_data)
+        return self
+
+    def check(self) -> None:
+        """Raise what `fit` would raise for the parameters, before any data is at hand."""
+        self._settings(None, None)
+
+    def partial_fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None):
+        """One pass over the samples, going on from the present weights and optimiser state; parameters as for `fit`."""
+        return self._partial_fit(X, y, sample_weight, dropout, dropout_rate)
+
+    def _partial_fit(self, X, y, sample_weight, dropout, dropout_rate, **target_options):
+        with self._unchanged_on_error():
+            settings = self._settings(dropout, dropout_rate)
+            fresh = not hasattr(self, "model_")
+            X, y, weights = self._check_data(X, y, sample_weight, reset=fresh, **target_options)
+            if fresh:
+                self._start(X, y, settings)
+            settings["early_stopping"] = False
+            self._train(X, y, weights, 1, settings, None)
+        return self
+
+    # --- checking -----------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _unchanged_on_error(self):
+        """Put the attributes and the weights back as they were if an error leaves the block."""
+        before = dict(vars(self))
+        weights = [(p, p.numpy().copy()) for p in self.model_.parameters()] if hasattr(self, "model_") else []
+        try:
+            yield
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            for parameter, saved in weights:
+                parameter.device.copy(parameter.device.upload(saved), out=parameter.data)
+            raise
+
+    def _settings(self, dropout, dropout_rate) -> dict[str, Any]:
+        """The checked parameters of one fit, before anything is changed."""
+        for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
+                raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+        if not (isinstance(self.validation_fraction, numbers.Real) and 0 < self.validation_fraction < 1):
+            raise ValueError(f"validation_fraction must be a number in (0, 1), got {self.validation_fraction!r}")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"there is no activation {self.activation!r}; choose one of {', '.join(map(repr, ACTIVATIONS))}")
+        if not all(callable(callback) for callback in self.callbacks or ()):
+            raise ValueError("callbacks must be functions callback(net, record)")
+        self._make_optimizer([])
+        chosen = policy(self.dropout if dropout is None else dropout,
+                        self.dropout_rate if dropout_rate is None else dropout_rate)
+        chosen.check(len(Sequential(self.layers).droppable()) if self._given_layers() else len(self._widths()))
+        return {"policy": chosen, "device": device(self.device), "schedule": schedule_named(self.schedule, self.epochs),
+                "early_stopping": self.early_stopping}
+
+    def _given_layers(self) -> bool:
+        return isinstance(self.layers, Sequence) and len(self.layers) > 0 and all(isinstance(x, Layer) for x in self.layers)
+
+    def _widths(self) -> tuple[int, ...]:
+        """Widths of the hidden layers, or ValueError."""
+        widths = (self.layers,) if isinstance(self.layers, numbers.Integral) else self.layers
+        if isinstance(widths, (str, bytes)) or not isinstance(widths, (Sequence, np.ndarray)) or not all(
+                isinstance(n, numbers.Integral) and not isinstance(n, bool) and n > 0 for n in widths):
+            raise ValueError(f"layers must be the widths of the hidden layers, such as (256, 256), or a list of layers; "
+                             f"got {self.layers!r}")
+        return tuple(int(n) for n in widths)
+
+    def _make_optimizer(self, parameters) -> Optimizer:
+        if self.optimizer == "sgd":
+            return SGD(parameters, self.learning_rate, self.momentum, self.nesterov, self.weight_decay)
+        if self.optimizer == "adam":
+            return Adam(parameters, self.learning_rate, weight_decay=self.weight_decay)
+        raise ValueError(f"there is no optimizer {self.optimizer!r}; choose 'sgd' or 'adam'")
+
+    def _check_data(self, X, y, sample_weight, reset, **target_options):
+        X, y = validate_data(self, X, y, dtype=np.float32, order="C", reset=reset, **self._y_options())
+        weights = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, X, dtype=np.float32, ensure_non_negative=True)
+            if not weights.sum() > 0:
+                raise ValueError("sample_weight must not be zero for every sample")
+        if len(y) <= self.batch_size:
+            X, y, weights = _merged(X, y, weights)
+        return X, *self._check_target(y, weights, reset, **target_options)
+
+    def _y_options(self) -> dict[str, Any]:
+        return {}
+
+    # --- building and training ----------------------------------------------------------------------------------------
+    def _start(self, X, y, settings) -> None:
+        """A new model and optimiser."""
+        self._rng = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
+        if self._given_layers():
+            model = Sequential(copy.deepcopy(list(self.layers)))
+            self._check_layers(model)
+        else:
+            model = self._build(settings["device"])
+        to(model, settings["device"])
+        self.model_, self.history_ = model, []
+        self.optimizer_ = self._make_optimizer(model.parameters())
+
+    def _build(self, dev: Device) -> Sequential:
+        layers: list[Layer] = []
+        widths = (self.n_features_in_, *self._widths(), self._outputs())
+        for i, (n_in, n_out) in enumerate(zip(widths, widths[1:])):
+            hidden = i < len(widths) - 2
+            init = "he" if hidden and self.activation in ("relu", "gelu") else "glorot"
+            layers.append(Linear(n_in, n_out, init=init, rng=self._rng, device=dev))
+            if hidden:
+                layers.append(ACTIVATIONS[self.activation]())
+        return Sequential(layers)
+
+    def _check_layers(self, model: Sequential) -> None:
+        linear = [layer for layer in model.layers if isinstance(layer, Linear)]
+        if not linear or linear[0].in_features != self.n_features_in_ or linear[-1].out_features != self._outputs():
+            raise ValueError(f"layers: the first Linear must take {self.n_features_in_} features and the last give "
+                             f"{self._outputs()} outputs; got {model}")
+
+    def _train(self, X, y, weights, epochs, settings, validation_data) -> None:
+        dev = settings["device"]
+        to(self.model_, dev)
+        validation = None
+        if validation_data is not None:
+            validation = Data(*self._check_validation(validation_data))
+        elif settings["early_stopping"]:
+            X, y, weights, validation = self._split(X, y, weights)
+        trainer = Trainer(self.model_, self.optimizer_, settings["policy"], self._rng, dev, self.batch_size,
+                          self._loss, self._answer, self._score)
+        data = Data(dev.upload(X), y, weights)
+        if validation is not None:
+            validation.X = dev.upload(validation.X)
+        with contextlib.ExitStack() as stack:
+            bar = stack.enter_context(Progress(epochs * len(data))) if self.verbose else None
+
+            def report(record: dict) -> bool:
+                self.history_.append(record)
+                if bar:
+                    bar.show(record, len(data))
+                return any([callback(self, record) is True for callback in self.callbacks or ()])
+
+            trainer.epochs(data, epochs, first=len(self.history_), validation=validation, schedule=settings["schedule"],
+                           patience=self.patience if settings["early_stopping"] else None, report=report,
+                           **({"tick": bar.tick} if bar else {}))
+        self.n_iter_ = len(self.history_)
+
+    def _check_validation(self, validation_data):
+        try:
+            X, y = validation_data
+        except (TypeError, ValueError):
+            raise ValueError("validation_data must be a pair (X, y)") from None
+        X, y = validate_data(self, X, y, dtype=np.float32, order="C", reset=False, **self._y_options())
+        return X, *self._check_target(y, None, reset=False)
+
+    def _split(self, X, y, weights):
+        """Training samples, and validation samples held out of them."""
+        seed = int(self._rng.integers(2**31))
+        try:
+            rows, held = train_test_split(np.arange(len(y)), test_size=self.validation_fraction, random_state=seed,
+                                          stratify=self._strata(y))
+        except ValueError as error:
+            raise ValueError(f"early_stopping: {len(y)} samples cannot be split with validation_fraction="
+                             f"{self.validation_fraction} ({error})") from error
+        train_weights, held_weights = (None, None) if weights is None else (weights[rows], weights[held])
+        return X[rows], y[rows], train_weights, Data(X[held], y[held], held_weights)
+
+    def _output(self, X) -> np.ndarray:
+        """The model's output for host samples X."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float32, order="C", reset=False)
+        dev = next(self.model_.parameters()).device
+        return forward(self.model_, dev, dev.upload(X))
+
+
+def _merged(X, y, weights):
+    """The distinct samples in a fixed order, weighted by how often they occur: samples without weight are left out.
+
+    Done where all samples fit into one batch: gradient descent then depends only on which samples there are and how often,
+    and this makes the result depend on nothing else, to the last bit.
+    """
+    weights = np.ones(len(y), np.float32) if weights is None else weights
+    codes = np.unique(y, axis=0, return_inverse=True)[1].reshape(-1, 1)
+    counted = np.flatnonzero(weights)
+    _, first, place = np.unique(np.hstack([X, codes])[counted], axis=0, return_index=True, return_inverse=True)
+    rows = counted[first]
+    return X[rows], y[rows], np.bincount(place.reshape(-1), weights[counted]).astype(np.float32)
