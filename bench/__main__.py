@@ -29,8 +29,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="bench", description="Measure numbanet. `list` names the suites, `report` rewrites the tables "
-                                               "of the README files from bench/results/.")
+    parser = _Parser(prog="bench", description="Measure numbanet. `list` names the suites, `report` rewrites the "
+                                               "tables of the README files from bench/results/.")
     parser.add_argument("suites", nargs="+", metavar="SUITE", help="suites to run, or `list`, or `report`")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--against", choices=("torch",), help="the peer; without it times stand alone, and dropout is "

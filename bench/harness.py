@@ -65,6 +65,8 @@ class Implementation:
         The ratio that the FLOPs (or the bytes, where memory binds) would allow.
     flops, bytes : float, optional
         Useful work of one repetition.
+    tolerance : float, optional
+        In place of the case's, for arithmetic of lower precision.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Implementation:
     ceiling: float | None = None
     flops: float | None = None
     bytes: float | None = None
+    tolerance: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,8 +175,9 @@ def _verify(case: Case, implementation: Implementation, workers: Workers, row: R
         row.problem = str(problem)
         return
     row.error = error if math.isfinite(error) else None
-    if not error <= case.tolerance:
-        row.problem = f"wrong: relative error {error:.2g} is above {case.tolerance:.0e}"
+    tolerance = case.tolerance if implementation.tolerance is None else implementation.tolerance
+    if not error <= tolerance:
+        row.problem = f"wrong: relative error {error:.2g} is above {tolerance:.0e}"
 
 
 def _repetitions(worker: Any, schedule: Schedule, least: int) -> int:

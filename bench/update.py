@@ -1,8 +1,8 @@
 """Parameter updates of a weight (o, i), against a step of torch.optim.SGD and Adam on a dense gradient.
 
-Memory binds them: SGD with momentum reads w, v, g and writes w, v, 20 bytes a weight. A packed gradient saves the reading
-of what is not kept; w and v are read and written everywhere, because momentum moves every weight. So the ceiling is
-20 / (16 + 4 * kept share).
+Memory binds them: SGD with momentum reads w, v, g and writes w, v, 20 bytes a weight. A packed gradient saves the
+reading of what is not kept; w and v are read and written everywhere, because momentum moves every weight. So the
+ceiling is 20 / (16 + 4 * kept share).
 """
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class Tensor:
             tensor.node, tensor.gradient = _FREED, None  # gradients and activations of inner nodes are freed on the way
             for x, vjp in zip(node.inputs, node.vjps, strict=True):
                 if x is not None and x.requires_grad:
-                    with profile.timed(f"{node.op}.backward", dy):
+                    with profile.timed(f"{node.op}.backward", dy, static=node.static):
                         x._accumulate(vjp(dy))
 
     def _accumulate(self, dx: Any) -> None:
@@ -283,15 +283,15 @@ def _device(name: str | Device) -> Device:
 
 
 class Node:
-    """How a tensor was computed: the op's name, its inputs, and one vjp an input."""
+    """How a tensor was computed: the op's name, its inputs, one vjp an input, and what carries no gradient."""
 
-    __slots__ = ("op", "inputs", "vjps")
+    __slots__ = ("inputs", "op", "static", "vjps")
 
-    def __init__(self, op: str, inputs: tuple[Tensor | None, ...], vjps: Sequence[Callable]) -> None:
-        self.op, self.inputs, self.vjps = op, inputs, vjps
+    def __init__(self, op: str, inputs: tuple[Tensor | None, ...], vjps: Sequence[Callable], static: dict[str, Any]) -> None:
+        self.op, self.inputs, self.vjps, self.static = op, inputs, vjps, static
 
 
-_FREED = Node("freed", (), ())
+_FREED = Node("freed", (), (), {})
 
 
 def _topological(root: Tensor) -> list[Tensor]:
@@ -317,7 +317,7 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]]) -> Callable[..., Tenso
     Inputs are tensors on one device (arrays and numbers are taken there), or None. What carries no gradient is
     keyword-only. Each vjp maps the gradient of the result to the gradient of its input.
     """
-    name = fn.__name__
+    name = fn.__name__.strip("_")
 
     @functools.wraps(fn)
     def run(*inputs: Any, **static: Any) -> Tensor:
@@ -328,7 +328,7 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]]) -> Callable[..., Tenso
         result = Tensor.wrap(array, dev)
         if _recording and any(t is not None and t.requires_grad for t in tensors):
             result.requires_grad = True
-            result.node = Node(name, tensors, vjps)
+            result.node = Node(name, tensors, vjps, static)
         return result
 
     return run

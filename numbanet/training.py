@@ -85,6 +85,10 @@ class Trainer:
 
     def epoch(self, data: Data, tick: Callable[[int], None] = lambda n: None) -> dict:
         """One pass: {"loss", "score", "seconds", "flops_share"}; `score` is that of the predictions made while training."""
+        with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is dealt with once, in `epochs`
+            return self._epoch(data, tick)
+
+    def _epoch(self, data: Data, tick: Callable[[int], None]) -> dict:
         start, losses, answers, seen, done, dense = time.perf_counter(), [], [], [], 0, 0
         for rows in self.batches(len(data)):
             weights = None if data.weights is None else data.weights[rows]

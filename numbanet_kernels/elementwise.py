@@ -17,7 +17,7 @@ import numpy as np
 from numba import float32
 
 from .launch import cuda, host_kernel, kernel, kernels, launch
-from .memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
+from .memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, output
 
 EXP, LOG, SQRT, TANH, SIGMOID, RELU, ABS, SIGN, GELU = range(9)
 ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, GREATER, TANH_GRAD, SIGMOID_GRAD, GELU_GRAD = range(10)
@@ -25,15 +25,6 @@ RELU_GRAD, RELU_MAP, GELU_MAP = range(10, 13)  # on the CPU only
 ROOT_HALF = math.sqrt(0.5)
 NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)
 LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
-
-
-def _result(op, device, empty, x, out):
-    """`out` where it is given and fits, else a new array like x."""
-    if out is None:
-        return empty(x.shape)
-    if out.shape != x.shape:
-        raise ValueError(f"{op} ({device}): out {out.shape} does not match {x.shape}")
-    return out
 
 
 def _check_equal(op, device, a, b, names=("a", "b")):
@@ -150,14 +141,14 @@ def _maps(formula, a, b, scale, out):
 
 def _unary_cpu(op, formula, ufunc):
     def unary(x, out=None):
-        return ufunc(x, out=_result(op, "cpu", empty_cpu, x, out))
+        return ufunc(x, out=output(op, "cpu", empty_cpu, x.shape, out))
     return _named(f"{op}_cpu", formula, unary)
 
 
 def _binary_cpu(op, formula, ufunc):
     def binary(a, b, out=None):
         _check_equal(op, "cpu", a, b)
-        return ufunc(a, b, out=_result(op, "cpu", empty_cpu, a, out))
+        return ufunc(a, b, out=output(op, "cpu", empty_cpu, a.shape, out))
     return _named(f"{op}_cpu", formula, binary)
 
 
@@ -193,7 +184,7 @@ greater_cpu = _binary_cpu("greater", "y = 1 where a > b, else 0", np.greater)
 
 def affine_cpu(x, mul=1.0, add=0.0, out=None):
     """y = x*mul + add"""
-    out = _result("affine", "cpu", empty_cpu, x, out)
+    out = output("affine", "cpu", empty_cpu, x.shape, out)
     if mul == 1.0:
         return np.add(x, add, out=out)
     np.multiply(x, mul, out=out)
@@ -202,13 +193,13 @@ def affine_cpu(x, mul=1.0, add=0.0, out=None):
 
 def power_cpu(x, exponent, out=None):
     """y = x^exponent"""
-    out = _result("power", "cpu", empty_cpu, x, out)
+    out = output("power", "cpu", empty_cpu, x.shape, out)
     return np.square(x, out=out) if exponent == 2 else np.power(x, exponent, out=out)
 
 
 def _backward_cpu(op, formula, dy, y, scale, out):
     _check_equal(op, "cpu", dy, y, ("dy", "x" if op == "gelu_grad" else "y"))
-    out = _result(op, "cpu", empty_cpu, dy, out)
+    out = output(op, "cpu", empty_cpu, dy.shape, out)
     _maps(formula, flat(dy), flat(y), scale, flat(out))
     return out
 
@@ -326,7 +317,7 @@ def _scaled_kernels():
 
 def _unary_cuda(op, formula, which):
     def unary(x, out=None):
-        out = _result(op, "cuda", empty_cuda, x, out)
+        out = output(op, "cuda", empty_cuda, x.shape, out)
         launch(_unary_kernels()[which], blocks_for(out.size), THREADS, flat(x), flat(out))
         return out
     return _named(f"{op}_cuda", formula, unary)
@@ -334,7 +325,7 @@ def _unary_cuda(op, formula, which):
 
 def _apply_binary(op, which, a, b, out, names=("a", "b")):
     _check_equal(op, "cuda", a, b, names)
-    out = _result(op, "cuda", empty_cuda, a, out)
+    out = output(op, "cuda", empty_cuda, a.shape, out)
     launch(_binary_kernels()[which], blocks_for(out.size), THREADS, flat(a), flat(b), flat(out))
     return out
 
@@ -365,14 +356,14 @@ greater_cuda = _binary_cuda("greater", "y = 1 where a > b, else 0", GREATER)
 
 def affine_cuda(x, mul=1.0, add=0.0, out=None):
     """y = x*mul + add"""
-    out = _result("affine", "cuda", empty_cuda, x, out)
+    out = output("affine", "cuda", empty_cuda, x.shape, out)
     launch(_scaled_kernels()[0], blocks_for(out.size), THREADS, flat(x), mul, add, flat(out))
     return out
 
 
 def power_cuda(x, exponent, out=None):
     """y = x^exponent"""
-    out = _result("power", "cuda", empty_cuda, x, out)
+    out = output("power", "cuda", empty_cuda, x.shape, out)
     launch(_scaled_kernels()[1], blocks_for(out.size), THREADS, flat(x), exponent, flat(out))
     return out
 
@@ -380,7 +371,7 @@ def power_cuda(x, exponent, out=None):
 def relu_grad_cuda(dy, y, scale=1.0, out=None):
     """dx = scale*dy where y > 0, else 0"""
     _check_equal("relu_grad", "cuda", dy, y, ("dy", "y"))
-    out = _result("relu_grad", "cuda", empty_cuda, dy, out)
+    out = output("relu_grad", "cuda", empty_cuda, dy.shape, out)
     launch(_scaled_kernels()[2], blocks_for(out.size), THREADS, flat(dy), flat(y), scale, flat(out))
     return out
 

@@ -31,6 +31,15 @@ def expand_reference(x, pos):
     return y
 
 
+def output(op, device, empty, shape, out, dtype=np.float32):
+    """`out` where it is given and fits, else a new array: what every operation writes its result to."""
+    if out is None:
+        return empty(shape, dtype)
+    if tuple(out.shape) != tuple(shape):
+        raise ValueError(f"{op} ({device}): out {out.shape} does not match {tuple(shape)}")
+    return out
+
+
 # --- CPU --------------------------------------------------------------------------------------------------------------
 class _Pool:
     """Blocks of memory handed out again, smallest fitting first: a training step touches no fresh pages."""

@@ -19,7 +19,7 @@ import numpy as np
 from numba import float32, int32
 
 from .launch import ceil_div, cuda, kernel, kernels, launch
-from .memory import THREADS, copy_cuda, empty_cpu, empty_cuda, flat
+from .memory import THREADS, copy_cuda, empty_cpu, empty_cuda, flat, output
 
 SUM, MAX = range(2)
 BLOCKS = (32, 8), (1, 32), (1, 256)  # threads along inner and along n: inner > 1, inner = 1 and n small, n large
@@ -40,15 +40,6 @@ def _axes(op, device, x, axis):
 
 def _reduced_shape(x, axes, keepdims):
     return tuple(1 if a in axes else n for a, n in enumerate(x.shape) if keepdims or a not in axes)
-
-
-def _result(op, device, empty, shape, out, dtype=np.float32):
-    """`out` where it is given and fits, else a new array."""
-    if out is None:
-        return empty(shape, dtype)
-    if out.shape != shape:
-        raise ValueError(f"{op} ({device}): out {out.shape} does not match {shape}")
-    return out
 
 
 def _check_rows(op, device, x):
@@ -91,28 +82,28 @@ def _ones(n):
 def sum_cpu(x, axis=None, keepdims=False, out=None):
     """y = the sum of x over axes (None: all)"""
     axes = _axes("sum", "cpu", x, axis)
-    out = _result("sum", "cpu", empty_cpu, _reduced_shape(x, axes, keepdims), out)
+    out = output("sum", "cpu", empty_cpu, _reduced_shape(x, axes, keepdims), out)
     return np.add.reduce(x, axis=axes, keepdims=keepdims, out=out)
 
 
 def max_cpu(x, axis=None, keepdims=False, out=None):
     """y = the maximum of x over axes (None: all)"""
     axes = _axes("max", "cpu", x, axis)
-    out = _result("max", "cpu", empty_cpu, _reduced_shape(x, axes, keepdims), out)
+    out = output("max", "cpu", empty_cpu, _reduced_shape(x, axes, keepdims), out)
     return np.maximum.reduce(x, axis=axes, keepdims=keepdims, out=out)
 
 
 def sum_rows_cpu(x, out=None):
     """y[o] = sum_n x[n, o]"""
     _check_rows("sum_rows", "cpu", x)
-    out = _result("sum_rows", "cpu", empty_cpu, x.shape[1:], out)
+    out = output("sum_rows", "cpu", empty_cpu, x.shape[1:], out)
     return np.dot(_ones(x.shape[0]), x, out=out)  # BLAS holds partial sums in registers; add.reduce goes through memory
 
 
 def argmax_cpu(x, out=None):
     """y[n] = the first c with x[n, c] = max_c x[n, c]"""
     _check_last("argmax", "cpu", x)
-    out = _result("argmax", "cpu", empty_cpu, x.shape[:-1], out, np.int32)
+    out = output("argmax", "cpu", empty_cpu, x.shape[:-1], out, np.int32)
     out[...] = np.argmax(x, axis=-1)
     return out
 
@@ -216,7 +207,7 @@ def _reduce(formula, x, outer, n, inner, out):
 def _reduce_axes(op, formula, x, axis, keepdims, out):
     """One pass for each group of neighbouring axes, the last group first."""
     axes = _axes(op, "cuda", x, axis)
-    out = _result(op, "cuda", empty_cuda, _reduced_shape(x, axes, keepdims), out)
+    out = output(op, "cuda", empty_cuda, _reduced_shape(x, axes, keepdims), out)
     if not axes or out.size == 0:
         return copy_cuda(x, out) if out.size else out
     shape, left = x.shape, list(axes)
@@ -246,7 +237,7 @@ def max_cuda(x, axis=None, keepdims=False, out=None):
 def sum_rows_cuda(x, out=None):
     """y[o] = sum_n x[n, o]"""
     _check_rows("sum_rows", "cuda", x)
-    out = _result("sum_rows", "cuda", empty_cuda, x.shape[1:], out)
+    out = output("sum_rows", "cuda", empty_cuda, x.shape[1:], out)
     _reduce(SUM, x, 1, x.shape[0], x.shape[1], out)
     return out
 
@@ -254,6 +245,6 @@ def sum_rows_cuda(x, out=None):
 def argmax_cuda(x, out=None):
     """y[n] = the first c with x[n, c] = max_c x[n, c]"""
     _check_last("argmax", "cuda", x)
-    out = _result("argmax", "cuda", empty_cuda, x.shape[:-1], out, np.int32)
+    out = output("argmax", "cuda", empty_cuda, x.shape[:-1], out, np.int32)
     launch(_argmax_kernel(), out.size, LANES, x.reshape(out.size, x.shape[x.ndim - 1]), flat(out))
     return out

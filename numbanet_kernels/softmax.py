@@ -15,20 +15,11 @@ import numpy as np
 from numba import float32
 
 from .launch import cuda, kernel, kernels, launch
-from .memory import empty_cpu, empty_cuda
+from .memory import empty_cpu, empty_cuda, output
 
 PLAIN, LOG = range(2)
 NARROW, WIDE = 32, 256  # threads a row
 LOWEST = np.float32(-np.inf)
-
-
-def _result(op, device, empty, shape, out):
-    """`out` where it is given and fits, else a new array."""
-    if out is None:
-        return empty(shape)
-    if out.shape != shape:
-        raise ValueError(f"{op} ({device}): out {out.shape} does not match {shape}")
-    return out
 
 
 def _check_equal(op, device, dy, y):
@@ -70,7 +61,7 @@ def log_softmax_grad_reference(dy, y):
 def softmax_cpu(x, out=None):
     """y[n, c] = exp(x[n, c] - m[n]) / sum_c exp(x[n, c] - m[n])"""
     _check_last("softmax", "cpu", x)
-    out = _result("softmax", "cpu", empty_cpu, x.shape, out)
+    out = output("softmax", "cpu", empty_cpu, x.shape, out)
     np.exp(np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), out=out), out=out)
     return np.divide(out, np.add.reduce(out, axis=-1, keepdims=True), out=out)
 
@@ -78,7 +69,7 @@ def softmax_cpu(x, out=None):
 def log_softmax_cpu(x, out=None):
     """y[n, c] = x[n, c] - m[n] - log sum_c exp(x[n, c] - m[n])"""
     _check_last("log_softmax", "cpu", x)
-    out = _result("log_softmax", "cpu", empty_cpu, x.shape, out)
+    out = output("log_softmax", "cpu", empty_cpu, x.shape, out)
     np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), out=out)
     return np.subtract(out, np.log(np.add.reduce(np.exp(out), axis=-1, keepdims=True)), out=out)
 
@@ -86,7 +77,7 @@ def log_softmax_cpu(x, out=None):
 def softmax_grad_cpu(dy, y, out=None):
     """dx[n, c] = y[n, c] (dy[n, c] - sum_c dy[n, c] y[n, c])"""
     _check_equal("softmax_grad", "cpu", dy, y)
-    out = _result("softmax_grad", "cpu", empty_cpu, dy.shape, out)
+    out = output("softmax_grad", "cpu", empty_cpu, dy.shape, out)
     share = np.add.reduce(dy * y, axis=-1, keepdims=True)
     return np.multiply(dy - share, y, out=out)
 
@@ -94,7 +85,7 @@ def softmax_grad_cpu(dy, y, out=None):
 def log_softmax_grad_cpu(dy, y, out=None):
     """dx[n, c] = dy[n, c] - exp(y[n, c]) sum_c dy[n, c]"""
     _check_equal("log_softmax_grad", "cpu", dy, y)
-    out = _result("log_softmax_grad", "cpu", empty_cpu, dy.shape, out)
+    out = output("log_softmax_grad", "cpu", empty_cpu, dy.shape, out)
     return np.subtract(dy, np.exp(y) * np.add.reduce(dy, axis=-1, keepdims=True), out=out)
 
 
@@ -191,24 +182,24 @@ def _launch_rows(pair, out, *arrays):
 def softmax_cuda(x, out=None):
     """y[n, c] = exp(x[n, c] - m[n]) / sum_c exp(x[n, c] - m[n])"""
     _check_last("softmax", "cuda", x)
-    return _launch_rows(_softmax_kernels()[PLAIN::2], _result("softmax", "cuda", empty_cuda, x.shape, out), x)
+    return _launch_rows(_softmax_kernels()[PLAIN::2], output("softmax", "cuda", empty_cuda, x.shape, out), x)
 
 
 def log_softmax_cuda(x, out=None):
     """y[n, c] = x[n, c] - m[n] - log sum_c exp(x[n, c] - m[n])"""
     _check_last("log_softmax", "cuda", x)
-    return _launch_rows(_softmax_kernels()[LOG::2], _result("log_softmax", "cuda", empty_cuda, x.shape, out), x)
+    return _launch_rows(_softmax_kernels()[LOG::2], output("log_softmax", "cuda", empty_cuda, x.shape, out), x)
 
 
 def softmax_grad_cuda(dy, y, out=None):
     """dx[n, c] = y[n, c] (dy[n, c] - sum_c dy[n, c] y[n, c])"""
     _check_equal("softmax_grad", "cuda", dy, y)
-    out = _result("softmax_grad", "cuda", empty_cuda, dy.shape, out)
+    out = output("softmax_grad", "cuda", empty_cuda, dy.shape, out)
     return _launch_rows(_softmax_grad_kernels()[PLAIN::2], out, dy, y)
 
 
 def log_softmax_grad_cuda(dy, y, out=None):
     """dx[n, c] = dy[n, c] - exp(y[n, c]) sum_c dy[n, c]"""
     _check_equal("log_softmax_grad", "cuda", dy, y)
-    out = _result("log_softmax_grad", "cuda", empty_cuda, dy.shape, out)
+    out = output("log_softmax_grad", "cuda", empty_cuda, dy.shape, out)
     return _launch_rows(_softmax_grad_kernels()[LOG::2], out, dy, y)

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 from numbanet.datasets.files import cache_folder, download_file, search_folders
 from numbanet.datasets.idx import parse_idx

@@ -1,8 +1,7 @@
 """Plans as plain mathematics: masks, counts, densities, index views (property tests)."""
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from numbanet import RowPlan, TilePlan, device
 from numbanet.plan import PackedGradient, pack_rows

@@ -6,8 +6,7 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from numbanet.search import drop_rates, pattern_distribution, search_exact, search_loss, search_sgd
 
