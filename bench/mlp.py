@@ -19,6 +19,7 @@ FEATURES, CLASSES, BATCH = 784, 10, 128
 RATE, MOMENTUM = 0.01, 0.9
 WIDTHS, RATES, DROPOUTS = (1024, 2048), (0.3, 0.5, 0.7), ("bernoulli", "rdp", "tdp")
 SAMPLES = 20000  # 63 MB: like a real data set, more than a cache holds
+TOLERANCE = 1e-2  # of `update_error`: above what ReLU's kink explains, far below any wrong mask or scale
 LEAST_STEPS = 20  # of a turn: the cost of a step under a random pattern is random
 CHECKED_STEPS = 2  # so that momentum counts
 TF32_TOLERANCE = 3e-2  # it keeps 10 bits of the mantissa
@@ -37,9 +38,11 @@ def initial_weights(hidden: int, seed: int = 0) -> list[np.ndarray]:
 
 @functools.lru_cache(maxsize=1)
 def samples(count: int = SAMPLES, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """X (count, 784), y (count,): random inputs and labels; the cost of a step does not depend on them."""
+    """X (count, 784), y (count,): random labels, and inputs in [0, 1) of which four in five are 0, as in MNIST's images."""
     rng = np.random.default_rng(seed)
-    return rng.standard_normal((count, FEATURES), np.float32), rng.integers(CLASSES, size=count).astype(np.int32)
+    X = rng.random((count, FEATURES), np.float32)
+    X[rng.random(X.shape, np.float32) < 0.8] = 0
+    return X, rng.integers(CLASSES, size=count).astype(np.int32)
 
 
 def batches(count: int = SAMPLES, seed: int = 2) -> Iterator[np.ndarray]:
@@ -211,12 +214,16 @@ def _gradients(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray, factors:
 
 
 def update_error(hidden: int, outputs: Mapping[str, Any]) -> float:
-    """Largest error of the change of a parameter, relative to the largest change of any of its entries."""
+    """Largest error of the change of a parameter, relative to that change, in the 2-norm.
+
+    Not entry by entry: where float32 and float64 see a pre-activation on two sides of ReLU's kink, one sample's part of one
+    neuron's gradient differs altogether. That is one part in thousands of the norm, and each is right.
+    """
     references = reference_steps(hidden, outputs["factors"])
     error = 0.0
     for start, value, reference in zip(initial_weights(hidden), outputs["weights"], references, strict=True):
-        change = np.max(np.abs(reference - start))
-        error = max(error, float(np.max(np.abs(value - reference)) / max(change, 1e-30)))
+        change = np.linalg.norm(reference - start)
+        error = max(error, float(np.linalg.norm(value - reference) / max(change, 1e-30)))
     return error
 
 
@@ -270,9 +277,9 @@ def cases(options: Options) -> Iterator[Case]:
         error, size = functools.partial(update_error, hidden), f"784-{hidden}-{hidden}-10"
         dense = _numbanet(options, hidden, "none", 0.0, "torch" if torch else None)
         yield Case("mlp", f"{size} without dropout", (dense, *(_torches(options, hidden, None) if torch else ())),
-                   error, least=least)
+                   error, TOLERANCE, least)
         for rate in (0.5,) if options.quick else RATES:
             peer = "torch nn.Dropout" if torch else "none"
             ours = [_numbanet(options, hidden, dropout, rate, peer) for dropout in DROPOUTS]
             theirs = _torches(options, hidden, rate) if torch else [dense]
-            yield Case("mlp", f"{size} p={rate}", (*ours, *theirs), error, least=least)
+            yield Case("mlp", f"{size} p={rate}", (*ours, *theirs), error, TOLERANCE, least)

@@ -179,7 +179,7 @@ class Sequential(Layer):
         Dropout acts on what comes out of a layer's activation. A ReLU is fused into the `Linear` before it; what a plan
         leaves to do after another activation is done before the first following layer that is not elementwise.
         """
-        plans, i = plans or {}, 0
+        plans, i = {layer: plan for layer, plan in (plans or {}).items() if not plan.trivial}, 0
         kept: RowPlan | None = None     # which entries of the last axis x holds
         due: Plan | None = None         # what is still to be applied to x
         while i < len(self.layers):

@@ -61,6 +61,11 @@ class RowPlan:
             raise ValueError(f"RowPlan: n {self.n} must be >= 0, dp {self.dp} >= 1 and bias {self.bias} in 0 … dp - 1")
 
     @property
+    def trivial(self) -> bool:
+        """Whether everything is kept as it is."""
+        return self.dp == 1 and self.scale == 1.0
+
+    @property
     def count(self) -> int:
         """How many indices are kept."""
         return len(range(self.bias, self.n, self.dp))
@@ -148,6 +153,11 @@ class TilePlan:
                              f"{self.bias} in 0 … dp - 1")
 
     @property
+    def trivial(self) -> bool:
+        """Whether everything is kept as it is."""
+        return self.dp == 1 and self.scale == 1.0
+
+    @property
     def grid(self) -> tuple[int, int]:
         """(tile rows R, tile columns C)."""
         return -(-self.shape[0] // self.tile), -(-self.shape[1] // self.tile)
@@ -232,6 +242,7 @@ class BernoulliPlan:
     scale: float = 1.0
 
     density = 1.0
+    trivial = False
 
 
 Plan = RowPlan | TilePlan | BernoulliPlan

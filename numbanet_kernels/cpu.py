@@ -36,6 +36,7 @@ from .gemm_tiles import (
     gemm_tiles_cpu as gemm_tiles,
     gemm_tiles_dw_cpu as gemm_tiles_dw,
     gemm_tiles_dx_cpu as gemm_tiles_dx,
+    tile_blocks_cpu as tile_blocks,
 )
 from .loss import (
     absolute_error_cpu as absolute_error,

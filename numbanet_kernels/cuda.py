@@ -36,6 +36,7 @@ from .gemm_tiles import (
     gemm_tiles_cuda as gemm_tiles,
     gemm_tiles_dw_cuda as gemm_tiles_dw,
     gemm_tiles_dx_cuda as gemm_tiles_dx,
+    tile_blocks_cuda as tile_blocks,
 )
 from .loss import (
     absolute_error_cuda as absolute_error,

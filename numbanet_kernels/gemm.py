@@ -38,11 +38,13 @@ def gemm_shapes(device, a, b, ta, tb, bias, out):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-@host_kernel("void(f4[:, ::1], f4[::1], b1, b1, f4)")
-def _epilogue(c, bias, biased, relu, scale):
+@host_kernel("void(f4[:, ::1], f4[::1], b1, b1, f4, f4)")
+def _epilogue(c, bias, biased, relu, scale, alpha):
     for m in range(c.shape[0]):
         for n in range(c.shape[1]):
-            value = c[m, n] + bias[n] if biased else c[m, n]
+            value = alpha * c[m, n]
+            if biased:
+                value += bias[n]
             if relu and value < 0:  # not max(): NaN stays NaN
                 value = float32(0)
             c[m, n] = scale * value
@@ -51,10 +53,10 @@ def _epilogue(c, bias, biased, relu, scale):
 _NO_BIAS = np.zeros(0, np.float32)
 
 
-def finish_cpu(c, bias, relu, scale):
-    """c = scale * act(c + bias), in place, in one pass; nothing where there is nothing to do."""
-    if bias is not None or relu or scale != 1.0:
-        _epilogue(c, _NO_BIAS if bias is None else bias, bias is not None, relu, scale)
+def finish_cpu(c, bias, relu, scale, alpha=1.0):
+    """c = scale * act(alpha * c + bias), in place, in one pass; nothing where there is nothing to do."""
+    if bias is not None or relu or scale != 1.0 or alpha != 1.0:
+        _epilogue(c, _NO_BIAS if bias is None else bias, bias is not None, relu, scale, alpha)
     return c
 
 

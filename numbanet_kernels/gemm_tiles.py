@@ -10,7 +10,7 @@ r + 2P, … with P = dp / gcd(C, dp) keep the same columns: they are a class, no
 permutation the kept matrix is block-diagonal: P dense products and no search for positions. 2 N O I / dp FLOPs.
 
 Packed dw (R T, ceil(C / dp) T): tile rows sorted by class (class 0 first), then by r; in each row its kept columns, in order.
-Elements of tiles that stick out over the edges of w are unset.
+Elements of tiles that stick out over the edges of w are unset. `blocks` is what `tile_blocks` prepared for w, if it was asked.
 Versions: masked (a teaching step: every tile is visited, dropped ones skipped by a test that is uniform over the block) and
 listed (the one used: a block walks the arithmetic sequence of kept tiles, dropped work is never launched).
 """
@@ -21,7 +21,8 @@ import math
 import numpy as np
 from numba import float32
 
-from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
+from .gemm import finish_cpu
+from .launch import ceil_div, cuda, kernel, kernels, launch
 from .memory import empty_cpu, empty_cuda, full_cpu, full_cuda
 
 
@@ -75,79 +76,90 @@ def _check(op, x, n_in, n_out, b, out, tile, dp, bias):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-# One BLAS call a class, on panels gathered tile by tile.
-@host_kernel("void(f4[:, ::1], i8, i8, i8, i8, i8, i8, f4[:, ::1])")
-def _pack(x, r0, r_step, r_tile, c0, c_step, c_tile, out):
-    """out = x[tile rows r0, r0 + r_step, …][:, tile columns c0, c0 + c_step, …]"""
-    for i in range(out.shape[0]):
-        row = (r0 + i // r_tile * r_step) * r_tile + i % r_tile
-        k = 0
-        for c in range(c0 * c_tile, x.shape[1], c_step * c_tile):
-            for q in range(c, min(c + c_tile, x.shape[1])):
-                out[i, k] = x[row, q]
-                k += 1
+# One BLAS call a class, on panels gathered tile by tile: strided copies of whole tiles, which NumPy does at memory speed.
+def _axis(first, step, tile, n):
+    """[(where, tile, which tiles, packed where), …] of the tiles first, first + step, …: full ones, then a ragged one."""
+    full, ragged = n // tile, n % tile
+    count = len(range(first, full, step)) * tile
+    pieces = [(slice(0, full * tile), tile, slice(first, full, step), slice(0, count))] if count else []
+    if ragged and full >= first and (full - first) % step == 0:
+        pieces.append((slice(full * tile, n), ragged, slice(0, 1), slice(count, count + ragged)))
+    return pieces
 
 
-@host_kernel("void(f4[:, ::1], i8, i8, i8, f4[::1], b1, b1, f4, f4[:, ::1])")
-def _unpack(panel, c0, c_step, c_tile, b, biased, relu, scale, out):
-    """out[:, tile columns c0, c0 + c_step, …] = act(scale * panel + b)"""
-    for n in range(out.shape[0]):
-        k = 0
-        for c in range(c0 * c_tile, out.shape[1], c_step * c_tile):
-            for q in range(c, min(c + c_tile, out.shape[1])):
-                value = scale * panel[n, k] + (b[q] if biased else float32(0))
-                if relu and value < 0:  # not max(): NaN stays NaN
-                    value = float32(0)
-                out[n, q] = value
-                k += 1
-
-
-def _count(first, step, tile, n):
+def _length(first, step, tile, n):
     """How many of n elements lie in the tiles first, first + step, …"""
-    tiles = len(range(first, ceil_div(n, tile), step))
-    ragged = -n % tile if tiles and (ceil_div(n, tile) - 1 - first) % step == 0 else 0
-    return tiles * tile - ragged
+    return max((packed.stop for *_, packed in _axis(first, step, tile, n)), default=0)
 
 
-def _panel(x, first, step, tile):
-    """x[:, tile columns first, first + step, …] as a matrix of its own; x itself where that is all of it."""
-    if step == 1 and first == 0:
+def _tiled(x, row_tile, col_tile):
+    """x as (tile rows, row_tile, tile columns, col_tile), a view."""
+    return x.reshape(x.shape[0] // row_tile, row_tile, x.shape[1] // col_tile, col_tile)
+
+
+def _pairs(x, packed, rows, cols):
+    """(tiles of x, the same tiles in `packed`), views, for rows and cols = (first, step, tile)."""
+    for row, row_tile, row_tiles, packed_row in _axis(*rows, x.shape[0]):
+        for col, col_tile, col_tiles, packed_col in _axis(*cols, x.shape[1]):
+            yield (_tiled(x[row, col], row_tile, col_tile)[row_tiles, :, col_tiles],
+                   _tiled(packed[packed_row, packed_col], row_tile, col_tile))
+
+
+def _pack(x, rows, cols):
+    """x[tile rows][:, tile columns] as a matrix of its own; x itself where that is all of it."""
+    if rows[1] == cols[1] == 1:
         return x
-    out = empty_cpu((x.shape[0], _count(first, step, tile, x.shape[1])))
-    _pack(x, 0, 1, max(x.shape[0], 1), first, step, tile, out)
-    return out
+    packed = empty_cpu((_length(*rows, x.shape[0]), _length(*cols, x.shape[1])))
+    for tiles, place in _pairs(x, packed, rows, cols):
+        np.copyto(place, tiles)
+    return packed
 
 
-def _block(w, r, r_step, c, dp, tile):
-    """The dense block of one class: w[its tile rows][:, its tile columns]."""
-    out = empty_cpu((_count(r, r_step, tile, w.shape[0]), _count(c, dp, tile, w.shape[1])))
-    _pack(w, r, r_step, tile, c, dp, tile, out)
-    return out
+def _unpack(packed, out, cols):
+    """out[:, tile columns] = packed"""
+    for tiles, place in _pairs(out, packed, _every_row(out), cols):
+        np.copyto(tiles, place)
 
 
-_NO_BIAS = np.zeros(0, np.float32)
+def _every_row(x):
+    return 0, 1, max(x.shape[0], 1)
 
 
-def gemm_tiles_cpu(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, out=None):
+def tile_blocks_cpu(w, tile, dp, bias):
+    """The dense block of every class, gathered once for the forward pass and dx."""
+    return tuple(_pack(w, (r, period, tile), (c, dp, tile)) for r, period, c, _ in tile_classes(w.shape, tile, dp, bias))
+
+
+def gemm_tiles_cpu(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=None, out=None):
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
     _check("gemm_tiles (cpu)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias)
     out = empty_cpu((x.shape[0], w.shape[0])) if out is None else out
-    for r, period, c, _ in tile_classes(w.shape, tile, dp, bias):
-        panel = _panel(x, c, dp, tile) @ _block(w, r, period, c, dp, tile).T
-        _unpack(panel, r, period, tile, _NO_BIAS if b is None else b, b is not None, relu, scale, out)
+    blocks = tile_blocks_cpu(w, tile, dp, bias) if blocks is None else blocks
+    for block, (r, period, c, _) in zip(blocks, tile_classes(w.shape, tile, dp, bias), strict=True):
+        rows, cols = (r, period, tile), (c, dp, tile)
+        panel = _matmul(_pack(x, _every_row(x), cols), block.T)
+        class_b = None if b is None else _pack(b[None], (0, 1, 1), rows)[0]
+        _unpack(finish_cpu(panel, class_b, relu, 1.0, alpha=scale), out, rows)
     return out
 
 
-def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, scale=1.0, out=None):
+def _matmul(a, b):
+    """a b, into memory that is handed out again."""
+    return np.matmul(a, b, out=empty_cpu((a.shape[0], b.shape[1])))
+
+
+def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, scale=1.0, blocks=None, out=None):
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
     _check("gemm_tiles_dx (cpu)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias)
     classes = tile_classes(w.shape, tile, dp, bias)
     if len(classes) < dp:  # some columns are kept by no tile row
         out = full_cpu((dy.shape[0], w.shape[1]), 0.0, out=out)
     out = empty_cpu((dy.shape[0], w.shape[1])) if out is None else out
-    for r, period, c, _ in classes:
-        panel = _panel(dy, r, period, tile) @ _block(w, r, period, c, dp, tile)
-        _unpack(panel, c, dp, tile, _NO_BIAS, False, False, scale, out)
+    blocks = tile_blocks_cpu(w, tile, dp, bias) if blocks is None else blocks
+    for block, (r, period, c, _) in zip(blocks, classes, strict=True):
+        rows, cols = (r, period, tile), (c, dp, tile)
+        panel = _matmul(_pack(dy, _every_row(dy), rows), block)
+        _unpack(finish_cpu(panel, None, False, 1.0, alpha=scale), out, cols)
     return out
 
 
@@ -157,11 +169,10 @@ def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, scale=1.0, out=None):
     _check("gemm_tiles_dw (cpu)", x, shape[1], shape[0], None, None, tile, dp, bias)
     out = empty_cpu(packed_shape(shape, tile, dp)) if out is None else out
     for r, period, c, packed in tile_classes(shape, tile, dp, bias):
-        dy_panel, x_panel = _panel(dy, r, period, tile), _panel(x, c, dp, tile)
-        target = out[packed:packed + dy_panel.shape[1], :x_panel.shape[1]]
-        np.matmul(dy_panel.T, x_panel, out=target)
-        if scale != 1.0:
-            target *= np.float32(scale)
+        dy_panel, x_panel = _pack(dy, _every_row(dy), (r, period, tile)), _pack(x, _every_row(x), (c, dp, tile))
+        if scale != 1.0:  # on the smaller of the operands: the product has more elements
+            dy_panel = np.multiply(dy_panel, np.float32(scale), out=empty_cpu(dy_panel.shape))
+        np.matmul(dy_panel.T, x_panel, out=out[packed:packed + dy_panel.shape[1], :x_panel.shape[1]])
     return out
 
 
@@ -325,7 +336,12 @@ def _block_side(op, tile):
     return tile // 2
 
 
-def gemm_tiles_cuda(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, out=None):
+def tile_blocks_cuda(w, tile, dp, bias):
+    """Nothing: kernels read kept tiles where they lie."""
+    return None
+
+
+def gemm_tiles_cuda(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=None, out=None):
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
     _check("gemm_tiles (cuda)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias)
     side = _block_side("gemm_tiles (cuda)", tile)
@@ -340,7 +356,7 @@ def _period(shape, tile, dp):
     return dp // math.gcd(tile_cols, dp), tile_rows, tile_cols
 
 
-def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, scale=1.0, out=None):
+def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, scale=1.0, blocks=None, out=None):
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
     _check("gemm_tiles_dx (cuda)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias)
     side = _block_side("gemm_tiles_dx (cuda)", tile)

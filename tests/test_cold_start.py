@@ -1,4 +1,4 @@
-"""What a user waits for: the import, the first fit with compilation, a fit with a warm cache. Bounds in seconds, on two cores."""
+"""What a user waits for: the import, the first fit with compilation, a fit with a warm cache. Bounds for two cores."""
 import os
 import subprocess
 import sys
