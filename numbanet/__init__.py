@@ -14,8 +14,8 @@ from typing import Any
 from . import ops
 from .check import check_grad
 from .device import device
-from .dropout import BernoulliDropout, NoDropout, RowDropout, TileDropout
-from .layers import GELU, Flatten, Linear, ReLU, Sequential, Sigmoid, Tanh
+from .dropout import BernoulliDropout, Dropout, NoDropout, RowDropout, TileDropout
+from .layers import GELU, Flatten, Layer, Linear, ReLU, Sequential, Sigmoid, Tanh
 from .ops import concatenate
 from .optim import SGD, Adam
 from .plan import BernoulliPlan, RowPlan, TilePlan
@@ -30,9 +30,9 @@ __all__ = [
     "SGD",
     "Adam",
     "BernoulliDropout",
-    "BernoulliPlan",
+    "BernoulliPlan", "Dropout",
     "Flatten",
-    "Linear",
+    "Layer", "Linear",
     "Net",
     "NetRegressor",
     "NoDropout",

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, FileNotFoundError, RuntimeError, FloatingPointError, OSError) as error:
+    except (ValueError, FileNotFoundError, RuntimeError, FloatingPointError, OSError, ImportError) as error:
         print(f"numbanet: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
 
@@ -82,8 +82,8 @@ def _train(options: argparse.Namespace) -> int:
 
     if options.plot:
         plots.check_target(options.plot)
-    rate = options.rate if isinstance(options.rate, tuple) else (options.rate,)
-    net = Net(options.layers, dropout=options.dropout, dropout_rate=rate[0] if len(rate) == 1 else rate, epochs=options.epochs,
+    rate = options.rate[0] if len(options.rate) == 1 else options.rate
+    net = Net(options.layers, dropout=options.dropout, dropout_rate=rate, epochs=options.epochs,
               batch_size=options.batch_size, learning_rate=options.learning_rate, momentum=options.momentum,
               optimizer=options.optimizer, device=options.device, random_state=options.seed,
               verbose=0 if options.quiet else 1)
@@ -97,7 +97,7 @@ def _train(options: argparse.Namespace) -> int:
     if options.plot:
         plots.learning_curves({options.dropout: net.history_}, options.plot)
         print(f"learning curves: {options.plot}")
-    return 0
+    return 0 if net.n_iter_ == options.epochs else 130
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -41,13 +41,14 @@ class Dropout(abc.ABC):
     name: ClassVar[str]
 
     def __init__(self, rate: Rate = 0.5) -> None:
-        rates = rate if isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str) else (rate,)
+        several = isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str)
+        rates = tuple(rate) if several else (rate,)
         for r in rates:
             if isinstance(r, bool) or not isinstance(r, numbers.Real) or not 0 <= r < 1:
                 raise ValueError(f"dropout_rate must be a number in [0, 1), or one for each hidden layer; got {rate!r}")
         if not len(rates):
             raise ValueError("dropout_rate is an empty sequence: give one rate, or one for each hidden layer")
-        self.rate = float(rates[0]) if rates == (rate,) else tuple(map(float, rates))
+        self.rate = tuple(map(float, rates)) if several else float(rate)
 
     def rate_of(self, layer: int) -> float:
         """The rate of the layer-th droppable layer."""

@@ -67,6 +67,8 @@ PARAMETERS = """
 class BaseNet(BaseEstimator):
     """What classifier and regressor share: checking, building, training."""
 
+    least_to_score = 1  # samples
+
     def __init__(self, layers=(256,), *, activation="relu", dropout="none", dropout_rate=0.5, optimizer="sgd",
                  learning_rate=0.01, momentum=0.9, nesterov=False, weight_decay=0.0, schedule=None, epochs=20,
                  batch_size=128, early_stopping=False, validation_fraction=0.1, patience=5, callbacks=None, device="auto",
@@ -151,14 +153,22 @@ class BaseNet(BaseEstimator):
     def _unchanged_on_error(self):
         """Put the attributes and the weights back as they were if an error leaves the block."""
         before = dict(vars(self))
-        weights = [(p, p.numpy().copy()) for p in self.model_.parameters()] if hasattr(self, "model_") else []
+        fitted = hasattr(self, "model_")
+        if fitted:
+            weights = [(p, p.device, p.numpy().copy()) for p in self.model_.parameters()]
+            optimizer, history, rng = self.optimizer_.snapshot(), list(self.history_), self._rng.bit_generator.state
         try:
             yield
         except BaseException:
             vars(self).clear()
             vars(self).update(before)
-            for parameter, saved in weights:
-                parameter.device.copy(parameter.device.upload(saved), out=parameter.data)
+            if fitted:
+                for parameter, dev, saved in weights:
+                    parameter.move(dev)
+                    dev.copy(dev.upload(saved), out=parameter.data)
+                self.optimizer_.zero_grad()
+                self.optimizer_.restore(optimizer)
+                self.history_[:], self._rng.bit_generator.state = history, rng
             raise
 
     def _settings(self, dropout, dropout_rate) -> dict[str, Any]:
@@ -174,6 +184,8 @@ class BaseNet(BaseEstimator):
         if not all(callable(callback) for callback in self.callbacks or ()):
             raise ValueError("callbacks must be functions callback(net, record)")
         self._make_optimizer([])
+        if dropout_rate is not None and isinstance(self.dropout if dropout is None else dropout, Dropout):
+            raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")
         chosen = policy(self.dropout if dropout is None else dropout,
                         self.dropout_rate if dropout_rate is None else dropout_rate)
         chosen.check(len(Sequential(self.layers).droppable()) if self._given_layers() else len(self._widths()))
@@ -245,7 +257,10 @@ class BaseNet(BaseEstimator):
 
     def _train(self, X, y, weights, epochs, settings, validation_data) -> None:
         dev = settings["device"]
-        to(self.model_, dev)
+        if next(self.model_.parameters()).device is not dev:
+            state = self.optimizer_.snapshot()
+            to(self.model_, dev)
+            self.optimizer_.restore(state)
         validation = None
         if validation_data is not None:
             validation = Data(*self._check_validation(validation_data))
@@ -275,7 +290,8 @@ class BaseNet(BaseEstimator):
             X, y = validation_data
         except (TypeError, ValueError):
             raise ValueError("validation_data must be a pair (X, y)") from None
-        X, y = validate_data(self, X, y, dtype=np.float32, order="C", reset=False, **self._y_options())
+        X, y = validate_data(self, X, y, dtype=np.float32, order="C", reset=False, ensure_min_samples=self.least_to_score,
+                             **self._y_options())
         return X, *self._check_target(y, None, reset=False)
 
     def _split(self, X, y, weights):
@@ -284,6 +300,8 @@ class BaseNet(BaseEstimator):
         try:
             rows, held = train_test_split(np.arange(len(y)), test_size=self.validation_fraction, random_state=seed,
                                           stratify=self._strata(y))
+            if len(held) < self.least_to_score:
+                raise ValueError(f"the score needs {self.least_to_score} held-out samples, not {len(held)}")
         except ValueError as error:
             raise ValueError(f"early_stopping: {len(y)} samples cannot be split with validation_fraction="
                              f"{self.validation_fraction} ({error})") from error

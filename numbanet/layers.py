@@ -158,16 +158,24 @@ class Sequential(Layer):
 
     Parameters
     ----------
-    layers : sequence of callables
+    layers : sequence of Layer
         Each maps a tensor to a tensor.
+
+    Raises
+    ------
+    TypeError
+        If one of them is no layer.
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = list(layers)
+        for layer in self.layers:
+            if not isinstance(layer, Layer):
+                raise TypeError(f"Sequential: {layer!r} is not a Layer; make a subclass of numbanet.Layer that calls it")
 
     def parameters(self) -> Iterator[Tensor]:
-        for layer in self.layers:
-            yield from layer.parameters()
+        seen = {id(p): p for layer in self.layers for p in layer.parameters()}  # a layer that stands twice counts once
+        return iter(seen.values())
 
     def droppable(self) -> list[Linear]:
         """The layers that dropout may thin out: every `Linear` but the last, whose outputs are the answer."""
@@ -237,4 +245,4 @@ def _expand(x: Tensor, kept: RowPlan | None) -> Tensor:
 def to(layer: Layer, where: str | Device) -> None:
     """Move a layer's parameters to a device, in place; their gradients are forgotten."""
     for parameter in layer.parameters():
-        parameter._set(parameter.to(device(where)).data, parameter.requires_grad)
+        parameter.move(device(where))

@@ -111,10 +111,15 @@ class Net(ClassifierMixin, BaseNet):
             totals = np.bincount(y, weights, minlength=len(self.classes_))
             factors = np.divide(totals.sum(), np.count_nonzero(totals) * totals, out=np.ones_like(totals), where=totals > 0)
         else:
+            if not isinstance(self.class_weight, dict):
+                raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {self.class_weight!r}")
             factors = np.array([self.class_weight.get(label, 1.0) for label in self.classes_.tolist()], np.float64)
             if not (np.isfinite(factors).all() and (factors >= 0).all()):
                 raise ValueError(f"class_weight must be finite and not negative, got {self.class_weight!r}")
-        return (weights * factors[y]).astype(np.float32)
+        weighted = (weights * factors[y]).astype(np.float32)
+        if not weighted.sum() > 0:
+            raise ValueError(f"class_weight {self.class_weight!r} leaves no sample any weight")
+        return weighted
 
     def _outputs(self) -> int:
         return len(self.classes_)
@@ -138,7 +143,8 @@ class Net(ClassifierMixin, BaseNet):
 class NetRegressor(RegressorMixin, BaseNet):
     __doc__ = f"""A neural network that predicts numbers, by least squares, trained with dropout that saves time.
 
-    Targets are standardised for training and predictions scaled back, so that learning rates mean the same whatever the unit.
+    Targets are standardised for training and predictions scaled back, so that learning rates mean the same whatever the unit;
+    mean and scale are those of the first call of `fit` or `partial_fit`.
 {PARAMETERS}
     Attributes
     ----------
@@ -163,6 +169,8 @@ class NetRegressor(RegressorMixin, BaseNet):
                          schedule=schedule, epochs=epochs, batch_size=batch_size, early_stopping=early_stopping,
                          validation_fraction=validation_fraction, patience=patience, callbacks=callbacks, device=device,
                          random_state=random_state, verbose=verbose)
+
+    least_to_score = 2  # R² of one sample is not defined
 
     def predict(self, X) -> np.ndarray:
         """The predicted values, (n_samples,), or (n_samples, n_outputs) where y had several columns."""

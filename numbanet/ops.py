@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def reshape(dev, x, *, shape: Sequence[int]):
 @op
 def transpose(dev, x, *, axes: Sequence[int] | None = None):
     """y[i_axes[0], i_axes[1], …] = x[i_0, i_1, …]; axes reversed by default."""
-    axes = tuple(range(x.ndim))[::-1] if axes is None else tuple(a % x.ndim for a in axes)
+    axes = tuple(range(x.ndim))[::-1] if axes is None else tuple(a + x.ndim if a < 0 else a for a in axes)
     if sorted(axes) != list(range(x.ndim)):
         raise ValueError(f"transpose: axes {axes} are not a permutation of the {x.ndim} axes of {tuple(x.shape)}")
     inverse = tuple(axes.index(i) for i in range(x.ndim))
@@ -71,7 +72,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 @op
 def _concatenate(dev, *xs, axis):
-    axis %= xs[0].ndim
+    (axis,) = _axes("concatenate", xs[0], axis)
     others = {tuple(n for i, n in enumerate(x.shape) if i != axis) for x in xs}
     if len(others) > 1:
         raise ValueError(f"concatenate: shapes {[tuple(x.shape) for x in xs]} differ in another axis than {axis}")
@@ -192,7 +193,8 @@ def affine(dev, x, *, mul: float = 1.0, add: float = 0.0):
 def power(dev, x, *, exponent: float):
     """y = x ** exponent, for a number exponent."""
     return dev.power(x, exponent), (
-        lambda dy: dev.mul(dy, dev.affine(dev.power(x, exponent - 1.0), mul=exponent)),)
+        lambda dy: (dev.mul(dy, dev.affine(dev.power(x, exponent - 1.0), mul=exponent)) if exponent else
+                    dev.affine(dy, mul=0.0)),)
 
 
 @op
@@ -250,7 +252,7 @@ def gelu(dev, x):
 
 # --- reductions -------------------------------------------------------------------------------------------------------
 def _axes(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, ...]:
-    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, numbers.Integral) else axis
     if any(not -x.ndim <= a < x.ndim for a in axes):
         raise ValueError(f"{name}: axis {axis} is not among the {x.ndim} axes of {tuple(x.shape)}")
     return tuple(sorted({a % x.ndim for a in axes}))

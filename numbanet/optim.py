@@ -67,13 +67,26 @@ class Optimizer(abc.ABC):
     def update(self, dev: Any, w: Any, state: list[Any], g: Any, kept: Any) -> None:
         """Change w and its state, both (R, C), in place."""
 
-    def state_arrays(self) -> list[list[np.ndarray]]:
-        """The state on the host, for saving."""
-        return [[np.array(p.device.download(s)) for s in state] for p, state in zip(self.parameters, self.state)]
+    def reset(self) -> None:
+        """Forget all state, as before the first step."""
+        self.steps, self.state = 0, []
 
-    def load_state_arrays(self, arrays: list[list[np.ndarray]]) -> None:
-        """Restore what `state_arrays` gave."""
-        self.state = [[p.device.upload(np.array(a)) for a in state] for p, state in zip(self.parameters, arrays)]
+    def snapshot(self) -> dict[str, Any]:
+        """The steps and the state, on the host."""
+        return {"steps": self.steps, "state": [[np.array(p.device.download(s)) for s in state]
+                                               for p, state in zip(self.parameters, self.state)]}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go back to a snapshot, on the devices where the parameters are now."""
+        self.steps = saved["steps"]
+        self.state = [[p.device.upload(np.array(a)) for a in state] for p, state in zip(self.parameters, saved["state"])]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), **self.snapshot()}
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        vars(self).update(saved)
+        self.restore(saved)
 
 
 class SGD(Optimizer):

@@ -7,17 +7,19 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import profile
-from .device import Device, device
+from .device import Device, device, problem
 from .plan import PackedGradient
 
-_recording = True
+_recording = contextvars.ContextVar("recording", default=True)  # one for each thread
 
 
 class Tensor:
@@ -129,12 +131,18 @@ class Tensor:
         other = device(other)
         return self if other is self.device else Tensor(self.numpy(), other, self.requires_grad)
 
+    def move(self, other: Device) -> None:
+        """Take this tensor itself to another device; its gradient is forgotten."""
+        if other is not self.device:
+            host, self.device = self.numpy(), other
+            self._set(other.upload(host), self.requires_grad)
+
     def detach(self) -> Tensor:
         """The same memory, outside the graph."""
         return Tensor.wrap(self.data, self.device)
 
     def __reduce__(self) -> tuple:
-        return Tensor, (self.numpy(), self.device.name, self.requires_grad)
+        return _restored, (self.numpy(), self.device.name, self.requires_grad)
 
     # --- gradients ----------------------------------------------------------------------------------------------------
     @property
@@ -169,7 +177,9 @@ class Tensor:
         if dy is None and self.size != 1:
             raise ValueError(f"backward: a tensor of shape {self.shape} needs dy, the gradient of what follows")
         dy = np.ones(self.shape, np.float32) if dy is None else dy
-        dy = dy.data if isinstance(dy, Tensor) else self.device.upload(np.asarray(dy, np.float32))
+        if isinstance(dy, Tensor):
+            common_device("backward", (self, dy))
+        dy = self.device.copy(dy.data if isinstance(dy, Tensor) else self.device.upload(np.asarray(dy, np.float32)))
         if tuple(dy.shape) != self.shape:
             raise ValueError(f"backward: dy {tuple(dy.shape)} does not match the tensor {self.shape}")
         order = _topological(self)
@@ -217,6 +227,8 @@ class Tensor:
         return ops.matmul(other, self)
 
     def __pow__(self, exponent):
+        if isinstance(exponent, Tensor):
+            raise TypeError("x ** e: the exponent must be a number; for tensors write (x.log() * e).exp()")
         return ops.power(self, exponent=float(exponent))
 
     def __neg__(self):
@@ -278,6 +290,14 @@ class Tensor:
         return ops.log_softmax(self)
 
 
+def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
+    """A pickled tensor, on its device, or on the CPU where that is not there."""
+    missing = problem(name)
+    if missing:
+        warnings.warn(f"a tensor of device {name!r} was loaded to the CPU: {missing}", stacklevel=2)
+    return Tensor(values, "cpu" if missing else name, requires_grad)
+
+
 def _device(name: str | Device) -> Device:
     return device(name)  # inside Tensor.__init__ the name `device` is its parameter
 
@@ -326,7 +346,7 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]]) -> Callable[..., Tenso
         with profile.timed(name, *(t.data for t in tensors if t is not None), static=static):
             array, vjps = fn(dev, *(None if t is None else t.data for t in tensors), **static)
         result = Tensor.wrap(array, dev)
-        if _recording and any(t is not None and t.requires_grad for t in tensors):
+        if _recording.get() and any(t is not None and t.requires_grad for t in tensors):
             result.requires_grad = True
             result.node = Node(name, tensors, vjps, static)
         return result
@@ -346,12 +366,11 @@ def common_device(name: str, inputs: Sequence[Any]) -> Device:
 @contextlib.contextmanager
 def no_grad() -> Iterator[None]:
     """Record nothing inside: what is computed here has no gradient and keeps no activations alive."""
-    global _recording
-    before, _recording = _recording, False
+    token = _recording.set(False)
     try:
         yield
     finally:
-        _recording = before
+        _recording.reset(token)
 
 
 def from_dlpack(array: Any, device: str | Device | None = None) -> Tensor:

@@ -69,6 +69,7 @@ class Trainer:
 
     def step(self, x: Tensor, y: np.ndarray, weights: np.ndarray | None) -> tuple[Tensor, Any, int]:
         """One update; returns the loss, what was predicted on the way, and the FLOPs done."""
+        self.optimizer.zero_grad()  # an earlier step may have been broken off
         plans = self.plans()
         output = self.model(x, plans)
         loss = self.loss(output, self.dev.upload(y), None if weights is None else self.dev.upload(weights))
@@ -129,7 +130,10 @@ class Trainer:
         good, best, waited = self._weights(), None, 0
         try:
             for epoch in range(first, first + count):
-                self.optimizer.learning_rate = rate * (schedule(epoch) if schedule else 1.0)
+                factor = schedule(epoch) if schedule else 1.0
+                if not 0 <= factor < math.inf:
+                    raise ValueError(f"schedule gave the factor {factor!r} for epoch {epoch}; it must be finite, not negative")
+                self.optimizer.learning_rate = rate * factor
                 record = {"epoch": epoch + 1, **self.epoch(data, tick), "learning_rate": self.optimizer.learning_rate}
                 if not (math.isfinite(record["loss"]) and self._finite()):
                     self._not_a_number(epoch, good, bool(records))
@@ -141,13 +145,15 @@ class Trainer:
                 records.append(record)
                 stop = report(record)
                 if patience is not None:
-                    if best is None or record["validation_score"] > best[0] + tolerance:
+                    if best is None or not record["validation_score"] <= best[0] + tolerance:
                         best, waited = (record["validation_score"], self._weights()), 0
                     else:
                         waited += 1
                 if stop or (patience is not None and waited >= patience):
                     break
         except KeyboardInterrupt:
+            if not records:
+                raise  # there is nothing to keep
             self.optimizer.zero_grad()
             warnings.warn(f"fit was interrupted after {len(records)} whole epochs; what was learned so far is kept",
                           stacklevel=4)
@@ -179,7 +185,7 @@ class Trainer:
     def _restore(self, weights: list[Any]) -> None:
         for parameter, saved in zip(self.optimizer.parameters, weights, strict=True):
             self.dev.copy(saved, out=parameter.data)
-        self.optimizer.state = []
+        self.optimizer.reset()
 
     def _finite(self) -> bool:
         """Whether every parameter is: the last step of an epoch may have broken them after its loss was taken."""
@@ -210,8 +216,11 @@ def schedule_named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
     ValueError
         If the name is unknown.
     """
-    named = {"cosine": lambda epoch: 0.5 * (1 + math.cos(math.pi * epoch / epochs)),
-             "linear": lambda epoch: 1 - epoch / epochs}
+    def progress(epoch: int) -> float:
+        return min(epoch, epochs - 1) / epochs  # `partial_fit` after the last epoch goes on at its rate
+
+    named = {"cosine": lambda epoch: 0.5 * (1 + math.cos(math.pi * progress(epoch))),
+             "linear": lambda epoch: 1 - progress(epoch)}
     if schedule is None or callable(schedule):
         return schedule
     if schedule not in named:

@@ -6,8 +6,10 @@ here is the NumPy expression in its docstring.
 from __future__ import annotations
 
 import bisect
+import collections
 import functools
 import math
+import threading
 
 import numpy as np
 
@@ -42,30 +44,41 @@ def output(op, device, empty, shape, out, dtype=np.float32):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 class _Pool:
-    """Blocks of memory handed out again, smallest fitting first: a training step touches no fresh pages."""
+    """Blocks of memory handed out again, smallest fitting first: a training step touches no fresh pages.
+
+    Blocks come back at any moment, from any thread and out of the garbage collector: into a deque, whose append is atomic.
+    Only `empty` touches the sorted list, under a lock.
+    """
 
     SMALLEST, LARGEST_SHARE, KEEP = 1 << 16, 4, 1 << 29  # bytes; a block serves requests down to a quarter of it; bytes
 
     def __init__(self) -> None:
+        self.returned: collections.deque[np.ndarray] = collections.deque()
         self.free: list[tuple[int, int, np.ndarray]] = []
         self.held = 0
+        self.lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         size = math.prod(shape) * dtype.itemsize
         if size < self.SMALLEST:
             return np.empty(shape, dtype)
-        at = bisect.bisect_left(self.free, (size, 0))
-        if at < len(self.free) and self.free[at][0] <= size * self.LARGEST_SHARE:
-            capacity, _, memory = self.free.pop(at)
-            self.held -= capacity
-        else:
-            memory = np.empty(size, np.uint8)
-        return np.asarray(_Block(self, memory, shape, dtype))
+        with self.lock:
+            memory = self._take(size)
+        return np.asarray(_Block(self, np.empty(size, np.uint8) if memory is None else memory, shape, dtype))
 
-    def give_back(self, memory: np.ndarray) -> None:
-        if self.held + memory.nbytes <= self.KEEP:
-            bisect.insort(self.free, (memory.nbytes, id(memory), memory))
-            self.held += memory.nbytes
+    def _take(self, size: int) -> np.ndarray | None:
+        """The smallest free block that serves, or None."""
+        while self.returned:
+            memory = self.returned.popleft()
+            if self.held + memory.nbytes <= self.KEEP:
+                bisect.insort(self.free, (memory.nbytes, id(memory), memory))
+                self.held += memory.nbytes
+        at = bisect.bisect_left(self.free, (size, 0))
+        if at == len(self.free) or self.free[at][0] > size * self.LARGEST_SHARE:
+            return None
+        capacity, _, memory = self.free.pop(at)
+        self.held -= capacity
+        return memory
 
 
 class _Block:
@@ -76,7 +89,7 @@ class _Block:
         self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (memory.ctypes.data, False)}
 
     def __del__(self) -> None:
-        self.pool.give_back(self.memory)
+        self.pool.returned.append(self.memory)
 
 
 _pool = _Pool()
@@ -118,17 +131,17 @@ def reshape_cpu(x, shape):
 
 
 def transpose_cpu(x, axes):
-    """y = np.transpose(x, axes), copied so that it is contiguous."""
+    """y = np.transpose(x, axes), contiguous."""
     return np.asarray(x.transpose(axes), order="C")
 
 
 def broadcast_to_cpu(x, shape):
     """y = np.broadcast_to(x, shape), copied so that it is contiguous."""
-    return np.asarray(np.broadcast_to(x, shape), order="C")
+    return np.array(np.broadcast_to(x, shape), order="C")
 
 
 def getitem_cpu(x, key):
-    """y = x[key], copied so that it is contiguous."""
+    """y = x[key], contiguous; where x[key] is so already, the same memory."""
     return np.asarray(x[key], order="C")
 
 
@@ -166,7 +179,8 @@ def compact_cpu(x, list_, out=None):
 
 def from_foreign_cpu(array):
     """An array of another library as an array of this device, the same memory where it is float32 and contiguous."""
-    return np.asarray(np.from_dlpack(array), np.float32, order="C")
+    host = np.asarray(np.from_dlpack(array), np.float32, order="C")
+    return host if host.flags.writeable else host.copy()
 
 
 def to_dlpack_cpu(x, **options):
