@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet import Net, NetRegressor, TileDropout
+from numbanet import Linear, Net, NetRegressor, ReLU, TileDropout
 from numbanet.device import problem
 from numbanet_kernels import gemm, gemm_rows, launch
 
@@ -32,3 +32,15 @@ def test_regressor_on_cuda(rng):
     x = rng.standard_normal((16, 4))
     nets = [NetRegressor((6,), epochs=1, batch_size=8, random_state=0, device=name).fit(x, x[:, 0]) for name in ("cpu", "cuda")]
     np.testing.assert_allclose(*(net.predict(x) for net in nets), rtol=1e-4, atol=1e-5)
+
+
+def test_layers_and_nets_move_between_devices(rng):
+    x, y = rng.standard_normal((14, 6)), np.arange(14) % 3
+    layers = [Linear(6, 5, rng=0), ReLU(), Linear(5, 3, rng=1)]
+    nets = [Net(layers, epochs=1, batch_size=8, random_state=0, device=name).fit(x, y) for name in ("cpu", "cuda")]
+    nets[1].set_params(device="cpu")
+    for net in nets:
+        net.partial_fit(x, y)
+    for ours, theirs in zip(*(net.model_.parameters() for net in nets)):
+        assert ours.device is theirs.device
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)

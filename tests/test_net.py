@@ -259,3 +259,56 @@ def test_progress_bar_says_how_it_goes(capsys):
     Net(**SMALL, dropout="rdp", verbose=1).fit(X, Y)
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("epoch 3", "loss", "score", "samples/s", "FLOPs skipped"))
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_partial_fit_after_a_schedule_goes_on_at_its_last_rate(schedule):
+    net = Net(**SMALL, schedule=schedule).fit(X, Y).partial_fit(X, Y).partial_fit(X, Y)
+    rates = [record["learning_rate"] for record in net.history_]
+    assert rates[2] == rates[3] == rates[4] > 0
+
+
+def test_a_schedule_that_gives_nonsense_is_named():
+    with pytest.raises(ValueError, match="schedule gave the factor -1"):
+        Net(**SMALL, schedule=lambda epoch: -1).fit(X, Y)
+
+
+def test_a_partial_fit_that_fails_leaves_everything_as_it_was():
+    def fail(net, record):
+        raise RuntimeError("full disk")
+
+    net, other = (Net(**SMALL, dropout="rdp").fit(X, Y) for _ in range(2))
+    with pytest.raises(RuntimeError, match="full disk"):
+        net.set_params(callbacks=[fail]).partial_fit(X, Y)
+    assert net.n_iter_ == len(net.history_) == 3
+    net.set_params(callbacks=None).partial_fit(X, Y)
+    assert same(weights(net), weights(other.partial_fit(X, Y)))
+
+
+def test_adam_starts_anew_after_the_best_weights_were_restored():
+    net = Net((32,), optimizer="adam", learning_rate=0.01, epochs=60, early_stopping=True, patience=2, random_state=0).fit(X, Y)
+    assert net.optimizer_.steps == 0 and net.optimizer_.state == []
+
+
+def test_a_regressor_needs_two_samples_to_score():
+    with pytest.raises(ValueError, match="held-out"):
+        NetRegressor(early_stopping=True).fit(X[:10], Y[:10])
+    with pytest.raises(ValueError, match="minimum of 2"):
+        NetRegressor(epochs=1).fit(X, Y, validation_data=(X[:1], Y[:1]))
+
+
+def test_an_interrupt_before_anything_was_learned_passes():
+    class Impatient(RowDropout):
+        def plan(self, layer, shape, rng):
+            raise KeyboardInterrupt
+
+    net = Net(**SMALL, dropout=Impatient(0.5))
+    with pytest.raises(KeyboardInterrupt):
+        net.fit(X, Y)
+    assert not hasattr(net, "model_")
+
+
+def test_a_rate_beside_a_policy_object_is_refused():
+    with pytest.raises(ValueError, match="policy object"):
+        Net(**SMALL, dropout=RowDropout(0.5)).fit(X, Y, dropout_rate=0.7)
+    assert Net(**SMALL, dropout=RowDropout(np.array([0.3, 0.5]))).fit(X, Y).n_iter_ == 3

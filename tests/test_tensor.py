@@ -1,11 +1,14 @@
 """Tensor and the graph: accumulation, freeing, depth, interchange with other libraries."""
+import concurrent.futures
 import copy
 import pickle
+import threading
 
 import numpy as np
 import pytest
 
 from numbanet import Tensor, device, from_dlpack, no_grad, op, ops
+from numbanet_kernels.memory import empty_cpu
 
 
 def test_a_tensor_used_twice_adds_its_gradients(dev):
@@ -126,3 +129,62 @@ def test_unknown_devices_are_named():
         device("tpu")
     with pytest.raises(AttributeError, match="no operation 'fly'"):
         _ = device("cpu").fly
+
+
+def test_no_grad_of_one_thread_leaves_the_others_alone():
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with no_grad():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait(10)
+    recorded = (Tensor([1.0], requires_grad=True) * 2.0).requires_grad
+    leave.set()
+    thread.join()
+    assert recorded and (Tensor([1.0], requires_grad=True) * 2.0).requires_grad
+
+
+def test_gradients_of_size_one_can_be_written(dev):
+    x = Tensor([[2.0]], dev, requires_grad=True)
+    x.relu().sum().backward()
+    (x.sum(axis=0) * 3.0).backward()
+    np.testing.assert_allclose(x.grad.numpy(), [[4.0]])
+
+
+def test_a_gradient_given_to_backward_is_not_shared(dev):
+    v, x = np.ones(2, np.float32), Tensor([1.0, 2.0], dev, requires_grad=True)
+    (x + Tensor([0.0, 0.0], dev)).backward(v)
+    v[:] = 7.0
+    np.testing.assert_allclose(x.grad.numpy(), [1.0, 1.0])
+
+
+def test_powers_at_zero_and_of_tensors(dev):
+    x = Tensor([0.0, 2.0], dev, requires_grad=True)
+    (x**0).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), [0.0, 0.0])
+    with pytest.raises(TypeError, match="exponent"):
+        x**x
+
+
+def test_axes_out_of_range_are_named(dev):
+    x = Tensor([[1.0]], dev)
+    for call in (lambda: ops.concatenate([x, x], axis=5), lambda: x.transpose(3, 2), lambda: x.sum(axis=2)):
+        with pytest.raises(ValueError, match="ax[ie]s"):
+            call()
+
+
+def test_the_pool_never_lends_a_block_twice_or_too_small():
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(300):
+            size = int(rng.integers(1 << 14, 1 << 17))
+            first, second = empty_cpu(size), empty_cpu(size // 2)
+            first[:], second[:] = seed, -seed
+            assert (first == seed).all() and (second == -seed).all()
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(1, 5)))
