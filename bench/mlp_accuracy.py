@@ -85,7 +85,8 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
             data = tuple(part[:chosen["samples"]] for part in load_mnist())
         say(f"mlp-accuracy: {dropout}, seed {seed}")
         results.runs.append(train(chosen, dropout, seed, data))
+        results.rows = summary(results.runs)  # so that an interrupted command reports what is finished
         results.save()
-    rows = summary(results.runs)
-    results.add(rows)
-    return rows
+    results.rows = summary(results.runs)
+    results.save()
+    return results.rows
