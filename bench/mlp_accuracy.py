@@ -14,7 +14,7 @@ from .machine import commit, now
 from .mlp import BATCH, MOMENTUM, RATE
 from .results import Results
 
-DROPOUTS, DROPOUT_RATE, TARGET = ("bernoulli", "rdp", "tdp", "none"), 0.5, 0.98
+DROPOUTS, DROPOUT_RATE, TARGET = ("none", "bernoulli", "rdp", "tdp"), 0.5, 0.98
 SEEDS, HIDDEN, EPOCHS = 3, 1024, 20
 
 
