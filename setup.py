@@ -25,13 +25,12 @@ setup(
     packages=["numbanet", "numbanet.datasets", "numbanet_kernels"],
     package_dir={"numbanet.datasets": "datasets"},
     package_data={"numbanet": ["py.typed"], "numbanet_kernels": ["py.typed"]},
-    install_requires=["numba>=0.60", "numpy>=1.26", "scikit-learn>=1.6", "rich>=13"],
+    install_requires=["numba>=0.60", "numpy>=1.26", "scikit-learn>=1.6", "rich>=13", "threadpoolctl>=3"],
     extras_require={
         "cuda": cuda,
         "plots": plots,
-        "bench": [*torch, *plots, "threadpoolctl>=3"],
-        "test": [*torch, *plots, *cuda, *compilers, "pytest>=8", "hypothesis>=6", "pandas>=2", "threadpoolctl>=3", "ruff>=0.6",
-                 "build>=1"],
+        "bench": [*torch, *plots],
+        "test": [*torch, *plots, *cuda, *compilers, "pytest>=8", "hypothesis>=6", "pandas>=2", "ruff>=0.6", "build>=1"],
     },
     entry_points={"console_scripts": ["numbanet = numbanet.cli:main"]},
     classifiers=[

@@ -71,11 +71,12 @@ class Trainer:
         """One update; returns the loss, what was predicted on the way, and the FLOPs done."""
         self.optimizer.zero_grad()  # an earlier step may have been broken off
         plans = self.plans()
-        output = self.model(x, plans)
-        loss = self.loss(output, self.dev.upload(y), None if weights is None else self.dev.upload(weights))
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach(), self.answer(self.dev, output.data), self.model.flops(len(y), plans)
+        with self.dev.session():
+            output = self.model(x, plans)
+            loss = self.loss(output, self.dev.upload(y), None if weights is None else self.dev.upload(weights))
+            loss.backward()
+            self.optimizer.step()
+            return loss.detach(), self.answer(self.dev, output.data), self.model.flops(len(y), plans)
 
     # --- epoch --------------------------------------------------------------------------------------------------------
     def batches(self, n: int) -> Iterator[np.ndarray]:

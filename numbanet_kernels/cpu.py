@@ -59,6 +59,7 @@ from .memory import (
     getitem_cpu as getitem,
     putitem_cpu as putitem,
     reshape_cpu as reshape,
+    session_cpu as session,
     synchronize_cpu as synchronize,
     take_rows_cpu as take_rows,
     to_dlpack_cpu as to_dlpack,

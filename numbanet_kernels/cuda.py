@@ -59,6 +59,7 @@ from .memory import (
     getitem_cuda as getitem,
     putitem_cuda as putitem,
     reshape_cuda as reshape,
+    session_cuda as session,
     synchronize_cuda as synchronize,
     take_rows_cuda as take_rows,
     to_dlpack_cuda as to_dlpack,

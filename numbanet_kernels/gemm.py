@@ -9,11 +9,15 @@ A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True
 """
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numba import float32
 
+from . import threads
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
 from .memory import empty_cpu, empty_cuda, flat
+from .threads import WHOLE
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -38,11 +42,17 @@ def gemm_shapes(device, a, b, ta, tb, bias, out):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-@host_kernel("void(f4[:, ::1], f4[::1], b1, b1, f4, f4)")
-def _epilogue(c, bias, biased, relu, scale, alpha):
+# Each thread multiplies with its own rows of the weight (`threads`): they are rows of c in dw = dy.T x, columns of c in
+# y = x w.T, and a part of the sum in dx = dy w. BLAS is up to 1.7 times faster on w x.T and w.T dy.T than on x w.T and dy w
+# (1.15 times at batch 128), so these are computed turned, and the pass that adds bias and ReLU turns them back.
+SIDE = 16  # of the squares that are turned: a cache line of float32
+
+
+@host_kernel("void(f4[:, ::1], f4[::1], b1, b1, f4)")
+def _epilogue(c, bias, biased, relu, scale):
     for m in range(c.shape[0]):
         for n in range(c.shape[1]):
-            value = alpha * c[m, n]
+            value = c[m, n]
             if biased:
                 value += bias[n]
             if relu and value < 0:  # not max(): NaN stays NaN
@@ -50,22 +60,99 @@ def _epilogue(c, bias, biased, relu, scale, alpha):
             c[m, n] = scale * value
 
 
+@host_kernel("void(f4[:, :, ::1], i8[::1], f4[:, ::1], i8, i8, f4[::1], b1, b1, f4, f4)")
+def _turn(terms, place, c, first, stop, bias, biased, relu, scale, alpha):
+    """c[m, n] = scale * act(alpha * sum_t terms[t, place[n], m] + bias[n]) for first <= n < stop; 0 for a place below 0.
+
+    In squares of a cache line a side: rows of terms go in, columns come out. Rows are taken as arrays of their own, because
+    their indices are then known not to be negative, and the loops become vector instructions.
+    """
+    square = np.empty((SIDE, SIDE), np.float32)
+    low = float32(0) if relu else float32(-np.inf)
+    for n0 in range(first, stop, SIDE):
+        n1 = min(n0 + SIDE, stop)
+        for m0 in range(0, c.shape[0], SIDE):
+            m1 = min(m0 + SIDE, c.shape[0])
+            for n in range(n0, n1):
+                row = square[n - n0, :m1 - m0]
+                row[:] = 0
+                if place[n] >= 0:
+                    for t in range(terms.shape[0]):
+                        term = terms[t, place[n], m0:m1]
+                        for m in range(row.size):
+                            row[m] += term[m]
+                added = bias[n] if biased else float32(0)
+                for m in range(row.size):
+                    value = alpha * row[m] + added
+                    row[m] = scale * (low if value < low else value)  # in this order NaN passes
+            for m in range(m1 - m0):
+                out = c[m0 + m, n0:n1]
+                for n in range(out.size):
+                    out[n] = square[np.uint64(n), np.uint64(m)]
+
+
 _NO_BIAS = np.zeros(0, np.float32)
+LEAST_COLUMNS, LEAST_DEPTH = 16, 64  # of a thread's part of a product
+
+_in_order = functools.lru_cache(maxsize=64)(np.arange)
 
 
-def finish_cpu(c, bias, relu, scale, alpha=1.0):
-    """c = scale * act(alpha * c + bias), in place, in one pass; nothing where there is nothing to do."""
-    if bias is not None or relu or scale != 1.0 or alpha != 1.0:
-        _epilogue(c, _NO_BIAS if bias is None else bias, bias is not None, relu, scale, alpha)
-    return c
+def turn_cpu(terms, c, cols, bias=None, relu=False, scale=1.0, alpha=1.0, place=None):
+    """c[m, n] = scale * act(alpha * sum_t terms[t, place[n], m] + bias[n]) for n in a slice; place None: place[n] = n."""
+    place = _in_order(c.shape[1]) if place is None else place
+    _turn(terms, place, c, cols.start, cols.stop, _NO_BIAS if bias is None else bias, bias is not None, relu, scale, alpha)
+
+
+def _by_rows(a, b, out, bias=None, relu=False, scale=1.0):
+    """out = scale * act(a b + bias), each thread on its rows of a."""
+    def work(part):
+        rows = part.of(a.shape[0])
+        np.matmul(a[rows], b, out=out[rows])
+        if bias is not None or relu or scale != 1.0:
+            _epilogue(out[rows], _NO_BIAS if bias is None else bias, bias is not None, relu, scale)
+
+    threads.share(work, threads.worthwhile(flops=2 * out.size * a.shape[1]))
+    return out
+
+
+def forward_cpu(x, own, out, bias=None, relu=False, scale=1.0):
+    """out = scale * act(x w.T + bias); own(part) gives a thread's rows of w."""
+    n = out.shape[1]
+    if not threads.worthwhile(flops=2 * out.size * x.shape[1]) or n < LEAST_COLUMNS * threads.count():
+        return _by_rows(x, own(WHOLE).T, out, bias, relu, scale)
+    turned = empty_cpu((1, n, x.shape[0]))
+
+    def work(part):
+        cols = part.of(n)
+        np.matmul(own(part), x.T, out=turned[0, cols])
+        turn_cpu(turned, out, cols, bias, relu, scale)
+
+    threads.share(work)
+    return out
+
+
+def dx_cpu(dy, own, out, bias=None, relu=False, scale=1.0):
+    """out = scale * act(dy w + bias); own(part) gives a thread's rows of w."""
+    depth = dy.shape[1]
+    if not threads.worthwhile(flops=2 * out.size * depth) or depth < LEAST_DEPTH * threads.count():
+        return _by_rows(dy, own(WHOLE), out, bias, relu, scale)
+    terms = empty_cpu((threads.count(), out.shape[1], out.shape[0]))
+
+    def work(part):
+        np.matmul(own(part).T, dy[:, part.of(depth)].T, out=terms[part.number])
+
+    threads.share(work)
+    threads.share(lambda part: turn_cpu(terms, out, part.of(out.shape[1]), bias, relu, scale))
+    return out
 
 
 def gemm_cpu(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
     """c[m, n] = scale * act(sum_k A[m, k] B[k, n] + bias[n])"""
     m, n, _ = gemm_shapes("cpu", a, b, ta, tb, bias, out)
     out = empty_cpu((m, n)) if out is None else out
-    np.matmul(a.T if ta else a, b.T if tb else b, out=out)
-    return finish_cpu(out, bias, relu, scale)
+    if ta:
+        return _by_rows(a.T, b.T if tb else b, out, bias, relu, scale)
+    return (forward_cpu if tb else dx_cpu)(a, lambda part: b[part.of(b.shape[0])], out, bias, relu, scale)
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import functools
 import numpy as np
 from numba import float32
 
-from .gemm import finish_cpu
+from .gemm import dx_cpu, forward_cpu
 from .launch import ceil_div, cuda, kernel, kernels, launch
 from .memory import empty_cpu, empty_cuda
 
@@ -52,7 +52,7 @@ def _check(op, x, x_width, w, bias, out, out_width):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-# Kept rows are a stride, which BLAS takes without a copy; only kept columns are gathered.
+# Kept rows are a stride, which BLAS takes without a copy; only kept columns are gathered, each row by its own thread.
 def index_list_cpu(start, stop, step):
     """The indices start, start + step, … < stop in the form that this device's kernels take: on the CPU a slice."""
     return slice(start, stop, step)
@@ -62,14 +62,19 @@ def _length(index, n):
     return n if index is None else len(range(*index.indices(n))) if isinstance(index, slice) else len(index)
 
 
-def _gathered(w, rows, cols):
-    """w[rows][:, cols] with unit stride along a row: a view where only rows are dropped, else a copy."""
+def _kept_rows(w, rows, cols):
+    """part -> its kept rows of w[:, cols], with unit stride along a row: a view where only rows are dropped, else a copy."""
     kept = _kept(w, rows, cols)
-    if cols is None:
-        return kept
-    out = empty_cpu(kept.shape)
-    np.copyto(out, kept)
-    return out
+
+    def own(part):
+        part_rows = kept[part.of(kept.shape[0])]
+        if cols is None:
+            return part_rows
+        out = empty_cpu(part_rows.shape)
+        np.copyto(out, part_rows)
+        return out
+
+    return own
 
 
 def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
@@ -77,17 +82,15 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     width = _length(rows, w.shape[0])
     _check("gemm_rows (cpu)", x, _length(cols, w.shape[1]), w, bias, out, width)
     out = empty_cpu((x.shape[0], width)) if out is None else out
-    np.matmul(x, _gathered(w, rows, cols).T, out=out)
     kept_bias = bias if bias is None or rows is None else np.ascontiguousarray(bias[rows])
-    return finish_cpu(out, kept_bias, relu, scale)
+    return forward_cpu(x, _kept_rows(w, rows, cols), out, kept_bias, relu, scale)
 
 
 def gemm_rows_dx_cpu(dy, w, rows, cols, out=None):
     """dx[n, j] = sum_k dy[n, k] w[rows[k], cols[j]]"""
     width = _length(cols, w.shape[1])
     _check("gemm_rows_dx (cpu)", dy, _length(rows, w.shape[0]), w, None, out, width)
-    out = empty_cpu((dy.shape[0], width)) if out is None else out
-    return np.matmul(dy, _gathered(w, rows, cols), out=out)
+    return dx_cpu(dy, _kept_rows(w, rows, cols), empty_cpu((dy.shape[0], width)) if out is None else out)
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------

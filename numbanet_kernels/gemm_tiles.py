@@ -16,14 +16,17 @@ listed (the one used: a block walks the arithmetic sequence of kept tiles, dropp
 """
 from __future__ import annotations
 
+import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba import float32
 
-from .gemm import finish_cpu
-from .launch import ceil_div, cuda, kernel, kernels, launch
-from .memory import empty_cpu, empty_cuda, full_cpu, full_cuda
+from . import threads
+from .gemm import SIDE, turn_cpu
+from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
+from .memory import empty_cpu, empty_cuda, full_cuda
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -76,90 +79,133 @@ def _check(op, x, n_in, n_out, b, out, tile, dp, bias):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-# One BLAS call a class, on panels gathered tile by tile: strided copies of whole tiles, which NumPy does at memory speed.
-def _axis(first, step, tile, n):
-    """[(where, tile, which tiles, packed where), …] of the tiles first, first + step, …: full ones, then a ragged one."""
-    full, ragged = n // tile, n % tile
-    count = len(range(first, full, step)) * tile
-    pieces = [(slice(0, full * tile), tile, slice(first, full, step), slice(0, count))] if count else []
-    if ragged and full >= first and (full - first) % step == 0:
-        pieces.append((slice(full * tile, n), ragged, slice(0, 1), slice(count, count + ragged)))
-    return pieces
+# Rows of w, and activations turned features first, are brought into the order of the classes: then a class is one dense
+# block, and the product a BLAS call a class and thread, on the thread's own rows of the weight (`threads`).
+class _Layout(NamedTuple):
+    """Where rows and columns of a weight go in the order of the classes."""
+
+    classes: tuple          # a class: (its rows of w, its first place, its first column place, how many columns)
+    row_place: np.ndarray   # (O,)
+    row_start: np.ndarray   # (O,) first column of the first tile that the row keeps
+    col_place: np.ndarray   # (I,) -1 where no row keeps the column
+
+    def products(self, part):
+        """[(places of the part's rows, column places, how many columns), …], one a class"""
+        own = part.of(self.row_place.size)
+        for rows, place, col_place, count in self.classes:
+            first, stop = np.searchsorted(rows, (own.start, own.stop))
+            yield slice(place + first, place + stop), slice(col_place, col_place + count), count
 
 
-def _length(first, step, tile, n):
-    """How many of n elements lie in the tiles first, first + step, …"""
-    return max((packed.stop for *_, packed in _axis(first, step, tile, n)), default=0)
+@functools.lru_cache(maxsize=256)
+def _layout(shape, tile, dp, bias):
+    rows, cols = np.arange(shape[0]), np.arange(shape[1])
+    row_place, row_start, col_place = np.zeros(shape[0], np.int64), np.zeros(shape[0], np.int64), np.full(shape[1], -1)
+    classes, placed = [], 0
+    for r, period, c, place in tile_classes(shape, tile, dp, bias):
+        own_rows, own_cols = rows[rows // tile % period == r], cols[cols // tile % dp == c]
+        row_place[own_rows], row_start[own_rows] = np.arange(own_rows.size) + place, c * tile
+        col_place[own_cols] = np.arange(own_cols.size) + placed
+        classes.append((own_rows, place, placed, own_cols.size))
+        placed += own_cols.size
+    return _Layout(tuple(classes), row_place, row_start, col_place)
 
 
-def _tiled(x, row_tile, col_tile):
-    """x as (tile rows, row_tile, tile columns, col_tile), a view."""
-    return x.reshape(x.shape[0] // row_tile, row_tile, x.shape[1] // col_tile, col_tile)
+# Pieces of rows are taken as arrays of their own, because their indices are then known not to be negative, and the loops
+# become vector instructions.
+@host_kernel("void(f4[:, ::1], i8[::1], i8[::1], i8, i8, i8, i8, f4[:, ::1])")
+def _pack(w, place, start, step, tile, first, stop, packed):
+    """packed[place[o], :] = the columns start[o], …, start[o] + tile - 1, start[o] + step, … of w[o], for first <= o < stop."""
+    for o in range(first, stop):
+        j = 0
+        for i0 in range(start[o], w.shape[1], step):
+            kept = w[o, i0:i0 + tile]
+            out = packed[place[o], j:j + tile]
+            for i in range(kept.size):
+                out[i] = kept[i]
+            j += tile
 
 
-def _pairs(x, packed, rows, cols):
-    """(tiles of x, the same tiles in `packed`), views, for rows and cols = (first, step, tile)."""
-    for row, row_tile, row_tiles, packed_row in _axis(*rows, x.shape[0]):
-        for col, col_tile, col_tiles, packed_col in _axis(*cols, x.shape[1]):
-            yield (_tiled(x[row, col], row_tile, col_tile)[row_tiles, :, col_tiles],
-                   _tiled(packed[packed_row, packed_col], row_tile, col_tile))
+@host_kernel("void(f4[:, ::1], i8[::1], f4, i8, i8, f4[:, ::1])")
+def _turn_in(x, place, scale, first, stop, turned):
+    """turned[place[i], n] = scale * x[n, i] for first <= i < stop, in squares of a cache line a side; not where place < 0."""
+    square = np.empty((SIDE, SIDE), np.float32)
+    for n0 in range(0, x.shape[0], SIDE):
+        n1 = min(n0 + SIDE, x.shape[0])
+        for i0 in range(first, stop, SIDE):
+            i1 = min(i0 + SIDE, stop)
+            for n in range(n0, n1):
+                piece, row = x[n, i0:i1], square[n - n0]
+                for i in range(piece.size):
+                    row[i] = scale * piece[i]
+            for i in range(i0, i1):
+                if place[i] >= 0:
+                    out = turned[place[i], n0:n1]
+                    for n in range(out.size):
+                        out[n] = square[np.uint64(n), np.uint64(i - i0)]
 
 
-def _pack(x, rows, cols):
-    """x[tile rows][:, tile columns] as a matrix of its own; x itself where that is all of it."""
-    if rows[1] == cols[1] == 1:
-        return x
-    packed = empty_cpu((_length(*rows, x.shape[0]), _length(*cols, x.shape[1])))
-    for tiles, place in _pairs(x, packed, rows, cols):
-        np.copyto(place, tiles)
-    return packed
+def _turn_in_shared(x, place):
+    """x turned, its columns in the order of the classes, by all threads."""
+    turned = empty_cpu((x.shape[1], x.shape[0]))
 
+    def work(part):
+        own = part.of(x.shape[1])
+        _turn_in(x, place, 1.0, own.start, own.stop, turned)
 
-def _unpack(packed, out, cols):
-    """out[:, tile columns] = packed"""
-    for tiles, place in _pairs(out, packed, _every_row(out), cols):
-        np.copyto(tiles, place)
-
-
-def _every_row(x):
-    return 0, 1, max(x.shape[0], 1)
+    threads.share(work, threads.worthwhile(x.size))
+    return turned
 
 
 def tile_blocks_cpu(w, tile, dp, bias):
-    """The dense block of every class, gathered once for the forward pass and dx."""
-    return tuple(_pack(w, (r, period, tile), (c, dp, tile)) for r, period, c, _ in tile_classes(w.shape, tile, dp, bias))
+    """The kept tiles, packed as dw is, gathered once for the forward pass and dx."""
+    layout = _layout(w.shape, tile, dp, bias)
+    packed = empty_cpu(packed_shape(w.shape, tile, dp))
+
+    def gather(part):
+        own = part.of(w.shape[0])
+        _pack(w, layout.row_place, layout.row_start, dp * tile, tile, own.start, own.stop, packed)
+
+    threads.share(gather, threads.worthwhile(packed.size))
+    return packed
 
 
 def gemm_tiles_cpu(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=None, out=None):
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
     _check("gemm_tiles (cpu)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias)
     out = empty_cpu((x.shape[0], w.shape[0])) if out is None else out
+    layout = _layout(w.shape, tile, dp, bias)
     blocks = tile_blocks_cpu(w, tile, dp, bias) if blocks is None else blocks
-    for block, (r, period, c, _) in zip(blocks, tile_classes(w.shape, tile, dp, bias), strict=True):
-        rows, cols = (r, period, tile), (c, dp, tile)
-        panel = _matmul(_pack(x, _every_row(x), cols), block.T)
-        class_b = None if b is None else _pack(b[None], (0, 1, 1), rows)[0]
-        _unpack(finish_cpu(panel, class_b, relu, 1.0, alpha=scale), out, rows)
+    x_turned = _turn_in_shared(x, layout.col_place)
+    turned = empty_cpu((1, blocks.shape[0], x.shape[0]))
+
+    def multiply(part):
+        for rows, cols, count in layout.products(part):
+            np.matmul(blocks[rows, :count], x_turned[cols], out=turned[0, rows])
+        turn_cpu(turned, out, part.of(w.shape[0]), b, relu, alpha=scale, place=layout.row_place)
+
+    threads.share(multiply, threads.worthwhile(flops=2 * x.shape[0] * blocks.size))
     return out
-
-
-def _matmul(a, b):
-    """a b, into memory that is handed out again."""
-    return np.matmul(a, b, out=empty_cpu((a.shape[0], b.shape[1])))
 
 
 def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, scale=1.0, blocks=None, out=None):
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
     _check("gemm_tiles_dx (cpu)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias)
-    classes = tile_classes(w.shape, tile, dp, bias)
-    if len(classes) < dp:  # some columns are kept by no tile row
-        out = full_cpu((dy.shape[0], w.shape[1]), 0.0, out=out)
     out = empty_cpu((dy.shape[0], w.shape[1])) if out is None else out
+    layout = _layout(w.shape, tile, dp, bias)
     blocks = tile_blocks_cpu(w, tile, dp, bias) if blocks is None else blocks
-    for block, (r, period, c, _) in zip(blocks, classes, strict=True):
-        rows, cols = (r, period, tile), (c, dp, tile)
-        panel = _matmul(_pack(dy, _every_row(dy), rows), block)
-        _unpack(finish_cpu(panel, None, False, 1.0, alpha=scale), out, cols)
+    shared = threads.worthwhile(flops=2 * dy.shape[0] * blocks.size)
+    turned = empty_cpu((blocks.shape[0], dy.shape[0]))
+    terms = empty_cpu((threads.count() if shared else 1, w.shape[1], dy.shape[0]))
+
+    def multiply(part):
+        own = part.of(w.shape[0])
+        _turn_in(dy, layout.row_place, scale, own.start, own.stop, turned)
+        for rows, cols, count in layout.products(part):
+            np.matmul(blocks[rows, :count].T, turned[rows], out=terms[part.number, cols])
+
+    threads.share(multiply, shared)
+    threads.share(lambda part: turn_cpu(terms, out, part.of(w.shape[1]), place=layout.col_place), shared)
     return out
 
 
@@ -168,11 +214,17 @@ def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, scale=1.0, out=None):
     shape = (dy.shape[1], x.shape[1])
     _check("gemm_tiles_dw (cpu)", x, shape[1], shape[0], None, None, tile, dp, bias)
     out = empty_cpu(packed_shape(shape, tile, dp)) if out is None else out
-    for r, period, c, packed in tile_classes(shape, tile, dp, bias):
-        dy_panel, x_panel = _pack(dy, _every_row(dy), (r, period, tile)), _pack(x, _every_row(x), (c, dp, tile))
-        if scale != 1.0:  # on the smaller of the operands: the product has more elements
-            dy_panel = np.multiply(dy_panel, np.float32(scale), out=empty_cpu(dy_panel.shape))
-        np.matmul(dy_panel.T, x_panel, out=out[packed:packed + dy_panel.shape[1], :x_panel.shape[1]])
+    layout = _layout(shape, tile, dp, bias)
+    x_turned = _turn_in_shared(x, layout.col_place)
+    turned = empty_cpu((out.shape[0], dy.shape[0]))
+
+    def multiply(part):
+        own = part.of(shape[0])
+        _turn_in(dy, layout.row_place, scale, own.start, own.stop, turned)
+        for rows, cols, count in layout.products(part):
+            np.matmul(turned[rows], x_turned[cols].T, out=out[rows, :count])
+
+    threads.share(multiply, threads.worthwhile(flops=2 * dy.shape[0] * out.size))
     return out
 
 

@@ -90,8 +90,7 @@ def all_kernels() -> Iterator[Kernel]:
 def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Declare a CPU loop by its one signature: Numba compiles it at the first call and caches it on disk.
 
-    The loops run on one thread: they are bound by memory, which one core nearly saturates, and a second thread pool
-    would fight with the one of BLAS for the same cores (measured: a step took twice as long).
+    A loop runs on the thread that calls it, without the GIL: `threads.share` calls it on parts of its arrays at the same time.
     """
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         @functools.cache

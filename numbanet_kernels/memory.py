@@ -5,16 +5,15 @@ here is the NumPy expression in its docstring.
 """
 from __future__ import annotations
 
-import bisect
-import collections
+import contextlib
 import functools
 import math
-import threading
 
 import numpy as np
 
-from . import launch as L
+from . import launch as L, threads
 from .launch import ceil_div, cuda, kernel, kernels, launch
+from .pool import Pool
 
 THREADS = 256
 
@@ -43,56 +42,7 @@ def output(op, device, empty, shape, out, dtype=np.float32):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-class _Pool:
-    """Blocks of memory handed out again, smallest fitting first: a training step touches no fresh pages.
-
-    Blocks come back at any moment, from any thread and out of the garbage collector: into a deque, whose append is atomic.
-    Only `empty` touches the sorted list, under a lock.
-    """
-
-    SMALLEST, LARGEST_SHARE, KEEP = 1 << 16, 4, 1 << 29  # bytes; a block serves requests down to a quarter of it; bytes
-
-    def __init__(self) -> None:
-        self.returned: collections.deque[np.ndarray] = collections.deque()
-        self.free: list[tuple[int, int, np.ndarray]] = []
-        self.held = 0
-        self.lock = threading.Lock()
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        size = math.prod(shape) * dtype.itemsize
-        if size < self.SMALLEST:
-            return np.empty(shape, dtype)
-        with self.lock:
-            memory = self._take(size)
-        return np.asarray(_Block(self, np.empty(size, np.uint8) if memory is None else memory, shape, dtype))
-
-    def _take(self, size: int) -> np.ndarray | None:
-        """The smallest free block that serves, or None."""
-        while self.returned:
-            memory = self.returned.popleft()
-            if self.held + memory.nbytes <= self.KEEP:
-                bisect.insort(self.free, (memory.nbytes, id(memory), memory))
-                self.held += memory.nbytes
-        at = bisect.bisect_left(self.free, (size, 0))
-        if at == len(self.free) or self.free[at][0] > size * self.LARGEST_SHARE:
-            return None
-        capacity, _, memory = self.free.pop(at)
-        self.held -= capacity
-        return memory
-
-
-class _Block:
-    """Memory on loan from a pool: it goes back when the last array that views it is gone."""
-
-    def __init__(self, pool: _Pool, memory: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.pool, self.memory = pool, memory
-        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (memory.ctypes.data, False)}
-
-    def __del__(self) -> None:
-        self.pool.returned.append(self.memory)
-
-
-_pool = _Pool()
+_pool = Pool()
 
 
 def empty_cpu(shape, dtype=np.float32):
@@ -196,6 +146,11 @@ def dlpack_device_cpu(x):
 def cuda_array_interface_cpu(x):
     """Not for memory of the CPU: AttributeError, which is how this interface says no."""
     raise AttributeError("__cuda_array_interface__: the array is on the CPU")
+
+
+def session_cpu():
+    """A context for a stretch of work on the device: BLAS is set up once, instead of for every operation."""
+    return threads.blas()
 
 
 def synchronize_cpu():
@@ -445,6 +400,11 @@ def dlpack_device_cuda(x):
 def cuda_array_interface_cuda(x):
     """The description of the memory that PyTorch, CuPy and Numba share arrays by."""
     return x.__cuda_array_interface__
+
+
+def session_cuda():
+    """A context for a stretch of work on the device: on CUDA nothing has to be set up."""
+    return contextlib.nullcontext()
 
 
 def synchronize_cuda():

@@ -18,6 +18,7 @@ import math
 import numpy as np
 from numba import float32, int32
 
+from . import threads
 from .launch import ceil_div, cuda, kernel, kernels, launch
 from .memory import THREADS, copy_cuda, empty_cpu, empty_cuda, flat, output
 
@@ -97,7 +98,8 @@ def sum_rows_cpu(x, out=None):
     """y[o] = sum_n x[n, o]"""
     _check_rows("sum_rows", "cpu", x)
     out = output("sum_rows", "cpu", empty_cpu, x.shape[1:], out)
-    return np.dot(_ones(x.shape[0]), x, out=out)  # BLAS holds partial sums in registers; add.reduce goes through memory
+    threads.share(lambda part: np.dot(_ones(x.shape[0]), x, out=out), False)  # BLAS sums in registers, add.reduce in memory
+    return out
 
 
 def argmax_cpu(x, out=None):

@@ -19,6 +19,7 @@ import math
 import numpy as np
 from numba import float32
 
+from . import threads
 from .launch import cuda, host_kernel, kernel, kernels, launch
 from .memory import THREADS, blocks_for, empty_cuda
 
@@ -95,10 +96,22 @@ def unpack_gradient_cpu(g, kept, shape):
 _ALL = (np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 0), np.int32))  # not read under a dense gradient
 
 
+def _share_rows(update, arrays, g, kept, *numbers):
+    """The update on each thread's rows of the weight and its state."""
+    row_pos, row_class, cols = _ALL if kept is None else kept[:3]
+
+    def work(part):
+        rows = part.of(arrays[0].shape[0])
+        update(*(array[rows] for array in arrays), g[rows] if kept is None else g, kept is not None,
+               row_pos[rows], row_class[rows], cols, *numbers)
+
+    threads.share(work, threads.worthwhile(arrays[0].size))
+
+
 def sgd_cpu(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
     _check("sgd (cpu)", w, (v,), g, kept)
-    _sgd(w, v, g, kept is not None, *(_ALL if kept is None else kept[:3]), lr, momentum, nesterov, decay)
+    _share_rows(_sgd, (w, v), g, kept, lr, momentum, nesterov, decay)
 
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1],"
@@ -126,8 +139,7 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, c
 def adam_cpu(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, kept=None):
     """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
     _check("adam (cpu)", w, (m, s), g, kept)
-    _adam(w, m, s, g, kept is not None, *(_ALL if kept is None else kept[:3]),
-          lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), decay)
+    _share_rows(_adam, (w, m, s), g, kept, lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), decay)
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------

@@ -1,16 +1,25 @@
-"""Every kernel test runs on the CPU, and on CUDA where a card or the simulator answers (NUMBA_ENABLE_CUDASIM=1)."""
+"""Every kernel test runs on the CPU, on the CPU with its work shared by three threads however small it is, and on CUDA where a
+card or the simulator answers (NUMBA_ENABLE_CUDASIM=1)."""
 import numpy as np
 import pytest
+import threadpoolctl
 
-from numbanet_kernels import launch, memory
+from numbanet_kernels import gemm, launch, memory, threads
 
-SUFFIXES = ["cpu", *(["cuda"] if launch.cuda_problem() is None else [])]
+DEVICES = ["cpu", "cpu shared", *(["cuda"] if launch.cuda_problem() is None else [])]
 
 
-@pytest.fixture(params=SUFFIXES)
-def suffix(request):
+@pytest.fixture(params=DEVICES)
+def suffix(request, monkeypatch):
     """The ending of the names of a device's functions: "cpu" or "cuda"."""
-    return request.param
+    if request.param != "cpu shared":
+        yield request.param
+        return
+    for module, name in ((threads, "SHARED_ELEMENTS"), (threads, "SHARED_FLOPS"),
+                         (gemm, "LEAST_COLUMNS"), (gemm, "LEAST_DEPTH")):
+        monkeypatch.setattr(module, name, 1)
+    with threadpoolctl.threadpool_limits(3, user_api="blas"):
+        yield "cpu"
 
 
 @pytest.fixture
