@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # kernels compiled by tests and benchmarks are compiled anew: a cache does not see changes in another file
-FRESH = NUMBA_CACHE_DIR=$$(mktemp -d)
+FRESH = rm -rf .venv/compiled && NUMBA_CACHE_DIR=$(CURDIR)/.venv/compiled
 
 .PHONY: demo test lint bench gpu clean
 .DELETE_ON_ERROR:

@@ -97,7 +97,7 @@ class Net(ClassifierMixin, BaseNet):
         unseen = np.unique(y[self.classes_[places] != y])
         if unseen.size:
             raise ValueError(f"y has labels that are not among the classes {list(self.classes_)}: {list(unseen)}; "
-                             "name all of them in the first partial_fit(X, y, classes=...)")
+                             "fit on samples of all classes, or name them in the first partial_fit(X, y, classes=...)")
         return places.astype(np.int32), self._weighted(places, weights)
 
     def _weighted(self, y, weights):

@@ -10,6 +10,8 @@ import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from .plan import BernoulliPlan, PackedGradient, RowPlan, TilePlan, pack_rows
 from .tensor import Tensor, common_device, op
 
@@ -51,6 +53,8 @@ def transpose(dev, x, *, axes: Sequence[int] | None = None):
 def broadcast_to(dev, x, *, shape: Sequence[int]):
     """y[…, i, …] = x[…, 0, …] along every axis that x lacks or has with length 1."""
     shape, before = tuple(shape), tuple(x.shape)
+    if _broadcast_shape("broadcast_to", before, shape) != shape:
+        raise ValueError(f"broadcast_to: a tensor of shape {before} cannot take the shape {shape}")
     added = len(shape) - len(before)
     spread = tuple(i for i, n in enumerate(shape) if i < added or (before[i - added] == 1 and n != 1))
     return dev.broadcast_to(x, shape), (lambda dy: dev.reshape(dev.sum(dy, axis=spread), before) if spread else dy,)
@@ -387,7 +391,9 @@ def _mean_loss(dev, losses_and_gradient):
 
 @op
 def softmax_cross_entropy(dev, logits, *, labels, weights=None):
-    """y = -sum_n weights[n] log softmax(logits[n])[labels[n]].   logits (N, C), labels (N,) int32, weights (N,) or None: 1/N"""
+    """y = -sum_n weights[n] log softmax(logits[n])[labels[n]].   logits (N, C), labels (N,) integers, weights None: 1/N"""
+    if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
+        labels = dev.upload(labels, np.int32)
     return _mean_loss(dev, dev.softmax_cross_entropy(logits, labels, weights))
 
 

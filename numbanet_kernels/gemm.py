@@ -136,13 +136,14 @@ def dx_cpu(dy, own, out, bias=None, relu=False, scale=1.0):
     depth = dy.shape[1]
     if not threads.worthwhile(flops=2 * out.size * depth) or depth < LEAST_DEPTH * threads.count():
         return _by_rows(dy, own(WHOLE), out, bias, relu, scale)
-    terms = empty_cpu((threads.count(), out.shape[1], out.shape[0]))
+    with threads.blas() as count:
+        terms = empty_cpu((count, out.shape[1], out.shape[0]))
 
-    def work(part):
-        np.matmul(own(part).T, dy[:, part.of(depth)].T, out=terms[part.number])
+        def work(part):
+            np.matmul(own(part).T, dy[:, part.of(depth)].T, out=terms[part.number])
 
-    threads.share(work)
-    threads.share(lambda part: turn_cpu(terms, out, part.of(out.shape[1]), bias, relu, scale))
+        threads.share(work)
+        threads.share(lambda part: turn_cpu(terms, out, part.of(out.shape[1]), bias, relu, scale))
     return out
 
 

@@ -84,17 +84,17 @@ def _check(op, x, n_in, n_out, b, out, tile, dp, bias):
 class _Layout(NamedTuple):
     """Where rows and columns of a weight go in the order of the classes."""
 
-    classes: tuple          # a class: (its rows of w, its first place, its first column place, how many columns)
+    classes: tuple          # a class: (its rows of w, their first place, the first place of its columns, how many these are)
     row_place: np.ndarray   # (O,)
     row_start: np.ndarray   # (O,) first column of the first tile that the row keeps
     col_place: np.ndarray   # (I,) -1 where no row keeps the column
 
     def products(self, part):
-        """[(places of the part's rows, column places, how many columns), …], one a class"""
+        """(places of the part's rows, places of the columns, how many columns) for each class"""
         own = part.of(self.row_place.size)
-        for rows, place, col_place, count in self.classes:
+        for rows, place, col_place, width in self.classes:
             first, stop = np.searchsorted(rows, (own.start, own.stop))
-            yield slice(place + first, place + stop), slice(col_place, col_place + count), count
+            yield slice(place + first, place + stop), slice(col_place, col_place + width), width
 
 
 @functools.lru_cache(maxsize=256)
@@ -180,8 +180,8 @@ def gemm_tiles_cpu(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=N
     turned = empty_cpu((1, blocks.shape[0], x.shape[0]))
 
     def multiply(part):
-        for rows, cols, count in layout.products(part):
-            np.matmul(blocks[rows, :count], x_turned[cols], out=turned[0, rows])
+        for rows, cols, width in layout.products(part):
+            np.matmul(blocks[rows, :width], x_turned[cols], out=turned[0, rows])
         turn_cpu(turned, out, part.of(w.shape[0]), b, relu, alpha=scale, place=layout.row_place)
 
     threads.share(multiply, threads.worthwhile(flops=2 * x.shape[0] * blocks.size))
@@ -194,18 +194,19 @@ def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, scale=1.0, blocks=None, out=None):
     out = empty_cpu((dy.shape[0], w.shape[1])) if out is None else out
     layout = _layout(w.shape, tile, dp, bias)
     blocks = tile_blocks_cpu(w, tile, dp, bias) if blocks is None else blocks
-    shared = threads.worthwhile(flops=2 * dy.shape[0] * blocks.size)
     turned = empty_cpu((blocks.shape[0], dy.shape[0]))
-    terms = empty_cpu((threads.count() if shared else 1, w.shape[1], dy.shape[0]))
+    shared = threads.worthwhile(flops=2 * dy.shape[0] * blocks.size)
+    with threads.blas() as count:
+        terms = empty_cpu((count if shared else 1, w.shape[1], dy.shape[0]))
 
-    def multiply(part):
-        own = part.of(w.shape[0])
-        _turn_in(dy, layout.row_place, scale, own.start, own.stop, turned)
-        for rows, cols, count in layout.products(part):
-            np.matmul(blocks[rows, :count].T, turned[rows], out=terms[part.number, cols])
+        def multiply(part):
+            own = part.of(w.shape[0])
+            _turn_in(dy, layout.row_place, scale, own.start, own.stop, turned)
+            for rows, cols, width in layout.products(part):
+                np.matmul(blocks[rows, :width].T, turned[rows], out=terms[part.number, cols])
 
-    threads.share(multiply, shared)
-    threads.share(lambda part: turn_cpu(terms, out, part.of(w.shape[1]), place=layout.col_place), shared)
+        threads.share(multiply, shared)
+        threads.share(lambda part: turn_cpu(terms, out, part.of(w.shape[1]), place=layout.col_place), shared)
     return out
 
 
@@ -221,8 +222,8 @@ def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, scale=1.0, out=None):
     def multiply(part):
         own = part.of(shape[0])
         _turn_in(dy, layout.row_place, scale, own.start, own.stop, turned)
-        for rows, cols, count in layout.products(part):
-            np.matmul(turned[rows], x_turned[cols].T, out=out[rows, :count])
+        for rows, cols, width in layout.products(part):
+            np.matmul(turned[rows], x_turned[cols].T, out=out[rows, :width])
 
     threads.share(multiply, threads.worthwhile(flops=2 * dy.shape[0] * out.size))
     return out

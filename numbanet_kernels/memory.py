@@ -309,14 +309,16 @@ def _positions(shape, key):
     return cuda.to_device(np.ascontiguousarray(positions).reshape(-1)), positions.shape
 
 
-def _hashable(key):
-    """A key of x[key] as something a cache can hold; boolean masks become positions."""
+def _hashable(key, shape):
+    """A key of x[key], x of that shape, as something a cache can hold; boolean masks become positions."""
     parts = []
     for k in key if isinstance(key, tuple) else (key,):
         if isinstance(k, slice):
             parts.append(("slice", k.start, k.stop, k.step))
         elif isinstance(k, (list, np.ndarray)):
             k = np.asarray(k)
+            if k.dtype == bool:
+                np.broadcast_to(False, shape)[key]  # IndexError where a mask has another shape than what it masks
             arrays = np.nonzero(k) if k.dtype == bool else (k.astype(np.int64),)
             parts.extend(("array", a.tobytes(), a.shape) for a in arrays)
         else:
@@ -326,7 +328,7 @@ def _hashable(key):
 
 def getitem_cuda(x, key):
     """y = x[key], copied so that it is contiguous."""
-    positions, shape = _positions(x.shape, _hashable(key))
+    positions, shape = _positions(x.shape, _hashable(key, x.shape))
     y = empty_cuda(shape)
     launch(_copies()[2], blocks_for(y.size), THREADS, flat(x), positions, flat(y))
     return y
@@ -334,7 +336,7 @@ def getitem_cuda(x, key):
 
 def putitem_cuda(dy, key, shape):
     """dx = 0; dx[key] += dy, repeated positions adding up: the adjoint of getitem."""
-    positions, _ = _positions(tuple(shape), _hashable(key))
+    positions, _ = _positions(tuple(shape), _hashable(key, shape))
     dx = full_cuda(shape, 0.0)
     launch(_copies()[3], blocks_for(dy.size), THREADS, flat(dy), positions, flat(dx))
     return dx

@@ -71,7 +71,7 @@ CASES = {
                      [(3, 4), (5, 4), (5,)], ANY),
     "expand": (lambda x: ops.expand(x, plan=RowPlan(5, 2, 1)),
                lambda x: np.stack([0 * x[:, 0], x[:, 0], 0 * x[:, 0], x[:, 1], 0 * x[:, 0]], 1), [(3, 2)], ANY),
-    "cross entropy": (lambda z: ops.softmax_cross_entropy(z, labels=z.device.upload(LABELS)),
+    "cross entropy": (lambda z: ops.softmax_cross_entropy(z, labels=np.int64(LABELS)),
                       lambda z: -np.mean(np.log(softmax(z))[np.arange(4), LABELS]), [(4, 3)], ANY),
     "cross entropy, weights": (
         lambda z: ops.softmax_cross_entropy(z, labels=z.device.upload(LABELS), weights=z.device.upload(WEIGHTS)),
@@ -145,6 +145,8 @@ BAD = {
     "transpose": (lambda a: a.transpose(0, 0), [(3, 4)], r"transpose: axes \(0, 0\)"),
     "sum": (lambda a: a.sum(axis=2), [(3, 4)], r"sum: axis 2"),
     "concatenate": (lambda a, b: ops.concatenate([a, b]), [(3, 4), (3, 5)], r"concatenate: shapes"),
+    "broadcast_to": (lambda a: ops.broadcast_to(a, shape=(4,)), [(3, 4)], r"broadcast_to: .*\(3, 4\).*\(4,\)"),
+    "cross entropy": (lambda z: ops.softmax_cross_entropy(z, labels=np.zeros(4)), [(4, 3)], "labels are float64"),
 }
 
 
@@ -153,3 +155,9 @@ def test_bad_shapes_are_named(dev, rng, name):
     function, shapes, message = BAD[name]
     with pytest.raises(ValueError, match=message):
         function(*inputs(rng, shapes, ANY, dev))
+
+
+def test_a_mask_of_another_shape_is_refused(dev, rng):
+    (x,) = inputs(rng, [(2, 3)], ANY, dev)
+    with pytest.raises(IndexError, match="boolean index"):
+        x[np.array([True, True, False])]
