@@ -12,7 +12,9 @@ rdp and tdp draw dp from the distribution that `search` finds for the rate p, an
 from __future__ import annotations
 
 import abc
+import math
 import numbers
+import warnings
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -116,9 +118,16 @@ class _PatternDropout(Dropout):
         rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
         self._cumulative = [np.cumsum(pattern_distribution(r, dp_max, search)) for r in rates]
 
+    def _distribution(self, layer: int) -> np.ndarray:
+        return self._cumulative[layer if len(self._cumulative) > 1 else 0]
+
+    def periods(self, layer: int) -> int:
+        """The largest dp that a layer can draw."""
+        return len(self._distribution(layer))
+
     def draw(self, layer: int, rng: np.random.Generator) -> tuple[int, int, float]:
         """(dp, bias, scale) for one step."""
-        cumulative = self._cumulative[layer if len(self._cumulative) > 1 else 0]
+        cumulative = self._distribution(layer)
         dp = 1 + min(int(np.searchsorted(cumulative, rng.random(), side="right")), len(cumulative) - 1)
         bias = int(rng.integers(dp))
         return dp, bias, float(dp) if self.scale == "pattern" else 1 / (1 - self.rate_of(layer))
@@ -186,7 +195,12 @@ class TileDropout(_PatternDropout):
         if not self.rate_of(layer):
             return None
         dp, bias, scale = self.draw(layer, rng)
-        return TilePlan(shape, self.tile, dp, bias, scale)
+        plan = TilePlan(shape, self.tile, dp, bias, scale)
+        tiles = math.prod(plan.grid)
+        if tiles < self.periods(layer):
+            warnings.warn(f"tdp: a weight of shape {tuple(shape)} has only {tiles} tiles of {self.tile} x {self.tile}: some "
+                          "steps drop all of it. Use TileDropout(tile=...) with a smaller tile, or rdp", stacklevel=2)
+        return plan
 
 
 POLICIES = {policy.name: policy for policy in (NoDropout, BernoulliDropout, RowDropout, TileDropout)}

@@ -1,4 +1,6 @@
 """Policies: every neuron and weight is dropped at the stated rate, masks change, layers are independent."""
+import warnings
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -108,3 +110,12 @@ def test_high_rates_work_by_default_and_objects_show_what_they_are():
     assert RowDropout(0.95).plan(0, (64, 64), np.random.default_rng(0)).dp >= 1
     assert repr(BernoulliDropout(0.3)) == "BernoulliDropout(rate=0.3)"
     assert policy(RowDropout(0.2), 0.9).rate == 0.2
+
+
+def test_a_weight_of_few_tiles_is_named():
+    rng = np.random.default_rng(0)
+    with pytest.warns(UserWarning, match=r"\(16, 64\) has only 2 tiles of 32 x 32"):
+        TileDropout(0.5).plan(0, (16, 64), rng)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TileDropout(0.5, tile=8).plan(0, (16, 64), rng)
