@@ -53,6 +53,7 @@ def plot_accuracy(runs: Sequence[Row], path: Path) -> None:
             axes.fill_between(x, accuracy.min(axis=0), accuracy.max(axis=0), color=line.get_color(), alpha=0.2)
     for axes, label in zip(panels, ("epoch", "seconds of training"), strict=True):
         axes.set_xlabel(label)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel("test accuracy")
         axes.grid(alpha=0.3)
         axes.legend()
