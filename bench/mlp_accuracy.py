@@ -88,5 +88,4 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
         results.rows = summary(results.runs)  # so that an interrupted command reports what is finished
         results.save()
     results.rows = summary(results.runs)
-    results.save()
     return results.rows

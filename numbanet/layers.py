@@ -4,6 +4,7 @@ Names, shapes and initial values follow PyTorch: a `Linear` weight is (out, in).
 """
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,7 +86,7 @@ class Linear(Layer):
         plan : Plan, optional
             A `RowPlan` makes the result compact, (N, plan.count); a `TilePlan` leaves out tiles of the weight.
         kept : RowPlan, optional
-            Which inputs x holds.
+            Which inputs x holds; under a `TilePlan` the others are put back first, as zeros.
         relu : bool, default=False
             Whether act is ReLU.
         """
@@ -97,12 +98,12 @@ class Linear(Layer):
             lead = x.shape[:-1]
             y = self(x.reshape(math.prod(lead), width), plan, kept, relu)
             return y.reshape(*lead, y.shape[-1])
+        if isinstance(plan, TilePlan):
+            return ops.linear_tiles(_expand(x, kept), self.weight, self.bias, plan=plan, relu=relu)
         if isinstance(plan, RowPlan) or kept is not None:
             rows = plan if isinstance(plan, RowPlan) else RowPlan(self.out_features, 1, 0)
             cols = RowPlan(self.in_features, 1, 0) if kept is None else kept
             return ops.linear_rows(x, self.weight, self.bias, rows=rows, cols=cols, relu=relu)
-        if isinstance(plan, TilePlan):
-            return ops.linear_tiles(x, self.weight, self.bias, plan=plan, relu=relu)
         return ops.linear(x, self.weight, self.bias, relu=relu)
 
     def __repr__(self) -> str:
@@ -225,6 +226,13 @@ class Sequential(Layer):
             elif not layer.elementwise:
                 kept = None
         return total
+
+    def reads(self, plans: Mapping[Layer, Plan] | None = None) -> dict[Tensor, RowPlan | TilePlan]:
+        """The plans by weight, for those weights of which a step with these plans reads only what they keep."""
+        layers = [layer for layer in self.layers if isinstance(layer, Linear)]
+        uses = collections.Counter(id(layer.weight) for layer in layers)
+        plans = {layer.weight: (plans or {}).get(layer) for layer in layers if uses[id(layer.weight)] == 1}
+        return {weight: plan for weight, plan in plans.items() if isinstance(plan, (RowPlan, TilePlan)) and plan.dp > 1}
 
     def __repr__(self) -> str:
         return f"Sequential([{', '.join(map(repr, self.layers))}])"

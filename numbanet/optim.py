@@ -8,12 +8,12 @@ from __future__ import annotations
 import abc
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from .plan import PackedGradient
+from .plan import PackedGradient, RowPlan, TilePlan, every_block
 from .tensor import Tensor
 
 
@@ -50,8 +50,15 @@ class Optimizer(abc.ABC):
         for parameter in self.parameters:
             parameter.zero_grad()
 
-    def step(self) -> None:
-        """Update every parameter that has a gradient, and forget the gradients."""
+    def step(self, wanted: Mapping[Tensor, RowPlan | TilePlan] | None = None) -> None:
+        """Update every parameter that has a gradient, and forget the gradients.
+
+        Parameters
+        ----------
+        wanted : mapping of Tensor to plan, optional
+            Weights of which nothing but what the plan keeps is read before the next step. The rest of them may be left as
+            it is until a step wants it, or `settle`, where that saves time and gives the same weights (`SGD`).
+        """
         self.steps += 1
         if not self.state:
             self.state = [[p.device.full(p.shape, 0.0) for _ in range(self.states)] for p in self.parameters]
@@ -59,13 +66,19 @@ class Optimizer(abc.ABC):
             g = parameter.gradient
             if g is not None:
                 packed = isinstance(g, PackedGradient)
-                self.update(parameter.device, _matrix(parameter, parameter.data), [_matrix(parameter, s) for s in state],
-                            g.values if packed else _matrix(parameter, g), g.packing if packed else None)
+                self.update(parameter, _matrix(parameter, parameter.data), [_matrix(parameter, s) for s in state],
+                            g.values if packed else _matrix(parameter, g), g.packing if packed else None,
+                            (wanted or {}).get(parameter))
+            else:
+                self.settle(parameter)
         self.zero_grad()
 
     @abc.abstractmethod
-    def update(self, dev: Any, w: Any, state: list[Any], g: Any, kept: Any) -> None:
-        """Change w and its state, both (R, C), in place."""
+    def update(self, parameter: Tensor, w: Any, state: list[Any], g: Any, kept: Any, plan: RowPlan | TilePlan | None) -> None:
+        """Change the parameter, w as (R, C), and its state in place; `plan` says what is read of it next, None: everything."""
+
+    def settle(self, parameter: Tensor | None = None) -> None:  # noqa: B027  most optimisers leave nothing undone
+        """Bring a parameter, or all, up to date where steps were left undone."""
 
     def reset(self) -> None:
         """Forget all state, as before the first step."""
@@ -73,6 +86,7 @@ class Optimizer(abc.ABC):
 
     def snapshot(self) -> dict[str, Any]:
         """The steps and the state, on the host."""
+        self.settle()
         return {"steps": self.steps, "state": [[np.array(p.device.download(s)) for s in state]
                                                for p, state in zip(self.parameters, self.state)]}
 
@@ -89,8 +103,33 @@ class Optimizer(abc.ABC):
         self.restore(saved)
 
 
+class _Debt:
+    """The steps that are left undone in the blocks of one weight; all in terms of `numbanet_kernels.update`."""
+
+    LIMIT = 256  # steps: then all of the weight is brought up to date, and counting starts anew
+
+    def __init__(self, dev: Any, shape: tuple[int, int], block: tuple[int, int], numbers: tuple) -> None:
+        self.block, self.numbers, self.step = block, numbers, 0
+        self.blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
+        self.since, self.after = (dev.upload(np.zeros(self.blocks, np.int32)) for _ in range(2))
+        self.every = self.held = every_block(self.blocks, dev)
+        self.powers = dev.sgd_powers(self.LIMIT + 1, *numbers)
+
+    def late(self, wanted: Any, step: int) -> tuple:
+        """What the kernels take."""
+        return self.since, self.after, self.held, wanted, self.powers, self.block, step
+
+    def stepped(self, wanted: Any) -> None:
+        """A step was done: what it wrote is what the next one reads."""
+        self.since, self.after, self.held, self.step = self.after, self.since, wanted, self.step + 1
+
+
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum, as PyTorch defines it.
+
+    Lazy where it is told what is read next (`step(wanted)`): a step that brings a block of a weight no gradient is a linear map
+    of (w, v), so that several of them are one, done when somebody reads the block. An update then costs what two successive
+    plans keep, not the size of the weight, and gives the weights of the dense update to rounding.
 
     Parameters
     ----------
@@ -116,13 +155,48 @@ class SGD(Optimizer):
         self.nesterov = bool(nesterov)
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
+        self.debts: dict[Tensor, _Debt] = {}
 
-    def update(self, dev, w, state, g, kept):
-        dev.sgd(w, state[0], g, self.learning_rate, self.momentum, self.nesterov, self.weight_decay, kept)
+    def update(self, parameter, w, state, g, kept, plan):
+        dev, numbers = parameter.device, (self.learning_rate, self.momentum, self.nesterov, self.weight_decay)
+        blocks = None if plan is None else plan.blocks(w.shape, dev)
+        debt = self.debts.get(parameter)
+        if debt and (debt.numbers != numbers or (blocks and debt.block != blocks.size)):
+            self.settle(parameter)
+            debt = None
+        if debt is None and blocks:
+            debt = self.debts[parameter] = _Debt(dev, w.shape, blocks.size, numbers)
+        if debt is None:
+            dev.sgd(w, state[0], g, *numbers, kept)
+            return
+        everything = blocks is None or debt.step + 1 == debt.LIMIT
+        wanted = debt.every if everything else blocks.wanted
+        dev.sgd(w, state[0], g, *numbers, kept, debt.late(wanted, debt.step + 1))
+        debt.stepped(wanted)
+        if everything:
+            del self.debts[parameter]
+
+    def settle(self, parameter=None):
+        for i, p in enumerate(self.parameters):
+            if p in self.debts and parameter in (None, p):
+                debt = self.debts.pop(p)
+                w, v = _matrix(p, p.data), _matrix(p, self.state[i][0])
+                p.device.sgd_settle(w, v, debt.late(debt.every, debt.step))
+
+    def reset(self):
+        super().reset()
+        self.debts = {}
+
+    def restore(self, saved):
+        super().restore(saved)
+        self.debts = {}
 
 
 class Adam(Optimizer):
     """Adam (Kingma & Ba 2015, algorithm 1), as PyTorch defines it.
+
+    Never lazy: its step without a gradient is not linear (a square root, eps, and corrections that change every step), so
+    missed steps cannot be done as one without another result.
 
     Parameters
     ----------
@@ -149,5 +223,5 @@ class Adam(Optimizer):
         self.betas = tuple(_check("betas", b, 0, 1) for b in betas)
         self.eps = _check("eps", eps, 0)
 
-    def update(self, dev, w, state, g, kept):
-        dev.adam(w, *state, g, self.learning_rate, *self.betas, self.eps, self.steps, self.weight_decay, kept)
+    def update(self, parameter, w, state, g, kept, plan):
+        parameter.device.adam(w, *state, g, self.learning_rate, *self.betas, self.eps, self.steps, self.weight_decay, kept)

@@ -28,6 +28,13 @@ class Packing(NamedTuple):
     col_pos: object     # (L, C)
 
 
+class Blocks(NamedTuple):
+    """A division of a weight into blocks, and which of them a plan reads."""
+
+    size: tuple[int, int]   # rows and columns of a block
+    wanted: object          # (block rows, block columns) bool device array
+
+
 @dataclasses.dataclass(frozen=True)
 class RowPlan:
     """Keep the indices bias, bias + dp, bias + 2 dp, … of an axis of length n (*Approximate Random Dropout*, row pattern).
@@ -85,6 +92,10 @@ class RowPlan:
         """FLOPs of the product (samples, inner) x (inner, kept)."""
         return 2 * samples * inner * self.count
 
+    def blocks(self, shape: tuple[int, int], dev: Device) -> Blocks:
+        """The rows of a weight (n, I), and which of them this plan keeps."""
+        return Blocks((1, shape[1]), _row_views(self.n, self.dp, self.bias, dev)[5])
+
     def index(self, dev: Device):
         """The kept indices in the form that the device's planned kernels take; None stands for all."""
         return None if self.dp == 1 else dev.index_list(self.bias, self.n, self.dp)
@@ -100,18 +111,18 @@ class RowPlan:
 
 @functools.lru_cache(maxsize=4096)
 def _row_views(n: int, dp: int, bias: int, dev: Device) -> tuple:
-    """(places (n,), classes (n,), kept (K,), kept as (1, K), places as (1, n)) on the device."""
+    """(places (n,), classes (n,), kept (K,), kept as (1, K), places as (1, n), whether kept (n, 1)) on the device."""
     kept = np.arange(bias, n, dp, dtype=np.int32)
     places = np.full(n, -1, np.int32)
     places[kept] = np.arange(kept.size)
-    host = (places, np.zeros(n, np.int32), kept, kept[None], places[None])
+    host = (places, np.zeros(n, np.int32), kept, kept[None], places[None], places[:, None] >= 0)
     return tuple(dev.upload(array) for array in host)
 
 
 def pack_rows(rows: RowPlan, cols: RowPlan, dev: Device) -> Packing:
     """Packing of the gradient of w[kept rows, kept columns]."""
     row_pos, row_class, *_ = _row_views(rows.n, rows.dp, rows.bias, dev)
-    *_, lists, places = _row_views(cols.n, cols.dp, cols.bias, dev)
+    _, _, _, lists, places, _ = _row_views(cols.n, cols.dp, cols.bias, dev)
     return Packing(row_pos, row_class, lists, places)
 
 
@@ -195,9 +206,18 @@ class TilePlan:
         """FLOPs of the product of (samples, I) with the kept tiles."""
         return 2 * samples * self.size
 
+    def blocks(self, shape: tuple[int, int], dev: Device) -> Blocks:
+        """The tiles of the weight, and which of them this plan keeps."""
+        return Blocks((self.tile, self.tile), _tile_mask(self, dev))
+
     def packing(self, dev: Device) -> Packing:
         """Packing of the gradient of the kept tiles: tile rows by class, in each row its kept columns."""
         return _tile_packing(self.shape, self.tile, self.dp, self.bias, dev)
+
+
+@functools.lru_cache(maxsize=1024)
+def _tile_mask(plan: TilePlan, dev: Device):
+    return dev.upload(plan.tile_mask())
 
 
 @functools.lru_cache(maxsize=1024)
@@ -246,6 +266,12 @@ class BernoulliPlan:
 
 
 Plan = RowPlan | TilePlan | BernoulliPlan
+
+
+@functools.lru_cache(maxsize=64)
+def every_block(shape: tuple[int, int], dev: Device):
+    """(block rows, block columns) bool device array: all are wanted."""
+    return dev.upload(np.ones(shape, bool))
 
 
 class PackedGradient(NamedTuple):

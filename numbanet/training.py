@@ -60,6 +60,7 @@ class Trainer:
     loss: Callable[..., Tensor]
     answer: Callable[..., Any]
     score: Callable[..., float]
+    drawn: dict | None = None  # plans of the next step, where they are known
 
     # --- step ---------------------------------------------------------------------------------------------------------
     def plans(self) -> dict:
@@ -67,15 +68,20 @@ class Trainer:
         drawn = {layer: self.policy.plan(i, layer.weight.shape, self.rng) for i, layer in enumerate(self.model.droppable())}
         return {layer: plan for layer, plan in drawn.items() if plan is not None}
 
-    def step(self, x: Tensor, y: np.ndarray, weights: np.ndarray | None) -> tuple[Tensor, Any, int]:
-        """One update; returns the loss, what was predicted on the way, and the FLOPs done."""
+    def step(self, x: Tensor, y: np.ndarray, weights: np.ndarray | None, last: bool = True) -> tuple[Tensor, Any, int]:
+        """One update; returns the loss, what was predicted on the way, and the FLOPs done.
+
+        Unless it is the last one before the weights are read as a whole, the next step's plans are drawn here already, and
+        what they do not read is brought up to date later (`SGD`).
+        """
         self.optimizer.zero_grad()  # an earlier step may have been broken off
-        plans = self.plans()
+        plans, self.drawn = self.plans() if self.drawn is None else self.drawn, None
         with self.dev.session():
             output = self.model(x, plans)
             loss = self.loss(output, self.dev.upload(y), None if weights is None else self.dev.upload(weights))
             loss.backward()
-            self.optimizer.step()
+            self.drawn = None if last else self.plans()
+            self.optimizer.step(self.model.reads(self.drawn))
             return loss.detach(), self.answer(self.dev, output.data), self.model.flops(len(y), plans)
 
     # --- epoch --------------------------------------------------------------------------------------------------------
@@ -88,17 +94,21 @@ class Trainer:
     def epoch(self, data: Data, tick: Callable[[int], None] = lambda n: None) -> dict:
         """One pass: {"loss", "score", "seconds", "flops_share"}; `score` is that of the predictions made while training."""
         with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is dealt with once, in `epochs`
-            return self._epoch(data, tick)
+            try:
+                return self._epoch(data, tick)
+            finally:
+                self.optimizer.settle()  # of an epoch that was broken off, too, the weights are whole
 
     def _epoch(self, data: Data, tick: Callable[[int], None]) -> dict:
         start, losses, answers, seen, done, dense = time.perf_counter(), [], [], [], 0, 0
-        for rows in self.batches(len(data)):
+        for step, rows in enumerate(self.batches(len(data)), 1):
             weights = None if data.weights is None else data.weights[rows]
             total = len(rows) if weights is None else float(weights.sum())
             if total == 0:
                 continue
             x = Tensor.wrap(self.dev.take_rows(data.X, self.dev.upload(rows.astype(np.int32))), self.dev)
-            loss, answer, flops = self.step(x, data.y[rows], None if weights is None else weights / np.float32(total))
+            loss, answer, flops = self.step(x, data.y[rows], None if weights is None else weights / np.float32(total),
+                                           last=step * self.batch_size >= len(data))
             losses.append((loss, total))
             answers.append(answer)
             seen.append(rows)

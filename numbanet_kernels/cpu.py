@@ -87,5 +87,7 @@ from .softmax import (
 from .update import (
     adam_cpu as adam,
     sgd_cpu as sgd,
+    sgd_powers_cpu as sgd_powers,
+    sgd_settle_cpu as sgd_settle,
     unpack_gradient_cpu as unpack_gradient,
 )

@@ -87,5 +87,7 @@ from .softmax import (
 from .update import (
     adam_cuda as adam,
     sgd_cuda as sgd,
+    sgd_powers_cuda as sgd_powers,
+    sgd_settle_cuda as sgd_settle,
     unpack_gradient_cuda as unpack_gradient,
 )

@@ -11,16 +11,29 @@ kept, with kept = (row_pos, row_class, cols, col_pos), int32 arrays:
     row_class (R,)   which list of columns row r keeps
     cols (L, K)      column of w of the k-th value in a row of class l, or -1: nothing there
     col_pos (L, C)   its inverse: place of column c in a row of class l, or -1: no gradient
+
+A step without a gradient is linear, (w, v) -> M (w, v), so sgd can leave it undone where nobody reads w, and do k such steps at
+once as M^k when somebody will. With late = (since, after, held, wanted, powers, block, step), w is divided into U x B
+blocks:
+
+    since (U, B)     int32, the step up to which each block is done
+    after (U, B)     int32, the same after this step: what the update writes
+    held (U, B)      bool, the blocks that were wanted for this step: they are up to date and take the step with g
+    wanted (U, B)    bool, the blocks that will be read before the next step: they catch up; all others fall behind
+    powers (K, 4)    float32, M^0, M^1, …, row by row (`sgd_powers`); step - since is less than K everywhere
+    block            (rows, columns) of a block; those at the far edges may stick out
+    step             number of this step, from 1
 """
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
-from numba import float32
+from numba import float32, int32
 
 from . import threads
-from .launch import cuda, host_kernel, kernel, kernels, launch
+from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
 from .memory import THREADS, blocks_for, empty_cuda
 
 
@@ -53,39 +66,91 @@ def adam_reference(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, kept=None
     return w - lr * (m / (1 - beta1**step)) / (np.sqrt(s / (1 - beta2**step)) + eps), m, s
 
 
-def _check(op, w, states, g, kept):
+def sgd_powers_reference(count, lr, momentum=0.0, nesterov=False, decay=0.0):
+    """(count, 4): M^0, M^1, … row by row, M the step (w, v) -> M (w, v) that sgd makes where g = 0."""
+    v = np.array([decay, momentum])
+    ahead = np.array([decay, 0.0]) + momentum * v if nesterov else v
+    step = np.array([[1.0, 0.0] - lr * ahead, v])
+    powers = [np.eye(2)]
+    for _ in range(count - 1):
+        powers.append(step @ powers[-1])
+    return np.reshape(powers, (-1, 4))
+
+
+def sgd_late_reference(w, v, g, lr, momentum, nesterov, decay, kept, late):
+    """(w, v, after) after the step, float64: with g where a block is held, all it missed without g where it is wanted."""
+    since, _, held, wanted, _, (height, width), step = late
+    new_w, new_v, after = np.array(w, np.float64), np.array(v, np.float64), np.array(since)
+    g = unpack_gradient_reference(g, kept, w.shape)
+    for u, b in np.ndindex(*since.shape):
+        own = slice(u * height, (u + 1) * height), slice(b * width, (b + 1) * width)
+        missed = step - since[u, b] - 1
+        if held[u, b] or wanted[u, b]:
+            for gradient in [np.zeros_like(g[own])] * (missed + 1) if missed else [g[own]]:
+                new_w[own], new_v[own] = sgd_reference(new_w[own], new_v[own], gradient, lr, momentum, nesterov, decay)
+            after[u, b] = step
+    return new_w, new_v, after
+
+
+def _check(op, w, states, g, kept, late=None):
     fits = w.ndim == 2 and all(state.shape == w.shape for state in states)
     if kept is None:
         fits = fits and g.shape == w.shape
     else:
         row_pos, row_class, _, col_pos = kept
         fits = fits and g.ndim == 2 and row_pos.shape == row_class.shape == w.shape[:1] and col_pos.shape[1:] == w.shape[1:]
+    if late is not None:
+        since, after, held, wanted, _, (height, width), _ = late
+        blocks = (ceil_div(w.shape[0], height), ceil_div(w.shape[1], width))
+        fits = fits and since.shape == after.shape == held.shape == wanted.shape == blocks
     if not fits:
         raise ValueError(f"{op}: w {w.shape}, state {[state.shape for state in states]} and gradient {g.shape} do not match"
-                         f"{'' if kept is None else ' under the given rows and columns'}")
+                         f"{'' if kept is None else ' under the given rows and columns'}"
+                         f"{'' if late is None else f' in blocks {late[0].shape} of {late[5]}'}")
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 # A packed gradient is spread, row by row, over a buffer that stays in the nearest cache: the weight is passed over once. The
-# buffer has one place more than a row, where the entries -1 of `cols` end up.
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, b1, f4)")
-def _sgd(w, v, g, packed, row_pos, row_class, cols, lr, momentum, nesterov, decay):
-    spread, last = np.zeros(w.shape[1] + 1, np.float32), -1
+# buffer has one place more than a row, where the entries -1 of `cols` end up. Pieces of rows are taken as arrays of their own,
+# because their indices are then known not to be negative, and the loops become vector instructions.
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, b1, f4,"
+             " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, i8)")
+def _sgd(w, v, g, packed, row_pos, row_class, cols, lr, momentum, nesterov, decay,
+         since, after, held, wanted, powers, height, width, step):
+    nothing, spread = np.zeros(w.shape[1] + 1, np.float32), np.zeros(w.shape[1] + 1, np.float32)
+    last = -1
     for r in range(w.shape[0]):
-        if packed:
-            place = row_pos[r]
-            columns = row_class[r] if place >= 0 else -1
-            if columns != last:
+        u = r // height
+        d = nothing
+        if not packed:
+            d = g[r]
+        elif row_pos[r] >= 0:
+            if row_class[r] != last:
                 spread[:] = 0
-                last = columns
-            if place >= 0:
-                for k in range(cols.shape[1]):
-                    spread[cols[columns, k]] = g[place, k]
-        row = spread if packed else g[r]
-        for c in range(w.shape[1]):
-            d = row[c] + decay * w[r, c]
-            v[r, c] = momentum * v[r, c] + d
-            w[r, c] -= lr * (d + momentum * v[r, c] if nesterov else v[r, c])
+                last = row_class[r]
+            for k in range(cols.shape[1]):
+                spread[cols[last, k]] = g[row_pos[r], k]
+            d = spread
+        for b in range(since.shape[1]):
+            steps = step - since[u, b]
+            done = held[u, b] or wanted[u, b]
+            if r % height == 0:
+                after[u, b] = step if done else since[u, b]
+            if not done:
+                continue
+            c0, c1 = b * width, min((b + 1) * width, w.shape[1])
+            row, velocity, gradient = w[r, c0:c1], v[r, c0:c1], d[c0:c1]
+            if steps == 1:
+                for c in range(row.size):
+                    slope = gradient[c] + decay * row[c]
+                    velocity[c] = momentum * velocity[c] + slope
+                    row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
+            else:
+                ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
+                for c in range(row.size):
+                    before = row[c]
+                    row[c] = ww * before + wv * velocity[c]
+                    velocity[c] = vw * before + vv * velocity[c]
 
 
 def unpack_gradient_cpu(g, kept, shape):
@@ -96,22 +161,66 @@ def unpack_gradient_cpu(g, kept, shape):
 _ALL = (np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 0), np.int32))  # not read under a dense gradient
 
 
-def _share_rows(update, arrays, g, kept, *numbers):
+@functools.lru_cache(maxsize=64)
+def _timely(shape):
+    """`late` for a weight that never is: every row a block, up to date before the step as after it."""
+    blocks = (shape[0], 1)
+    every = np.ones(blocks, bool)
+    return (np.zeros(blocks, np.int32), np.ones(blocks, np.int32), every, every, np.zeros((0, 4), np.float32),
+            (1, max(shape[1], 1)), 1)
+
+
+def _share_rows(update, arrays, g, kept, numbers, late=None):
     """The update on each thread's rows of the weight and its state."""
     row_pos, row_class, cols = _ALL if kept is None else kept[:3]
+    height = 1 if late is None else late[5][0]
 
     def work(part):
-        rows = part.of(arrays[0].shape[0])
+        units = part.of(ceil_div(arrays[0].shape[0], height))
+        rows = slice(units.start * height, units.stop * height)
+        blocks = () if late is None else (*(array[units] for array in late[:4]), late[4], *late[5], late[6])
         update(*(array[rows] for array in arrays), g[rows] if kept is None else g, kept is not None,
-               row_pos[rows], row_class[rows], cols, *numbers)
+               row_pos[rows], row_class[rows], cols, *numbers, *blocks)
 
     threads.share(work, threads.worthwhile(arrays[0].size))
 
 
-def sgd_cpu(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None):
+def sgd_cpu(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None, late=None):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
-    _check("sgd (cpu)", w, (v,), g, kept)
-    _share_rows(_sgd, (w, v), g, kept, lr, momentum, nesterov, decay)
+    _check("sgd (cpu)", w, (v,), g, kept, late)
+    _share_rows(_sgd, (w, v), g, kept, (lr, momentum, nesterov, decay), _timely(w.shape) if late is None else late)
+
+
+def sgd_powers_cpu(count, lr, momentum=0.0, nesterov=False, decay=0.0):
+    """M^0, M^1, … row by row, M the step (w, v) -> M (w, v) that sgd makes where g = 0"""
+    return sgd_powers_reference(count, lr, momentum, nesterov, decay).astype(np.float32)
+
+
+@host_kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], f4[:, ::1], i8, i8, i8)")
+def _settle(w, v, since, powers, height, width, step):
+    for r in range(w.shape[0]):
+        for b in range(since.shape[1]):
+            steps = step - since[r // height, b]
+            if steps > 0:
+                row, velocity = w[r, b * width:(b + 1) * width], v[r, b * width:(b + 1) * width]
+                ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
+                for c in range(row.size):
+                    before = row[c]
+                    row[c] = ww * before + wv * velocity[c]
+                    velocity[c] = vw * before + vv * velocity[c]
+
+
+def sgd_settle_cpu(w, v, late):
+    """(w, v) -> M^(step - since) (w, v) in every block, in place: all that `sgd` left undone up to `step`"""
+    _check("sgd_settle (cpu)", w, (v,), w, None, late)
+    since, _, _, _, powers, (height, width), step = late
+
+    def work(part):
+        units = part.of(since.shape[0])
+        rows = slice(units.start * height, units.stop * height)
+        _settle(w[rows], v[rows], since[units], powers, height, width, step)
+
+    threads.share(work, threads.worthwhile(w.size))
 
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1],"
@@ -139,25 +248,57 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, c
 def adam_cpu(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, kept=None):
     """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
     _check("adam (cpu)", w, (m, s), g, kept)
-    _share_rows(_adam, (w, m, s), g, kept, lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), decay)
+    numbers = (lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), decay)
+    _share_rows(_adam, (w, m, s), g, kept, numbers)
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels
 def _updates():
-    @kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, b1, f4)")
-    def sgd_step(w, v, g, packed, row_pos, row_class, col_pos, lr, momentum, nesterov, decay):
-        """One thread, one weight; a packed gradient is looked up, zero where the plan kept nothing."""
+    @kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, b1, f4,"
+            " b1, i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i4, i4, i4)")
+    def sgd_step(w, v, g, packed, row_pos, row_class, col_pos, lr, momentum, nesterov, decay,
+                 lazy, since, after, held, wanted, powers, height, width, step):
+        """One thread, one weight; a packed gradient is looked up, zero where the plan kept nothing.
+
+        Lazy: a thread whose block is neither held nor wanted leaves its weight alone.
+        """
         i = cuda.grid(1)
         if i < w.size:
             r, c = i // w.shape[1], i % w.shape[1]
-            row, col = (row_pos[r], col_pos[row_class[r], c]) if packed else (r, c)
-            d = decay * w[r, c]
-            if row >= 0 and col >= 0:
-                d += g[row, col]
-            new = momentum * v[r, c] + d
-            v[r, c] = new
-            w[r, c] -= lr * (d + momentum * new if nesterov else new)
+            steps = int32(1)
+            if lazy:
+                u, b = r // height, c // width
+                steps = step - since[u, b]
+                done = held[u, b] or wanted[u, b]
+                if r % height == 0 and c % width == 0:
+                    after[u, b] = step if done else since[u, b]
+                if not done:
+                    return
+            if steps == 1:
+                row, col = (row_pos[r], col_pos[row_class[r], c]) if packed else (r, c)
+                d = decay * w[r, c]
+                if row >= 0 and col >= 0:
+                    d += g[row, col]
+                new = momentum * v[r, c] + d
+                v[r, c] = new
+                w[r, c] -= lr * (d + momentum * new if nesterov else new)
+            else:
+                before, velocity = w[r, c], v[r, c]
+                w[r, c] = powers[steps, 0] * before + powers[steps, 1] * velocity
+                v[r, c] = powers[steps, 2] * before + powers[steps, 3] * velocity
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], f4[:, ::1], i4, i4, i4)")
+    def settle(w, v, since, powers, height, width, step):
+        """One thread, one weight: the steps that its block missed, as one."""
+        i = cuda.grid(1)
+        if i < w.size:
+            r, c = i // w.shape[1], i % w.shape[1]
+            steps = step - since[r // height, c // width]
+            if steps > 0:
+                before, velocity = w[r, c], v[r, c]
+                w[r, c] = powers[steps, 0] * before + powers[steps, 1] * velocity
+                v[r, c] = powers[steps, 2] * before + powers[steps, 3] * velocity
 
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1],"
             " f4, f4, f4, f4, f4, f4, f4)")
@@ -185,7 +326,7 @@ def _updates():
             row, col = row_pos[r], col_pos[row_class[r], c]
             dense[r, c] = g[row, col] if row >= 0 and col >= 0 else float32(0)
 
-    return sgd_step, adam_step, unpack
+    return sgd_step, settle, adam_step, unpack
 
 
 def _kept_arguments(kept):
@@ -193,30 +334,52 @@ def _kept_arguments(kept):
     if kept is not None:
         row_pos, row_class, _, col_pos = kept
         return True, row_pos, row_class, col_pos
-    if not _unread:
-        _unread.extend(cuda.to_device(a) for a in (np.zeros(1, np.int32), np.zeros((1, 1), np.int32)))
-    return False, _unread[0], _unread[0], _unread[1]
+    return False, _unread(np.int32, 1), _unread(np.int32, 1), _unread(np.int32, 2)
 
 
-_unread: list = []
+def _late_arguments(late):
+    """The arguments of the kernels for an update that leaves blocks behind, or for one that does not, where none is read."""
+    if late is not None:
+        *arrays, block, step = late
+        return True, *arrays, *block, step
+    integers, flags = _unread(np.int32, 2), _unread(np.bool_, 2)
+    return False, integers, integers, flags, flags, _unread(np.float32, 2), 1, 1, 1
+
+
+@functools.cache
+def _unread(dtype, axes):
+    return cuda.to_device(np.zeros((1,) * axes, dtype))
 
 
 def unpack_gradient_cuda(g, kept, shape):
     """The dense gradient: dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] where both are >= 0, else 0"""
     row_pos, row_class, _, col_pos = kept
     dense = empty_cuda(shape)
-    launch(_updates()[2], blocks_for(dense.size), THREADS, g, row_pos, row_class, col_pos, dense)
+    launch(_updates()[3], blocks_for(dense.size), THREADS, g, row_pos, row_class, col_pos, dense)
     return dense
 
 
-def sgd_cuda(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None):
+def sgd_cuda(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None, late=None):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
-    _check("sgd (cuda)", w, (v,), g, kept)
-    launch(_updates()[0], blocks_for(w.size), THREADS, w, v, g, *_kept_arguments(kept), lr, momentum, nesterov, decay)
+    _check("sgd (cuda)", w, (v,), g, kept, late)
+    launch(_updates()[0], blocks_for(w.size), THREADS, w, v, g, *_kept_arguments(kept), lr, momentum, nesterov, decay,
+           *_late_arguments(late))
+
+
+def sgd_powers_cuda(count, lr, momentum=0.0, nesterov=False, decay=0.0):
+    """M^0, M^1, … row by row, M the step (w, v) -> M (w, v) that sgd makes where g = 0"""
+    return cuda.to_device(sgd_powers_cpu(count, lr, momentum, nesterov, decay))
+
+
+def sgd_settle_cuda(w, v, late):
+    """(w, v) -> M^(step - since) (w, v) in every block, in place: all that `sgd` left undone up to `step`"""
+    _check("sgd_settle (cuda)", w, (v,), w, None, late)
+    since, _, _, _, powers, block, step = late
+    launch(_updates()[1], blocks_for(w.size), THREADS, w, v, since, powers, *block, step)
 
 
 def adam_cuda(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, kept=None):
     """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
     _check("adam (cuda)", w, (m, s), g, kept)
-    launch(_updates()[1], blocks_for(w.size), THREADS, w, m, s, g, *_kept_arguments(kept),
+    launch(_updates()[2], blocks_for(w.size), THREADS, w, m, s, g, *_kept_arguments(kept),
            lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), decay)

@@ -2,7 +2,8 @@
 import numpy as np
 import pytest
 
-from numbanet import GELU, Flatten, Linear, ReLU, RowPlan, Sequential, Sigmoid, Tanh, Tensor
+from numbanet import GELU, Flatten, Linear, ReLU, RowPlan, Sequential, Sigmoid, Tanh, Tensor, TilePlan
+from numbanet.plan import BernoulliPlan
 
 
 @pytest.mark.parametrize("init, variance", [("he", 2 / 300), ("glorot", 2 / 500)])
@@ -45,3 +46,20 @@ def test_misuse_is_named(make, message):
 def test_repr_shows_the_network():
     assert repr(Sequential([Linear(4, 3), ReLU(), Linear(3, 2, bias=False)])) == (
         "Sequential([Linear(4, 3), ReLU(), Linear(3, 2, bias=False)])")
+
+
+def test_tiles_after_rows_see_zeros_for_dropped_neurons(rng):
+    first, second = Linear(6, 8, rng=0), Linear(8, 5, rng=1)
+    rows, tiles = RowPlan(8, 3, 1), TilePlan((5, 8), 2, 2, 1)
+    x = rng.standard_normal((4, 6)).astype(np.float32)
+    y = Sequential([first, ReLU(), second])(Tensor(x), {first: rows, second: tiles})
+    hidden = np.maximum(x @ first.weight.numpy().T, 0) * rows.mask()
+    np.testing.assert_allclose(y.numpy(), hidden @ (second.weight.numpy() * tiles.mask()).T, rtol=1e-4, atol=1e-6)
+
+
+def test_reads_names_the_weights_of_which_a_step_reads_a_part():
+    first, second, last = Linear(6, 8), Linear(8, 8), Linear(8, 3)
+    model = Sequential([first, ReLU(), second, ReLU(), second, ReLU(), last])
+    rows = RowPlan(8, 2, 1)
+    assert model.reads({first: rows, second: rows}) == {first.weight: rows}  # the second is used twice
+    assert model.reads({first: RowPlan(8, 1, 0), second: BernoulliPlan(8, 0.5, 1)}) == model.reads(None) == {}

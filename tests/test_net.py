@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from numbanet import Linear, Net, NetRegressor, ReLU, RowDropout, Tanh, TileDropout
+from numbanet import Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, Tanh, TileDropout
 from numbanet.datasets import load_digits
 from numbanet.device import problem
 
@@ -144,6 +144,50 @@ def test_an_interrupted_fit_keeps_what_it_learned():
         net = Net(**{**SMALL, "epochs": 20}, callbacks=[interrupt]).fit(X, Y)
     assert net.n_iter_ == 2 and same(weights(net), weights(Net(**{**SMALL, "epochs": 2}).fit(X, Y)))
     net.set_params(callbacks=None).partial_fit(X, Y)
+
+
+class Breaks(RowDropout):
+    """Row dropout that is interrupted in the middle of the second epoch."""
+
+    drawn = 0
+
+    def plan(self, layer, shape, rng):
+        self.drawn += 1
+        if self.drawn == 40:
+            raise KeyboardInterrupt
+        return super().plan(layer, shape, rng)
+
+
+def lazily(monkeypatch, lazy, action):
+    """The weights that an action leaves, with updates left undone where nobody reads, or with all done in every step."""
+    with monkeypatch.context() as patch:
+        if not lazy:
+            patch.setattr(Sequential, "reads", lambda self, plans: {})
+        return action()
+
+
+@pytest.mark.parametrize("dropout", [RowDropout(0.7), TileDropout(0.6, tile=4)], ids=repr)
+def test_everybody_sees_settled_weights(monkeypatch, dropout):
+    seen = []
+
+    def train():
+        net = Net(**SMALL, dropout=dropout, callbacks=[lambda net, record: seen.append(weights(net))]).fit(X, Y)
+        net.set_params(callbacks=None)
+        return [*weights(net), net.predict_proba(X_TEST), *weights(pickle.loads(pickle.dumps(net))),
+                *weights(net.partial_fit(X[:300], Y[:300]))]
+
+    lazy, dense = (lazily(monkeypatch, lazy, train) for lazy in (True, False))
+    for a, b in zip(lazy + sum(seen[:3], []), dense + sum(seen[3:], []), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_an_epoch_that_breaks_off_leaves_settled_weights(monkeypatch):
+    def train():
+        with pytest.warns(UserWarning, match="interrupted after 1 whole epochs"):
+            return weights(Net(**SMALL, dropout=Breaks(0.7)).fit(X, Y))
+
+    for a, b in zip(*(lazily(monkeypatch, lazy, train) for lazy in (True, False)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 def test_a_loss_that_is_no_number_keeps_the_last_good_weights():

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet import SGD, Adam, Linear, ReLU, RowPlan, Sequential, Tanh, Tensor, TilePlan, ops
+from numbanet import SGD, Adam, Linear, ReLU, RowPlan, Sequential, Tanh, Tensor, TilePlan, ops, optim
 from numbanet.plan import PackedGradient
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
@@ -89,6 +89,52 @@ def test_packed_gradients_update_like_dense_ones(rng, kind, name):
             optimizer.step()
     for a, b in zip(packed, dense):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6, atol=1e-7)
+
+
+DRAWN = {"rows": lambda rng, shape: RowPlan(shape[0], dp := int(rng.integers(1, 6)), int(rng.integers(dp)), float(dp)),
+         "tiles": lambda rng, shape: TilePlan(shape, 3, dp := int(rng.integers(1, 6)), int(rng.integers(dp)), float(dp))}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_200_lazy_steps_equal_dense_ones(rng, monkeypatch, kind, name):
+    """What a plan reads is up to date in every step, everything is in the end, and something was left undone on the way."""
+    monkeypatch.setattr(optim._Debt, "LIMIT", 50)  # passed several times
+    model, _ = pair()
+    dense = [Tensor(p.numpy().copy(), requires_grad=True) for p in model.parameters()]
+    lazy, whole = (OPTIMIZERS[name][0](parameters) for parameters in (model.parameters(), dense))
+    plans, behind = {}, 0
+    for step in range(200):
+        for layer, weight in zip(model.droppable(), dense[::2]):
+            mask = np.broadcast_to(np.ones(1, bool), weight.shape) if layer not in plans else (
+                plans[layer].mask() if kind == "tiles" else np.broadcast_to(plans[layer].mask()[:, None], weight.shape))
+            difference, norm = layer.weight.numpy() - weight.numpy(), np.linalg.norm(weight.numpy())
+            assert np.linalg.norm(difference[mask]) <= 1e-5 * norm
+            behind += np.linalg.norm(difference) > 1e-4 * norm
+        ops.softmax_cross_entropy(model(Tensor(rng.standard_normal((N, 12))), plans), labels=LABELS).backward()
+        for p, q in zip(model.parameters(), dense):
+            q.gradient = None if p.gradient is None else p.grad.data
+        plans = {layer: DRAWN[kind](rng, layer.weight.shape) for layer in model.droppable()}
+        if step == 120:
+            lazy.learning_rate = whole.learning_rate = 0.003
+        lazy.step(model.reads(plans))
+        whole.step()
+    assert (behind > 100) == (isinstance(lazy, SGD) and lazy.momentum > 0)
+    lazy.settle()
+    for p, q in zip(model.parameters(), dense):
+        assert np.linalg.norm(p.numpy() - q.numpy()) <= 1e-5 * np.linalg.norm(q.numpy())
+
+
+def test_a_step_without_a_gradient_or_a_wish_settles(rng):
+    weight = Tensor(rng.standard_normal((6, 4)), requires_grad=True)
+    dense = Tensor(weight.numpy().copy(), requires_grad=True)
+    optimizers = SGD([weight], 0.1, 0.9), SGD([dense], 0.1, 0.9)
+    for wanted, gradient in (({weight: RowPlan(6, 3, 1)}, True), ({weight: RowPlan(6, 2, 0)}, False), (None, True)):
+        for p, optimizer in zip((weight, dense), optimizers):
+            p.gradient = np.outer(RowPlan(6, 3, 1).mask(), np.ones(4)).astype(np.float32) if gradient else None
+            optimizer.step(wanted)
+        if wanted is None or not gradient:
+            np.testing.assert_allclose(weight.numpy(), dense.numpy(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("make, message", [

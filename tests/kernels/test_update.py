@@ -63,3 +63,49 @@ def test_unpack_gradient(suffix, put, get, rng):
 def test_shapes_that_do_not_match_are_named(suffix, put):
     with pytest.raises(ValueError, match=rf"sgd \({suffix}\).*\(2, 3\).*\(3, 2\)"):
         getattr(update, f"sgd_{suffix}")(put(np.zeros((2, 3))), put(np.zeros((2, 3))), put(np.zeros((3, 2))), 0.1)
+
+
+NUMBERS = {"plain": (0.1, 0.0, False, 0.0), "momentum": (0.1, 0.9, False, 0.0), "nesterov, decay": (0.1, 0.9, True, 0.01)}
+
+
+def lateness(rng, put, blocks, block, numbers, step=6):
+    """`late` with some blocks held and others up to four steps behind, on the device and on the host."""
+    held, wanted = rng.random(blocks) < 0.4, rng.random(blocks) < 0.4
+    since = np.where(held, step - 1, rng.integers(step - 5, step, blocks)).astype(np.int32)
+    host = since, np.zeros_like(since), held, wanted, update.sgd_powers_reference(8, *numbers)
+    return (*map(put, host), block, step), (*host, block, step)
+
+
+@pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
+@pytest.mark.parametrize("shape, block", [((5, 9), (1, 9)), ((9, 7), (4, 3)), ((1, 1), (4, 4)), ((0, 3), (1, 3))])
+def test_late_blocks_take_no_step_or_all_they_missed(suffix, put, get, rng, shape, block, numbers):
+    late, host = lateness(rng, put, tuple(-(-n // size) for n, size in zip(shape, block)), block, numbers)
+    kept, packed_shape = packing(rng, shape, 2)
+    w, v, g = rng.standard_normal(shape), rng.standard_normal(shape), rng.standard_normal(packed_shape)
+    arrays = put(w.copy()), put(v.copy())
+    getattr(update, f"sgd_{suffix}")(*arrays, put(g), *numbers, tuple(map(put, kept)), late)
+    for found, expected in zip((*arrays, late[1]), update.sgd_late_reference(w, v, g, *numbers, kept, host), strict=True):
+        np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
+def test_settling_makes_up_for_every_missed_step(suffix, put, get, rng, numbers):
+    late, (since, *_) = lateness(rng, put, (3, 3), (4, 3), numbers)
+    w, v = rng.standard_normal((9, 7)), rng.standard_normal((9, 7))
+    arrays = put(w.copy()), put(v.copy())
+    getattr(update, f"sgd_settle_{suffix}")(*arrays, late)
+    expected = [w.copy(), v.copy()]
+    for u, b in np.ndindex(3, 3):
+        own = slice(u * 4, u * 4 + 4), slice(b * 3, b * 3 + 3)
+        for _ in range(6 - since[u, b]):
+            zero = np.zeros_like(expected[0][own])
+            expected[0][own], expected[1][own] = update.sgd_reference(expected[0][own], expected[1][own], zero, *numbers)
+    for found, values in zip(arrays, expected, strict=True):
+        np.testing.assert_allclose(get(found), values, rtol=1e-5, atol=1e-6)
+
+
+def test_blocks_that_do_not_cover_the_weight_are_named(suffix, put, rng):
+    late, _ = lateness(rng, put, (2, 2), (4, 4), NUMBERS["momentum"])
+    arrays = [put(np.zeros((9, 7))) for _ in range(3)]
+    with pytest.raises(ValueError, match=rf"sgd \({suffix}\).*blocks \(2, 2\) of \(4, 4\)"):
+        getattr(update, f"sgd_{suffix}")(*arrays, 0.1, late=late)
