@@ -3,11 +3,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
@@ -57,6 +59,8 @@ PARAMETERS = """
         Each is called after every epoch as callback(net, record); training stops where one returns True.
     device : {"auto", "cpu", "cuda"}, default="auto"
         Where to run: CUDA if a GPU answers, else the CPU.
+    n_jobs : int or None, default=None
+        Threads of the CPU to use, at most; None or -1 for as many as BLAS has (by cores, or its environment variables).
     random_state : int, RandomState or None, default=None
         Seed of initial weights, shuffling and plans: same seed, same result; bit for bit on the CPU.
     verbose : int, default=0
@@ -72,7 +76,7 @@ class BaseNet(BaseEstimator):
     def __init__(self, layers=(256,), *, activation="relu", dropout="none", dropout_rate=0.5, optimizer="sgd",
                  learning_rate=0.01, momentum=0.9, nesterov=False, weight_decay=0.0, schedule=None, epochs=20,
                  batch_size=128, early_stopping=False, validation_fraction=0.1, patience=5, callbacks=None, device="auto",
-                 random_state=None, verbose=0):
+                 n_jobs=None, random_state=None, verbose=0):
         self.layers = layers
         self.activation = activation
         self.dropout = dropout
@@ -90,6 +94,7 @@ class BaseNet(BaseEstimator):
         self.patience = patience
         self.callbacks = callbacks
         self.device = device
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
 
@@ -184,6 +189,7 @@ class BaseNet(BaseEstimator):
         if not all(callable(callback) for callback in self.callbacks or ()):
             raise ValueError("callbacks must be functions callback(net, record)")
         self._make_optimizer([])
+        self._threads()
         if dropout_rate is not None and isinstance(self.dropout if dropout is None else dropout, Dropout):
             raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")
         chosen = policy(self.dropout if dropout is None else dropout,
@@ -191,6 +197,14 @@ class BaseNet(BaseEstimator):
         chosen.check(len(Sequential(self.layers).droppable()) if self._given_layers() else len(self._widths()))
         return {"policy": chosen, "device": device(self.device), "schedule": schedule_named(self.schedule, self.epochs),
                 "early_stopping": self.early_stopping}
+
+    def _threads(self) -> int | None:
+        """`n_jobs` as a number of threads, or None for as many as there are."""
+        if self.n_jobs is None:
+            return None
+        if isinstance(self.n_jobs, bool) or not isinstance(self.n_jobs, numbers.Integral) or self.n_jobs == 0:
+            raise ValueError(f"n_jobs must be None or an integer other than 0, got {self.n_jobs!r}")
+        return effective_n_jobs(int(self.n_jobs))
 
     def _given_layers(self) -> bool:
         return isinstance(self.layers, Sequence) and len(self.layers) > 0 and all(isinstance(x, Layer) for x in self.layers)
@@ -261,16 +275,17 @@ class BaseNet(BaseEstimator):
             state = self.optimizer_.snapshot()
             to(self.model_, dev)
             self.optimizer_.restore(state)
-        validation = None
+        validation = rows = None
         if validation_data is not None:
             validation = Data(*self._check_validation(validation_data))
-        elif settings["early_stopping"]:
-            X, y, weights, validation = self._split(X, y, weights)
-        trainer = Trainer(self.model_, self.optimizer_, settings["policy"], self._rng, dev, self.batch_size,
-                          self._loss, self._answer, self._score)
-        data = Data(dev.upload(X), y, weights)
-        if validation is not None:
             validation.X = dev.upload(validation.X)
+        elif settings["early_stopping"]:
+            rows, held = self._split(y)
+        trainer = Trainer(self.model_, self.optimizer_, settings["policy"], self._rng, dev, self.batch_size,
+                          self._loss, self._answer, self._score, self._threads())
+        data = Data(dev.upload(X), y, weights, rows)
+        if rows is not None:
+            validation = dataclasses.replace(data, rows=held)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Progress(epochs * len(data))) if self.verbose else None
 
@@ -294,8 +309,8 @@ class BaseNet(BaseEstimator):
                              **self._y_options())
         return X, *self._check_target(y, None, reset=False)
 
-    def _split(self, X, y, weights):
-        """Training samples, and validation samples held out of them."""
+    def _split(self, y):
+        """The numbers of the training samples, and of the validation samples held out of them."""
         seed = int(self._rng.integers(2**31))
         try:
             rows, held = train_test_split(np.arange(len(y)), test_size=self.validation_fraction, random_state=seed,
@@ -305,15 +320,14 @@ class BaseNet(BaseEstimator):
         except ValueError as error:
             raise ValueError(f"early_stopping: {len(y)} samples cannot be split with validation_fraction="
                              f"{self.validation_fraction} ({error})") from error
-        train_weights, held_weights = (None, None) if weights is None else (weights[rows], weights[held])
-        return X[rows], y[rows], train_weights, Data(X[held], y[held], held_weights)
+        return rows, held
 
     def _output(self, X) -> np.ndarray:
         """The model's output for host samples X."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float32, order="C", reset=False)
         dev = next(self.model_.parameters()).device
-        return forward(self.model_, dev, dev.upload(X))
+        return forward(self.model_, dev, dev.upload(X), np.arange(len(X)), self._threads())
 
 
 def _merged(X, y, weights):

@@ -106,13 +106,14 @@ class Optimizer(abc.ABC):
 class _Debt:
     """The steps that are left undone in the blocks of one weight; all in terms of `numbanet_kernels.update`."""
 
-    LIMIT = 256  # steps: then all of the weight is brought up to date, and counting starts anew
+    LIMIT = 256  # steps that a block can miss: then all of the weight is brought up to date
 
     def __init__(self, dev: Any, shape: tuple[int, int], block: tuple[int, int], numbers: tuple) -> None:
         self.block, self.numbers, self.step = block, numbers, 0
-        self.blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
-        self.since, self.after = (dev.upload(np.zeros(self.blocks, np.int32)) for _ in range(2))
-        self.every = self.held = every_block(self.blocks, dev)
+        self.whole = 0  # the last step after which all blocks were up to date
+        blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
+        self.since, self.after = (dev.upload(np.zeros(blocks, np.int32)) for _ in range(2))
+        self.every = self.held = every_block(blocks, dev)
         self.powers = dev.sgd_powers(self.LIMIT + 1, *numbers)
 
     def late(self, wanted: Any, step: int) -> tuple:
@@ -122,6 +123,8 @@ class _Debt:
     def stepped(self, wanted: Any) -> None:
         """A step was done: what it wrote is what the next one reads."""
         self.since, self.after, self.held, self.step = self.after, self.since, wanted, self.step + 1
+        if wanted is self.every:
+            self.whole = self.step
 
 
 class SGD(Optimizer):
@@ -169,19 +172,18 @@ class SGD(Optimizer):
         if debt is None:
             dev.sgd(w, state[0], g, *numbers, kept)
             return
-        everything = blocks is None or debt.step + 1 == debt.LIMIT
-        wanted = debt.every if everything else blocks.wanted
+        limit = debt.step + 1 - debt.whole == debt.LIMIT
+        wanted = debt.every if blocks is None or limit else blocks.wanted
         dev.sgd(w, state[0], g, *numbers, kept, debt.late(wanted, debt.step + 1))
         debt.stepped(wanted)
-        if everything:
-            del self.debts[parameter]
 
     def settle(self, parameter=None):
         for i, p in enumerate(self.parameters):
             if p in self.debts and parameter in (None, p):
                 debt = self.debts.pop(p)
-                w, v = _matrix(p, p.data), _matrix(p, self.state[i][0])
-                p.device.sgd_settle(w, v, debt.late(debt.every, debt.step))
+                if debt.whole < debt.step:
+                    w, v = _matrix(p, p.data), _matrix(p, self.state[i][0])
+                    p.device.sgd_settle(w, v, debt.late(debt.every, debt.step))
 
     def reset(self):
         super().reset()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .device import Device
+from .device import Device, device
 from .dropout import Dropout
 from .layers import Sequential
 from .optim import Optimizer
@@ -27,14 +27,22 @@ PREDICT_ROWS = 4096  # rows of a forward pass without gradients: bounds its memo
 
 @dataclasses.dataclass
 class Data:
-    """Samples of one fit: X (n, …) float32 on the device; y (n, …) and weights (n,) or None on the host."""
+    """Samples of one fit: X (n, …) float32 on the device; y (n, …) and weights (n,) or None on the host.
+
+    `rows`, integers, says which of them belong here, None: all; so training and held-out samples share one X.
+    """
 
     X: Any
     y: np.ndarray
     weights: np.ndarray | None = None
+    rows: np.ndarray | None = None
 
     def __len__(self) -> int:
-        return len(self.y)
+        return len(self.y if self.rows is None else self.rows)
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        """The numbers in X of the samples at some places."""
+        return places if self.rows is None else self.rows[places]
 
 
 @dataclasses.dataclass
@@ -49,6 +57,10 @@ class Trainer:
         (dev, output array) -> array of what is predicted.
     score : callable
         (y, answers, weights) -> float, larger is better.
+    threads : int or None
+        At most so many threads of the CPU.
+    drawn : dict or None
+        The plans of the next step, where they are known already.
     """
 
     model: Sequential
@@ -60,7 +72,8 @@ class Trainer:
     loss: Callable[..., Tensor]
     answer: Callable[..., Any]
     score: Callable[..., float]
-    drawn: dict | None = None  # plans of the next step, where they are known
+    threads: int | None = None
+    drawn: dict | None = None
 
     # --- step ---------------------------------------------------------------------------------------------------------
     def plans(self) -> dict:
@@ -76,7 +89,7 @@ class Trainer:
         """
         self.optimizer.zero_grad()  # an earlier step may have been broken off
         plans, self.drawn = self.plans() if self.drawn is None else self.drawn, None
-        with self.dev.session():
+        with self.dev.session(self.threads):
             output = self.model(x, plans)
             loss = self.loss(output, self.dev.upload(y), None if weights is None else self.dev.upload(weights))
             loss.backward()
@@ -101,7 +114,8 @@ class Trainer:
 
     def _epoch(self, data: Data, tick: Callable[[int], None]) -> dict:
         start, losses, answers, seen, done, dense = time.perf_counter(), [], [], [], 0, 0
-        for step, rows in enumerate(self.batches(len(data)), 1):
+        for step, places in enumerate(self.batches(len(data)), 1):
+            rows = data.at(places)
             weights = None if data.weights is None else data.weights[rows]
             total = len(rows) if weights is None else float(weights.sum())
             if total == 0:
@@ -123,10 +137,6 @@ class Trainer:
             if math.isfinite(loss) and np.isfinite(predicted).all() else math.nan
         return {"loss": loss, "score": score,
                 "seconds": seconds, "flops_share": done / dense if dense else 1.0}
-
-    def forward(self, X: Any) -> np.ndarray:
-        """The model's output for X (n, …) on the device, without gradients, as a host array."""
-        return forward(self.model, self.dev, X)
 
     # --- epochs -------------------------------------------------------------------------------------------------------
     def epochs(self, data: Data, count: int, *, first: int = 0, validation: Data | None = None, patience: int | None = None,
@@ -151,8 +161,7 @@ class Trainer:
                     break
                 good = self._weights(good)
                 if validation is not None:
-                    answers = self.answer_host(self.forward(validation.X))
-                    record["validation_score"] = self.score(validation.y, answers, validation.weights)
+                    record["validation_score"] = self.validate(validation)
                 records.append(record)
                 stop = report(record)
                 if patience is not None:
@@ -174,10 +183,11 @@ class Trainer:
             self._restore(best[1])
         return records
 
-    def answer_host(self, output: np.ndarray) -> np.ndarray:
-        """What is predicted, from a host array of outputs."""
-        from .device import device
-        return device("cpu").download(self.answer(device("cpu"), output))
+    def validate(self, data: Data) -> float:
+        """The score on samples that are not trained on."""
+        host, rows = device("cpu"), data.at(np.arange(len(data)))
+        answers = host.download(self.answer(host, forward(self.model, self.dev, data.X, rows, self.threads)))
+        return self.score(data.y[rows], answers, None if data.weights is None else data.weights[rows])
 
     def _not_a_number(self, epoch: int, good: list[Any], learned: bool) -> None:
         self._restore(good)
@@ -203,19 +213,19 @@ class Trainer:
         return all(math.isfinite(float(self.dev.download(self.dev.sum(p.data)))) for p in self.optimizer.parameters)
 
 
-def forward(model: Sequential, dev: Device, X: Any) -> np.ndarray:
-    """The model's output for X (n, …) on the device, in pieces of PREDICT_ROWS rows, without gradients, as a host array.
+def forward(model: Sequential, dev: Device, X: Any, rows: np.ndarray, threads: int | None = None) -> np.ndarray:
+    """The model's output for some rows of X (n, …) on the device, in pieces of PREDICT_ROWS, as a host array.
 
     A short piece is filled up to LEAST_ROWS: BLAS takes other paths for a handful of rows, and what is predicted for a
     sample should not depend on how many others are predicted with it.
     """
-    n, pieces = X.shape[0], []
-    with no_grad():
-        for start in range(0, n, PREDICT_ROWS):
-            count = min(n - start, PREDICT_ROWS)
-            rows = np.minimum(np.arange(start, start + max(count, LEAST_ROWS), dtype=np.int32), n - 1)
-            piece = Tensor.wrap(dev.take_rows(X, dev.upload(rows)), dev)
-            pieces.append(model(piece).numpy()[:count])
+    pieces = []
+    with no_grad(), dev.session(threads):
+        for start in range(0, len(rows), PREDICT_ROWS):
+            chosen = rows[start:start + PREDICT_ROWS].astype(np.int32)
+            filled = np.pad(chosen, (0, max(LEAST_ROWS - len(chosen), 0)), mode="edge")
+            piece = Tensor.wrap(dev.take_rows(X, dev.upload(filled)), dev)
+            pieces.append(model(piece).numpy()[:len(chosen)])
     return np.concatenate(pieces)
 
 

@@ -148,9 +148,9 @@ def cuda_array_interface_cpu(x):
     raise AttributeError("__cuda_array_interface__: the array is on the CPU")
 
 
-def session_cpu():
-    """A context for a stretch of work on the device: BLAS is set up once, instead of for every operation."""
-    return threads.blas()
+def session_cpu(limit=None):
+    """A context for a stretch of work on the device, with at most `limit` threads: BLAS is set up once for all operations."""
+    return threads.session(limit)
 
 
 def synchronize_cpu():
@@ -404,8 +404,8 @@ def cuda_array_interface_cuda(x):
     return x.__cuda_array_interface__
 
 
-def session_cuda():
-    """A context for a stretch of work on the device: on CUDA nothing has to be set up."""
+def session_cuda(limit=None):
+    """A context for a stretch of work on the device, with at most `limit` threads of the CPU: on CUDA nothing is set up."""
     return contextlib.nullcontext()
 
 

@@ -10,12 +10,13 @@ that took 5.4 ms in place of 9.0. Inside, BLAS runs on one thread, so that its p
 """
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numba
@@ -164,10 +165,30 @@ if hasattr(os, "register_at_fork"):  # a child process has none of its parent's 
     os.register_at_fork(after_in_child=_crew.cache_clear)
 
 
+_limit: contextvars.ContextVar[int | None] = contextvars.ContextVar("limit", default=None)
+
+
+@contextlib.contextmanager
+def session(limit: int | None = None) -> Iterator[None]:
+    """Holds BLAS at one thread, so that sharing sets up nothing; inside, work has at most `limit` parts."""
+    token = _limit.set(limit or _limit.get())
+    try:
+        with blas():
+            yield
+    finally:
+        _limit.reset(token)
+
+
+def _parts(size: int) -> int:
+    """How many parts, where BLAS has so many threads."""
+    return min(size, _limit.get() or size)
+
+
 def count() -> int:
-    """How many parts work is shared into: as many as BLAS has threads, by its environment variables or threadpoolctl."""
+    """How many parts work is shared into: as many as BLAS has threads, by its environment variables or threadpoolctl, or as
+    a session allows."""
     with blas() as size:
-        return size
+        return _parts(size)
 
 
 def worthwhile(elements: int = 0, flops: int = 0) -> bool:
@@ -182,6 +203,7 @@ def share(work: Callable[[Part], Any], shared: bool = True) -> None:
     `host_kernel` do, and different parts must write to different places.
     """
     with blas() as size:
+        size = _parts(size)
         if shared and size > 1:
             _crew(size).share(work)
         else:

@@ -9,7 +9,7 @@ kept, with kept = (row_pos, row_class, cols, col_pos), int32 arrays:
 
     row_pos (R,)     row of g that belongs to row r, or -1: no gradient
     row_class (R,)   which list of columns row r keeps
-    cols (L, K)      column of w of the k-th value in a row of class l, or -1: nothing there
+    cols (L, K)      column of w of the k-th value in a row of class l, in order, or -1: nothing there
     col_pos (L, C)   its inverse: place of column c in a row of class l, or -1: no gradient
 
 A step without a gradient is linear, (w, v) -> M (w, v), so sgd can leave it undone where nobody reads w, and do k such steps at
@@ -110,42 +110,53 @@ def _check(op, w, states, g, kept, late=None):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-# A packed gradient is spread, row by row, over a buffer that stays in the nearest cache: the weight is passed over once. The
-# buffer has one place more than a row, where the entries -1 of `cols` end up. Pieces of rows are taken as arrays of their own,
-# because their indices are then known not to be negative, and the loops become vector instructions.
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, b1, f4,"
+# Where the kept columns of a block lie side by side in a packed gradient, they are read there; else they are spread over a
+# buffer that stays in the nearest cache. It has one place more than a row, where the entries -1 of `cols` end up. Pieces of
+# rows are taken as arrays of their own, because their indices are then known not to be negative, and the loops become vector
+# instructions.
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4, f4, b1, f4,"
              " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, i8)")
-def _sgd(w, v, g, packed, row_pos, row_class, cols, lr, momentum, nesterov, decay,
+def _sgd(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum, nesterov, decay,
          since, after, held, wanted, powers, height, width, step):
-    nothing, spread = np.zeros(w.shape[1] + 1, np.float32), np.zeros(w.shape[1] + 1, np.float32)
-    last = -1
+    nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
+    spread_class = -1
     for r in range(w.shape[0]):
-        u = r // height
-        d = nothing
-        if not packed:
-            d = g[r]
-        elif row_pos[r] >= 0:
-            if row_class[r] != last:
-                spread[:] = 0
-                last = row_class[r]
-            for k in range(cols.shape[1]):
-                spread[cols[last, k]] = g[row_pos[r], k]
-            d = spread
+        u, is_spread = r // height, False
+        packed_row, places = nothing, cols[0]
+        if packed and row_pos[r] >= 0:
+            packed_row, places = g[row_pos[r]], col_pos[row_class[r]]
         for b in range(since.shape[1]):
-            steps = step - since[u, b]
             done = held[u, b] or wanted[u, b]
             if r % height == 0:
                 after[u, b] = step if done else since[u, b]
             if not done:
                 continue
             c0, c1 = b * width, min((b + 1) * width, w.shape[1])
-            row, velocity, gradient = w[r, c0:c1], v[r, c0:c1], d[c0:c1]
-            if steps == 1:
+            row, velocity = w[r, c0:c1], v[r, c0:c1]
+            if held[u, b]:
+                gradient = nothing[c0:c1]
+                if not packed:
+                    gradient = g[r, c0:c1]
+                elif row_pos[r] >= 0:
+                    first, last = places[c0], places[c1 - 1]
+                    if first >= 0 and last - first == c1 - c0 - 1:
+                        gradient = packed_row[first:last + 1]
+                    else:
+                        if not is_spread:
+                            if row_class[r] != spread_class:
+                                spread[:] = 0
+                                spread_class = row_class[r]
+                            kept = cols[spread_class]
+                            for k in range(kept.size):
+                                spread[np.uint64(kept[k] if kept[k] >= 0 else w.shape[1])] = packed_row[k]
+                            is_spread = True
+                        gradient = spread[c0:c1]
                 for c in range(row.size):
                     slope = gradient[c] + decay * row[c]
                     velocity[c] = momentum * velocity[c] + slope
                     row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
             else:
+                steps = step - since[u, b]
                 ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
                 for c in range(row.size):
                     before = row[c]
@@ -158,7 +169,7 @@ def unpack_gradient_cpu(g, kept, shape):
     return unpack_gradient_reference(g, kept, shape).astype(np.float32)
 
 
-_ALL = (np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 0), np.int32))  # not read under a dense gradient
+_ALL = (*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2)  # not read under a dense gradient
 
 
 @functools.lru_cache(maxsize=64)
@@ -172,7 +183,7 @@ def _timely(shape):
 
 def _share_rows(update, arrays, g, kept, numbers, late=None):
     """The update on each thread's rows of the weight and its state."""
-    row_pos, row_class, cols = _ALL if kept is None else kept[:3]
+    row_pos, row_class, cols, col_pos = _ALL if kept is None else kept
     height = 1 if late is None else late[5][0]
 
     def work(part):
@@ -180,7 +191,7 @@ def _share_rows(update, arrays, g, kept, numbers, late=None):
         rows = slice(units.start * height, units.stop * height)
         blocks = () if late is None else (*(array[units] for array in late[:4]), late[4], *late[5], late[6])
         update(*(array[rows] for array in arrays), g[rows] if kept is None else g, kept is not None,
-               row_pos[rows], row_class[rows], cols, *numbers, *blocks)
+               row_pos[rows], row_class[rows], cols, col_pos, *numbers, *blocks)
 
     threads.share(work, threads.worthwhile(arrays[0].size))
 
@@ -223,9 +234,9 @@ def sgd_settle_cpu(w, v, late):
     threads.share(work, threads.worthwhile(w.size))
 
 
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1],"
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1],"
              " f4, f4, f4, f4, f4, f4, f4)")
-def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, correct1, correct2, decay):
+def _adam(w, m, s, g, packed, row_pos, row_class, cols, col_pos, lr, beta1, beta2, eps, correct1, correct2, decay):
     spread, last = np.zeros(w.shape[1] + 1, np.float32), -1
     for r in range(w.shape[0]):
         if packed:

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import threadpoolctl
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -15,6 +16,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from numbanet import Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, Tanh, TileDropout
 from numbanet.datasets import load_digits
 from numbanet.device import problem
+from numbanet_kernels import threads
 
 X, Y, X_TEST, Y_TEST = load_digits()
 SMALL = {"layers": (32, 32), "epochs": 3, "random_state": 0}
@@ -247,6 +249,26 @@ def test_activations_learn_under_patterns(activation):
     net = Net((64, 64), activation=activation, dropout="rdp", dropout_rate=0.3, optimizer="adam", learning_rate=0.005,
               epochs=40, random_state=0).fit(X, Y)
     assert net.score(X_TEST, Y_TEST) > 0.9
+
+
+@pytest.mark.parametrize("n_jobs, expected", [(None, {4}), (1, {1}), (3, {3}), (100, {4})])
+def test_n_jobs_limits_the_threads(monkeypatch, n_jobs, expected):
+    seen, product = set(), threads.worthwhile
+
+    def watch(*args, **options):
+        seen.add(threads.count())
+        return product(*args, **options)
+
+    monkeypatch.setattr(threads, "worthwhile", watch)
+    with threadpoolctl.threadpool_limits(4, user_api="blas"):
+        Net(**SMALL, n_jobs=n_jobs).fit(X[:300], Y[:300]).predict(X)
+    assert seen == expected
+
+
+@pytest.mark.parametrize("n_jobs", [0, 1.5, "all"])
+def test_n_jobs_must_be_a_number_of_threads(n_jobs):
+    with pytest.raises(ValueError, match="n_jobs"):
+        Net(n_jobs=n_jobs).fit(X, Y)
 
 
 def test_rates_by_layer_and_small_tiles():

@@ -1,0 +1,60 @@
+"""Memory of training: steps that allocate nothing after their first, and data sets larger than memory."""
+import subprocess
+import sys
+import textwrap
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from numbanet import SGD, Linear, ReLU, Sequential, Tensor, device, ops
+from numbanet.dropout import policy
+from numbanet.training import Trainer
+
+SAMPLES, ARRAY = 512, 1 << 18  # bytes: every activation, gradient and packed weight below is larger
+
+
+def trainer(dropout):
+    model = Sequential([Linear(300, 1024, rng=0), ReLU(), Linear(1024, 1024, rng=1), ReLU(), Linear(1024, 10, rng=2)])
+    return Trainer(model, SGD(model.parameters(), 0.01, 0.9), policy(dropout, 0.5), np.random.default_rng(0), device("cpu"),
+                   SAMPLES, lambda output, y, weights: ops.softmax_cross_entropy(output, labels=y, weights=weights),
+                   lambda dev, output: dev.argmax(output), lambda y, answers, weights: 0.0)
+
+
+@pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp"])
+def test_a_step_allocates_no_array_after_the_first_ones(dropout):
+    """Of what Python and NumPy allocate in 20 steps, less than one activation is alive at any time."""
+    by, rng = trainer(dropout), np.random.default_rng(1)
+    X, y = rng.random((1000, 300), np.float32), rng.integers(10, size=1000).astype(np.int32)
+
+    def steps(count):
+        for _ in range(count):
+            rows = rng.integers(1000, size=SAMPLES).astype(np.int32)
+            by.step(Tensor.wrap(by.dev.take_rows(X, rows), by.dev), y[rows], None, last=False)
+
+    steps(40)  # every pattern has been met
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        steps(20)
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < ARRAY and after - before < ARRAY // 2, f"{peak - before} bytes"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory that leaves out mapped files")
+def test_a_data_set_larger_than_memory_trains(tmp_path):
+    """2 GB of samples, held out ones among them, in a process that may allocate 1 GB."""
+    program = f"""
+        import resource
+        import numpy as np
+        from numbanet import Net
+        X = np.memmap({str(tmp_path / "X.f4")!r}, np.float32, "w+", shape=(8192, 65536))
+        del X  # a file with holes: it takes no room on the disk
+        X = np.memmap({str(tmp_path / "X.f4")!r}, np.float32, "r", shape=(8192, 65536))
+        resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
+        net = Net((4,), epochs=1, early_stopping=True).fit(X, np.arange(8192) % 2)
+        assert net.n_iter_ == 1 and net.predict(X[:100]).shape == (100,)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=300)
