@@ -88,7 +88,7 @@ def _say(text: str) -> None:
 def _measure(parser: _Parser, chosen: argparse.Namespace) -> int:
     """Run the suites in order; tables as they are done, the file and the plot of all."""
     if chosen.against == "torch" and importlib.util.find_spec("torch") is None:
-        parser.error("--against torch: PyTorch is not installed; pip install 'numbanet[bench]'")
+        parser.error("--against torch: PyTorch is not installed; pip install torch")
     from numbanet.device import device
 
     device(chosen.device)  # RuntimeError with the reason where it is not available

@@ -67,10 +67,12 @@ def read_data_file(name: str, folders: Sequence[Path], mirrors: Sequence[str], d
     if path is None:
         searched = " or ".join(str(folder) for folder in folders)
         if not download:
-            raise FileNotFoundError(f"{name}.gz (or {name}) is missing: it was expected in {searched}. "
-                                    "Put it there, or pass download=True, or (without folder=) set NUMBANET_DATA "
-                                    "to the folder in which your data sets are")
-        path = download_file(f"{name}.gz", folders[-1], mirrors, digests[f"{name}.gz"])
+            raise FileNotFoundError(f"{name}.gz (or {name}) is missing: it was expected in {searched}. Put it there, "
+                                    f"or allow the download, or set NUMBANET_DATA to a folder with {folders[-1].name}/ in it")
+        try:
+            path = download_file(f"{name}.gz", folders[-1], mirrors, digests[f"{name}.gz"])
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{name}.gz (or {name}) is not in {searched}, and {error}") from error
     content = path.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != digests[path.name]:
@@ -115,8 +117,8 @@ def download_file(file: str, folder: Path, mirrors: Sequence[str], sha256: str) 
             os.replace(Path(partial, file), folder / file)
             return folder / file
     raise FileNotFoundError(f"{file} could not be downloaded to {folder}. Tried:{''.join(failures)}\n"
-                            f"Without a network: put the file into {folder}, or (without folder=) "
-                            "set NUMBANET_DATA to the folder in which your data sets are")
+                            f"Without a network: put all files of the data set into {folder}, or set NUMBANET_DATA to a "
+                            f"folder with {folder.name}/ in it")
 
 
 def _save(url: str, path: Path, sha256: str) -> None:

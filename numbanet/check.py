@@ -37,10 +37,14 @@ def check_grad(function: Callable[..., Tensor], inputs: Sequence[Tensor], step: 
     ------
     AssertionError
         If an error exceeds the tolerance; the message names the input.
+    TypeError
+        If an input is no tensor.
     ValueError
         If no input requires a gradient.
     """
     rng, worst = np.random.default_rng(seed), 0.0
+    if not all(isinstance(x, Tensor) for x in inputs):
+        raise TypeError("check_grad: the inputs must be tensors")
     checked = [i for i, x in enumerate(inputs) if x.requires_grad]
     if not checked:
         raise ValueError("check_grad: none of the inputs requires a gradient")

@@ -5,25 +5,33 @@ import argparse
 import collections
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+
+from . import __version__
 
 DATA = ("digits", "mnist", "fashion-mnist")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 done, 2 bad input (one line on stderr says what), 130 interrupted."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "run"):
+        parser.error("COMMAND is missing: train, demo, devices or kernels (--help has the rest)")
     try:
-        return options.run(options)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print(f"numbanet: {message}", file=sys.stderr)
+            return options.run(options)
     except KeyboardInterrupt:
         print("numbanet: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, FileNotFoundError, RuntimeError, FloatingPointError, OSError, ImportError) as error:
-        print(f"numbanet: error: {' '.join(str(error).split())}", file=sys.stderr)
+    except (ValueError, FileNotFoundError, RuntimeError, FloatingPointError, OSError, ImportError, MemoryError) as error:
+        print(f"numbanet: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
         return 2
 
 
@@ -37,7 +45,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="numbanet", description="Neural networks that train faster because work that "
                                      "dropout throws away is never done.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"numbanet {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     train = commands.add_parser("train", help="train a network on a data set and print its accuracy",
                                 formatter_class=argparse.ArgumentDefaultsHelpFormatter)

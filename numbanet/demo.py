@@ -31,9 +31,11 @@ def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tupl
 
     from . import Net, plots
     from .datasets import load_digits
+    from .device import device as named
     from .dropout import POLICIES
 
     console = Console()
+    named(device)  # refuses what is not there before anything is printed
     try:
         path = plots.check_target(path)
     except RuntimeError as error:

@@ -48,7 +48,7 @@ def problem(name: str) -> str | None:
     if name == "cpu":
         return None
     found = launch.cuda_problem()
-    return found and f"{found}; it needs an NVIDIA GPU, its driver and: pip install 'numbanet[cuda]'"
+    return found and f"{found}; it needs an NVIDIA GPU, its driver and: pip install 'numba-cuda[cu13]'"
 
 
 @functools.cache

@@ -14,7 +14,6 @@ from __future__ import annotations
 import abc
 import math
 import numbers
-import warnings
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -60,6 +59,10 @@ class Dropout(abc.ABC):
         """ValueError unless there is one rate for all droppable layers, or one for each."""
         if isinstance(self.rate, tuple) and len(self.rate) != layers:
             raise ValueError(f"dropout_rate has {len(self.rate)} entries for {layers} hidden layers")
+
+    def concern(self, layer: int, shape: tuple[int, int]) -> str | None:
+        """What is unwise about dropping parts of a layer with a weight of this shape, in a sentence, or None."""
+        return None
 
     @abc.abstractmethod
     def plan(self, layer: int, shape: tuple[int, int], rng: np.random.Generator) -> Plan | None:
@@ -165,6 +168,11 @@ class RowDropout(_PatternDropout):
         dp, bias, scale = self.draw(layer, rng)
         return RowPlan(shape[0], dp, bias, scale)
 
+    def concern(self, layer, shape):
+        if self.rate_of(layer) and shape[0] < self.periods(layer):
+            return f"rdp: a layer of {shape[0]} neurons is too narrow for this rate: some steps drop all of them"
+        return None
+
 
 class TileDropout(_PatternDropout):
     """Tile dropout pattern: tiles bias, bias + dp, … of the weight are kept, the others are not computed.
@@ -195,12 +203,14 @@ class TileDropout(_PatternDropout):
         if not self.rate_of(layer):
             return None
         dp, bias, scale = self.draw(layer, rng)
-        plan = TilePlan(shape, self.tile, dp, bias, scale)
-        tiles = math.prod(plan.grid)
-        if tiles < self.periods(layer):
-            warnings.warn(f"tdp: a weight of shape {tuple(shape)} has only {tiles} tiles of {self.tile} x {self.tile}: some "
-                          "steps drop all of it. Use TileDropout(tile=...) with a smaller tile, or rdp", stacklevel=2)
-        return plan
+        return TilePlan(shape, self.tile, dp, bias, scale)
+
+    def concern(self, layer, shape):
+        tiles = math.prod(TilePlan(shape, self.tile, 1, 0).grid)
+        if self.rate_of(layer) and tiles < self.periods(layer):
+            return (f"tdp: a weight of shape {tuple(shape)} has {tiles} tile{'s' * (tiles > 1)} of {self.tile} x {self.tile}: "
+                    "some steps drop all of it. Use TileDropout(tile=...) with a smaller tile, or rdp")
+        return None
 
 
 POLICIES = {policy.name: policy for policy in (NoDropout, BernoulliDropout, RowDropout, TileDropout)}
@@ -216,6 +226,6 @@ def policy(dropout: str | Dropout, rate: Rate = 0.5) -> Dropout:
     """
     if isinstance(dropout, Dropout):
         return dropout
-    if dropout not in POLICIES:
+    if not isinstance(dropout, str) or dropout not in POLICIES:
         raise ValueError(f"there is no dropout {dropout!r}; choose one of {', '.join(map(repr, POLICIES))}, or a policy object")
     return POLICIES[dropout](rate)

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import numbers
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +63,8 @@ PARAMETERS = """
     n_jobs : int or None, default=None
         Threads of the CPU to use, at most; None or -1 for as many as BLAS has (by cores, or its environment variables).
     random_state : int, RandomState or None, default=None
-        Seed of initial weights, shuffling and plans: same seed, same result; bit for bit on the CPU.
+        Seed of initial weights, shuffling and plans: same seed, same result; bit for bit on the CPU with the same number of
+        threads.
     verbose : int, default=0
         1 shows a progress bar.
 """
@@ -102,6 +104,9 @@ class BaseNet(BaseEstimator):
     def fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None,
             validation_data: tuple | None = None):
         """Train from new weights.
+
+        Ctrl-C ends training after the present step and keeps what was learned, with a warning, if at least one epoch is done;
+        before that it raises KeyboardInterrupt and leaves the Net as it was.
 
         Parameters
         ----------
@@ -184,10 +189,10 @@ class BaseNet(BaseEstimator):
                 raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
         if not (isinstance(self.validation_fraction, numbers.Real) and 0 < self.validation_fraction < 1):
             raise ValueError(f"validation_fraction must be a number in (0, 1), got {self.validation_fraction!r}")
-        if self.activation not in ACTIVATIONS:
+        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
             raise ValueError(f"there is no activation {self.activation!r}; choose one of {', '.join(map(repr, ACTIVATIONS))}")
-        if not all(callable(callback) for callback in self.callbacks or ()):
-            raise ValueError("callbacks must be functions callback(net, record)")
+        if self.callbacks is not None and not (isinstance(self.callbacks, Sequence) and all(map(callable, self.callbacks))):
+            raise ValueError(f"callbacks must be a list of functions callback(net, record), got {self.callbacks!r}")
         self._make_optimizer([])
         self._threads()
         if dropout_rate is not None and isinstance(self.dropout if dropout is None else dropout, Dropout):
@@ -281,6 +286,9 @@ class BaseNet(BaseEstimator):
             validation.X = dev.upload(validation.X)
         elif settings["early_stopping"]:
             rows, held = self._split(y)
+        for i, layer in enumerate(self.model_.droppable()):
+            if message := settings["policy"].concern(i, layer.weight.shape):
+                warnings.warn(message, stacklevel=3)
         trainer = Trainer(self.model_, self.optimizer_, settings["policy"], self._rng, dev, self.batch_size,
                           self._loss, self._answer, self._score, self._threads())
         data = Data(dev.upload(X), y, weights, rows)
@@ -293,7 +301,8 @@ class BaseNet(BaseEstimator):
                 self.history_.append(record)
                 if bar:
                     bar.show(record, len(data))
-                return any([callback(self, record) is True for callback in self.callbacks or ()])
+                said = [callback(self, record) for callback in self.callbacks or ()]
+                return any(isinstance(answer, (bool, np.bool_)) and answer for answer in said)
 
             trainer.epochs(data, epochs, first=len(self.history_), validation=validation, schedule=settings["schedule"],
                            patience=self.patience if settings["early_stopping"] else None, report=report,

@@ -188,6 +188,8 @@ class Sequential(Layer):
         Dropout acts on what comes out of a layer's activation. A ReLU is fused into the `Linear` before it; what a plan
         leaves to do after another activation is done before the first following layer that is not elementwise.
         """
+        if not isinstance(x, Tensor):
+            raise TypeError(f"Sequential: x must be a Tensor, got {type(x).__name__}; write Tensor(x)")
         plans, i = {layer: plan for layer, plan in (plans or {}).items() if not plan.trivial}, 0
         kept: RowPlan | None = None     # which entries of the last axis x holds
         due: Plan | None = None         # what is still to be applied to x

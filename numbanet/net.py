@@ -5,6 +5,8 @@
 """
 from __future__ import annotations
 
+import numbers
+
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
@@ -87,16 +89,16 @@ class Net(ClassifierMixin, BaseNet):
         """Labels as positions in `classes_`, int32, and the weights of the samples times those of their classes."""
         check_classification_targets(y)
         if classes is not None and not reset and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(f"partial_fit: classes={list(np.unique(classes))} differ from those of the first call, "
-                             f"{list(self.classes_)}")
+            raise ValueError(f"partial_fit: classes={np.unique(classes).tolist()} differ from those of the first call, "
+                             f"{self.classes_.tolist()}")
         if reset:
             self.classes_ = np.unique(classes) if classes is not None else unique_labels(y)
         if len(self.classes_) < 2:
-            raise ValueError(f"Classifier can't train when only one class is present: {self.classes_[0]!r}")
+            raise ValueError(f"Classifier can't train when only one class is present: {self.classes_.tolist()[0]!r}")
         places = np.minimum(np.searchsorted(self.classes_, y), len(self.classes_) - 1)
         unseen = np.unique(y[self.classes_[places] != y])
         if unseen.size:
-            raise ValueError(f"y has labels that are not among the classes {list(self.classes_)}: {list(unseen)}; "
+            raise ValueError(f"y has labels that are not among the classes {self.classes_.tolist()}: {unseen.tolist()}; "
                              "fit on samples of all classes, or name them in the first partial_fit(X, y, classes=...)")
         return places.astype(np.int32), self._weighted(places, weights)
 
@@ -113,7 +115,13 @@ class Net(ClassifierMixin, BaseNet):
         else:
             if not isinstance(self.class_weight, dict):
                 raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {self.class_weight!r}")
-            factors = np.array([self.class_weight.get(label, 1.0) for label in self.classes_.tolist()], np.float64)
+            classes, unknown = self.classes_.tolist(), [label for label in self.class_weight if label not in self.classes_]
+            if unknown and not set(classes) <= set(self.class_weight):
+                raise ValueError(f"class_weight names {unknown}, which are not among the classes {classes}")
+            factors = np.array([self.class_weight.get(label, 1.0) for label in classes], object)
+            if not all(isinstance(factor, numbers.Real) for factor in factors):
+                raise ValueError(f"class_weight must hold numbers, got {self.class_weight!r}")
+            factors = factors.astype(np.float64)
             if not (np.isfinite(factors).all() and (factors >= 0).all()):
                 raise ValueError(f"class_weight must be finite and not negative, got {self.class_weight!r}")
         weighted = (weights * factors[y]).astype(np.float32)

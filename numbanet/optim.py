@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import math
 import numbers
 from collections.abc import Iterable, Mapping
@@ -39,7 +40,12 @@ class Optimizer(abc.ABC):
     states = 1  # how many arrays of state a parameter carries
 
     def __init__(self, parameters: Iterable[Tensor], learning_rate: float, weight_decay: float = 0.0) -> None:
+        if isinstance(parameters, Tensor):
+            raise TypeError("parameters must be a list of tensors; for one tensor w write [w]")
         self.parameters = list(parameters)
+        for p in self.parameters:
+            if not (isinstance(p, Tensor) and p.requires_grad):
+                raise TypeError(f"parameters must be tensors made with requires_grad=True, got {p!r}")
         self.learning_rate = _check("learning_rate", learning_rate, 0)
         self.weight_decay = _check("weight_decay", weight_decay, 0)
         self.steps = 0
@@ -114,7 +120,7 @@ class _Debt:
         blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
         self.since, self.after = (dev.upload(np.zeros(blocks, np.int32)) for _ in range(2))
         self.every = self.held = every_block(blocks, dev)
-        self.powers = dev.sgd_powers(self.LIMIT + 1, *numbers)
+        self.powers = _powers(dev, self.LIMIT + 1, numbers)
 
     def late(self, wanted: Any, step: int) -> tuple:
         """What the kernels take."""
@@ -125,6 +131,11 @@ class _Debt:
         self.since, self.after, self.held, self.step = self.after, self.since, wanted, self.step + 1
         if wanted is self.every:
             self.whole = self.step
+
+
+@functools.lru_cache(maxsize=64)
+def _powers(dev: Any, count: int, numbers: tuple) -> Any:
+    return dev.sgd_powers(count, *numbers)
 
 
 class SGD(Optimizer):

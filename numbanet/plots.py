@@ -22,7 +22,7 @@ def check_target(path: str | os.PathLike) -> Path:
     """
     path = Path(path)
     if importlib.util.find_spec("matplotlib") is None:
-        raise RuntimeError("plots need matplotlib: pip install 'numbanet[plots]'")
+        raise RuntimeError("plots need matplotlib: pip install matplotlib")
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise ValueError(f"cannot draw to {str(path)!r}: the file name must end in .png, .pdf or .svg")
     if not path.absolute().parent.is_dir():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -42,11 +43,14 @@ class Tensor:
     """
 
     __slots__ = ("data", "device", "requires_grad", "gradient", "node", "__weakref__")
-    __array_priority__ = 100  # numpy_array * tensor is a tensor
+    __array_ufunc__ = None  # numpy_array * tensor is a tensor; np.exp(tensor), which would lose the graph, a TypeError
 
     def __init__(self, data: Any, device: str | Device = "cpu", requires_grad: bool = False) -> None:
         if isinstance(data, Tensor):
             raise TypeError("Tensor: the values are a Tensor already; use .detach() or .to(device)")
+        if data is None or (isinstance(data, (list, tuple)) and any(isinstance(x, Tensor) for x in data)):
+            raise TypeError("Tensor: the values are missing" if data is None else
+                            "Tensor: a list of tensors would lose their graph; use concatenate, or .numpy()")
         self.device = _device(device)
         try:
             host = np.asarray(data, np.float32)
@@ -231,6 +235,14 @@ class Tensor:
             raise TypeError("x ** e: the exponent must be a number; for tensors write (x.log() * e).exp()")
         return ops.power(self, exponent=float(exponent))
 
+    def __rpow__(self, base):
+        if not (isinstance(base, (int, float)) and base > 0):
+            raise TypeError(f"b ** x: the base must be a number above 0, got {base!r}")
+        return ops.exp(ops.affine(self, mul=math.log(base)))
+
+    def __abs__(self):
+        return ops.abs(self)
+
     def __neg__(self):
         return ops.affine(self, mul=-1.0)
 
@@ -258,6 +270,9 @@ class Tensor:
 
     def max(self, axis=None, keepdims: bool = False) -> Tensor:
         return ops.max(self, axis=axis, keepdims=keepdims)
+
+    def min(self, axis=None, keepdims: bool = False) -> Tensor:
+        return -ops.max(-self, axis=axis, keepdims=keepdims)
 
     def exp(self) -> Tensor:
         return ops.exp(self)

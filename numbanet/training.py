@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -110,7 +111,8 @@ class Trainer:
             try:
                 return self._epoch(data, tick)
             finally:
-                self.optimizer.settle()  # of an epoch that was broken off, too, the weights are whole
+                with self.dev.session(self.threads):
+                    self.optimizer.settle()  # of an epoch that was broken off, too, the weights are whole
 
     def _epoch(self, data: Data, tick: Callable[[int], None]) -> dict:
         start, losses, answers, seen, done, dense = time.perf_counter(), [], [], [], 0, 0
@@ -120,9 +122,11 @@ class Trainer:
             total = len(rows) if weights is None else float(weights.sum())
             if total == 0:
                 continue
-            x = Tensor.wrap(self.dev.take_rows(data.X, self.dev.upload(rows.astype(np.int32))), self.dev)
-            loss, answer, flops = self.step(x, data.y[rows], None if weights is None else weights / np.float32(total),
-                                           last=step * self.batch_size >= len(data))
+            with self.dev.session(self.threads):
+                x = Tensor.wrap(self.dev.take_rows(data.X, self.dev.upload(rows.astype(np.int32))), self.dev)
+                loss, answer, flops = self.step(x, data.y[rows], None if weights is None else weights / np.float32(total),
+                                               last=step * self.batch_size >= len(data))
+                del x
             losses.append((loss, total))
             answers.append(answer)
             seen.append(rows)
@@ -152,8 +156,9 @@ class Trainer:
         try:
             for epoch in range(first, first + count):
                 factor = schedule(epoch) if schedule else 1.0
-                if not 0 <= factor < math.inf:
-                    raise ValueError(f"schedule gave the factor {factor!r} for epoch {epoch}; it must be finite, not negative")
+                if not (isinstance(factor, numbers.Real) and 0 <= factor < math.inf):
+                    raise ValueError(f"schedule gave the factor {factor!r} for epoch {epoch}; it must be a number, finite and "
+                                     "not negative")
                 self.optimizer.learning_rate = rate * factor
                 record = {"epoch": epoch + 1, **self.epoch(data, tick), "learning_rate": self.optimizer.learning_rate}
                 if not (math.isfinite(record["loss"]) and self._finite()):

@@ -111,7 +111,7 @@ def _by_rows(a, b, out, bias=None, relu=False, scale=1.0):
         if bias is not None or relu or scale != 1.0:
             _epilogue(out[rows], _NO_BIAS if bias is None else bias, bias is not None, relu, scale)
 
-    threads.share(work, threads.worthwhile(flops=2 * out.size * a.shape[1]))
+    threads.share(work, threads.worthwhile(max(out.size, a.size), 2 * out.size * a.shape[1]))
     return out
 
 
@@ -136,7 +136,8 @@ def dx_cpu(dy, own, out, bias=None, relu=False, scale=1.0):
     depth = dy.shape[1]
     if not threads.worthwhile(flops=2 * out.size * depth) or depth < LEAST_DEPTH * threads.count():
         return _by_rows(dy, own(WHOLE), out, bias, relu, scale)
-    with threads.blas() as count:
+    with threads.session():
+        count = threads.count()
         terms = empty_cpu((count, out.shape[1], out.shape[0]))
 
         def work(part):

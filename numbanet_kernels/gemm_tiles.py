@@ -196,7 +196,8 @@ def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, scale=1.0, blocks=None, out=None):
     blocks = tile_blocks_cpu(w, tile, dp, bias) if blocks is None else blocks
     turned = empty_cpu((blocks.shape[0], dy.shape[0]))
     shared = threads.worthwhile(flops=2 * dy.shape[0] * blocks.size)
-    with threads.blas() as count:
+    with threads.session():
+        count = threads.count()
         terms = empty_cpu((count if shared else 1, w.shape[1], dy.shape[0]))
 
         def multiply(part):

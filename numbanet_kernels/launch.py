@@ -128,7 +128,7 @@ def cuda_problem() -> str | None:
     if SIMULATED:
         return None
     if cuda is None:
-        return "this Numba has no CUDA support: pip install 'numbanet[cuda]'"
+        return "this Numba has no CUDA support: pip install 'numba-cuda[cu13]'"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -150,5 +150,5 @@ def nvvm_problem() -> str | None:
         nvvm.NVVM()
     except Exception as error:  # missing library, wrong version: all mean that nothing can be compiled
         first = str(error).strip().splitlines()
-        return f"NVVM is missing ({first[0] if first else type(error).__name__}): pip install 'numbanet[cuda]'"
+        return f"NVVM is missing ({first[0] if first else type(error).__name__}): pip install 'numba-cuda[cu13]'"
     return None

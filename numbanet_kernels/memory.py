@@ -5,13 +5,14 @@ here is the NumPy expression in its docstring.
 """
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
+import os
 
 import numpy as np
 
 from . import launch as L, threads
+from .interrupt import deferred
 from .launch import ceil_div, cuda, kernel, kernels, launch
 from .pool import Pool
 
@@ -43,6 +44,8 @@ def output(op, device, empty, shape, out, dtype=np.float32):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 _pool = Pool()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.renew)
 
 
 def empty_cpu(shape, dtype=np.float32):
@@ -149,7 +152,7 @@ def cuda_array_interface_cpu(x):
 
 
 def session_cpu(limit=None):
-    """A context for a stretch of work on the device, with at most `limit` threads: BLAS is set up once for all operations."""
+    """A context for a stretch of work on the device, with at most `limit` threads: BLAS is set up once, and Ctrl-C waits."""
     return threads.session(limit)
 
 
@@ -405,8 +408,8 @@ def cuda_array_interface_cuda(x):
 
 
 def session_cuda(limit=None):
-    """A context for a stretch of work on the device, with at most `limit` threads of the CPU: on CUDA nothing is set up."""
-    return contextlib.nullcontext()
+    """A context for a stretch of work on the device, with at most `limit` threads of the CPU: Ctrl-C waits for its end."""
+    return deferred
 
 
 def synchronize_cuda():

@@ -17,11 +17,16 @@ class Pool:
     """
 
     SMALLEST, LARGEST_SHARE, KEEP = 1 << 16, 4, 1 << 29  # bytes; a block serves requests down to a quarter of it; bytes
+    LARGE = 1 << 24  # bytes; so large a block that comes back is counted at once, smaller ones at the next request
 
     def __init__(self) -> None:
         self.returned: collections.deque[np.ndarray] = collections.deque()
         self.free: list[tuple[int, int, np.ndarray]] = []
         self.held = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """A free lock: in a child process nobody is inside, whatever its parent's threads were doing."""
         self.lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -55,4 +60,6 @@ class _Block:
         self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (memory.ctypes.data, False)}
 
     def __del__(self) -> None:
-        self.pool.returned.append(self.memory)
+        pool, size = self.pool, self.memory.nbytes
+        if size < pool.LARGE or pool.held + size + sum(block.nbytes for block in pool.returned.copy()) <= pool.KEEP:
+            pool.returned.append(self.memory)

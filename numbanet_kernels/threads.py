@@ -16,7 +16,7 @@ import functools
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numba
@@ -24,6 +24,7 @@ import numpy as np
 import threadpoolctl
 from numba.extending import intrinsic
 
+from .interrupt import deferred
 from .launch import host_kernel
 
 
@@ -39,25 +40,31 @@ class Part(NamedTuple):
 
 
 WHOLE = Part(0, 1)
-SHARED_ELEMENTS, SHARED_FLOPS = 1 << 17, 1 << 23  # fewer are done sooner than handed over, which takes about 20 microseconds
+SHARED_ELEMENTS, SHARED_FLOPS = 1 << 17, 1 << 23  # fewer are done sooner than handed over, which takes 10 to 20 microseconds
 
 
 class _Blas:
-    """The thread pools of BLAS, held at one thread while anybody is inside; `with` gives how many they had before."""
+    """The thread pools of BLAS, held at one thread while anybody is inside; `with` gives how many they had before.
+
+    What is inside is whole: Ctrl-C waits until it is left.
+    """
 
     def __init__(self) -> None:
-        pools = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
-        self.pools = [(pool.get_num_threads, pool.set_num_threads) for pool in pools]
         self.lock = threading.Lock()
         self.inside = 0
         self.before: list[int] = []
 
+    @functools.cached_property
+    def pools(self) -> list[Any]:
+        """Made at first use: NumPy has loaded its BLAS by then."""
+        return threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
+
     def __enter__(self) -> int:
+        deferred.__enter__()
         with self.lock:
             if not self.inside:
-                self.before = [get() for get, _ in self.pools]
-                for _, set_threads in self.pools:
-                    set_threads(1)
+                self.before = [pool.get_num_threads() for pool in self.pools]
+                self.set_threads([1] * len(self.pools))
             self.inside += 1
             return max(self.before or [_cores()])
 
@@ -65,8 +72,23 @@ class _Blas:
         with self.lock:
             self.inside -= 1
             if not self.inside:
-                for (_, set_threads), before in zip(self.pools, self.before, strict=True):
-                    set_threads(before)
+                self.set_threads(self.before)
+        deferred.__exit__()
+
+    def set_threads(self, counts: Sequence[int]) -> None:
+        """Set the pools. threadpoolctl 3.8 heeds only the first Python thread that sets OpenBLAS's, until told to let go."""
+        for pool, count in zip(self.pools, counts, strict=True):
+            let_go = getattr(pool, "clear_controlling_thread", lambda force: None)
+            let_go(force=True)
+            pool.set_num_threads(count)
+            let_go(force=True)
+
+    def forked(self) -> None:
+        """In a child process: nobody is inside, whatever its parent's threads were doing."""
+        self.lock = threading.Lock()
+        if self.inside:
+            self.inside = 0
+            self.set_threads(self.before)
 
 
 def _cores() -> int:
@@ -86,7 +108,7 @@ def _read(typing_context, counter):
 
 @host_kernel("void(i8[::1], i8, i8, i8)")
 def _spin(counter, seen, turns, pause):
-    """Wait without the GIL until counter[0] is not what was seen and a pause longer; at most for so many turns of 0.4 ns."""
+    """Wait without the GIL until counter[0] is not what was seen and a pause longer; at most for so many turns of 0.3 ns."""
     for _ in range(turns):
         if _read(counter) != seen:
             for _ in range(pause):
@@ -97,7 +119,7 @@ def _spin(counter, seen, turns, pause):
 class _Mailbox:
     """A queue whose reader looks out for a while before it sleeps: waking a core takes longer than many a task."""
 
-    TURNS = 2_000_000  # about 1 ms: longer than what lies between two shared tasks of a training step
+    TURNS = 2_000_000  # about 0.5 ms: longer than what lies between two shared tasks of a training step
     PAUSE = 20_000  # about 8 us: until whoever posted has let go of the GIL; who finds it taken sleeps, which takes longer
 
     def __init__(self) -> None:
@@ -109,11 +131,13 @@ class _Mailbox:
         self.letters.put(letter)
         self.posted[0] += 1
 
-    def get(self) -> Any:
+    def get(self, timeout: float | None = None) -> Any:
+        """The next letter; queue.Empty if none comes in so many seconds."""
         if not numba.config.DISABLE_JIT:
             _spin(self.posted, self.taken, self.TURNS, self.PAUSE)
+        letter = self.letters.get(timeout=timeout)
         self.taken += 1
-        return self.letters.get()
+        return letter
 
 
 class _Crew:
@@ -128,67 +152,88 @@ class _Crew:
 
     @staticmethod
     def _serve(inbox: _Mailbox) -> None:
+        _blas.set_threads([1] * len(_blas.pools))  # a BLAS on OpenMP keeps a number of threads for each of ours
         while True:
-            run, work, part, done = inbox.get()
+            run, work, part, answers, done = inbox.get()
             try:
                 run(work, part)
             except BaseException as error:  # raised again by the thread that shared the work
-                done.put(error)
+                answers.append(error)
             else:
-                done.put(None)
-            del run, work, part, done  # while waiting, hold on to nobody's arrays
+                answers.append(None)
+            done.put(None)
+            del run, work, part, answers, done  # while waiting, hold on to nobody's arrays
 
     def share(self, work: Callable[[Part], Any]) -> None:
         """work(part) for every part; when all are done, the first exception of any."""
+        done, answers, posted = _Mailbox(), [], 0
         if not self.free.acquire(blocking=False):  # another thread shares its work: do all parts here, with the same result
             for part in self.parts:
                 work(part)
             return
-        done = _Mailbox()
         try:
             for inbox, part in zip(self.inboxes, self.parts[1:], strict=True):
-                inbox.put((contextvars.copy_context().run, work, part, done))
-            try:
-                work(self.parts[0])
-            finally:
-                errors = [done.get() for _ in self.inboxes]
+                inbox.put((contextvars.copy_context().run, work, part, answers, done))
+                posted += 1
+            work(self.parts[0])
         finally:
+            self._wait(done, answers, posted)
             self.free.release()
-        for error in errors:
+        for error in answers:
             if error is not None:
                 raise error
 
+    @staticmethod
+    def _wait(done: _Mailbox, answers: list[Any], posted: int) -> None:
+        """Until all answers are in: whatever a signal handler raises comes after them."""
+        raised = None
+        while len(answers) < posted:
+            try:
+                done.get(timeout=1.0)
+            except queue.Empty:
+                continue
+            except BaseException as error:
+                raised = error
+        if raised is not None:
+            raise raised
 
-blas = functools.cache(_Blas)  # `with blas():` holds BLAS at one thread; entered again inside, it costs nothing
+
+_blas = _Blas()
 _crew = functools.cache(_Crew)  # one a size
-if hasattr(os, "register_at_fork"):  # a child process has none of its parent's threads
-    os.register_at_fork(after_in_child=_crew.cache_clear)
 
 
-_limit: contextvars.ContextVar[int | None] = contextvars.ContextVar("limit", default=None)
+def _forked() -> None:
+    _blas.forked()
+    _crew.cache_clear()  # a child process has none of its parent's threads
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+_size: contextvars.ContextVar[int | None] = contextvars.ContextVar("size", default=None)  # of a session: how many parts
 
 
 @contextlib.contextmanager
 def session(limit: int | None = None) -> Iterator[None]:
-    """Holds BLAS at one thread, so that sharing sets up nothing; inside, work has at most `limit` parts."""
-    token = _limit.set(limit or _limit.get())
-    try:
-        with blas():
+    """Holds BLAS at one thread, so that sharing sets up nothing; Ctrl-C waits; inside, work has at most `limit` parts."""
+    outer = _size.get()
+    with contextlib.nullcontext(outer) if outer else _blas as size:
+        token = _size.set(min(size, limit or size))
+        try:
             yield
-    finally:
-        _limit.reset(token)
-
-
-def _parts(size: int) -> int:
-    """How many parts, where BLAS has so many threads."""
-    return min(size, _limit.get() or size)
+        finally:
+            _size.reset(token)
 
 
 def count() -> int:
     """How many parts work is shared into: as many as BLAS has threads, by its environment variables or threadpoolctl, or as
     a session allows."""
-    with blas() as size:
-        return _parts(size)
+    size = _size.get()
+    if size is None:
+        with session():
+            return count()
+    return size
 
 
 def worthwhile(elements: int = 0, flops: int = 0) -> bool:
@@ -202,9 +247,11 @@ def share(work: Callable[[Part], Any], shared: bool = True) -> None:
     If not shared, it is work(WHOLE), here. What `work` calls has to release the GIL for most of its time, as NumPy and
     `host_kernel` do, and different parts must write to different places.
     """
-    with blas() as size:
-        size = _parts(size)
-        if shared and size > 1:
-            _crew(size).share(work)
-        else:
-            work(WHOLE)
+    size = _size.get()
+    if size is None:
+        with session():
+            share(work, shared)
+    elif shared and size > 1:
+        _crew(size).share(work)
+    else:
+        work(WHOLE)

@@ -110,37 +110,48 @@ def _check(op, w, states, g, kept, late=None):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4, f4, b1, f4)")
+def _sgd(w, v, g, lr, momentum, nesterov, decay):
+    for r in range(w.shape[0]):
+        row, velocity, gradient = w[r], v[r], g[r]
+        for c in range(row.size):
+            slope = gradient[c] + decay * row[c]
+            velocity[c] = momentum * velocity[c] + slope
+            row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
+
+
 # Where the kept columns of a block lie side by side in a packed gradient, they are read there; else they are spread over a
 # buffer that stays in the nearest cache. It has one place more than a row, where the entries -1 of `cols` end up. Pieces of
 # rows are taken as arrays of their own, because their indices are then known not to be negative, and the loops become vector
 # instructions.
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4, f4, b1, f4,"
              " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, i8)")
-def _sgd(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum, nesterov, decay,
+def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum, nesterov, decay,
          since, after, held, wanted, powers, height, width, step):
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
-    spread_class = -1
+    spread_class, due = -1, np.empty(since.shape[1], np.int64)
     for r in range(w.shape[0]):
         u, is_spread = r // height, False
-        packed_row, places = nothing, cols[0]
+        if r % height == 0:
+            count = 0
+            for b in range(since.shape[1]):
+                after[u, b] = since[u, b]
+                if held[u, b] or wanted[u, b]:
+                    after[u, b], due[count] = step, b
+                    count += 1
+        row, velocity, packed_row, places = w[r], v[r], nothing, cols[0]
         if packed and row_pos[r] >= 0:
             packed_row, places = g[row_pos[r]], col_pos[row_class[r]]
-        for b in range(since.shape[1]):
-            done = held[u, b] or wanted[u, b]
-            if r % height == 0:
-                after[u, b] = step if done else since[u, b]
-            if not done:
-                continue
-            c0, c1 = b * width, min((b + 1) * width, w.shape[1])
-            row, velocity = w[r, c0:c1], v[r, c0:c1]
+        for b in due[:count]:
+            c0, c1 = np.uint64(b * width), np.uint64(min((b + 1) * width, w.shape[1]))
             if held[u, b]:
-                gradient = nothing[c0:c1]
+                gradient, offset = nothing, np.uint64(0)
                 if not packed:
-                    gradient = g[r, c0:c1]
+                    gradient = g[r]
                 elif row_pos[r] >= 0:
-                    first, last = places[c0], places[c1 - 1]
-                    if first >= 0 and last - first == c1 - c0 - 1:
-                        gradient = packed_row[first:last + 1]
+                    first, last = places[c0], places[c1 - np.uint64(1)]
+                    if first >= 0 and np.uint64(last - first) == c1 - c0 - np.uint64(1):
+                        gradient, offset = packed_row, c0 - np.uint64(first)
                     else:
                         if not is_spread:
                             if row_class[r] != spread_class:
@@ -150,15 +161,15 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum, neste
                             for k in range(kept.size):
                                 spread[np.uint64(kept[k] if kept[k] >= 0 else w.shape[1])] = packed_row[k]
                             is_spread = True
-                        gradient = spread[c0:c1]
-                for c in range(row.size):
-                    slope = gradient[c] + decay * row[c]
+                        gradient = spread
+                for c in range(c0, c1):
+                    slope = gradient[c - offset] + decay * row[c]
                     velocity[c] = momentum * velocity[c] + slope
                     row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
             else:
                 steps = step - since[u, b]
                 ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
-                for c in range(row.size):
+                for c in range(c0, c1):
                     before = row[c]
                     row[c] = ww * before + wv * velocity[c]
                     velocity[c] = vw * before + vv * velocity[c]
@@ -199,7 +210,16 @@ def _share_rows(update, arrays, g, kept, numbers, late=None):
 def sgd_cpu(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None, late=None):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
     _check("sgd (cpu)", w, (v,), g, kept, late)
-    _share_rows(_sgd, (w, v), g, kept, (lr, momentum, nesterov, decay), _timely(w.shape) if late is None else late)
+    numbers = (lr, momentum, nesterov, decay)
+    if kept is not None or late is not None:
+        _share_rows(_sgd_blocks, (w, v), g, kept, numbers, _timely(w.shape) if late is None else late)
+        return
+
+    def work(part):
+        rows = part.of(w.shape[0])
+        _sgd(w[rows], v[rows], g[rows], *numbers)
+
+    threads.share(work, threads.worthwhile(w.size))
 
 
 def sgd_powers_cpu(count, lr, momentum=0.0, nesterov=False, decay=0.0):

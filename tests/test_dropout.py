@@ -1,11 +1,11 @@
 """Policies: every neuron and weight is dropped at the stated rate, masks change, layers are independent."""
-import warnings
+import re
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from numbanet import BernoulliDropout, RowDropout, TileDropout
+from numbanet import BernoulliDropout, Net, RowDropout, TileDropout
 from numbanet.dropout import POLICIES, policy
 
 STEPS = 20_000
@@ -112,10 +112,17 @@ def test_high_rates_work_by_default_and_objects_show_what_they_are():
     assert policy(RowDropout(0.2), 0.9).rate == 0.2
 
 
-def test_a_weight_of_few_tiles_is_named():
-    rng = np.random.default_rng(0)
-    with pytest.warns(UserWarning, match=r"\(16, 64\) has only 2 tiles of 32 x 32"):
-        TileDropout(0.5).plan(0, (16, 64), rng)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        TileDropout(0.5, tile=8).plan(0, (16, 64), rng)
+@pytest.mark.parametrize("chosen, shape, message", [
+    (TileDropout(0.5), (16, 64), r"\(16, 64\) has 2 tiles of 32 x 32"), (TileDropout(0.5), (16, 16), "has 1 tile of 32 x 32"),
+    (RowDropout(0.5), (2, 64), "2 neurons is too narrow"),
+    (TileDropout(0.5, tile=8), (16, 64), None), (RowDropout(0.5), (16, 64), None), (TileDropout(0.0), (16, 16), None),
+    (RowDropout((0.0, 0.5)), (2, 64), None), (BernoulliDropout(0.5), (1, 1), None)])
+def test_layers_too_small_for_a_pattern_are_a_concern(chosen, shape, message):
+    said = chosen.concern(0, shape)
+    assert said is None if message is None else re.search(message, said)
+
+
+def test_a_fit_says_its_concerns_once_at_the_users_line():
+    with pytest.warns(UserWarning, match="1 tile of") as said:
+        Net((32,), dropout="tdp", epochs=3).fit(np.eye(20, 5), np.arange(20) % 2)
+    assert len(said) == 1 and said[0].filename == __file__

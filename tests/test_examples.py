@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib", reason="the walkthroughs draw: pip install 'numbanet[plots]'")
+pytest.importorskip("matplotlib", reason="the walkthroughs draw: pip install matplotlib")
 from matplotlib import image
 
 ROOT = Path(__file__).parents[1]

@@ -97,7 +97,7 @@ def test_import_without_any_cuda_package():
             print(error)
     """)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 cpu") and "numbanet[cuda]" in done.stdout
+    assert done.stdout.startswith("1 cpu") and "numba-cuda[cu13]" in done.stdout
 
 
 def test_import_is_lean():

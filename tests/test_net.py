@@ -132,7 +132,7 @@ def test_bad_input_is_named_and_leaves_the_net_as_it_was(name):
 @pytest.mark.skipif(problem("cuda") is None, reason="this machine has CUDA")
 def test_a_device_that_is_not_there_says_how_to_get_it():
     net = Net(device="cuda")
-    with pytest.raises(RuntimeError, match=r"cuda.*pip install 'numbanet\[cuda\]'"):
+    with pytest.raises(RuntimeError, match=r"cuda.*pip install 'numba-cuda\[cu13\]'"):
         net.fit(X, Y)
     assert not hasattr(net, "model_")
 

@@ -1,9 +1,13 @@
 """Threads: every part once, errors, several users at a time, fork, and what is left of BLAS's threads."""
+import concurrent.futures
 import os
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
+import scipy.linalg  # noqa: F401  a BLAS of its own, loaded before the first session looks for them
 import threadpoolctl
 
 from numbanet_kernels import threads
@@ -47,13 +51,14 @@ def test_an_error_comes_out_and_leaves_the_crew_fit_for_work(failing):
         if part.number == failing:
             raise RuntimeError(f"part {part.number}")
 
+    before = blas_threads()
     with threadpoolctl.threadpool_limits(5, user_api="blas"):
         with pytest.raises(RuntimeError, match=f"part {failing}"):
             threads.share(work)
         done = []
         threads.share(lambda part: done.append(part.number))
         assert sorted(done) == [0, 1, 2, 3, 4]
-    assert 5 not in blas_threads() or os.cpu_count() == 5
+    assert blas_threads() == before
 
 
 def test_error_state_of_numpy_holds_in_every_part(count):
@@ -94,3 +99,95 @@ def test_a_forked_process_has_a_crew_of_its_own():
             threads.share(lambda part: done.append(part.number))
             os._exit(len(done))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+
+
+def in_a_thread(function):
+    """What a function returns when another thread calls it."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def held():
+    with threads.session():
+        return blas_threads(), threads.count()
+
+
+def test_any_thread_holds_blas_and_gives_it_back(count):
+    everywhere = [count] * len(blas_threads())
+    for enter in (held, lambda: in_a_thread(held), held):
+        seen, parts = enter()
+        assert set(seen) == {1} and parts == count and blas_threads() == everywhere
+    entered, leave = threading.Event(), threading.Event()
+
+    def stay():
+        with threads.session():
+            entered.set()
+            leave.wait(10)
+
+    with threads.session():
+        other = threading.Thread(target=stay)
+        other.start()
+        entered.wait(10)
+    assert set(blas_threads()) == {1}  # the other one is still inside
+    leave.set()
+    other.join()
+    assert blas_threads() == everywhere
+
+
+def test_a_limit_makes_fewer_parts_and_holds_inside():
+    with threadpoolctl.threadpool_limits(4, user_api="blas"):
+        for outer, inner, expected in ((None, None, 4), (3, None, 3), (3, 2, 2), (2, 3, 2), (9, None, 4)):
+            with threads.session(outer), threads.session(inner):
+                done = []
+                threads.share(lambda part, done=done: done.append(part))
+                assert threads.count() == len(done) == expected
+
+
+def interrupt(times=1):
+    for _ in range(times):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_waits_for_the_end_of_the_outermost_session(count):
+    reached = []
+    with pytest.raises(KeyboardInterrupt):
+        with threads.session():
+            with threads.session():
+                threads.share(lambda part: interrupt() if part.number == 0 else None)
+                reached.append("inside")
+            reached.append("between")
+        reached.append("after")
+    assert reached == ["inside", "between"] and set(blas_threads()) == {count}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_interrupt_does_not_wait():
+    with pytest.raises(KeyboardInterrupt), threads.session():
+        interrupt(2)
+        pytest.fail("this is not reached")  # pragma: no cover
+    held()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signal.setitimer")
+def test_what_a_signal_handler_raises_comes_after_all_parts():
+    finished = []
+
+    def work(part):
+        time.sleep(0.3 * part.number)
+        finished.append(part.number)
+
+    def handler(number, frame):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with threadpoolctl.threadpool_limits(2, user_api="blas"):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(TimeoutError):
+                threads.share(work)
+            assert finished == [0, 1]
+            threads.share(lambda part: finished.append(part.number))
+            assert sorted(finished) == [0, 0, 1, 1]
+    finally:
+        signal.signal(signal.SIGALRM, before)
