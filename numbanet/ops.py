@@ -389,13 +389,13 @@ def _given(name: str, dev: Device, x: Any, dtype: type = np.float32) -> Any:
     """What a loss compares with, on the device: its arrays are taken as they are, what is on the host is uploaded."""
     if isinstance(x, Tensor):
         if dtype is not np.float32:
-            raise TypeError(f"{name}: labels are integers, a Tensor holds float32; give them as a NumPy array")
+            raise ValueError(f"{name}: labels are float32 in a Tensor, not integers; give them as a NumPy array")
         return x.data
     if x is None or not isinstance(x, (np.ndarray, Sequence, numbers.Number)):
         return x
     values = np.asarray(x)
     if dtype is np.int32 and values.dtype.kind not in "iub":
-        raise TypeError(f"{name}: labels must be integers, got {values.dtype}")
+        raise ValueError(f"{name}: labels are {values.dtype}, not integers")
     return dev.upload(values, dtype)
 
 

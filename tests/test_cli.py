@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+import numbanet
 from numbanet import cli
 
 
@@ -54,6 +55,13 @@ BAD = [
 def test_bad_input_is_one_line_and_status_2(capsys, arguments, named):
     status, out, err = run(capsys, *arguments)
     assert status == 2 and out == "" and err.count("\n") == 1 and "error: " in err and named in err
+
+
+def test_version_and_warnings_in_plain_words(capsys):
+    status, out, _ = run(capsys, "--version")
+    assert status == 0 and out == f"numbanet {numbanet.__version__}\n"
+    status, _, err = run(capsys, "train", "--layers", "8", "--dropout", "tdp", "--epochs", "1", "--quiet")
+    assert status == 0 and err.startswith("numbanet: tdp: a weight") and ".py" not in err
 
 
 def test_missing_data_is_one_line_and_status_2(capsys, monkeypatch, tmp_path):

@@ -161,3 +161,16 @@ def test_a_mask_of_another_shape_is_refused(dev, rng):
     (x,) = inputs(rng, [(2, 3)], ANY, dev)
     with pytest.raises(IndexError, match="boolean index"):
         x[np.array([True, True, False])]
+
+
+def test_losses_take_what_they_compare_with_in_any_form(dev):
+    z = Tensor([[0.1, 0.2], [0.3, 0.4]], dev)
+    target = [[1.0, 2.0], [3.0, 4.0]]
+    for loss in (ops.squared_error, ops.absolute_error, ops.sigmoid_cross_entropy):
+        values = [loss(z, target=form, weights=[0.25, 0.75]).item()
+                  for form in (target, np.array(target), Tensor(target, dev), dev.upload(np.array(target, np.float32)))]
+        assert len(set(values)) == 1
+    losses = [ops.softmax_cross_entropy(z, labels=form, weights=np.ones(2) / 2).item() for form in ([0, 1], np.array([0, 1]))]
+    assert losses[0] == losses[1]
+    with pytest.raises(ValueError, match="NumPy array"):
+        ops.softmax_cross_entropy(z, labels=Tensor([0, 1], dev))

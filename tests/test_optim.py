@@ -145,3 +145,9 @@ def test_a_step_without_a_gradient_or_a_wish_settles(rng):
 def test_bad_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make([])
+
+
+@pytest.mark.parametrize("parameters", [Tensor([1.0], requires_grad=True), [np.ones(3)], [Tensor([1.0])]], ids=repr)
+def test_parameters_must_be_tensors_with_gradients(parameters):
+    with pytest.raises(TypeError, match="parameters must be"):
+        SGD(parameters, 0.1)

@@ -188,3 +188,15 @@ def test_the_pool_never_lends_a_block_twice_or_too_small():
 
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         list(threads.map(work, range(1, 5)))
+
+
+def test_what_would_lose_the_graph_is_refused():
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    for act in (lambda: np.exp(x), lambda: np.multiply(x, 2), lambda: Tensor([x, x]), lambda: Tensor(None)):
+        with pytest.raises(TypeError):
+            act()
+    y = (np.array([3.0, 4.0], np.float32) * x + np.float32(2) * x + 2**x + abs(-x)).sum() + x.min()
+    y.backward()
+    np.testing.assert_allclose(x.grad.numpy(), [3 + 2 + 2 * np.log(2) + 1 + 1, 4 + 2 + 4 * np.log(2) + 1], rtol=1e-5)
+    with pytest.raises(TypeError, match="above 0"):
+        (-2) ** x
