@@ -17,7 +17,8 @@ from .results import Results
 from .worker import Workers
 
 SUITES = ("elementwise", "reduce", "loss", "gemm", "gemm_rows", "gemm_tiles", "update", "random", "memory", "mlp",
-          "mlp-accuracy")
+          "mlp-accuracy", "mlp-settings")
+TRAINING = ("mlp-accuracy", "mlp-settings")  # suites of whole training runs
 COMMANDS = ("list", "report")
 
 
@@ -95,12 +96,12 @@ def _measure(parser: _Parser, chosen: argparse.Namespace) -> int:
     options = Options(chosen.device, chosen.against, chosen.quick)
     results = Results(chosen.json, **dataclasses.asdict(options))
     for suite in dict.fromkeys(chosen.suites):
-        rows = _module(suite).run(options, results, _say) if suite == "mlp-accuracy" else _time(suite, options, results)
+        rows = _module(suite).run(options, results, _say) if suite in TRAINING else _time(suite, options, results)
         table.show(suite, rows)
     if chosen.plot:
         from . import plots
 
-        if set(chosen.suites) == {"mlp-accuracy"}:
+        if set(chosen.suites) <= set(TRAINING):
             plots.plot_accuracy(results.runs, chosen.plot)
         else:
             plots.plot_ratios(results.rows, chosen.plot)

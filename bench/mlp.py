@@ -1,8 +1,8 @@
-"""Training step of the multilayer perceptron 784-H-H-10: batch 128, SGD, momentum 0.9, learning rate 0.01.
+"""Training step of the multilayer perceptron 784-H-H-10: batch 128 (at H = 2048 also 20 and 1024), SGD with momentum 0.9.
 
 `none` is compared with PyTorch without dropout; bernoulli, rdp and tdp with PyTorch and nn.Dropout(p): same model,
-optimiser and batches, taken by index from the data set on both sides. Without --against torch, numbanet's own `none` is
-the peer.
+optimiser and batches, taken by index from the data set on both sides. scikit-learn's MLPClassifier, which has no dropout,
+stands beside them. Without --against torch, numbanet's own `none` is the peer.
 """
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from .worker import Task
 
 FEATURES, CLASSES, BATCH = 784, 10, 128
 RATE, MOMENTUM = 0.01, 0.9
-WIDTHS, RATES, DROPOUTS = (1024, 2048), (0.3, 0.5, 0.7), ("bernoulli", "rdp", "tdp")
+WIDTHS, RATES, DROPOUTS = (1024, 2048, 4096), (0.3, 0.5, 0.7), ("bernoulli", "rdp", "tdp")
+OTHER_BATCHES, THEIR_WIDTH, THEIR_RATE = (20, 1024), 2048, 0.5
 SAMPLES = 20000  # 63 MB: like a real data set, more than a cache holds
 TOLERANCE = 1e-2  # of `update_error`: above what ReLU's kink explains, far below any wrong mask or scale
 LEAST_STEPS = 20  # of a turn: the cost of a step under a random pattern is random
@@ -46,35 +47,35 @@ def samples(count: int = SAMPLES, seed: int = 1) -> tuple[np.ndarray, np.ndarray
     return X, rng.integers(CLASSES, size=count).astype(np.int32)
 
 
-def batches(count: int = SAMPLES, seed: int = 2) -> Iterator[np.ndarray]:
+def batches(batch: int = BATCH, count: int = SAMPLES, seed: int = 2) -> Iterator[np.ndarray]:
     """Row numbers of batch after batch, shuffled anew in each pass; the last, short batch of a pass is left out."""
     rng = np.random.default_rng(seed)
     while True:
         order = rng.permutation(count).astype(np.int32)
-        for start in range(0, count - BATCH + 1, BATCH):
-            yield order[start:start + BATCH]
+        for start in range(0, count - batch + 1, batch):
+            yield order[start:start + batch]
 
 
 # --- numbanet ---------------------------------------------------------------------------------------------------------
-def numbanet_task(device: str, hidden: int, dropout: str, rate: float) -> Task:
+def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: int = BATCH) -> Task:
     """Training steps through numbanet's Trainer."""
     from numbanet import device as named
     from numbanet.tensor import Tensor
 
     dev = named(device)
     X, y = samples()
-    data, rows = dev.upload(X), batches()
-    trainer = _trainer(dev, hidden, dropout, rate)
+    data, rows = dev.upload(X), batches(batch)
+    trainer = _trainer(dev, hidden, dropout, rate, batch)
 
     taken = itertools.count(1)
 
     def step(by=trainer, at=rows, last=False):
         chosen = next(at)
-        last = last or next(taken) % (SAMPLES // BATCH) == 0  # of a pass over the samples, as in training
+        last = last or next(taken) % (SAMPLES // batch) == 0  # of a pass over the samples, as in training
         by.step(Tensor.wrap(dev.take_rows(data, dev.upload(chosen)), dev), y[chosen], None, last)
 
     def outputs():
-        fresh, at, drawn = _trainer(dev, hidden, dropout, rate), batches(), []
+        fresh, at, drawn = _trainer(dev, hidden, dropout, rate, batch), batches(batch), []
         draw = fresh.plans
 
         def record():
@@ -86,12 +87,12 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float) -> Task:
             step(fresh, at, last=number + 1 == CHECKED_STEPS)
         layers = fresh.model.droppable()
         return {"weights": [np.array(dev.download(p.data)) for p in fresh.optimizer.parameters],
-                "factors": [[_factors(plans.get(layer)) for layer in layers] for plans in drawn]}
+                "factors": [[_factors(plans.get(layer), batch) for layer in layers] for plans in drawn]}
 
     return Task(step, outputs, dev.synchronize)
 
 
-def _trainer(dev: Any, hidden: int, dropout: str, rate: float) -> Any:
+def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int) -> Any:
     """A Trainer of the network with the shared initial weights."""
     from numbanet import ops
     from numbanet.dropout import policy
@@ -103,7 +104,7 @@ def _trainer(dev: Any, hidden: int, dropout: str, rate: float) -> Any:
         dev.copy(dev.upload(values), out=parameter.data)
     return Trainer(
         model=model, optimizer=SGD(model.parameters(), RATE, MOMENTUM), policy=policy(dropout, rate),
-        rng=np.random.default_rng(3), dev=dev, batch_size=BATCH,
+        rng=np.random.default_rng(3), dev=dev, batch_size=batch,
         loss=lambda output, labels, weights: ops.softmax_cross_entropy(output, labels=labels, weights=weights),
         answer=lambda dev, output: dev.argmax(output), score=lambda y, answers, weights: float(np.mean(y == answers)))
 
@@ -116,7 +117,7 @@ def network(hidden: int, dev: Any = "cpu") -> Any:
                        Linear(hidden, CLASSES, device=dev)])
 
 
-def _factors(plan: Any) -> tuple[Any, Any]:
+def _factors(plan: Any, batch: int) -> tuple[Any, Any]:
     """What a plan multiplies a layer's weight with, and what its activation, in the dense picture."""
     from numbanet.plan import BernoulliPlan, RowPlan
     from numbanet_kernels.random import dropout_reference
@@ -124,20 +125,20 @@ def _factors(plan: Any) -> tuple[Any, Any]:
     if plan is None:
         return 1.0, 1.0
     if isinstance(plan, BernoulliPlan):
-        return 1.0, dropout_reference(np.ones((BATCH, plan.n)), plan.rate, plan.key, 0, plan.scale)
+        return 1.0, dropout_reference(np.ones((batch, plan.n)), plan.rate, plan.key, 0, plan.scale)
     factor = plan.mask() * plan.scale
     return (1.0, factor) if isinstance(plan, RowPlan) else (factor, 1.0)
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
-def torch_task(device: str, hidden: int, rate: float | None, tf32: bool = False) -> Task:
+def torch_task(device: str, hidden: int, rate: float | None, batch: int = BATCH, tf32: bool = False) -> Task:
     """Training steps in PyTorch, eager; with nn.Dropout(rate) after each hidden activation unless the rate is None."""
     import torch
 
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = tf32
     X, y = samples()
-    X, y, rows = torch.from_numpy(X).to(device), torch.from_numpy(y).long().to(device), batches()
+    X, y, rows = torch.from_numpy(X).to(device), torch.from_numpy(y).long().to(device), batches(batch)
     model, optimizer = _torch_model(torch, device, hidden, rate)
 
     def step(model=model, optimizer=optimizer, at=rows):
@@ -149,7 +150,7 @@ def torch_task(device: str, hidden: int, rate: float | None, tf32: bool = False)
 
     def outputs():
         fresh, fresh_optimizer = _torch_model(torch, device, hidden, rate)
-        at, factors = batches(), [[] for _ in range(CHECKED_STEPS)]
+        at, factors = batches(batch), [[] for _ in range(CHECKED_STEPS)]
         for drawn in factors:
             def record(layer, x, out, drawn=drawn):
                 """Where ReLU gave 0, whether it was dropped changes nothing."""
@@ -178,13 +179,50 @@ def _torch_model(torch: Any, device: str, hidden: int, rate: float | None) -> tu
     return model, torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
 
 
+# --- scikit-learn -----------------------------------------------------------------------------------------------------
+def sklearn_task(hidden: int, batch: int = BATCH) -> Task:
+    """Training steps of MLPClassifier: `partial_fit` on one batch after another."""
+    X, y = samples()
+    rows, model = batches(batch), _sklearn_model(hidden, batch)
+
+    def step(model=model, at=rows):
+        chosen = next(at)
+        model.partial_fit(X[chosen], y[chosen])
+
+    def outputs():
+        fresh, at = _sklearn_model(hidden, batch), batches(batch)
+        for _ in range(CHECKED_STEPS):
+            step(fresh, at)
+        weights = [np.asarray(p) for pair in zip(fresh.coefs_, fresh.intercepts_, strict=True) for p in pair]
+        return {"weights": [p.T if p.ndim == 2 else p for p in weights],
+                "factors": [[(1.0, 1.0)] * 2] * CHECKED_STEPS}
+
+    return Task(step, outputs, lambda: None)
+
+
+def _sklearn_model(hidden: int, batch: int) -> Any:
+    """The network with the shared initial weights: scikit-learn makes its own in the first step, which are then replaced."""
+    from sklearn.neural_network import MLPClassifier
+
+    X, y = samples()
+    model = MLPClassifier((hidden, hidden), solver="sgd", alpha=0.0, batch_size=batch, learning_rate_init=RATE,
+                          momentum=MOMENTUM, nesterovs_momentum=False, random_state=0)
+    model.partial_fit(X[:batch], y[:batch], classes=np.arange(CLASSES))
+    values = initial_weights(hidden)
+    for mine, given in zip((*model.coefs_, *model.intercepts_), (*(w.T for w in values[::2]), *values[1::2]), strict=True):
+        mine[...] = given
+    for velocity in model._optimizer.velocities:
+        velocity[...] = 0
+    return model
+
+
 # --- reference --------------------------------------------------------------------------------------------------------
-def reference_steps(hidden: int, factors: Sequence[Sequence[tuple[Any, Any]]]) -> list[np.ndarray]:
+def reference_steps(hidden: int, batch: int, factors: Sequence[Sequence[tuple[Any, Any]]]) -> list[np.ndarray]:
     """Weights after the first steps, dense and masked, in float64; factors by step and hidden layer: (of w, of h)."""
     weights = [np.float64(w) for w in initial_weights(hidden)]
     velocity = [np.zeros_like(w) for w in weights]
     X, y = samples()
-    at = batches()
+    at = batches(batch)
     for drawn in factors:
         rows = next(at)
         for w, v, g in zip(weights, velocity, _gradients(weights, np.float64(X[rows]), y[rows], drawn), strict=True):
@@ -217,13 +255,13 @@ def _gradients(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray, factors:
     return gradients
 
 
-def update_error(hidden: int, outputs: Mapping[str, Any]) -> float:
+def update_error(hidden: int, batch: int, outputs: Mapping[str, Any]) -> float:
     """Largest error of the change of a parameter, relative to that change, in the 2-norm.
 
     Not entry by entry: where float32 and float64 see a pre-activation on two sides of ReLU's kink, one sample's part of one
     neuron's gradient differs altogether. That is one part in thousands of the norm, and each is right.
     """
-    references = reference_steps(hidden, outputs["factors"])
+    references = reference_steps(hidden, batch, outputs["factors"])
     error = 0.0
     for start, value, reference in zip(initial_weights(hidden), outputs["weights"], references, strict=True):
         change = np.linalg.norm(reference - start)
@@ -233,7 +271,7 @@ def update_error(hidden: int, outputs: Mapping[str, Any]) -> float:
 
 # --- work and cases ---------------------------------------------------------------------------------------------------
 @functools.cache
-def mean_flops(hidden: int, dropout: str, rate: float) -> float:
+def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
     """FLOPs of the matrix products of a step, averaged exactly over the policy's patterns."""
     from numbanet.dropout import policy
     from numbanet.plan import RowPlan, TilePlan
@@ -241,7 +279,7 @@ def mean_flops(hidden: int, dropout: str, rate: float) -> float:
 
     model = network(hidden)
     if dropout not in ("rdp", "tdp"):
-        return float(model.flops(BATCH))
+        return float(model.flops(batch))
     chosen = policy(dropout, rate)
     distribution = pattern_distribution(rate, chosen.dp_max, chosen.search)
     first, second = model.droppable()
@@ -252,21 +290,21 @@ def mean_flops(hidden: int, dropout: str, rate: float) -> float:
         return [(p / dp, RowPlan(shape[0], dp, bias) if dropout == "rdp" else TilePlan(shape, chosen.tile, dp, bias))
                 for dp, p in enumerate(distribution, 1) for bias in range(dp)]
 
-    return sum(p * q * model.flops(BATCH, {first: a, second: b}) for p, a in drawn(first) for q, b in drawn(second))
+    return sum(p * q * model.flops(batch, {first: a, second: b}) for p, a in drawn(first) for q, b in drawn(second))
 
 
-def _numbanet(options: Options, hidden: int, dropout: str, rate: float, peer: str | None) -> Implementation:
-    flops = mean_flops(hidden, dropout, rate)
-    return Implementation(dropout, numbanet_task,
-                          {"device": options.device, "hidden": hidden, "dropout": dropout, "rate": rate}, peer,
-                          None if peer is None else mean_flops(hidden, "none", 0.0) / flops, flops)
+def _numbanet(options: Options, hidden: int, batch: int, dropout: str, rate: float, peer: str | None) -> Implementation:
+    flops = mean_flops(hidden, batch, dropout, rate)
+    parameters = {"device": options.device, "hidden": hidden, "dropout": dropout, "rate": rate, "batch": batch}
+    ceiling = None if peer is None else mean_flops(hidden, batch, "none", 0.0) / flops
+    return Implementation(dropout, numbanet_task, parameters, peer, ceiling, flops)
 
 
-def _torches(options: Options, hidden: int, rate: float | None) -> list[Implementation]:
+def _torches(options: Options, hidden: int, batch: int, rate: float | None) -> list[Implementation]:
     """PyTorch, on CUDA with TF32 off and on."""
     name = "torch" if rate is None else "torch nn.Dropout"
-    parameters = {"device": options.device, "hidden": hidden, "rate": rate}
-    found = [Implementation(name, torch_task, parameters, flops=mean_flops(hidden, "none", 0.0))]
+    parameters = {"device": options.device, "hidden": hidden, "rate": rate, "batch": batch}
+    found = [Implementation(name, torch_task, parameters, flops=mean_flops(hidden, batch, "none", 0.0))]
     if options.device == "cuda":
         found.append(Implementation(f"{name}, TF32", torch_task, {**parameters, "tf32": True}, name,
                                     tolerance=TF32_TOLERANCE))
@@ -274,16 +312,28 @@ def _torches(options: Options, hidden: int, rate: float | None) -> list[Implemen
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Each width without dropout, and with each policy at each rate."""
-    torch = options.against == "torch"
-    least = 2 if options.quick else LEAST_STEPS
-    for hidden in (256,) if options.quick else WIDTHS:
-        error, size = functools.partial(update_error, hidden), f"784-{hidden}-{hidden}-10"
-        dense = _numbanet(options, hidden, "none", 0.0, "torch" if torch else None)
-        yield Case("mlp", f"{size} without dropout", (dense, *(_torches(options, hidden, None) if torch else ())),
+    """Each width without dropout, and with each policy at each rate; one of them with other batches."""
+    if options.quick:
+        yield from _cases(options, 256, BATCH, (0.5,))
+        return
+    for hidden in WIDTHS:
+        yield from _cases(options, hidden, BATCH, RATES)
+    for batch in OTHER_BATCHES:
+        yield from _cases(options, THEIR_WIDTH, batch, (THEIR_RATE,))
+
+
+def _cases(options: Options, hidden: int, batch: int, rates: Sequence[float]) -> Iterator[Case]:
+    torch, least = options.against == "torch", 2 if options.quick else LEAST_STEPS
+    error = functools.partial(update_error, hidden, batch)
+    size = f"784-{hidden}-{hidden}-10{'' if batch == BATCH else f', batch {batch}'}"
+    dense = _numbanet(options, hidden, batch, "none", 0.0, "torch" if torch else None)
+    theirs = _torches(options, hidden, batch, None) if torch else []
+    if options.device == "cpu":
+        theirs.append(Implementation("scikit-learn", sklearn_task, {"hidden": hidden, "batch": batch},
+                                     "torch" if torch else "none", flops=dense.flops))
+    yield Case("mlp", f"{size} without dropout", (dense, *theirs), error, TOLERANCE, least)
+    for rate in rates:
+        peer = "torch nn.Dropout" if torch else "none"
+        ours = [_numbanet(options, hidden, batch, dropout, rate, peer) for dropout in DROPOUTS]
+        yield Case("mlp", f"{size} p={rate}", (*ours, *(_torches(options, hidden, batch, rate) if torch else [dense])),
                    error, TOLERANCE, least)
-        for rate in (0.5,) if options.quick else RATES:
-            peer = "torch nn.Dropout" if torch else "none"
-            ours = [_numbanet(options, hidden, dropout, rate, peer) for dropout in DROPOUTS]
-            theirs = _torches(options, hidden, rate) if torch else [dense]
-            yield Case("mlp", f"{size} p={rate}", (*ours, *theirs), error, TOLERANCE, least)

@@ -4,7 +4,9 @@ Three seeds each. A finished training run is written to the JSON file at once an
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,30 +16,33 @@ from .machine import commit, now
 from .mlp import BATCH, MOMENTUM, RATE
 from .results import Results
 
-DROPOUTS, DROPOUT_RATE, TARGET = ("none", "bernoulli", "rdp", "tdp"), 0.5, 0.98
+DROPOUT_RATE, TARGET = 0.5, 0.98
 SEEDS, HIDDEN, EPOCHS = 3, 1024, 20
+VARIANTS = {name: functools.partial(dict, dropout=name, dropout_rate=DROPOUT_RATE)
+            for name in ("none", "bernoulli", "rdp", "tdp")}  # name -> () -> parameters of a Net
 
 
-def settings(options: Options) -> dict[str, Any]:
-    """What every run has in common; samples None are all."""
+def settings(options: Options, data: str = "mnist") -> dict[str, Any]:
+    """What every run on a data set has in common; samples None are all."""
     quick = options.quick
-    return {"data": "mnist", "samples": 2000 if quick else None, "hidden": 64 if quick else HIDDEN,
+    return {"data": data, "samples": 2000 if quick else None, "hidden": 64 if quick else HIDDEN,
             "epochs": 2 if quick else EPOCHS, "batch": BATCH, "learning_rate": RATE, "momentum": MOMENTUM,
             "dropout_rate": DROPOUT_RATE, "device": options.device}
 
 
-def train(chosen: dict[str, Any], dropout: str, seed: int, data: tuple[np.ndarray, ...]) -> dict[str, Any]:
+def train(chosen: dict[str, Any], name: str, variant: dict[str, Any], seed: int,
+          data: tuple[np.ndarray, ...]) -> dict[str, Any]:
     """One training run: accuracy on the test set, loss and seconds of training by epoch."""
     from numbanet import Net
 
     X, y, X_test, y_test = data
-    net = Net((chosen["hidden"],) * 2, dropout=dropout, dropout_rate=chosen["dropout_rate"], epochs=chosen["epochs"],
-              batch_size=chosen["batch"], learning_rate=chosen["learning_rate"], momentum=chosen["momentum"],
-              device=chosen["device"], random_state=seed)
+    net = Net((chosen["hidden"],) * 2, epochs=chosen["epochs"], batch_size=chosen["batch"],
+              learning_rate=chosen["learning_rate"], momentum=chosen["momentum"], device=chosen["device"],
+              random_state=seed, **variant)
     net.fit(X, y, validation_data=(X_test, y_test))
     epochs = [{"accuracy": r["validation_score"], **{key: r[key] for key in ("loss", "seconds", "flops_share")}}
               for r in net.history_]
-    return {"dropout": dropout, "seed": seed, "date": now(), "commit": commit(), "settings": chosen, "epochs": epochs}
+    return {"dropout": name, "seed": seed, "date": now(), "commit": commit(), "settings": chosen, "epochs": epochs}
 
 
 def seconds_to(target: float, run: dict[str, Any]) -> float | None:
@@ -47,45 +52,49 @@ def seconds_to(target: float, run: dict[str, Any]) -> float | None:
     return float(reached[0]) if reached else None
 
 
-def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each kind of dropout."""
-    final = {dropout: [run["epochs"][-1]["accuracy"] for run in runs if run["dropout"] == dropout]
-             for dropout in DROPOUTS}
+def summary(runs: list[dict[str, Any]], names: Iterable[str] = VARIANTS, suite: str = "mlp-accuracy") -> list[dict[str, Any]]:
+    """One row for each data set and kind of dropout."""
     rows = []
-    for dropout in DROPOUTS:
-        mine = [run for run in runs if run["dropout"] == dropout]
+    for data, name in itertools.product(dict.fromkeys(run["settings"]["data"] for run in runs), names):
+        of_data = [run for run in runs if run["settings"]["data"] == data]
+        mine = [run for run in of_data if run["dropout"] == name]
         if not mine:
             continue
-        chosen, accuracy, hidden = mine[0]["settings"], final[dropout], mine[0]["settings"]["hidden"]
+        chosen, hidden = mine[0]["settings"], mine[0]["settings"]["hidden"]
+        accuracy = [run["epochs"][-1]["accuracy"] for run in mine]
+        usual = [run["epochs"][-1]["accuracy"] for run in of_data if run["dropout"] == "bernoulli"]
         epochs = [epoch for run in mine for epoch in run["epochs"]]
         times = [s for run in mine if (s := seconds_to(TARGET, run)) is not None]
         rows.append({
-            "suite": "mlp-accuracy", "implementation": dropout, "seeds": len(mine),
-            "case": f"784-{hidden}-{hidden}-10 p={chosen['dropout_rate']}, {chosen['epochs']} epochs",
+            "suite": suite, "implementation": name, "seeds": len(mine),
+            "case": f"{'' if data == 'mnist' else f'{data}, '}784-{hidden}-{hidden}-10 p={chosen['dropout_rate']}, "
+                    f"{chosen['epochs']} epochs",
             "accuracy": float(np.mean(accuracy)), "accuracy_min": min(accuracy), "accuracy_max": max(accuracy),
-            "points": 100 * float(np.mean(accuracy) - np.mean(final["bernoulli"])) if final["bernoulli"] else None,
+            "points": 100 * float(np.mean(accuracy) - np.mean(usual)) if usual else None,
             "seconds_per_epoch": float(np.median([epoch["seconds"] for epoch in epochs])),
             "flops_share": float(np.mean([epoch["flops_share"] for epoch in epochs])),
             "target": TARGET, "seconds_to_target": float(np.mean(times)) if times else None, "reached": len(times)})
     return rows
 
 
-def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(options: Options, results: Results, say: Callable[[str], None], suite: str = "mlp-accuracy",
+        variants: Mapping[str, Callable[[], dict[str, Any]]] = VARIANTS, datasets: Sequence[str] = ("mnist",),
+        seeds: int = SEEDS) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows. Seeds are the outer loop: drift of the machine meets all."""
-    from numbanet.datasets import load_mnist
+    from numbanet import datasets as loaders
 
-    chosen = settings(options)
-    done = {(run["dropout"], run["seed"]) for run in results.resume(chosen)}
-    wanted = [(dropout, seed) for seed in range(1 if options.quick else SEEDS) for dropout in DROPOUTS]
-    data = None
-    for dropout, seed in wanted:
-        if (dropout, seed) in done:
+    chosen = {data: settings(options, data) for data in datasets}
+    done = {(run["settings"]["data"], run["dropout"], run["seed"]) for run in results.resume(list(chosen.values()))}
+    samples: dict[str, Any] = {}
+    for seed, data, name in itertools.product(range(1 if options.quick else seeds), datasets, variants):
+        if (data, name, seed) in done:
             continue
-        if data is None:
-            data = tuple(part[:chosen["samples"]] for part in load_mnist())
-        say(f"mlp-accuracy: {dropout}, seed {seed}")
-        results.runs.append(train(chosen, dropout, seed, data))
-        results.rows = summary(results.runs)  # so that an interrupted command reports what is finished
+        if data not in samples:
+            load = getattr(loaders, f"load_{data.replace('-', '_')}")
+            samples[data] = tuple(part[:chosen[data]["samples"]] for part in load())
+        say(f"{suite}: {data}, {name}, seed {seed}")
+        results.runs.append(train(chosen[data], name, variants[name](), seed, samples[data]))
+        results.rows = summary(results.runs, variants, suite)  # so that an interrupted command reports what is finished
         results.save()
-    results.rows = summary(results.runs)
+    results.rows = summary(results.runs, variants, suite)
     return results.rows

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,15 @@ class Results:
         unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         os.replace(unfinished, self.path)
 
-    def resume(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    def resume(self, settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The finished training runs of earlier commands.
 
         Raises
         ------
         ValueError
-            If they were made with other settings.
+            If one was made with other settings than any of these.
         """
-        if any(run["settings"] != settings for run in self.runs):
+        if any(run["settings"] not in settings for run in self.runs):
             raise ValueError(f"{self.path} holds training runs with other settings; give another --json file")
         return self.runs
 

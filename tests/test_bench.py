@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import harness, mlp, mlp_accuracy, report
+from bench import harness, mlp, mlp_accuracy, mlp_settings, report
 from bench.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
 from bench.results import Results, load
 from bench.worker import Task, Worker, WorkerError, Workers
+from numbanet import Net
 
 ROOT = Path(__file__).resolve().parent.parent
 FAST = Schedule(pairs=5, turn=0.01, pause=0.0, warm_up=1)
@@ -144,7 +145,7 @@ def test_training_suite_end_to_end(tmp_path):
     assert done.returncode == 0, done.stderr
     rows = {row["implementation"]: row for row in _rows(tmp_path / "a.json")}
     assert {name: row["peer"] for name, row in rows.items()} == {
-        "none": "torch", "torch": None, "bernoulli": "torch nn.Dropout", "rdp": "torch nn.Dropout",
+        "none": "torch", "torch": None, "scikit-learn": "torch", "bernoulli": "torch nn.Dropout", "rdp": "torch nn.Dropout",
         "tdp": "torch nn.Dropout", "torch nn.Dropout": None}
     assert all(row["error"] < 1e-4 for row in rows.values())
     assert rows["none"]["ceiling"] == rows["bernoulli"]["ceiling"] == 1.0
@@ -160,11 +161,11 @@ def test_bad_arguments(arguments, message):
 
 
 def test_step_of_a_wrong_model_is_seen():
-    weights = mlp.reference_steps(8, [[(1.0, 1.0)] * 2] * 2)
+    weights = mlp.reference_steps(8, mlp.BATCH, [[(1.0, 1.0)] * 2] * 2)
     outputs = {"weights": [w.astype(np.float32) for w in weights], "factors": [[(1.0, 1.0)] * 2] * 2}
-    assert mlp.update_error(8, outputs) < 1e-3  # the weights are rounded to float32, and they changed by little
+    assert mlp.update_error(8, mlp.BATCH, outputs) < 1e-3  # the weights are rounded to float32, and they changed by little
     outputs["weights"][3][2] += 1e-3  # one bias of the second layer
-    assert mlp.update_error(8, outputs) > 1e-2
+    assert mlp.update_error(8, mlp.BATCH, outputs) > 1e-2
 
 
 @pytest.mark.parametrize("dropout", ["rdp", "tdp"])
@@ -175,14 +176,15 @@ def test_mean_flops_agree_with_drawn_plans(dropout):
     drawn = [model.flops(mlp.BATCH, {layer: chosen.plan(i, layer.weight.shape, rng)
                                      for i, layer in enumerate(model.droppable())}) for _ in range(4000)]
     spread = np.std(drawn) / np.sqrt(len(drawn))
-    assert abs(np.mean(drawn) - mlp.mean_flops(64, dropout, 0.5)) < 5 * spread
+    assert abs(np.mean(drawn) - mlp.mean_flops(64, mlp.BATCH, dropout, 0.5)) < 5 * spread
 
 
 def test_accuracy_suite_resumes(tmp_path, monkeypatch):
     trained = []
 
-    def train(chosen, dropout, seed, data):
+    def train(chosen, dropout, variant, seed, data):
         trained.append(dropout)
+        Net(**variant).check()
         if len(trained) == 3:
             raise KeyboardInterrupt
         epochs = [{"accuracy": 0.97 + 0.01 * (dropout == "rdp"), "loss": 1.0, "seconds": 2.0, "flops_share": 1.0}] * 2
@@ -200,6 +202,24 @@ def test_accuracy_suite_resumes(tmp_path, monkeypatch):
     assert len(load(path)["runs"]) == 4 and not list(tmp_path.glob("*.part"))
     with pytest.raises(ValueError, match="other settings"):
         mlp_accuracy.run(harness.Options(), Results(path), lambda text: None)
+
+
+def test_settings_suite_names_every_variant_and_both_data_sets(tmp_path, monkeypatch):
+    seen = []
+
+    def train(chosen, dropout, variant, seed, data):
+        Net(**variant).check()
+        seen.append((chosen["data"], dropout))
+        epochs = [{"accuracy": 0.9 + 0.01 * (dropout != "bernoulli"), "loss": 1.0, "seconds": 2.0, "flops_share": 1.0}]
+        return {"dropout": dropout, "seed": seed, "settings": chosen, "epochs": epochs}
+
+    monkeypatch.setattr(mlp_accuracy, "train", train)
+    for name in ("load_mnist", "load_fashion_mnist"):
+        monkeypatch.setattr(f"numbanet.datasets.{name}", lambda: (np.zeros((3, 784)),) * 4)
+    rows = mlp_settings.run(harness.Options(quick=True), Results(tmp_path / "a.json"), lambda text: None)
+    assert len(seen) == len(set(seen)) == len(rows) == 2 * len(mlp_settings.variants())
+    assert sum(row["case"].startswith("fashion-mnist") for row in rows) == len(rows) // 2
+    assert {round(row["points"], 6) for row in rows if row["implementation"] != "bernoulli"} == {1.0}
 
 
 # --- report -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,41 @@
+"""What decides the accuracy of rdp and tdp: the scale, the largest period and the search, on MNIST and Fashion-MNIST.
+
+The network, the rate and the epochs of `mlp-accuracy`; one seed. `default` is what `Net(dropout="rdp")` takes.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from . import mlp_accuracy
+from .harness import Options
+from .mlp_accuracy import DROPOUT_RATE, VARIANTS
+from .results import Results
+
+SCALES, PERIODS, SEEDS = ("pattern", "rate"), (4, 8, 16), 1
+
+
+def _pattern(kind: str, **settings: Any) -> dict[str, Any]:
+    from numbanet import RowDropout, TileDropout
+
+    return {"dropout": {"rdp": RowDropout, "tdp": TileDropout}[kind](DROPOUT_RATE, **settings)}
+
+
+def variants() -> dict[str, Callable[[], dict[str, Any]]]:
+    """name -> () -> parameters of a Net"""
+    found: dict[str, Callable[[], dict[str, Any]]] = {name: VARIANTS[name] for name in ("none", "bernoulli")}
+    for kind in ("rdp", "tdp"):
+        found[f"{kind} default"] = functools.partial(_pattern, kind)
+        for scale in SCALES:
+            found[f"{kind} {scale}"] = functools.partial(_pattern, kind, scale=scale)
+            for dp_max in PERIODS:
+                found[f"{kind} {scale} dp_max={dp_max}"] = functools.partial(_pattern, kind, scale=scale, dp_max=dp_max)
+        found[f"{kind} dp_max=8 search=sgd"] = functools.partial(_pattern, kind, dp_max=8, search="sgd")
+        del found[f"{kind} pattern"]  # the default
+    return found
+
+
+def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Train what is not trained yet; returns the rows."""
+    return mlp_accuracy.run(options, results, say, "mlp-settings", variants(), ("mnist", "fashion-mnist"), SEEDS)
