@@ -37,6 +37,8 @@ from .gemm_tiles import (
     gemm_tiles_dw_cpu as gemm_tiles_dw,
     gemm_tiles_dx_cpu as gemm_tiles_dx,
     tile_blocks_cpu as tile_blocks,
+    tile_inputs_cpu as tile_inputs,
+    tile_outputs_cpu as tile_outputs,
 )
 from .loss import (
     absolute_error_cpu as absolute_error,

@@ -37,6 +37,8 @@ from .gemm_tiles import (
     gemm_tiles_dw_cuda as gemm_tiles_dw,
     gemm_tiles_dx_cuda as gemm_tiles_dx,
     tile_blocks_cuda as tile_blocks,
+    tile_inputs_cuda as tile_inputs,
+    tile_outputs_cuda as tile_outputs,
 )
 from .loss import (
     absolute_error_cuda as absolute_error,

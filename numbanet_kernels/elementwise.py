@@ -104,40 +104,48 @@ def gelu_grad_reference(dy, x):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-@host_kernel("void(i4, f4[::1], f4[::1], f4, f4[::1])")
-def _maps(formula, a, b, scale, out):
-    """The backward maps with a = dy, and relu and gelu (their b is not read): what NumPy lacks, or does more slowly."""
+LEAST_COLUMNS = 64  # of a thread's part of a row
+
+
+@host_kernel("void(i4, f4[:, ::1], f4[:, ::1], f4, f4[:, ::1], i8, i8)")
+def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
+    """The backward maps with a = dy, and relu and gelu (their b is not read): what NumPy lacks, or does more slowly.
+
+    On the columns start … stop - 1, whose rows are taken as arrays of their own: the loops become vector instructions.
+    """
     zero, half, one = float32(0), float32(0.5), float32(1)
-    if formula == RELU_GRAD:
-        for i in range(out.size):
-            v = scale * a[i]  # before the choice, so that no branch has to guess a random sign
-            out[i] = v if b[i] > zero else zero
-    elif formula == RELU_MAP:
-        for i in range(out.size):
-            out[i] = zero if a[i] <= zero else a[i]  # in this order NaN passes
-    elif formula == TANH_GRAD:
-        for i in range(out.size):
-            out[i] = a[i] * (one - b[i] * b[i])
-    elif formula == SIGMOID_GRAD:
-        for i in range(out.size):
-            out[i] = a[i] * b[i] * (one - b[i])
-    else:
-        # Phi(-|x|) = e t q(t) / 2 with e = exp(-x^2/2), t = 1/(1 + p |x|/sqrt 2): Abramowitz and Stegun 7.1.26, within
-        # 1e-7; e = 2^k r(z) is written out, as calls to the C library would keep the loop from being vectorised
-        for i in range(out.size):
-            x = b[i] if formula == GELU_GRAD else a[i]
-            power = -half * x * x
-            k = np.floor(power * LOG2_E + half)
-            z = power - k * LOG_2
-            r = float32(1 / 24) + z * (float32(1 / 120) + z * float32(1 / 720))
-            r = one + z * (one + z * (half + z * (float32(1 / 6) + z * r)))
-            e = r * np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
-            e = e if power > float32(-87) else zero
-            t = one / (one + abs(x) * float32(0.3275911 * ROOT_HALF))
-            q = float32(1.421413741) + t * (float32(-1.453152027) + t * float32(1.061405429))
-            tail = half * e * t * (float32(0.254829592) + t * (float32(-0.284496736) + t * q))
-            share = one - tail if x > zero else tail
-            out[i] = a[i] * (share + x * float32(NORMAL_DENSITY) * e) if formula == GELU_GRAD else x * share
+    for n in range(dense_out.shape[0]):
+        a, b, out = dense_a[n, start:stop], dense_b[n, start:stop], dense_out[n, start:stop]
+        if formula == RELU_GRAD:
+            for i in range(out.size):
+                v = scale * a[i]  # before the choice, so that no branch has to guess a random sign
+                out[i] = v if b[i] > zero else zero
+        elif formula == RELU_MAP:
+            for i in range(out.size):
+                out[i] = zero if a[i] <= zero else a[i]  # in this order NaN passes
+        elif formula == TANH_GRAD:
+            for i in range(out.size):
+                out[i] = a[i] * (one - b[i] * b[i])
+        elif formula == SIGMOID_GRAD:
+            for i in range(out.size):
+                out[i] = a[i] * b[i] * (one - b[i])
+        else:
+            # Phi(-|x|) = e t q(t) / 2 with e = exp(-x^2/2), t = 1/(1 + p |x|/sqrt 2): Abramowitz and Stegun 7.1.26, within
+            # 1e-7; e = 2^k r(z) is written out, as calls to the C library would keep the loop from being vectorised
+            for i in range(out.size):
+                x = b[i] if formula == GELU_GRAD else a[i]
+                power = -half * x * x
+                k = np.floor(power * LOG2_E + half)
+                z = power - k * LOG_2
+                r = float32(1 / 24) + z * (float32(1 / 120) + z * float32(1 / 720))
+                r = one + z * (one + z * (half + z * (float32(1 / 6) + z * r)))
+                e = r * np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
+                e = e if power > float32(-87) else zero
+                t = one / (one + abs(x) * float32(0.3275911 * ROOT_HALF))
+                q = float32(1.421413741) + t * (float32(-1.453152027) + t * float32(1.061405429))
+                tail = half * e * t * (float32(0.254829592) + t * (float32(-0.284496736) + t * q))
+                share = one - tail if x > zero else tail
+                out[i] = a[i] * (share + x * float32(NORMAL_DENSITY) * e) if formula == GELU_GRAD else x * share
 
 
 def _unary_cpu(op, formula, ufunc):
@@ -159,13 +167,15 @@ def _sigmoid(x, out):
 
 
 def _share_maps(formula, a, b, scale, out):
-    a, b, y = flat(a), flat(b), flat(out)
+    """Each thread on its columns, as whoever made these arrays and will read them; on its part of narrow or flat ones."""
+    columns = out.shape[-1] if out.ndim > 1 and out.shape[-1] >= LEAST_COLUMNS * threads.count() else out.size
+    a, b, y = (x.reshape(out.size // columns if columns else 0, columns) for x in (a, b, out))
 
     def work(part):
-        own = part.of(y.size)
-        _maps(formula, a[own], b[own], scale, y[own])
+        own = part.of(columns)
+        _maps(formula, a, b, scale, y, own.start, own.stop)
 
-    threads.share(work, threads.worthwhile(y.size // 8))  # quicker a piece than other passes
+    threads.share(work, threads.worthwhile(out.size))
     return out
 
 

@@ -10,7 +10,8 @@ r + 2P, … with P = dp / gcd(C, dp) keep the same columns: they are a class, no
 permutation the kept matrix is block-diagonal: P dense products and no search for positions. 2 N O I / dp FLOPs.
 
 Packed dw (R T, ceil(C / dp) T): tile rows sorted by class (class 0 first), then by r; in each row its kept columns, in order.
-Elements of tiles that stick out over the edges of w are unset. `blocks` is what `tile_blocks` prepared for w, if it was asked.
+Elements of tiles that stick out over the edges of w are unset. What two of the three products need is prepared once, if asked:
+`blocks` of w by `tile_blocks`, `inputs` of x by `tile_inputs`, `outputs` of dy by `tile_outputs`.
 Versions: masked (a teaching step: every tile is visited, dropped ones skipped by a test that is uniform over the block) and
 listed (the one used: a block walks the arithmetic sequence of kept tiles, dropped work is never launched).
 """
@@ -145,20 +146,20 @@ def _turn_in(x, place, scale, first, stop, turned):
                         out[n] = square[np.uint64(n), np.uint64(i - i0)]
 
 
-def _turn_in_shared(x, place):
-    """x turned, its columns in the order of the classes, by all threads."""
-    turned = empty_cpu((x.shape[1], x.shape[0]))
+def _turned(x, places, place, scale, shared):
+    """x turned, its columns at their places in the order of the classes, by all threads."""
+    turned = empty_cpu((places, x.shape[0]))
 
     def work(part):
         own = part.of(x.shape[1])
-        _turn_in(x, place, 1.0, own.start, own.stop, turned)
+        _turn_in(x, place, scale, own.start, own.stop, turned)
 
-    threads.share(work, threads.worthwhile(x.size))
+    threads.share(work, shared)
     return turned
 
 
 def tile_blocks_cpu(w, tile, dp, bias):
-    """The kept tiles, packed as dw is, gathered once for the forward pass and dx."""
+    """The kept tiles, packed as dw is: prepared once for the forward pass and dx."""
     layout = _layout(w.shape, tile, dp, bias)
     packed = empty_cpu(packed_shape(w.shape, tile, dp))
 
@@ -170,61 +171,67 @@ def tile_blocks_cpu(w, tile, dp, bias):
     return packed
 
 
-def gemm_tiles_cpu(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=None, out=None):
+def tile_inputs_cpu(x, shape, tile, dp, bias):
+    """x (N, I) in the form that the kept tiles of a weight of this shape meet it: prepared once for the forward pass and dw."""
+    return _turned(x, x.shape[1], _layout(shape, tile, dp, bias).col_place, 1.0, threads.worthwhile(x.size))
+
+
+def tile_outputs_cpu(dy, shape, tile, dp, bias, scale=1.0):
+    """scale * dy (N, O) in the form that the kept tiles of a weight of this shape meet it: prepared once for dx and dw."""
+    places, _ = packed_shape(shape, tile, dp)
+    return _turned(dy, places, _layout(shape, tile, dp, bias).row_place, scale, threads.worthwhile(dy.size))
+
+
+def gemm_tiles_cpu(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
     _check("gemm_tiles (cpu)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias)
     out = empty_cpu((x.shape[0], w.shape[0])) if out is None else out
     layout = _layout(w.shape, tile, dp, bias)
     blocks = tile_blocks_cpu(w, tile, dp, bias) if blocks is None else blocks
-    x_turned = _turn_in_shared(x, layout.col_place)
+    inputs = tile_inputs_cpu(x, w.shape, tile, dp, bias) if inputs is None else inputs
     turned = empty_cpu((1, blocks.shape[0], x.shape[0]))
 
     def multiply(part):
         for rows, cols, width in layout.products(part):
-            np.matmul(blocks[rows, :width], x_turned[cols], out=turned[0, rows])
+            np.matmul(blocks[rows, :width], inputs[cols], out=turned[0, rows])
         turn_cpu(turned, out, part.of(w.shape[0]), b, relu, alpha=scale, place=layout.row_place)
 
     threads.share(multiply, threads.worthwhile(flops=2 * x.shape[0] * blocks.size))
     return out
 
 
-def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, scale=1.0, blocks=None, out=None):
+def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, scale=1.0, blocks=None, outputs=None, out=None):
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
     _check("gemm_tiles_dx (cpu)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias)
     out = empty_cpu((dy.shape[0], w.shape[1])) if out is None else out
     layout = _layout(w.shape, tile, dp, bias)
     blocks = tile_blocks_cpu(w, tile, dp, bias) if blocks is None else blocks
-    turned = empty_cpu((blocks.shape[0], dy.shape[0]))
+    outputs = tile_outputs_cpu(dy, w.shape, tile, dp, bias, scale) if outputs is None else outputs
     shared = threads.worthwhile(flops=2 * dy.shape[0] * blocks.size)
     with threads.session():
-        count = threads.count()
-        terms = empty_cpu((count if shared else 1, w.shape[1], dy.shape[0]))
+        terms = empty_cpu((threads.count() if shared else 1, w.shape[1], dy.shape[0]))
 
         def multiply(part):
-            own = part.of(w.shape[0])
-            _turn_in(dy, layout.row_place, scale, own.start, own.stop, turned)
             for rows, cols, width in layout.products(part):
-                np.matmul(blocks[rows, :width].T, turned[rows], out=terms[part.number, cols])
+                np.matmul(blocks[rows, :width].T, outputs[rows], out=terms[part.number, cols])
 
         threads.share(multiply, shared)
         threads.share(lambda part: turn_cpu(terms, out, part.of(w.shape[1]), place=layout.col_place), shared)
     return out
 
 
-def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, scale=1.0, out=None):
+def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, scale=1.0, inputs=None, outputs=None, out=None):
     """dw = scale * (dy.T x) on kept tiles, packed."""
     shape = (dy.shape[1], x.shape[1])
     _check("gemm_tiles_dw (cpu)", x, shape[1], shape[0], None, None, tile, dp, bias)
     out = empty_cpu(packed_shape(shape, tile, dp)) if out is None else out
     layout = _layout(shape, tile, dp, bias)
-    x_turned = _turn_in_shared(x, layout.col_place)
-    turned = empty_cpu((out.shape[0], dy.shape[0]))
+    inputs = tile_inputs_cpu(x, shape, tile, dp, bias) if inputs is None else inputs
+    outputs = tile_outputs_cpu(dy, shape, tile, dp, bias, scale) if outputs is None else outputs
 
     def multiply(part):
-        own = part.of(shape[0])
-        _turn_in(dy, layout.row_place, scale, own.start, own.stop, turned)
         for rows, cols, width in layout.products(part):
-            np.matmul(turned[rows], x_turned[cols].T, out=out[rows, :width])
+            np.matmul(outputs[rows], inputs[cols].T, out=out[rows, :width])
 
     threads.share(multiply, threads.worthwhile(flops=2 * dy.shape[0] * out.size))
     return out
@@ -395,7 +402,17 @@ def tile_blocks_cuda(w, tile, dp, bias):
     return None
 
 
-def gemm_tiles_cuda(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=None, out=None):
+def tile_inputs_cuda(x, shape, tile, dp, bias):
+    """Nothing: kernels read x where it lies."""
+    return None
+
+
+def tile_outputs_cuda(dy, shape, tile, dp, bias, scale=1.0):
+    """Nothing: kernels read dy where it lies."""
+    return None
+
+
+def gemm_tiles_cuda(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
     _check("gemm_tiles (cuda)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias)
     side = _block_side("gemm_tiles (cuda)", tile)
@@ -410,7 +427,7 @@ def _period(shape, tile, dp):
     return dp // math.gcd(tile_cols, dp), tile_rows, tile_cols
 
 
-def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, scale=1.0, blocks=None, out=None):
+def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, scale=1.0, blocks=None, outputs=None, out=None):
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
     _check("gemm_tiles_dx (cuda)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias)
     side = _block_side("gemm_tiles_dx (cuda)", tile)
@@ -424,7 +441,7 @@ def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, scale=1.0, blocks=None, out=None):
     return out
 
 
-def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, scale=1.0, out=None):
+def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, scale=1.0, inputs=None, outputs=None, out=None):
     """dw = scale * (dy.T x) on kept tiles, packed."""
     shape = (dy.shape[1], x.shape[1])
     _check("gemm_tiles_dw (cuda)", x, shape[1], shape[0], None, None, tile, dp, bias)

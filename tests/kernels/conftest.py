@@ -16,7 +16,7 @@ def suffix(request, monkeypatch):
         yield request.param
         return
     for module, name in ((threads, "SHARED_ELEMENTS"), (threads, "SHARED_FLOPS"),
-                         (gemm, "LEAST_COLUMNS"), (gemm, "LEAST_DEPTH")):
+                         (gemm, "LEAST_ROWS"), (gemm, "LEAST_DEPTH")):
         monkeypatch.setattr(module, name, 1)
     with threadpoolctl.threadpool_limits(3, user_api="blas"):
         yield "cpu"
