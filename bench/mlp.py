@@ -22,7 +22,7 @@ WIDTHS, RATES, DROPOUTS = (1024, 2048, 4096), (0.3, 0.5, 0.7), ("bernoulli", "rd
 OTHER_BATCHES, THEIR_WIDTH, THEIR_RATE = (20, 1024), 2048, 0.5
 SAMPLES = 20000  # 63 MB: like a real data set, more than a cache holds
 TOLERANCE = 1e-2  # of `update_error`: above what ReLU's kink explains, far below any wrong mask or scale
-LEAST_STEPS = 20  # of a turn: the cost of a step under a random pattern is random
+LEAST_STEPS, FEWER_STEPS, WIDE = 20, 10, 4096  # of a turn, because the cost of a step under a random pattern is random
 CHECKED_STEPS = 3  # so that momentum counts, and weights that are not updated in every step
 TF32_TOLERANCE = 3e-2  # it keeps 10 bits of the mantissa
 
@@ -323,7 +323,7 @@ def cases(options: Options) -> Iterator[Case]:
 
 
 def _cases(options: Options, hidden: int, batch: int, rates: Sequence[float]) -> Iterator[Case]:
-    torch, least = options.against == "torch", 2 if options.quick else LEAST_STEPS
+    torch, least = options.against == "torch", 2 if options.quick else FEWER_STEPS if hidden >= WIDE else LEAST_STEPS
     error = functools.partial(update_error, hidden, batch)
     size = f"784-{hidden}-{hidden}-10{'' if batch == BATCH else f', batch {batch}'}"
     dense = _numbanet(options, hidden, batch, "none", 0.0, "torch" if torch else None)
