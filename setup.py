@@ -30,7 +30,8 @@ setup(
         "cuda": cuda,
         "plots": plots,
         "bench": [*torch, *plots],
-        "test": [*torch, *plots, *cuda, *compilers, "pytest>=8", "hypothesis>=6", "pandas>=2", "ruff>=0.6", "build>=1"],
+        "test": [*torch, *plots, *cuda, *compilers, "pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "pandas>=2",
+                 "ruff>=0.6", "build>=1"],
     },
     entry_points={"console_scripts": ["numbanet = numbanet.cli:main"]},
     classifiers=[

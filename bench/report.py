@@ -1,4 +1,7 @@
-"""Report: tables between `<!-- bench:SUITE -->` and `<!-- /bench:SUITE -->`, rewritten from the files of results."""
+"""Report: tables between `<!-- bench:SUITE -->` and `<!-- /bench:SUITE -->`, rewritten from the files of results.
+
+`<!-- bench:SUITE PATTERN -->` shows the cases alone in whose name the regular expression is found.
+"""
 from __future__ import annotations
 
 import re
@@ -10,7 +13,7 @@ from .machine import ROOT
 from .results import load
 from .table import markdown
 
-MARKED = re.compile(r"(?P<start><!-- bench:(?P<suite>[\w-]+) -->)\n.*?(?P<end><!-- /bench:(?P=suite) -->)", re.S)
+MARKED = re.compile(r"(?P<start><!-- bench:(?P<suite>[\w-]+)(?: (?P<cases>.+?))? -->)\n.*?(?P<end><!-- /bench:(?P=suite) -->)", re.S)
 PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md")
 FOLDER = ROOT / "bench" / "results"
 
@@ -27,16 +30,16 @@ def caption(record: dict[str, Any]) -> str:
            f"{record['date'][:10]}_"
 
 
-def section(suite: str, records: Iterable[dict[str, Any]]) -> str:
+def section(suite: str, cases: str | None, records: Iterable[dict[str, Any]]) -> str:
     """The tables of one suite, one for each file that has rows of it."""
     parts = [f"{caption(record)}\n\n{markdown(rows)}" for record in records
-             if (rows := [row for row in record["rows"] if row["suite"] == suite])]
+             if (rows := [row for row in record["rows"] if row["suite"] == suite and re.search(cases or "", row["case"])])]
     return "\n\n".join(parts) or "_No results recorded yet._"
 
 
 def rewrite(text: str, records: Sequence[dict[str, Any]]) -> str:
     """The text with every marked table made anew; all else as it is."""
-    return MARKED.sub(lambda m: f"{m['start']}\n\n{section(m['suite'], records)}\n\n{m['end']}", text)
+    return MARKED.sub(lambda m: f"{m['start']}\n\n{section(m['suite'], m['cases'], records)}\n\n{m['end']}", text)
 
 
 def report(pages: Iterable[Path] = PAGES, folder: Path = FOLDER) -> list[Path]:

@@ -240,6 +240,10 @@ def test_report_rewrites_marked_tables_only(tmp_path):
     assert "| 2 (1 – 3) | 2.0 GFLOP/s | torch | 1.50 (1.40 – 1.60) | 2.00 | 1.0e-06 |" in text and "a\\|b" in text
     assert text.startswith("before\n") and "\nafter\n" in text and "old" not in text and "quick" not in text
     assert "No results recorded yet" in text and results.facts["machine"]["cpu"] in text
+    page.write_text(text.replace("<!-- bench:gemm -->", "<!-- bench:gemm ^b$ -->"))
+    results.add([{**results.rows[0], "case": "b"}])
+    assert report.report(pages, tmp_path / "results") == [page]
+    assert "| b |" in page.read_text() and "a\\|b" not in page.read_text()
     assert report.report(pages, tmp_path / "results") == [] and plain.read_text() == "no markers\n"
 
 
