@@ -13,7 +13,8 @@ from .machine import ROOT
 from .results import load
 from .table import markdown
 
-MARKED = re.compile(r"(?P<start><!-- bench:(?P<suite>[\w-]+)(?: (?P<cases>.+?))? -->)\n.*?(?P<end><!-- /bench:(?P=suite) -->)", re.S)
+MARKED = re.compile(r"(?P<start><!-- bench:(?P<suite>[\w-]+)(?: (?P<cases>.+?))? -->)\n.*?"
+                    r"(?P<end><!-- /bench:(?P=suite) -->)", re.S)
 PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md")
 FOLDER = ROOT / "bench" / "results"
 
