@@ -13,8 +13,7 @@ kept, with kept = (row_pos, row_class, cols, col_pos), int32 arrays:
     col_pos (L, C)   its inverse: place of column c in a row of class l, or -1: no gradient
 
 A step without a gradient is linear, (w, v) -> M (w, v), so sgd can leave it undone where nobody reads w, and do k such steps at
-once as M^k when somebody will. With late = (since, after, held, wanted, powers, block, step), w is divided into U x B
-blocks:
+once as M^k when somebody will. With late = (since, after, held, wanted, powers, block, step), w is divided into U x B blocks:
 
     since (U, B)     int32, the step up to which each block is done
     after (U, B)     int32, the same after this step: what the update writes
@@ -127,7 +126,7 @@ def _sgd(w, v, g, lr, momentum, nesterov, decay):
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4, f4, b1, f4,"
              " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, i8)")
 def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum, nesterov, decay,
-         since, after, held, wanted, powers, height, width, step):
+                since, after, held, wanted, powers, height, width, step):
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
     spread_class, due = -1, np.empty(since.shape[1], np.int64)
     for r in range(w.shape[0]):
