@@ -54,7 +54,7 @@ def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tupl
         warm = sorted(record["seconds"] for record in net.history_)[len(net.history_) // 2]
         share = sum(record["flops_share"] for record in net.history_) / len(net.history_)
         table.add_row(name, f"{net.score(X_test, y_test):.2%}", f"{warm:.4f}", f"{share:.0%}",
-                      policy.__doc__.splitlines()[0].partition(":")[2].strip() or policy.__doc__.splitlines()[0])
+                      (policy.__doc__.splitlines()[0].rpartition(": ")[2]).rstrip("."))
     console.print(table)
     if path is not None:
         console.print(f"learning curves: {plots.learning_curves(histories, path)}", markup=False)

@@ -88,7 +88,7 @@ class Dropout(abc.ABC):
 
 
 class NoDropout(Dropout):
-    """Nothing is dropped."""
+    """No dropout: nothing is dropped."""
 
     name = "none"
 

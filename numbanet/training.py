@@ -259,9 +259,9 @@ class Progress:
 
     def __init__(self, total: int) -> None:
         from rich import progress
-        self.bar = progress.Progress(progress.TextColumn("{task.description}"), progress.BarColumn(),
-                                     progress.TaskProgressColumn(), progress.TimeRemainingColumn(),
-                                     progress.TextColumn("{task.fields[figures]}"))
+        self.bar = progress.Progress(progress.TextColumn("{task.description}"), progress.BarColumn(bar_width=6),
+                                     progress.TimeRemainingColumn(compact=True),
+                                     progress.TextColumn("{task.fields[figures]}"))  # 80 columns in all
         self.task = self.bar.add_task("fit", total=total, figures="")
 
     def __enter__(self) -> Progress:
@@ -277,5 +277,5 @@ class Progress:
     def show(self, record: dict, samples: int) -> None:
         score = record.get("validation_score", record["score"])
         self.bar.update(self.task, description=f"epoch {record['epoch']}", figures=(
-            f"loss {record['loss']:.4f}  score {score:.4f}  {samples / max(record['seconds'], 1e-9):,.0f} samples/s  "
-            f"FLOPs skipped {1 - record['flops_share']:.0%}"))
+            f"loss {record['loss']:.3f} score {score:.4f} {samples / max(record['seconds'], 1e-9):,.0f} samples/s "
+            f"{1 - record['flops_share']:.0%} FLOPs skipped"))
