@@ -179,13 +179,10 @@ class TilePlan:
         rows, cols = self.grid
         return min(self.dp // math.gcd(cols, self.dp), rows)
 
-    @functools.cached_property
+    @property
     def size(self) -> int:
         """How many elements of the weight are kept."""
-        rows, cols = self.grid
-        heights = np.diff(np.minimum(np.arange(rows + 1) * self.tile, self.shape[0]))
-        widths = np.diff(np.minimum(np.arange(cols + 1) * self.tile, self.shape[1]))
-        return int(heights @ self.tile_mask() @ widths)
+        return _tile_size(self.shape, self.tile, self.dp, self.bias)
 
     @property
     def density(self) -> float:
@@ -213,6 +210,15 @@ class TilePlan:
     def packing(self, dev: Device) -> Packing:
         """Packing of the gradient of the kept tiles: tile rows by class, in each row its kept columns."""
         return _tile_packing(self.shape, self.tile, self.dp, self.bias, dev)
+
+
+@functools.lru_cache(maxsize=4096)
+def _tile_size(shape: tuple[int, int], tile: int, dp: int, bias: int) -> int:
+    plan = TilePlan(shape, tile, dp, bias)
+    rows, cols = plan.grid
+    heights = np.diff(np.minimum(np.arange(rows + 1) * tile, shape[0]))
+    widths = np.diff(np.minimum(np.arange(cols + 1) * tile, shape[1]))
+    return int(heights @ plan.tile_mask() @ widths)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -90,13 +90,6 @@ class _Layout(NamedTuple):
     row_start: np.ndarray   # (O,) first column of the first tile that the row keeps
     col_place: np.ndarray   # (I,) -1 where no row keeps the column
 
-    def products(self, part):
-        """(places of the part's rows, places of the columns, how many columns) for each class"""
-        own = part.of(self.row_place.size)
-        for rows, place, col_place, width in self.classes:
-            first, stop = np.searchsorted(rows, (own.start, own.stop))
-            yield slice(place + first, place + stop), slice(col_place, col_place + width), width
-
 
 @functools.lru_cache(maxsize=256)
 def _layout(shape, tile, dp, bias):
@@ -110,6 +103,17 @@ def _layout(shape, tile, dp, bias):
         classes.append((own_rows, place, placed, own_cols.size))
         placed += own_cols.size
     return _Layout(tuple(classes), row_place, row_start, col_place)
+
+
+@functools.lru_cache(maxsize=1024)
+def _products(shape, tile, dp, bias, part):
+    """[(places of the part's rows, places of the columns, how many columns), …], one a class"""
+    layout, own = _layout(shape, tile, dp, bias), part.of(shape[0])
+    found = []
+    for rows, place, col_place, width in layout.classes:
+        first, stop = np.searchsorted(rows, (own.start, own.stop))
+        found.append((slice(place + first, place + stop), slice(col_place, col_place + width), width))
+    return found
 
 
 # Pieces of rows are taken as arrays of their own, because their indices are then known not to be negative, and the loops
@@ -192,7 +196,7 @@ def gemm_tiles_cpu(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=N
     turned = empty_cpu((1, blocks.shape[0], x.shape[0]))
 
     def multiply(part):
-        for rows, cols, width in layout.products(part):
+        for rows, cols, width in _products(w.shape, tile, dp, bias, part):
             np.matmul(blocks[rows, :width], inputs[cols], out=turned[0, rows])
         turn_cpu(turned, out, part.of(w.shape[0]), b, relu, alpha=scale, place=layout.row_place)
 
@@ -212,7 +216,7 @@ def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, scale=1.0, blocks=None, outputs=Non
         terms = empty_cpu((threads.count() if shared else 1, w.shape[1], dy.shape[0]))
 
         def multiply(part):
-            for rows, cols, width in layout.products(part):
+            for rows, cols, width in _products(w.shape, tile, dp, bias, part):
                 np.matmul(blocks[rows, :width].T, outputs[rows], out=terms[part.number, cols])
 
         threads.share(multiply, shared)
@@ -225,12 +229,11 @@ def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, scale=1.0, inputs=None, outputs=Non
     shape = (dy.shape[1], x.shape[1])
     _check("gemm_tiles_dw (cpu)", x, shape[1], shape[0], None, None, tile, dp, bias)
     out = empty_cpu(packed_shape(shape, tile, dp)) if out is None else out
-    layout = _layout(shape, tile, dp, bias)
     inputs = tile_inputs_cpu(x, shape, tile, dp, bias) if inputs is None else inputs
     outputs = tile_outputs_cpu(dy, shape, tile, dp, bias, scale) if outputs is None else outputs
 
     def multiply(part):
-        for rows, cols, width in layout.products(part):
+        for rows, cols, width in _products(shape, tile, dp, bias, part):
             np.matmul(outputs[rows], inputs[cols].T, out=out[rows, :width])
 
     threads.share(multiply, threads.worthwhile(flops=2 * dy.shape[0] * out.size))
