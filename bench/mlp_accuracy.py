@@ -4,8 +4,10 @@ Three seeds each. A finished training run is written to the JSON file at once an
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,17 +34,27 @@ def settings(options: Options, data: str = "mnist") -> dict[str, Any]:
 
 def train(chosen: dict[str, Any], name: str, variant: dict[str, Any], seed: int,
           data: tuple[np.ndarray, ...]) -> dict[str, Any]:
-    """One training run: accuracy on the test set, loss and seconds of training by epoch."""
+    """One training run: accuracy on the test set, loss and seconds of training by epoch.
+
+    One whose loss stops being finite has fewer epochs than were asked for: it diverged.
+    """
     from numbanet import Net
 
     X, y, X_test, y_test = data
     net = Net((chosen["hidden"],) * 2, epochs=chosen["epochs"], batch_size=chosen["batch"],
               learning_rate=chosen["learning_rate"], momentum=chosen["momentum"], device=chosen["device"],
               random_state=seed, **variant)
-    net.fit(X, y, validation_data=(X_test, y_test))
+    with warnings.catch_warnings(), contextlib.suppress(FloatingPointError):
+        warnings.filterwarnings("ignore", "the loss was not finite")
+        net.fit(X, y, validation_data=(X_test, y_test))
     epochs = [{"accuracy": r["validation_score"], **{key: r[key] for key in ("loss", "seconds", "flops_share")}}
-              for r in net.history_]
+              for r in getattr(net, "history_", [])]
     return {"dropout": name, "seed": seed, "date": now(), "commit": commit(), "settings": chosen, "epochs": epochs}
+
+
+def whole(run: dict[str, Any]) -> bool:
+    """Whether a training run came to its end; else it diverged."""
+    return len(run["epochs"]) == run["settings"]["epochs"]
 
 
 def seconds_to(target: float, run: dict[str, Any]) -> float | None:
@@ -61,14 +73,19 @@ def summary(runs: list[dict[str, Any]], names: Iterable[str] = VARIANTS, suite: 
         if not mine:
             continue
         chosen, hidden = mine[0]["settings"], mine[0]["settings"]["hidden"]
-        accuracy = [run["epochs"][-1]["accuracy"] for run in mine]
-        usual = [run["epochs"][-1]["accuracy"] for run in of_data if run["dropout"] == "bernoulli"]
-        epochs = [epoch for run in mine for epoch in run["epochs"]]
-        times = [s for run in mine if (s := seconds_to(TARGET, run)) is not None]
-        rows.append({
-            "suite": suite, "implementation": name, "seeds": len(mine),
-            "case": f"{'' if data == 'mnist' else f'{data}, '}784-{hidden}-{hidden}-10 p={chosen['dropout_rate']}, "
-                    f"{chosen['epochs']} epochs",
+        row = {"suite": suite, "implementation": name, "seeds": len(mine), "accuracy": None,
+               "case": f"{'' if data == 'mnist' else f'{data}, '}784-{hidden}-{hidden}-10 p={chosen['dropout_rate']}, "
+                       f"{chosen['epochs']} epochs"}
+        rows.append(row)
+        finished = list(filter(whole, mine))
+        if len(finished) < len(mine):
+            row["diverged"] = len(mine) - len(finished)
+            continue
+        accuracy = [run["epochs"][-1]["accuracy"] for run in finished]
+        usual = [run["epochs"][-1]["accuracy"] for run in of_data if run["dropout"] == "bernoulli" and whole(run)]
+        epochs = [epoch for run in finished for epoch in run["epochs"]]
+        times = [s for run in finished if (s := seconds_to(TARGET, run)) is not None]
+        row.update({
             "accuracy": float(np.mean(accuracy)), "accuracy_min": min(accuracy), "accuracy_max": max(accuracy),
             "points": 100 * float(np.mean(accuracy) - np.mean(usual)) if usual else None,
             "seconds_per_epoch": float(np.median([epoch["seconds"] for epoch in epochs])),

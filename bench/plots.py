@@ -42,8 +42,12 @@ def plot_ratios(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_accuracy(runs: Sequence[Row], path: Path) -> None:
-    """Test accuracy by epoch and by seconds of training: the mean over seeds, and the band between least and most."""
+    """Test accuracy by epoch and by seconds of training: the mean over seeds, and the band between least and most.
+
+    Runs that diverged are left out.
+    """
     figure, panels = _figure(11, 4.5, 2)
+    runs = [run for run in runs if len(run["epochs"]) == run["settings"]["epochs"]]
     for dropout, group in itertools.groupby(sorted(runs, key=lambda run: run["dropout"]), lambda run: run["dropout"]):
         curves = list(group)
         accuracy = np.array([[epoch["accuracy"] for epoch in run["epochs"]] for run in curves])

@@ -33,6 +33,12 @@ def _error(row: Row) -> str:
     return row["problem"] if row.get("problem") else _number("error", ".1e")(row)
 
 
+def _accuracy(row: Row) -> str:
+    if row.get("diverged"):
+        return f"{row['diverged']} of {row['seeds']} diverged"
+    return _span("accuracy", "accuracy_min", "accuracy_max", ".4f")(row)
+
+
 TIMES = {
     "case": _text("case"), "implementation": _text("implementation"),
     "ms (p10 – p90)": _span("median_ms", "p10", "p90", ".3g"), "speed": _speed, "peer": _text("peer"),
@@ -41,7 +47,7 @@ TIMES = {
 }
 ACCURACIES = {
     "case": _text("case"), "dropout": _text("implementation"), "seeds": _number("seeds", "d"),
-    "test accuracy (min – max)": _span("accuracy", "accuracy_min", "accuracy_max", ".4f"),
+    "test accuracy (min – max)": _accuracy,
     "points against bernoulli": _number("points", "+.2f"), "s per epoch": _number("seconds_per_epoch", ".2f"),
     "FLOPs done": _number("flops_share", ".0%"), "s to accuracy": _number("seconds_to_target", ".1f"),
     "seeds that reached it": _number("reached", "d"),

@@ -191,7 +191,8 @@ class Trainer:
     def validate(self, data: Data) -> float:
         """The score on samples that are not trained on."""
         host, rows = device("cpu"), data.at(np.arange(len(data)))
-        answers = host.download(self.answer(host, forward(self.model, self.dev, data.X, rows, self.threads)))
+        with np.errstate(over="ignore", invalid="ignore"):  # weights about to break: the next epoch's loss will tell
+            answers = host.download(self.answer(host, forward(self.model, self.dev, data.X, rows, self.threads)))
         return self.score(data.y[rows], answers, None if data.weights is None else data.weights[rows])
 
     def _not_a_number(self, epoch: int, good: list[Any], learned: bool) -> None:

@@ -11,6 +11,7 @@ import pytest
 from bench import harness, mlp, mlp_accuracy, mlp_settings, report
 from bench.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
 from bench.results import Results, load
+from bench.table import markdown
 from bench.worker import Task, Worker, WorkerError, Workers
 from numbanet import Net
 
@@ -210,7 +211,8 @@ def test_settings_suite_names_every_variant_and_both_data_sets(tmp_path, monkeyp
     def train(chosen, dropout, variant, seed, data):
         Net(**variant).check()
         seen.append((chosen["data"], dropout))
-        epochs = [{"accuracy": 0.9 + 0.01 * (dropout != "bernoulli"), "loss": 1.0, "seconds": 2.0, "flops_share": 1.0}]
+        epochs = [{"accuracy": 0.9 + 0.01 * (dropout != "bernoulli"), "loss": 1.0, "seconds": 2.0, "flops_share": 1.0}] * 2
+        epochs = epochs[:1] if dropout == "rdp rate dp_max=16" else epochs
         return {"dropout": dropout, "seed": seed, "settings": chosen, "epochs": epochs}
 
     monkeypatch.setattr(mlp_accuracy, "train", train)
@@ -219,7 +221,17 @@ def test_settings_suite_names_every_variant_and_both_data_sets(tmp_path, monkeyp
     rows = mlp_settings.run(harness.Options(quick=True), Results(tmp_path / "a.json"), lambda text: None)
     assert len(seen) == len(set(seen)) == len(rows) == 2 * len(mlp_settings.variants())
     assert sum(row["case"].startswith("fashion-mnist") for row in rows) == len(rows) // 2
-    assert {round(row["points"], 6) for row in rows if row["implementation"] != "bernoulli"} == {1.0}
+    diverged = [row for row in rows if row.get("diverged")]
+    assert {row["implementation"] for row in diverged} == {"rdp rate dp_max=16"} and len(diverged) == 2
+    assert "1 of 1 diverged" in markdown(rows)
+    assert {round(row["points"], 6) for row in rows if row not in diverged and row["implementation"] != "bernoulli"} == {1.0}
+
+
+def test_a_run_that_diverges_is_recorded():
+    chosen = {**mlp_accuracy.settings(harness.Options(quick=True)), "learning_rate": 1e30}
+    data = (np.ones((40, 8), np.float32), np.arange(40) % 2) * 2
+    found = mlp_accuracy.train(chosen, "none", {"dropout": "none"}, 0, data)
+    assert found["epochs"] == [] and not mlp_accuracy.whole(found)
 
 
 # --- report -----------------------------------------------------------------------------------------------------------
