@@ -231,7 +231,7 @@ def test_a_run_that_diverges_is_recorded():
     chosen = {**mlp_accuracy.settings(harness.Options(quick=True)), "learning_rate": 1e30}
     data = (np.ones((40, 8), np.float32), np.arange(40) % 2) * 2
     found = mlp_accuracy.train(chosen, "none", {"dropout": "none"}, 0, data)
-    assert found["epochs"] == [] and not mlp_accuracy.whole(found)
+    assert len(found["epochs"]) < chosen["epochs"] and not mlp_accuracy.whole(found)
 
 
 # --- report -----------------------------------------------------------------------------------------------------------
