@@ -368,17 +368,17 @@ def linear_rows(dev, x, w, b=None, *, rows: RowPlan, cols: RowPlan, relu: bool =
 def linear_tiles(dev, x, w, b=None, *, plan: TilePlan, relu: bool = False):
     """y[n, o] = act(scale sum_i x[n, i] (w * M)[o, i] + b[o]), M = plan.mask().   x (N, I) -> y (N, O), scale = plan.scale"""
     shape, pattern, scale = w.shape, (plan.tile, plan.dp, plan.bias), plan.scale
-    blocks, inputs = dev.tile_blocks(w, *pattern), dev.tile_inputs(x, shape, *pattern)
+    blocks = dev.tile_blocks(w, *pattern) if plan.prepared is None else plan.prepared
+    inputs = dev.tile_inputs(x, shape, *pattern)
     y = dev.gemm_tiles(x, w, *pattern, b=b, relu=relu, scale=scale, blocks=blocks, inputs=inputs)
-    dz = _once(lambda dy: dev.relu_grad(dy, y) if relu else dy)
-    outputs = _once(lambda dy: dev.tile_outputs(dz(dy), shape, *pattern, scale))
+    prepared = _once(lambda dy: dev.tile_outputs(dy, shape, *pattern, scale, y if relu else None))
 
     def dw(dy):
-        values = dev.gemm_tiles_dw(dz(dy), x, *pattern, scale=scale, inputs=inputs, outputs=outputs(dy))
+        values = dev.gemm_tiles_dw(dy, x, *pattern, scale=scale, inputs=inputs, outputs=prepared(dy)[0])
         return PackedGradient(values, plan.packing(dev), shape)
 
-    return y, (lambda dy: dev.gemm_tiles_dx(dz(dy), w, *pattern, scale=scale, blocks=blocks, outputs=outputs(dy)),
-               dw, lambda dy: dev.sum_rows(dz(dy)))
+    return y, (lambda dy: dev.gemm_tiles_dx(dy, w, *pattern, scale=scale, blocks=blocks, outputs=prepared(dy)[0]),
+               dw, lambda dy: prepared(dy)[1])
 
 
 @op

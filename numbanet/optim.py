@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 import math
 import numbers
@@ -56,7 +57,7 @@ class Optimizer(abc.ABC):
         for parameter in self.parameters:
             parameter.zero_grad()
 
-    def step(self, wanted: Mapping[Tensor, RowPlan | TilePlan] | None = None) -> None:
+    def step(self, wanted: Mapping[Tensor, RowPlan | TilePlan] | None = None) -> dict[Tensor, RowPlan | TilePlan]:
         """Update every parameter that has a gradient, and forget the gradients.
 
         Parameters
@@ -64,7 +65,14 @@ class Optimizer(abc.ABC):
         wanted : mapping of Tensor to plan, optional
             Weights of which nothing but what the plan keeps is read before the next step. The rest of them may be left as
             it is until a step wants it, or `settle`, where that saves time and gives the same weights (`SGD`).
+
+        Returns
+        -------
+        dict of Tensor to plan
+            The plans of those weights of which the next step's packed form was made on the way, with that form: for the next
+            step alone, before anything else changes the weights.
         """
+        ready = {}
         self.steps += 1
         if not self.state:
             self.state = [[p.device.full(p.shape, 0.0) for _ in range(self.states)] for p in self.parameters]
@@ -72,16 +80,22 @@ class Optimizer(abc.ABC):
             g = parameter.gradient
             if g is not None:
                 packed = isinstance(g, PackedGradient)
-                self.update(parameter, _matrix(parameter, parameter.data), [_matrix(parameter, s) for s in state],
-                            g.values if packed else _matrix(parameter, g), g.packing if packed else None,
-                            (wanted or {}).get(parameter))
+                plan = self.update(parameter, _matrix(parameter, parameter.data), [_matrix(parameter, s) for s in state],
+                                   g.values if packed else _matrix(parameter, g), g.packing if packed else None,
+                                   (wanted or {}).get(parameter))
+                if plan is not None:
+                    ready[parameter] = plan
             else:
                 self.settle(parameter)
         self.zero_grad()
+        return ready
 
     @abc.abstractmethod
-    def update(self, parameter: Tensor, w: Any, state: list[Any], g: Any, kept: Any, plan: RowPlan | TilePlan | None) -> None:
-        """Change the parameter, w as (R, C), and its state in place; `plan` says what is read of it next, None: everything."""
+    def update(self, parameter: Tensor, w: Any, state: list[Any], g: Any, kept: Any,
+               plan: RowPlan | TilePlan | None) -> RowPlan | TilePlan | None:
+        """Change the parameter, w as (R, C), and its state in place; `plan` says what is read of it next, None: everything.
+
+        Returns the plan with what was prepared for it, if anything was."""
 
     def settle(self, parameter: Tensor | None = None) -> None:  # noqa: B027  most optimisers leave nothing undone
         """Bring a parameter, or all, up to date where steps were left undone."""
@@ -122,9 +136,9 @@ class _Debt:
         self.every = self.held = every_block(blocks, dev)
         self.powers = _powers(dev, self.LIMIT + 1, numbers)
 
-    def late(self, wanted: Any, step: int) -> tuple:
+    def late(self, wanted: Any, step: int, into: Any = None) -> tuple:
         """What the kernels take."""
-        return self.since, self.after, self.held, wanted, self.powers, self.block, step
+        return self.since, self.after, self.held, wanted, self.powers, self.block, step, into
 
     def stepped(self, wanted: Any) -> None:
         """A step was done: what it wrote is what the next one reads."""
@@ -182,11 +196,12 @@ class SGD(Optimizer):
             debt = self.debts[parameter] = _Debt(dev, w.shape, blocks.size, numbers)
         if debt is None:
             dev.sgd(w, state[0], g, *numbers, kept)
-            return
-        limit = debt.step + 1 - debt.whole == debt.LIMIT
-        wanted = debt.every if blocks is None or limit else blocks.wanted
-        dev.sgd(w, state[0], g, *numbers, kept, debt.late(wanted, debt.step + 1))
+            return None
+        some = blocks and debt.step + 1 - debt.whole < debt.LIMIT
+        wanted, into = (blocks.wanted, plan.room(dev)) if some else (debt.every, None)
+        dev.sgd(w, state[0], g, *numbers, kept, debt.late(wanted, debt.step + 1, into))
         debt.stepped(wanted)
+        return None if into is None else dataclasses.replace(plan, prepared=into[0])
 
     def settle(self, parameter=None):
         for i, p in enumerate(self.parameters):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -96,6 +96,9 @@ class RowPlan:
         """The rows of a weight (n, I), and which of them this plan keeps."""
         return Blocks((1, shape[1]), _row_views(self.n, self.dp, self.bias, dev)[5])
 
+    def room(self, dev: Device) -> None:
+        """Nothing is packed: kernels read kept rows where they lie."""
+
     def index(self, dev: Device):
         """The kept indices in the form that the device's planned kernels take; None stands for all."""
         return None if self.dp == 1 else dev.index_list(self.bias, self.n, self.dp)
@@ -145,6 +148,8 @@ class TilePlan:
         First kept tile, 0 … dp - 1.
     scale : float, default=1.0
         What the kept products are multiplied by.
+    prepared : device array, optional
+        The kept tiles of the weight, packed, where an update made them on its way (`Optimizer.step`).
 
     Raises
     ------
@@ -157,6 +162,7 @@ class TilePlan:
     dp: int
     bias: int
     scale: float = 1.0
+    prepared: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.tile < 1 or self.dp < 1 or not 0 <= self.bias < self.dp or min(self.shape) < 0:
@@ -205,7 +211,11 @@ class TilePlan:
 
     def blocks(self, shape: tuple[int, int], dev: Device) -> Blocks:
         """The tiles of the weight, and which of them this plan keeps."""
-        return Blocks((self.tile, self.tile), _tile_mask(self, dev))
+        return Blocks((self.tile, self.tile), _tile_mask(self.shape, self.tile, self.dp, self.bias, dev))
+
+    def room(self, dev: Device) -> tuple | None:
+        """Where an update may write the kept tiles on its way, on devices that read them packed."""
+        return dev.tile_room(self.shape, self.tile, self.dp, self.bias)
 
     def packing(self, dev: Device) -> Packing:
         """Packing of the gradient of the kept tiles: tile rows by class, in each row its kept columns."""
@@ -222,8 +232,8 @@ def _tile_size(shape: tuple[int, int], tile: int, dp: int, bias: int) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _tile_mask(plan: TilePlan, dev: Device):
-    return dev.upload(plan.tile_mask())
+def _tile_mask(shape: tuple[int, int], tile: int, dp: int, bias: int, dev: Device):
+    return dev.upload(TilePlan(shape, tile, dp, bias).tile_mask())
 
 
 @functools.lru_cache(maxsize=1024)

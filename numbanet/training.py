@@ -95,7 +95,9 @@ class Trainer:
             loss = self.loss(output, self.dev.upload(y), None if weights is None else self.dev.upload(weights))
             loss.backward()
             self.drawn = None if last else self.plans()
-            self.optimizer.step(self.model.reads(self.drawn))
+            ready = self.optimizer.step(self.model.reads(self.drawn))
+            if ready:
+                self.drawn = {layer: ready.get(layer.weight, plan) for layer, plan in self.drawn.items()}
             return loss.detach(), self.answer(self.dev, output.data), self.model.flops(len(y), plans)
 
     # --- epoch --------------------------------------------------------------------------------------------------------
@@ -110,9 +112,10 @@ class Trainer:
         with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is dealt with once, in `epochs`
             try:
                 return self._epoch(data, tick)
-            finally:
+            finally:  # of an epoch that was broken off, too, the weights are whole
+                self.drawn = None
                 with self.dev.session(self.threads):
-                    self.optimizer.settle()  # of an epoch that was broken off, too, the weights are whole
+                    self.optimizer.settle()
 
     def _epoch(self, data: Data, tick: Callable[[int], None]) -> dict:
         start, losses, answers, seen, done, dense = time.perf_counter(), [], [], [], 0, 0

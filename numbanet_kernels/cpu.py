@@ -39,6 +39,7 @@ from .gemm_tiles import (
     tile_blocks_cpu as tile_blocks,
     tile_inputs_cpu as tile_inputs,
     tile_outputs_cpu as tile_outputs,
+    tile_room_cpu as tile_room,
 )
 from .loss import (
     absolute_error_cpu as absolute_error,

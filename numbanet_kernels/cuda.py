@@ -39,6 +39,7 @@ from .gemm_tiles import (
     tile_blocks_cuda as tile_blocks,
     tile_inputs_cuda as tile_inputs,
     tile_outputs_cuda as tile_outputs,
+    tile_room_cuda as tile_room,
 )
 from .loss import (
     absolute_error_cuda as absolute_error,

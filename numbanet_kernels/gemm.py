@@ -65,8 +65,7 @@ def _epilogue(c, bias, biased, relu, scale):
 def _turn(terms, place, c, first, stop, bias, biased, relu, scale, alpha):
     """c[m, n] = scale * act(alpha * sum_t terms[t, place[n], m] + bias[n]) for first <= n < stop; 0 for a place below 0.
 
-    In squares of a cache line a side: rows of terms go in, columns come out. Rows are taken as arrays of their own, because
-    their indices are then known not to be negative, and the loops become vector instructions.
+    In squares of a cache line a side, which the compiler unrolls; what is left at the edges goes one by one.
     """
     square = np.empty((SIDE, SIDE), np.float32)
     low = float32(0) if relu else float32(-np.inf)
@@ -74,22 +73,30 @@ def _turn(terms, place, c, first, stop, bias, biased, relu, scale, alpha):
         n1 = min(n0 + SIDE, stop)
         for m0 in range(0, c.shape[0], SIDE):
             m1 = min(m0 + SIDE, c.shape[0])
-            for n in range(n0, n1):
-                row = square[n - n0, :m1 - m0]
+            if n1 - n0 < SIDE or m1 - m0 < SIDE:
+                for n in range(n0, n1):
+                    for m in range(m0, m1):
+                        value = float32(0)
+                        if place[n] >= 0:
+                            for t in range(terms.shape[0]):
+                                value += terms[t, place[n], m]
+                        value = alpha * value + (bias[n] if biased else float32(0))
+                        c[m, n] = scale * (low if value < low else value)  # in this order NaN passes
+                continue
+            for n in range(SIDE):
+                row = square[n]
                 row[:] = 0
-                if place[n] >= 0:
+                if place[n0 + n] >= 0:
                     for t in range(terms.shape[0]):
-                        term = terms[t, place[n], m0:m1]
-                        for m in range(row.size):
-                            row[m] += term[m]
-                added = bias[n] if biased else float32(0)
-                for m in range(row.size):
-                    value = alpha * row[m] + added
-                    row[m] = scale * (low if value < low else value)  # in this order NaN passes
-            for m in range(m1 - m0):
-                out = c[m0 + m, n0:n1]
-                for n in range(out.size):
-                    out[n] = square[np.uint64(n), np.uint64(m)]
+                        for m in range(SIDE):
+                            row[np.uint64(m)] += terms[t, np.uint64(place[n0 + n]), np.uint64(m0 + m)]
+                added = bias[n0 + n] if biased else float32(0)
+                for m in range(SIDE):
+                    value = alpha * row[np.uint64(m)] + added
+                    row[np.uint64(m)] = scale * (low if value < low else value)
+            for m in range(SIDE):
+                for n in range(SIDE):
+                    c[np.uint64(m0 + m), np.uint64(n0 + n)] = square[np.uint64(n), np.uint64(m)]
 
 
 _NO_BIAS = np.zeros(0, np.float32)

@@ -11,7 +11,7 @@ permutation the kept matrix is block-diagonal: P dense products and no search fo
 
 Packed dw (R T, ceil(C / dp) T): tile rows sorted by class (class 0 first), then by r; in each row its kept columns, in order.
 Elements of tiles that stick out over the edges of w are unset. What two of the three products need is prepared once, if asked:
-`blocks` of w by `tile_blocks`, `inputs` of x by `tile_inputs`, `outputs` of dy by `tile_outputs`.
+`blocks` of w by `tile_blocks`, `inputs` of x by `tile_inputs`, `outputs` of dy by `tile_outputs`, which gives db as well.
 Versions: masked (a teaching step: every tile is visited, dropped ones skipped by a test that is uniform over the block) and
 listed (the one used: a block walks the arithmetic sequence of kept tiles, dropped work is never launched).
 """
@@ -25,9 +25,11 @@ import numpy as np
 from numba import float32
 
 from . import threads
+from .elementwise import relu_grad_cuda
 from .gemm import SIDE, turn_cpu
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
-from .memory import empty_cpu, empty_cuda, full_cuda
+from .memory import empty_cpu, empty_cuda, full_cpu, full_cuda
+from .reduce import sum_rows_cuda
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -131,34 +133,58 @@ def _pack(w, place, start, step, tile, first, stop, packed):
             j += tile
 
 
-@host_kernel("void(f4[:, ::1], i8[::1], f4, i8, i8, f4[:, ::1])")
-def _turn_in(x, place, scale, first, stop, turned):
-    """turned[place[i], n] = scale * x[n, i] for first <= i < stop, in squares of a cache line a side; not where place < 0."""
+@host_kernel("void(f4[:, ::1], f4[:, ::1], b1, i8[::1], f4, i8, i8, f4[:, ::1], f4[::1])")
+def _turn_in(x, y, gated, place, scale, first, stop, turned, sums):
+    """turned[place[i], n] = scale * z[n, i], but not where place < 0, and sums[i] += sum_n z[n, i] unless sums is empty, for
+    first <= i < stop; z[n, i] = x[n, i], but 0 where gated and y[n, i] is not above 0.
+
+    In squares of a cache line a side, which the compiler unrolls; what is left at the edges goes one by one.
+    """
     square = np.empty((SIDE, SIDE), np.float32)
     for n0 in range(0, x.shape[0], SIDE):
         n1 = min(n0 + SIDE, x.shape[0])
         for i0 in range(first, stop, SIDE):
             i1 = min(i0 + SIDE, stop)
-            for n in range(n0, n1):
-                piece, row = x[n, i0:i1], square[n - n0]
-                for i in range(piece.size):
-                    row[i] = scale * piece[i]
-            for i in range(i0, i1):
-                if place[i] >= 0:
-                    out = turned[place[i], n0:n1]
-                    for n in range(out.size):
-                        out[n] = square[np.uint64(n), np.uint64(i - i0)]
+            if n1 - n0 < SIDE or i1 - i0 < SIDE:
+                for i in range(i0, i1):
+                    for n in range(n0, n1):
+                        z = float32(0) if gated and not y[n, i] > 0 else x[n, i]
+                        if place[i] >= 0:
+                            turned[place[i], n] = scale * z
+                        if sums.size:
+                            sums[i] += z
+                continue
+            for n in range(SIDE):
+                for i in range(SIDE):
+                    square[np.uint64(n), np.uint64(i)] = x[np.uint64(n0 + n), np.uint64(i0 + i)]
+            if gated:
+                for n in range(SIDE):
+                    for i in range(SIDE):
+                        z, gate = square[np.uint64(n), np.uint64(i)], y[np.uint64(n0 + n), np.uint64(i0 + i)]
+                        square[np.uint64(n), np.uint64(i)] = z if gate > 0 else float32(0)
+            for i in range(SIDE):
+                if place[i0 + i] >= 0:
+                    for n in range(SIDE):
+                        turned[np.uint64(place[i0 + i]), np.uint64(n0 + n)] = scale * square[np.uint64(n), np.uint64(i)]
+                if sums.size:
+                    total = float32(0)
+                    for n in range(SIDE):
+                        total += square[np.uint64(n), np.uint64(i)]
+                    sums[i0 + i] += total
 
 
-def _turned(x, places, place, scale, shared):
+_NONE = np.zeros(0, np.float32)
+
+
+def _turned(x, places, place, scale=1.0, y=None, sums=_NONE):
     """x turned, its columns at their places in the order of the classes, by all threads."""
     turned = empty_cpu((places, x.shape[0]))
 
     def work(part):
         own = part.of(x.shape[1])
-        _turn_in(x, place, scale, own.start, own.stop, turned)
+        _turn_in(x, x if y is None else y, y is not None, place, scale, own.start, own.stop, turned, sums)
 
-    threads.share(work, shared)
+    threads.share(work, threads.worthwhile(x.size))
     return turned
 
 
@@ -175,15 +201,22 @@ def tile_blocks_cpu(w, tile, dp, bias):
     return packed
 
 
+def tile_room_cpu(shape, tile, dp, bias):
+    """(packed, places): an unset array for what `tile_blocks` gives, and in which of its rows each row of the weight goes."""
+    return empty_cpu(packed_shape(shape, tile, dp)), _layout(shape, tile, dp, bias).row_place
+
+
 def tile_inputs_cpu(x, shape, tile, dp, bias):
     """x (N, I) in the form that the kept tiles of a weight of this shape meet it: prepared once for the forward pass and dw."""
-    return _turned(x, x.shape[1], _layout(shape, tile, dp, bias).col_place, 1.0, threads.worthwhile(x.size))
+    return _turned(x, x.shape[1], _layout(shape, tile, dp, bias).col_place)
 
 
-def tile_outputs_cpu(dy, shape, tile, dp, bias, scale=1.0):
-    """scale * dy (N, O) in the form that the kept tiles of a weight of this shape meet it: prepared once for dx and dw."""
+def tile_outputs_cpu(dy, shape, tile, dp, bias, scale=1.0, y=None):
+    """(scale * dz in the form that the kept tiles of a weight of this shape meet it, sum_n dz[n, o]): prepared once for dx, dw
+    and db. dz (N, O) is dy, with a y given only where y > 0, else 0: ReLU's gradient."""
     places, _ = packed_shape(shape, tile, dp)
-    return _turned(dy, places, _layout(shape, tile, dp, bias).row_place, scale, threads.worthwhile(dy.size))
+    sums = full_cpu((dy.shape[1],), 0.0)
+    return _turned(dy, places, _layout(shape, tile, dp, bias).row_place, scale, y, sums), sums
 
 
 def gemm_tiles_cpu(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
@@ -210,7 +243,7 @@ def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, scale=1.0, blocks=None, outputs=Non
     out = empty_cpu((dy.shape[0], w.shape[1])) if out is None else out
     layout = _layout(w.shape, tile, dp, bias)
     blocks = tile_blocks_cpu(w, tile, dp, bias) if blocks is None else blocks
-    outputs = tile_outputs_cpu(dy, w.shape, tile, dp, bias, scale) if outputs is None else outputs
+    outputs = tile_outputs_cpu(dy, w.shape, tile, dp, bias, scale)[0] if outputs is None else outputs
     shared = threads.worthwhile(flops=2 * dy.shape[0] * blocks.size)
     with threads.session():
         terms = empty_cpu((threads.count() if shared else 1, w.shape[1], dy.shape[0]))
@@ -230,7 +263,7 @@ def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, scale=1.0, inputs=None, outputs=Non
     _check("gemm_tiles_dw (cpu)", x, shape[1], shape[0], None, None, tile, dp, bias)
     out = empty_cpu(packed_shape(shape, tile, dp)) if out is None else out
     inputs = tile_inputs_cpu(x, shape, tile, dp, bias) if inputs is None else inputs
-    outputs = tile_outputs_cpu(dy, shape, tile, dp, bias, scale) if outputs is None else outputs
+    outputs = tile_outputs_cpu(dy, shape, tile, dp, bias, scale)[0] if outputs is None else outputs
 
     def multiply(part):
         for rows, cols, width in _products(shape, tile, dp, bias, part):
@@ -405,14 +438,20 @@ def tile_blocks_cuda(w, tile, dp, bias):
     return None
 
 
+def tile_room_cuda(shape, tile, dp, bias):
+    """None: kernels read kept tiles where they lie."""
+    return None
+
+
 def tile_inputs_cuda(x, shape, tile, dp, bias):
     """Nothing: kernels read x where it lies."""
     return None
 
 
-def tile_outputs_cuda(dy, shape, tile, dp, bias, scale=1.0):
-    """Nothing: kernels read dy where it lies."""
-    return None
+def tile_outputs_cuda(dy, shape, tile, dp, bias, scale=1.0, y=None):
+    """(dz, sum_n dz[n, o]); dz (N, O) is dy, with a y given only where y > 0, else 0. Kernels read it where it lies."""
+    dz = dy if y is None else relu_grad_cuda(dy, y)
+    return dz, sum_rows_cuda(dz)
 
 
 def gemm_tiles_cuda(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
@@ -440,7 +479,7 @@ def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, scale=1.0, blocks=None, outputs=No
         out = full_cuda((dy.shape[0], w.shape[1]), 0.0, out=out)
     out = empty_cuda((dy.shape[0], w.shape[1])) if out is None else out
     launch(_dx(tile), (ceil_div(tile_cols, dp), ceil_div(dy.shape[0], tile), classes), (side, side),
-           dy, w, dp, period, bias, tile_rows, scale, out)
+           dy if outputs is None else outputs, w, dp, period, bias, tile_rows, scale, out)
     return out
 
 
@@ -451,7 +490,8 @@ def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, scale=1.0, inputs=None, outputs=No
     side = _block_side("gemm_tiles_dw (cuda)", tile)
     period, tile_rows, tile_cols = _period(shape, tile, dp)
     out = empty_cuda(packed_shape(shape, tile, dp)) if out is None else out
-    launch(_dw(tile), (ceil_div(tile_cols, dp), tile_rows), (side, side), dy, x, dp, period, bias, scale, out)
+    launch(_dw(tile), (ceil_div(tile_cols, dp), tile_rows), (side, side),
+           dy if outputs is None else outputs, x, dp, period, bias, scale, out)
     return out
 
 

@@ -13,7 +13,8 @@ kept, with kept = (row_pos, row_class, cols, col_pos), int32 arrays:
     col_pos (L, C)   its inverse: place of column c in a row of class l, or -1: no gradient
 
 A step without a gradient is linear, (w, v) -> M (w, v), so sgd can leave it undone where nobody reads w, and do k such steps at
-once as M^k when somebody will. With late = (since, after, held, wanted, powers, block, step), w is divided into U x B blocks:
+once as M^k when somebody will. With late = (since, after, held, wanted, powers, block, step, into), w is divided into U x B
+blocks:
 
     since (U, B)     int32, the step up to which each block is done
     after (U, B)     int32, the same after this step: what the update writes
@@ -22,6 +23,8 @@ once as M^k when somebody will. With late = (since, after, held, wanted, powers,
     powers (K, 4)    float32, M^0, M^1, …, row by row (`sgd_powers`); step - since is less than K everywhere
     block            (rows, columns) of a block; those at the far edges may stick out
     step             number of this step, from 1
+    into             None, or (packed, places): the wanted blocks of row r, in order, are written to packed[places[r]] as well;
+                     None on CUDA, where kernels read them where they lie
 """
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ def sgd_powers_reference(count, lr, momentum=0.0, nesterov=False, decay=0.0):
 
 def sgd_late_reference(w, v, g, lr, momentum, nesterov, decay, kept, late):
     """(w, v, after) after the step, float64: with g where a block is held, all it missed without g where it is wanted."""
-    since, _, held, wanted, _, (height, width), step = late
+    since, _, held, wanted, _, (height, width), step, _ = late
     new_w, new_v, after = np.array(w, np.float64), np.array(v, np.float64), np.array(since)
     g = unpack_gradient_reference(g, kept, w.shape)
     for u, b in np.ndindex(*since.shape):
@@ -99,7 +102,7 @@ def _check(op, w, states, g, kept, late=None):
         row_pos, row_class, _, col_pos = kept
         fits = fits and g.ndim == 2 and row_pos.shape == row_class.shape == w.shape[:1] and col_pos.shape[1:] == w.shape[1:]
     if late is not None:
-        since, after, held, wanted, _, (height, width), _ = late
+        since, after, held, wanted, _, (height, width), _, _ = late
         blocks = (ceil_div(w.shape[0], height), ceil_div(w.shape[1], width))
         fits = fits and since.shape == after.shape == held.shape == wanted.shape == blocks
     if not fits:
@@ -124,9 +127,9 @@ def _sgd(w, v, g, lr, momentum, nesterov, decay):
 # rows are taken as arrays of their own, because their indices are then known not to be negative, and the loops become vector
 # instructions.
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4, f4, b1, f4,"
-             " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, i8)")
+             " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, i8, f4[:, ::1], i8[::1])")
 def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum, nesterov, decay,
-                since, after, held, wanted, powers, height, width, step):
+                since, after, held, wanted, powers, height, width, step, into, places_into):
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
     spread_class, due = -1, np.empty(since.shape[1], np.int64)
     for r in range(w.shape[0]):
@@ -138,7 +141,7 @@ def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum
                 if held[u, b] or wanted[u, b]:
                     after[u, b], due[count] = step, b
                     count += 1
-        row, velocity, packed_row, places = w[r], v[r], nothing, cols[0]
+        row, velocity, packed_row, places, written = w[r], v[r], nothing, cols[0], 0
         if packed and row_pos[r] >= 0:
             packed_row, places = g[row_pos[r]], col_pos[row_class[r]]
         for b in due[:count]:
@@ -172,6 +175,11 @@ def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum
                     before = row[c]
                     row[c] = ww * before + wv * velocity[c]
                     velocity[c] = vw * before + vv * velocity[c]
+            if into.size and wanted[u, b]:
+                out = into[places_into[r], written:written + width]
+                for c in range(c0, c1):
+                    out[c - c0] = row[c]
+                written += width
 
 
 def unpack_gradient_cpu(g, kept, shape):
@@ -179,6 +187,7 @@ def unpack_gradient_cpu(g, kept, shape):
     return unpack_gradient_reference(g, kept, shape).astype(np.float32)
 
 
+_NOWHERE = np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
 _ALL = (*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2)  # not read under a dense gradient
 
 
@@ -188,7 +197,7 @@ def _timely(shape):
     blocks = (shape[0], 1)
     every = np.ones(blocks, bool)
     return (np.zeros(blocks, np.int32), np.ones(blocks, np.int32), every, every, np.zeros((0, 4), np.float32),
-            (1, max(shape[1], 1)), 1)
+            (1, max(shape[1], 1)), 1, None)
 
 
 def _share_rows(update, arrays, g, kept, numbers, late=None):
@@ -199,7 +208,11 @@ def _share_rows(update, arrays, g, kept, numbers, late=None):
     def work(part):
         units = part.of(ceil_div(arrays[0].shape[0], height))
         rows = slice(units.start * height, units.stop * height)
-        blocks = () if late is None else (*(array[units] for array in late[:4]), late[4], *late[5], late[6])
+        blocks = ()
+        if late is not None:
+            *states, powers, block, step, into = late
+            packed, places = _NOWHERE if into is None else into
+            blocks = (*(state[units] for state in states), powers, *block, step, packed, places[rows])
         update(*(array[rows] for array in arrays), g[rows] if kept is None else g, kept is not None,
                row_pos[rows], row_class[rows], cols, col_pos, *numbers, *blocks)
 
@@ -243,7 +256,7 @@ def _settle(w, v, since, powers, height, width, step):
 def sgd_settle_cpu(w, v, late):
     """(w, v) -> M^(step - since) (w, v) in every block, in place: all that `sgd` left undone up to `step`"""
     _check("sgd_settle (cpu)", w, (v,), w, None, late)
-    since, _, _, _, powers, (height, width), step = late
+    since, _, _, _, powers, (height, width), step, _ = late
 
     def work(part):
         units = part.of(since.shape[0])
@@ -370,7 +383,7 @@ def _kept_arguments(kept):
 def _late_arguments(late):
     """The arguments of the kernels for an update that leaves blocks behind, or for one that does not, where none is read."""
     if late is not None:
-        *arrays, block, step = late
+        *arrays, block, step, _ = late
         return True, *arrays, *block, step
     integers, flags = _unread(np.int32, 2), _unread(np.bool_, 2)
     return False, integers, integers, flags, flags, _unread(np.float32, 2), 1, 1, 1
@@ -404,7 +417,7 @@ def sgd_powers_cuda(count, lr, momentum=0.0, nesterov=False, decay=0.0):
 def sgd_settle_cuda(w, v, late):
     """(w, v) -> M^(step - since) (w, v) in every block, in place: all that `sgd` left undone up to `step`"""
     _check("sgd_settle (cuda)", w, (v,), w, None, late)
-    since, _, _, _, powers, block, step = late
+    since, _, _, _, powers, block, step, _ = late
     launch(_updates()[1], blocks_for(w.size), THREADS, w, v, since, powers, *block, step)
 
 
