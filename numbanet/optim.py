@@ -136,9 +136,9 @@ class _Debt:
         self.every = self.held = every_block(blocks, dev)
         self.powers = _powers(dev, self.LIMIT + 1, numbers)
 
-    def late(self, wanted: Any, step: int, into: Any = None) -> tuple:
+    def late(self, wanted: Any, step: int) -> tuple:
         """What the kernels take."""
-        return self.since, self.after, self.held, wanted, self.powers, self.block, step, into
+        return self.since, self.after, self.held, wanted, self.powers, self.block, step
 
     def stepped(self, wanted: Any) -> None:
         """A step was done: what it wrote is what the next one reads."""
@@ -199,7 +199,7 @@ class SGD(Optimizer):
             return None
         some = blocks and debt.step + 1 - debt.whole < debt.LIMIT
         wanted, into = (blocks.wanted, plan.room(dev)) if some else (debt.every, None)
-        dev.sgd(w, state[0], g, *numbers, kept, debt.late(wanted, debt.step + 1, into))
+        dev.sgd(w, state[0], g, *numbers, kept, debt.late(wanted, debt.step + 1), into)
         debt.stepped(wanted)
         return None if into is None else dataclasses.replace(plan, prepared=into[0])
 

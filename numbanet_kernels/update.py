@@ -13,8 +13,7 @@ kept, with kept = (row_pos, row_class, cols, col_pos), int32 arrays:
     col_pos (L, C)   its inverse: place of column c in a row of class l, or -1: no gradient
 
 A step without a gradient is linear, (w, v) -> M (w, v), so sgd can leave it undone where nobody reads w, and do k such steps at
-once as M^k when somebody will. With late = (since, after, held, wanted, powers, block, step, into), w is divided into U x B
-blocks:
+once as M^k when somebody will. With late = (since, after, held, wanted, powers, block, step), w is divided into U x B blocks:
 
     since (U, B)     int32, the step up to which each block is done
     after (U, B)     int32, the same after this step: what the update writes
@@ -23,8 +22,8 @@ blocks:
     powers (K, 4)    float32, M^0, M^1, …, row by row (`sgd_powers`); step - since is less than K everywhere
     block            (rows, columns) of a block; those at the far edges may stick out
     step             number of this step, from 1
-    into             None, or (packed, places): the wanted blocks of row r, in order, are written to packed[places[r]] as well;
-                     None on CUDA, where kernels read them where they lie
+
+With into = (packed, places), on the CPU, the wanted blocks of row r, in order, are written to packed[places[r]] as well.
 """
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ def sgd_powers_reference(count, lr, momentum=0.0, nesterov=False, decay=0.0):
 
 def sgd_late_reference(w, v, g, lr, momentum, nesterov, decay, kept, late):
     """(w, v, after) after the step, float64: with g where a block is held, all it missed without g where it is wanted."""
-    since, _, held, wanted, _, (height, width), step, _ = late
+    since, _, held, wanted, _, (height, width), step = late
     new_w, new_v, after = np.array(w, np.float64), np.array(v, np.float64), np.array(since)
     g = unpack_gradient_reference(g, kept, w.shape)
     for u, b in np.ndindex(*since.shape):
@@ -102,7 +101,7 @@ def _check(op, w, states, g, kept, late=None):
         row_pos, row_class, _, col_pos = kept
         fits = fits and g.ndim == 2 and row_pos.shape == row_class.shape == w.shape[:1] and col_pos.shape[1:] == w.shape[1:]
     if late is not None:
-        since, after, held, wanted, _, (height, width), _, _ = late
+        since, after, held, wanted, _, (height, width), _ = late
         blocks = (ceil_div(w.shape[0], height), ceil_div(w.shape[1], width))
         fits = fits and since.shape == after.shape == held.shape == wanted.shape == blocks
     if not fits:
@@ -197,10 +196,10 @@ def _timely(shape):
     blocks = (shape[0], 1)
     every = np.ones(blocks, bool)
     return (np.zeros(blocks, np.int32), np.ones(blocks, np.int32), every, every, np.zeros((0, 4), np.float32),
-            (1, max(shape[1], 1)), 1, None)
+            (1, max(shape[1], 1)), 1)
 
 
-def _share_rows(update, arrays, g, kept, numbers, late=None):
+def _share_rows(update, arrays, g, kept, numbers, late=None, into=None):
     """The update on each thread's rows of the weight and its state."""
     row_pos, row_class, cols, col_pos = _ALL if kept is None else kept
     height = 1 if late is None else late[5][0]
@@ -210,8 +209,8 @@ def _share_rows(update, arrays, g, kept, numbers, late=None):
         rows = slice(units.start * height, units.stop * height)
         blocks = ()
         if late is not None:
-            *states, powers, block, step, into = late
-            packed, places = _NOWHERE if into is None else into
+            *states, powers, block, step = late
+            packed, places = into or _NOWHERE
             blocks = (*(state[units] for state in states), powers, *block, step, packed, places[rows])
         update(*(array[rows] for array in arrays), g[rows] if kept is None else g, kept is not None,
                row_pos[rows], row_class[rows], cols, col_pos, *numbers, *blocks)
@@ -219,12 +218,12 @@ def _share_rows(update, arrays, g, kept, numbers, late=None):
     threads.share(work, threads.worthwhile(arrays[0].size))
 
 
-def sgd_cpu(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None, late=None):
+def sgd_cpu(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None, late=None, into=None):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
     _check("sgd (cpu)", w, (v,), g, kept, late)
     numbers = (lr, momentum, nesterov, decay)
     if kept is not None or late is not None:
-        _share_rows(_sgd_blocks, (w, v), g, kept, numbers, _timely(w.shape) if late is None else late)
+        _share_rows(_sgd_blocks, (w, v), g, kept, numbers, _timely(w.shape) if late is None else late, into)
         return
 
     def work(part):
@@ -256,7 +255,7 @@ def _settle(w, v, since, powers, height, width, step):
 def sgd_settle_cpu(w, v, late):
     """(w, v) -> M^(step - since) (w, v) in every block, in place: all that `sgd` left undone up to `step`"""
     _check("sgd_settle (cpu)", w, (v,), w, None, late)
-    since, _, _, _, powers, (height, width), step, _ = late
+    since, _, _, _, powers, (height, width), step = late
 
     def work(part):
         units = part.of(since.shape[0])
@@ -383,7 +382,7 @@ def _kept_arguments(kept):
 def _late_arguments(late):
     """The arguments of the kernels for an update that leaves blocks behind, or for one that does not, where none is read."""
     if late is not None:
-        *arrays, block, step, _ = late
+        *arrays, block, step = late
         return True, *arrays, *block, step
     integers, flags = _unread(np.int32, 2), _unread(np.bool_, 2)
     return False, integers, integers, flags, flags, _unread(np.float32, 2), 1, 1, 1
@@ -402,7 +401,7 @@ def unpack_gradient_cuda(g, kept, shape):
     return dense
 
 
-def sgd_cuda(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None, late=None):
+def sgd_cuda(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None, late=None, into=None):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
     _check("sgd (cuda)", w, (v,), g, kept, late)
     launch(_updates()[0], blocks_for(w.size), THREADS, w, v, g, *_kept_arguments(kept), lr, momentum, nesterov, decay,
@@ -417,7 +416,7 @@ def sgd_powers_cuda(count, lr, momentum=0.0, nesterov=False, decay=0.0):
 def sgd_settle_cuda(w, v, late):
     """(w, v) -> M^(step - since) (w, v) in every block, in place: all that `sgd` left undone up to `step`"""
     _check("sgd_settle (cuda)", w, (v,), w, None, late)
-    since, _, _, _, powers, block, step, _ = late
+    since, _, _, _, powers, block, step = late
     launch(_updates()[1], blocks_for(w.size), THREADS, w, v, since, powers, *block, step)
 
 

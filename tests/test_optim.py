@@ -103,7 +103,7 @@ def test_200_lazy_steps_equal_dense_ones(rng, monkeypatch, kind, name):
     model, _ = pair()
     dense = [Tensor(p.numpy().copy(), requires_grad=True) for p in model.parameters()]
     lazy, whole = (OPTIMIZERS[name][0](parameters) for parameters in (model.parameters(), dense))
-    plans, behind = {}, 0
+    plans, behind, prepared = {}, 0, 0
     for step in range(200):
         for layer, weight in zip(model.droppable(), dense[::2]):
             mask = np.broadcast_to(np.ones(1, bool), weight.shape) if layer not in plans else (
@@ -117,8 +117,11 @@ def test_200_lazy_steps_equal_dense_ones(rng, monkeypatch, kind, name):
         plans = {layer: DRAWN[kind](rng, layer.weight.shape) for layer in model.droppable()}
         if step == 120:
             lazy.learning_rate = whole.learning_rate = 0.003
-        lazy.step(model.reads(plans))
+        ready = lazy.step(model.reads(plans))
+        plans = {layer: ready.get(layer.weight, plan) for layer, plan in plans.items()}
+        prepared += any(getattr(plan, "prepared", None) is not None for plan in plans.values())
         whole.step()
+    assert (prepared > 100) == (isinstance(lazy, SGD) and kind == "tiles")
     assert (behind > 100) == (isinstance(lazy, SGD) and lazy.momentum > 0)
     lazy.settle()
     for p, q in zip(model.parameters(), dense):

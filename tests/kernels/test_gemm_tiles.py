@@ -6,7 +6,8 @@ from numbanet_kernels import gemm_tiles, launch
 
 # (N, O, I), tile, dp: ragged edges, one tile, dp that divides the number of tile columns and dp that does not
 CASES = [((5, 9, 11), 4, 1), ((5, 9, 11), 4, 2), ((5, 9, 11), 4, 3), ((6, 8, 16), 4, 4), ((6, 8, 16), 4, 3), ((1, 1, 1), 4, 2),
-         ((5, 18, 10), 4, 5), ((3, 4, 40), 4, 7), ((0, 9, 11), 4, 2), ((5, 3, 2), 2, 6), ((5, 10, 6), 2, 8)]
+         ((5, 18, 10), 4, 5), ((3, 4, 40), 4, 7), ((0, 9, 11), 4, 2), ((5, 3, 2), 2, 6), ((5, 10, 6), 2, 8),
+         ((35, 70, 50), 8, 3)]  # the last: whole squares of a turned activation, and their edges
 
 
 @pytest.mark.parametrize("shape, tile, dp", CASES)
@@ -26,6 +27,26 @@ def test_forward_dx_dw_equal_reference(suffix, put, get, rng, shape, tile, dp):
         np.testing.assert_allclose(dx, gemm_tiles.gemm_tiles_dx_reference(dy, w, tile, dp, bias, 1.5), **close)
         np.testing.assert_allclose(unpacked(packed, (o, i), tile, dp, bias),
                                    gemm_tiles.gemm_tiles_dw_reference(dy, x, tile, dp, bias, 1.5), **close)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("shape", [(5, 9, 11), (35, 70, 50)])
+def test_what_is_prepared_of_dy_gives_the_same_products_and_db(suffix, put, get, rng, shape, gated):
+    n, o, i = shape
+    x, w, dy, y = (rng.standard_normal(s) for s in ((n, i), (o, i), (n, o), (n, o)))
+    pattern, close = (4, 3, 1), dict(rtol=1e-5, atol=1e-5)
+
+    def function(name):
+        return getattr(gemm_tiles, f"{name}_{suffix}")
+
+    outputs, db = function("tile_outputs")(put(dy), w.shape, *pattern, 1.5, put(y) if gated else None)
+    dz = np.where(y > 0, dy, 0) if gated else dy
+    np.testing.assert_allclose(get(db), dz.sum(axis=0), **close)
+    dx = get(function("gemm_tiles_dx")(put(dy), put(w), *pattern, 1.5, outputs=outputs))
+    packed = get(function("gemm_tiles_dw")(put(dy), put(x), *pattern, 1.5, outputs=outputs))
+    np.testing.assert_allclose(dx, gemm_tiles.gemm_tiles_dx_reference(dz, w, *pattern, 1.5), **close)
+    np.testing.assert_allclose(unpacked(packed, w.shape, *pattern),
+                               gemm_tiles.gemm_tiles_dw_reference(dz, x, *pattern, 1.5), **close)
 
 
 def unpacked(packed, shape, tile, dp, bias):

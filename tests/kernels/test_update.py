@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels import update
+from numbanet_kernels import gemm_tiles, update
 
 
 def packing(rng, shape, classes):
@@ -86,6 +86,25 @@ def test_late_blocks_take_no_step_or_all_they_missed(suffix, put, get, rng, shap
     getattr(update, f"sgd_{suffix}")(*arrays, put(g), *numbers, tuple(map(put, kept)), late)
     for found, expected in zip((*arrays, late[1]), update.sgd_late_reference(w, v, g, *numbers, kept, host), strict=True):
         np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape, dp", [((70, 50), 3), ((9, 11), 2), ((64, 64), 4)])
+def test_an_update_packs_the_tiles_that_the_next_step_reads(rng, shape, dp):
+    tile, bias, numbers = 8, 1, NUMBERS["nesterov, decay"]
+    blocks = tuple(-(-n // tile) for n in shape)
+    late, _ = lateness(rng, np.asarray, blocks, (tile, tile), numbers)
+    wanted = np.ascontiguousarray(gemm_tiles.tile_mask_reference(shape, tile, dp, bias)[::tile, ::tile])
+    w, v, g = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
+    packed, places = gemm_tiles.tile_room_cpu(shape, tile, dp, bias)
+    packed[...] = 0
+    update.sgd_cpu(w, v, g, *numbers, late=(*late[:3], wanted, late[4].astype(np.float32), *late[5:]), into=(packed, places))
+    expected = np.zeros_like(packed)
+    for row, place in zip(w, places, strict=True):
+        r = np.flatnonzero(places == place)[0] // tile
+        for j, c in enumerate(np.flatnonzero(wanted[r])):
+            piece = row[c * tile:(c + 1) * tile]
+            expected[place, j * tile:j * tile + piece.size] = piece
+    np.testing.assert_array_equal(packed, expected)
 
 
 @pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
