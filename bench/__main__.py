@@ -17,8 +17,8 @@ from .results import Results
 from .worker import Workers
 
 SUITES = ("elementwise", "reduce", "loss", "gemm", "gemm_rows", "gemm_tiles", "update", "random", "memory", "mlp",
-          "mlp-accuracy", "mlp-settings")
-TRAINING = ("mlp-accuracy", "mlp-settings")  # suites of whole training runs
+          "mlp-accuracy", "mlp-settings", "papers-mlp")
+TRAINING = ("mlp-accuracy", "mlp-settings", "papers-mlp")  # suites of whole training runs
 COMMANDS = ("list", "report")
 
 
@@ -49,8 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in chosen.suites if name not in (*SUITES, *COMMANDS)]
     if unknown:
         parser.error(f"there is no suite {unknown[0]!r}; choose from {', '.join(SUITES)}")
-    if len(chosen.suites) > 1 and set(chosen.suites) & set(COMMANDS):
-        parser.error("list and report stand alone")
+    alone = set(chosen.suites) & {*COMMANDS, *TRAINING}
+    if len(chosen.suites) > 1 and alone:
+        parser.error(f"{min(alone)} stands alone")
     try:
         if chosen.suites == ["list"]:
             return _list()
@@ -101,8 +102,8 @@ def _measure(parser: _Parser, chosen: argparse.Namespace) -> int:
     if chosen.plot:
         from . import plots
 
-        if set(chosen.suites) <= set(TRAINING):
-            plots.plot_accuracy(results.runs, chosen.plot)
+        if chosen.suites[0] in TRAINING:
+            _module(chosen.suites[0]).plot(results, chosen.plot)
         else:
             plots.plot_ratios(results.rows, chosen.plot)
     problems = [row for row in results.rows if row.get("problem")]

@@ -323,7 +323,8 @@ def cases(options: Options) -> Iterator[Case]:
 
 
 def _cases(options: Options, hidden: int, batch: int, rates: Sequence[float]) -> Iterator[Case]:
-    torch, least = options.against == "torch", 2 if options.quick else FEWER_STEPS if hidden >= WIDE else LEAST_STEPS
+    torch, heavy = options.against == "torch", hidden >= WIDE or batch > BATCH
+    least = 2 if options.quick else FEWER_STEPS if heavy else LEAST_STEPS
     error = functools.partial(update_error, hidden, batch)
     size = f"784-{hidden}-{hidden}-10{'' if batch == BATCH else f', batch {batch}'}"
     dense = _numbanet(options, hidden, batch, "none", 0.0, "torch" if torch else None)

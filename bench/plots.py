@@ -1,24 +1,25 @@
 """Plots: ratios with their ceilings, and test accuracy by epoch and by seconds."""
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .training import case_of, whole
+
 Row = dict[str, Any]
 
 
-def _figure(width: float, height: float, panels: int = 1) -> tuple[Any, Any]:
+def _figure(width: float, height: float) -> Any:
     """A figure that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure((width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(1, panels)
+    return figure
 
 
 def plot_ratios(rows: Sequence[Row], path: Path) -> None:
@@ -26,7 +27,8 @@ def plot_ratios(rows: Sequence[Row], path: Path) -> None:
     rows = [row for row in rows if row.get("ratio") is not None]
     if not rows:
         raise ValueError("--plot: there are no ratios to draw; give a peer, --against torch")
-    figure, axes = _figure(9, 1.5 + 0.28 * len(rows))
+    figure = _figure(9, 1.5 + 0.28 * len(rows))
+    axes = figure.subplots()
     y = np.arange(len(rows))
     ratio = np.array([row["ratio"] for row in rows])
     whiskers = [ratio - [row["ratio_p10"] for row in rows], [row["ratio_p90"] for row in rows] - ratio]
@@ -46,15 +48,11 @@ def plot_accuracy(runs: Sequence[Row], path: Path) -> None:
 
     Runs that diverged are left out.
     """
-    figure, panels = _figure(11, 4.5, 2)
-    runs = [run for run in runs if len(run["epochs"]) == run["settings"]["epochs"]]
-    for dropout, group in itertools.groupby(sorted(runs, key=lambda run: run["dropout"]), lambda run: run["dropout"]):
-        curves = list(group)
-        accuracy = np.array([[epoch["accuracy"] for epoch in run["epochs"]] for run in curves])
-        seconds = np.mean([np.cumsum([epoch["seconds"] for epoch in run["epochs"]]) for run in curves], axis=0)
-        for axes, x in zip(panels, (np.arange(1, accuracy.shape[1] + 1), seconds), strict=True):
-            line, = axes.plot(x, accuracy.mean(axis=0), marker=".", label=dropout)
-            axes.fill_between(x, accuracy.min(axis=0), accuracy.max(axis=0), color=line.get_color(), alpha=0.2)
+    figure = _figure(11, 4.5)
+    panels = figure.subplots(1, 2)
+    for dropout in dict.fromkeys(run["dropout"] for run in runs):
+        for axes, by_seconds in zip(panels, (False, True), strict=True):
+            _draw_curve(axes, [run for run in runs if run["dropout"] == dropout], dropout, by_seconds)
     for axes, label in zip(panels, ("epoch", "seconds of training"), strict=True):
         axes.set_xlabel(label)
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -62,3 +60,59 @@ def plot_accuracy(runs: Sequence[Row], path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend()
     figure.savefig(path, dpi=150)
+
+
+def _draw_curve(axes: Any, runs: Sequence[Row], label: str, by_seconds: bool) -> None:
+    """The mean accuracy of some runs, and the band between least and most; those that diverged are left out."""
+    runs = list(filter(whole, runs))
+    if not runs:
+        return
+    accuracy = np.array([[epoch["accuracy"] for epoch in run["epochs"]] for run in runs])
+    seconds = np.mean([np.cumsum([epoch["seconds"] for epoch in run["epochs"]]) for run in runs], axis=0)
+    x = seconds if by_seconds else np.arange(1, accuracy.shape[1] + 1)
+    line, = axes.plot(x, accuracy.mean(axis=0), marker=".", label=label)
+    axes.fill_between(x, accuracy.min(axis=0), accuracy.max(axis=0), color=line.get_color(), alpha=0.2)
+
+
+def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
+    """Above, how many times shorter an epoch is than with bernoulli, by case, with the ceiling that the FLOPs set; below, the
+    test accuracy of each case by seconds of training, mean over seeds and the band between least and most."""
+    by_case: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if row["accuracy"] is not None:
+            by_case.setdefault(row["case"], {})[row["implementation"]] = row
+    if not by_case:
+        raise ValueError("--plot: there are no training runs to draw")
+    across = min(4, len(by_case))
+    down = -(-len(by_case) // across)
+    figure = _figure(4 * across, 4 + 3 * down)
+    above, below = figure.subfigures(2, 1, height_ratios=(4, 3 * down))
+    _draw_speedups(above.subplots(), by_case)
+    panels = below.subplots(down, across, squeeze=False).ravel()
+    for axes, (case, named) in zip(panels, by_case.items(), strict=False):
+        for name in named:
+            _draw_curve(axes, [run for run in runs if (case_of(run["settings"]), run["dropout"]) == (case, name)], name, True)
+        axes.set_title(case.rsplit(",", 1)[0], fontsize=9)
+        axes.set_ylim(0.93, 0.99)
+        axes.set_xlabel("seconds of training")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    for axes in panels[len(by_case):]:
+        axes.set_axis_off()
+    panels[0].set_ylabel("test accuracy")
+    figure.savefig(path, dpi=110)
+
+
+def _draw_speedups(axes: Any, by_case: dict[str, dict[str, Row]]) -> None:
+    patterns = [name for name in dict.fromkeys(name for named in by_case.values() for name in named) if name in ("rdp", "tdp")]
+    for i, name in enumerate(patterns):
+        found = [(x, named["bernoulli"]["seconds_per_epoch"] / named[name]["seconds_per_epoch"], 1 / named[name]["flops_share"])
+                 for x, named in enumerate(by_case.values()) if name in named and "bernoulli" in named]
+        x, speedup, ceiling = np.array(found).reshape(-1, 3).T
+        x = x + (i - (len(patterns) - 1) / 2) * 0.35
+        axes.bar(x, speedup, 0.33, label=name)
+        axes.plot(x, ceiling, "_", color="black", markersize=18, label="ceiling by FLOPs" if i == 0 else None)
+    axes.axhline(1, color="gray", linewidth=0.8)
+    axes.set_xticks(range(len(by_case)), [case.rsplit(",", 1)[0].replace(" p=", "\np=") for case in by_case], fontsize=8)
+    axes.set_ylabel("epoch of bernoulli / epoch of this")
+    axes.legend()

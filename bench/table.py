@@ -39,6 +39,10 @@ def _accuracy(row: Row) -> str:
     return _span("accuracy", "accuracy_min", "accuracy_max", ".4f")(row)
 
 
+def _shorter(row: Row) -> str:
+    return f"{row['shorter']:.2f} ({row['peer']})" if row.get("shorter") else ""
+
+
 TIMES = {
     "case": _text("case"), "implementation": _text("implementation"),
     "ms (p10 – p90)": _span("median_ms", "p10", "p90", ".3g"), "speed": _speed, "peer": _text("peer"),
@@ -50,7 +54,7 @@ ACCURACIES = {
     "test accuracy (min – max)": _accuracy,
     "points against bernoulli": _number("points", "+.2f"), "s per epoch": _number("seconds_per_epoch", ".2f"),
     "FLOPs done": _number("flops_share", ".0%"), "s to accuracy": _number("seconds_to_target", ".1f"),
-    "seeds that reached it": _number("reached", "d"),
+    "seeds that reached it": _number("reached", "d"), "times shorter": _shorter,
 }
 
 

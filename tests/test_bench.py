@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import harness, mlp, mlp_accuracy, mlp_settings, report
+from bench import harness, mlp, mlp_accuracy, mlp_settings, papers_mlp, report, training
 from bench.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
 from bench.results import Results, load
 from bench.table import markdown
@@ -154,8 +154,8 @@ def test_training_suite_end_to_end(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["nope"], "there is no suite 'nope'"), (["list", "gemm"], "stand alone"), (["gemm", "--device", "tpu"], "tpu"),
-    ([], "required")])
+    (["nope"], "there is no suite 'nope'"), (["list", "gemm"], "list stands alone"), (["gemm", "papers-mlp"], "stands alone"),
+    (["gemm", "--device", "tpu"], "tpu"), ([], "required")])
 def test_bad_arguments(arguments, message):
     done = _run(*arguments)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
@@ -180,18 +180,22 @@ def test_mean_flops_agree_with_drawn_plans(dropout):
     assert abs(np.mean(drawn) - mlp.mean_flops(64, mlp.BATCH, dropout, 0.5)) < 5 * spread
 
 
+def _trained(experiment, seed, accuracy, count=2, seconds=2.0):
+    epochs = [{"accuracy": accuracy, "loss": 1.0, "seconds": seconds, "flops_share": 0.5}] * count
+    return {"dropout": experiment.name, "seed": seed, "settings": experiment.settings, "epochs": epochs}
+
+
 def test_accuracy_suite_resumes(tmp_path, monkeypatch):
     trained = []
 
-    def train(chosen, dropout, variant, seed, data):
-        trained.append(dropout)
-        Net(**variant).check()
+    def train(experiment, seed, data):
+        trained.append(experiment.name)
+        Net(**experiment.variant()).check()
         if len(trained) == 3:
             raise KeyboardInterrupt
-        epochs = [{"accuracy": 0.97 + 0.01 * (dropout == "rdp"), "loss": 1.0, "seconds": 2.0, "flops_share": 1.0}] * 2
-        return {"dropout": dropout, "seed": seed, "settings": chosen, "epochs": epochs}
+        return _trained(experiment, seed, 0.97 + 0.01 * (experiment.name == "rdp"))
 
-    monkeypatch.setattr(mlp_accuracy, "train", train)
+    monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr("numbanet.datasets.load_mnist", lambda: (np.zeros((3, 784)),) * 4)
     options, path = harness.Options(quick=True), tmp_path / "a.json"
     with pytest.raises(KeyboardInterrupt):
@@ -208,14 +212,13 @@ def test_accuracy_suite_resumes(tmp_path, monkeypatch):
 def test_settings_suite_names_every_variant_and_both_data_sets(tmp_path, monkeypatch):
     seen = []
 
-    def train(chosen, dropout, variant, seed, data):
-        Net(**variant).check()
-        seen.append((chosen["data"], dropout))
-        epochs = [{"accuracy": 0.9 + 0.01 * (dropout != "bernoulli"), "loss": 1.0, "seconds": 2.0, "flops_share": 1.0}] * 2
-        epochs = epochs[:1] if dropout == "rdp rate dp_max=16" else epochs
-        return {"dropout": dropout, "seed": seed, "settings": chosen, "epochs": epochs}
+    def train(experiment, seed, data):
+        Net(**experiment.variant()).check()
+        seen.append(experiment.key)
+        return _trained(experiment, seed, 0.9 + 0.01 * (experiment.name != "bernoulli"),
+                        1 if experiment.name == "rdp rate dp_max=16" else 2)
 
-    monkeypatch.setattr(mlp_accuracy, "train", train)
+    monkeypatch.setattr(training, "train", train)
     for name in ("load_mnist", "load_fashion_mnist"):
         monkeypatch.setattr(f"numbanet.datasets.{name}", lambda: (np.zeros((3, 784)),) * 4)
     rows = mlp_settings.run(harness.Options(quick=True), Results(tmp_path / "a.json"), lambda text: None)
@@ -227,11 +230,45 @@ def test_settings_suite_names_every_variant_and_both_data_sets(tmp_path, monkeyp
     assert {round(row["points"], 6) for row in rows if row not in diverged and row["implementation"] != "bernoulli"} == {1.0}
 
 
+def test_papers_suite_has_every_case_and_compares_times_to_accuracy(tmp_path, monkeypatch):
+    seconds = {"bernoulli": 4.0, "rdp": 2.0, "tdp": 3.0, training.TORCH: 8.0}
+    monkeypatch.setattr(training, "train", lambda experiment, seed, data: _trained(
+        experiment, seed, 0.98 - 0.02 * (experiment.name == "tdp"), experiment.settings["epochs"], seconds[experiment.name]))
+    monkeypatch.setattr("numbanet.datasets.load_mnist", lambda: (np.zeros((3, 784)),) * 4)
+    results = Results(tmp_path / "a.json")
+    rows = papers_mlp.run(harness.Options(against="torch"), results, lambda text: None)
+    cases = {row["case"]: row["seeds"] for row in rows}
+    assert len(cases) == 8 and {case: n for case, n in cases.items() if n == 1} == {"784-4096-4096-10 p=0.7, 15 epochs": 1}
+    assert "784-2048-2048-10 p=0.3, 0.7, 15 epochs" in cases and "784-1024-64-10 p=0.7, 15 epochs" in cases
+    shorter = {(row["implementation"], row["peer"]): row["shorter"] for row in rows}
+    assert shorter == {("bernoulli", None): None, ("rdp", "bernoulli"): 2.0, ("tdp", "bernoulli"): None,
+                       ("bernoulli", training.TORCH): 2.0, ("rdp", training.TORCH): 4.0, ("tdp", training.TORCH): None,
+                       (training.TORCH, None): None}
+    assert "4.00 (torch nn.Dropout)" in markdown(rows)
+    papers_mlp.plot(results, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
 def test_a_run_that_diverges_is_recorded():
-    chosen = {**mlp_accuracy.settings(harness.Options(quick=True)), "learning_rate": 1e30}
+    chosen = {**training.settings(harness.Options(quick=True), 64, 0.5, 2), "learning_rate": 1e30}
     data = (np.ones((40, 8), np.float32), np.arange(40) % 2) * 2
-    found = mlp_accuracy.train(chosen, "none", {"dropout": "none"}, 0, data)
-    assert len(found["epochs"]) < chosen["epochs"] and not mlp_accuracy.whole(found)
+    found = training.train(training.Experiment(chosen, "none", lambda: {"dropout": "none"}), 0, data)
+    assert len(found["epochs"]) < chosen["epochs"] and not training.whole(found)
+
+
+def test_pytorch_is_trained_like_numbanet():
+    """The same network on the same samples learns as much in both."""
+    pytest.importorskip("torch")
+    from sklearn.datasets import make_blobs
+
+    X, y = make_blobs(2600, training.FEATURES, centers=10, cluster_std=6.0, random_state=0)
+    X = (X / 10).astype(np.float32)
+    data = X[:2000], y[:2000], X[2000:], y[2000:]
+    chosen = training.settings(harness.Options(quick=True), 64, (0.3, 0.5), 2)
+    found = [training.train(training.Experiment(chosen, name, variant), 0, data)["epochs"] for name, variant in (
+        ("torch", None), ("bernoulli", lambda: {"dropout": "bernoulli", "dropout_rate": (0.3, 0.5)}))]
+    for ours, theirs in zip(*found, strict=True):
+        assert abs(ours["accuracy"] - theirs["accuracy"]) < 0.1 and abs(ours["loss"] - theirs["loss"]) < 0.3
 
 
 # --- report -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,218 @@
+"""Whole training runs of 784-H1-H2-10: test accuracy by epoch, and seconds of training to a given accuracy.
+
+A finished run is written to the JSON file at once and not done again. Seeds are the outer loop and the kinds of dropout the
+inner one: drift of the machine meets all of them.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .harness import Options
+from .machine import commit, now
+from .mlp import BATCH, CLASSES, FEATURES, MOMENTUM, RATE
+from .results import Results
+
+Data = tuple[np.ndarray, ...]  # X, y, X_test, y_test
+Run = dict[str, Any]
+TORCH = "torch nn.Dropout"
+SEEDS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A training run, but for its seed.
+
+    Attributes
+    ----------
+    settings : dict
+        What it is made with: recorded with the run.
+    name : str
+        The kind of dropout, as tables show it.
+    variant : callable or None
+        () -> parameters of a Net; None: PyTorch with nn.Dropout.
+    seeds : int
+        How many runs.
+    """
+
+    settings: dict[str, Any]
+    name: str
+    variant: Callable[[], dict[str, Any]] | None
+    seeds: int = SEEDS
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return _key(self.settings), self.name
+
+
+def _key(settings: dict[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True)
+
+
+def settings(options: Options, hidden: int | Sequence[int], rate: float | Sequence[float], epochs: int,
+             data: str = "mnist") -> dict[str, Any]:
+    """What the runs of one case have in common; samples None are all. Two widths or rates are those of the hidden layers."""
+    quick = options.quick
+    return {"data": data, "samples": 2000 if quick else None, "hidden": 64 if quick else _one(hidden),
+            "epochs": 2 if quick else epochs, "batch": BATCH, "learning_rate": RATE, "momentum": MOMENTUM,
+            "dropout_rate": _one(rate), "device": options.device}
+
+
+def _one(value: Any) -> Any:
+    """One number where both layers have the same, as JSON gives it back."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    return value[0] if len(set(value)) == 1 else list(value)
+
+
+def both(value: Any) -> tuple[Any, Any]:
+    """(of the first hidden layer, of the second)"""
+    return tuple(value) if isinstance(value, (list, tuple)) else (value, value)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+def train(experiment: Experiment, seed: int, data: Data) -> Run:
+    """One training run: accuracy on the test set, loss and seconds of training by epoch.
+
+    One whose loss stops being finite has fewer epochs than were asked for: it diverged.
+    """
+    chosen, variant = experiment.settings, experiment.variant
+    epochs = list(_torch_epochs(chosen, seed, data)) if variant is None else _epochs(chosen, variant(), seed, data)
+    return {"dropout": experiment.name, "seed": seed, "date": now(), "commit": commit(), "settings": chosen, "epochs": epochs}
+
+
+def _epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Data) -> list[dict[str, float]]:
+    from numbanet import Net
+
+    X, y, X_test, y_test = data
+    net = Net(both(chosen["hidden"]), epochs=chosen["epochs"], batch_size=chosen["batch"],
+              learning_rate=chosen["learning_rate"], momentum=chosen["momentum"], device=chosen["device"],
+              random_state=seed, **variant)
+    with warnings.catch_warnings(), contextlib.suppress(FloatingPointError):
+        warnings.filterwarnings("ignore", "the loss was not finite")
+        net.fit(X, y, validation_data=(X_test, y_test))
+    return [{"accuracy": r["validation_score"], **{key: r[key] for key in ("loss", "seconds", "flops_share")}}
+            for r in getattr(net, "history_", [])]
+
+
+def _torch_epochs(chosen: dict[str, Any], seed: int, data: Data) -> Iterator[dict[str, float]]:
+    """The same in PyTorch, eager: layers, initial distribution, optimiser, batches by index."""
+    import torch
+
+    torch.manual_seed(seed)
+    X, y, X_test, y_test = (torch.from_numpy(np.asarray(part)) for part in data)
+    y, layers, width = y.long(), [], FEATURES
+    for n, rate in zip(both(chosen["hidden"]), both(chosen["dropout_rate"]), strict=True):
+        layers += [torch.nn.Linear(width, n), torch.nn.ReLU(), torch.nn.Dropout(rate)]
+        width = n
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(width, CLASSES))
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            torch.nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+            torch.nn.init.zeros_(layer.bias)
+    model, X, y, X_test = (thing.to(chosen["device"]) for thing in (model, X, y, X_test))
+    optimizer = torch.optim.SGD(model.parameters(), lr=chosen["learning_rate"], momentum=chosen["momentum"])
+    for _ in range(chosen["epochs"]):
+        start, total = time.perf_counter(), 0.0
+        model.train()
+        for rows in torch.randperm(len(X), device=X.device).split(chosen["batch"]):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(X[rows]), y[rows])
+            loss.backward()
+            optimizer.step()
+            total += loss.detach() * len(rows)
+        loss, seconds = float(total) / len(X), time.perf_counter() - start
+        model.eval()
+        with torch.no_grad():
+            answers = model(X_test).argmax(dim=1).cpu()
+        yield {"accuracy": float((answers == y_test).double().mean()), "loss": loss, "seconds": seconds, "flops_share": 1.0}
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+def whole(run: Run) -> bool:
+    """Whether a training run came to its end; else it diverged."""
+    return len(run["epochs"]) == run["settings"]["epochs"]
+
+
+def seconds_to(target: float, run: Run) -> float | None:
+    """Seconds of training until an epoch ends with this test accuracy; None if none does."""
+    seconds = np.cumsum([epoch["seconds"] for epoch in run["epochs"]])
+    reached = [s for s, epoch in zip(seconds, run["epochs"], strict=True) if epoch["accuracy"] >= target]
+    return float(reached[0]) if reached else None
+
+
+def case_of(chosen: dict[str, Any]) -> str:
+    """What a case is called."""
+    h1, h2 = both(chosen["hidden"])
+    rates = dict.fromkeys(map(str, both(chosen["dropout_rate"])))
+    data = "" if chosen["data"] == "mnist" else f"{chosen['data']}, "
+    return f"{data}784-{h1}-{h2}-10 p={', '.join(rates)}, {chosen['epochs']} epochs"
+
+
+def summary(runs: Sequence[Run], experiments: Sequence[Experiment], suite: str, target: float) -> list[dict[str, Any]]:
+    """One row for each experiment that has runs."""
+    by_key: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        by_key.setdefault((_key(run["settings"]), run["dropout"]), []).append(run)
+    return [_row(by_key, experiment, suite, target) for experiment in experiments if experiment.key in by_key]
+
+
+def _row(by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite: str, target: float) -> dict[str, Any]:
+    case, mine = experiment.key[0], by_key[experiment.key]
+    row = {"suite": suite, "case": case_of(experiment.settings), "implementation": experiment.name, "seeds": len(mine),
+           "accuracy": None}
+    if not all(map(whole, mine)):
+        return {**row, "diverged": sum(not whole(run) for run in mine)}
+
+    def mean_accuracy(of: Sequence[Run]) -> float:
+        return float(np.mean([run["epochs"][-1]["accuracy"] for run in of]))
+
+    def mean_seconds_to(of: Sequence[Run]) -> float | None:
+        """None unless all reach it."""
+        times = [seconds_to(target, run) for run in of]
+        return float(np.mean(times)) if of and None not in times else None
+
+    accuracy = [run["epochs"][-1]["accuracy"] for run in mine]
+    epochs = [epoch for run in mine for epoch in run["epochs"]]
+    usual = list(filter(whole, by_key.get((case, "bernoulli"), [])))
+    peer = next((name for name in (TORCH, "bernoulli") if (case, name) in by_key), None)
+    seconds, theirs = mean_seconds_to(mine), mean_seconds_to(by_key.get((case, peer), []))
+    return {**row, "accuracy": mean_accuracy(mine), "accuracy_min": min(accuracy), "accuracy_max": max(accuracy),
+            "points": 100 * (mean_accuracy(mine) - mean_accuracy(usual)) if usual else None,
+            "seconds_per_epoch": float(np.median([epoch["seconds"] for epoch in epochs])),
+            "flops_share": float(np.mean([epoch["flops_share"] for epoch in epochs])), "target": target,
+            "seconds_to_target": seconds, "reached": sum(seconds_to(target, run) is not None for run in mine),
+            "peer": None if peer == experiment.name else peer,
+            "shorter": theirs / seconds if seconds and theirs and peer != experiment.name else None}
+
+
+def run(options: Options, results: Results, say: Callable[[str], None], suite: str, experiments: Sequence[Experiment],
+        target: float) -> list[dict[str, Any]]:
+    """Train what is not trained yet; returns the rows."""
+    from numbanet import datasets
+
+    allowed = [experiment.settings for experiment in experiments]
+    done = {(_key(run["settings"]), run["dropout"], run["seed"]) for run in results.resume(allowed)}
+    samples: dict[str, Data] = {}
+    for seed in range(1 if options.quick else max(experiment.seeds for experiment in experiments)):
+        for experiment in experiments:
+            if seed >= experiment.seeds or (*experiment.key, seed) in done:
+                continue
+            data = experiment.settings["data"]
+            if data not in samples:
+                load = getattr(datasets, f"load_{data.replace('-', '_')}")
+                samples[data] = tuple(part[:experiment.settings["samples"]] for part in load())
+            say(f"{suite}: {case_of(experiment.settings)}: {experiment.name}, seed {seed}")
+            results.runs.append(train(experiment, seed, samples[data]))
+            # an interrupted command, too, reports what is finished
+            results.rows = summary(results.runs, experiments, suite, target)
+            results.save()
+    results.rows = summary(results.runs, experiments, suite, target)
+    return results.rows
