@@ -11,14 +11,11 @@ from pathlib import Path
 from types import ModuleType
 
 from . import report, table
-from .harness import QUICK, Options, Schedule, measure
-from .machine import threads
+from .harness import Options, run_cases
 from .results import Results
-from .worker import Workers
 
 SUITES = ("elementwise", "reduce", "loss", "gemm", "gemm_rows", "gemm_tiles", "update", "random", "memory", "mlp",
-          "mlp-accuracy", "mlp-settings", "papers-mlp")
-TRAINING = ("mlp-accuracy", "mlp-settings", "papers-mlp")  # suites of whole training runs
+          "mlp-small", "mlp-scaling", "mlp-memory", "mlp-accuracy", "mlp-settings", "papers-mlp")
 COMMANDS = ("list", "report")
 
 
@@ -49,9 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in chosen.suites if name not in (*SUITES, *COMMANDS)]
     if unknown:
         parser.error(f"there is no suite {unknown[0]!r}; choose from {', '.join(SUITES)}")
-    alone = set(chosen.suites) & {*COMMANDS, *TRAINING}
+    alone = [name for name in chosen.suites if name in COMMANDS or hasattr(_module(name), "run")]
     if len(chosen.suites) > 1 and alone:
-        parser.error(f"{min(alone)} stands alone")
+        parser.error(f"{alone[0]} stands alone")
     try:
         if chosen.suites == ["list"]:
             return _list()
@@ -97,31 +94,24 @@ def _measure(parser: _Parser, chosen: argparse.Namespace) -> int:
     options = Options(chosen.device, chosen.against, chosen.quick)
     results = Results(chosen.json, **dataclasses.asdict(options))
     for suite in dict.fromkeys(chosen.suites):
-        rows = _module(suite).run(options, results, _say) if suite in TRAINING else _time(suite, options, results)
+        module = _module(suite)
+        if hasattr(module, "run"):
+            rows = module.run(options, results, _say)
+        else:
+            rows = run_cases(suite, module.cases(options), options, results, _say)
         table.show(suite, rows)
     if chosen.plot:
         from . import plots
 
-        if chosen.suites[0] in TRAINING:
-            _module(chosen.suites[0]).plot(results, chosen.plot)
+        module = _module(chosen.suites[0])
+        if hasattr(module, "plot"):
+            module.plot(results, chosen.plot)
         else:
             plots.plot_ratios(results.rows, chosen.plot)
     problems = [row for row in results.rows if row.get("problem")]
     for row in problems:
         _say(f"bench: {row['suite']}: {row['case']}: {row['implementation']}: {row['problem']}")
     return 1 if problems else 0
-
-
-def _time(suite: str, options: Options, results: Results) -> list[dict]:
-    """Verify and time the cases of a suite."""
-    rows: list[dict] = []
-    with Workers(threads()) as workers:
-        for case in _module(suite).cases(options):
-            _say(f"{suite}: {case.name}")
-            found = [dataclasses.asdict(row) for row in measure(case, workers, QUICK if options.quick else Schedule())]
-            results.add(found)
-            rows += found
-    return rows
 
 
 if __name__ == "__main__":

@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from .machine import threads
+from .results import Results
 from .worker import Task, WorkerError, Workers
 
 
@@ -163,6 +165,19 @@ def measure(case: Case, workers: Workers, schedule: Schedule) -> list[Row]:
             row.median_ms, row.p10, row.p90 = (1e3 * q for q in quantiles(times[name]))
             row.turns = len(times[name])
     return list(rows.values())
+
+
+def run_cases(suite: str, cases: Iterable[Case], options: Options, results: Results,
+              say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Verify and time the cases of a suite, one after the other, each recorded when it is done; returns the rows."""
+    rows: list[dict[str, Any]] = []
+    with Workers(threads()) as workers:
+        for case in cases:
+            say(f"{suite}: {case.name}")
+            found = [dataclasses.asdict(row) for row in measure(case, workers, QUICK if options.quick else Schedule())]
+            results.add(found)
+            rows += found
+    return rows
 
 
 def _verify(case: Case, implementation: Implementation, workers: Workers, row: Row) -> None:

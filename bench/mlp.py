@@ -293,7 +293,9 @@ def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
     return sum(p * q * model.flops(batch, {first: a, second: b}) for p, a in drawn(first) for q, b in drawn(second))
 
 
-def _numbanet(options: Options, hidden: int, batch: int, dropout: str, rate: float, peer: str | None) -> Implementation:
+def numbanet_implementation(options: Options, hidden: int, batch: int, dropout: str, rate: float,
+                            peer: str | None) -> Implementation:
+    """numbanet's steps, with their FLOPs and the ceiling against a peer that skips nothing."""
     flops = mean_flops(hidden, batch, dropout, rate)
     parameters = {"device": options.device, "hidden": hidden, "dropout": dropout, "rate": rate, "batch": batch}
     ceiling = None if peer is None else mean_flops(hidden, batch, "none", 0.0) / flops
@@ -327,7 +329,7 @@ def _cases(options: Options, hidden: int, batch: int, rates: Sequence[float]) ->
     least = 2 if options.quick else FEWER_STEPS if heavy else LEAST_STEPS
     error = functools.partial(update_error, hidden, batch)
     size = f"784-{hidden}-{hidden}-10{'' if batch == BATCH else f', batch {batch}'}"
-    dense = _numbanet(options, hidden, batch, "none", 0.0, "torch" if torch else None)
+    dense = numbanet_implementation(options, hidden, batch, "none", 0.0, "torch" if torch else None)
     theirs = _torches(options, hidden, batch, None) if torch else []
     if options.device == "cpu":
         theirs.append(Implementation("scikit-learn", sklearn_task, {"hidden": hidden, "batch": batch},
@@ -335,6 +337,6 @@ def _cases(options: Options, hidden: int, batch: int, rates: Sequence[float]) ->
     yield Case("mlp", f"{size} without dropout", (dense, *theirs), error, TOLERANCE, least)
     for rate in rates:
         peer = "torch nn.Dropout" if torch else "none"
-        ours = [_numbanet(options, hidden, batch, dropout, rate, peer) for dropout in DROPOUTS]
+        ours = [numbanet_implementation(options, hidden, batch, dropout, rate, peer) for dropout in DROPOUTS]
         yield Case("mlp", f"{size} p={rate}", (*ours, *(_torches(options, hidden, batch, rate) if torch else [dense])),
                    error, TOLERANCE, least)

@@ -1,4 +1,4 @@
-"""Plots: ratios with their ceilings, and test accuracy by epoch and by seconds."""
+"""Plots: ratios with their ceilings, times by FLOPs, memory, and test accuracy by epoch and by seconds."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -39,6 +39,39 @@ def plot_ratios(rows: Sequence[Row], path: Path) -> None:
     axes.set_yticks(y, [f"{row['case']}: {row['implementation']} / {row['peer']}" for row in rows], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel("time of the peer / time of this (more is faster)")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def plot_scaling(rows: Sequence[Row], path: Path) -> None:
+    """Time above the fixed time against FLOPs, and the lines that `mlp_scaling.fits` found."""
+    figure = _figure(7, 5)
+    axes = figure.subplots()
+    for fit in (row for row in rows if "slope" in row):
+        timed = [(row["flops"], row["median_ms"] - fit["fixed_ms"]) for row in rows
+                 if row["implementation"] == fit["implementation"] and row.get("median_ms", 0) > fit["fixed_ms"]]
+        flops, ms = np.array(sorted(timed)).T
+        mark, = axes.loglog(flops, ms, "o")
+        axes.loglog(flops, np.exp(fit["start"]) * flops ** fit["slope"], color=mark.get_color(),
+                    label=f"{fit['implementation']}: {fit['fixed_ms']:.2f} ms + a line of slope {fit['slope']:.2f}")
+    axes.set_xlabel("FLOPs of a step, as far as the plan keeps them")
+    axes.set_ylabel("ms of a step, above the fixed time")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def plot_memory(rows: Sequence[Row], path: Path) -> None:
+    """A bar for the peak of each implementation, a mark for what was counted."""
+    figure = _figure(9, 1.5 + 0.28 * len(rows))
+    axes = figure.subplots()
+    y = np.arange(len(rows))
+    axes.barh(y, [row["peak_mib"] or 0 for row in rows], color="tab:blue", alpha=0.8, label="measured peak")
+    axes.plot([row["counted_mib"] for row in rows], y, "|", color="black", markersize=10,
+              label="batch, activations and gradients, counted")
+    axes.set_yticks(y, [f"{row['case']}: {row['implementation']}" for row in rows], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("MiB above data, weights and momentum")
     axes.legend()
     figure.savefig(path, dpi=150)
 

@@ -57,10 +57,21 @@ ACCURACIES = {
     "seeds that reached it": _number("reached", "d"), "times shorter": _shorter,
 }
 
+FITS = {
+    "case": _text("case"), "implementation": _text("implementation"), "fixed ms": _number("fixed_ms", ".2f"),
+    "slope": _number("slope", ".2f"), "farthest from the line": _number("worst", ".0%"),
+}
+MEMORY = {
+    "case": _text("case"), "implementation": _text("implementation"), "peak MiB": _number("peak_mib", ".0f"),
+    "counted MiB": _number("counted_mib", ".0f"), "peer": _text("peer"), "share of the peer's": _number("share", ".2f"),
+    "problem": _text("problem"),
+}
+
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
     """Heading and lines of the rows of one suite."""
-    columns = ACCURACIES if rows and "accuracy" in rows[0] else TIMES
+    columns = next((kind for key, kind in (("accuracy", ACCURACIES), ("slope", FITS), ("peak_mib", MEMORY))
+                    if rows and key in rows[0]), TIMES)
     return [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
 
 

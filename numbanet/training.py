@@ -94,11 +94,13 @@ class Trainer:
             output = self.model(x, plans)
             loss = self.loss(output, self.dev.upload(y), None if weights is None else self.dev.upload(weights))
             loss.backward()
+            flops = self.model.flops(len(y), plans)
+            del plans  # what was prepared for them makes room for what the update prepares
             self.drawn = None if last else self.plans()
             ready = self.optimizer.step(self.model.reads(self.drawn))
             if ready:
                 self.drawn = {layer: ready.get(layer.weight, plan) for layer, plan in self.drawn.items()}
-            return loss.detach(), self.answer(self.dev, output.data), self.model.flops(len(y), plans)
+            return loss.detach(), self.answer(self.dev, output.data), flops
 
     # --- epoch --------------------------------------------------------------------------------------------------------
     def batches(self, n: int) -> Iterator[np.ndarray]:

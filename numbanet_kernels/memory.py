@@ -14,7 +14,7 @@ import numpy as np
 from . import launch as L, threads
 from .interrupt import deferred
 from .launch import ceil_div, cuda, kernel, kernels, launch
-from .pool import Pool
+from .pool import Pool, lend_cpu, lend_cuda
 
 THREADS = 256
 
@@ -43,15 +43,22 @@ def output(op, device, empty, shape, out, dtype=np.float32):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-_pool = Pool()
+_pool = Pool(lambda size: np.empty(size, np.uint8), keep=1 << 29)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.renew)
+POOLED = 1 << 16  # bytes: what is smaller, NumPy and the C library hand out again themselves
+
+
+def _sized(shape, dtype):
+    """(bytes, shape as a tuple, dtype as NumPy's)"""
+    shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
+    return math.prod(shape) * dtype.itemsize, shape, dtype
 
 
 def empty_cpu(shape, dtype=np.float32):
     """An array of unset values."""
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    return _pool.empty(shape, np.dtype(dtype))
+    size, shape, dtype = _sized(shape, dtype)
+    return np.empty(shape, dtype) if size < POOLED else lend_cpu(_pool, size, shape, dtype)
 
 
 def full_cpu(shape, value, dtype=np.float32, out=None):
@@ -227,9 +234,14 @@ def blocks_for(size: int) -> int:
     return ceil_div(size, THREADS)
 
 
+_device_pool = Pool(lambda size: cuda.device_array(size, np.uint8), keep=1 << 32)
+LEAST_BLOCK = 256  # bytes: a driver aligns to as many
+
+
 def empty_cuda(shape, dtype=np.float32):
     """An array of unset values."""
-    return cuda.device_array(shape, dtype)
+    size, shape, dtype = _sized(shape, dtype)
+    return lend_cuda(_device_pool, max(size, LEAST_BLOCK), shape, dtype) if size else cuda.device_array(shape, dtype)
 
 
 def full_cuda(shape, value, dtype=np.float32, out=None):
@@ -243,7 +255,8 @@ def full_cuda(shape, value, dtype=np.float32, out=None):
 
 def upload_cuda(host, dtype=None):
     """The array of this device with the values of a host array."""
-    return cuda.to_device(np.asarray(host, dtype, order="C"))
+    host = np.asarray(host, dtype, order="C")
+    return copy_cuda(host, empty_cuda(host.shape, host.dtype))
 
 
 def download_cuda(x):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import harness, mlp, mlp_accuracy, mlp_settings, papers_mlp, report, training
+from bench import harness, mlp, mlp_accuracy, mlp_memory, mlp_scaling, mlp_settings, papers_mlp, report, training
 from bench.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
 from bench.results import Results, load
 from bench.table import markdown
@@ -126,7 +126,7 @@ def _run(*arguments):
 def _rows(path):
     record = load(path)
     assert record["quick"] and record["machine"]["numpy"] == np.__version__ and record["date"]
-    assert record["rows"] and not [row for row in record["rows"] if row["problem"]]
+    assert record["rows"] and not [row for row in record["rows"] if row.get("problem")]
     return record["rows"]
 
 
@@ -178,6 +178,37 @@ def test_mean_flops_agree_with_drawn_plans(dropout):
                                      for i, layer in enumerate(model.droppable())}) for _ in range(4000)]
     spread = np.std(drawn) / np.sqrt(len(drawn))
     assert abs(np.mean(drawn) - mlp.mean_flops(64, mlp.BATCH, dropout, 0.5)) < 5 * spread
+
+
+def test_slope_above_the_fixed_time_is_found():
+    rows = [{"suite": "mlp-scaling", "case": str(h), "implementation": name, "flops": 1e5 * h * h,
+             "median_ms": 0.7 + 1e-4 * h ** (2 * slope)}
+            for h in (1, 512, 1024, 2048) for name, slope in (("a", 1.0), ("b", 0.8))]
+    first, second = mlp_scaling.fits(rows)
+    assert first["slope"] == pytest.approx(1.0, abs=0.01) and second["slope"] == pytest.approx(0.8, abs=0.01)
+    assert first["fixed_ms"] == pytest.approx(0.7, abs=0.01) and first["worst"] < 0.02
+    assert "| 1.00 |" in markdown([first])
+
+
+def test_scaling_and_memory_suites_end_to_end(tmp_path):
+    pytest.importorskip("torch")
+    done = _run("mlp-scaling", "--quick", "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")
+    assert done.returncode == 0, done.stderr
+    slopes = {row["implementation"]: row["slope"] for row in _rows(tmp_path / "a.json") if "slope" in row}
+    assert set(slopes) == {"none", "rdp", "tdp"} and (tmp_path / "a.png").stat().st_size > 1000
+    done = _run("mlp-memory", "--quick", "--against", "torch", "--json", tmp_path / "b.json", "--plot", tmp_path / "b.png")
+    assert done.returncode == 0, done.stderr
+    rows = _rows(tmp_path / "b.json")
+    assert len(rows) == 18 and not any(row.get("problem") for row in rows) and (tmp_path / "b.png").stat().st_size > 1000
+    assert all(row["peer"] == ("torch" if row["implementation"] == "none" else "torch nn.Dropout")
+               for row in rows if not row["implementation"].startswith("torch"))
+
+
+def test_counted_memory_is_that_of_one_form_of_each():
+    hidden, batch = 8, 3
+    dense = batch * 784 + 4 * batch * hidden + 2 * batch * 10 + 784 * hidden + hidden * hidden + 10 * hidden
+    assert mlp_memory.counted(hidden, batch, 1.0) == 4 * dense
+    assert mlp_memory.counted(hidden, batch, 0.5) == 4 * (batch * (784 + 16 + 20) + 784 * 4 + 16 + 40)
 
 
 def _trained(experiment, seed, accuracy, count=2, seconds=2.0):

@@ -1,4 +1,5 @@
 """Memory of training: steps that allocate nothing after their first, and data sets larger than memory."""
+import gc
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,8 @@ import pytest
 from numbanet import SGD, Linear, ReLU, Sequential, Tensor, device, ops
 from numbanet.dropout import policy
 from numbanet.training import Trainer
+from numbanet_kernels import pool
+from numbanet_kernels.launch import SIMULATED
 
 SAMPLES, ARRAY = 512, 1 << 18  # bytes: every activation, gradient and packed weight below is larger
 
@@ -41,6 +44,33 @@ def test_a_step_allocates_no_array_after_the_first_ones(dropout):
     finally:
         tracemalloc.stop()
     assert peak - before < ARRAY and after - before < ARRAY // 2, f"{peak - before} bytes"
+
+
+def test_a_device_array_gives_its_block_back_when_the_last_view_is_gone():
+    """By Numba's own count of references, without a driver."""
+    driver = pytest.importorskip("numba.cuda.cudadrv.driver")
+    if SIMULATED:
+        pytest.skip("the simulator has no pointers")
+
+    class Context:
+        pass
+
+    class Block:
+        nbytes = 1024
+        gpu_data = driver.MemoryPointer(None, driver.binding.CUdeviceptr(4096), 1024)
+
+    context, given_back = Context(), []
+    array = pool.device_array_in(context, Block(), (3, 4), np.dtype(np.float32), lambda: given_back.append(1))
+    assert array.shape == (3, 4) and array.strides == (16, 4) and array.is_c_contiguous()
+    assert int(array.gpu_data.device_pointer) == 4096
+    view = array.reshape(12)
+    row = array.reshape(4, 3)
+    del array
+    gc.collect()
+    assert not given_back
+    del view, row
+    gc.collect()
+    assert given_back == [1] and not pool._lent
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory that leaves out mapped files")
