@@ -167,14 +167,14 @@ def measure(case: Case, workers: Workers, schedule: Schedule) -> list[Row]:
     return list(rows.values())
 
 
-def run_cases(suite: str, cases: Iterable[Case], options: Options, results: Results,
-              say: Callable[[str], None]) -> list[dict[str, Any]]:
+def run_cases(suite: str, cases: Iterable[Case], options: Options, results: Results, say: Callable[[str], None],
+              schedule: Schedule = Schedule()) -> list[dict[str, Any]]:
     """Verify and time the cases of a suite, one after the other, each recorded when it is done; returns the rows."""
     rows: list[dict[str, Any]] = []
     with Workers(threads()) as workers:
         for case in cases:
             say(f"{suite}: {case.name}")
-            found = [dataclasses.asdict(row) for row in measure(case, workers, QUICK if options.quick else Schedule())]
+            found = [dataclasses.asdict(row) for row in measure(case, workers, QUICK if options.quick else schedule)]
             results.add(found)
             rows += found
     return rows

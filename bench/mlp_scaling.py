@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from . import mlp
-from .harness import Case, Options, run_cases
+from .harness import Case, Options, Schedule, run_cases
 from .results import Results
 
 TINY, WIDTHS, RATE, DROPOUTS = 32, (512, 1024, 2048, 4096, 8192), 0.5, ("rdp", "tdp")
 STEPS, FEWER_STEPS, WIDE = 20, 6, 4096  # of a turn
+LONG = Schedule(pairs=9, turn=0.5)  # so that waking up, which a small step feels and a large one does not, is next to nothing
 
 
 def cases(options: Options) -> Iterator[Case]:
@@ -49,7 +50,7 @@ def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Time the widths and fit; returns the rows of the fit."""
-    found = fits(run_cases("mlp-scaling", cases(options), options, results, say))
+    found = fits(run_cases("mlp-scaling", cases(options), options, results, say, LONG))
     results.add(found)
     return found
 
