@@ -72,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
 
     devices = commands.add_parser("devices", help="what this machine offers, what is missing and how to get it")
+    devices.add_argument("--calibrate", action="store_true",
+                         help="measure from which sizes on sharing and putting off work pay here, while nothing else runs, and "
+                              "keep it for later processes")
     devices.set_defaults(run=_devices)
 
     kernels = commands.add_parser("kernels", help="the operations of every device, and the CUDA kernels")
@@ -126,7 +129,19 @@ def _devices(options: argparse.Namespace) -> int:
     rows.append(["CUDA compiler", "ready" if missing is None else "not here", missing or "kernels can be compiled and read"])
     _print_table("devices", ["device", "state", "why, and what to do"], rows)
     print(f"device='auto' chooses {device('auto').name!r} here")
+    if options.calibrate:
+        _calibrate()
     return 0
+
+
+def _calibrate() -> None:
+    from numbanet_kernels import costs
+    from numbanet_kernels.calibrate import calibrate
+
+    found, usual = calibrate(), costs.Costs()
+    _print_table("from which size on it pays", ["cost", "here", "by default"],
+                 [[name, f"{value:,}", f"{getattr(usual, name):,}"] for name, value in found._asdict().items()])
+    print(f"written to {costs.save(found)}")
 
 
 def _kernels(options: argparse.Namespace) -> int:

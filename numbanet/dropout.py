@@ -12,6 +12,7 @@ rdp and tdp draw dp from the distribution that `search` finds for the rate p, an
 from __future__ import annotations
 
 import abc
+import bisect
 import math
 import numbers
 from collections.abc import Sequence
@@ -119,9 +120,9 @@ class _PatternDropout(Dropout):
             raise ValueError(f"scale must be 'rate' or 'pattern', got {scale!r}")
         self.dp_max, self.search, self.scale = dp_max, search, scale
         rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
-        self._cumulative = [np.cumsum(pattern_distribution(r, dp_max, search)) for r in rates]
+        self._cumulative = [np.cumsum(pattern_distribution(r, dp_max, search)).tolist() for r in rates]
 
-    def _distribution(self, layer: int) -> np.ndarray:
+    def _distribution(self, layer: int) -> list[float]:
         return self._cumulative[layer if len(self._cumulative) > 1 else 0]
 
     def periods(self, layer: int) -> int:
@@ -131,7 +132,7 @@ class _PatternDropout(Dropout):
     def draw(self, layer: int, rng: np.random.Generator) -> tuple[int, int, float]:
         """(dp, bias, scale) for one step."""
         cumulative = self._distribution(layer)
-        dp = 1 + min(int(np.searchsorted(cumulative, rng.random(), side="right")), len(cumulative) - 1)
+        dp = 1 + min(bisect.bisect_right(cumulative, rng.random()), len(cumulative) - 1)
         bias = int(rng.integers(dp))
         return dp, bias, float(dp) if self.scale == "pattern" else 1 / (1 - self.rate_of(layer))
 

@@ -187,7 +187,7 @@ class SGD(Optimizer):
 
     def update(self, parameter, w, state, g, kept, plan):
         dev, numbers = parameter.device, (self.learning_rate, self.momentum, self.nesterov, self.weight_decay)
-        blocks = None if plan is None else plan.blocks(w.shape, dev)
+        blocks = plan.blocks(w.shape, dev) if plan is not None and dev.late_pays(w.size) else None
         debt = self.debts.get(parameter)
         if debt and (debt.numbers != numbers or (blocks and debt.block != blocks.size)):
             self.settle(parameter)

@@ -89,6 +89,7 @@ from .softmax import (
 )
 from .update import (
     adam_cpu as adam,
+    late_pays_cpu as late_pays,
     sgd_cpu as sgd,
     sgd_powers_cpu as sgd_powers,
     sgd_settle_cpu as sgd_settle,

@@ -89,6 +89,7 @@ from .softmax import (
 )
 from .update import (
     adam_cuda as adam,
+    late_pays_cuda as late_pays,
     sgd_cuda as sgd,
     sgd_powers_cuda as sgd_powers,
     sgd_settle_cuda as sgd_settle,

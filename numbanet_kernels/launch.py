@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -123,6 +125,27 @@ def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int]
     kernel.dispatcher[grid, block](*args)
 
 
+# --- memory -----------------------------------------------------------------------------------------------------------
+lent: dict[int, Any] = {}  # pointers to memory that is in use: Numba counts the references to one, and somebody has to keep it
+
+
+def device_array_in(context: Any, block: Any, shape: tuple[int, ...], dtype: Any, done: Callable[[], None]) -> Any:
+    """A device array in the memory of another, `block`; `done` is called when it and all its views are gone."""
+    from numba.cuda.cudadrv.devicearray import DeviceNDArray
+    from numba.cuda.cudadrv.driver import AutoFreePointer
+
+    def finalize() -> None:
+        del lent[key]
+        done()
+
+    pointer = AutoFreePointer(weakref.proxy(context), block.gpu_data.device_pointer, block.nbytes, finalizer=finalize)
+    key = id(pointer)
+    lent[key] = pointer
+    strides = tuple(math.prod(shape[i + 1:]) * dtype.itemsize for i in range(len(shape)))
+    return DeviceNDArray(shape, strides, dtype, gpu_data=pointer.own())
+
+
+# --- what is here -----------------------------------------------------------------------------------------------------
 def cuda_problem() -> str | None:
     """None where a kernel can be launched, else one sentence: what is missing and how to get it."""
     if SIMULATED:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import bisect
 import collections
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .launch import SIMULATED, cuda
+from .launch import SIMULATED, cuda, device_array_in
 
 
 class Pool:
@@ -93,28 +92,9 @@ def lend_cpu(pool: Pool, size: int, shape: tuple[int, ...], dtype: np.dtype) -> 
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
-_lent: dict[int, Any] = {}  # Numba counts the references to a pointer; here it is kept while there are any
-
-
 def lend_cuda(pool: Pool, size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """A device array in a block of the pool."""
     block = pool.take(size)
     if SIMULATED:
         return type(block)(np.asarray(_Loan(pool, block, block._ary, shape, dtype)))
     return device_array_in(cuda.current_context(), block, shape, dtype, lambda: pool.give_back(block))
-
-
-def device_array_in(context: Any, block: Any, shape: tuple[int, ...], dtype: np.dtype, done: Callable[[], None]) -> Any:
-    """A device array in a block; `done` is called when it and all its views are gone."""
-    from numba.cuda.cudadrv.devicearray import DeviceNDArray
-    from numba.cuda.cudadrv.driver import AutoFreePointer
-
-    def finalize() -> None:
-        del _lent[key]
-        done()
-
-    pointer = AutoFreePointer(weakref.proxy(context), block.gpu_data.device_pointer, block.nbytes, finalizer=finalize)
-    key = id(pointer)
-    _lent[key] = pointer
-    strides = tuple(int(np.prod(shape[i + 1:], dtype=np.int64)) * dtype.itemsize for i in range(len(shape)))
-    return DeviceNDArray(shape, strides, dtype, gpu_data=pointer.own())

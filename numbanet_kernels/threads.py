@@ -24,6 +24,7 @@ import numpy as np
 import threadpoolctl
 from numba.extending import intrinsic
 
+from . import costs
 from .interrupt import deferred
 from .launch import host_kernel
 
@@ -40,7 +41,6 @@ class Part(NamedTuple):
 
 
 WHOLE = Part(0, 1)
-SHARED_ELEMENTS, SHARED_FLOPS = 1 << 17, 1 << 23  # fewer are done sooner than handed over, which takes 10 to 20 microseconds
 
 
 class _Blas:
@@ -237,8 +237,9 @@ def count() -> int:
 
 
 def worthwhile(elements: int = 0, flops: int = 0) -> bool:
-    """Whether passing over so many elements of memory, or so many FLOPs of a matrix product, are worth sharing."""
-    return elements >= SHARED_ELEMENTS or flops >= SHARED_FLOPS
+    """Whether passing over so many elements of memory, or so many FLOPs of a matrix product, are worth sharing: handing over
+    takes 10 to 20 microseconds."""
+    return elements >= costs.current.shared_elements or flops >= costs.current.shared_flops
 
 
 def share(work: Callable[[Part], Any], shared: bool = True) -> None:

@@ -33,7 +33,7 @@ import math
 import numpy as np
 from numba import float32, int32
 
-from . import threads
+from . import costs, threads
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
 from .memory import THREADS, blocks_for, empty_cuda
 
@@ -233,6 +233,11 @@ def sgd_cpu(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None, lat
     threads.share(work, threads.worthwhile(w.size))
 
 
+def late_pays_cpu(elements):
+    """Whether a weight of so many elements is updated sooner by blocks than as a whole."""
+    return elements >= costs.current.lazy_elements
+
+
 def sgd_powers_cpu(count, lr, momentum=0.0, nesterov=False, decay=0.0):
     """M^0, M^1, … row by row, M the step (w, v) -> M (w, v) that sgd makes where g = 0"""
     return sgd_powers_reference(count, lr, momentum, nesterov, decay).astype(np.float32)
@@ -406,6 +411,11 @@ def sgd_cuda(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None, la
     _check("sgd (cuda)", w, (v,), g, kept, late)
     launch(_updates()[0], blocks_for(w.size), THREADS, w, v, g, *_kept_arguments(kept), lr, momentum, nesterov, decay,
            *_late_arguments(late))
+
+
+def late_pays_cuda(elements):
+    """True: a launch takes the same time either way."""
+    return True
 
 
 def sgd_powers_cuda(count, lr, momentum=0.0, nesterov=False, decay=0.0):

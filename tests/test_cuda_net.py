@@ -1,10 +1,13 @@
 """A network trained on CUDA, or in the simulator, gives the weights of the CPU: same plans, same steps."""
+import itertools
+
 import numpy as np
 import pytest
 
-from numbanet import Linear, Net, NetRegressor, ReLU, TileDropout
-from numbanet.device import problem
-from numbanet_kernels import gemm, gemm_rows, launch
+from numbanet import SGD, Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, Tensor, TileDropout, ops
+from numbanet.device import device, problem
+from numbanet.training import Trainer
+from numbanet_kernels import gemm, gemm_rows, launch, memory
 
 pytestmark = pytest.mark.skipif(problem("cuda") is not None, reason="needs a GPU or NUMBA_ENABLE_CUDASIM=1")
 
@@ -26,6 +29,31 @@ def test_net_on_cuda_equals_net_on_the_cpu(rng, dropout, optimizer):
     for ours, theirs in zip(*(net.model_.parameters() for net in nets)):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(*(net.predict_proba(x[:5]) for net in nets), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dropout", ["rdp", "tdp"])
+def test_a_step_asks_the_driver_for_no_memory_after_the_first_ones(rng, monkeypatch, dropout):
+    """Of two patterns in turn, once both have been met."""
+    chosen = TileDropout(0.5, tile=4) if dropout == "tdp" else RowDropout(0.5)
+    monkeypatch.setattr(chosen, "draw", lambda layer, rng: (2, next(biases) // 2 % 2, 2.0))
+    biases, dev = itertools.count(), device("cuda")
+    model = Sequential([Linear(5, 8, rng=0, device=dev), ReLU(), Linear(8, 8, rng=1, device=dev), ReLU(),
+                        Linear(8, 3, rng=2, device=dev)])
+    by = Trainer(model, SGD(model.parameters(), 0.01, 0.9), chosen, rng, dev, 3,
+                 lambda output, y, weights: ops.softmax_cross_entropy(output, labels=y, weights=weights),
+                 lambda dev, output: dev.argmax(output), lambda y, answers, weights: 0.0)
+    X, y = dev.upload(rng.random((20, 5), np.float32)), rng.integers(3, size=20).astype(np.int32)
+
+    def steps(count):
+        for _ in range(count):
+            rows = rng.integers(20, size=3).astype(np.int32)
+            by.step(Tensor.wrap(dev.take_rows(X, dev.upload(rows)), dev), y[rows], None, last=False)
+
+    steps(4)
+    before = memory._device_pool.allocations
+    assert before
+    steps(2)
+    assert memory._device_pool.allocations == before
 
 
 def test_regressor_on_cuda(rng):

@@ -11,7 +11,7 @@ import pytest
 from numbanet import SGD, Linear, ReLU, Sequential, Tensor, device, ops
 from numbanet.dropout import policy
 from numbanet.training import Trainer
-from numbanet_kernels import pool
+from numbanet_kernels import launch
 from numbanet_kernels.launch import SIMULATED
 
 SAMPLES, ARRAY = 512, 1 << 18  # bytes: every activation, gradient and packed weight below is larger
@@ -60,7 +60,7 @@ def test_a_device_array_gives_its_block_back_when_the_last_view_is_gone():
         gpu_data = driver.MemoryPointer(None, driver.binding.CUdeviceptr(4096), 1024)
 
     context, given_back = Context(), []
-    array = pool.device_array_in(context, Block(), (3, 4), np.dtype(np.float32), lambda: given_back.append(1))
+    array = launch.device_array_in(context, Block(), (3, 4), np.dtype(np.float32), lambda: given_back.append(1))
     assert array.shape == (3, 4) and array.strides == (16, 4) and array.is_c_contiguous()
     assert int(array.gpu_data.device_pointer) == 4096
     view = array.reshape(12)
@@ -70,7 +70,7 @@ def test_a_device_array_gives_its_block_back_when_the_last_view_is_gone():
     assert not given_back
     del view, row
     gc.collect()
-    assert given_back == [1] and not pool._lent
+    assert given_back == [1] and not launch.lent
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory that leaves out mapped files")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 
-from numbanet_kernels import gemm, launch, memory, threads
+from numbanet_kernels import costs, gemm, launch, memory
 
 DEVICES = ["cpu", "cpu shared", *(["cuda"] if launch.cuda_problem() is None else [])]
 
@@ -15,10 +15,9 @@ def suffix(request, monkeypatch):
     if request.param != "cpu shared":
         yield request.param
         return
-    for module, name in ((threads, "SHARED_ELEMENTS"), (threads, "SHARED_FLOPS"),
-                         (gemm, "LEAST_ROWS"), (gemm, "LEAST_DEPTH")):
-        monkeypatch.setattr(module, name, 1)
-    with threadpoolctl.threadpool_limits(3, user_api="blas"):
+    for name in ("LEAST_ROWS", "LEAST_DEPTH"):
+        monkeypatch.setattr(gemm, name, 1)
+    with costs.using(costs.Costs(1, 1, 0)), threadpoolctl.threadpool_limits(3, user_api="blas"):
         yield "cpu"
 
 

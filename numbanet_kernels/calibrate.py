@@ -1,0 +1,105 @@
+"""Calibration: measure on this machine from which size on each way pays that `costs` chooses between.
+
+Two ways of the same work are timed in turn, A B A B …, at sizes that double; the answer is the size from which on the second
+one is faster.
+"""
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import costs
+from .costs import Costs
+from .gemm import gemm_cpu
+from .update import sgd_cpu, sgd_powers_cpu
+
+NEVER = 1 << 62  # a size that nothing reaches
+TURNS, SECONDS = 9, 0.002  # of a comparison at one size; of a turn at least
+SIDES = (64, 128, 256, 512, 1024)  # of the weights
+Work = Callable[[], Any]
+Works = Iterator[tuple[int, Work, Work]]  # a size, and two ways of the same work at it
+
+
+def crossing(sizes: Sequence[int], first: Sequence[float], second: Sequence[float]) -> int:
+    """The size from which on the second way takes less time, there and beyond; twice the largest if it never does."""
+    found = 2 * sizes[-1]
+    for size, a, b in sorted(zip(sizes, first, second, strict=True), reverse=True):
+        if b >= a:
+            break
+        found = size
+    return found
+
+
+def compare(first: Work, second: Work) -> tuple[float, float]:
+    """Seconds of each: medians of interleaved turns."""
+    def seconds(work: Work, count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            work()
+        return (time.perf_counter() - start) / count
+
+    for work in (first, second):
+        seconds(work, 3)  # compile, fill caches
+    count = max(1, int(SECONDS / max(seconds(first, 3), 1e-7)))
+    turns = [[seconds(work, count) for work in (first, second)] for _ in range(TURNS)]
+    return tuple(np.median(turns, axis=0))
+
+
+def measured(works: Works) -> int:
+    """The size from which on the second way is the faster one."""
+    sizes, times = [], []
+    for size, first, second in works:
+        sizes.append(size)
+        times.append(compare(first, second))
+    return crossing(sizes, *zip(*times, strict=True))
+
+
+def calibrate() -> Costs:
+    """This machine's costs, in a second or two."""
+    return Costs(*(measured(works()) for works in (_passes, _products, _updates)))  # in the order of the fields
+
+
+def _alone_and_shared(work: Work) -> tuple[Work, Work]:
+    """The work on one thread, and on all."""
+    def under(chosen: Costs) -> None:
+        with costs.using(chosen):
+            work()
+
+    return tuple(functools.partial(under, Costs(size, size)) for size in (NEVER, 0))
+
+
+def _random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+
+def _passes() -> Works:
+    """Updates of a weight, by its elements."""
+    for side in SIDES:
+        yield side * side, *_alone_and_shared(functools.partial(sgd_cpu, *(_random(side, side) for _ in range(3)), 0.01, 0.9))
+
+
+def _products() -> Works:
+    """Products x w.T with a batch of 64, by their FLOPs."""
+    for side in SIDES:
+        product = functools.partial(gemm_cpu, _random(64, side), _random(side, side), tb=True)
+        yield 2 * 64 * side * side, *_alone_and_shared(product)
+
+
+def _updates() -> Works:
+    """Updates of a weight of which every third row has a gradient and every third other one is read next, by its elements: of
+    the whole weight, and of these rows alone."""
+    powers = sgd_powers_cpu(4, 0.01, 0.9)
+    for side in SIDES:
+        rows, step = np.arange(side), 3
+        held, wanted = (rows % 3 == 0)[:, None], (rows % 3 == 1)[:, None]
+        since = np.where(held, step - 1, 0).astype(np.int32)
+        late = (since, np.zeros_like(since), held, wanted, powers, (1, side), step)
+        columns = np.arange(side, dtype=np.int32)[None]
+        kept = (np.where(held[:, 0], rows // 3, -1).astype(np.int32), np.zeros(side, np.int32), columns, columns)
+        arrays = _random(side, side), _random(side, side), _random(-(-side // 3), side)
+        whole = functools.partial(sgd_cpu, *arrays, 0.01, 0.9, kept=kept)
+        yield side * side, whole, functools.partial(whole, late=late)
