@@ -114,7 +114,7 @@ class BernoulliDropout(Dropout):
 class _PatternDropout(Dropout):
     """Base of rdp and tdp: draws the period dp and the bias of a pattern."""
 
-    def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "pattern") -> None:
+    def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "rate") -> None:
         super().__init__(rate)
         if scale not in ("rate", "pattern"):
             raise ValueError(f"scale must be 'rate' or 'pattern', got {scale!r}")
@@ -150,10 +150,10 @@ class RowDropout(_PatternDropout):
     search : {"exact", "sgd"}, default="exact"
         How the distribution of dp is found: of maximum entropy at exactly this rate, or by the papers' Algorithm 1, whose
         rate is off by a little (0.6963 for 0.7 with dp_max=8).
-    scale : {"pattern", "rate"}, default="pattern"
-        What is kept is multiplied by dp, the inverse of this step's kept share, or by 1 / (1 - p), that of the mean over steps.
-        Both leave the mean as it is. "pattern" learned better at the papers' learning rate (MNIST, 0.01); its largest steps
-        are larger, so "rate" stands larger learning rates (digits, 0.05).
+    scale : {"rate", "pattern"}, default="rate"
+        What is kept is multiplied by 1 / (1 - p), the inverse of the share that is kept in the mean over steps, or by dp, that
+        of this step. Both leave the mean as it is, but "pattern" multiplies by most where least is kept. At p = 0.5 both
+        learn as well; at 0.7, and with a larger dp_max, "rate" learns better (bench/README.md).
 
     Raises
     ------
@@ -193,7 +193,7 @@ class TileDropout(_PatternDropout):
 
     name = "tdp"
 
-    def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "pattern",
+    def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "rate",
                  tile: int = 32) -> None:
         super().__init__(rate, dp_max, search, scale)
         if not isinstance(tile, numbers.Integral) or tile < 1:

@@ -189,7 +189,9 @@ def _turned(x, places, place, scale=1.0, y=None, sums=_NONE):
 
 
 def tile_blocks_cpu(w, tile, dp, bias):
-    """The kept tiles, packed as dw is: prepared once for the forward pass and dx."""
+    """The kept tiles, packed as dw is: prepared once for the forward pass and dx. All of them are the weight itself."""
+    if dp == 1:
+        return w
     layout = _layout(w.shape, tile, dp, bias)
     packed = empty_cpu(packed_shape(w.shape, tile, dp))
 
