@@ -152,8 +152,8 @@ class RowDropout(_PatternDropout):
         rate is off by a little (0.6963 for 0.7 with dp_max=8).
     scale : {"rate", "pattern"}, default="rate"
         What is kept is multiplied by 1 / (1 - p), the inverse of the share that is kept in the mean over steps, or by dp, that
-        of this step. Both leave the mean as it is, but "pattern" multiplies by most where least is kept. At p = 0.5 both
-        learn as well; at 0.7, and with a larger dp_max, "rate" learns better (bench/README.md).
+        of this step. Both leave the mean as it is, but "pattern" multiplies by most where least is kept: with a larger dp_max
+        it learns worse than "rate", or diverges (bench/README.md, p = 0.5).
 
     Raises
     ------

@@ -9,8 +9,6 @@ A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True
 """
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 from numba import float32
 
@@ -18,6 +16,7 @@ from . import threads
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
 from .memory import empty_cpu, empty_cuda, flat
 from .threads import WHOLE
+from .turn import NOTHING, turn_back
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -46,9 +45,6 @@ def gemm_shapes(device, a, b, ta, tb, bias, out):
 # y = x w.T, and a part of the sum in dx = dy w. Of a weight with few rows, such as a classifier's last, each has its own
 # columns: those of the activations that it computed or will read. BLAS is up to 1.7 times faster on w x.T and w.T dy.T than on
 # x w.T and dy w (1.15 times at batch 128), so these are computed turned, and the pass that adds bias and ReLU turns them back.
-SIDE = 16  # of the squares that are turned: a cache line of float32
-
-
 @host_kernel("void(f4[:, ::1], f4[::1], b1, b1, f4)")
 def _epilogue(c, bias, biased, relu, scale):
     for m in range(c.shape[0]):
@@ -61,55 +57,7 @@ def _epilogue(c, bias, biased, relu, scale):
             c[m, n] = scale * value
 
 
-@host_kernel("void(f4[:, :, ::1], i8[::1], f4[:, ::1], i8, i8, f4[::1], b1, b1, f4, f4)")
-def _turn(terms, place, c, first, stop, bias, biased, relu, scale, alpha):
-    """c[m, n] = scale * act(alpha * sum_t terms[t, place[n], m] + bias[n]) for first <= n < stop; 0 for a place below 0.
-
-    In squares of a cache line a side, which the compiler unrolls; what is left at the edges goes one by one.
-    """
-    square = np.empty((SIDE, SIDE), np.float32)
-    low = float32(0) if relu else float32(-np.inf)
-    for n0 in range(first, stop, SIDE):
-        n1 = min(n0 + SIDE, stop)
-        for m0 in range(0, c.shape[0], SIDE):
-            m1 = min(m0 + SIDE, c.shape[0])
-            if n1 - n0 < SIDE or m1 - m0 < SIDE:
-                for n in range(n0, n1):
-                    for m in range(m0, m1):
-                        value = float32(0)
-                        if place[n] >= 0:
-                            for t in range(terms.shape[0]):
-                                value += terms[t, place[n], m]
-                        value = alpha * value + (bias[n] if biased else float32(0))
-                        c[m, n] = scale * (low if value < low else value)  # in this order NaN passes
-                continue
-            for n in range(SIDE):
-                row = square[n]
-                row[:] = 0
-                if place[n0 + n] >= 0:
-                    for t in range(terms.shape[0]):
-                        for m in range(SIDE):
-                            row[np.uint64(m)] += terms[t, np.uint64(place[n0 + n]), np.uint64(m0 + m)]
-                added = bias[n0 + n] if biased else float32(0)
-                for m in range(SIDE):
-                    value = alpha * row[np.uint64(m)] + added
-                    row[np.uint64(m)] = scale * (low if value < low else value)
-            for m in range(SIDE):
-                for n in range(SIDE):
-                    c[np.uint64(m0 + m), np.uint64(n0 + n)] = square[np.uint64(n), np.uint64(m)]
-
-
-_NO_BIAS = np.zeros(0, np.float32)
 LEAST_ROWS, LEAST_DEPTH = 32, 64  # of a thread's part of a weight, and of a sum
-
-_in_order = functools.lru_cache(maxsize=64)(np.arange)
-
-
-def turn_cpu(terms, c, cols, bias=None, relu=False, scale=1.0, alpha=1.0, place=None):
-    """c[m, n] = scale * act(alpha * sum_t terms[t, place[n], m] + bias[n]) for n in a slice; place None: place[n] = n."""
-    place = _in_order(c.shape[1]) if place is None else place
-    _turn(terms, place, c, cols.start, cols.stop, _NO_BIAS if bias is None else bias, bias is not None, relu, scale, alpha)
-
 
 def _by_rows(a, b, out, bias=None, relu=False, scale=1.0):
     """out = scale * act(a b + bias), each thread on its rows of a."""
@@ -117,7 +65,7 @@ def _by_rows(a, b, out, bias=None, relu=False, scale=1.0):
         rows = part.of(a.shape[0])
         np.matmul(a[rows], b, out=out[rows])
         if bias is not None or relu or scale != 1.0:
-            _epilogue(out[rows], _NO_BIAS if bias is None else bias, bias is not None, relu, scale)
+            _epilogue(out[rows], NOTHING if bias is None else bias, bias is not None, relu, scale)
 
     threads.share(work, threads.worthwhile(flops=2 * out.size * a.shape[1]))
     return out
@@ -131,7 +79,7 @@ def _by_columns(a, b, out, bias=None, relu=False, scale=1.0):
 
     threads.share(work, threads.worthwhile(max(out.size, b.size), 2 * out.size * a.shape[1]))
     if bias is not None or relu or scale != 1.0:
-        _epilogue(out, _NO_BIAS if bias is None else bias, bias is not None, relu, scale)
+        _epilogue(out, NOTHING if bias is None else bias, bias is not None, relu, scale)
     return out
 
 
@@ -152,7 +100,7 @@ def forward_cpu(x, own, out, bias=None, relu=False, scale=1.0):
     def work(part):
         cols = part.of(n)
         np.matmul(own(part), x.T, out=turned[0, cols])
-        turn_cpu(turned, out, cols, bias, relu, scale)
+        turn_back(turned, out, cols, bias, relu, scale)
 
     threads.share(work)
     return out
@@ -171,7 +119,7 @@ def _forward_by_columns(x, w, out, bias, relu, scale):
             np.matmul(w[:, cols], x[:, cols].T, out=terms[part.number])
 
         threads.share(work)
-    turn_cpu(terms, out, slice(0, out.shape[1]), bias, relu, scale)
+    turn_back(terms, out, slice(0, out.shape[1]), bias, relu, scale)
     return out
 
 
@@ -187,7 +135,7 @@ def dx_cpu(dy, own, out, bias=None, relu=False, scale=1.0):
             np.matmul(own(part).T, dy[:, part.of(depth)].T, out=terms[part.number])
 
         threads.share(work)
-        threads.share(lambda part: turn_cpu(terms, out, part.of(out.shape[1]), bias, relu, scale))
+        threads.share(lambda part: turn_back(terms, out, part.of(out.shape[1]), bias, relu, scale))
     return out
 
 

@@ -26,10 +26,10 @@ from numba import float32
 
 from . import threads
 from .elementwise import relu_grad_cuda
-from .gemm import SIDE, turn_cpu
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
 from .memory import empty_cpu, empty_cuda, full_cpu, full_cuda
 from .reduce import sum_rows_cuda
+from .turn import turn_back, turn_in
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -133,61 +133,6 @@ def _pack(w, place, start, step, tile, first, stop, packed):
             j += tile
 
 
-@host_kernel("void(f4[:, ::1], f4[:, ::1], b1, i8[::1], f4, i8, i8, f4[:, ::1], f4[::1])")
-def _turn_in(x, y, gated, place, scale, first, stop, turned, sums):
-    """turned[place[i], n] = scale * z[n, i], but not where place < 0, and sums[i] += sum_n z[n, i] unless sums is empty, for
-    first <= i < stop; z[n, i] = x[n, i], but 0 where gated and y[n, i] is not above 0.
-
-    In squares of a cache line a side, which the compiler unrolls; what is left at the edges goes one by one.
-    """
-    square = np.empty((SIDE, SIDE), np.float32)
-    for n0 in range(0, x.shape[0], SIDE):
-        n1 = min(n0 + SIDE, x.shape[0])
-        for i0 in range(first, stop, SIDE):
-            i1 = min(i0 + SIDE, stop)
-            if n1 - n0 < SIDE or i1 - i0 < SIDE:
-                for i in range(i0, i1):
-                    for n in range(n0, n1):
-                        z = float32(0) if gated and not y[n, i] > 0 else x[n, i]
-                        if place[i] >= 0:
-                            turned[place[i], n] = scale * z
-                        if sums.size:
-                            sums[i] += z
-                continue
-            for n in range(SIDE):
-                for i in range(SIDE):
-                    square[np.uint64(n), np.uint64(i)] = x[np.uint64(n0 + n), np.uint64(i0 + i)]
-            if gated:
-                for n in range(SIDE):
-                    for i in range(SIDE):
-                        z, gate = square[np.uint64(n), np.uint64(i)], y[np.uint64(n0 + n), np.uint64(i0 + i)]
-                        square[np.uint64(n), np.uint64(i)] = z if gate > 0 else float32(0)
-            for i in range(SIDE):
-                if place[i0 + i] >= 0:
-                    for n in range(SIDE):
-                        turned[np.uint64(place[i0 + i]), np.uint64(n0 + n)] = scale * square[np.uint64(n), np.uint64(i)]
-                if sums.size:
-                    total = float32(0)
-                    for n in range(SIDE):
-                        total += square[np.uint64(n), np.uint64(i)]
-                    sums[i0 + i] += total
-
-
-_NONE = np.zeros(0, np.float32)
-
-
-def _turned(x, places, place, scale=1.0, y=None, sums=_NONE):
-    """x turned, its columns at their places in the order of the classes, by all threads."""
-    turned = empty_cpu((places, x.shape[0]))
-
-    def work(part):
-        own = part.of(x.shape[1])
-        _turn_in(x, x if y is None else y, y is not None, place, scale, own.start, own.stop, turned, sums)
-
-    threads.share(work, threads.worthwhile(x.size))
-    return turned
-
-
 def tile_blocks_cpu(w, tile, dp, bias):
     """The kept tiles, packed as dw is: prepared once for the forward pass and dx. All of them are the weight itself."""
     if dp == 1:
@@ -210,15 +155,14 @@ def tile_room_cpu(shape, tile, dp, bias):
 
 def tile_inputs_cpu(x, shape, tile, dp, bias):
     """x (N, I) in the form that the kept tiles of a weight of this shape meet it: prepared once for the forward pass and dw."""
-    return _turned(x, x.shape[1], _layout(shape, tile, dp, bias).col_place)
+    return turn_in(x, x.shape[1], _layout(shape, tile, dp, bias).col_place)
 
 
 def tile_outputs_cpu(dy, shape, tile, dp, bias, scale=1.0, y=None):
-    """(scale * dz in the form that the kept tiles of a weight of this shape meet it, sum_n dz[n, o]): prepared once for dx, dw
-    and db. dz (N, O) is dy, with a y given only where y > 0, else 0: ReLU's gradient."""
+    """(scale * dz as the kept tiles meet it, sum_n dz[n, o]), for dx, dw and db; dz (N, O) is dy, or 0 where y <= 0."""
     places, _ = packed_shape(shape, tile, dp)
     sums = full_cpu((dy.shape[1],), 0.0)
-    return _turned(dy, places, _layout(shape, tile, dp, bias).row_place, scale, y, sums), sums
+    return turn_in(dy, places, _layout(shape, tile, dp, bias).row_place, scale, y, sums), sums
 
 
 def gemm_tiles_cpu(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
@@ -233,7 +177,7 @@ def gemm_tiles_cpu(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=N
     def multiply(part):
         for rows, cols, width in _products(w.shape, tile, dp, bias, part):
             np.matmul(blocks[rows, :width], inputs[cols], out=turned[0, rows])
-        turn_cpu(turned, out, part.of(w.shape[0]), b, relu, alpha=scale, place=layout.row_place)
+        turn_back(turned, out, part.of(w.shape[0]), b, relu, alpha=scale, place=layout.row_place)
 
     threads.share(multiply, threads.worthwhile(flops=2 * x.shape[0] * blocks.size))
     return out
@@ -255,7 +199,7 @@ def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, scale=1.0, blocks=None, outputs=Non
                 np.matmul(blocks[rows, :width].T, outputs[rows], out=terms[part.number, cols])
 
         threads.share(multiply, shared)
-        threads.share(lambda part: turn_cpu(terms, out, part.of(w.shape[1]), place=layout.col_place), shared)
+        threads.share(lambda part: turn_back(terms, out, part.of(w.shape[1]), place=layout.col_place), shared)
     return out
 
 
