@@ -85,8 +85,9 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
         fresh.plans = record
         for number in range(CHECKED_STEPS):
             step(fresh, at, last=number + 1 == CHECKED_STEPS)
-        layers = fresh.model.droppable()
-        return {"weights": [np.array(dev.download(p.data)) for p in fresh.optimizer.parameters],
+        layers, first = fresh.model.droppable(), fresh.model.layers[0]
+        return {"order": getattr(first, "order", slice(None)),
+                "weights": [np.array(dev.download(p.data)) for p in fresh.optimizer.parameters],
                 "factors": [[_factors(plans.get(layer), batch) for layer in layers] for plans in drawn]}
 
     return Task(step, outputs, dev.synchronize)
@@ -99,21 +100,23 @@ def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int) -> An
     from numbanet.optim import SGD
     from numbanet.training import Trainer
 
-    model = network(hidden, dev)
+    chosen = policy(dropout, rate)
+    model = network(hidden, dev, chosen.shuffle)
     for parameter, values in zip(model.parameters(), initial_weights(hidden), strict=True):
         dev.copy(dev.upload(values), out=parameter.data)
     return Trainer(
-        model=model, optimizer=SGD(model.parameters(), RATE, MOMENTUM), policy=policy(dropout, rate),
+        model=model, optimizer=SGD(model.parameters(), RATE, MOMENTUM), policy=chosen,
         rng=np.random.default_rng(3), dev=dev, batch_size=batch,
         loss=lambda output, labels, weights: ops.softmax_cross_entropy(output, labels=labels, weights=weights),
         answer=lambda dev, output: dev.argmax(output), score=lambda y, answers, weights: float(np.mean(y == answers)))
 
 
-def network(hidden: int, dev: Any = "cpu") -> Any:
-    """The layers 784-H-H-10 with ReLU."""
-    from numbanet.layers import Linear, ReLU, Sequential
+def network(hidden: int, dev: Any = "cpu", shuffle: bool = False) -> Any:
+    """The layers 784-H-H-10 with ReLU, as Net builds them."""
+    from numbanet.layers import Linear, ReLU, Sequential, Shuffle
 
-    return Sequential([Linear(FEATURES, hidden, device=dev), ReLU(), Linear(hidden, hidden, device=dev), ReLU(),
+    before = [Shuffle(np.random.default_rng(4).permutation(FEATURES))] if shuffle else []
+    return Sequential([*before, Linear(FEATURES, hidden, device=dev), ReLU(), Linear(hidden, hidden, device=dev), ReLU(),
                        Linear(hidden, CLASSES, device=dev)])
 
 
@@ -217,15 +220,19 @@ def _sklearn_model(hidden: int, batch: int) -> Any:
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
-def reference_steps(hidden: int, batch: int, factors: Sequence[Sequence[tuple[Any, Any]]]) -> list[np.ndarray]:
-    """Weights after the first steps, dense and masked, in float64; factors by step and hidden layer: (of w, of h)."""
+def reference_steps(hidden: int, batch: int, factors: Sequence[Sequence[tuple[Any, Any]]],
+                    order: np.ndarray | slice = slice(None)) -> list[np.ndarray]:
+    """Weights after the first steps, dense and masked, in float64; factors by step and hidden layer: (of w, of h).
+
+    `order` is that in which the first weight meets the features.
+    """
     weights = [np.float64(w) for w in initial_weights(hidden)]
     velocity = [np.zeros_like(w) for w in weights]
     X, y = samples()
     at = batches(batch)
     for drawn in factors:
         rows = next(at)
-        for w, v, g in zip(weights, velocity, _gradients(weights, np.float64(X[rows]), y[rows], drawn), strict=True):
+        for w, v, g in zip(weights, velocity, _gradients(weights, np.float64(X[rows][:, order]), y[rows], drawn), strict=True):
             v *= MOMENTUM
             v += g
             w -= RATE * v
@@ -261,7 +268,7 @@ def update_error(hidden: int, batch: int, outputs: Mapping[str, Any]) -> float:
     Not entry by entry: where float32 and float64 see a pre-activation on two sides of ReLU's kink, one sample's part of one
     neuron's gradient differs altogether. That is one part in thousands of the norm, and each is right.
     """
-    references = reference_steps(hidden, batch, outputs["factors"])
+    references = reference_steps(hidden, batch, outputs["factors"], outputs.get("order", slice(None)))
     error = 0.0
     for start, value, reference in zip(initial_weights(hidden), outputs["weights"], references, strict=True):
         change = np.linalg.norm(reference - start)

@@ -103,7 +103,7 @@ def _epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Da
 
 
 def _torch_epochs(chosen: dict[str, Any], seed: int, data: Data) -> Iterator[dict[str, float]]:
-    """The same in PyTorch, eager: layers, initial distribution, optimiser, batches by index."""
+    """The same in PyTorch, eager: layers, optimiser, batches by index; initial weights as usual, not adjusted for dropout."""
     import torch
 
     torch.manual_seed(seed)

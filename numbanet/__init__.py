@@ -15,7 +15,7 @@ from . import ops
 from .check import check_grad
 from .device import device
 from .dropout import BernoulliDropout, Dropout, NoDropout, RowDropout, TileDropout
-from .layers import GELU, Flatten, Layer, Linear, ReLU, Sequential, Sigmoid, Tanh
+from .layers import GELU, Flatten, Layer, Linear, ReLU, Sequential, Shuffle, Sigmoid, Tanh
 from .ops import concatenate
 from .optim import SGD, Adam
 from .plan import BernoulliPlan, RowPlan, TilePlan
@@ -40,6 +40,7 @@ __all__ = [
     "RowDropout",
     "RowPlan",
     "Sequential",
+    "Shuffle",
     "Sigmoid",
     "Tanh",
     "Tensor",

@@ -41,6 +41,7 @@ class Dropout(abc.ABC):
     """
 
     name: ClassVar[str]
+    shuffle: ClassVar[bool] = False  # whether features should come in random order (`Shuffle`)
 
     def __init__(self, rate: Rate = 0.5) -> None:
         several = isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str)
@@ -64,6 +65,13 @@ class Dropout(abc.ABC):
     def concern(self, layer: int, shape: tuple[int, int]) -> str | None:
         """What is unwise about dropping parts of a layer with a weight of this shape, in a sentence, or None."""
         return None
+
+    def keeps(self, layers: int) -> list[float]:
+        """For each of the Linear layers, the last one too: the share of its products x w that is left, in the mean.
+
+        Here: what is dropped are activations, so it is the rate of the layer before that counts; the first input is whole.
+        """
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]
 
     @abc.abstractmethod
     def plan(self, layer: int, shape: tuple[int, int], rng: np.random.Generator) -> Plan | None:
@@ -92,6 +100,9 @@ class NoDropout(Dropout):
     """No dropout: nothing is dropped."""
 
     name = "none"
+
+    def keeps(self, layers):
+        return [1.0] * (layers + 1)
 
     def plan(self, layer, shape, rng):
         return None
@@ -178,6 +189,9 @@ class RowDropout(_PatternDropout):
 class TileDropout(_PatternDropout):
     """Tile dropout pattern: tiles bias, bias + dp, … of the weight are kept, the others are not computed.
 
+    A neuron sees only the inputs of its row's kept tiles. `Net` therefore puts a `Shuffle` before the first layer: tiles of
+    neighbouring features, such as stripes of an image, would hide whole parts of a sample.
+
     Parameters
     ----------
     rate, dp_max, search, scale
@@ -192,6 +206,7 @@ class TileDropout(_PatternDropout):
     """
 
     name = "tdp"
+    shuffle = True
 
     def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "rate",
                  tile: int = 32) -> None:
@@ -205,6 +220,9 @@ class TileDropout(_PatternDropout):
             return None
         dp, bias, scale = self.draw(layer, rng)
         return TilePlan(shape, self.tile, dp, bias, scale)
+
+    def keeps(self, layers):
+        return [*(1 - self.rate_of(layer) for layer in range(layers)), 1.0]
 
     def concern(self, layer, shape):
         tiles = math.prod(TilePlan(shape, self.tile, 1, 0).grid)

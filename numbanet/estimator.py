@@ -18,7 +18,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from .device import Device, device
 from .dropout import Dropout, Rate, policy
-from .layers import ACTIVATIONS, Layer, Linear, Sequential, to
+from .layers import ACTIVATIONS, Layer, Linear, Sequential, Shuffle, to
 from .optim import SGD, Adam, Optimizer
 from .training import Data, Progress, Trainer, forward, schedule_named
 
@@ -31,7 +31,8 @@ PARAMETERS = """
     activation : {"relu", "tanh", "sigmoid", "gelu"}, default="relu"
         Between hidden layers given by their widths.
     dropout : {"none", "bernoulli", "rdp", "tdp"} or Dropout, default="none"
-        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate.
+        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. Initial weights have
+        less variance where sums are thinned out (`Linear`, keep), and before tiles features come in random order (`Shuffle`).
     dropout_rate : float or sequence of float, default=0.5
         Probability to drop, in [0, 1), for all hidden layers or one for each.
     optimizer : {"sgd", "adam"}, default="sgd", for a regressor "adam"
@@ -252,20 +253,23 @@ class BaseNet(BaseEstimator):
             model = Sequential(copy.deepcopy(list(self.layers)))
             self._check_layers(model)
         else:
-            model = self._build(settings["device"])
+            model = self._build(settings["policy"], settings["device"])
         to(model, settings["device"])
         self.model_, self.history_ = model, []
         self.optimizer_ = self._make_optimizer(model.parameters())
 
-    def _build(self, dev: Device) -> Sequential:
+    def _build(self, dropout: Dropout, dev: Device) -> Sequential:
         layers: list[Layer] = []
         widths = (self.n_features_in_, *self._widths(), self._outputs())
+        keeps = dropout.keeps(len(widths) - 2)
         for i, (n_in, n_out) in enumerate(zip(widths, widths[1:])):
             hidden = i < len(widths) - 2
             init = "he" if hidden and self.activation in ("relu", "gelu") else "glorot"
-            layers.append(Linear(n_in, n_out, init=init, rng=self._rng, device=dev))
+            layers.append(Linear(n_in, n_out, init=init, keep=keeps[i], rng=self._rng, device=dev))
             if hidden:
                 layers.append(ACTIVATIONS[self.activation]())
+        if dropout.shuffle and keeps[0] < 1:
+            layers.insert(0, Shuffle(self._rng.permutation(self.n_features_in_)))
         return Sequential(layers)
 
     def _check_layers(self, model: Sequential) -> None:

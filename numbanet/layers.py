@@ -42,6 +42,9 @@ class Linear(Layer):
     init : {"he", "glorot"}, default="he"
         Uniform initial weights of variance 2 / in, for ReLU (He et al. 2015, eq. 10), or 2 / (in + out), for tanh and
         sigmoid (Glorot & Bengio 2010, eq. 16); b starts at 0.
+    keep : float, default=1.0
+        Share of the products of y's sum that dropout leaves, in the mean; the variance is multiplied by it, because what is
+        left is scaled by 1 / keep (Hendrycks & Gimpel 2016, "Adjusting for dropout variance").
     rng : numpy.random.Generator or int, optional
         Where the initial weights come from.
     device : str or Device, default="cpu"
@@ -50,16 +53,18 @@ class Linear(Layer):
     Raises
     ------
     ValueError
-        If a width is not positive or `init` is unknown.
+        If a width is not positive, `init` is unknown or `keep` not in (0, 1].
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, init: str = "he",
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, init: str = "he", keep: float = 1.0,
                  rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
         if in_features < 1 or out_features < 1:
             raise ValueError(f"Linear: widths must be positive, got in_features={in_features}, out_features={out_features}")
         if init not in ("he", "glorot"):
             raise ValueError(f"Linear: init must be 'he' or 'glorot', got {init!r}")
-        variance = 2 / in_features if init == "he" else 2 / (in_features + out_features)
+        if not 0 < keep <= 1:
+            raise ValueError(f"Linear: keep must be in (0, 1], got {keep!r}")
+        variance = keep * (2 / in_features if init == "he" else 2 / (in_features + out_features))
         bound = math.sqrt(3 * variance)
         values = np.random.default_rng(rng).uniform(-bound, bound, (out_features, in_features))
         self.weight = Tensor(values, device, requires_grad=True)
@@ -149,6 +154,37 @@ class Flatten(Layer):
 
     def __call__(self, x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], math.prod(x.shape[1:]))
+
+
+class Shuffle(Layer):
+    """y[n, j] = x[n, order[j]]: the features in another order, the same for all samples.   x (N, I) -> y (N, I)
+
+    Before a layer under a tile pattern it brings features from everywhere into each tile, where neighbours say much the same.
+
+    Parameters
+    ----------
+    order : array_like of int
+        A permutation of 0 … I - 1.
+
+    Raises
+    ------
+    ValueError
+        If it is not one.
+    """
+
+    def __init__(self, order: Sequence[int] | np.ndarray) -> None:
+        given = np.asarray(order)
+        if given.ndim != 1 or not np.array_equal(np.sort(given), np.arange(given.size)):
+            raise ValueError(f"Shuffle: order must be a permutation of 0 … n - 1, got {order!r}")
+        self.order = given.astype(np.int32)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.ndim != 2 or x.shape[1] != self.order.size:
+            raise ValueError(f"Shuffle: x {x.shape} must have two axes, the last one of {self.order.size} features")
+        return ops.shuffle(x, order=self.order)
+
+    def __repr__(self) -> str:
+        return f"Shuffle({self.order.size} features)"
 
 
 ACTIVATIONS: dict[str, type[Activation]] = {"relu": ReLU, "tanh": Tanh, "sigmoid": Sigmoid, "gelu": GELU}

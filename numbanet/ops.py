@@ -93,6 +93,12 @@ def expand(dev, x, *, plan: RowPlan):
     return dev.expand(x, plan.positions(dev)), (lambda dy: dev.compact(dy, plan.kept(dev)),)
 
 
+@op
+def shuffle(dev, x, *, order: np.ndarray):
+    """y[n, j] = x[n, order[j]], order a permutation of 0 … I - 1.   x (N, I) -> y (N, I)"""
+    return dev.compact(x, dev.upload(order, np.int32)), (lambda dy: dev.compact(dy, dev.upload(np.argsort(order), np.int32)),)
+
+
 # --- elementwise ------------------------------------------------------------------------------------------------------
 def _binary(equal_shapes: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
     """An op on two tensors of one shape, with broadcasting before it: so the derivative of broadcasting is written once."""

@@ -62,6 +62,12 @@ def test_the_same_seed_gives_the_same_plans():
         assert drawn[0] == drawn[1]
 
 
+@pytest.mark.parametrize("name, expected", [("none", [1, 1, 1]), ("bernoulli", [1, 0.7, 0.4]), ("rdp", [1, 0.7, 0.4]),
+                                            ("tdp", [0.7, 0.4, 1])])
+def test_keeps_is_what_the_plans_leave_of_a_layers_products(name, expected):
+    assert policy(name, (0.3, 0.6)).keeps(2) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("scale, expected", [("rate", lambda plan, rate: 1 / (1 - rate)),
                                              ("pattern", lambda plan, rate: plan.dp)])
 @pytest.mark.parametrize("kind", [RowDropout, TileDropout])

@@ -2,13 +2,13 @@
 import numpy as np
 import pytest
 
-from numbanet import GELU, Flatten, Linear, ReLU, RowPlan, Sequential, Sigmoid, Tanh, Tensor, TilePlan
+from numbanet import GELU, Flatten, Linear, ReLU, RowPlan, Sequential, Shuffle, Sigmoid, Tanh, Tensor, TilePlan
 from numbanet.plan import BernoulliPlan
 
 
-@pytest.mark.parametrize("init, variance", [("he", 2 / 300), ("glorot", 2 / 500)])
-def test_initial_weights_have_the_stated_variance(init, variance):
-    weight = Linear(300, 200, init=init, rng=0).weight.numpy()
+@pytest.mark.parametrize("init, keep, variance", [("he", 1.0, 2 / 300), ("glorot", 1.0, 2 / 500), ("he", 0.3, 0.6 / 300)])
+def test_initial_weights_have_the_stated_variance(init, keep, variance):
+    weight = Linear(300, 200, init=init, keep=keep, rng=0).weight.numpy()
     assert weight.shape == (200, 300) and weight.var() == pytest.approx(variance, rel=0.02)
     assert abs(weight.mean()) < 5 * np.sqrt(variance / weight.size)
 
@@ -36,6 +36,8 @@ def test_a_layer_that_is_not_elementwise_sees_the_dense_activation(rng):
 
 @pytest.mark.parametrize("make, message", [
     (lambda: Linear(0, 4), "widths must be positive"), (lambda: Linear(4, 4, init="zeros"), "'he' or 'glorot'"),
+    (lambda: Linear(4, 4, keep=0), "keep must be"), (lambda: Shuffle([0, 2]), "must be a permutation"),
+    (lambda: Shuffle([1, 0])(Tensor(np.ones((4, 3)))), r"x \(4, 3\) must have two axes, the last one of 2 features"),
     (lambda: Linear(4, 3)(Tensor(np.ones((2, 5)))), r"x \(2, 5\) does not match weight \(3, 4\)"),
     (lambda: Linear(4, 3)(Tensor(np.ones((2, 4))), kept=RowPlan(4, 2, 0)), r"must be 2")])
 def test_misuse_is_named(make, message):
@@ -44,8 +46,8 @@ def test_misuse_is_named(make, message):
 
 
 def test_repr_shows_the_network():
-    assert repr(Sequential([Linear(4, 3), ReLU(), Linear(3, 2, bias=False)])) == (
-        "Sequential([Linear(4, 3), ReLU(), Linear(3, 2, bias=False)])")
+    assert repr(Sequential([Shuffle(range(4)), Linear(4, 3), ReLU(), Linear(3, 2, bias=False)])) == (
+        "Sequential([Shuffle(4 features), Linear(4, 3), ReLU(), Linear(3, 2, bias=False)])")
 
 
 def test_tiles_after_rows_see_zeros_for_dropped_neurons(rng):

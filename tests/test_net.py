@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from numbanet import Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, Tanh, TileDropout
+from numbanet import Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, Shuffle, Tanh, TileDropout
 from numbanet.datasets import load_digits
 from numbanet.device import problem
 from numbanet_kernels import threads
@@ -67,6 +67,25 @@ def test_the_same_seed_gives_the_same_net_bit_for_bit(dropout, optimizer):
     nets = [Net(**SMALL, dropout=dropout, optimizer=optimizer, device="cpu").fit(X, Y) for _ in range(2)]
     assert same(*map(weights, nets))
     assert not same(weights(nets[0]), weights(clone(nets[0]).set_params(random_state=1).fit(X, Y)))
+
+
+@pytest.mark.parametrize("dropout, keeps", [("none", (1, 1, 1)), ("bernoulli", (1, 0.2, 0.2)), ("tdp", (0.2, 0.2, 1))])
+@pytest.mark.filterwarnings("ignore:tdp")
+def test_initial_weights_are_adjusted_for_dropout(dropout, keeps):
+    net = Net((300, 200), dropout=dropout, dropout_rate=0.8, learning_rate=1e-12, epochs=1, random_state=0).fit(X, Y)
+    widths = (64, 300, 200, 10)
+    expected = [keep * (2 / n_in if last < 2 else 2 / (n_in + n_out))
+                for last, (keep, n_in, n_out) in enumerate(zip(keeps, widths, widths[1:]))]
+    assert [w.var() for w in weights(net)[::2]] == pytest.approx(expected, rel=0.06)
+
+
+def test_features_come_in_random_order_before_tiles_only():
+    net = Net(**SMALL, dropout=TileDropout(0.5, tile=4)).fit(X, Y)
+    first = net.model_.layers[0]
+    assert isinstance(first, Shuffle) and not np.array_equal(first.order, np.arange(64))
+    np.testing.assert_array_equal(first.order, clone(net).fit(X, Y).model_.layers[0].order)
+    for other in ({"dropout": "rdp"}, {"dropout": TileDropout((0.0, 0.5), tile=4)}, {"layers": (), "dropout": "tdp"}):
+        assert not isinstance(Net(**{**SMALL, **other}).fit(X, Y).model_.layers[0], Shuffle)
 
 
 def test_fit_twice_starts_anew_and_fit_arguments_override_for_one_call():

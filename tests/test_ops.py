@@ -71,6 +71,7 @@ CASES = {
                      [(3, 4), (5, 4), (5,)], ANY),
     "expand": (lambda x: ops.expand(x, plan=RowPlan(5, 2, 1)),
                lambda x: np.stack([0 * x[:, 0], x[:, 0], 0 * x[:, 0], x[:, 1], 0 * x[:, 0]], 1), [(3, 2)], ANY),
+    "shuffle": (lambda x: ops.shuffle(x, order=np.array([2, 0, 1])), lambda x: x[:, [2, 0, 1]], [(4, 3)], ANY),
     "cross entropy": (lambda z: ops.softmax_cross_entropy(z, labels=np.int64(LABELS)),
                       lambda z: -np.mean(np.log(softmax(z))[np.arange(4), LABELS]), [(4, 3)], ANY),
     "cross entropy, weights": (
