@@ -129,8 +129,9 @@ def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int]
 lent: dict[int, Any] = {}  # pointers to memory that is in use: Numba counts the references to one, and somebody has to keep it
 
 
-def device_array_in(context: Any, block: Any, shape: tuple[int, ...], dtype: Any, done: Callable[[], None]) -> Any:
-    """A device array in the memory of another, `block`; `done` is called when it and all its views are gone."""
+def device_array_in(context: Any, memory: Any, start: int, stop: int, shape: tuple[int, ...], dtype: Any,
+                    done: Callable[[], None]) -> Any:
+    """A device array in bytes start … stop - 1 of another; `done` is called when it and all its views are gone."""
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
     from numba.cuda.cudadrv.driver import AutoFreePointer
 
@@ -138,7 +139,8 @@ def device_array_in(context: Any, block: Any, shape: tuple[int, ...], dtype: Any
         del lent[key]
         done()
 
-    pointer = AutoFreePointer(weakref.proxy(context), block.gpu_data.device_pointer, block.nbytes, finalizer=finalize)
+    pointer = AutoFreePointer(weakref.proxy(context), memory.gpu_data.view(start, stop).device_pointer, stop - start,
+                              finalizer=finalize)
     key = id(pointer)
     lent[key] = pointer
     strides = tuple(math.prod(shape[i + 1:]) * dtype.itemsize for i in range(len(shape)))

@@ -43,7 +43,17 @@ def output(op, device, empty, shape, out, dtype=np.float32):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-_pool = Pool(lambda size: np.empty(size, np.uint8), keep=1 << 29)
+PAGE = 1 << 12  # bytes: arrays of the pool start at one
+
+
+def _pages(size):
+    """So many bytes from the start of a page on."""
+    memory = np.empty(size + PAGE, np.uint8)
+    start = -memory.ctypes.data % PAGE
+    return memory[start:start + size]
+
+
+_pool = Pool(_pages, chunk=1 << 26, keep=1 << 29, step=PAGE)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.renew)
 POOLED = 1 << 16  # bytes: what is smaller, NumPy and the C library hand out again themselves
@@ -234,14 +244,15 @@ def blocks_for(size: int) -> int:
     return ceil_div(size, THREADS)
 
 
-_device_pool = Pool(lambda size: cuda.device_array(size, np.uint8), keep=1 << 32)
-LEAST_BLOCK = 256  # bytes: a driver aligns to as many
+_device_pool = Pool(lambda size: cuda.device_array(size, np.uint8), chunk=1 << 26, keep=1 << 32, step=1 << 8)
+_small_device_pool = Pool(_device_pool.allocate, chunk=1 << 20, keep=1 << 26, step=1 << 8)  # they would break up the other
 
 
 def empty_cuda(shape, dtype=np.float32):
     """An array of unset values."""
     size, shape, dtype = _sized(shape, dtype)
-    return lend_cuda(_device_pool, max(size, LEAST_BLOCK), shape, dtype) if size else cuda.device_array(shape, dtype)
+    pool = _device_pool if size >= POOLED else _small_device_pool
+    return lend_cuda(pool, size, shape, dtype) if size else cuda.device_array(shape, dtype)
 
 
 def full_cuda(shape, value, dtype=np.float32, out=None):

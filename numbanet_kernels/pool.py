@@ -1,7 +1,7 @@
 """Pool: memory that is handed out again, so that a training step touches no fresh pages and asks no driver for memory.
 
-`memory.empty_cpu` and `memory.empty_cuda` lend blocks of a pool as arrays, and a block goes back when the last array that views
-it is gone. On CUDA all work is in the order of one stream: what is queued on a block that went back is done before what its
+`memory.empty_cpu` and `memory.empty_cuda` lend pieces of a pool as arrays, and a piece goes back when the last array that views
+it is gone. On CUDA all work is in the order of one stream: what is queued on a piece that went back is done before what its
 next owner queues.
 """
 from __future__ import annotations
@@ -10,91 +10,147 @@ import bisect
 import collections
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .launch import SIMULATED, cuda, device_array_in
 
 
-class Pool:
-    """Blocks of memory, the smallest fitting one handed out first.
+class Piece(NamedTuple):
+    """Bytes start … stop - 1 of a chunk."""
 
-    Blocks come back at any moment, from any thread and out of the garbage collector: into a deque, whose append is atomic.
-    Only `take` touches the sorted list, under a lock.
+    chunk: _Chunk
+    start: int
+    stop: int
+
+
+class _Chunk:
+    """Memory that was asked for at once, and what of it is free: (start, stop) in order, none next to another."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory, self.size = memory, memory.nbytes
+        self.address = memory.ctypes.data if isinstance(memory, np.ndarray) else None
+        self.free = [(0, self.size)]
+
+    def cut(self, size: int) -> Piece | None:
+        """The first free piece of so many bytes."""
+        for i, (start, stop) in enumerate(self.free):
+            if stop - start >= size:
+                self.free[i:i + 1] = [(start + size, stop)] if stop - start > size else []
+                return Piece(self, start, start + size)
+        return None
+
+    def join(self, start: int, stop: int) -> None:
+        """A piece that is free again, made one with its free neighbours."""
+        i = bisect.bisect(self.free, (start, stop))
+        after = i < len(self.free) and self.free[i][0] == stop
+        before = i > 0 and self.free[i - 1][1] == start
+        self.free[i - before:i + after] = [(self.free[i - 1][0] if before else start, self.free[i][1] if after else stop)]
+
+    @property
+    def idle(self) -> bool:
+        return self.free == [(0, self.size)]
+
+
+class Pool:
+    """Large chunks of memory, cut to size: the first free piece that is large enough is lent, from the low end.
+
+    A pattern's arrays have other sizes in every step. Cut from the low end they take the same bytes again, whatever they were
+    cut for before, and what is never reached is never touched: a system backs it with no memory.
+
+    Pieces come back at any moment, from any thread and out of the garbage collector: into a deque, whose append is atomic.
+    Chunks are changed only under a lock.
 
     Parameters
     ----------
     allocate : callable
-        bytes -> block, an array of so many bytes.
+        bytes -> an array of so many bytes.
+    chunk : int
+        Bytes that are asked for at once, or more where a request is larger.
     keep : int
         At most so many bytes are kept for later.
+    step : int
+        Bytes that all sizes are rounded up to.
     """
 
-    LARGEST_SHARE = 4  # a block serves requests down to a quarter of it
-    LARGE = 1 << 24  # bytes; so large a block that comes back is counted at once, smaller ones at the next request
-
-    def __init__(self, allocate: Callable[[int], Any], keep: int) -> None:
-        self.allocate, self.keep = allocate, keep
-        self.returned: collections.deque[Any] = collections.deque()
-        self.free: list[tuple[int, int, Any]] = []
-        self.held = self.allocations = 0
+    def __init__(self, allocate: Callable[[int], Any], chunk: int, keep: int, step: int) -> None:
+        self.allocate, self.chunk, self.keep, self.step = allocate, chunk, keep, step
+        self.returned: collections.deque[Piece] = collections.deque()
+        self.chunks: list[_Chunk] = []
+        self.allocations = 0
         self.renew()
 
     def renew(self) -> None:
         """A free lock: in a child process nobody is inside, whatever its parent's threads were doing."""
         self.lock = threading.Lock()
 
-    def take(self, size: int) -> Any:
-        """A block of at least so many bytes: the smallest free one that serves, or a new one."""
+    def take(self, size: int) -> Piece:
+        """A piece of at least so many bytes."""
+        size = -(-size // self.step) * self.step
         with self.lock:
-            while self.returned:
-                block = self.returned.popleft()
-                if self.held + block.nbytes <= self.keep:
-                    bisect.insort(self.free, (block.nbytes, id(block), block))
-                    self.held += block.nbytes
-            at = bisect.bisect_left(self.free, (size, 0))
-            if at < len(self.free) and self.free[at][0] <= size * self.LARGEST_SHARE:
-                capacity, _, block = self.free.pop(at)
-                self.held -= capacity
-                return block
+            self._collect()
+            for chunk in self.chunks:
+                if piece := chunk.cut(size):
+                    return piece
             self.allocations += 1
-        try:
-            return self.allocate(size)
-        except Exception:  # memory is short: with what is kept for later given up, it may do
-            with self.lock:
-                self.free.clear()
-                self.held = 0
-            return self.allocate(size)
+            try:
+                memory = self.allocate(max(size, self.chunk))
+            except Exception:  # memory is short: with what is kept for later given up, it may do
+                self._give_up(0)
+                memory = self.allocate(size)
+            self.chunks.append(_Chunk(memory))
+            return self.chunks[-1].cut(size)
 
-    def give_back(self, block: Any) -> None:
-        """A block that nobody reads any more."""
-        if block.nbytes < self.LARGE or self.held + block.nbytes + sum(b.nbytes for b in self.returned.copy()) <= self.keep:
-            self.returned.append(block)
+    def give_back(self, piece: Piece) -> None:
+        """A piece that nobody reads any more."""
+        self.returned.append(piece)
+        if self.lock.acquire(blocking=False):  # else whoever holds it, or takes the next piece, sees to this one
+            try:
+                self._collect()
+            finally:
+                self.lock.release()
+
+    def _collect(self) -> None:
+        while self.returned:
+            piece = self.returned.popleft()
+            piece.chunk.join(piece.start, piece.stop)
+            if piece.chunk.idle:
+                self._give_up(self.keep)
+
+    def _give_up(self, keep: int) -> None:
+        """Let go of chunks that nobody uses, but for so many bytes."""
+        left = []
+        for chunk in self.chunks:
+            if not chunk.idle or chunk.size <= keep:
+                left.append(chunk)
+                keep -= chunk.size if chunk.idle else 0
+        self.chunks = left
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 class _Loan:
-    """A NumPy array's claim to a block."""
+    """A NumPy array's claim to a piece."""
 
-    def __init__(self, pool: Pool, block: Any, memory: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.pool, self.block = pool, block
-        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (memory.ctypes.data, False)}
+    def __init__(self, pool: Pool, piece: Piece, address: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.pool, self.piece = pool, piece
+        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (address, False)}
 
     def __del__(self) -> None:
-        self.pool.give_back(self.block)
+        self.pool.give_back(self.piece)
 
 
 def lend_cpu(pool: Pool, size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array in a block of the pool."""
-    block = pool.take(size)
-    return np.asarray(_Loan(pool, block, block, shape, dtype))
+    """An array in a piece of the pool."""
+    piece = pool.take(size)
+    return np.asarray(_Loan(pool, piece, piece.chunk.address + piece.start, shape, dtype))
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 def lend_cuda(pool: Pool, size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """A device array in a block of the pool."""
-    block = pool.take(size)
+    """A device array in a piece of the pool."""
+    piece = pool.take(size)
+    memory = piece.chunk.memory
     if SIMULATED:
-        return type(block)(np.asarray(_Loan(pool, block, block._ary, shape, dtype)))
-    return device_array_in(cuda.current_context(), block, shape, dtype, lambda: pool.give_back(block))
+        return type(memory)(np.asarray(_Loan(pool, piece, memory._ary.ctypes.data + piece.start, shape, dtype)))
+    return device_array_in(cuda.current_context(), memory, piece.start, piece.stop, shape, dtype, lambda: pool.give_back(piece))

@@ -55,13 +55,12 @@ def test_a_device_array_gives_its_block_back_when_the_last_view_is_gone():
         pass
 
     class Block:
-        nbytes = 1024
         gpu_data = driver.MemoryPointer(None, driver.binding.CUdeviceptr(4096), 1024)
 
     context, given_back = Context(), []
-    array = launch.device_array_in(context, Block(), (3, 4), np.dtype(np.float32), lambda: given_back.append(1))
+    array = launch.device_array_in(context, Block(), 256, 512, (3, 4), np.dtype(np.float32), lambda: given_back.append(1))
     assert array.shape == (3, 4) and array.strides == (16, 4) and array.is_c_contiguous()
-    assert int(array.gpu_data.device_pointer) == 4096
+    assert int(array.gpu_data.device_pointer) == 4096 + 256
     view = array.reshape(12)
     row = array.reshape(4, 3)
     del array
