@@ -13,7 +13,7 @@ import numpy as np
 
 from . import launch as L, threads
 from .interrupt import deferred
-from .launch import ceil_div, cuda, kernel, kernels, launch
+from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
 from .pool import Pool, lend_cpu, lend_cuda
 
 THREADS = 256
@@ -133,18 +133,34 @@ def take_rows_cpu(x, rows, out=None):
     return np.take(x, rows, axis=0, out=out, mode="clip")
 
 
+@host_kernel("void(f4[:, ::1], i4[::1], f4[:, ::1], i8, i8)")
+def _take_columns_cpu(x, columns, y, first, stop):
+    """y[n, i] = x[n, columns[i]], 0 where columns[i] < 0, for first <= n < stop: both expand and compact."""
+    for n in range(first, stop):
+        row, out = x[n], y[n]
+        for i in range(columns.size):
+            out[i] = row[np.uint64(columns[i])] if columns[i] >= 0 else np.float32(0)
+
+
+def _take_columns_shared(x, columns, out):
+    out = empty_cpu((x.shape[0], columns.size)) if out is None else out
+
+    def work(part):
+        own = part.of(x.shape[0])
+        _take_columns_cpu(x, columns, out, own.start, own.stop)
+
+    threads.share(work, threads.worthwhile(out.size))
+    return out
+
+
 def expand_cpu(x, pos, out=None):
     """y[n, i] = x[n, pos[i]] where pos[i] >= 0, else 0.   x (N, K), pos (I,) -> y (N, I)"""
-    out = full_cpu((x.shape[0], pos.size), 0.0, x.dtype) if out is None else out
-    kept = np.flatnonzero(pos >= 0)
-    out[:, kept] = x[:, pos[kept]]
-    return out
+    return _take_columns_shared(x, pos, out)
 
 
 def compact_cpu(x, list_, out=None):
     """y[n, k] = x[n, list[k]]: the adjoint of expand.   x (N, I), list (K,) -> y (N, K)"""
-    out = empty_cpu((x.shape[0], len(list_)), x.dtype) if out is None else out
-    return np.take(x, list_, axis=1, out=out, mode="clip")
+    return _take_columns_shared(x, list_, out)
 
 
 def from_foreign_cpu(array):

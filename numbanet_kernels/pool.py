@@ -6,7 +6,6 @@ next owner queues.
 """
 from __future__ import annotations
 
-import bisect
 import collections
 import threading
 from collections.abc import Callable
@@ -43,7 +42,7 @@ class _Chunk:
 
     def join(self, start: int, stop: int) -> None:
         """A piece that is free again, made one with its free neighbours."""
-        i = bisect.bisect(self.free, (start, stop))
+        i = sum(other < start for other, _ in self.free)  # few; and while Python ends, modules such as bisect are gone
         after = i < len(self.free) and self.free[i][0] == stop
         before = i > 0 and self.free[i - 1][1] == start
         self.free[i - before:i + after] = [(self.free[i - 1][0] if before else start, self.free[i][1] if after else stop)]
