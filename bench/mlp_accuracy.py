@@ -14,7 +14,7 @@ from .harness import Options
 from .results import Results
 from .training import Experiment
 
-HIDDEN, DROPOUT_RATE, EPOCHS, TARGET = 1024, 0.5, 20, 0.98
+HIDDEN, DROPOUT_RATE, EPOCHS, TARGETS = 1024, 0.5, 20, (0.98,)
 VARIANTS = {name: functools.partial(dict, dropout=name, dropout_rate=DROPOUT_RATE)
             for name in ("none", "bernoulli", "rdp", "tdp")}  # name -> () -> parameters of a Net
 
@@ -23,7 +23,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     """Train what is not trained yet; returns the rows."""
     chosen = training.settings(options, HIDDEN, DROPOUT_RATE, EPOCHS)
     return training.run(options, results, say, "mlp-accuracy",
-                        [Experiment(chosen, name, variant) for name, variant in VARIANTS.items()], TARGET)
+                        [Experiment(chosen, name, variant) for name, variant in VARIANTS.items()], TARGETS)
 
 
 def plot(results: Results, path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import training
 from .harness import Options
-from .mlp_accuracy import DROPOUT_RATE, EPOCHS, HIDDEN, TARGET, VARIANTS, plot  # noqa: F401  drawn the same way
+from .mlp_accuracy import DROPOUT_RATE, EPOCHS, HIDDEN, VARIANTS, plot  # noqa: F401  drawn the same way
 from .results import Results
 from .training import Experiment
 
@@ -39,4 +39,4 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     """Train what is not trained yet; returns the rows."""
     chosen = [training.settings(options, HIDDEN, DROPOUT_RATE, EPOCHS, data) for data in DATA]
     experiments = [Experiment(of_data, name, variant) for of_data in chosen for name, variant in variants().items()]
-    return training.run(options, results, say, "mlp-settings", experiments, TARGET)
+    return training.run(options, results, say, "mlp-settings", experiments, ())

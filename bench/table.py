@@ -39,8 +39,14 @@ def _accuracy(row: Row) -> str:
     return _span("accuracy", "accuracy_min", "accuracy_max", ".4f")(row)
 
 
-def _shorter(row: Row) -> str:
-    return f"{row['shorter']:.2f} ({row['peer']})" if row.get("shorter") else ""
+def _times(row: Row) -> str:
+    """Accuracy: seconds (times shorter), or how many seeds reached it where not all did."""
+    def one(target: float, reached: int, seconds: float | None, shorter: float | None) -> str:
+        if seconds is None:
+            return f"{target:g}: {reached} of {row['seeds']}"
+        return f"{target:g}: {seconds:.1f}" + ("" if shorter is None else f" ({shorter:.2f})")
+
+    return ", ".join(one(**to) for to in row.get("times", ()))
 
 
 TIMES = {
@@ -53,8 +59,8 @@ ACCURACIES = {
     "case": _text("case"), "dropout": _text("implementation"), "seeds": _number("seeds", "d"),
     "test accuracy (min – max)": _accuracy,
     "points against bernoulli": _number("points", "+.2f"), "s per epoch": _number("seconds_per_epoch", ".2f"),
-    "FLOPs done": _number("flops_share", ".0%"), "s to accuracy": _number("seconds_to_target", ".1f"),
-    "seeds that reached it": _number("reached", "d"), "times shorter": _shorter,
+    "FLOPs done": _number("flops_share", ".0%"), "peer": _text("peer"),
+    "s to an accuracy (times shorter than the peer's)": _times,
 }
 
 FITS = {

@@ -156,15 +156,28 @@ def case_of(chosen: dict[str, Any]) -> str:
     return f"{data}784-{h1}-{h2}-10 p={', '.join(rates)}, {chosen['epochs']} epochs"
 
 
-def summary(runs: Sequence[Run], experiments: Sequence[Experiment], suite: str, target: float) -> list[dict[str, Any]]:
-    """One row for each experiment that has runs."""
+def summary(runs: Sequence[Run], experiments: Sequence[Experiment], suite: str,
+            targets: Sequence[float]) -> list[dict[str, Any]]:
+    """One row for each experiment that has runs, with the time to each of the target accuracies."""
     by_key: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         by_key.setdefault((_key(run["settings"]), run["dropout"]), []).append(run)
-    return [_row(by_key, experiment, suite, target) for experiment in experiments if experiment.key in by_key]
+    return [_row(by_key, experiment, suite, targets) for experiment in experiments if experiment.key in by_key]
 
 
-def _row(by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite: str, target: float) -> dict[str, Any]:
+def _time_to(target: float, mine: Sequence[Run], theirs: Sequence[Run]) -> dict[str, Any]:
+    """Mean seconds to an accuracy, None unless all runs reach it, and how many times shorter that is than theirs."""
+    def mean_seconds(of: Sequence[Run]) -> float | None:
+        times = [seconds_to(target, run) for run in of]
+        return float(np.mean(times)) if times and None not in times else None
+
+    seconds, longer = mean_seconds(mine), mean_seconds(theirs)
+    return {"target": target, "reached": sum(seconds_to(target, run) is not None for run in mine), "seconds": seconds,
+            "shorter": longer / seconds if seconds and longer else None}
+
+
+def _row(by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite: str,
+         targets: Sequence[float]) -> dict[str, Any]:
     case, mine = experiment.key[0], by_key[experiment.key]
     row = {"suite": suite, "case": case_of(experiment.settings), "implementation": experiment.name, "seeds": len(mine),
            "accuracy": None}
@@ -174,27 +187,20 @@ def _row(by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite
     def mean_accuracy(of: Sequence[Run]) -> float:
         return float(np.mean([run["epochs"][-1]["accuracy"] for run in of]))
 
-    def mean_seconds_to(of: Sequence[Run]) -> float | None:
-        """None unless all reach it."""
-        times = [seconds_to(target, run) for run in of]
-        return float(np.mean(times)) if of and None not in times else None
-
     accuracy = [run["epochs"][-1]["accuracy"] for run in mine]
     epochs = [epoch for run in mine for epoch in run["epochs"]]
     usual = list(filter(whole, by_key.get((case, "bernoulli"), [])))
     peer = next((name for name in (TORCH, "bernoulli") if (case, name) in by_key), None)
-    seconds, theirs = mean_seconds_to(mine), mean_seconds_to(by_key.get((case, peer), []))
+    peer = None if peer == experiment.name else peer
     return {**row, "accuracy": mean_accuracy(mine), "accuracy_min": min(accuracy), "accuracy_max": max(accuracy),
             "points": 100 * (mean_accuracy(mine) - mean_accuracy(usual)) if usual else None,
             "seconds_per_epoch": float(np.median([epoch["seconds"] for epoch in epochs])),
-            "flops_share": float(np.mean([epoch["flops_share"] for epoch in epochs])), "target": target,
-            "seconds_to_target": seconds, "reached": sum(seconds_to(target, run) is not None for run in mine),
-            "peer": None if peer == experiment.name else peer,
-            "shorter": theirs / seconds if seconds and theirs and peer != experiment.name else None}
+            "flops_share": float(np.mean([epoch["flops_share"] for epoch in epochs])), "peer": peer,
+            "times": [_time_to(target, mine, by_key.get((case, peer), [])) for target in targets]}
 
 
 def run(options: Options, results: Results, say: Callable[[str], None], suite: str, experiments: Sequence[Experiment],
-        target: float) -> list[dict[str, Any]]:
+        targets: Sequence[float]) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows."""
     from numbanet import datasets
 
@@ -212,7 +218,7 @@ def run(options: Options, results: Results, say: Callable[[str], None], suite: s
             say(f"{suite}: {case_of(experiment.settings)}: {experiment.name}, seed {seed}")
             results.runs.append(train(experiment, seed, samples[data]))
             # an interrupted command, too, reports what is finished
-            results.rows = summary(results.runs, experiments, suite, target)
+            results.rows = summary(results.runs, experiments, suite, targets)
             results.save()
-    results.rows = summary(results.runs, experiments, suite, target)
+    results.rows = summary(results.runs, experiments, suite, targets)
     return results.rows

@@ -234,7 +234,8 @@ def test_accuracy_suite_resumes(tmp_path, monkeypatch):
     rows = mlp_accuracy.run(options, Results(path), lambda text: None)
     assert trained == ["none", "bernoulli", "rdp", "rdp", "tdp"]
     assert [row["implementation"] for row in rows] == ["none", "bernoulli", "rdp", "tdp"]
-    assert rows[2]["points"] == pytest.approx(1.0) and rows[2]["seconds_to_target"] == 2.0 and rows[0]["reached"] == 0
+    assert rows[2]["points"] == pytest.approx(1.0) and rows[2]["times"][0]["seconds"] == 2.0
+    assert rows[0]["times"] == [{"target": 0.98, "reached": 0, "seconds": None, "shorter": None}]
     assert len(load(path)["runs"]) == 4 and not list(tmp_path.glob("*.part"))
     with pytest.raises(ValueError, match="other settings"):
         mlp_accuracy.run(harness.Options(), Results(path), lambda text: None)
@@ -271,11 +272,12 @@ def test_papers_suite_has_every_case_and_compares_times_to_accuracy(tmp_path, mo
     cases = {row["case"]: row["seeds"] for row in rows}
     assert len(cases) == 8 and {case: n for case, n in cases.items() if n == 1} == {"784-4096-4096-10 p=0.7, 15 epochs": 1}
     assert "784-2048-2048-10 p=0.3, 0.7, 15 epochs" in cases and "784-1024-64-10 p=0.7, 15 epochs" in cases
-    shorter = {(row["implementation"], row["peer"]): row["shorter"] for row in rows}
+    shorter = {(row["implementation"], row["peer"]): row["times"][1]["shorter"] for row in rows}
     assert shorter == {("bernoulli", None): None, ("rdp", "bernoulli"): 2.0, ("tdp", "bernoulli"): None,
                        ("bernoulli", training.TORCH): 2.0, ("rdp", training.TORCH): 4.0, ("tdp", training.TORCH): None,
                        (training.TORCH, None): None}
-    assert "4.00 (torch nn.Dropout)" in markdown(rows)
+    assert "| torch nn.Dropout | 0.97: 2.0 (4.00), 0.975: 2.0 (4.00), 0.98: 2.0 (4.00) |" in markdown(rows)
+    assert "| bernoulli | 0.97: 0 of 3, 0.975: 0 of 3, 0.98: 0 of 3 |" in markdown(rows)
     papers_mlp.plot(results, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000
 
