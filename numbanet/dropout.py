@@ -67,11 +67,11 @@ class Dropout(abc.ABC):
         return None
 
     def keeps(self, layers: int) -> list[float]:
-        """For each of the Linear layers, the last one too: the share of its products x w that is left, in the mean.
+        """For each of the `Linear` layers, the last one too, by what the variance of its initial weights is multiplied.
 
-        Here: what is dropped are activations, so it is the rate of the layer before that counts; the first input is whole.
+        Here 1: a policy that thins out sums says by how much (`Linear`, keep).
         """
-        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]
+        return [1.0] * (layers + 1)
 
     @abc.abstractmethod
     def plan(self, layer: int, shape: tuple[int, int], rng: np.random.Generator) -> Plan | None:
@@ -101,9 +101,6 @@ class NoDropout(Dropout):
 
     name = "none"
 
-    def keeps(self, layers):
-        return [1.0] * (layers + 1)
-
     def plan(self, layer, shape, rng):
         return None
 
@@ -115,6 +112,9 @@ class BernoulliDropout(Dropout):
     """
 
     name = "bernoulli"
+
+    def keeps(self, layers):
+        return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses
 
     def plan(self, layer, shape, rng):
         rate = self.rate_of(layer)
@@ -140,6 +140,12 @@ class _PatternDropout(Dropout):
         """The largest dp that a layer can draw."""
         return len(self._distribution(layer))
 
+    def keep(self, layer: int) -> float:
+        """1 / E[(scale M)²], M being 1 for what is kept of a layer, else 0: 1 - p, and with the scale dp, 1 / E[dp]."""
+        if self.scale == "rate":
+            return 1 - self.rate_of(layer)
+        return 1 / sum(dp * p for dp, p in enumerate(np.diff(self._distribution(layer), prepend=0.0), 1))
+
     def draw(self, layer: int, rng: np.random.Generator) -> tuple[int, int, float]:
         """(dp, bias, scale) for one step."""
         cumulative = self._distribution(layer)
@@ -163,8 +169,7 @@ class RowDropout(_PatternDropout):
         rate is off by a little (0.6963 for 0.7 with dp_max=8).
     scale : {"rate", "pattern"}, default="rate"
         What is kept is multiplied by 1 / (1 - p), the inverse of the share that is kept in the mean over steps, or by dp, that
-        of this step. Both leave the mean as it is, but "pattern" multiplies by most where least is kept: with a larger dp_max
-        it learns worse than "rate", or diverges (bench/README.md, p = 0.5).
+        of this step. Both leave the mean as it is, but "pattern" multiplies by most where least is kept.
 
     Raises
     ------
@@ -173,6 +178,9 @@ class RowDropout(_PatternDropout):
     """
 
     name = "rdp"
+
+    def keeps(self, layers):
+        return [1.0, *map(self.keep, range(layers))]
 
     def plan(self, layer, shape, rng):
         if not self.rate_of(layer):
@@ -222,7 +230,7 @@ class TileDropout(_PatternDropout):
         return TilePlan(shape, self.tile, dp, bias, scale)
 
     def keeps(self, layers):
-        return [*(1 - self.rate_of(layer) for layer in range(layers)), 1.0]
+        return [*map(self.keep, range(layers)), 1.0]
 
     def concern(self, layer, shape):
         tiles = math.prod(TilePlan(shape, self.tile, 1, 0).grid)

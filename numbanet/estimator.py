@@ -31,8 +31,9 @@ PARAMETERS = """
     activation : {"relu", "tanh", "sigmoid", "gelu"}, default="relu"
         Between hidden layers given by their widths.
     dropout : {"none", "bernoulli", "rdp", "tdp"} or Dropout, default="none"
-        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. Initial weights have
-        less variance where sums are thinned out (`Linear`, keep), and before tiles features come in random order (`Shuffle`).
+        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. Layers that are built
+        from widths are made for it: their initial weights have less variance where sums are thinned out (`Linear`, keep), and
+        before tiles features come in random order (`Shuffle`).
     dropout_rate : float or sequence of float, default=0.5
         Probability to drop, in [0, 1), for all hidden layers or one for each.
     optimizer : {"sgd", "adam"}, default="sgd", for a regressor "adam"

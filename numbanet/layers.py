@@ -43,8 +43,9 @@ class Linear(Layer):
         Uniform initial weights of variance 2 / in, for ReLU (He et al. 2015, eq. 10), or 2 / (in + out), for tanh and
         sigmoid (Glorot & Bengio 2010, eq. 16); b starts at 0.
     keep : float, default=1.0
-        Share of the products of y's sum that dropout leaves, in the mean; the variance is multiplied by it, because what is
-        left is scaled by 1 / keep (Hendrycks & Gimpel 2016, "Adjusting for dropout variance").
+        The variance is multiplied by it: 1 / keep is how many times larger dropout makes the mean square of y's sums. Where a
+        share 1 - p of the products is left and scaled by 1 / (1 - p), it is 1 - p (Hendrycks & Gimpel 2016, "Adjusting for
+        dropout variance in batch normalization and weight initialization").
     rng : numpy.random.Generator or int, optional
         Where the initial weights come from.
     device : str or Device, default="cpu"
@@ -174,7 +175,7 @@ class Shuffle(Layer):
 
     def __init__(self, order: Sequence[int] | np.ndarray) -> None:
         given = np.asarray(order)
-        if given.ndim != 1 or not np.array_equal(np.sort(given), np.arange(given.size)):
+        if given.dtype.kind not in "iu" or given.ndim != 1 or not np.array_equal(np.sort(given), np.arange(given.size)):
             raise ValueError(f"Shuffle: order must be a permutation of 0 … n - 1, got {order!r}")
         self.order = given.astype(np.int32)
 

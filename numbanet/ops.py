@@ -95,7 +95,17 @@ def expand(dev, x, *, plan: RowPlan):
 
 @op
 def shuffle(dev, x, *, order: np.ndarray):
-    """y[n, j] = x[n, order[j]], order a permutation of 0 … I - 1.   x (N, I) -> y (N, I)"""
+    """y[n, j] = x[n, order[j]], order a permutation of 0 … I - 1.   x (N, I) -> y (N, I)
+
+    Raises
+    ------
+    ValueError
+        If it is not one.
+    """
+    order = np.require(order, requirements="CW")
+    if len(x.shape) != 2 or order.dtype.kind not in "iu" or not np.array_equal(np.sort(order), np.arange(x.shape[1])):
+        raise ValueError(f"shuffle: x {x.shape} must have two axes, and order be a permutation of the numbers of its columns, "
+                         f"got {order}")
     return dev.compact(x, dev.upload(order, np.int32)), (lambda dy: dev.compact(dy, dev.upload(np.argsort(order), np.int32)),)
 
 

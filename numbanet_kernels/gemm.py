@@ -41,10 +41,6 @@ def gemm_shapes(device, a, b, ta, tb, bias, out):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-# Each thread multiplies with its own rows of the weight (`threads`): they are rows of c in dw = dy.T x, columns of c in
-# y = x w.T, and a part of the sum in dx = dy w. Of a weight with few rows, such as a classifier's last, each has its own
-# columns: those of the activations that it computed or will read. BLAS is up to 1.7 times faster on w x.T and w.T dy.T than on
-# x w.T and dy w (1.15 times at batch 128), so these are computed turned, and the pass that adds bias and ReLU turns them back.
 @host_kernel("void(f4[:, ::1], f4[::1], b1, b1, f4)")
 def _epilogue(c, bias, biased, relu, scale):
     for m in range(c.shape[0]):
@@ -57,7 +53,12 @@ def _epilogue(c, bias, biased, relu, scale):
             c[m, n] = scale * value
 
 
+# Each thread multiplies with its own rows of the weight (`threads`): they are rows of c in dw = dy.T x, columns of c in
+# y = x w.T, and a part of the sum in dx = dy w. Of a weight with few rows, such as a classifier's last, each has its own
+# columns: those of the activations that it computed or will read. BLAS is up to 1.7 times faster on w x.T and w.T dy.T than on
+# x w.T and dy w (1.15 times at batch 128), so these are computed turned, and the pass that adds bias and ReLU turns them back.
 LEAST_ROWS, LEAST_DEPTH = 32, 64  # of a thread's part of a weight, and of a sum
+
 
 def _by_rows(a, b, out, bias=None, relu=False, scale=1.0):
     """out = scale * act(a b + bias), each thread on its rows of a."""

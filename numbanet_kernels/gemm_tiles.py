@@ -159,7 +159,8 @@ def tile_inputs_cpu(x, shape, tile, dp, bias):
 
 
 def tile_outputs_cpu(dy, shape, tile, dp, bias, scale=1.0, y=None):
-    """(scale * dz as the kept tiles meet it, sum_n dz[n, o]), for dx, dw and db; dz (N, O) is dy, or 0 where y <= 0."""
+    """(scale * dz as the kept tiles meet it, sum_n dz[n, o]), for dx, dw and db; dz (N, O) is dy, with a y given only
+    where y > 0, else 0."""
     places, _ = packed_shape(shape, tile, dp)
     sums = full_cpu((dy.shape[1],), 0.0)
     return turn_in(dy, places, _layout(shape, tile, dp, bias).row_place, scale, y, sums), sums

@@ -126,23 +126,19 @@ def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int]
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
-lent: dict[int, Any] = {}  # pointers to memory that is in use: Numba counts the references to one, and somebody has to keep it
+lent: dict[int, Any] = {}  # memory in use: Numba counts the references to a pointer, and somebody has to hold it till then
 
 
-def device_array_in(context: Any, memory: Any, start: int, stop: int, shape: tuple[int, ...], dtype: Any,
-                    done: Callable[[], None]) -> Any:
-    """A device array in bytes start … stop - 1 of another; `done` is called when it and all its views are gone."""
+def device_array_in(context: Any, memory: Any, address: int, size: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
+    """A device array in bytes address … address + size - 1, which lie in another; `owner` is held until it and all its views
+    are gone."""
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
     from numba.cuda.cudadrv.driver import AutoFreePointer
 
-    def finalize() -> None:
-        del lent[key]
-        done()
-
-    pointer = AutoFreePointer(weakref.proxy(context), memory.gpu_data.view(start, stop).device_pointer, stop - start,
-                              finalizer=finalize)
+    pointer = AutoFreePointer(weakref.proxy(context), type(memory.gpu_data.device_pointer)(address), size,
+                              finalizer=lambda: lent.pop(key))
     key = id(pointer)
-    lent[key] = pointer
+    lent[key] = pointer, owner
     strides = tuple(math.prod(shape[i + 1:]) * dtype.itemsize for i in range(len(shape)))
     return DeviceNDArray(shape, strides, dtype, gpu_data=pointer.own())
 

@@ -56,7 +56,7 @@ def _pages(size):
 _pool = Pool(_pages, chunk=1 << 26, keep=1 << 29, step=PAGE)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.renew)
-POOLED = 1 << 16  # bytes: what is smaller, NumPy and the C library hand out again themselves
+SMALL = 1 << 16  # bytes: what is smaller, NumPy and the C library hand out again themselves
 
 
 def _sized(shape, dtype):
@@ -68,7 +68,7 @@ def _sized(shape, dtype):
 def empty_cpu(shape, dtype=np.float32):
     """An array of unset values."""
     size, shape, dtype = _sized(shape, dtype)
-    return np.empty(shape, dtype) if size < POOLED else lend_cpu(_pool, size, shape, dtype)
+    return np.empty(shape, dtype) if size < SMALL else lend_cpu(_pool, size, shape, dtype)
 
 
 def full_cpu(shape, value, dtype=np.float32, out=None):
@@ -135,11 +135,11 @@ def take_rows_cpu(x, rows, out=None):
 
 @host_kernel("void(f4[:, ::1], i4[::1], f4[:, ::1], i8, i8)")
 def _take_columns_cpu(x, columns, y, first, stop):
-    """y[n, i] = x[n, columns[i]], 0 where columns[i] < 0, for first <= n < stop: both expand and compact."""
+    """y[n, i] = x[n, columns[i]], 0 where x has no such column, for first <= n < stop: both expand and compact."""
     for n in range(first, stop):
         row, out = x[n], y[n]
         for i in range(columns.size):
-            out[i] = row[np.uint64(columns[i])] if columns[i] >= 0 else np.float32(0)
+            out[i] = row[np.uint64(columns[i])] if 0 <= columns[i] < row.size else np.float32(0)
 
 
 def _take_columns_shared(x, columns, out):
@@ -234,11 +234,11 @@ def _copies():
 
     @kernel("void(f4[::1], i4[::1], f4[::1], i4, i4)")
     def take_columns(x, columns, y, x_width, y_width):
-        """y[n, i] = x[n, columns[i]], 0 where columns[i] < 0: both expand and compact."""
+        """y[n, i] = x[n, columns[i]], 0 where x has no such column: both expand and compact."""
         i = cuda.grid(1)
         if i < y.size:
             column = columns[i % y_width]
-            y[i] = x[(i // y_width) * x_width + column] if column >= 0 else 0.0
+            y[i] = x[(i // y_width) * x_width + column] if 0 <= column < x_width else 0.0
 
     @kernel("void(f4[::1], f4[::1], i4, i4, i4)")
     def paste(x, y, x_width, y_width, offset):
@@ -260,14 +260,15 @@ def blocks_for(size: int) -> int:
     return ceil_div(size, THREADS)
 
 
-_device_pool = Pool(lambda size: cuda.device_array(size, np.uint8), chunk=1 << 26, keep=1 << 32, step=1 << 8)
-_small_device_pool = Pool(_device_pool.allocate, chunk=1 << 20, keep=1 << 26, step=1 << 8)  # they would break up the other
+_of_device = functools.partial(Pool, lambda size: cuda.device_array(size, np.uint8), step=1 << 8, family=[])
+_device_pool = _of_device(chunk=1 << 26, keep=1 << 32)
+_small_device_pool = _of_device(chunk=1 << 20, keep=1 << 26)  # an epoch's losses would break up the chunks of large arrays
 
 
 def empty_cuda(shape, dtype=np.float32):
     """An array of unset values."""
     size, shape, dtype = _sized(shape, dtype)
-    pool = _device_pool if size >= POOLED else _small_device_pool
+    pool = _device_pool if size >= SMALL else _small_device_pool
     return lend_cuda(pool, size, shape, dtype) if size else cuda.device_array(shape, dtype)
 
 

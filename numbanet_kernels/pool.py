@@ -9,19 +9,27 @@ from __future__ import annotations
 import collections
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .launch import SIMULATED, cuda, device_array_in
 
 
-class Piece(NamedTuple):
-    """Bytes start … stop - 1 of a chunk."""
+class Piece:
+    """Bytes start … stop - 1 of a chunk, which go back to its pool when nobody holds this any more."""
 
-    chunk: _Chunk
-    start: int
-    stop: int
+    __slots__ = ("chunk", "pool", "start", "stop")
+
+    def __init__(self, pool: Pool, chunk: _Chunk, start: int, stop: int) -> None:
+        self.pool, self.chunk, self.start, self.stop = pool, chunk, start, stop
+
+    @property
+    def address(self) -> int:
+        return self.chunk.address + self.start
+
+    def __del__(self) -> None:
+        self.pool.give_back(self.chunk, self.start, self.stop)
 
 
 class _Chunk:
@@ -29,20 +37,21 @@ class _Chunk:
 
     def __init__(self, memory: Any) -> None:
         self.memory, self.size = memory, memory.nbytes
-        self.address = memory.ctypes.data if isinstance(memory, np.ndarray) else None
+        host = memory if isinstance(memory, np.ndarray) else memory._ary if SIMULATED else None
+        self.address = memory.__cuda_array_interface__["data"][0] if host is None else host.ctypes.data
         self.free = [(0, self.size)]
 
-    def cut(self, size: int) -> Piece | None:
-        """The first free piece of so many bytes."""
+    def cut(self, size: int) -> tuple[int, int] | None:
+        """The first free place of so many bytes, which is then taken."""
         for i, (start, stop) in enumerate(self.free):
             if stop - start >= size:
                 self.free[i:i + 1] = [(start + size, stop)] if stop - start > size else []
-                return Piece(self, start, start + size)
+                return start, start + size
         return None
 
     def join(self, start: int, stop: int) -> None:
-        """A piece that is free again, made one with its free neighbours."""
-        i = sum(other < start for other, _ in self.free)  # few; and while Python ends, modules such as bisect are gone
+        """A place that is free again, made one with its free neighbours."""
+        i = sum(other < start for other, _ in self.free)  # few
         after = i < len(self.free) and self.free[i][0] == stop
         before = i > 0 and self.free[i - 1][1] == start
         self.free[i - before:i + after] = [(self.free[i - 1][0] if before else start, self.free[i][1] if after else stop)]
@@ -53,13 +62,13 @@ class _Chunk:
 
 
 class Pool:
-    """Large chunks of memory, cut to size: the first free piece that is large enough is lent, from the low end.
+    """Large chunks of memory, cut to size: the first free place that is large enough is lent, from the low end.
 
     A pattern's arrays have other sizes in every step. Cut from the low end they take the same bytes again, whatever they were
     cut for before, and what is never reached is never touched: a system backs it with no memory.
 
     Pieces come back at any moment, from any thread and out of the garbage collector: into a deque, whose append is atomic.
-    Chunks are changed only under a lock.
+    Chunks are changed only under a lock, which is held for no longer than that.
 
     Parameters
     ----------
@@ -68,16 +77,23 @@ class Pool:
     chunk : int
         Bytes that are asked for at once, or more where a request is larger.
     keep : int
-        At most so many bytes are kept for later.
+        Of chunks that nobody uses, at most so many bytes are kept for later.
     step : int
         Bytes that all sizes are rounded up to.
+    family : list of Pool, optional
+        The pools that share one memory; this one joins them. Where it is short, all give up what nobody uses.
     """
 
-    def __init__(self, allocate: Callable[[int], Any], chunk: int, keep: int, step: int) -> None:
+    LARGE = 1 << 24  # bytes: so large a piece is seen to at once when it comes back, others when the next one is taken
+
+    def __init__(self, allocate: Callable[[int], Any], chunk: int, keep: int, step: int,
+                 family: list[Pool] | None = None) -> None:
         self.allocate, self.chunk, self.keep, self.step = allocate, chunk, keep, step
-        self.returned: collections.deque[Piece] = collections.deque()
+        self.returned: collections.deque[tuple[_Chunk, int, int]] = collections.deque()
         self.chunks: list[_Chunk] = []
         self.allocations = 0
+        self.family = [] if family is None else family
+        self.family.append(self)
         self.renew()
 
     def renew(self) -> None:
@@ -90,35 +106,41 @@ class Pool:
         with self.lock:
             self._collect()
             for chunk in self.chunks:
-                if piece := chunk.cut(size):
-                    return piece
+                if place := chunk.cut(size):
+                    return Piece(self, chunk, *place)
+        try:
+            memory = self.allocate(max(size, self.chunk))
+        except Exception:  # memory is short: without what nobody uses, it may do
+            for pool in self.family:
+                pool.give_up(0)
+            memory = self.allocate(size)
+        chunk = _Chunk(memory)
+        place = chunk.cut(size)
+        with self.lock:
             self.allocations += 1
-            try:
-                memory = self.allocate(max(size, self.chunk))
-            except Exception:  # memory is short: with what is kept for later given up, it may do
-                self._give_up(0)
-                memory = self.allocate(size)
-            self.chunks.append(_Chunk(memory))
-            return self.chunks[-1].cut(size)
+            self.chunks.append(chunk)
+        return Piece(self, chunk, *place)
 
-    def give_back(self, piece: Piece) -> None:
+    def give_back(self, chunk: _Chunk, start: int, stop: int) -> None:
         """A piece that nobody reads any more."""
-        self.returned.append(piece)
-        if self.lock.acquire(blocking=False):  # else whoever holds it, or takes the next piece, sees to this one
-            try:
-                self._collect()
-            finally:
-                self.lock.release()
+        self.returned.append((chunk, start, stop))
+        if stop - start >= self.LARGE and not self.lock.locked():  # held by this very thread, maybe: then it collects later
+            self.give_up(self.keep)
+
+    def give_up(self, keep: int) -> None:
+        """Let go of chunks that nobody uses, but for so many bytes."""
+        with self.lock:
+            self._collect()
+            self._give_up(keep)
 
     def _collect(self) -> None:
         while self.returned:
-            piece = self.returned.popleft()
-            piece.chunk.join(piece.start, piece.stop)
-            if piece.chunk.idle:
+            chunk, start, stop = self.returned.popleft()
+            chunk.join(start, stop)
+            if chunk.idle:
                 self._give_up(self.keep)
 
     def _give_up(self, keep: int) -> None:
-        """Let go of chunks that nobody uses, but for so many bytes."""
         left = []
         for chunk in self.chunks:
             if not chunk.idle or chunk.size <= keep:
@@ -131,18 +153,14 @@ class Pool:
 class _Loan:
     """A NumPy array's claim to a piece."""
 
-    def __init__(self, pool: Pool, piece: Piece, address: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.pool, self.piece = pool, piece
-        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (address, False)}
-
-    def __del__(self) -> None:
-        self.pool.give_back(self.piece)
+    def __init__(self, piece: Piece, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.piece = piece
+        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (piece.address, False)}
 
 
 def lend_cpu(pool: Pool, size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An array in a piece of the pool."""
-    piece = pool.take(size)
-    return np.asarray(_Loan(pool, piece, piece.chunk.address + piece.start, shape, dtype))
+    return np.asarray(_Loan(pool.take(size), shape, dtype))
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -151,5 +169,5 @@ def lend_cuda(pool: Pool, size: int, shape: tuple[int, ...], dtype: np.dtype) ->
     piece = pool.take(size)
     memory = piece.chunk.memory
     if SIMULATED:
-        return type(memory)(np.asarray(_Loan(pool, piece, memory._ary.ctypes.data + piece.start, shape, dtype)))
-    return device_array_in(cuda.current_context(), memory, piece.start, piece.stop, shape, dtype, lambda: pool.give_back(piece))
+        return type(memory)(np.asarray(_Loan(piece, shape, dtype)))
+    return device_array_in(cuda.current_context(), memory, piece.address, size, shape, dtype, piece)

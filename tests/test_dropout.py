@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numbanet import BernoulliDropout, Net, RowDropout, TileDropout
+from numbanet import BernoulliDropout, Dropout, Net, RowDropout, TileDropout
 from numbanet.dropout import POLICIES, policy
 
 STEPS = 20_000
@@ -66,6 +66,19 @@ def test_the_same_seed_gives_the_same_plans():
                                             ("tdp", [0.7, 0.4, 1])])
 def test_keeps_is_what_the_plans_leave_of_a_layers_products(name, expected):
     assert policy(name, (0.3, 0.6)).keeps(2) == pytest.approx(expected)
+
+
+def test_keeps_of_a_policy_of_ones_own_and_of_the_other_scale():
+    class Mine(Dropout):
+        name = "mine"
+
+        def plan(self, layer, shape, rng):
+            return None
+
+    assert Mine().keeps(2) == [1, 1, 1]
+    rows, rng = RowDropout(0.6, dp_max=8, scale="pattern"), np.random.default_rng(8)
+    squares = [plan.scale**2 * plan.mask().mean() for plan in (rows.plan(0, (840, 1), rng) for _ in range(STEPS))]
+    assert rows.keeps(1) == [1, pytest.approx(1 / np.mean(squares), rel=0.03)]
 
 
 @pytest.mark.parametrize("scale, expected", [("rate", lambda plan, rate: 1 / (1 - rate)),

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -57,18 +58,23 @@ def test_a_device_array_gives_its_block_back_when_the_last_view_is_gone():
     class Block:
         gpu_data = driver.MemoryPointer(None, driver.binding.CUdeviceptr(4096), 1024)
 
-    context, given_back = Context(), []
-    array = launch.device_array_in(context, Block(), 256, 512, (3, 4), np.dtype(np.float32), lambda: given_back.append(1))
+    class Owner:
+        pass
+
+    context, owner = Context(), Owner()
+    owner_is_there = weakref.ref(owner)
+    array = launch.device_array_in(context, Block(), 4096 + 256, 256, (3, 4), np.dtype(np.float32), owner)
+    del owner
     assert array.shape == (3, 4) and array.strides == (16, 4) and array.is_c_contiguous()
     assert int(array.gpu_data.device_pointer) == 4096 + 256
     view = array.reshape(12)
     row = array.reshape(4, 3)
     del array
     gc.collect()
-    assert not given_back
+    assert owner_is_there()
     del view, row
     gc.collect()
-    assert given_back == [1] and not launch.lent
+    assert not owner_is_there() and not launch.lent
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory that leaves out mapped files")

@@ -7,6 +7,7 @@ import signal
 import threading
 import warnings
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -86,6 +87,15 @@ def test_features_come_in_random_order_before_tiles_only():
     np.testing.assert_array_equal(first.order, clone(net).fit(X, Y).model_.layers[0].order)
     for other in ({"dropout": "rdp"}, {"dropout": TileDropout((0.0, 0.5), tile=4)}, {"layers": (), "dropout": "tdp"}):
         assert not isinstance(Net(**{**SMALL, **other}).fit(X, Y).model_.layers[0], Shuffle)
+
+
+@pytest.mark.parametrize("dropout", ["none", "rdp", "tdp"])
+@pytest.mark.filterwarnings("ignore:tdp")
+def test_a_net_mapped_read_only_predicts(tmp_path, dropout):
+    net = Net(**SMALL, dropout=dropout).fit(X, Y)
+    joblib.dump(net, tmp_path / "net")
+    mapped = joblib.load(tmp_path / "net", mmap_mode="r")
+    np.testing.assert_array_equal(mapped.predict(X_TEST), net.predict(X_TEST))
 
 
 def test_fit_twice_starts_anew_and_fit_arguments_override_for_one_call():

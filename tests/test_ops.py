@@ -110,6 +110,12 @@ def test_value_and_gradient(dev, rng, name):
     check_grad(function, tensors)
 
 
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0, 1, 3], [0, -1, 1], [[0, 1, 2]], [True, False, True], [0.0, 1.0, 2.0]])
+def test_shuffle_refuses_what_is_no_permutation(dev, order):
+    with pytest.raises(ValueError, match="shuffle"):
+        ops.shuffle(Tensor(np.ones((2, 3)), dev), order=np.array(order))
+
+
 @op
 def exp_with_a_wrong_vjp(dev, x):
     return dev.exp(x), (lambda dy: dy,)
