@@ -14,7 +14,7 @@ from .mlp_accuracy import DROPOUT_RATE, EPOCHS, HIDDEN, VARIANTS, plot  # noqa: 
 from .results import Results
 from .training import Experiment
 
-SCALES, PERIODS, DATA = ("pattern", "rate"), (4, 8, 16), ("mnist", "fashion-mnist")
+SCALES, PERIODS, DATA = ("pattern", "root", "rate"), (4, 8, 16), ("mnist", "fashion-mnist")
 
 
 def _pattern(kind: str, **settings: Any) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def variants() -> dict[str, Callable[[], dict[str, Any]]]:
             found[f"{kind} {scale}"] = functools.partial(_pattern, kind, scale=scale)
             for dp_max in PERIODS:
                 found[f"{kind} {scale} dp_max={dp_max}"] = functools.partial(_pattern, kind, scale=scale, dp_max=dp_max)
-        found[f"{kind} rate dp_max=8 search=sgd"] = functools.partial(_pattern, kind, dp_max=8, search="sgd")
+        found[f"{kind} root dp_max=8 search=sgd"] = functools.partial(_pattern, kind, dp_max=8, search="sgd")
     return found
 
 

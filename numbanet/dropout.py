@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import abc
 import bisect
+import functools
 import math
 import numbers
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -122,36 +123,54 @@ class BernoulliDropout(Dropout):
         return BernoulliPlan(shape[0], rate, key, 1 / (1 - rate)) if rate else None
 
 
+SCALES = {"rate": 0.0, "root": 0.5, "pattern": 1.0}
+
+
+class _Periods(NamedTuple):
+    """How the periods of one rate are drawn."""
+
+    cumulative: list[float]     # probability of 1 … dp, for dp from 1 on
+    scales: list[float]         # what is kept under each dp is multiplied by it
+    keep: float                 # 1 / E[scale² / dp]: what of the mean square of a sum was there before
+
+
+@functools.lru_cache(maxsize=64)
+def _periods(rate: float, dp_max: int | None, search: str, scale: str) -> _Periods:
+    """scale(dp) = dp^a / E[dp^(a - 1)]: a share 1 / dp is kept, so that E[scale / dp] = 1 for every a."""
+    distribution = pattern_distribution(rate, dp_max, search)
+    dp, a = np.arange(1, len(distribution) + 1.0), SCALES[scale]
+    scales = dp**a / (distribution @ dp**(a - 1))
+    return _Periods(np.cumsum(distribution).tolist(), scales.tolist(), float(1 / (distribution @ (scales**2 / dp))))
+
+
 class _PatternDropout(Dropout):
     """Base of rdp and tdp: draws the period dp and the bias of a pattern."""
 
-    def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "rate") -> None:
+    def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "root") -> None:
         super().__init__(rate)
-        if scale not in ("rate", "pattern"):
-            raise ValueError(f"scale must be 'rate' or 'pattern', got {scale!r}")
+        if not isinstance(scale, str) or scale not in SCALES:
+            raise ValueError(f"scale must be one of {', '.join(map(repr, SCALES))}; got {scale!r}")
         self.dp_max, self.search, self.scale = dp_max, search, scale
-        rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
-        self._cumulative = [np.cumsum(pattern_distribution(r, dp_max, search)).tolist() for r in rates]
+        for r in self.rate if isinstance(self.rate, tuple) else (self.rate,):
+            pattern_distribution(r, dp_max, search)  # refuses what is impossible
 
-    def _distribution(self, layer: int) -> list[float]:
-        return self._cumulative[layer if len(self._cumulative) > 1 else 0]
+    def _of(self, layer: int) -> _Periods:
+        return _periods(self.rate_of(layer), self.dp_max, self.search, self.scale)
 
     def periods(self, layer: int) -> int:
         """The largest dp that a layer can draw."""
-        return len(self._distribution(layer))
+        return len(self._of(layer).scales)
 
     def keep(self, layer: int) -> float:
-        """1 / E[(scale M)²], M being 1 for what is kept of a layer, else 0: 1 - p, and with the scale dp, 1 / E[dp]."""
-        if self.scale == "rate":
-            return 1 - self.rate_of(layer)
-        return 1 / sum(dp * p for dp, p in enumerate(np.diff(self._distribution(layer), prepend=0.0), 1))
+        """By what the variance of the weights is multiplied whose products this layer's plans thin out (`Linear`, keep)."""
+        return self._of(layer).keep
 
     def draw(self, layer: int, rng: np.random.Generator) -> tuple[int, int, float]:
         """(dp, bias, scale) for one step."""
-        cumulative = self._distribution(layer)
+        cumulative, scales, _ = self._of(layer)
         dp = 1 + min(bisect.bisect_right(cumulative, rng.random()), len(cumulative) - 1)
         bias = int(dp * rng.random())  # three times faster than rng.integers(dp)
-        return dp, bias, float(dp) if self.scale == "pattern" else 1 / (1 - self.rate_of(layer))
+        return dp, bias, scales[dp - 1]
 
 
 class RowDropout(_PatternDropout):
@@ -167,9 +186,10 @@ class RowDropout(_PatternDropout):
     search : {"exact", "sgd"}, default="exact"
         How the distribution of dp is found: of maximum entropy at exactly this rate, or by the papers' Algorithm 1, whose
         rate is off by a little (0.6963 for 0.7 with dp_max=8).
-    scale : {"rate", "pattern"}, default="rate"
-        What is kept is multiplied by 1 / (1 - p), the inverse of the share that is kept in the mean over steps, or by dp, that
-        of this step. Both leave the mean as it is, but "pattern" multiplies by most where least is kept.
+    scale : {"rate", "root", "pattern"}, default="root"
+        What is kept is multiplied by dp^a / E[dp^(a - 1)], with a = 0, 1/2 or 1, which leaves its mean as it is: by
+        1 / (1 - p), the inverse of the share that is kept in the mean over steps; by dp, that of this step; or in between.
+        "rate" makes the noise of a single product least, "pattern" that of what all of them have in common.
 
     Raises
     ------
@@ -216,7 +236,7 @@ class TileDropout(_PatternDropout):
     name = "tdp"
     shuffle = True
 
-    def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "rate",
+    def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "root",
                  tile: int = 32) -> None:
         super().__init__(rate, dp_max, search, scale)
         if not isinstance(tile, numbers.Integral) or tile < 1:

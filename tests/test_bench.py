@@ -248,7 +248,7 @@ def test_settings_suite_names_every_variant_and_both_data_sets(tmp_path, monkeyp
         Net(**experiment.variant()).check()
         seen.append(experiment.key)
         return _trained(experiment, seed, 0.9 + 0.01 * (experiment.name != "bernoulli"),
-                        1 if experiment.name == "rdp rate dp_max=16" else 2)
+                        1 if experiment.name == "rdp pattern dp_max=16" else 2)
 
     monkeypatch.setattr(training, "train", train)
     for name in ("load_mnist", "load_fashion_mnist"):
@@ -257,7 +257,7 @@ def test_settings_suite_names_every_variant_and_both_data_sets(tmp_path, monkeyp
     assert len(seen) == len(set(seen)) == len(rows) == 2 * len(mlp_settings.variants())
     assert sum(row["case"].startswith("fashion-mnist") for row in rows) == len(rows) // 2
     diverged = [row for row in rows if row.get("diverged")]
-    assert {row["implementation"] for row in diverged} == {"rdp rate dp_max=16"} and len(diverged) == 2
+    assert {row["implementation"] for row in diverged} == {"rdp pattern dp_max=16"} and len(diverged) == 2
     assert "1 of 1 diverged" in markdown(rows)
     assert {round(row["points"], 6) for row in rows if row not in diverged and row["implementation"] != "bernoulli"} == {1.0}
 

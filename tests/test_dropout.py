@@ -7,8 +7,10 @@ from scipy import stats
 
 from numbanet import BernoulliDropout, Dropout, Net, RowDropout, TileDropout
 from numbanet.dropout import POLICIES, policy
+from numbanet.search import pattern_distribution
 
 STEPS = 20_000
+ROOT_OF_SHARE = float(pattern_distribution(0.6) @ np.arange(1, 5) ** -0.5)  # E[dp^(-1/2)] at the rate of `test_scale`
 CONFIDENCE = 1 - 1e-4  # of each test as a whole: one false alarm in ten thousand runs with fresh seeds (the seeds are fixed)
 
 
@@ -62,13 +64,20 @@ def test_the_same_seed_gives_the_same_plans():
         assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("name, expected", [("none", [1, 1, 1]), ("bernoulli", [1, 0.7, 0.4]), ("rdp", [1, 0.7, 0.4]),
-                                            ("tdp", [0.7, 0.4, 1])])
-def test_keeps_is_what_the_plans_leave_of_a_layers_products(name, expected):
+@pytest.mark.parametrize("name, expected", [("none", [1, 1, 1]), ("bernoulli", [1, 0.7, 0.4])])
+def test_keeps_of_conventional_dropout(name, expected):
     assert policy(name, (0.3, 0.6)).keeps(2) == pytest.approx(expected)
 
 
-def test_keeps_of_a_policy_of_ones_own_and_of_the_other_scale():
+@pytest.mark.parametrize("scale", ["rate", "root", "pattern"])
+def test_keeps_is_what_of_the_mean_square_was_there_before(scale):
+    rows, rng = RowDropout((0.0, 0.6), dp_max=8, scale=scale), np.random.default_rng(8)
+    squares = [plan.scale**2 * plan.mask().mean() for plan in (rows.plan(1, (840, 1), rng) for _ in range(STEPS))]
+    share = pytest.approx(1 / np.mean(squares), rel=0.03)
+    assert rows.keeps(2) == [1, 1, share] and TileDropout((0.0, 0.6), dp_max=8, scale=scale).keeps(2) == [1, share, 1]
+
+
+def test_a_policy_of_ones_own_leaves_initial_weights_alone():
     class Mine(Dropout):
         name = "mine"
 
@@ -76,12 +85,10 @@ def test_keeps_of_a_policy_of_ones_own_and_of_the_other_scale():
             return None
 
     assert Mine().keeps(2) == [1, 1, 1]
-    rows, rng = RowDropout(0.6, dp_max=8, scale="pattern"), np.random.default_rng(8)
-    squares = [plan.scale**2 * plan.mask().mean() for plan in (rows.plan(0, (840, 1), rng) for _ in range(STEPS))]
-    assert rows.keeps(1) == [1, pytest.approx(1 / np.mean(squares), rel=0.03)]
 
 
 @pytest.mark.parametrize("scale, expected", [("rate", lambda plan, rate: 1 / (1 - rate)),
+                                             ("root", lambda plan, rate: np.sqrt(plan.dp) / ROOT_OF_SHARE),
                                              ("pattern", lambda plan, rate: plan.dp)])
 @pytest.mark.parametrize("kind", [RowDropout, TileDropout])
 def test_scale(kind, scale, expected):
@@ -91,8 +98,8 @@ def test_scale(kind, scale, expected):
         assert plan.scale == pytest.approx(expected(plan, 0.6))
 
 
-def test_both_scales_leave_the_mean_as_it_is():
-    for scale in ("rate", "pattern"):
+def test_all_scales_leave_the_mean_as_it_is():
+    for scale in ("rate", "root", "pattern"):
         rng, drawn = np.random.default_rng(7), RowDropout(0.5, scale=scale)
         plans = [drawn.plan(0, (40, 1), rng) for _ in range(STEPS)]
         kept = np.array([plan.scale * plan.mask() for plan in plans])
