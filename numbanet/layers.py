@@ -105,7 +105,10 @@ class Linear(Layer):
             y = self(x.reshape(math.prod(lead), width), plan, kept, relu)
             return y.reshape(*lead, y.shape[-1])
         if isinstance(plan, TilePlan):
-            return ops.linear_tiles(_expand(x, kept), self.weight, self.bias, plan=plan, relu=relu)
+            x = _expand(x, kept)
+            if plan.dp > 1:
+                return ops.linear_tiles(x, self.weight, self.bias, plan=plan, relu=relu)
+            return ops.linear(x if plan.trivial else ops.affine(x, mul=plan.scale), self.weight, self.bias, relu=relu)
         if isinstance(plan, RowPlan) or kept is not None:
             rows = plan if isinstance(plan, RowPlan) else RowPlan(self.out_features, 1, 0)
             cols = RowPlan(self.in_features, 1, 0) if kept is None else kept
