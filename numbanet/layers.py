@@ -105,10 +105,7 @@ class Linear(Layer):
             y = self(x.reshape(math.prod(lead), width), plan, kept, relu)
             return y.reshape(*lead, y.shape[-1])
         if isinstance(plan, TilePlan):
-            x = _expand(x, kept)
-            if plan.dp > 1:
-                return ops.linear_tiles(x, self.weight, self.bias, plan=plan, relu=relu)
-            return ops.linear(x if plan.trivial else ops.affine(x, mul=plan.scale), self.weight, self.bias, relu=relu)
+            return ops.linear_tiles(_expand(x, kept), self.weight, self.bias, plan=plan, relu=relu)
         if isinstance(plan, RowPlan) or kept is not None:
             rows = plan if isinstance(plan, RowPlan) else RowPlan(self.out_features, 1, 0)
             cols = RowPlan(self.in_features, 1, 0) if kept is None else kept
@@ -177,10 +174,10 @@ class Shuffle(Layer):
     """
 
     def __init__(self, order: Sequence[int] | np.ndarray) -> None:
-        given = np.asarray(order)
-        if given.dtype.kind not in "iu" or given.ndim != 1 or not np.array_equal(np.sort(given), np.arange(given.size)):
+        found = ops.permutation(order)
+        if found is None:
             raise ValueError(f"Shuffle: order must be a permutation of 0 … n - 1, got {order!r}")
-        self.order = given.astype(np.int32)
+        self.order = found[0]
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.ndim != 2 or x.shape[1] != self.order.size:

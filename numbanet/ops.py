@@ -5,6 +5,7 @@ x, y, a, b, w are tensors; dy is the gradient of the result. Shapes are in the d
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 import numbers
 from collections.abc import Callable, Sequence
@@ -93,6 +94,21 @@ def expand(dev, x, *, plan: RowPlan):
     return dev.expand(x, plan.positions(dev)), (lambda dy: dev.compact(dy, plan.kept(dev)),)
 
 
+@functools.lru_cache(maxsize=64)
+def _permutation(order: bytes, dtype: str, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+    """(the order, its inverse) as int32 arrays; None if it is no permutation. An order is checked and inverted once."""
+    found = np.frombuffer(order, dtype)
+    if len(shape) != 1 or found.dtype.kind not in "iu" or not np.array_equal(np.sort(found), np.arange(found.size)):
+        return None
+    return found.astype(np.int32), np.argsort(found).astype(np.int32)
+
+
+def permutation(order: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """(the order, its inverse) as int32 arrays, or None if it is not made of each of the integers 0 … n - 1 once."""
+    order = np.asarray(order)
+    return _permutation(order.tobytes(), order.dtype.str, order.shape)
+
+
 @op
 def shuffle(dev, x, *, order: np.ndarray):
     """y[n, j] = x[n, order[j]], order a permutation of 0 … I - 1.   x (N, I) -> y (N, I)
@@ -102,11 +118,11 @@ def shuffle(dev, x, *, order: np.ndarray):
     ValueError
         If it is not one.
     """
-    order = np.require(order, requirements="CW")
-    if len(x.shape) != 2 or order.dtype.kind not in "iu" or not np.array_equal(np.sort(order), np.arange(x.shape[1])):
+    found = permutation(order)
+    if found is None or len(x.shape) != 2 or found[0].size != x.shape[1]:
         raise ValueError(f"shuffle: x {x.shape} must have two axes, and order be a permutation of the numbers of its columns, "
                          f"got {order}")
-    return dev.compact(x, dev.upload(order, np.int32)), (lambda dy: dev.compact(dy, dev.upload(np.argsort(order), np.int32)),)
+    return dev.compact(x, dev.upload(found[0])), (lambda dy: dev.compact(dy, dev.upload(found[1])),)
 
 
 # --- elementwise ------------------------------------------------------------------------------------------------------
@@ -381,8 +397,7 @@ def linear_rows(dev, x, w, b=None, *, rows: RowPlan, cols: RowPlan, relu: bool =
 
 
 @op
-def linear_tiles(dev, x, w, b=None, *, plan: TilePlan, relu: bool = False):
-    """y[n, o] = act(scale sum_i x[n, i] (w * M)[o, i] + b[o]), M = plan.mask().   x (N, I) -> y (N, O), scale = plan.scale"""
+def _linear_tiles(dev, x, w, b=None, *, plan: TilePlan, relu: bool = False):
     shape, pattern, scale = w.shape, (plan.tile, plan.dp, plan.bias), plan.scale
     blocks = dev.tile_blocks(w, *pattern) if plan.prepared is None else plan.prepared
     inputs = dev.tile_inputs(x, shape, *pattern)
@@ -395,6 +410,16 @@ def linear_tiles(dev, x, w, b=None, *, plan: TilePlan, relu: bool = False):
 
     return y, (lambda dy: dev.gemm_tiles_dx(dy, w, *pattern, scale=scale, blocks=blocks, outputs=prepared(dy)[0]),
                dw, lambda dy: prepared(dy)[1])
+
+
+def linear_tiles(x: Any, w: Any, b: Any = None, *, plan: TilePlan, relu: bool = False) -> Tensor:
+    """y[n, o] = act(scale sum_i x[n, i] (w * M)[o, i] + b[o]), M = plan.mask().   x (N, I) -> y (N, O), scale = plan.scale
+
+    All tiles (dp = 1) are the dense product of scale x.
+    """
+    if plan.dp > 1:
+        return _linear_tiles(x, w, b, plan=plan, relu=relu)
+    return linear(x if plan.trivial else affine(x, mul=plan.scale), w, b, relu=relu)
 
 
 @op

@@ -134,9 +134,7 @@ def _pack(w, place, start, step, tile, first, stop, packed):
 
 
 def tile_blocks_cpu(w, tile, dp, bias):
-    """The kept tiles, packed as dw is: prepared once for the forward pass and dx. All of them are the weight itself."""
-    if dp == 1:
-        return w
+    """The kept tiles, packed as dw is: prepared once for the forward pass and dx."""
     layout = _layout(w.shape, tile, dp, bias)
     packed = empty_cpu(packed_shape(w.shape, tile, dp))
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 
 import numpy as np
 
 from . import launch as L, threads
 from .interrupt import deferred
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
-from .pool import Pool, lend_cpu, lend_cuda
+from .pool import SMALL, lend_cpu, lend_cuda
 
 THREADS = 256
 
@@ -43,22 +42,6 @@ def output(op, device, empty, shape, out, dtype=np.float32):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-PAGE = 1 << 12  # bytes: arrays of the pool start at one
-
-
-def _pages(size):
-    """So many bytes from the start of a page on."""
-    memory = np.empty(size + PAGE, np.uint8)
-    start = -memory.ctypes.data % PAGE
-    return memory[start:start + size]
-
-
-_pool = Pool(_pages, chunk=1 << 26, keep=1 << 29, step=PAGE)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.renew)
-SMALL = 1 << 16  # bytes: what is smaller, NumPy and the C library hand out again themselves
-
-
 def _sized(shape, dtype):
     """(bytes, shape as a tuple, dtype as NumPy's)"""
     shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
@@ -68,7 +51,7 @@ def _sized(shape, dtype):
 def empty_cpu(shape, dtype=np.float32):
     """An array of unset values."""
     size, shape, dtype = _sized(shape, dtype)
-    return np.empty(shape, dtype) if size < SMALL else lend_cpu(_pool, size, shape, dtype)
+    return np.empty(shape, dtype) if size < SMALL else lend_cpu(size, shape, dtype)
 
 
 def full_cpu(shape, value, dtype=np.float32, out=None):
@@ -260,16 +243,10 @@ def blocks_for(size: int) -> int:
     return ceil_div(size, THREADS)
 
 
-_of_device = functools.partial(Pool, lambda size: cuda.device_array(size, np.uint8), step=1 << 8, family=[])
-_device_pool = _of_device(chunk=1 << 26, keep=1 << 32)
-_small_device_pool = _of_device(chunk=1 << 20, keep=1 << 26)  # an epoch's losses would break up the chunks of large arrays
-
-
 def empty_cuda(shape, dtype=np.float32):
     """An array of unset values."""
     size, shape, dtype = _sized(shape, dtype)
-    pool = _device_pool if size >= SMALL else _small_device_pool
-    return lend_cuda(pool, size, shape, dtype) if size else cuda.device_array(shape, dtype)
+    return lend_cuda(size, shape, dtype) if size else cuda.device_array(shape, dtype)
 
 
 def full_cuda(shape, value, dtype=np.float32, out=None):

@@ -7,6 +7,8 @@ next owner queues.
 from __future__ import annotations
 
 import collections
+import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -150,6 +152,22 @@ class Pool:
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
+SMALL = 1 << 16  # bytes: what is smaller, NumPy and the C library hand out again themselves
+PAGE = 1 << 12  # bytes: arrays start at one
+
+
+def _pages(size: int) -> np.ndarray:
+    """So many bytes from the start of a page on."""
+    memory = np.empty(size + PAGE, np.uint8)
+    start = -memory.ctypes.data % PAGE
+    return memory[start:start + size]
+
+
+host_pool = Pool(_pages, chunk=1 << 26, keep=1 << 29, step=PAGE)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=host_pool.renew)
+
+
 class _Loan:
     """A NumPy array's claim to a piece."""
 
@@ -158,15 +176,20 @@ class _Loan:
         self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (piece.address, False)}
 
 
-def lend_cpu(pool: Pool, size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array in a piece of the pool."""
-    return np.asarray(_Loan(pool.take(size), shape, dtype))
+def lend_cpu(size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array in a piece of so many bytes."""
+    return np.asarray(_Loan(host_pool.take(size), shape, dtype))
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
-def lend_cuda(pool: Pool, size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """A device array in a piece of the pool."""
-    piece = pool.take(size)
+_of_device = functools.partial(Pool, lambda size: cuda.device_array(size, np.uint8), step=1 << 8, family=[])
+device_pool = _of_device(chunk=1 << 26, keep=1 << 32)
+small_device_pool = _of_device(chunk=1 << 20, keep=1 << 26)  # an epoch's losses would break up the chunks of large arrays
+
+
+def lend_cuda(size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """A device array in a piece of so many bytes."""
+    piece = (device_pool if size >= SMALL else small_device_pool).take(size)
     memory = piece.chunk.memory
     if SIMULATED:
         return type(memory)(np.asarray(_Loan(piece, shape, dtype)))

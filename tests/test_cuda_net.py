@@ -7,7 +7,7 @@ import pytest
 from numbanet import SGD, Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, Tensor, TileDropout, ops
 from numbanet.device import device, problem
 from numbanet.training import Trainer
-from numbanet_kernels import gemm, gemm_rows, launch, memory
+from numbanet_kernels import gemm, gemm_rows, launch, pool
 
 pytestmark = pytest.mark.skipif(problem("cuda") is not None, reason="needs a GPU or NUMBA_ENABLE_CUDASIM=1")
 
@@ -50,7 +50,7 @@ def test_a_step_asks_the_driver_for_no_memory_after_the_first_ones(rng, monkeypa
             by.step(Tensor.wrap(dev.take_rows(X, dev.upload(rows)), dev), y[rows], None, last=False)
 
     def asked():
-        return memory._device_pool.allocations + memory._small_device_pool.allocations
+        return pool.device_pool.allocations + pool.small_device_pool.allocations
 
     steps(4)
     before = asked()

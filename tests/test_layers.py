@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet import GELU, Flatten, Linear, ReLU, RowPlan, Sequential, Shuffle, Sigmoid, Tanh, Tensor, TilePlan, ops
+from numbanet import GELU, Flatten, Linear, ReLU, RowPlan, Sequential, Shuffle, Sigmoid, Tanh, Tensor, TilePlan
 from numbanet.plan import BernoulliPlan
 
 
@@ -58,23 +58,6 @@ def test_tiles_after_rows_see_zeros_for_dropped_neurons(rng):
     y = Sequential([first, ReLU(), second])(Tensor(x), {first: rows, second: tiles})
     hidden = np.maximum(x @ first.weight.numpy().T, 0) * rows.mask()
     np.testing.assert_allclose(y.numpy(), hidden @ (second.weight.numpy() * tiles.mask()).T, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("scale", [1.0, 1.5])
-def test_all_tiles_are_the_dense_product(rng, scale):
-    layer, x, dy = Linear(6, 5, rng=0), rng.standard_normal((4, 6)), rng.standard_normal((4, 5))
-    plan = TilePlan((5, 6), 2, 1, 0, scale)
-    tiles = ops.linear_tiles(Tensor(x), layer.weight, layer.bias, plan=plan, relu=True)
-    y = layer(Tensor(x), plan, relu=True)
-    np.testing.assert_allclose(y.numpy(), tiles.numpy(), rtol=1e-5, atol=1e-6)
-    gradients = []
-    for result in (y, tiles):
-        result.backward(Tensor(dy))
-        gradients.append([p.grad.numpy().copy() for p in layer.parameters()])
-        for p in layer.parameters():
-            p.zero_grad()
-    for mine, theirs in zip(*gradients):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_reads_names_the_weights_of_which_a_step_reads_a_part():
