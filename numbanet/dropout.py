@@ -42,7 +42,7 @@ class Dropout(abc.ABC):
     """
 
     name: ClassVar[str]
-    shuffle: ClassVar[bool] = False  # whether features should come in random order (`Shuffle`)
+    shuffle: ClassVar[bool] = False  # whether features should come centred and in random order (`Shuffle`)
 
     def __init__(self, rate: Rate = 0.5) -> None:
         several = isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str)
@@ -218,7 +218,8 @@ class TileDropout(_PatternDropout):
     """Tile dropout pattern: tiles bias, bias + dp, … of the weight are kept, the others are not computed.
 
     A neuron sees only the inputs of its row's kept tiles. `Net` therefore puts a `Shuffle` before the first layer: tiles of
-    neighbouring features, such as stripes of an image, would hide whole parts of a sample.
+    neighbouring features, such as stripes of an image, would hide whole parts of a sample, and what features have in the mean
+    would come and go with their tiles.
 
     Parameters
     ----------

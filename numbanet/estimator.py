@@ -22,6 +22,7 @@ from .layers import ACTIVATIONS, Layer, Linear, Sequential, Shuffle, to
 from .optim import SGD, Adam, Optimizer
 from .training import Data, Progress, Trainer, forward, schedule_named
 
+MEAN_SAMPLES = 4096  # so many tell the mean of a feature to a sixtieth of its standard deviation
 PARAMETERS = """
     Parameters
     ----------
@@ -33,7 +34,7 @@ PARAMETERS = """
     dropout : {"none", "bernoulli", "rdp", "tdp"} or Dropout, default="none"
         What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. Layers that are built
         from widths are made for it: their initial weights have less variance where sums are thinned out (`Linear`, keep), and
-        before tiles features come in random order (`Shuffle`).
+        before tiles features come centred and in random order (`Shuffle`).
     dropout_rate : float or sequence of float, default=0.5
         Probability to drop, in [0, 1), for all hidden layers or one for each.
     optimizer : {"sgd", "adam"}, default="sgd", for a regressor "adam"
@@ -137,7 +138,7 @@ class BaseNet(BaseEstimator):
         with self._unchanged_on_error():
             settings = self._settings(dropout, dropout_rate)
             X, y, weights = self._check_data(X, y, sample_weight, reset=True)
-            self._start(X, y, settings)
+            self._start(X, weights, settings)
             self._train(X, y, weights, self.epochs, settings, validation_data)
         return self
 
@@ -155,7 +156,7 @@ class BaseNet(BaseEstimator):
             fresh = not hasattr(self, "model_")
             X, y, weights = self._check_data(X, y, sample_weight, reset=fresh, **target_options)
             if fresh:
-                self._start(X, y, settings)
+                self._start(X, weights, settings)
             settings["early_stopping"] = False
             self._train(X, y, weights, 1, settings, None)
         return self
@@ -247,19 +248,19 @@ class BaseNet(BaseEstimator):
         return {}
 
     # --- building and training ----------------------------------------------------------------------------------------
-    def _start(self, X, y, settings) -> None:
+    def _start(self, X, weights, settings) -> None:
         """A new model and optimiser."""
         self._rng = np.random.default_rng(check_random_state(self.random_state).randint(2**31))
         if self._given_layers():
             model = Sequential(copy.deepcopy(list(self.layers)))
             self._check_layers(model)
         else:
-            model = self._build(settings["policy"], settings["device"])
+            model = self._build(X, weights, settings["policy"], settings["device"])
         to(model, settings["device"])
         self.model_, self.history_ = model, []
         self.optimizer_ = self._make_optimizer(model.parameters())
 
-    def _build(self, dropout: Dropout, dev: Device) -> Sequential:
+    def _build(self, X, weights, dropout: Dropout, dev: Device) -> Sequential:
         layers: list[Layer] = []
         widths = (self.n_features_in_, *self._widths(), self._outputs())
         keeps = dropout.keeps(len(widths) - 2)
@@ -270,7 +271,7 @@ class BaseNet(BaseEstimator):
             if hidden:
                 layers.append(ACTIVATIONS[self.activation]())
         if dropout.shuffle and keeps[0] < 1:
-            layers.insert(0, Shuffle(self._rng.permutation(self.n_features_in_)))
+            layers.insert(0, Shuffle(self._rng.permutation(self.n_features_in_), _mean(X, weights)))
         return Sequential(layers)
 
     def _check_layers(self, model: Sequential) -> None:
@@ -342,6 +343,13 @@ class BaseNet(BaseEstimator):
         X = validate_data(self, X, dtype=np.float32, order="C", reset=False)
         dev = next(self.model_.parameters()).device
         return forward(self.model_, dev, dev.upload(X), np.arange(len(X)), self._threads())
+
+
+def _mean(X, weights):
+    """Roughly the mean of each feature: of some samples from all over X, because the bias makes up for the rest."""
+    some = slice(None, None, -(-len(X) // MEAN_SAMPLES))
+    weights = None if weights is None or not weights[some].any() else weights[some]
+    return np.average(X[some].astype(np.float64), axis=0, weights=weights)
 
 
 def _merged(X, y, weights):

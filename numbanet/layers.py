@@ -158,31 +158,39 @@ class Flatten(Layer):
 
 
 class Shuffle(Layer):
-    """y[n, j] = x[n, order[j]]: the features in another order, the same for all samples.   x (N, I) -> y (N, I)
+    """y[n, j] = (x - mean)[n, order[j]]: the features centred and in another order, the same for all samples.   x, y (N, I)
 
-    Before a layer under a tile pattern it brings features from everywhere into each tile, where neighbours say much the same.
+    Made for a layer under a tile pattern, which leaves out some of a neuron's inputs. The order brings features from everywhere
+    into each tile, where neighbours say much the same. Without their mean, what is left out is only how a sample differs from
+    the others: far less noise, where features are not around 0 already.
 
     Parameters
     ----------
     order : array_like of int
         A permutation of 0 … I - 1.
+    mean : array_like of float, optional
+        Of each feature, in the order of x; 0 by default.
 
     Raises
     ------
     ValueError
-        If it is not one.
+        If the order is no permutation, or the mean not I finite numbers.
     """
 
-    def __init__(self, order: Sequence[int] | np.ndarray) -> None:
+    def __init__(self, order: Sequence[int] | np.ndarray, mean: Sequence[float] | np.ndarray | None = None) -> None:
         found = ops.permutation(order)
         if found is None:
             raise ValueError(f"Shuffle: order must be a permutation of 0 … n - 1, got {order!r}")
         self.order = found[0]
+        mean = None if mean is None else np.asarray(mean, np.float32)
+        if mean is not None and not (mean.shape == self.order.shape and np.isfinite(mean).all()):
+            raise ValueError(f"Shuffle: mean must be {self.order.size} finite numbers, got {mean}")
+        self.shift = None if mean is None else mean[self.order]
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.ndim != 2 or x.shape[1] != self.order.size:
             raise ValueError(f"Shuffle: x {x.shape} must have two axes, the last one of {self.order.size} features")
-        return ops.shuffle(x, order=self.order)
+        return ops.shuffle(x, order=self.order, shift=self.shift)
 
     def __repr__(self) -> str:
         return f"Shuffle({self.order.size} features)"

@@ -110,19 +110,22 @@ def permutation(order: Any) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 @op
-def shuffle(dev, x, *, order: np.ndarray):
-    """y[n, j] = x[n, order[j]], order a permutation of 0 … I - 1.   x (N, I) -> y (N, I)
+def shuffle(dev, x, *, order: np.ndarray, shift: np.ndarray | None = None):
+    """y[n, j] = x[n, order[j]] - shift[j], order a permutation of 0 … I - 1.   x (N, I), shift (I,) -> y (N, I)
 
     Raises
     ------
     ValueError
-        If it is not one.
+        If order is none, or shift has another shape.
     """
     found = permutation(order)
     if found is None or len(x.shape) != 2 or found[0].size != x.shape[1]:
         raise ValueError(f"shuffle: x {x.shape} must have two axes, and order be a permutation of the numbers of its columns, "
                          f"got {order}")
-    return dev.compact(x, dev.upload(found[0])), (lambda dy: dev.compact(dy, dev.upload(found[1])),)
+    if shift is not None and np.shape(shift) != found[0].shape:
+        raise ValueError(f"shuffle: shift {np.shape(shift)} must hold one number for each of the {found[0].size} columns")
+    shift = None if shift is None else dev.upload(np.require(shift, np.float32, "CW"))  # one mapped from a file is read-only
+    return dev.compact(x, dev.upload(found[0]), shift), (lambda dy: dev.compact(dy, dev.upload(found[1])),)
 
 
 # --- elementwise ------------------------------------------------------------------------------------------------------

@@ -116,21 +116,27 @@ def take_rows_cpu(x, rows, out=None):
     return np.take(x, rows, axis=0, out=out, mode="clip")
 
 
-@host_kernel("void(f4[:, ::1], i4[::1], f4[:, ::1], i8, i8)")
-def _take_columns_cpu(x, columns, y, first, stop):
-    """y[n, i] = x[n, columns[i]], 0 where x has no such column, for first <= n < stop: both expand and compact."""
+@host_kernel("void(f4[:, ::1], i4[::1], f4[::1], f4[:, ::1], i8, i8)")
+def _take_columns_cpu(x, columns, shift, y, first, stop):
+    """y[n, i] = x[n, columns[i]] - shift[i], x 0 where it has no such column, for first <= n < stop: expand and compact."""
     for n in range(first, stop):
         row, out = x[n], y[n]
         for i in range(columns.size):
-            out[i] = row[np.uint64(columns[i])] if 0 <= columns[i] < row.size else np.float32(0)
+            out[i] = (row[np.uint64(columns[i])] if 0 <= columns[i] < row.size else np.float32(0)) - shift[i]
 
 
-def _take_columns_shared(x, columns, out):
+@functools.lru_cache(maxsize=16)
+def _no_shift(size, upload):
+    return upload(np.zeros(size, np.float32))
+
+
+def _take_columns_shared(x, columns, shift, out):
     out = empty_cpu((x.shape[0], columns.size)) if out is None else out
+    shift = _no_shift(columns.size, upload_cpu) if shift is None else shift
 
     def work(part):
         own = part.of(x.shape[0])
-        _take_columns_cpu(x, columns, out, own.start, own.stop)
+        _take_columns_cpu(x, columns, shift, out, own.start, own.stop)
 
     threads.share(work, threads.worthwhile(out.size))
     return out
@@ -138,12 +144,12 @@ def _take_columns_shared(x, columns, out):
 
 def expand_cpu(x, pos, out=None):
     """y[n, i] = x[n, pos[i]] where pos[i] >= 0, else 0.   x (N, K), pos (I,) -> y (N, I)"""
-    return _take_columns_shared(x, pos, out)
+    return _take_columns_shared(x, pos, None, out)
 
 
-def compact_cpu(x, list_, out=None):
-    """y[n, k] = x[n, list[k]]: the adjoint of expand.   x (N, I), list (K,) -> y (N, K)"""
-    return _take_columns_shared(x, list_, out)
+def compact_cpu(x, list_, shift=None, out=None):
+    """y[n, k] = x[n, list[k]] - shift[k]; no shift: the adjoint of expand.   x (N, I), list (K,), shift (K,) -> y (N, K)"""
+    return _take_columns_shared(x, list_, shift, out)
 
 
 def from_foreign_cpu(array):
@@ -215,13 +221,14 @@ def _copies():
         if i < y.size:
             y[i] = x[rows[i // width] * width + i % width]
 
-    @kernel("void(f4[::1], i4[::1], f4[::1], i4, i4)")
-    def take_columns(x, columns, y, x_width, y_width):
-        """y[n, i] = x[n, columns[i]], 0 where x has no such column: both expand and compact."""
+    @kernel("void(f4[::1], i4[::1], f4[::1], f4[::1], i4, i4)")
+    def take_columns(x, columns, shift, y, x_width, y_width):
+        """y[n, i] = x[n, columns[i]] - shift[i], x 0 where it has no such column: both expand and compact."""
         i = cuda.grid(1)
         if i < y.size:
             column = columns[i % y_width]
-            y[i] = x[(i // y_width) * x_width + column] if 0 <= column < x_width else 0.0
+            found = x[(i // y_width) * x_width + column] if 0 <= column < x_width else np.float32(0)
+            y[i] = found - shift[i % y_width]
 
     @kernel("void(f4[::1], f4[::1], i4, i4, i4)")
     def paste(x, y, x_width, y_width, offset):
@@ -385,20 +392,21 @@ def take_rows_cuda(x, rows, out=None):
     return out
 
 
-def _take_columns(x, columns, out):
+def _take_columns(x, columns, shift, out):
     out = empty_cuda((x.shape[0], columns.size)) if out is None else out
-    launch(_copies()[5], blocks_for(out.size), THREADS, flat(x), columns, flat(out), x.shape[1], columns.size)
+    shift = _no_shift(columns.size, upload_cuda) if shift is None else shift
+    launch(_copies()[5], blocks_for(out.size), THREADS, flat(x), columns, shift, flat(out), x.shape[1], columns.size)
     return out
 
 
 def expand_cuda(x, pos, out=None):
     """y[n, i] = x[n, pos[i]] where pos[i] >= 0, else 0.   x (N, K), pos (I,) -> y (N, I)"""
-    return _take_columns(x, pos, out)
+    return _take_columns(x, pos, None, out)
 
 
-def compact_cuda(x, list_, out=None):
-    """y[n, k] = x[n, list[k]]: the adjoint of expand.   x (N, I), list (K,) -> y (N, K)"""
-    return _take_columns(x, list_, out)
+def compact_cuda(x, list_, shift=None, out=None):
+    """y[n, k] = x[n, list[k]] - shift[k]; no shift: the adjoint of expand.   x (N, I), list (K,), shift (K,) -> y (N, K)"""
+    return _take_columns(x, list_, shift, out)
 
 
 def from_foreign_cuda(array):

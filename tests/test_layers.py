@@ -38,6 +38,7 @@ def test_a_layer_that_is_not_elementwise_sees_the_dense_activation(rng):
     (lambda: Linear(0, 4), "widths must be positive"), (lambda: Linear(4, 4, init="zeros"), "'he' or 'glorot'"),
     (lambda: Linear(4, 4, keep=0), "keep must be"), (lambda: Shuffle([0, 2]), "must be a permutation"),
     (lambda: Shuffle([True, False]), "must be a permutation"),
+    (lambda: Shuffle([1, 0], [1, np.nan]), "mean must be 2 finite numbers"), (lambda: Shuffle([1, 0], 1.0), "mean must be 2"),
     (lambda: Shuffle([1, 0])(Tensor(np.ones((4, 3)))), r"x \(4, 3\) must have two axes, the last one of 2 features"),
     (lambda: Linear(4, 3)(Tensor(np.ones((2, 5)))), r"x \(2, 5\) does not match weight \(3, 4\)"),
     (lambda: Linear(4, 3)(Tensor(np.ones((2, 4))), kept=RowPlan(4, 2, 0)), r"must be 2")])
@@ -58,6 +59,11 @@ def test_tiles_after_rows_see_zeros_for_dropped_neurons(rng):
     y = Sequential([first, ReLU(), second])(Tensor(x), {first: rows, second: tiles})
     hidden = np.maximum(x @ first.weight.numpy().T, 0) * rows.mask()
     np.testing.assert_allclose(y.numpy(), hidden @ (second.weight.numpy() * tiles.mask()).T, rtol=1e-4, atol=1e-6)
+
+
+def test_shuffle_takes_the_mean_away_in_the_order_of_its_input(rng):
+    x, order, mean = rng.standard_normal((4, 3)).astype(np.float32), [2, 0, 1], [1.0, 2.0, 3.0]
+    np.testing.assert_allclose(Shuffle(order, mean)(Tensor(x)).numpy(), (x - np.float32(mean))[:, order], rtol=1e-6)
 
 
 def test_reads_names_the_weights_of_which_a_step_reads_a_part():
