@@ -86,7 +86,7 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
         for number in range(CHECKED_STEPS):
             step(fresh, at, last=number + 1 == CHECKED_STEPS)
         layers, first = fresh.model.droppable(), fresh.model.layers[0]
-        return {"order": getattr(first, "order", slice(None)), "shift": getattr(first, "shift", 0.0),
+        return {"order": getattr(first, "order", slice(None)), "mean": getattr(first, "mean", 0.0),
                 "weights": [np.array(dev.download(p.data)) for p in fresh.optimizer.parameters],
                 "factors": [[_factors(plans.get(layer), batch) for layer in layers] for plans in drawn]}
 
@@ -221,10 +221,10 @@ def _sklearn_model(hidden: int, batch: int) -> Any:
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def reference_steps(hidden: int, batch: int, factors: Sequence[Sequence[tuple[Any, Any]]],
-                    order: np.ndarray | slice = slice(None), shift: np.ndarray | float = 0.0) -> list[np.ndarray]:
+                    order: np.ndarray | slice = slice(None), mean: np.ndarray | float = 0.0) -> list[np.ndarray]:
     """Weights after the first steps, dense and masked, in float64; factors by step and hidden layer: (of w, of h).
 
-    `order` is that in which the first weight meets the features, less `shift`.
+    `order` is that in which the first weight meets the features, less their `mean`.
     """
     weights = [np.float64(w) for w in initial_weights(hidden)]
     velocity = [np.zeros_like(w) for w in weights]
@@ -232,7 +232,7 @@ def reference_steps(hidden: int, batch: int, factors: Sequence[Sequence[tuple[An
     at = batches(batch)
     for drawn in factors:
         rows = next(at)
-        x = np.float64(X[rows][:, order]) - shift
+        x = (np.float64(X[rows]) - mean)[:, order]
         for w, v, g in zip(weights, velocity, _gradients(weights, x, y[rows], drawn), strict=True):
             v *= MOMENTUM
             v += g
@@ -269,7 +269,7 @@ def update_error(hidden: int, batch: int, outputs: Mapping[str, Any]) -> float:
     Not entry by entry: where float32 and float64 see a pre-activation on two sides of ReLU's kink, one sample's part of one
     neuron's gradient differs altogether. That is one part in thousands of the norm, and each is right.
     """
-    references = reference_steps(hidden, batch, outputs["factors"], **{key: outputs[key] for key in ("order", "shift")
+    references = reference_steps(hidden, batch, outputs["factors"], **{key: outputs[key] for key in ("order", "mean")
                                                                        if key in outputs})
     error = 0.0
     for start, value, reference in zip(initial_weights(hidden), outputs["weights"], references, strict=True):

@@ -82,7 +82,8 @@ class Linear(Layer):
     def parameters(self) -> Iterator[Tensor]:
         yield from (self.weight,) if self.bias is None else (self.weight, self.bias)
 
-    def __call__(self, x: Tensor, plan: Plan | None = None, kept: RowPlan | None = None, relu: bool = False) -> Tensor:
+    def __call__(self, x: Tensor, plan: Plan | None = None, kept: RowPlan | None = None, relu: bool = False,
+                 before: Shuffle | None = None) -> Tensor:
         """y = act(x wᵀ + b), as far as the plan keeps it.
 
         Parameters
@@ -95,17 +96,22 @@ class Linear(Layer):
             Which inputs x holds; under a `TilePlan` the others are put back first, as zeros.
         relu : bool, default=False
             Whether act is ReLU.
+        before : Shuffle, optional
+            What x, all of it, still has to go through: tiles meet it shuffled at no cost.
         """
         width = self.in_features if kept is None else kept.count
         if x.ndim < 1 or x.shape[-1] != width:
             raise ValueError(f"Linear: x {x.shape} does not match weight {self.weight.shape}"
                              f"{'' if kept is None else f' under {kept}'}: its last axis must be {width}")
+        if before is not None and (x.ndim != 2 or not isinstance(plan, TilePlan)):
+            x, before = before(x), None
         if x.ndim != 2:
             lead = x.shape[:-1]
             y = self(x.reshape(math.prod(lead), width), plan, kept, relu)
             return y.reshape(*lead, y.shape[-1])
         if isinstance(plan, TilePlan):
-            return ops.linear_tiles(_expand(x, kept), self.weight, self.bias, plan=plan, relu=relu)
+            order, mean = (None, None) if before is None else (before.order, before.mean)
+            return ops.linear_tiles(_expand(x, kept), self.weight, self.bias, plan=plan, relu=relu, order=order, mean=mean)
         if isinstance(plan, RowPlan) or kept is not None:
             rows = plan if isinstance(plan, RowPlan) else RowPlan(self.out_features, 1, 0)
             cols = RowPlan(self.in_features, 1, 0) if kept is None else kept
@@ -182,15 +188,14 @@ class Shuffle(Layer):
         if found is None:
             raise ValueError(f"Shuffle: order must be a permutation of 0 … n - 1, got {order!r}")
         self.order = found[0]
-        mean = None if mean is None else np.asarray(mean, np.float32)
-        if mean is not None and not (mean.shape == self.order.shape and np.isfinite(mean).all()):
+        self.mean = None if mean is None else np.array(mean, np.float32)
+        if self.mean is not None and not (self.mean.shape == self.order.shape and np.isfinite(self.mean).all()):
             raise ValueError(f"Shuffle: mean must be {self.order.size} finite numbers, got {mean}")
-        self.shift = None if mean is None else mean[self.order]
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.ndim != 2 or x.shape[1] != self.order.size:
             raise ValueError(f"Shuffle: x {x.shape} must have two axes, the last one of {self.order.size} features")
-        return ops.shuffle(x, order=self.order, shift=self.shift)
+        return ops.shuffle(x, order=self.order, mean=self.mean)
 
     def __repr__(self) -> str:
         return f"Shuffle({self.order.size} features)"
@@ -230,14 +235,16 @@ class Sequential(Layer):
     def __call__(self, x: Tensor, plans: Mapping[Layer, Plan] | None = None) -> Tensor:
         """The output for x (N, …); `plans` says what to keep of some of the `Linear` layers.
 
-        Dropout acts on what comes out of a layer's activation. A ReLU is fused into the `Linear` before it; what a plan
-        leaves to do after another activation is done before the first following layer that is not elementwise.
+        Dropout acts on what comes out of a layer's activation. A ReLU is fused into the `Linear` before it, a `Shuffle` into
+        the one after it; what a plan leaves to do after another activation is done before the first following layer that is
+        not elementwise.
         """
         if not isinstance(x, Tensor):
             raise TypeError(f"Sequential: x must be a Tensor, got {type(x).__name__}; write Tensor(x)")
         plans, i = {layer: plan for layer, plan in (plans or {}).items() if not plan.trivial}, 0
         kept: RowPlan | None = None     # which entries of the last axis x holds
         due: Plan | None = None         # what is still to be applied to x
+        before: Shuffle | None = None   # what the next layer, a `Linear`, still has to put it through
         while i < len(self.layers):
             layer, i = self.layers[i], i + 1
             if isinstance(layer, Linear):
@@ -246,13 +253,16 @@ class Sequential(Layer):
                 i += relu
                 later = isinstance(plan, BernoulliPlan) or (isinstance(plan, RowPlan) and not relu and plan.scale != 1.0)
                 now = dataclasses.replace(plan, scale=1.0) if later and isinstance(plan, RowPlan) else plan
-                x = layer(_settle(x, due), now, kept, relu)
+                x, before = layer(_settle(x, due), now, kept, relu, before), None
                 kept, due = plan if isinstance(plan, RowPlan) else None, plan if later else None
             elif layer.elementwise:
                 x = layer(x)
             else:
-                x = layer(_expand(_settle(x, due), kept))
-                kept = due = None
+                x, kept, due = _expand(_settle(x, due), kept), None, None
+                if type(layer) is Shuffle and i < len(self.layers) and isinstance(self.layers[i], Linear):
+                    before = layer
+                else:
+                    x = layer(x)
         return _expand(_settle(x, due), kept)
 
     def flops(self, samples: int, plans: Mapping[Layer, Plan] | None = None) -> int:

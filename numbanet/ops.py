@@ -109,23 +109,29 @@ def permutation(order: Any) -> tuple[np.ndarray, np.ndarray] | None:
     return _permutation(order.tobytes(), order.dtype.str, order.shape)
 
 
+def _shuffled(name: str, x: Any, order: Any, mean: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """(the order, its inverse, the mean) of the columns of x, or ValueError."""
+    found = permutation(order)
+    if found is None or len(x.shape) != 2 or found[0].size != x.shape[1]:
+        raise ValueError(f"{name}: x {x.shape} must have two axes, and order be a permutation of the numbers of its columns, "
+                         f"got {order}")
+    if mean is not None and np.shape(mean) != found[0].shape:
+        raise ValueError(f"{name}: mean {np.shape(mean)} must hold one number for each of the {found[0].size} columns")
+    return *found, None if mean is None else np.array(mean, np.float32)  # a copy: one mapped from a file is read-only
+
+
 @op
-def shuffle(dev, x, *, order: np.ndarray, shift: np.ndarray | None = None):
-    """y[n, j] = x[n, order[j]] - shift[j], order a permutation of 0 … I - 1.   x (N, I), shift (I,) -> y (N, I)
+def shuffle(dev, x, *, order: np.ndarray, mean: np.ndarray | None = None):
+    """y[n, j] = (x - mean)[n, order[j]], order a permutation of 0 … I - 1.   x (N, I), mean (I,), by default 0 -> y (N, I)
 
     Raises
     ------
     ValueError
-        If order is none, or shift has another shape.
+        If order is none, or mean has another shape.
     """
-    found = permutation(order)
-    if found is None or len(x.shape) != 2 or found[0].size != x.shape[1]:
-        raise ValueError(f"shuffle: x {x.shape} must have two axes, and order be a permutation of the numbers of its columns, "
-                         f"got {order}")
-    if shift is not None and np.shape(shift) != found[0].shape:
-        raise ValueError(f"shuffle: shift {np.shape(shift)} must hold one number for each of the {found[0].size} columns")
-    shift = None if shift is None else dev.upload(np.require(shift, np.float32, "CW"))  # one mapped from a file is read-only
-    return dev.compact(x, dev.upload(found[0]), shift), (lambda dy: dev.compact(dy, dev.upload(found[1])),)
+    order, inverse, mean = _shuffled("shuffle", x, order, mean)
+    y = dev.compact(x, dev.upload(order), None if mean is None else dev.upload(mean[order]))
+    return y, (lambda dy: dev.compact(dy, dev.upload(inverse)),)
 
 
 # --- elementwise ------------------------------------------------------------------------------------------------------
@@ -371,13 +377,20 @@ def matmul(a: Any, b: Any) -> Tensor:
 
 
 @op
-def linear(dev, x, w, b=None, *, relu: bool = False):
-    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O)"""
-    y = dev.gemm(x, w, tb=True, bias=b, relu=relu)
-    dz = _once(lambda dy: dev.relu_grad(dy, y) if relu else dy)
-    return y, (lambda dy: dev.gemm(dz(dy), w),
-               lambda dy: dev.gemm(dz(dy), x, ta=True),
-               lambda dy: dev.sum_rows(dz(dy)))
+def linear(dev, x, w, b=None, *, relu: bool = False, scale: float = 1.0):
+    """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0
+
+    Computed as scale act(sum_i x[n, i] w[o, i] + b[o] / scale), so that nothing large is scaled on its own.
+    """
+    unscaled = b if b is None or scale == 1.0 else dev.affine(b, mul=1 / scale)
+    y = dev.gemm(x, w, tb=True, bias=unscaled, relu=relu, scale=scale)
+    dz = _once(lambda dy: dev.relu_grad(dy, y, scale) if relu else dy if scale == 1.0 else dev.affine(dy, mul=scale))
+
+    def db(dy):
+        sums = dev.sum_rows(dz(dy))
+        return sums if scale == 1.0 else dev.affine(sums, mul=1 / scale)
+
+    return y, (lambda dy: dev.gemm(dz(dy), w), lambda dy: dev.gemm(dz(dy), x, ta=True), db)
 
 
 @op
@@ -400,29 +413,34 @@ def linear_rows(dev, x, w, b=None, *, rows: RowPlan, cols: RowPlan, relu: bool =
 
 
 @op
-def _linear_tiles(dev, x, w, b=None, *, plan: TilePlan, relu: bool = False):
+def _linear_tiles(dev, x, w, b=None, *, plan: TilePlan, relu: bool, order: np.ndarray | None, mean: np.ndarray | None):
+    order, inverse, mean = (None, None, None) if order is None else _shuffled("linear_tiles", x, order, mean)
     shape, pattern, scale = w.shape, (plan.tile, plan.dp, plan.bias), plan.scale
     blocks = dev.tile_blocks(w, *pattern) if plan.prepared is None else plan.prepared
-    inputs = dev.tile_inputs(x, shape, *pattern)
+    inputs = dev.tile_inputs(x, shape, *pattern, order, mean)
     y = dev.gemm_tiles(x, w, *pattern, b=b, relu=relu, scale=scale, blocks=blocks, inputs=inputs)
     prepared = _once(lambda dy: dev.tile_outputs(dy, shape, *pattern, scale, y if relu else None))
+
+    def dx(dy):
+        values = dev.gemm_tiles_dx(dy, w, *pattern, scale=scale, blocks=blocks, outputs=prepared(dy)[0])
+        return values if order is None else dev.compact(values, dev.upload(inverse))
 
     def dw(dy):
         values = dev.gemm_tiles_dw(dy, x, *pattern, scale=scale, inputs=inputs, outputs=prepared(dy)[0])
         return PackedGradient(values, plan.packing(dev), shape)
 
-    return y, (lambda dy: dev.gemm_tiles_dx(dy, w, *pattern, scale=scale, blocks=blocks, outputs=prepared(dy)[0]),
-               dw, lambda dy: prepared(dy)[1])
+    return y, (dx, dw, lambda dy: prepared(dy)[1])
 
 
-def linear_tiles(x: Any, w: Any, b: Any = None, *, plan: TilePlan, relu: bool = False) -> Tensor:
+def linear_tiles(x: Any, w: Any, b: Any = None, *, plan: TilePlan, relu: bool = False, order: np.ndarray | None = None,
+                 mean: np.ndarray | None = None) -> Tensor:
     """y[n, o] = act(scale sum_i x[n, i] (w * M)[o, i] + b[o]), M = plan.mask().   x (N, I) -> y (N, O), scale = plan.scale
 
-    All tiles (dp = 1) are the dense product of scale x.
+    With an order, and maybe a mean, x is `shuffle`d first, on its way to the tiles. All tiles (dp = 1) are `linear`.
     """
     if plan.dp > 1:
-        return _linear_tiles(x, w, b, plan=plan, relu=relu)
-    return linear(x if plan.trivial else affine(x, mul=plan.scale), w, b, relu=relu)
+        return _linear_tiles(x, w, b, plan=plan, relu=relu, order=order, mean=mean)
+    return linear(x if order is None else shuffle(x, order=order, mean=mean), w, b, relu=relu, scale=plan.scale)
 
 
 @op

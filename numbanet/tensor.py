@@ -363,7 +363,8 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]]) -> Callable[..., Tenso
         result = Tensor.wrap(array, dev)
         if _recording.get() and any(t is not None and t.requires_grad for t in tensors):
             result.requires_grad = True
-            result.node = Node(name, tensors, vjps, static)
+            left_out = (None,) * (len(vjps) - len(tensors))
+            result.node = Node(name, tensors + left_out, vjps, static)
         return result
 
     return run

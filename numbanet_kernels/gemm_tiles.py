@@ -27,7 +27,7 @@ from numba import float32
 from . import threads
 from .elementwise import relu_grad_cuda
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
-from .memory import empty_cpu, empty_cuda, full_cpu, full_cuda
+from .memory import compact_cuda, empty_cpu, empty_cuda, full_cpu, full_cuda, upload_cuda
 from .reduce import sum_rows_cuda
 from .turn import turn_back, turn_in
 
@@ -151,9 +151,14 @@ def tile_room_cpu(shape, tile, dp, bias):
     return empty_cpu(packed_shape(shape, tile, dp)), _layout(shape, tile, dp, bias).row_place
 
 
-def tile_inputs_cpu(x, shape, tile, dp, bias):
-    """x (N, I) in the form that the kept tiles of a weight of this shape meet it: prepared once for the forward pass and dw."""
-    return turn_in(x, x.shape[1], _layout(shape, tile, dp, bias).col_place)
+def tile_inputs_cpu(x, shape, tile, dp, bias, order=None, mean=None):
+    """x (N, I) in the form that the kept tiles of a weight of this shape meet it: prepared once for the forward pass and dw.
+    With an order, they meet (x - mean)[:, order]."""
+    place = _layout(shape, tile, dp, bias).col_place
+    if order is not None:
+        in_order, place = place, np.empty_like(place)
+        place[order] = in_order
+    return turn_in(x, x.shape[1], place, mean=mean)
 
 
 def tile_outputs_cpu(dy, shape, tile, dp, bias, scale=1.0, y=None):
@@ -388,9 +393,11 @@ def tile_room_cuda(shape, tile, dp, bias):
     return None
 
 
-def tile_inputs_cuda(x, shape, tile, dp, bias):
-    """Nothing: kernels read x where it lies."""
-    return None
+def tile_inputs_cuda(x, shape, tile, dp, bias, order=None, mean=None):
+    """Nothing: kernels read x where it lies. With an order, (x - mean)[:, order]."""
+    if order is None:
+        return None
+    return compact_cuda(x, upload_cuda(order), None if mean is None else upload_cuda(mean[order]))
 
 
 def tile_outputs_cuda(dy, shape, tile, dp, bias, scale=1.0, y=None):
@@ -405,7 +412,7 @@ def gemm_tiles_cuda(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=
     side = _block_side("gemm_tiles (cuda)", tile)
     out = empty_cuda((x.shape[0], w.shape[0])) if out is None else out
     launch(_forward(tile), (ceil_div(w.shape[0], tile), ceil_div(x.shape[0], tile)), (side, side),
-           x, w, dp, bias, w.reshape(w.size) if b is None else b, b is not None, relu, scale, out)
+           x if inputs is None else inputs, w, dp, bias, w.reshape(w.size) if b is None else b, b is not None, relu, scale, out)
     return out
 
 
@@ -436,7 +443,7 @@ def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, scale=1.0, inputs=None, outputs=No
     period, tile_rows, tile_cols = _period(shape, tile, dp)
     out = empty_cuda(packed_shape(shape, tile, dp)) if out is None else out
     launch(_dw(tile), (ceil_div(tile_cols, dp), tile_rows), (side, side),
-           dy if outputs is None else outputs, x, dp, period, bias, scale, out)
+           dy if outputs is None else outputs, x if inputs is None else inputs, dp, period, bias, scale, out)
     return out
 
 

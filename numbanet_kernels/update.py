@@ -30,6 +30,7 @@ from __future__ import annotations
 import functools
 import math
 
+import numba
 import numpy as np
 from numba import float32, int32
 
@@ -111,20 +112,38 @@ def _check(op, w, states, g, kept, late=None):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4, f4, b1, f4)")
-def _sgd(w, v, g, lr, momentum, nesterov, decay):
-    for r in range(w.shape[0]):
-        row, velocity, gradient = w[r], v[r], g[r]
+# Kept columns of a packed gradient are spread over a buffer that stays in the nearest cache. It has one place more than a row,
+# where the entries -1 of `cols` end up. Pieces of rows are taken as arrays of their own, because their indices are then known
+# not to be negative, and the loops become vector instructions.
+@numba.njit
+def _spread(spread, spread_class, g, cols, place, row_class):
+    """Row `place` of g, or none if below 0, into the buffer, which holds one of `spread_class`; returns its class."""
+    row_class = row_class if place >= 0 else -1
+    if row_class != spread_class:
+        spread[:] = 0
+    if place >= 0:
+        row, kept = g[place], cols[row_class]
+        for k in range(kept.size):
+            spread[np.uint64(kept[k] if kept[k] >= 0 else spread.size - 1)] = row[k]
+    return row_class
+
+
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, b1, f4, i8, i8)")
+def _sgd(w, v, g, packed, row_pos, row_class, cols, lr, momentum, nesterov, decay, first, stop):
+    """Rows first … stop - 1, all of them up to date."""
+    spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
+    for r in range(first, stop):
+        row, velocity = w[r], v[r]
+        if packed:
+            spread_class = _spread(spread, spread_class, g, cols, row_pos[r], row_class[r])
+        gradient = spread if packed else g[r]
         for c in range(row.size):
             slope = gradient[c] + decay * row[c]
             velocity[c] = momentum * velocity[c] + slope
             row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
 
 
-# Where the kept columns of a block lie side by side in a packed gradient, they are read there; else they are spread over a
-# buffer that stays in the nearest cache. It has one place more than a row, where the entries -1 of `cols` end up. Pieces of
-# rows are taken as arrays of their own, because their indices are then known not to be negative, and the loops become vector
-# instructions.
+# Where the kept columns of a block lie side by side in a packed gradient, they are read there.
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4, f4, b1, f4,"
              " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, i8, f4[:, ::1], i8[::1])")
 def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum, nesterov, decay,
@@ -155,13 +174,7 @@ def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum
                         gradient, offset = packed_row, c0 - np.uint64(first)
                     else:
                         if not is_spread:
-                            if row_class[r] != spread_class:
-                                spread[:] = 0
-                                spread_class = row_class[r]
-                            kept = cols[spread_class]
-                            for k in range(kept.size):
-                                spread[np.uint64(kept[k] if kept[k] >= 0 else w.shape[1])] = packed_row[k]
-                            is_spread = True
+                            spread_class, is_spread = _spread(spread, spread_class, g, cols, row_pos[r], row_class[r]), True
                         gradient = spread
                 for c in range(c0, c1):
                     slope = gradient[c - offset] + decay * row[c]
@@ -190,30 +203,13 @@ _NOWHERE = np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
 _ALL = (*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2)  # not read under a dense gradient
 
 
-@functools.lru_cache(maxsize=64)
-def _timely(shape):
-    """`late` for a weight that never is: every row a block, up to date before the step as after it."""
-    blocks = (shape[0], 1)
-    every = np.ones(blocks, bool)
-    return (np.zeros(blocks, np.int32), np.ones(blocks, np.int32), every, every, np.zeros((0, 4), np.float32),
-            (1, max(shape[1], 1)), 1)
-
-
-def _share_rows(update, arrays, g, kept, numbers, late=None, into=None):
-    """The update on each thread's rows of the weight and its state."""
-    row_pos, row_class, cols, col_pos = _ALL if kept is None else kept
-    height = 1 if late is None else late[5][0]
+def _share_rows(update, arrays, g, kept, numbers):
+    """The update on each thread's rows of the weight and its state, all of them up to date."""
+    row_pos, row_class, cols, _ = _ALL if kept is None else kept
 
     def work(part):
-        units = part.of(ceil_div(arrays[0].shape[0], height))
-        rows = slice(units.start * height, units.stop * height)
-        blocks = ()
-        if late is not None:
-            *states, powers, block, step = late
-            packed, places = into or _NOWHERE
-            blocks = (*(state[units] for state in states), powers, *block, step, packed, places[rows])
-        update(*(array[rows] for array in arrays), g[rows] if kept is None else g, kept is not None,
-               row_pos[rows], row_class[rows], cols, col_pos, *numbers, *blocks)
+        rows = part.of(arrays[0].shape[0])
+        update(*arrays, g, kept is not None, row_pos, row_class, cols, *numbers, rows.start, rows.stop)
 
     threads.share(work, threads.worthwhile(arrays[0].size))
 
@@ -222,13 +218,18 @@ def sgd_cpu(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None, lat
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
     _check("sgd (cpu)", w, (v,), g, kept, late)
     numbers = (lr, momentum, nesterov, decay)
-    if kept is not None or late is not None:
-        _share_rows(_sgd_blocks, (w, v), g, kept, numbers, _timely(w.shape) if late is None else late, into)
+    if late is None:
+        _share_rows(_sgd, (w, v), g, kept, numbers)
         return
+    row_pos, row_class, cols, col_pos = _ALL if kept is None else kept
+    *states, powers, block, step = late
+    packed, places = into or _NOWHERE
 
     def work(part):
-        rows = part.of(w.shape[0])
-        _sgd(w[rows], v[rows], g[rows], *numbers)
+        units = part.of(states[0].shape[0])
+        rows = slice(units.start * block[0], units.stop * block[0])
+        _sgd_blocks(w[rows], v[rows], g[rows] if kept is None else g, kept is not None, row_pos[rows], row_class[rows],
+                    cols, col_pos, *numbers, *(state[units] for state in states), powers, *block, step, packed, places[rows])
 
     threads.share(work, threads.worthwhile(w.size))
 
@@ -270,23 +271,17 @@ def sgd_settle_cpu(w, v, late):
     threads.share(work, threads.worthwhile(w.size))
 
 
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1],"
-             " f4, f4, f4, f4, f4, f4, f4)")
-def _adam(w, m, s, g, packed, row_pos, row_class, cols, col_pos, lr, beta1, beta2, eps, correct1, correct2, decay):
-    spread, last = np.zeros(w.shape[1] + 1, np.float32), -1
-    for r in range(w.shape[0]):
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, f4, f4, f4, f4,"
+             " f4, i8, i8)")
+def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, correct1, correct2, decay, first, stop):
+    """Rows first … stop - 1."""
+    spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
+    for r in range(first, stop):
         if packed:
-            place = row_pos[r]
-            columns = row_class[r] if place >= 0 else -1
-            if columns != last:
-                spread[:] = 0
-                last = columns
-            if place >= 0:
-                for k in range(cols.shape[1]):
-                    spread[cols[columns, k]] = g[place, k]
-        row = spread if packed else g[r]
+            spread_class = _spread(spread, spread_class, g, cols, row_pos[r], row_class[r])
+        gradient = spread if packed else g[r]
         for c in range(w.shape[1]):
-            d = row[c] + decay * w[r, c]
+            d = gradient[c] + decay * w[r, c]
             m[r, c] = beta1 * m[r, c] + (float32(1) - beta1) * d
             s[r, c] = beta2 * s[r, c] + (float32(1) - beta2) * d * d
             w[r, c] -= lr * (m[r, c] * correct1) / (math.sqrt(s[r, c] * correct2) + eps)

@@ -67,13 +67,16 @@ CASES = {
     "matmul, batch": (ops.matmul, np.matmul, [(2, 3, 4), (4, 2)], ANY),
     "matmul, vector": (ops.matmul, np.matmul, [(3, 4), (4,)], ANY),
     "linear": (ops.linear, lambda x, w, b: x @ w.T + b, [(3, 4), (5, 4), (5,)], ANY),
+    "linear, scaled": (lambda x, w, b: ops.linear(x, w, b, scale=1.5), lambda x, w, b: 1.5 * x @ w.T + b,
+                       [(3, 4), (5, 4), (5,)], ANY),
+    "linear, scaled, no bias": (lambda x, w: ops.linear(x, w, scale=1.5), lambda x, w: 1.5 * x @ w.T, [(3, 4), (5, 4)], ANY),
     "linear, ReLU": (lambda x, w, b: ops.linear(x, w, b, relu=True), lambda x, w, b: np.maximum(x @ w.T + b, 0),
                      [(3, 4), (5, 4), (5,)], ANY),
     "expand": (lambda x: ops.expand(x, plan=RowPlan(5, 2, 1)),
                lambda x: np.stack([0 * x[:, 0], x[:, 0], 0 * x[:, 0], x[:, 1], 0 * x[:, 0]], 1), [(3, 2)], ANY),
     "shuffle": (lambda x: ops.shuffle(x, order=np.array([2, 0, 1])), lambda x: x[:, [2, 0, 1]], [(4, 3)], ANY),
-    "shuffle and shift": (lambda x: ops.shuffle(x, order=np.array([2, 0, 1]), shift=[3, 4, 5]),
-                          lambda x: x[:, [2, 0, 1]] - np.array([3, 4, 5]), [(4, 3)], ANY),
+    "shuffle and mean": (lambda x: ops.shuffle(x, order=np.array([2, 0, 1]), mean=[3, 4, 5]),
+                          lambda x: x[:, [2, 0, 1]] - np.array([5, 3, 4]), [(4, 3)], ANY),
     "cross entropy": (lambda z: ops.softmax_cross_entropy(z, labels=np.int64(LABELS)),
                       lambda z: -np.mean(np.log(softmax(z))[np.arange(4), LABELS]), [(4, 3)], ANY),
     "cross entropy, weights": (
@@ -116,8 +119,8 @@ def test_value_and_gradient(dev, rng, name):
 def test_shuffle_refuses_what_is_no_permutation(dev, order):
     with pytest.raises(ValueError, match="shuffle"):
         ops.shuffle(Tensor(np.ones((2, 3)), dev), order=np.array(order))
-    with pytest.raises(ValueError, match=r"shift \(2,\) must hold one number for each of the 3 columns"):
-        ops.shuffle(Tensor(np.ones((2, 3)), dev), order=np.array([1, 0, 2]), shift=[1, 2])
+    with pytest.raises(ValueError, match=r"mean \(2,\) must hold one number for each of the 3 columns"):
+        ops.shuffle(Tensor(np.ones((2, 3)), dev), order=np.array([1, 0, 2]), mean=[1, 2])
 
 
 @op

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet import Linear, ReLU, RowPlan, Sequential, Tanh, Tensor, TilePlan, check_grad, ops
+from numbanet import Linear, ReLU, RowPlan, Sequential, Shuffle, Tanh, Tensor, TilePlan, check_grad, ops
 from numbanet.plan import BernoulliPlan, PackedGradient
 
 N = 5
@@ -56,6 +56,32 @@ def test_tiles(dev, rng, shape, tile, dp, relu):
         for found, wanted in zip((y, X.grad, W.grad, B.grad), expected):
             close(found.numpy(), wanted)
         assert isinstance(W.gradient, PackedGradient) == (dp > 1)  # all tiles are the dense product
+
+
+@pytest.mark.parametrize("dp", [1, 3])
+def test_tiles_of_shuffled_inputs(dev, rng, dp):
+    order, plan = rng.permutation(11), TilePlan((9, 11), 4, dp, 0, 1.75)
+    x, w, b, mean, dy = (rng.standard_normal(s).astype(np.float32) for s in ((N, 11), (9, 11), (9,), (11,), (N, 9)))
+    X, W, B = (Tensor(a, dev, requires_grad=True) for a in (x, w, b))
+    y = ops.linear_tiles(X, W, B, plan=plan, relu=True, order=order, mean=mean)
+    y.backward(dy)
+    value, dx, *others = masked_dense((x - mean)[:, order], w, b, plan.mask(), True, plan.scale, 1.0, dy)
+    dx_in_order = np.empty_like(dx)
+    dx_in_order[:, order] = dx
+    for found, wanted in zip((y, X.grad, W.grad, B.grad), (value, dx_in_order, *others)):
+        close(found.numpy(), wanted)
+
+
+@pytest.mark.parametrize("plan", [None, TilePlan((9, 11), 4, 1, 0, 1.5), TilePlan((9, 11), 4, 2, 1), RowPlan(9, 2, 1)])
+@pytest.mark.parametrize("after_rows", [False, True])
+def test_a_shuffle_before_a_linear_layer_is_the_same_on_its_own(dev, rng, plan, after_rows):
+    first, last = Linear(6, 11, rng=0, device=dev), Linear(11, 9, rng=1, device=dev)
+    shuffle, rows = Shuffle(rng.permutation(11), rng.standard_normal(11)), RowPlan(11, 2, 1)
+    x = Tensor(rng.standard_normal((N, 6)), dev)
+    plans = {layer: p for layer, p in ((first, rows if after_rows else None), (last, plan)) if p is not None}
+    hidden = Sequential([first, ReLU()])(x, {first: rows} if after_rows else None)
+    expected = Sequential([last])(shuffle(hidden), {last: plan} if plan is not None else None)
+    close(Sequential([first, ReLU(), shuffle, last])(x, plans).numpy(), expected.numpy())
 
 
 def test_gradients_of_planned_ops_by_differences(dev, rng):
