@@ -24,6 +24,7 @@ Data = tuple[np.ndarray, ...]  # X, y, X_test, y_test
 Run = dict[str, Any]
 TORCH = "torch nn.Dropout"
 SEEDS = 3
+WARM_UP = 2048  # samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +82,17 @@ def both(value: Any) -> tuple[Any, Any]:
 def train(experiment: Experiment, seed: int, data: Data) -> Run:
     """One training run: accuracy on the test set, loss and seconds of training by epoch.
 
-    One whose loss stops being finite has fewer epochs than were asked for: it diverged.
+    One whose loss stops being finite has fewer epochs than were asked for: it diverged. An epoch on a few samples comes first,
+    so that nothing is compiled in one that counts.
     """
-    chosen, variant = experiment.settings, experiment.variant
-    epochs = list(_torch_epochs(chosen, seed, data)) if variant is None else _epochs(chosen, variant(), seed, data)
+    def run(chosen: dict[str, Any], data: Data) -> list[dict[str, float]]:
+        if experiment.variant is None:
+            return list(_torch_epochs(chosen, seed, data))
+        return _epochs(chosen, experiment.variant(), seed, data)
+
+    chosen = experiment.settings
+    run({**chosen, "epochs": 1}, tuple(part[:WARM_UP] for part in data))
+    epochs = run(chosen, data)
     return {"dropout": experiment.name, "seed": seed, "date": now(), "commit": commit(), "settings": chosen, "epochs": epochs}
 
 
