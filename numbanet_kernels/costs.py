@@ -25,7 +25,7 @@ class Costs(NamedTuple):
 
     shared_elements: int = 1 << 17
     shared_flops: int = 1 << 23
-    lazy_elements: int = 1 << 16
+    lazy_elements: int = 1 << 21
 
 
 def path() -> Path:
