@@ -6,6 +6,7 @@ one is faster.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from .update import sgd_cpu, sgd_powers_cpu
 NEVER = 1 << 62  # a size that nothing reaches
 TURNS, SECONDS = 9, 0.002  # of a comparison at one size; of a turn at least
 SIDES = (64, 128, 256, 512, 1024)  # of the weights
+WEIGHTS = 4  # that are updated in turn
 Work = Callable[[], Any]
 Works = Iterator[tuple[int, Work, Work]]  # a size, and two ways of the same work at it
 
@@ -90,16 +92,23 @@ def _products() -> Works:
 
 
 def _updates() -> Works:
-    """Updates of a weight of which every third row has a gradient and every third other one is read next, by its elements: of
-    the whole weight, and of these rows alone."""
+    """Updates of a weight by its elements: of all of it, and of the rows that have a gradient or are read next alone, one half
+    each, which have one half of their rows in common.
+
+    Of several weights in turn: in a training step much else passes through the caches between two updates of one.
+    """
     powers = sgd_powers_cpu(4, 0.01, 0.9)
-    for side in SIDES:
+    for side in (*SIDES, 2 * SIDES[-1]):
         rows, step = np.arange(side), 3
-        held, wanted = (rows % 3 == 0)[:, None], (rows % 3 == 1)[:, None]
+        held, wanted = (rows % 2 == 0)[:, None], (rows % 4 < 2)[:, None]
         since = np.where(held, step - 1, 0).astype(np.int32)
         late = (since, np.zeros_like(since), held, wanted, powers, (1, side), step)
         columns = np.arange(side, dtype=np.int32)[None]
-        kept = (np.where(held[:, 0], rows // 3, -1).astype(np.int32), np.zeros(side, np.int32), columns, columns)
-        arrays = _random(side, side), _random(side, side), _random(-(-side // 3), side)
-        whole = functools.partial(sgd_cpu, *arrays, 0.01, 0.9, kept=kept)
-        yield side * side, whole, functools.partial(whole, late=late)
+        kept = (np.where(held[:, 0], rows // 2, -1).astype(np.int32), np.zeros(side, np.int32), columns, columns)
+        weights = itertools.cycle([(_random(side, side), _random(side, side)) for _ in range(WEIGHTS)])
+        g = _random(side // 2, side)
+
+        def update(late=None, weights=weights, g=g, kept=kept):
+            sgd_cpu(*next(weights), g, 0.01, 0.9, kept=kept, late=late)
+
+        yield side * side, update, functools.partial(update, late)

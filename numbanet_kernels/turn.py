@@ -66,24 +66,25 @@ def _compiled_transpose(a, n, i, b, r, c):
 @numba.njit
 def _turn(a, n0, n1, i0, i1, b, r0, c0, reading):
     """b[r0 + i - i0, c0 + n - n0] = a[n, i] for n0 <= n < n1, i0 <= i < i1; row by row of a if reading, else of b."""
-    n8, i8 = n0 + (n1 - n0) // VECTOR * VECTOR, i0 + (i1 - i0) // VECTOR * VECTOR
-    if reading:
-        for n in range(n0, n8, VECTOR):
-            for i in range(i0, i8, VECTOR):
-                _transpose(a, n, i, b, r0 + i - i0, c0 + n - n0)
+    n8, i8 = n1 - VECTOR, i1 - VECTOR  # where the last square begins: it may overlap the one before
+    if n8 < n0 or i8 < i0:
+        for n in range(n0, n1):
+            for i in range(i0, i1):
+                b[r0 + i - i0, c0 + n - n0] = a[n, i]
+    elif reading:
+        for n in range(n0, n1, VECTOR):
+            for i in range(i0, i1, VECTOR):
+                _transpose(a, min(n, n8), min(i, i8), b, r0 + min(i, i8) - i0, c0 + min(n, n8) - n0)
     else:
-        for i in range(i0, i8, VECTOR):
-            for n in range(n0, n8, VECTOR):
-                _transpose(a, n, i, b, r0 + i - i0, c0 + n - n0)
-    for n in range(n0, n1):
-        for i in range(i8 if n < n8 else i0, i1):
-            b[r0 + i - i0, c0 + n - n0] = a[n, i]
+        for i in range(i0, i1, VECTOR):
+            for n in range(n0, n1, VECTOR):
+                _transpose(a, min(n, n8), min(i, i8), b, r0 + min(i, i8) - i0, c0 + min(n, n8) - n0)
 
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], b1, f4[::1], i8[::1], f4, i8, i8, f4[:, ::1], f4[::1])")
 def _turn_in(x, y, gated, mean, place, scale, first, stop, turned, sums):
-    """turned[place[i], n] = scale * z[n, i], but not where place < 0, and sums[i] += sum_n z[n, i] unless sums is empty, for
-    first <= i < stop; z[n, i] = x[n, i] - mean[i], an empty mean being 0, but 0 where gated and y[n, i] is not above 0.
+    """turned[place[i], n] = scale * (z[n, i] - mean[i]), but not where place < 0, and sums[i] += sum_n z[n, i] unless sums is
+    empty, for first <= i < stop; an empty mean is 0; z[n, i] = x[n, i], but 0 where gated and y[n, i] is not above 0.
     """
     xs, ys = np.empty((COLUMNS, SAMPLES), np.float32), np.empty((COLUMNS, SAMPLES), np.float32)
     for n0 in range(0, x.shape[0], SAMPLES):
@@ -95,10 +96,6 @@ def _turn_in(x, y, gated, mean, place, scale, first, stop, turned, sums):
                 _turn(y, n0, n1, i0, i1, ys, 0, 0, True)
             for i in range(i0, i1):
                 z, gate, total = xs[i - i0, :n1 - n0], ys[i - i0, :n1 - n0], float32(0)
-                if mean.size:
-                    less = mean[i]
-                    for n in range(z.size):
-                        z[n] -= less
                 if gated:
                     for n in range(z.size):
                         z[n] = z[n] if gate[n] > 0 else float32(0)
@@ -107,14 +104,14 @@ def _turn_in(x, y, gated, mean, place, scale, first, stop, turned, sums):
                         total += z[n]
                     sums[i] += total
                 if place[i] >= 0:
-                    out = turned[place[i], n0:n1]
+                    out, less = turned[place[i], n0:n1], mean[i] if mean.size else float32(0)
                     for n in range(z.size):
-                        out[n] = scale * z[n]
+                        out[n] = scale * (z[n] - less)
 
 
 def turn_in(x, places, place, scale=1.0, y=None, sums=NOTHING, mean=None):
-    """turned[place[i], n] = scale * z[n, i] in `places` rows, by all threads; z is x - mean, with a y given only where y > 0,
-    else 0. Adds sum_n z[n, i] to sums[i], where sums is given."""
+    """turned[place[i], n] = scale * (z[n, i] - mean[i]) in `places` rows, by all threads; z is x, with a y given only where
+    y > 0, else 0. Adds sum_n z[n, i] to sums[i], where sums is given."""
     turned = empty_cpu((places, x.shape[0]))
 
     def work(part):

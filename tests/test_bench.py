@@ -241,7 +241,7 @@ def test_accuracy_suite_resumes(tmp_path, monkeypatch):
         mlp_accuracy.run(harness.Options(), Results(path), lambda text: None)
 
 
-def test_settings_suite_names_every_variant_and_both_data_sets(tmp_path, monkeypatch):
+def test_settings_suite_names_every_variant_rate_and_data_set(tmp_path, monkeypatch):
     seen = []
 
     def train(experiment, seed, data):
@@ -254,10 +254,10 @@ def test_settings_suite_names_every_variant_and_both_data_sets(tmp_path, monkeyp
     for name in ("load_mnist", "load_fashion_mnist"):
         monkeypatch.setattr(f"numbanet.datasets.{name}", lambda: (np.zeros((3, 784)),) * 4)
     rows = mlp_settings.run(harness.Options(quick=True), Results(tmp_path / "a.json"), lambda text: None)
-    assert len(seen) == len(set(seen)) == len(rows) == 2 * len(mlp_settings.variants())
+    assert len(seen) == len(set(seen)) == len(rows) == 2 * 2 * len(list(mlp_settings.variants(0.5)))
     assert sum(row["case"].startswith("fashion-mnist") for row in rows) == len(rows) // 2
     diverged = [row for row in rows if row.get("diverged")]
-    assert {row["implementation"] for row in diverged} == {"rdp pattern dp_max=16"} and len(diverged) == 2
+    assert {row["implementation"] for row in diverged} == {"rdp pattern dp_max=16"} and len(diverged) == 2 * 2
     assert "1 of 1 diverged" in markdown(rows)
     assert {round(row["points"], 6) for row in rows if row not in diverged and row["implementation"] != "bernoulli"} == {1.0}
 

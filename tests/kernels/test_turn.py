@@ -21,8 +21,8 @@ def test_turn_in(rng, n, k, gated):
     x, y, mean = np.float32(x), np.float32(y), np.float32(mean)
     sums = np.ones(k, np.float32)
     turned = turn.turn_in(x, k, places, 1.5, y if gated else None, sums, mean)
-    z = np.where(y > 0, x - mean, 0) if gated else x - mean
-    np.testing.assert_allclose(turned[places[places >= 0]], 1.5 * z.T[places >= 0], rtol=1e-5, atol=1e-6)
+    z = np.where(y > 0, x, 0) if gated else x
+    np.testing.assert_allclose(turned[places[places >= 0]], 1.5 * (z - mean).T[places >= 0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(sums, 1 + z.sum(axis=0), rtol=1e-4, atol=1e-4)
 
 
