@@ -85,8 +85,8 @@ for g in (1, 4, 16, 32):
 # * **rdp**, output side: `RowPlan(64, dp, bias)` keeps every dp-th row of w.
 # * **rdp on both sides**. The layer before dropped neurons too, so their columns of w meet nothing but zeros. One row
 #   in dp and one column in dp' are left: 1/(dp dp') of the product.
-# * **tdp**: w in tiles of T × T, numbered row by row; `TilePlan` keeps the tiles t with t mod dp = bias. It drops
-#   *connections* instead of neurons (a pattern of DropConnect).
+# * **tdp**: w in tiles of T × T; `TilePlan` keeps those in tile row r and tile column c with (r + c) mod dp = bias. It
+#   drops *connections* instead of neurons (a pattern of DropConnect).
 
 # %%
 I = 48
@@ -113,25 +113,25 @@ save("dropout_weights.png")
 #
 # ## Tiles are block-diagonal
 #
-# The kept tiles look scattered, but they follow a rule. Let C be the number of tile columns. Tile (r, c) has the number
-# r C + c, so tile row r keeps the tile columns
+# The kept tiles look scattered, but they follow a rule: tile row r keeps the tile columns
 #
-# c ≡ bias - r C  (mod dp).
+# c ≡ bias - r  (mod dp).
 #
-# Rows r and r + P keep the same columns if P C is a multiple of dp: the smallest such P is dp / gcd(C, dp). So tile
-# rows fall into **P classes**. Two classes never share a column. Sort rows and columns by class, and each class is one
-# dense block on the diagonal: a tile pattern is P small dense products, and finding the kept positions takes no search.
+# Rows r and r + dp keep the same columns, so tile rows fall into **dp classes** (fewer if there are fewer rows). Two
+# classes never share a column. Sort rows and columns by class, and each class is one dense block on the diagonal: a tile
+# pattern is dp small dense products, and finding the kept positions takes no search.
+#
+# The paper numbers the tiles row by row instead, t = r C + c with C tile columns, and keeps t mod dp = bias. That gives
+# the same classes in another order, unless C and dp have a common factor: then several tile rows keep the same columns,
+# and nobody reads the others in this step. Networks learn less that way.
 
 # %%
 tile_rows, tile_cols = tiles.grid
 P = tiles.classes
-print(f"C = {tile_cols}, dp = {tiles.dp}: {P} classes")
-print("other periods:", {dp: TilePlan((O, I), 8, dp, 0).classes for dp in (1, 2, 3, 4, 6, 7, 8)})
+print(f"{tile_rows} tile rows, dp = {tiles.dp}: {P} classes")
 
 class_of_row = np.arange(tile_rows) % P
-class_of_col = np.full(tile_cols, P)  # P: a column that no row keeps
-for r in range(P):
-    class_of_col[(tiles.bias - r * tile_cols - np.arange(tile_cols)) % tiles.dp == 0] = r
+class_of_col = (tiles.bias - np.arange(tile_cols)) % tiles.dp
 row_order = np.argsort(class_of_row, kind="stable")
 col_order = np.argsort(class_of_col, kind="stable")
 
@@ -152,9 +152,6 @@ for ax, matrix, r_names, c_names, title in (
 save("dropout_tiles.png")
 
 # %% [markdown]
-# Where C and dp have a common factor there are fewer classes than dp, and some columns are read by no class in this
-# step: they get their turn with another bias.
-#
 # ## Is it the same number?
 #
 # A plan must not change the mathematics. The test of every planned operation: with M = plan.mask(), what it computes

@@ -215,7 +215,7 @@ class RowDropout(_PatternDropout):
 
 
 class TileDropout(_PatternDropout):
-    """Tile dropout pattern: tiles bias, bias + dp, … of the weight are kept, the others are not computed.
+    """Tile dropout pattern: one tile in dp of each row of tiles is kept (`TilePlan`), the others are not computed.
 
     A neuron sees only the inputs of its row's kept tiles. `Net` therefore puts a `Shuffle` before the first layer: tiles of
     neighbouring features, such as stripes of an image, would hide whole parts of a sample, and what features have in the mean
@@ -254,8 +254,9 @@ class TileDropout(_PatternDropout):
         return [*map(self.keep, range(layers)), 1.0]
 
     def concern(self, layer, shape):
-        tiles = math.prod(TilePlan(shape, self.tile, 1, 0).grid)
-        if self.rate_of(layer) and tiles < self.periods(layer):
+        grid = TilePlan(shape, self.tile, 1, 0).grid
+        tiles = math.prod(grid)
+        if self.rate_of(layer) and sum(grid) - 1 < self.periods(layer):  # r + c takes so many values
             return (f"tdp: a weight of shape {tuple(shape)} has {tiles} tile{'s' * (tiles > 1)} of {self.tile} x {self.tile}: "
                     "some steps drop all of it. Use TileDropout(tile=...) with a smaller tile, or rdp")
         return None

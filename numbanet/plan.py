@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,10 +130,12 @@ def pack_rows(rows: RowPlan, cols: RowPlan, dev: Device) -> Packing:
 
 @dataclasses.dataclass(frozen=True)
 class TilePlan:
-    """Keep the tiles t of a weight, numbered row-major, with t mod dp = bias (*Approximate Random Dropout*, tile pattern).
+    """Keep the tiles (r, c) of a weight with (r + c) mod dp = bias (*Approximate Random Dropout*, tile pattern).
 
-    With C tile columns, tile row r keeps the tile columns c ≡ bias - r C (mod dp): tile rows fall into dp / gcd(C, dp) classes
-    that share no column, so the kept matrix is block-diagonal up to a permutation.
+    Tile row r keeps the tile columns c ≡ bias - r (mod dp): tile rows fall into dp classes that share no column, so the kept
+    matrix is block-diagonal up to a permutation. The paper numbers tiles row by row, t = r C + c with C tile columns, and keeps
+    t mod dp = bias: that is this pattern with its tile rows in another order, unless C and dp have a common factor. Then tile
+    rows share columns, all of them if dp divides C, and a step sees nothing of the other inputs: networks learn less that way.
 
     Parameters
     ----------
@@ -145,7 +146,7 @@ class TilePlan:
     dp : int
         Period of the pattern: one tile in dp is kept.
     bias : int
-        First kept tile, 0 … dp - 1.
+        First kept tile of the first tile row, 0 … dp - 1.
     scale : float, default=1.0
         What the kept products are multiplied by.
     prepared : device array, optional
@@ -181,9 +182,8 @@ class TilePlan:
 
     @property
     def classes(self) -> int:
-        """How many classes the tile rows fall into: dp / gcd(C, dp), at most R."""
-        rows, cols = self.grid
-        return min(self.dp // math.gcd(cols, self.dp), rows)
+        """How many classes the tile rows fall into: dp, at most R."""
+        return min(self.dp, self.grid[0])
 
     @property
     def size(self) -> int:
@@ -198,8 +198,8 @@ class TilePlan:
 
     def tile_mask(self) -> np.ndarray:
         """(R, C) bool, True where the tile is kept."""
-        rows, cols = self.grid
-        return (np.arange(rows * cols) % self.dp == self.bias).reshape(rows, cols)
+        r, c = np.indices(self.grid)
+        return (r + c) % self.dp == self.bias
 
     def mask(self) -> np.ndarray:
         """(O, I) bool, True where kept."""
@@ -250,7 +250,7 @@ def _tile_packing(shape, tile, dp, bias, dev) -> Packing:
     col_pos = np.full((plan.classes, shape[1]), -1, np.int32)
     i = np.arange(shape[1])
     for z in range(plan.classes):
-        kept = i[(z * tile_cols + i // tile) % dp == bias]
+        kept = i[(z + i // tile) % dp == bias]
         cols[z, :kept.size] = kept
         col_pos[z, kept] = np.arange(kept.size)
     return Packing(*(dev.upload(a, np.int32) for a in (row_pos, row_class, cols, col_pos)))

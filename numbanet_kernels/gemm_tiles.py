@@ -1,13 +1,13 @@
 """Matrix product with kept tiles of a weight: w (O, I) in tiles of T x T, C = ceil(I / T) tile columns, R = ceil(O / T) tile
-rows; the tile at (r, c) is kept where (r C + c) mod dp = bias, M is the mask of kept elements:
+rows; the tile at (r, c) is kept where (r + c) mod dp = bias, M is the mask of kept elements:
 
     forward   y[n, o]  = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])          x (N, I) -> y (N, O)
     dx        dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]                     dy (N, O) -> dx (N, I)
     dw        dw       = scale * (dy.T x) on kept tiles only, packed (below)      dy (N, O), x (N, I)
 
-Tile row r keeps the tile columns c = first(r), first(r) + dp, … with first(r) = (bias - r C) mod dp. So tile rows r, r + P,
-r + 2P, … with P = dp / gcd(C, dp) keep the same columns: they are a class, no two classes share a column, and up to a
-permutation the kept matrix is block-diagonal: P dense products and no search for positions. 2 N O I / dp FLOPs.
+Tile row r keeps the tile columns c = first(r), first(r) + dp, … with first(r) = (bias - r) mod dp. So tile rows r, r + dp,
+r + 2 dp, … keep the same columns: they are a class, no two classes share a column, and up to a permutation the kept matrix is
+block-diagonal: dp dense products and no search for positions. 2 N O I / dp FLOPs.
 
 Packed dw (R T, ceil(C / dp) T): tile rows sorted by class (class 0 first), then by r; in each row its kept columns, in order.
 Elements of tiles that stick out over the edges of w are unset. What two of the three products need is prepared once, if asked:
@@ -18,7 +18,6 @@ listed (the one used: a block walks the arithmetic sequence of kept tiles, dropp
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -34,9 +33,9 @@ from .turn import turn_back, turn_in
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def tile_mask_reference(shape, tile, dp, bias):
-    """M[o, i] = [(o // T * C + i // T) mod dp = bias]"""
+    """M[o, i] = [(o // T + i // T) mod dp = bias]"""
     o, i = np.indices(shape) // tile
-    return (o * ceil_div(shape[1], tile) + i) % dp == bias
+    return (o + i) % dp == bias
 
 
 def gemm_tiles_reference(x, w, tile, dp, bias, b=None, relu=False, scale=1.0):
@@ -57,13 +56,11 @@ def gemm_tiles_dw_reference(dy, x, tile, dp, bias, scale=1.0):
 
 
 def tile_classes(shape, tile, dp, bias):
-    """[(first tile row, tile row step, first tile column, first packed row), …], one a class; tile column step dp."""
-    tile_rows, tile_cols = ceil_div(shape[0], tile), ceil_div(shape[1], tile)
-    period = dp // math.gcd(tile_cols, dp)
-    classes, packed = [], 0
-    for r in range(min(period, tile_rows)):
-        classes.append((r, period, (bias - r * tile_cols) % dp, packed * tile))
-        packed += len(range(r, tile_rows, period))
+    """[(first tile row, first tile column, first packed row), …], one a class, whose tile rows and columns are dp apart."""
+    tile_rows, classes, packed = ceil_div(shape[0], tile), [], 0
+    for r in range(min(dp, tile_rows)):
+        classes.append((r, (bias - r) % dp, packed * tile))
+        packed += len(range(r, tile_rows, dp))
     return classes
 
 
@@ -98,8 +95,8 @@ def _layout(shape, tile, dp, bias):
     rows, cols = np.arange(shape[0]), np.arange(shape[1])
     row_place, row_start, col_place = np.zeros(shape[0], np.int64), np.zeros(shape[0], np.int64), np.full(shape[1], -1)
     classes, placed = [], 0
-    for r, period, c, place in tile_classes(shape, tile, dp, bias):
-        own_rows, own_cols = rows[rows // tile % period == r], cols[cols // tile % dp == c]
+    for r, c, place in tile_classes(shape, tile, dp, bias):
+        own_rows, own_cols = rows[rows // tile % dp == r], cols[cols // tile % dp == c]
         row_place[own_rows], row_start[own_rows] = np.arange(own_rows.size) + place, c * tile
         col_place[own_cols] = np.arange(own_cols.size) + placed
         classes.append((own_rows, place, placed, own_cols.size))
@@ -274,7 +271,7 @@ def _forward(tile=32):
         tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
         n0, o0 = cuda.blockIdx.y * tile, cuda.blockIdx.x * tile
         tile_cols = (x.shape[1] + tile - 1) // tile
-        first = (bias - cuda.blockIdx.x * tile_cols) % dp
+        first = (bias - cuda.blockIdx.x) % dp
         zero = float32(0)
         y00 = y01 = y10 = y11 = zero
         for c in range(first, tile_cols, dp):
@@ -307,17 +304,16 @@ def _dx(tile=32):
     padded = tile + 1
     side = tile // 2
 
-    @kernel("void(f4[:, ::1], f4[:, ::1], i4, i4, i4, i4, f4, f4[:, ::1])")
-    def gemm_tiles_dx(dy, w, dp, period, bias, tile_rows, scale, dx):
-        """A block: `tile` samples and tile column (class z, i-th kept), walking the tile rows z, z + period, … of the class."""
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4, i4, i4, f4, f4[:, ::1])")
+    def gemm_tiles_dx(dy, w, dp, bias, tile_rows, scale, dx):
+        """A block: `tile` samples and tile column (class z, i-th kept), walking the tile rows z, z + dp, … of the class."""
         dy_tile = cuda.shared.array((tile, padded), float32)
         w_tile = cuda.shared.array((tile, padded), float32)
         tx, ty, z = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z
-        tile_cols = (w.shape[1] + tile - 1) // tile
-        n0, i0 = cuda.blockIdx.y * tile, ((bias - z * tile_cols) % dp + cuda.blockIdx.x * dp) * tile
+        n0, i0 = cuda.blockIdx.y * tile, ((bias - z) % dp + cuda.blockIdx.x * dp) * tile
         zero = float32(0)
         x00 = x01 = x10 = x11 = zero
-        for r in range(z, tile_rows, period):
+        for r in range(z, tile_rows, dp):
             for i in range(ty, tile, side):
                 for j in range(tx, tile, side):
                     o = r * tile + j
@@ -343,18 +339,17 @@ def _dw(tile=32):
     padded = tile + 1
     side = tile // 2
 
-    @kernel("void(f4[:, ::1], f4[:, ::1], i4, i4, i4, f4, f4[:, ::1])")
-    def gemm_tiles_dw(dy, x, dp, period, bias, scale, dw):
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4, i4, f4, f4[:, ::1])")
+    def gemm_tiles_dw(dy, x, dp, bias, scale, dw):
         """A block: one kept tile, tile row r and its i-th kept column, summing over samples, to its packed place."""
         dy_tile = cuda.shared.array((tile, padded), float32)
         x_tile = cuda.shared.array((tile, padded), float32)
         tx, ty, r = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y
         tile_rows = (dy.shape[1] + tile - 1) // tile
-        tile_cols = (x.shape[1] + tile - 1) // tile
-        i0 = ((bias - r * tile_cols) % dp + cuda.blockIdx.x * dp) * tile
-        # classes before this one: z full turns, and one tile row more for each of the first (tile_rows mod period)
-        z = r % period
-        packed = (z * (tile_rows // period) + min(z, tile_rows % period) + r // period) * tile
+        i0 = ((bias - r) % dp + cuda.blockIdx.x * dp) * tile
+        # classes before this one: z full turns, and one tile row more for each of the first (tile_rows mod dp)
+        z = r % dp
+        packed = (z * (tile_rows // dp) + min(z, tile_rows % dp) + r // dp) * tile
         zero = float32(0)
         w00 = w01 = w10 = w11 = zero
         for n0 in range(0, x.shape[0], tile):
@@ -416,22 +411,17 @@ def gemm_tiles_cuda(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=
     return out
 
 
-def _period(shape, tile, dp):
-    tile_rows, tile_cols = ceil_div(shape[0], tile), ceil_div(shape[1], tile)
-    return dp // math.gcd(tile_cols, dp), tile_rows, tile_cols
-
-
 def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, scale=1.0, blocks=None, outputs=None, out=None):
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
     _check("gemm_tiles_dx (cuda)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias)
     side = _block_side("gemm_tiles_dx (cuda)", tile)
-    period, tile_rows, tile_cols = _period(w.shape, tile, dp)
-    classes = min(period, tile_rows)
+    tile_rows, tile_cols = (ceil_div(n, tile) for n in w.shape)
+    classes = min(dp, tile_rows)
     if classes < dp:  # some columns are kept by no tile row
         out = full_cuda((dy.shape[0], w.shape[1]), 0.0, out=out)
     out = empty_cuda((dy.shape[0], w.shape[1])) if out is None else out
     launch(_dx(tile), (ceil_div(tile_cols, dp), ceil_div(dy.shape[0], tile), classes), (side, side),
-           dy if outputs is None else outputs, w, dp, period, bias, tile_rows, scale, out)
+           dy if outputs is None else outputs, w, dp, bias, tile_rows, scale, out)
     return out
 
 
@@ -440,10 +430,10 @@ def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, scale=1.0, inputs=None, outputs=No
     shape = (dy.shape[1], x.shape[1])
     _check("gemm_tiles_dw (cuda)", x, shape[1], shape[0], None, None, tile, dp, bias)
     side = _block_side("gemm_tiles_dw (cuda)", tile)
-    period, tile_rows, tile_cols = _period(shape, tile, dp)
+    tile_rows, tile_cols = (ceil_div(n, tile) for n in shape)
     out = empty_cuda(packed_shape(shape, tile, dp)) if out is None else out
     launch(_dw(tile), (ceil_div(tile_cols, dp), tile_rows), (side, side),
-           dy if outputs is None else outputs, x if inputs is None else inputs, dp, period, bias, scale, out)
+           dy if outputs is None else outputs, x if inputs is None else inputs, dp, bias, scale, out)
     return out
 
 

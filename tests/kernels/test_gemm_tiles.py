@@ -52,10 +52,9 @@ def test_what_is_prepared_of_dy_gives_the_same_products_and_db(suffix, put, get,
 def unpacked(packed, shape, tile, dp, bias):
     """The dense form of a packed dw, from the words of the module's docstring."""
     rows, cols = -(-shape[0] // tile), -(-shape[1] // tile)
-    kept = [[c for c in range(cols) if (r * cols + c) % dp == bias] for r in range(rows)]
-    period = dp // np.gcd(cols, dp)
+    kept = [[c for c in range(cols) if (r + c) % dp == bias] for r in range(rows)]
     dense = np.zeros((rows * tile, cols * tile))
-    for place, r in enumerate(sorted(range(rows), key=lambda r: (r % period, r))):
+    for place, r in enumerate(sorted(range(rows), key=lambda r: (r % dp, r))):
         for k, c in enumerate(kept[r]):
             dense[r * tile:(r + 1) * tile, c * tile:(c + 1) * tile] = packed[place * tile:(place + 1) * tile,
                                                                             k * tile:(k + 1) * tile]
@@ -68,11 +67,11 @@ def test_classes_share_no_column_and_cover_the_mask(shape, dp):
     cols = -(-shape[1] // tile)
     for bias in range(dp):
         covered, columns_seen = np.zeros((-(-shape[0] // tile), cols), bool), set()
-        for r, step, c, _ in gemm_tiles.tile_classes(shape, tile, dp, bias):
+        for r, c, _ in gemm_tiles.tile_classes(shape, tile, dp, bias):
             columns = set(range(c, cols, dp))
             assert not columns & columns_seen
             columns_seen |= columns
-            covered[r::step, c::dp] = True
+            covered[r::dp, c::dp] = True
         np.testing.assert_array_equal(covered, gemm_tiles.tile_mask_reference(shape, tile, dp, bias)[::tile, ::tile])
 
 
