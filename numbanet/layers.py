@@ -187,7 +187,7 @@ class Shuffle(Layer):
         found = ops.permutation(order)
         if found is None:
             raise ValueError(f"Shuffle: order must be a permutation of 0 … n - 1, got {order!r}")
-        self.order = found[0]
+        self.order = found[0].copy()  # what was found is kept for later orders like it
         self.mean = None if mean is None else np.array(mean, np.float32)
         if self.mean is not None and not (self.mean.shape == self.order.shape and np.isfinite(self.mean).all()):
             raise ValueError(f"Shuffle: mean must be {self.order.size} finite numbers, got {mean}")
