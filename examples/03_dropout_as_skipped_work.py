@@ -113,7 +113,7 @@ save("dropout_weights.png")
 #
 # ## Tiles are block-diagonal
 #
-# The kept tiles look scattered, but they follow a rule: tile row r keeps the tile columns
+# The kept tiles lie on diagonals: tile row r keeps the tile columns
 #
 # c ≡ bias - r  (mod dp).
 #
