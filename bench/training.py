@@ -85,15 +85,15 @@ def train(experiment: Experiment, seed: int, data: Data) -> Run:
     One whose loss stops being finite has fewer epochs than were asked for: it diverged. An epoch on a few samples comes first,
     so that nothing is compiled in one that counts.
     """
-    def run(chosen: dict[str, Any], data: Data) -> list[dict[str, float]]:
+    def epochs_of(chosen: dict[str, Any], data: Data) -> list[dict[str, float]]:
         if experiment.variant is None:
             return list(_torch_epochs(chosen, seed, data))
         return _epochs(chosen, experiment.variant(), seed, data)
 
     chosen = experiment.settings
-    run({**chosen, "epochs": 1}, tuple(part[:WARM_UP] for part in data))
-    epochs = run(chosen, data)
-    return {"dropout": experiment.name, "seed": seed, "date": now(), "commit": commit(), "settings": chosen, "epochs": epochs}
+    epochs_of({**chosen, "epochs": 1}, tuple(part[:WARM_UP] for part in data))
+    return {"dropout": experiment.name, "seed": seed, "date": now(), "commit": commit(), "settings": chosen,
+            "epochs": epochs_of(chosen, data)}
 
 
 def _epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Data) -> list[dict[str, float]]:

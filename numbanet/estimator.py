@@ -348,8 +348,8 @@ class BaseNet(BaseEstimator):
 def _mean(X, weights):
     """Roughly the mean of each feature: of some samples from all over X, because the bias makes up for the rest."""
     some = slice(None, None, -(-len(X) // MEAN_SAMPLES))
-    weights = None if weights is None or not weights[some].any() else weights[some]
-    return np.average(X[some].astype(np.float64), axis=0, weights=weights)
+    counted = np.ones(len(X), np.float32)[some] if weights is None or not weights[some].any() else weights[some]
+    return counted / counted.sum() @ X[some]  # no copy of X, which may be larger than memory
 
 
 def _merged(X, y, weights):

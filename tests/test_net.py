@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import threading
+import tracemalloc
 import warnings
 
 import joblib
@@ -18,7 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from numbanet import Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, Shuffle, Tanh, TileDropout
+from numbanet import Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, Shuffle, Tanh, TileDropout, estimator
 from numbanet.datasets import load_digits
 from numbanet.device import problem
 from numbanet_kernels import threads
@@ -90,6 +91,18 @@ def test_features_come_centred_and_in_random_order_before_tiles_only():
     np.testing.assert_array_equal(first.order, clone(net).fit(X, Y).model_.layers[0].order)
     for other in ({"dropout": "rdp"}, {"dropout": TileDropout((0.0, 0.5), tile=4)}, {"layers": (), "dropout": "tdp"}):
         assert not isinstance(Net(**{**SMALL, **other}).fit(X, Y).model_.layers[0], Shuffle)
+
+
+def test_the_mean_of_features_counts_weights_and_copies_no_samples():
+    X = np.float32(np.random.default_rng(0).normal(3, 1, (6000, 500)))
+    weights = np.float32(np.arange(6000) % 3)
+    np.testing.assert_allclose(estimator._mean(X, weights), np.average(X[::2], axis=0, weights=weights[::2]), rtol=1e-4)
+    np.testing.assert_allclose(estimator._mean(X, np.float32(np.arange(6000) % 2)), X[::2].mean(axis=0), rtol=1e-4)
+    tracemalloc.start()
+    np.testing.assert_allclose(estimator._mean(X, None), X.mean(axis=0), atol=0.1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < X.nbytes / 20
 
 
 @pytest.mark.parametrize("dropout", ["none", "rdp", "tdp"])
