@@ -215,11 +215,11 @@ class RowDropout(_PatternDropout):
 
 
 class TileDropout(_PatternDropout):
-    """Tile dropout pattern: one tile in dp of each row of tiles is kept (`TilePlan`), the others are not computed.
+    """Tile dropout pattern: one tile of the weight in dp is kept, the others are not computed.
 
-    A neuron sees only the inputs of its row's kept tiles. `Net` therefore puts a `Shuffle` before the first layer: tiles of
-    neighbouring features, such as stripes of an image, would hide whole parts of a sample, and what features have in the mean
-    would come and go with their tiles.
+    Kept tiles shift by one from row to row (`TilePlan`). A neuron sees only the inputs of its row's kept tiles. `Net` therefore
+    puts a `Shuffle` before the first layer: tiles of neighbouring features, such as stripes of an image, would hide whole parts
+    of a sample, and what features have in the mean would come and go with their tiles.
 
     Parameters
     ----------
