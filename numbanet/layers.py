@@ -168,7 +168,8 @@ class Shuffle(Layer):
 
     Made for a layer under a tile pattern, which leaves out some of a neuron's inputs. The order brings features from everywhere
     into each tile, where neighbours say much the same. Without their mean, what is left out is only how a sample differs from
-    the others: far less noise, where features are not around 0 already.
+    the others: far less noise, where features are not around 0 already. `Net` takes off most of the mean
+    (`estimator._centre`).
 
     Parameters
     ----------

@@ -87,19 +87,35 @@ def test_features_come_centred_and_in_random_order_before_tiles_only():
     net = Net(**SMALL, dropout=TileDropout(0.5, tile=4)).fit(X, Y)
     first = net.model_.layers[0]
     assert isinstance(first, Shuffle) and not np.array_equal(first.order, np.arange(64))
-    np.testing.assert_allclose(first.mean, X.mean(axis=0), rtol=1e-5)
+    rest = X.mean(axis=0) - first.mean  # in the direction of the mean, as large as it should be
+    assert rest @ rest == pytest.approx(estimator.COMMON_NOISE * X.var(axis=0).sum(), rel=1e-3)
+    np.testing.assert_allclose(first.mean / first.mean.max(), X.mean(axis=0) / X.mean(axis=0).max(), rtol=1e-4)
     np.testing.assert_array_equal(first.order, clone(net).fit(X, Y).model_.layers[0].order)
     for other in ({"dropout": "rdp"}, {"dropout": TileDropout((0.0, 0.5), tile=4)}, {"layers": (), "dropout": "tdp"}):
         assert not isinstance(Net(**{**SMALL, **other}).fit(X, Y).model_.layers[0], Shuffle)
 
 
-def test_the_mean_of_features_counts_weights_and_copies_no_samples():
+def test_the_centre_of_features_leaves_little_of_their_mean():
+    """|E[x] - centre|² = COMMON_NOISE v, v the sum of variances; 0 is centre enough where |E[x]|² is less."""
+    X = np.random.default_rng(0).normal(size=(1000, 50))
+    variance = X.var(axis=0).sum()
+    for offset in (1.0, 1e3, 1e6):
+        rest = (X.mean(axis=0) + offset) - estimator._centre(X + offset, None)
+        assert rest @ rest == pytest.approx(estimator.COMMON_NOISE * variance, rel=0.1)  # float32 of 1e6 is this exact
+    np.testing.assert_array_equal(estimator._centre(X, None), 0)
+    np.testing.assert_array_equal(estimator._centre(np.full((10, 3), 7.0), None), 7)
+    np.testing.assert_array_equal(estimator._centre(np.zeros((10, 3)), None), 0)
+
+
+def test_the_centre_of_features_counts_weights_and_copies_no_samples():
     X = np.float32(np.random.default_rng(0).normal(3, 1, (6000, 500)))
     weights = np.float32(np.arange(6000) % 3)
-    np.testing.assert_allclose(estimator._mean(X, weights), np.average(X[::2], axis=0, weights=weights[::2]), rtol=1e-4)
-    np.testing.assert_allclose(estimator._mean(X, np.float32(np.arange(6000) % 2)), X[::2].mean(axis=0), rtol=1e-4)
+    few = X[::2]  # weights 0, 2, 1, 0, …
+    counted = estimator._centre(few.repeat(np.int64(weights[::2]), axis=0), None)
+    np.testing.assert_allclose(estimator._centre(X, weights), counted, rtol=1e-5)
+    np.testing.assert_allclose(estimator._centre(X, np.float32(np.arange(6000) % 2)), estimator._centre(few, None), rtol=1e-5)
     tracemalloc.start()
-    np.testing.assert_allclose(estimator._mean(X, None), X.mean(axis=0), atol=0.1)
+    estimator._centre(X, None)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < X.nbytes / 20
