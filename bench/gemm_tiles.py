@@ -48,7 +48,7 @@ def _back(rng, n, o, i, dp):
 
 def _pattern(o, i, dp):
     plan = _plan(o, i, dp)
-    return plan.tile, plan.dp, plan.bias
+    return plan.pattern[1:]
 
 
 def _forward(dev, x, w, b, mask, n, o, i, dp):

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import training
@@ -14,7 +14,8 @@ from .mlp_accuracy import HIDDEN, plot  # noqa: F401  drawn the same way
 from .results import Results
 from .training import Experiment
 
-SCALES, PERIODS, DATA, RATES, EPOCHS = ("pattern", "root", "rate"), (4, 8, 16), ("mnist", "fashion-mnist"), (0.7, 0.5), 10
+SCALES, PERIODS, DATA, KINDS = ("pattern", "root", "rate"), (4, 8, 16), ("mnist", "fashion-mnist"), ("rdp", "tdp")
+RATES, EPOCHS = (0.7, 0.5), 10
 
 
 def _pattern(kind: str, rate: float, **settings: Any) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def _pattern(kind: str, rate: float, **settings: Any) -> dict[str, Any]:
 def variants(rate: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """(name, () -> parameters of a Net) of each way to drop at a rate."""
     yield "bernoulli", functools.partial(dict, dropout="bernoulli", dropout_rate=rate)
-    for kind in ("rdp", "tdp"):
+    for kind in KINDS:
         for scale in SCALES:
             yield f"{kind} {scale}", functools.partial(_pattern, kind, rate, scale=scale)
             for dp_max in PERIODS:
@@ -35,7 +36,31 @@ def variants(rate: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Train what is not trained yet; returns the rows."""
+    """Train what is not trained yet; returns the rows of `points`."""
     experiments = [Experiment(training.settings(options, HIDDEN, rate, EPOCHS, data), name, variant)
                    for data in DATA for rate in RATES for name, variant in variants(rate)]
-    return training.run(options, results, say, "mlp-settings", experiments, ())
+    try:
+        training.run(options, results, say, "mlp-settings", experiments, ())
+    finally:  # an interrupted command, too, reports what is finished
+        found = points(results.rows, experiments)
+        results.add(found)
+    return found
+
+
+def points(rows: Sequence[dict[str, Any]], experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
+    """One row for each way to drop and data set: points against bernoulli, by kind of pattern and rate."""
+    found = {(row["case"], row["implementation"]): row for row in rows}
+    table: dict[str, dict[str, Any]] = {}
+    for experiment in experiments:
+        row = found.get((training.case_of(experiment.settings), experiment.name))
+        if row is not None and experiment.name != "bernoulli":
+            kind, setting = experiment.name.split(" ", 1)
+            line = table.setdefault(f"{experiment.settings['data']}, {setting}", {})
+            line[f"{kind} p={experiment.settings['dropout_rate']}"] = row
+    columns = [f"{kind} p={rate}" for kind in KINDS for rate in RATES]
+    return [{"suite": "mlp-settings-points", "case": case, "seeds": min(row["seeds"] for row in line.values()),
+             "points_of": {name: _points(line.get(name)) for name in columns}} for case, line in table.items()]
+
+
+def _points(row: dict[str, Any] | None) -> float | str | None:
+    return None if row is None else "diverged" if row.get("diverged") else row["points"]

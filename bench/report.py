@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,20 @@ from .table import markdown
 
 MARKED = re.compile(r"(?P<start><!-- bench:(?P<suite>[\w-]+)(?: (?P<cases>.+?))? -->)\n.*?"
                     r"(?P<end><!-- /bench:(?P=suite) -->)", re.S)
-PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md")
+PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md", ROOT / "numbanet" / "dropout.py")
 FOLDER = ROOT / "bench" / "results"
 
 
 def caption(record: dict[str, Any]) -> str:
-    """What the figures of one file belong to, in one line."""
+    """What the figures of one file belong to, in a line or two."""
     machine = record["machine"]
     where = "; ".join(machine["gpus"]) if record.get("device") == "cuda" and machine.get("gpus") else \
         f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
     versions = ", ".join(f"{name} {machine[key]}" for name, key in (
         ("Python", "python"), ("NumPy", "numpy"), ("BLAS", "blas"), ("Numba", "numba"), ("PyTorch", "torch"))
         if machine.get(key))
-    return f"_{record.get('device', 'cpu')}: {where}; {versions}; commit {(record.get('commit') or 'unknown')[:12]}, " \
-           f"{record['date'][:10]}_"
+    return textwrap.fill(f"_{record.get('device', 'cpu')}: {where}; {versions}; commit "
+                         f"{(record.get('commit') or 'unknown')[:12]}, {record['date'][:10]}_", 128)
 
 
 def section(suite: str, cases: str | None, records: Iterable[dict[str, Any]]) -> str:

@@ -74,10 +74,21 @@ MEMORY = {
 }
 
 
+def _points(row: Row) -> dict[str, Callable[[Row], str]]:
+    """Points against bernoulli, a column for each kind."""
+    def one(name: str) -> Callable[[Row], str]:
+        def cell(row: Row) -> str:
+            points = row["points_of"][name]
+            return format(points, "+.2f") if isinstance(points, float) else points or ""
+        return cell
+
+    return {"case": _text("case"), "seeds": _number("seeds", "d"), **{name: one(name) for name in row.get("points_of", ())}}
+
+
 def cells(rows: Sequence[Row]) -> list[list[str]]:
     """Heading and lines of the rows of one suite."""
-    columns = next((kind for key, kind in (("accuracy", ACCURACIES), ("slope", FITS), ("peak_mib", MEMORY))
-                    if rows and key in rows[0]), TIMES)
+    kinds = {"accuracy": ACCURACIES, "slope": FITS, "peak_mib": MEMORY, "points_of": _points(rows[0]) if rows else {}}
+    columns = next((kind for key, kind in kinds.items() if rows and key in rows[0]), TIMES)
     return [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
 
 

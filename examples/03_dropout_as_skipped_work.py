@@ -85,8 +85,9 @@ for g in (1, 4, 16, 32):
 # * **rdp**, output side: `RowPlan(64, dp, bias)` keeps every dp-th row of w.
 # * **rdp on both sides**. The layer before dropped neurons too, so their columns of w meet nothing but zeros. One row
 #   in dp and one column in dp' are left: 1/(dp dp') of the product.
-# * **tdp**: w in tiles of T × T; `TilePlan` keeps those in tile row r and tile column c with (r + c) mod dp = bias. It
-#   drops *connections* instead of neurons (a pattern of DropConnect).
+# * **tdp**: w in tiles of T × T; `TilePlan` keeps those in tile row r and tile column c with (r + c) mod dp = bias, or,
+#   with mix > 0, those with (a[r] + b[c]) mod dp = bias for some permutations a and b. It drops *connections* instead of
+#   neurons (a pattern of DropConnect).
 
 # %%
 I = 48
@@ -123,7 +124,8 @@ save("dropout_weights.png")
 #
 # The paper numbers the tiles row by row instead, t = r C + c with C tile columns, and keeps t mod dp = bias. That gives
 # the same classes in another order, unless C and dp have a common factor: then several tile rows keep the same columns,
-# and nobody reads the others in this step. Networks learn less that way.
+# and nobody reads the others in this step. Networks learn less that way. With only one order of the tiles, the same ones
+# always stay together, and networks learn the few patterns by heart: so `TileDropout` draws one of four orders each step.
 
 # %%
 tile_rows, tile_cols = tiles.grid

@@ -217,9 +217,10 @@ class RowDropout(_PatternDropout):
 class TileDropout(_PatternDropout):
     """Tile dropout pattern: one tile of the weight in dp is kept, the others are not computed.
 
-    Kept tiles shift by one from row to row (`TilePlan`). A neuron sees only the inputs of its row's kept tiles. `Net` therefore
-    puts a `Shuffle` before the first layer: tiles of neighbouring features, such as stripes of an image, would hide whole parts
-    of a sample, and what features have in the mean would come and go with their tiles.
+    Kept tiles shift by one from tile row to tile row, in one of several orders of the rows and the columns (`TilePlan`). A
+    neuron sees only the inputs of its row's kept tiles. `Net` therefore puts a `Shuffle` before the first layer: tiles of
+    neighbouring features, such as stripes of an image, would hide whole parts of a sample, and what features have in the mean
+    would come and go with their tiles.
 
     Parameters
     ----------
@@ -227,6 +228,10 @@ class TileDropout(_PatternDropout):
         As for `RowDropout`.
     tile : int, default=32
         Side of a tile: 32 as in the papers.
+    mixes : int, default=4
+        From how many orders of tile rows and tile columns each step draws one. With 1, as in the papers, there are only as
+        many patterns as pairs of dp and bias: networks learn them by heart, and predict less well. More than a few bring
+        nothing, and each needs its own index arrays.
 
     Raises
     ------
@@ -238,17 +243,18 @@ class TileDropout(_PatternDropout):
     shuffle = True
 
     def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "root",
-                 tile: int = 32) -> None:
+                 tile: int = 32, mixes: int = 4) -> None:
         super().__init__(rate, dp_max, search, scale)
-        if not isinstance(tile, numbers.Integral) or tile < 1:
-            raise ValueError(f"tile must be a positive integer, got {tile!r}")
-        self.tile = tile
+        for name, value in (("tile", tile), ("mixes", mixes)):
+            if not isinstance(value, numbers.Integral) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        self.tile, self.mixes = tile, mixes
 
     def plan(self, layer, shape, rng):
         if not self.rate_of(layer):
             return None
         dp, bias, scale = self.draw(layer, rng)
-        return TilePlan(shape, self.tile, dp, bias, scale)
+        return TilePlan(shape, self.tile, dp, bias, scale, int(self.mixes * rng.random()) if dp > 1 else 0)
 
     def keeps(self, layers):
         return [*map(self.keep, range(layers)), 1.0]
@@ -256,7 +262,7 @@ class TileDropout(_PatternDropout):
     def concern(self, layer, shape):
         grid = TilePlan(shape, self.tile, 1, 0).grid
         tiles = math.prod(grid)
-        if self.rate_of(layer) and sum(grid) - 1 < self.periods(layer):  # r + c takes so many values
+        if self.rate_of(layer) and sum(grid) - 1 < self.periods(layer):  # a[r] + b[c] takes so many values
             return (f"tdp: a weight of shape {tuple(shape)} has {tiles} tile{'s' * (tiles > 1)} of {self.tile} x {self.tile}: "
                     "some steps drop all of it. Use TileDropout(tile=...) with a smaller tile, or rdp")
         return None

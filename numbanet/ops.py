@@ -415,7 +415,7 @@ def linear_rows(dev, x, w, b=None, *, rows: RowPlan, cols: RowPlan, relu: bool =
 @op
 def _linear_tiles(dev, x, w, b=None, *, plan: TilePlan, relu: bool, order: np.ndarray | None, mean: np.ndarray | None):
     order, inverse, mean = (None, None, None) if order is None else _shuffled("linear_tiles", x, order, mean)
-    shape, pattern, scale = w.shape, (plan.tile, plan.dp, plan.bias), plan.scale
+    shape, pattern, scale = w.shape, plan.pattern[1:], plan.scale
     blocks = dev.tile_blocks(w, *pattern) if plan.prepared is None else plan.prepared
     inputs = dev.tile_inputs(x, shape, *pattern, order, mean)
     y = dev.gemm_tiles(x, w, *pattern, b=b, relu=relu, scale=scale, blocks=blocks, inputs=inputs)

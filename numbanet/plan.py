@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbanet_kernels import tiles
+
 from .device import Device
 
 
@@ -130,12 +132,13 @@ def pack_rows(rows: RowPlan, cols: RowPlan, dev: Device) -> Packing:
 
 @dataclasses.dataclass(frozen=True)
 class TilePlan:
-    """Keep the tiles (r, c) of a weight with (r + c) mod dp = bias (*Approximate Random Dropout*, tile pattern).
+    """Keep the tiles (r, c) of a weight with (a[r] + b[c]) mod dp = bias (*Approximate Random Dropout*, tile pattern).
 
-    Tile row r keeps the tile columns c ≡ bias - r (mod dp): tile rows fall into dp classes that share no column, so the kept
-    matrix is block-diagonal up to a permutation. The paper numbers tiles row by row, t = r C + c with C tile columns, and keeps
-    t mod dp = bias: that is this pattern with its tile rows in another order, unless C and dp have a common factor. Then tile
-    rows share columns, all of them if dp divides C, and a step sees nothing of the other inputs: networks learn less that way.
+    a and b are permutations of the tile rows and the tile columns. Tile rows fall into dp classes that share no column, so the
+    kept matrix is block-diagonal up to a permutation. The paper numbers tiles row by row, t = r C + c with C tile columns, and
+    keeps t mod dp = bias: that is this pattern with another a and the natural b, unless C and dp have a common factor. Then
+    tile rows share columns, all of them if dp divides C, and a step sees nothing of the other inputs: networks learn less that
+    way. Nor has the paper more than one order; with several, which tiles stay together changes from step to step.
 
     Parameters
     ----------
@@ -149,6 +152,8 @@ class TilePlan:
         First kept tile of the first tile row, 0 … dp - 1.
     scale : float, default=1.0
         What the kept products are multiplied by.
+    mix : int, default=0
+        Number of the permutations a and b (`numbanet_kernels.tiles.arrangement`); 0: the natural order.
     prepared : device array, optional
         The kept tiles of the weight, packed, where an update made them on its way (`Optimizer.step`).
 
@@ -163,12 +168,13 @@ class TilePlan:
     dp: int
     bias: int
     scale: float = 1.0
+    mix: int = 0
     prepared: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.tile < 1 or self.dp < 1 or not 0 <= self.bias < self.dp or min(self.shape) < 0:
-            raise ValueError(f"TilePlan: shape {self.shape} must be >= 0, tile {self.tile} and dp {self.dp} >= 1 and bias "
-                             f"{self.bias} in 0 … dp - 1")
+        if self.tile < 1 or self.dp < 1 or not 0 <= self.bias < self.dp or min(*self.shape, self.mix) < 0:
+            raise ValueError(f"TilePlan: shape {self.shape} and mix {self.mix} must be >= 0, tile {self.tile} and dp {self.dp} "
+                             f">= 1 and bias {self.bias} in 0 … dp - 1")
 
     @property
     def trivial(self) -> bool:
@@ -176,9 +182,14 @@ class TilePlan:
         return self.dp == 1 and self.scale == 1.0
 
     @property
+    def pattern(self) -> tuple:
+        """(shape, tile, dp, bias, mix): what says which tiles are kept."""
+        return self.shape, self.tile, self.dp, self.bias, self.mix
+
+    @property
     def grid(self) -> tuple[int, int]:
         """(tile rows R, tile columns C)."""
-        return -(-self.shape[0] // self.tile), -(-self.shape[1] // self.tile)
+        return tiles.grid_of(self.shape, self.tile)
 
     @property
     def classes(self) -> int:
@@ -188,7 +199,7 @@ class TilePlan:
     @property
     def size(self) -> int:
         """How many elements of the weight are kept."""
-        return _tile_size(self.shape, self.tile, self.dp, self.bias)
+        return _tile_size(*self.pattern)
 
     @property
     def density(self) -> float:
@@ -198,8 +209,7 @@ class TilePlan:
 
     def tile_mask(self) -> np.ndarray:
         """(R, C) bool, True where the tile is kept."""
-        r, c = np.indices(self.grid)
-        return (r + c) % self.dp == self.bias
+        return tiles.kept_tiles(self.grid, self.dp, self.bias, self.mix)
 
     def mask(self) -> np.ndarray:
         """(O, I) bool, True where kept."""
@@ -211,49 +221,45 @@ class TilePlan:
 
     def blocks(self, shape: tuple[int, int], dev: Device) -> Blocks:
         """The tiles of the weight, and which of them this plan keeps."""
-        return Blocks((self.tile, self.tile), _tile_mask(self.shape, self.tile, self.dp, self.bias, dev))
+        return Blocks((self.tile, self.tile), _tile_mask(*self.pattern, dev))
 
     def room(self, dev: Device) -> tuple | None:
         """Where an update may write the kept tiles on its way, on devices that read them packed."""
-        return dev.tile_room(self.shape, self.tile, self.dp, self.bias)
+        return dev.tile_room(*self.pattern)
 
     def packing(self, dev: Device) -> Packing:
         """Packing of the gradient of the kept tiles: tile rows by class, in each row its kept columns."""
-        return _tile_packing(self.shape, self.tile, self.dp, self.bias, dev)
+        return _tile_packing(*self.pattern, dev)
+
+
+def _plan(shape, tile, dp, bias, mix) -> TilePlan:
+    return TilePlan(shape, tile, dp, bias, mix=mix)
 
 
 @functools.lru_cache(maxsize=4096)
-def _tile_size(shape: tuple[int, int], tile: int, dp: int, bias: int) -> int:
-    plan = TilePlan(shape, tile, dp, bias)
-    rows, cols = plan.grid
-    heights = np.diff(np.minimum(np.arange(rows + 1) * tile, shape[0]))
-    widths = np.diff(np.minimum(np.arange(cols + 1) * tile, shape[1]))
+def _tile_size(*pattern) -> int:
+    plan = _plan(*pattern)
+    heights, widths = (np.diff(np.minimum(np.arange(n + 1) * plan.tile, length)) for n, length in zip(plan.grid, plan.shape))
     return int(heights @ plan.tile_mask() @ widths)
 
 
 @functools.lru_cache(maxsize=1024)
-def _tile_mask(shape: tuple[int, int], tile: int, dp: int, bias: int, dev: Device):
-    return dev.upload(TilePlan(shape, tile, dp, bias).tile_mask())
+def _tile_mask(shape, tile, dp, bias, mix, dev: Device):
+    return dev.upload(_plan(shape, tile, dp, bias, mix).tile_mask())
 
 
 @functools.lru_cache(maxsize=1024)
-def _tile_packing(shape, tile, dp, bias, dev) -> Packing:
-    plan = TilePlan(shape, tile, dp, bias)
-    tile_rows, tile_cols = plan.grid
-    order = np.argsort(np.arange(tile_rows) % plan.classes, kind="stable") if tile_rows else np.zeros(0, int)
-    place = np.empty(tile_rows, np.int64)
-    place[order] = np.arange(tile_rows)
-    o = np.arange(shape[0])
-    row_pos = place[o // tile] * tile + o % tile
-    row_class = o // tile % plan.classes if tile_rows else o
-    cols = np.full((plan.classes, -(-tile_cols // dp) * tile), -1, np.int32)
-    col_pos = np.full((plan.classes, shape[1]), -1, np.int32)
-    i = np.arange(shape[1])
-    for z in range(plan.classes):
-        kept = i[(z + i // tile) % dp == bias]
+def _tile_packing(shape, tile, dp, bias, mix, dev: Device) -> Packing:
+    packed = tiles.packed_tiles(tiles.grid_of(shape, tile), dp, bias, mix)
+    o, i = np.arange(shape[0]), np.arange(shape[1])
+    classes, width = len(packed.classes), tiles.packed_shape(shape, tile, dp)[1]
+    cols, col_pos = np.full((classes, width), -1), np.full((classes, len(i)), -1)
+    for z, (_, tile_cols) in enumerate(packed.classes):
+        kept = i[np.isin(i // tile, tile_cols)]
         cols[z, :kept.size] = kept
         col_pos[z, kept] = np.arange(kept.size)
-    return Packing(*(dev.upload(a, np.int32) for a in (row_pos, row_class, cols, col_pos)))
+    row_pos = packed.row_place[o // tile] * tile + o % tile
+    return Packing(*(dev.upload(a, np.int32) for a in (row_pos, packed.row_class[o // tile], cols, col_pos)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,19 +1,18 @@
-"""Matrix product with kept tiles of a weight: w (O, I) in tiles of T x T, C = ceil(I / T) tile columns, R = ceil(O / T) tile
-rows; the tile at (r, c) is kept where (r + c) mod dp = bias, M is the mask of kept elements:
+"""Matrix product with kept tiles of a weight: w (O, I) in tiles of T x T, the tile at (r, c) kept where
+(a[r] + b[c]) mod dp = bias (`tiles` says more); M is the mask of kept elements:
 
     forward   y[n, o]  = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])          x (N, I) -> y (N, O)
     dx        dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]                     dy (N, O) -> dx (N, I)
     dw        dw       = scale * (dy.T x) on kept tiles only, packed (below)      dy (N, O), x (N, I)
 
-Tile row r keeps the tile columns c = first(r), first(r) + dp, … with first(r) = (bias - r) mod dp. So tile rows r, r + dp,
-r + 2 dp, … keep the same columns: they are a class, no two classes share a column, and up to a permutation the kept matrix is
-block-diagonal: dp dense products and no search for positions. 2 N O I / dp FLOPs.
+Tile rows with the same a[r] mod dp keep the same tile columns: they are a class, no two classes share a column, and up to a
+permutation the kept matrix is block-diagonal: dp dense products. 2 N O I / dp FLOPs.
 
 Packed dw (R T, ceil(C / dp) T): tile rows sorted by class (class 0 first), then by r; in each row its kept columns, in order.
 Elements of tiles that stick out over the edges of w are unset. What two of the three products need is prepared once, if asked:
 `blocks` of w by `tile_blocks`, `inputs` of x by `tile_inputs`, `outputs` of dy by `tile_outputs`, which gives db as well.
 Versions: masked (a teaching step: every tile is visited, dropped ones skipped by a test that is uniform over the block) and
-listed (the one used: a block walks the arithmetic sequence of kept tiles, dropped work is never launched).
+listed (the one used: a block walks the list of the tiles that its class keeps, dropped work is never launched).
 """
 from __future__ import annotations
 
@@ -28,54 +27,42 @@ from .elementwise import relu_grad_cuda
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
 from .memory import compact_cuda, empty_cpu, empty_cuda, full_cpu, full_cuda, upload_cuda
 from .reduce import sum_rows_cuda
+from .tiles import arrangement, grid_of, packed_shape, packed_tiles, padded
 from .turn import turn_back, turn_in
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
-def tile_mask_reference(shape, tile, dp, bias):
-    """M[o, i] = [(o // T + i // T) mod dp = bias]"""
+def tile_mask_reference(shape, tile, dp, bias, mix):
+    """M[o, i] = [(a[o // T] + b[i // T]) mod dp = bias]"""
+    a, b = arrangement(grid_of(shape, tile), mix)
     o, i = np.indices(shape) // tile
-    return (o + i) % dp == bias
+    return (a[o] + b[i]) % dp == bias
 
 
-def gemm_tiles_reference(x, w, tile, dp, bias, b=None, relu=False, scale=1.0):
+def gemm_tiles_reference(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.0):
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o]) in float64."""
-    y = scale * (np.float64(x) @ (np.float64(w) * tile_mask_reference(w.shape, tile, dp, bias)).T)
+    y = scale * (np.float64(x) @ (np.float64(w) * tile_mask_reference(w.shape, tile, dp, bias, mix)).T)
     y = y if b is None else y + np.float64(b)
     return np.maximum(y, 0) if relu else y
 
 
-def gemm_tiles_dx_reference(dy, w, tile, dp, bias, scale=1.0):
+def gemm_tiles_dx_reference(dy, w, tile, dp, bias, mix, scale=1.0):
     """dx = scale * dy (w * M) in float64."""
-    return scale * (np.float64(dy) @ (np.float64(w) * tile_mask_reference(w.shape, tile, dp, bias)))
+    return scale * (np.float64(dy) @ (np.float64(w) * tile_mask_reference(w.shape, tile, dp, bias, mix)))
 
 
-def gemm_tiles_dw_reference(dy, x, tile, dp, bias, scale=1.0):
+def gemm_tiles_dw_reference(dy, x, tile, dp, bias, mix, scale=1.0):
     """dw = scale * (dy.T x) * M in float64, dense (the kernels return it packed)."""
-    return scale * (np.float64(dy).T @ np.float64(x)) * tile_mask_reference((dy.shape[1], x.shape[1]), tile, dp, bias)
+    return scale * (np.float64(dy).T @ np.float64(x)) * tile_mask_reference((dy.shape[1], x.shape[1]), tile, dp, bias, mix)
 
 
-def tile_classes(shape, tile, dp, bias):
-    """[(first tile row, first tile column, first packed row), …], one a class, whose tile rows and columns are dp apart."""
-    tile_rows, classes, packed = ceil_div(shape[0], tile), [], 0
-    for r in range(min(dp, tile_rows)):
-        classes.append((r, (bias - r) % dp, packed * tile))
-        packed += len(range(r, tile_rows, dp))
-    return classes
-
-
-def packed_shape(shape, tile, dp):
-    """Shape of the packed dw of a weight (O, I)."""
-    return ceil_div(shape[0], tile) * tile, ceil_div(ceil_div(shape[1], tile), dp) * tile
-
-
-def _check(op, x, n_in, n_out, b, out, tile, dp, bias):
+def _check(op, x, n_in, n_out, b, out, tile, dp, bias, mix):
     fits = x.ndim == 2 and x.shape[1] == n_in and (b is None or b.shape == (n_out,))
     if not (fits and (out is None or out.shape == (x.shape[0], n_out))):
         raise ValueError(f"{op}: operand {x.shape} does not match a weight with {n_in} inner and {n_out} outer features"
                          f"{'' if b is None else f', bias {b.shape}'}{'' if out is None else f', out {out.shape}'}")
-    if not (tile >= 1 and 0 <= bias < dp):
-        raise ValueError(f"{op}: tile {tile} must be at least 1 and bias {bias} in 0 … dp - 1 = {dp - 1}")
+    if not (tile >= 1 and 0 <= bias < dp and mix >= 0):
+        raise ValueError(f"{op}: tile {tile} must be at least 1, bias {bias} in 0 … dp - 1 = {dp - 1} and mix {mix} at least 0")
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
@@ -86,28 +73,30 @@ class _Layout(NamedTuple):
 
     classes: tuple          # a class: (its rows of w, their first place, the first place of its columns, how many these are)
     row_place: np.ndarray   # (O,)
-    row_start: np.ndarray   # (O,) first column of the first tile that the row keeps
+    row_class: np.ndarray   # (O,)
+    starts: np.ndarray      # (classes, most tiles) the first column of each tile that a class keeps, then -1
     col_place: np.ndarray   # (I,) -1 where no row keeps the column
 
 
-@functools.lru_cache(maxsize=256)
-def _layout(shape, tile, dp, bias):
-    rows, cols = np.arange(shape[0]), np.arange(shape[1])
-    row_place, row_start, col_place = np.zeros(shape[0], np.int64), np.zeros(shape[0], np.int64), np.full(shape[1], -1)
-    classes, placed = [], 0
-    for r, c, place in tile_classes(shape, tile, dp, bias):
-        own_rows, own_cols = rows[rows // tile % dp == r], cols[cols // tile % dp == c]
-        row_place[own_rows], row_start[own_rows] = np.arange(own_rows.size) + place, c * tile
-        col_place[own_cols] = np.arange(own_cols.size) + placed
-        classes.append((own_rows, place, placed, own_cols.size))
-        placed += own_cols.size
-    return _Layout(tuple(classes), row_place, row_start, col_place)
-
-
 @functools.lru_cache(maxsize=1024)
-def _products(shape, tile, dp, bias, part):
+def _layout(shape, tile, dp, bias, mix):
+    packed = packed_tiles(grid_of(shape, tile), dp, bias, mix)
+    rows, cols = np.arange(shape[0]), np.arange(shape[1])
+    row_place, row_class = packed.row_place[rows // tile] * tile + rows % tile, packed.row_class[rows // tile]
+    starts, col_place = padded([tile_cols * tile for _, tile_cols in packed.classes]), np.full(shape[1], -1)
+    classes, placed = [], 0
+    for z, (_, tile_cols) in enumerate(packed.classes):
+        own_rows, own_cols = rows[row_class == z], cols[np.isin(cols // tile, tile_cols)]
+        col_place[own_cols] = np.arange(own_cols.size) + placed
+        classes.append((own_rows, int(row_place[own_rows[0]]), placed, own_cols.size))
+        placed += own_cols.size
+    return _Layout(tuple(classes), row_place, row_class, starts, col_place)
+
+
+@functools.lru_cache(maxsize=4096)
+def _products(shape, tile, dp, bias, mix, part):
     """[(places of the part's rows, places of the columns, how many columns), …], one a class"""
-    layout, own = _layout(shape, tile, dp, bias), part.of(shape[0])
+    layout, own = _layout(shape, tile, dp, bias, mix), part.of(shape[0])
     found = []
     for rows, place, col_place, width in layout.classes:
         first, stop = np.searchsorted(rows, (own.start, own.stop))
@@ -117,66 +106,68 @@ def _products(shape, tile, dp, bias, part):
 
 # Pieces of rows are taken as arrays of their own, because their indices are then known not to be negative, and the loops
 # become vector instructions.
-@host_kernel("void(f4[:, ::1], i8[::1], i8[::1], i8, i8, i8, i8, f4[:, ::1])")
-def _pack(w, place, start, step, tile, first, stop, packed):
-    """packed[place[o], :] = the columns start[o], …, start[o] + tile - 1, start[o] + step, … of w[o], for first <= o < stop."""
+@host_kernel("void(f4[:, ::1], i8[::1], i8[::1], i8[:, ::1], i8, i8, i8, f4[:, ::1])")
+def _pack(w, place, row_class, starts, tile, first, stop, packed):
+    """packed[place[o], :] = the tiles of w[o] that begin at the columns starts[row_class[o]], for first <= o < stop."""
     for o in range(first, stop):
-        j = 0
-        for i0 in range(start[o], w.shape[1], step):
+        z = row_class[o]
+        for k in range(starts.shape[1]):
+            i0 = starts[z, k]
+            if i0 < 0:
+                break
             kept = w[o, i0:i0 + tile]
-            out = packed[place[o], j:j + tile]
+            out = packed[place[o], k * tile:(k + 1) * tile]
             for i in range(kept.size):
                 out[i] = kept[i]
-            j += tile
 
 
-def tile_blocks_cpu(w, tile, dp, bias):
+def tile_blocks_cpu(w, tile, dp, bias, mix):
     """The kept tiles, packed as dw is: prepared once for the forward pass and dx."""
-    layout = _layout(w.shape, tile, dp, bias)
+    layout = _layout(w.shape, tile, dp, bias, mix)
     packed = empty_cpu(packed_shape(w.shape, tile, dp))
 
     def gather(part):
         own = part.of(w.shape[0])
-        _pack(w, layout.row_place, layout.row_start, dp * tile, tile, own.start, own.stop, packed)
+        _pack(w, layout.row_place, layout.row_class, layout.starts, tile, own.start, own.stop, packed)
 
     threads.share(gather, threads.worthwhile(packed.size))
     return packed
 
 
-def tile_room_cpu(shape, tile, dp, bias):
+def tile_room_cpu(shape, tile, dp, bias, mix):
     """(packed, places): an unset array for what `tile_blocks` gives, and in which of its rows each row of the weight goes."""
-    return empty_cpu(packed_shape(shape, tile, dp)), _layout(shape, tile, dp, bias).row_place
+    return empty_cpu(packed_shape(shape, tile, dp)), _layout(shape, tile, dp, bias, mix).row_place
 
 
-def tile_inputs_cpu(x, shape, tile, dp, bias, order=None, mean=None):
+def tile_inputs_cpu(x, shape, tile, dp, bias, mix, order=None, mean=None):
     """x (N, I) in the form that the kept tiles of a weight of this shape meet it: prepared once for the forward pass and dw.
     With an order, they meet (x - mean)[:, order]."""
-    place = _layout(shape, tile, dp, bias).col_place
+    place = _layout(shape, tile, dp, bias, mix).col_place
     if order is not None:
         in_order, place = place, np.empty_like(place)
         place[order] = in_order
     return turn_in(x, x.shape[1], place, mean=mean)
 
 
-def tile_outputs_cpu(dy, shape, tile, dp, bias, scale=1.0, y=None):
+def tile_outputs_cpu(dy, shape, tile, dp, bias, mix, scale=1.0, y=None):
     """(scale * dz as the kept tiles meet it, sum_n dz[n, o]), for dx, dw and db; dz (N, O) is dy, with a y given only
     where y > 0, else 0."""
     places, _ = packed_shape(shape, tile, dp)
     sums = full_cpu((dy.shape[1],), 0.0)
-    return turn_in(dy, places, _layout(shape, tile, dp, bias).row_place, scale, y, sums), sums
+    return turn_in(dy, places, _layout(shape, tile, dp, bias, mix).row_place, scale, y, sums), sums
 
 
-def gemm_tiles_cpu(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
+def gemm_tiles_cpu(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
-    _check("gemm_tiles (cpu)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias)
+    _check("gemm_tiles (cpu)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias, mix)
     out = empty_cpu((x.shape[0], w.shape[0])) if out is None else out
-    layout = _layout(w.shape, tile, dp, bias)
-    blocks = tile_blocks_cpu(w, tile, dp, bias) if blocks is None else blocks
-    inputs = tile_inputs_cpu(x, w.shape, tile, dp, bias) if inputs is None else inputs
+    layout = _layout(w.shape, tile, dp, bias, mix)
+    blocks = tile_blocks_cpu(w, tile, dp, bias, mix) if blocks is None else blocks
+    inputs = tile_inputs_cpu(x, w.shape, tile, dp, bias, mix) if inputs is None else inputs
     turned = empty_cpu((1, blocks.shape[0], x.shape[0]))
 
     def multiply(part):
-        for rows, cols, width in _products(w.shape, tile, dp, bias, part):
+        for rows, cols, width in _products(w.shape, tile, dp, bias, mix, part):
             np.matmul(blocks[rows, :width], inputs[cols], out=turned[0, rows])
         turn_back(turned, out, part.of(w.shape[0]), b, relu, alpha=scale, place=layout.row_place)
 
@@ -184,19 +175,19 @@ def gemm_tiles_cpu(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=N
     return out
 
 
-def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, scale=1.0, blocks=None, outputs=None, out=None):
+def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, mix, scale=1.0, blocks=None, outputs=None, out=None):
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
-    _check("gemm_tiles_dx (cpu)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias)
+    _check("gemm_tiles_dx (cpu)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias, mix)
     out = empty_cpu((dy.shape[0], w.shape[1])) if out is None else out
-    layout = _layout(w.shape, tile, dp, bias)
-    blocks = tile_blocks_cpu(w, tile, dp, bias) if blocks is None else blocks
-    outputs = tile_outputs_cpu(dy, w.shape, tile, dp, bias, scale)[0] if outputs is None else outputs
+    layout = _layout(w.shape, tile, dp, bias, mix)
+    blocks = tile_blocks_cpu(w, tile, dp, bias, mix) if blocks is None else blocks
+    outputs = tile_outputs_cpu(dy, w.shape, tile, dp, bias, mix, scale)[0] if outputs is None else outputs
     shared = threads.worthwhile(flops=2 * dy.shape[0] * blocks.size)
     with threads.session():
         terms = empty_cpu((threads.count() if shared else 1, w.shape[1], dy.shape[0]))
 
         def multiply(part):
-            for rows, cols, width in _products(w.shape, tile, dp, bias, part):
+            for rows, cols, width in _products(w.shape, tile, dp, bias, mix, part):
                 np.matmul(blocks[rows, :width].T, outputs[rows], out=terms[part.number, cols])
 
         threads.share(multiply, shared)
@@ -204,16 +195,16 @@ def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, scale=1.0, blocks=None, outputs=Non
     return out
 
 
-def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, scale=1.0, inputs=None, outputs=None, out=None):
+def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, outputs=None, out=None):
     """dw = scale * (dy.T x) on kept tiles, packed."""
     shape = (dy.shape[1], x.shape[1])
-    _check("gemm_tiles_dw (cpu)", x, shape[1], shape[0], None, None, tile, dp, bias)
+    _check("gemm_tiles_dw (cpu)", x, shape[1], shape[0], None, None, tile, dp, bias, mix)
     out = empty_cpu(packed_shape(shape, tile, dp)) if out is None else out
-    inputs = tile_inputs_cpu(x, shape, tile, dp, bias) if inputs is None else inputs
-    outputs = tile_outputs_cpu(dy, shape, tile, dp, bias, scale)[0] if outputs is None else outputs
+    inputs = tile_inputs_cpu(x, shape, tile, dp, bias, mix) if inputs is None else inputs
+    outputs = tile_outputs_cpu(dy, shape, tile, dp, bias, mix, scale)[0] if outputs is None else outputs
 
     def multiply(part):
-        for rows, cols, width in _products(shape, tile, dp, bias, part):
+        for rows, cols, width in _products(shape, tile, dp, bias, mix, part):
             np.matmul(outputs[rows], inputs[cols].T, out=out[rows, :width])
 
     threads.share(multiply, threads.worthwhile(flops=2 * dy.shape[0] * out.size))
@@ -221,7 +212,8 @@ def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, scale=1.0, inputs=None, outputs=Non
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
-# A block computes one tile x tile piece of the result, 2 x 2 outputs a thread; kept tiles are found by arithmetic alone.
+# A block computes one tile x tile piece of the result, 2 x 2 outputs a thread; all its threads walk one list of tiles, which
+# ends at its first negative number.
 @kernels
 def _masked(tile=32):
     padded = tile + 1
@@ -263,18 +255,20 @@ def _forward(tile=32):
     padded = tile + 1
     side = tile // 2
 
-    @kernel("void(f4[:, ::1], f4[:, ::1], i4, i4, f4[::1], b1, b1, f4, f4[:, ::1])")
-    def gemm_tiles_forward(x, w, dp, bias, b, biased, relu, scale, y):
-        """A block: `tile` samples and tile row r, walking tile columns first(r), first(r) + dp, …"""
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[:, ::1], f4[::1], b1, b1, f4, f4[:, ::1])")
+    def gemm_tiles_forward(x, w, row_class, class_cols, b, biased, relu, scale, y):
+        """A block: `tile` samples and tile row r, walking the tile columns of the row's class."""
         x_tile = cuda.shared.array((tile, padded), float32)
         w_tile = cuda.shared.array((tile, padded), float32)
         tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
         n0, o0 = cuda.blockIdx.y * tile, cuda.blockIdx.x * tile
-        tile_cols = (x.shape[1] + tile - 1) // tile
-        first = (bias - cuda.blockIdx.x) % dp
+        z = row_class[cuda.blockIdx.x]
         zero = float32(0)
         y00 = y01 = y10 = y11 = zero
-        for c in range(first, tile_cols, dp):
+        for m in range(class_cols.shape[1]):
+            c = class_cols[z, m]
+            if c < 0:
+                break
             for i in range(ty, tile, side):
                 for j in range(tx, tile, side):
                     col = c * tile + j
@@ -304,16 +298,21 @@ def _dx(tile=32):
     padded = tile + 1
     side = tile // 2
 
-    @kernel("void(f4[:, ::1], f4[:, ::1], i4, i4, i4, f4, f4[:, ::1])")
-    def gemm_tiles_dx(dy, w, dp, bias, tile_rows, scale, dx):
-        """A block: `tile` samples and tile column (class z, i-th kept), walking the tile rows z, z + dp, … of the class."""
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], i4[:, ::1], f4, f4[:, ::1])")
+    def gemm_tiles_dx(dy, w, class_rows, class_cols, scale, dx):
+        """A block: `tile` samples and one tile column of class z, walking the tile rows of the class."""
         dy_tile = cuda.shared.array((tile, padded), float32)
         w_tile = cuda.shared.array((tile, padded), float32)
         tx, ty, z = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z
-        n0, i0 = cuda.blockIdx.y * tile, ((bias - z) % dp + cuda.blockIdx.x * dp) * tile
+        n0, i0 = cuda.blockIdx.y * tile, class_cols[z, cuda.blockIdx.x] * tile
+        if i0 < 0:  # this class has fewer tile columns
+            return
         zero = float32(0)
         x00 = x01 = x10 = x11 = zero
-        for r in range(z, tile_rows, dp):
+        for m in range(class_rows.shape[1]):
+            r = class_rows[z, m]
+            if r < 0:
+                break
             for i in range(ty, tile, side):
                 for j in range(tx, tile, side):
                     o = r * tile + j
@@ -339,17 +338,15 @@ def _dw(tile=32):
     padded = tile + 1
     side = tile // 2
 
-    @kernel("void(f4[:, ::1], f4[:, ::1], i4, i4, f4, f4[:, ::1])")
-    def gemm_tiles_dw(dy, x, dp, bias, scale, dw):
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4, f4[:, ::1])")
+    def gemm_tiles_dw(dy, x, row_class, row_place, class_cols, scale, dw):
         """A block: one kept tile, tile row r and its i-th kept column, summing over samples, to its packed place."""
         dy_tile = cuda.shared.array((tile, padded), float32)
         x_tile = cuda.shared.array((tile, padded), float32)
         tx, ty, r = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y
-        tile_rows = (dy.shape[1] + tile - 1) // tile
-        i0 = ((bias - r) % dp + cuda.blockIdx.x * dp) * tile
-        # classes before this one: z full turns, and one tile row more for each of the first (tile_rows mod dp)
-        z = r % dp
-        packed = (z * (tile_rows // dp) + min(z, tile_rows % dp) + r // dp) * tile
+        i0, packed = class_cols[row_class[r], cuda.blockIdx.x] * tile, row_place[r] * tile
+        if i0 < 0:  # the row keeps fewer tiles
+            return
         zero = float32(0)
         w00 = w01 = w10 = w11 = zero
         for n0 in range(0, x.shape[0], tile):
@@ -371,6 +368,22 @@ def _dw(tile=32):
     return gemm_tiles_dw
 
 
+class _Lists(NamedTuple):
+    """What kernels walk, int32 on the device: tile rows and tile columns by class, and where tile rows are."""
+
+    row_class: object   # (R,)
+    row_place: object   # (R,)
+    rows: object        # (classes, most rows)
+    cols: object        # (classes, most columns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _lists(grid, dp, bias, mix):
+    packed = packed_tiles(grid, dp, bias, mix)
+    rows, cols = (padded([lists[axis] for lists in packed.classes]) for axis in (0, 1))
+    return _Lists(*(upload_cuda(a.astype(np.int32)) for a in (packed.row_class, packed.row_place, rows, cols)))
+
+
 def _block_side(op, tile):
     """Threads along each axis of a block; tiles that no block can cover are refused."""
     if tile % 2 or tile > 64:
@@ -378,68 +391,71 @@ def _block_side(op, tile):
     return tile // 2
 
 
-def tile_blocks_cuda(w, tile, dp, bias):
+def tile_blocks_cuda(w, tile, dp, bias, mix):
     """Nothing: kernels read kept tiles where they lie."""
     return None
 
 
-def tile_room_cuda(shape, tile, dp, bias):
+def tile_room_cuda(shape, tile, dp, bias, mix):
     """None: kernels read kept tiles where they lie."""
     return None
 
 
-def tile_inputs_cuda(x, shape, tile, dp, bias, order=None, mean=None):
+def tile_inputs_cuda(x, shape, tile, dp, bias, mix, order=None, mean=None):
     """Nothing: kernels read x where it lies. With an order, (x - mean)[:, order]."""
     if order is None:
         return None
     return compact_cuda(x, upload_cuda(order), None if mean is None else upload_cuda(mean[order]))
 
 
-def tile_outputs_cuda(dy, shape, tile, dp, bias, scale=1.0, y=None):
+def tile_outputs_cuda(dy, shape, tile, dp, bias, mix, scale=1.0, y=None):
     """(dz, sum_n dz[n, o]); dz (N, O) is dy, with a y given only where y > 0, else 0. Kernels read it where it lies."""
     dz = dy if y is None else relu_grad_cuda(dy, y)
     return dz, sum_rows_cuda(dz)
 
 
-def gemm_tiles_cuda(x, w, tile, dp, bias, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
+def gemm_tiles_cuda(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
-    _check("gemm_tiles (cuda)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias)
+    _check("gemm_tiles (cuda)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias, mix)
     side = _block_side("gemm_tiles (cuda)", tile)
     out = empty_cuda((x.shape[0], w.shape[0])) if out is None else out
+    lists = _lists(grid_of(w.shape, tile), dp, bias, mix)
     launch(_forward(tile), (ceil_div(w.shape[0], tile), ceil_div(x.shape[0], tile)), (side, side),
-           x if inputs is None else inputs, w, dp, bias, w.reshape(w.size) if b is None else b, b is not None, relu, scale, out)
+           x if inputs is None else inputs, w, lists.row_class, lists.cols, w.reshape(w.size) if b is None else b,
+           b is not None, relu, scale, out)
     return out
 
 
-def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, scale=1.0, blocks=None, outputs=None, out=None):
+def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, mix, scale=1.0, blocks=None, outputs=None, out=None):
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
-    _check("gemm_tiles_dx (cuda)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias)
+    _check("gemm_tiles_dx (cuda)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias, mix)
     side = _block_side("gemm_tiles_dx (cuda)", tile)
-    tile_rows, tile_cols = (ceil_div(n, tile) for n in w.shape)
-    classes = min(dp, tile_rows)
+    lists = _lists(grid_of(w.shape, tile), dp, bias, mix)
+    classes, most = lists.cols.shape
     if classes < dp:  # some columns are kept by no tile row
         out = full_cuda((dy.shape[0], w.shape[1]), 0.0, out=out)
     out = empty_cuda((dy.shape[0], w.shape[1])) if out is None else out
-    launch(_dx(tile), (ceil_div(tile_cols, dp), ceil_div(dy.shape[0], tile), classes), (side, side),
-           dy if outputs is None else outputs, w, dp, bias, tile_rows, scale, out)
+    launch(_dx(tile), (most, ceil_div(dy.shape[0], tile), classes), (side, side),
+           dy if outputs is None else outputs, w, lists.rows, lists.cols, scale, out)
     return out
 
 
-def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, scale=1.0, inputs=None, outputs=None, out=None):
+def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, outputs=None, out=None):
     """dw = scale * (dy.T x) on kept tiles, packed."""
     shape = (dy.shape[1], x.shape[1])
-    _check("gemm_tiles_dw (cuda)", x, shape[1], shape[0], None, None, tile, dp, bias)
+    _check("gemm_tiles_dw (cuda)", x, shape[1], shape[0], None, None, tile, dp, bias, mix)
     side = _block_side("gemm_tiles_dw (cuda)", tile)
-    tile_rows, tile_cols = (ceil_div(n, tile) for n in shape)
     out = empty_cuda(packed_shape(shape, tile, dp)) if out is None else out
-    launch(_dw(tile), (ceil_div(tile_cols, dp), tile_rows), (side, side),
-           dy if outputs is None else outputs, x if inputs is None else inputs, dp, bias, scale, out)
+    lists = _lists(grid_of(shape, tile), dp, bias, mix)
+    launch(_dw(tile), (lists.cols.shape[1], lists.row_class.shape[0]), (side, side),
+           dy if outputs is None else outputs, x if inputs is None else inputs, lists.row_class, lists.row_place, lists.cols,
+           scale, out)
     return out
 
 
 def gemm_tiles_masked_cuda(x, w, mask, tile, out=None):
     """Teaching step: y = x (w * mask of tiles).T; mask (tile rows, tile columns), the grid covers every tile."""
-    _check("gemm_tiles_masked (cuda)", x, w.shape[1], w.shape[0], None, out, tile, 1, 0)
+    _check("gemm_tiles_masked (cuda)", x, w.shape[1], w.shape[0], None, out, tile, 1, 0, 0)
     side = _block_side("gemm_tiles_masked (cuda)", tile)
     out = empty_cuda((x.shape[0], w.shape[0])) if out is None else out
     launch(_masked(tile), (ceil_div(w.shape[0], tile), ceil_div(x.shape[0], tile)), (side, side), x, w, mask, out)

@@ -253,13 +253,17 @@ def test_settings_suite_names_every_variant_rate_and_data_set(tmp_path, monkeypa
     monkeypatch.setattr(training, "train", train)
     for name in ("load_mnist", "load_fashion_mnist"):
         monkeypatch.setattr(f"numbanet.datasets.{name}", lambda: (np.zeros((3, 784)),) * 4)
-    rows = mlp_settings.run(harness.Options(quick=True), Results(tmp_path / "a.json"), lambda text: None)
+    results = Results(tmp_path / "a.json")
+    points = mlp_settings.run(harness.Options(quick=True), results, lambda text: None)
+    rows = [row for row in results.rows if row["suite"] == "mlp-settings"]
     assert len(seen) == len(set(seen)) == len(rows) == 2 * 2 * len(list(mlp_settings.variants(0.5)))
     assert sum(row["case"].startswith("fashion-mnist") for row in rows) == len(rows) // 2
     diverged = [row for row in rows if row.get("diverged")]
     assert {row["implementation"] for row in diverged} == {"rdp pattern dp_max=16"} and len(diverged) == 2 * 2
     assert "1 of 1 diverged" in markdown(rows)
     assert {round(row["points"], 6) for row in rows if row not in diverged and row["implementation"] != "bernoulli"} == {1.0}
+    assert len(points) == (len(list(mlp_settings.variants(0.5))) - 1) and points == results.rows[len(rows):]
+    assert markdown(points).splitlines()[5] == "| mnist, pattern dp_max=16 | 1 | diverged | diverged | +1.00 | +1.00 |"
 
 
 def test_papers_suite_has_every_case_and_compares_times_to_accuracy(tmp_path, monkeypatch):

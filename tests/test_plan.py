@@ -5,6 +5,7 @@ from hypothesis import given, settings, strategies as st
 
 from numbanet import RowPlan, TilePlan, device
 from numbanet.plan import PackedGradient, pack_rows
+from numbanet_kernels.tiles import arrangement
 
 CPU = device("cpu")
 
@@ -19,7 +20,7 @@ def row_plans(draw):
 def tile_plans(draw):
     dp = draw(st.integers(1, 9))
     shape = draw(st.tuples(st.integers(0, 30), st.integers(0, 30)))
-    return TilePlan(shape, draw(st.integers(1, 8)), dp, draw(st.integers(0, dp - 1)))
+    return TilePlan(shape, draw(st.integers(1, 8)), dp, draw(st.integers(0, dp - 1)), mix=draw(st.integers(0, 3)))
 
 
 @given(row_plans())
@@ -36,11 +37,11 @@ def test_row_plan_views_agree_with_the_mask(plan):
 
 @given(tile_plans())
 def test_tile_plan_keeps_one_tile_in_dp(plan):
-    mask, (rows, cols) = plan.mask(), plan.grid
+    mask, (rows, cols), (a, b) = plan.mask(), plan.grid, arrangement(plan.grid, plan.mix)
     for r in range(rows):
         for c in range(cols):
             block = mask[r * plan.tile:(r + 1) * plan.tile, c * plan.tile:(c + 1) * plan.tile]
-            assert block.all() == block.any() == ((r + c) % plan.dp == plan.bias)
+            assert block.all() == block.any() == ((a[r] + b[c]) % plan.dp == plan.bias)
     assert plan.size == mask.sum() and plan.flops(3) == 6 * plan.size
     assert plan.density == (mask.mean() if mask.size else 1.0)
 
@@ -74,7 +75,8 @@ def test_plans_are_values(rows, tiles):
 
 
 @pytest.mark.parametrize("make", [lambda: RowPlan(4, 0, 0), lambda: RowPlan(4, 2, 2), lambda: RowPlan(-1, 2, 0),
-                                  lambda: TilePlan((4, 4), 0, 2, 0), lambda: TilePlan((4, 4), 2, 2, -1)])
+                                  lambda: TilePlan((4, 4), 0, 2, 0), lambda: TilePlan((4, 4), 2, 2, -1),
+                                  lambda: TilePlan((4, 4), 2, 2, 0, mix=-1)])
 def test_impossible_plans_are_refused(make):
     with pytest.raises(ValueError, match="Plan: "):
         make()

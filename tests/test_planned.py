@@ -47,8 +47,8 @@ def test_rows(dev, rng, row_pattern, col_pattern, relu):
 def test_tiles(dev, rng, shape, tile, dp, relu):
     (o, i), scale = shape, 1.75
     x, w, b, dy = (rng.standard_normal(s) for s in ((N, i), (o, i), (o,), (N, o)))
-    for bias in (0, dp - 1):
-        plan = TilePlan(shape, tile, dp, bias, scale)
+    for bias, mix in ((0, 0), (dp - 1, 3)):
+        plan = TilePlan(shape, tile, dp, bias, scale, mix)
         X, W, B = (Tensor(a, dev, requires_grad=True) for a in (x, w, b))
         y = ops.linear_tiles(X, W, B, plan=plan, relu=relu)
         y.backward(dy)

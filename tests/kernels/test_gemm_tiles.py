@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels import gemm_tiles, launch
+from numbanet_kernels import gemm_tiles, launch, tiles
 
 # (N, O, I), tile, dp: ragged edges, one tile, dp that divides the number of tile columns and dp that does not
 CASES = [((5, 9, 11), 4, 1), ((5, 9, 11), 4, 2), ((5, 9, 11), 4, 3), ((6, 8, 16), 4, 4), ((6, 8, 16), 4, 3), ((1, 1, 1), 4, 2),
@@ -19,14 +19,14 @@ def test_forward_dx_dw_equal_reference(suffix, put, get, rng, shape, tile, dp):
         return getattr(gemm_tiles, f"{name}_{suffix}")
 
     for bias in range(dp):
-        y = get(function("gemm_tiles")(put(x), put(w), tile, dp, bias, put(b), True, 1.5))
-        dx = get(function("gemm_tiles_dx")(put(dy), put(w), tile, dp, bias, 1.5))
-        packed = get(function("gemm_tiles_dw")(put(dy), put(x), tile, dp, bias, 1.5))
-        close = dict(rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(y, gemm_tiles.gemm_tiles_reference(x, w, tile, dp, bias, b, True, 1.5), **close)
-        np.testing.assert_allclose(dx, gemm_tiles.gemm_tiles_dx_reference(dy, w, tile, dp, bias, 1.5), **close)
-        np.testing.assert_allclose(unpacked(packed, (o, i), tile, dp, bias),
-                                   gemm_tiles.gemm_tiles_dw_reference(dy, x, tile, dp, bias, 1.5), **close)
+        pattern, close = (tile, dp, bias, bias % 3), dict(rtol=1e-5, atol=1e-5)
+        y = get(function("gemm_tiles")(put(x), put(w), *pattern, put(b), True, 1.5))
+        dx = get(function("gemm_tiles_dx")(put(dy), put(w), *pattern, 1.5))
+        packed = get(function("gemm_tiles_dw")(put(dy), put(x), *pattern, 1.5))
+        np.testing.assert_allclose(y, gemm_tiles.gemm_tiles_reference(x, w, *pattern, b, True, 1.5), **close)
+        np.testing.assert_allclose(dx, gemm_tiles.gemm_tiles_dx_reference(dy, w, *pattern, 1.5), **close)
+        np.testing.assert_allclose(unpacked(packed, (o, i), *pattern),
+                                   gemm_tiles.gemm_tiles_dw_reference(dy, x, *pattern, 1.5), **close)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -34,7 +34,7 @@ def test_forward_dx_dw_equal_reference(suffix, put, get, rng, shape, tile, dp):
 def test_what_is_prepared_of_dy_gives_the_same_products_and_db(suffix, put, get, rng, shape, gated):
     n, o, i = shape
     x, w, dy, y = (rng.standard_normal(s) for s in ((n, i), (o, i), (n, o), (n, o)))
-    pattern, close = (4, 3, 1), dict(rtol=1e-5, atol=1e-5)
+    pattern, close = (4, 3, 1, 5), dict(rtol=1e-5, atol=1e-5)
 
     def function(name):
         return getattr(gemm_tiles, f"{name}_{suffix}")
@@ -49,30 +49,39 @@ def test_what_is_prepared_of_dy_gives_the_same_products_and_db(suffix, put, get,
                                gemm_tiles.gemm_tiles_dw_reference(dz, x, *pattern, 1.5), **close)
 
 
-def unpacked(packed, shape, tile, dp, bias):
+def unpacked(packed, shape, tile, dp, bias, mix):
     """The dense form of a packed dw, from the words of the module's docstring."""
     rows, cols = -(-shape[0] // tile), -(-shape[1] // tile)
-    kept = [[c for c in range(cols) if (r + c) % dp == bias] for r in range(rows)]
+    a, b = tiles.arrangement((rows, cols), mix)
+    kept = [[c for c in range(cols) if (a[r] + b[c]) % dp == bias] for r in range(rows)]
     dense = np.zeros((rows * tile, cols * tile))
-    for place, r in enumerate(sorted(range(rows), key=lambda r: (r % dp, r))):
+    for place, r in enumerate(sorted(range(rows), key=lambda r: (a[r] % dp, r))):
         for k, c in enumerate(kept[r]):
             dense[r * tile:(r + 1) * tile, c * tile:(c + 1) * tile] = packed[place * tile:(place + 1) * tile,
                                                                             k * tile:(k + 1) * tile]
     return dense[:shape[0], :shape[1]]
 
 
-@pytest.mark.parametrize("shape, dp", [((9, 11), 3), ((8, 16), 4), ((18, 10), 5), ((32, 40), 7)])
-def test_classes_share_no_column_and_cover_the_mask(shape, dp):
-    tile = 4
-    cols = -(-shape[1] // tile)
+@pytest.mark.parametrize("mix", [0, 1])
+@pytest.mark.parametrize("grid, dp", [((3, 3), 3), ((2, 4), 4), ((5, 3), 5), ((8, 10), 7), ((0, 3), 2), ((3, 0), 2)])
+def test_classes_share_no_column_and_cover_the_kept_tiles(grid, dp, mix):
     for bias in range(dp):
-        covered, columns_seen = np.zeros((-(-shape[0] // tile), cols), bool), set()
-        for r, c, _ in gemm_tiles.tile_classes(shape, tile, dp, bias):
-            columns = set(range(c, cols, dp))
-            assert not columns & columns_seen
-            columns_seen |= columns
-            covered[r::dp, c::dp] = True
-        np.testing.assert_array_equal(covered, gemm_tiles.tile_mask_reference(shape, tile, dp, bias)[::tile, ::tile])
+        packed, covered = tiles.packed_tiles(grid, dp, bias, mix), np.zeros(grid, int)
+        for z, (rows, cols) in enumerate(packed.classes):
+            covered[np.ix_(rows, cols)] += 1
+            assert (packed.row_class[rows] == z).all()
+        np.testing.assert_array_equal(covered, tiles.kept_tiles(grid, dp, bias, mix))
+        columns = [c for _, cols in packed.classes for c in cols]
+        assert len(columns) == len(set(columns))
+        in_order = [r for rows, _ in packed.classes for r in rows]
+        np.testing.assert_array_equal(packed.row_place[in_order], np.arange(grid[0]))
+
+
+def test_arrangements_are_permutations_of_their_own():
+    found = [tiles.arrangement((7, 9), mix) for mix in range(5)]
+    for a, b in found:
+        assert sorted(a) == list(range(7)) and sorted(b) == list(range(9))
+    assert (found[0][0] == np.arange(7)).all() and len({(*a, *b) for a, b in found}) == 5
 
 
 @pytest.mark.skipif(launch.cuda_problem() is not None, reason="needs a GPU or NUMBA_ENABLE_CUDASIM=1")
@@ -87,6 +96,6 @@ def test_masked_version(rng):
 def test_bad_arguments_are_named(suffix, put):
     function = getattr(gemm_tiles, f"gemm_tiles_{suffix}")
     with pytest.raises(ValueError, match=r"\(4, 5\).*6 inner"):
-        function(put(np.zeros((4, 5))), put(np.zeros((9, 6))), 4, 2, 0)
+        function(put(np.zeros((4, 5))), put(np.zeros((9, 6))), 4, 2, 0, 0)
     with pytest.raises(ValueError, match="bias 2"):
-        function(put(np.zeros((4, 6))), put(np.zeros((9, 6))), 4, 2, 2)
+        function(put(np.zeros((4, 6))), put(np.zeros((9, 6))), 4, 2, 2, 0)

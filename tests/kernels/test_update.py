@@ -90,12 +90,12 @@ def test_late_blocks_take_no_step_or_all_they_missed(suffix, put, get, rng, shap
 
 @pytest.mark.parametrize("shape, dp", [((70, 50), 3), ((9, 11), 2), ((64, 64), 4)])
 def test_an_update_packs_the_tiles_that_the_next_step_reads(rng, shape, dp):
-    tile, bias, numbers = 8, 1, NUMBERS["nesterov, decay"]
+    tile, bias, mix, numbers = 8, 1, 2, NUMBERS["nesterov, decay"]
     blocks = tuple(-(-n // tile) for n in shape)
     late, _ = lateness(rng, np.asarray, blocks, (tile, tile), numbers)
-    wanted = np.ascontiguousarray(gemm_tiles.tile_mask_reference(shape, tile, dp, bias)[::tile, ::tile])
+    wanted = np.ascontiguousarray(gemm_tiles.tile_mask_reference(shape, tile, dp, bias, mix)[::tile, ::tile])
     w, v, g = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
-    packed, places = gemm_tiles.tile_room_cpu(shape, tile, dp, bias)
+    packed, places = gemm_tiles.tile_room_cpu(shape, tile, dp, bias, mix)
     packed[...] = 0
     update.sgd_cpu(w, v, g, *numbers, late=(*late[:3], wanted, late[4].astype(np.float32), *late[5:]), into=(packed, places))
     expected = np.zeros_like(packed)

@@ -1,0 +1,67 @@
+"""Which tiles of a weight a pattern keeps, and the order in which they are packed: what plans, kernels and tests share.
+
+A weight (O, I) in tiles of T x T has R = ceil(O / T) tile rows and C = ceil(I / T) tile columns. Of the permutations a of
+0 … R - 1 and b of 0 … C - 1 with the number `mix` (0: a and b in natural order), the tile at (r, c) is kept where
+
+    (a[r] + b[c]) mod dp = bias
+
+Tile rows with the same a[r] mod dp keep the same tile columns: they are a class, and no two classes share a column.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+def grid_of(shape: tuple[int, int], tile: int) -> tuple[int, int]:
+    """(R, C)"""
+    return -(-shape[0] // tile), -(-shape[1] // tile)
+
+
+@functools.lru_cache(maxsize=256)
+def arrangement(grid: tuple[int, int], mix: int) -> tuple[np.ndarray, np.ndarray]:
+    """(a, b) of this number."""
+    if not mix:
+        return np.arange(grid[0]), np.arange(grid[1])
+    rng = np.random.default_rng((mix, *grid))
+    return rng.permutation(grid[0]), rng.permutation(grid[1])
+
+
+def kept_tiles(grid: tuple[int, int], dp: int, bias: int, mix: int) -> np.ndarray:
+    """(R, C) bool, True where (a[r] + b[c]) mod dp = bias."""
+    a, b = arrangement(grid, mix)
+    return (a[:, None] + b) % dp == bias
+
+
+def packed_shape(shape: tuple[int, int], tile: int, dp: int) -> tuple[int, int]:
+    """Shape of the packed kept tiles: in each row as many tiles as a class keeps at most."""
+    rows, cols = grid_of(shape, tile)
+    return rows * tile, -(-cols // dp) * tile
+
+
+class Packed(NamedTuple):
+    """The classes, and where tile rows are when packed: class after class, within a class in the order of the weight."""
+
+    classes: list[tuple[np.ndarray, np.ndarray]]    # (its tile rows, the tile columns that they keep), both increasing
+    row_class: np.ndarray                           # (R,)
+    row_place: np.ndarray                           # (R,)
+
+
+def packed_tiles(grid: tuple[int, int], dp: int, bias: int, mix: int) -> Packed:
+    """How the kept tiles are packed; there are min(dp, R) classes."""
+    a, b = arrangement(grid, mix)
+    classes = [(np.flatnonzero(a % dp == z), np.flatnonzero((z + b) % dp == bias)) for z in range(min(dp, grid[0]))]
+    row_place = np.empty(grid[0], np.int64)
+    row_place[np.argsort(a % dp, kind="stable")] = np.arange(grid[0])
+    return Packed(classes, a % dp, row_place)
+
+
+def padded(lists: Sequence[np.ndarray]) -> np.ndarray:
+    """Lists of numbers as the rows of one array, filled up with -1."""
+    array = np.full((len(lists), max((len(numbers) for numbers in lists), default=0)), -1)
+    for row, numbers in zip(array, lists, strict=True):
+        row[:len(numbers)] = numbers
+    return array
