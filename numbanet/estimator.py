@@ -353,8 +353,9 @@ def _centre(X, weights):
     What a tile leaves out of x is noise of mean square |x - centre|², the variance v where the centre is the mean. A little
     more, v (1 + COMMON_NOISE) if the mean is large enough, is left: networks learn as fast and predict better.
     """
-    some = X[::-(-len(X) // MEAN_SAMPLES)]
-    counted = np.ones(len(some)) if weights is None else np.float64(weights[::-(-len(X) // MEAN_SAMPLES)])
+    every = -(-len(X) // MEAN_SAMPLES)
+    some = X[::every]
+    counted = np.ones(len(some)) if weights is None else np.float64(weights[::every])
     share = counted / counted.sum() if counted.any() else np.full(len(some), 1 / len(some))
     mean = np.einsum("n,ni->i", share, some, dtype=np.float64)  # no copy of X, which may be larger than memory
     common = mean @ mean
