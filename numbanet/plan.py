@@ -251,15 +251,14 @@ def _tile_mask(shape, tile, dp, bias, mix, dev: Device):
 @functools.lru_cache(maxsize=1024)
 def _tile_packing(shape, tile, dp, bias, mix, dev: Device) -> Packing:
     packed = tiles.packed_tiles(tiles.grid_of(shape, tile), dp, bias, mix)
-    o, i = np.arange(shape[0]), np.arange(shape[1])
-    classes, width = len(packed.classes), tiles.packed_shape(shape, tile, dp)[1]
-    cols, col_pos = np.full((classes, width), -1), np.full((classes, len(i)), -1)
-    for z, (_, tile_cols) in enumerate(packed.classes):
-        kept = i[np.isin(i // tile, tile_cols)]
+    classes, width = len(packed.cols), tiles.packed_shape(shape, tile, dp)[1]
+    cols, col_pos = np.full((classes, width), -1), np.full((classes, shape[1]), -1)
+    for z, tile_cols in enumerate(packed.cols):
+        kept = tiles.elements(tile_cols, tile, shape[1])
         cols[z, :kept.size] = kept
         col_pos[z, kept] = np.arange(kept.size)
-    row_pos = packed.row_place[o // tile] * tile + o % tile
-    return Packing(*(dev.upload(a, np.int32) for a in (row_pos, packed.row_class[o // tile], cols, col_pos)))
+    row_class = packed.row_class[np.arange(shape[0]) // tile]
+    return Packing(*(dev.upload(a, np.int32) for a in (tiles.row_places(packed, tile, shape[0]), row_class, cols, col_pos)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from .elementwise import relu_grad_cuda
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
 from .memory import compact_cuda, empty_cpu, empty_cuda, full_cpu, full_cuda, upload_cuda
 from .reduce import sum_rows_cuda
-from .tiles import arrangement, grid_of, packed_shape, packed_tiles, padded
+from .tiles import Packed, arrangement, elements, grid_of, packed_shape, packed_tiles, row_places
 from .turn import turn_back, turn_in
 
 
@@ -71,26 +71,23 @@ def _check(op, x, n_in, n_out, b, out, tile, dp, bias, mix):
 class _Layout(NamedTuple):
     """Where rows and columns of a weight go in the order of the classes."""
 
-    classes: tuple          # a class: (its rows of w, their first place, the first place of its columns, how many these are)
+    classes: tuple          # a class: (the first place of its rows, the first place of its columns, how many these are)
     row_place: np.ndarray   # (O,)
-    row_class: np.ndarray   # (O,)
-    starts: np.ndarray      # (classes, most tiles) the first column of each tile that a class keeps, then -1
+    row_class: np.ndarray   # (R,)
+    class_cols: np.ndarray  # (classes, most tiles) the tile columns that a class keeps, then -1
     col_place: np.ndarray   # (I,) -1 where no row keeps the column
 
 
 @functools.lru_cache(maxsize=1024)
 def _layout(shape, tile, dp, bias, mix):
     packed = packed_tiles(grid_of(shape, tile), dp, bias, mix)
-    rows, cols = np.arange(shape[0]), np.arange(shape[1])
-    row_place, row_class = packed.row_place[rows // tile] * tile + rows % tile, packed.row_class[rows // tile]
-    starts, col_place = padded([tile_cols * tile for _, tile_cols in packed.classes]), np.full(shape[1], -1)
-    classes, placed = [], 0
-    for z, (_, tile_cols) in enumerate(packed.classes):
-        own_rows, own_cols = rows[row_class == z], cols[np.isin(cols // tile, tile_cols)]
-        col_place[own_cols] = np.arange(own_cols.size) + placed
-        classes.append((own_rows, int(row_place[own_rows[0]]), placed, own_cols.size))
-        placed += own_cols.size
-    return _Layout(tuple(classes), row_place, row_class, starts, col_place)
+    classes, placed, col_place = [], 0, np.full(shape[1], -1)
+    for first, tile_cols in zip(packed.rows[:, :1].ravel(), packed.cols, strict=True):
+        cols = elements(tile_cols, tile, shape[1])
+        col_place[cols] = np.arange(cols.size) + placed
+        classes.append((int(packed.row_place[first]) * tile, placed, cols.size))
+        placed += cols.size
+    return _Layout(tuple(classes), row_places(packed, tile, shape[0]), packed.row_class, packed.cols, col_place)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -98,8 +95,9 @@ def _products(shape, tile, dp, bias, mix, part):
     """[(places of the part's rows, places of the columns, how many columns), …], one a class"""
     layout, own = _layout(shape, tile, dp, bias, mix), part.of(shape[0])
     found = []
-    for rows, place, col_place, width in layout.classes:
-        first, stop = np.searchsorted(rows, (own.start, own.stop))
+    row_class = layout.row_class[np.arange(shape[0]) // tile]
+    for z, (place, col_place, width) in enumerate(layout.classes):
+        first, stop = np.searchsorted(np.flatnonzero(row_class == z), (own.start, own.stop))
         found.append((slice(place + first, place + stop), slice(col_place, col_place + width), width))
     return found
 
@@ -107,12 +105,12 @@ def _products(shape, tile, dp, bias, mix, part):
 # Pieces of rows are taken as arrays of their own, because their indices are then known not to be negative, and the loops
 # become vector instructions.
 @host_kernel("void(f4[:, ::1], i8[::1], i8[::1], i8[:, ::1], i8, i8, i8, f4[:, ::1])")
-def _pack(w, place, row_class, starts, tile, first, stop, packed):
-    """packed[place[o], :] = the tiles of w[o] that begin at the columns starts[row_class[o]], for first <= o < stop."""
+def _pack(w, place, row_class, class_cols, tile, first, stop, packed):
+    """packed[place[o], :] = w[o] in the tile columns class_cols[row_class[o // tile]], for first <= o < stop."""
     for o in range(first, stop):
-        z = row_class[o]
-        for k in range(starts.shape[1]):
-            i0 = starts[z, k]
+        z = row_class[o // tile]
+        for k in range(class_cols.shape[1]):
+            i0 = class_cols[z, k] * tile
             if i0 < 0:
                 break
             kept = w[o, i0:i0 + tile]
@@ -128,7 +126,7 @@ def tile_blocks_cpu(w, tile, dp, bias, mix):
 
     def gather(part):
         own = part.of(w.shape[0])
-        _pack(w, layout.row_place, layout.row_class, layout.starts, tile, own.start, own.stop, packed)
+        _pack(w, layout.row_place, layout.row_class, layout.class_cols, tile, own.start, own.stop, packed)
 
     threads.share(gather, threads.worthwhile(packed.size))
     return packed
@@ -368,20 +366,10 @@ def _dw(tile=32):
     return gemm_tiles_dw
 
 
-class _Lists(NamedTuple):
-    """What kernels walk, int32 on the device: tile rows and tile columns by class, and where tile rows are."""
-
-    row_class: object   # (R,)
-    row_place: object   # (R,)
-    rows: object        # (classes, most rows)
-    cols: object        # (classes, most columns)
-
-
 @functools.lru_cache(maxsize=1024)
-def _lists(grid, dp, bias, mix):
-    packed = packed_tiles(grid, dp, bias, mix)
-    rows, cols = (padded([lists[axis] for lists in packed.classes]) for axis in (0, 1))
-    return _Lists(*(upload_cuda(a.astype(np.int32)) for a in (packed.row_class, packed.row_place, rows, cols)))
+def _lists(shape, tile, dp, bias, mix):
+    """`packed_tiles` as int32 arrays on the device: what kernels walk."""
+    return Packed(*(upload_cuda(a.astype(np.int32)) for a in packed_tiles(grid_of(shape, tile), dp, bias, mix)))
 
 
 def _block_side(op, tile):
@@ -419,7 +407,7 @@ def gemm_tiles_cuda(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.0, bl
     _check("gemm_tiles (cuda)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias, mix)
     side = _block_side("gemm_tiles (cuda)", tile)
     out = empty_cuda((x.shape[0], w.shape[0])) if out is None else out
-    lists = _lists(grid_of(w.shape, tile), dp, bias, mix)
+    lists = _lists(w.shape, tile, dp, bias, mix)
     launch(_forward(tile), (ceil_div(w.shape[0], tile), ceil_div(x.shape[0], tile)), (side, side),
            x if inputs is None else inputs, w, lists.row_class, lists.cols, w.reshape(w.size) if b is None else b,
            b is not None, relu, scale, out)
@@ -430,7 +418,7 @@ def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, mix, scale=1.0, blocks=None, outpu
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
     _check("gemm_tiles_dx (cuda)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias, mix)
     side = _block_side("gemm_tiles_dx (cuda)", tile)
-    lists = _lists(grid_of(w.shape, tile), dp, bias, mix)
+    lists = _lists(w.shape, tile, dp, bias, mix)
     classes, most = lists.cols.shape
     if classes < dp:  # some columns are kept by no tile row
         out = full_cuda((dy.shape[0], w.shape[1]), 0.0, out=out)
@@ -446,7 +434,7 @@ def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, outpu
     _check("gemm_tiles_dw (cuda)", x, shape[1], shape[0], None, None, tile, dp, bias, mix)
     side = _block_side("gemm_tiles_dw (cuda)", tile)
     out = empty_cuda(packed_shape(shape, tile, dp)) if out is None else out
-    lists = _lists(grid_of(shape, tile), dp, bias, mix)
+    lists = _lists(shape, tile, dp, bias, mix)
     launch(_dw(tile), (lists.cols.shape[1], lists.row_class.shape[0]), (side, side),
            dy if outputs is None else outputs, x if inputs is None else inputs, lists.row_class, lists.row_place, lists.cols,
            scale, out)

@@ -45,23 +45,37 @@ def packed_shape(shape: tuple[int, int], tile: int, dp: int) -> tuple[int, int]:
 class Packed(NamedTuple):
     """The classes, and where tile rows are when packed: class after class, within a class in the order of the weight."""
 
-    classes: list[tuple[np.ndarray, np.ndarray]]    # (its tile rows, the tile columns that they keep), both increasing
-    row_class: np.ndarray                           # (R,)
-    row_place: np.ndarray                           # (R,)
+    rows: np.ndarray        # (classes, most rows) the tile rows of each class, increasing, then -1
+    cols: np.ndarray        # (classes, most columns) the tile columns that these keep, increasing, then -1
+    row_class: np.ndarray   # (R,)
+    row_place: np.ndarray   # (R,)
 
 
 def packed_tiles(grid: tuple[int, int], dp: int, bias: int, mix: int) -> Packed:
     """How the kept tiles are packed; there are min(dp, R) classes."""
     a, b = arrangement(grid, mix)
-    classes = [(np.flatnonzero(a % dp == z), np.flatnonzero((z + b) % dp == bias)) for z in range(min(dp, grid[0]))]
+    classes = range(min(dp, grid[0]))
     row_place = np.empty(grid[0], np.int64)
     row_place[np.argsort(a % dp, kind="stable")] = np.arange(grid[0])
-    return Packed(classes, a % dp, row_place)
+    return Packed(_padded([np.flatnonzero(a % dp == z) for z in classes]),
+                  _padded([np.flatnonzero((z + b) % dp == bias) for z in classes]), a % dp, row_place)
 
 
-def padded(lists: Sequence[np.ndarray]) -> np.ndarray:
+def _padded(lists: Sequence[np.ndarray]) -> np.ndarray:
     """Lists of numbers as the rows of one array, filled up with -1."""
     array = np.full((len(lists), max((len(numbers) for numbers in lists), default=0)), -1)
     for row, numbers in zip(array, lists, strict=True):
         row[:len(numbers)] = numbers
     return array
+
+
+def elements(numbers: np.ndarray, tile: int, length: int) -> np.ndarray:
+    """The elements of these tiles of an axis, tile by tile; the last tile of the axis may be shorter, -1 is none."""
+    inside = (numbers[numbers >= 0, None] * tile + np.arange(tile)).ravel()
+    return inside[inside < length]
+
+
+def row_places(packed: Packed, tile: int, length: int) -> np.ndarray:
+    """(O,) where each row of the weight is when packed."""
+    o = np.arange(length)
+    return packed.row_place[o // tile] * tile + o % tile
