@@ -10,6 +10,7 @@ version = re.search(r'^__version__ = "(.+)"$', (here / "numbanet/__init__.py").r
 cuda = ["numba-cuda[cu13]>=0.30"]
 torch = ["torch==2.13.0"]  # the peer that tests and benchmarks compare with; pinned, because figures name it
 plots = ["matplotlib>=3.7"]
+bench = [*torch, *plots, "joblib>=1.4"]
 # NVVM and ptxas compile and assemble CUDA kernels on any machine, so the tests want them even where there is no GPU
 compilers = ["nvidia-cuda-nvcc>=13; platform_system == 'Linux'", "nvidia-nvvm>=13; platform_system == 'Linux'"]
 
@@ -29,8 +30,8 @@ setup(
     extras_require={
         "cuda": cuda,
         "plots": plots,
-        "bench": [*torch, *plots],
-        "test": [*torch, *plots, *cuda, *compilers, "pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "pandas>=2",
+        "bench": bench,
+        "test": [*bench, *cuda, *compilers, "pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "pandas>=2",
                  "ruff>=0.6", "build>=1"],
     },
     entry_points={"console_scripts": ["numbanet = numbanet.cli:main"]},

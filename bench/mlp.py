@@ -86,7 +86,8 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
         for number in range(CHECKED_STEPS):
             step(fresh, at, last=number + 1 == CHECKED_STEPS)
         layers, first = fresh.model.droppable(), fresh.model.layers[0]
-        return {"order": getattr(first, "order", slice(None)), "mean": getattr(first, "mean", 0.0),
+        before = getattr(first, "order", None)
+        return {"order": slice(None) if before is None else before.order, "mean": 0.0 if before is None else before.mean,
                 "weights": [np.array(dev.download(p.data)) for p in fresh.optimizer.parameters],
                 "factors": [[_factors(plans.get(layer), batch) for layer in layers] for plans in drawn]}
 

@@ -207,26 +207,36 @@ def _row(by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite
             "times": [_time_to(target, mine, by_key.get((case, peer), [])) for target in targets]}
 
 
-def run(options: Options, results: Results, say: Callable[[str], None], suite: str, experiments: Sequence[Experiment],
-        targets: Sequence[float]) -> list[dict[str, Any]]:
-    """Train what is not trained yet; returns the rows."""
+def _trained(experiment: Experiment, seed: int) -> Run:
+    """`train` on the data set that the experiment names."""
     from numbanet import datasets
+
+    load = getattr(datasets, f"load_{experiment.settings['data'].replace('-', '_')}")
+    return train(experiment, seed, tuple(part[:experiment.settings["samples"]] for part in load()))
+
+
+def run(options: Options, results: Results, say: Callable[[str], None], suite: str, experiments: Sequence[Experiment],
+        targets: Sequence[float], side_by_side: bool = False) -> list[dict[str, Any]]:
+    """Train what is not trained yet; returns the rows.
+
+    Side by side, each core of the CPU has a run of its own, on one thread: sooner done, but its seconds mean nothing.
+    """
+    import joblib
 
     allowed = [experiment.settings for experiment in experiments]
     done = {(_key(run["settings"]), run["dropout"], run["seed"]) for run in results.resume(allowed)}
-    samples: dict[str, Data] = {}
-    for seed in range(1 if options.quick else max(experiment.seeds for experiment in experiments)):
-        for experiment in experiments:
-            if seed >= experiment.seeds or (*experiment.key, seed) in done:
-                continue
-            data = experiment.settings["data"]
-            if data not in samples:
-                load = getattr(datasets, f"load_{data.replace('-', '_')}")
-                samples[data] = tuple(part[:experiment.settings["samples"]] for part in load())
-            say(f"{suite}: {case_of(experiment.settings)}: {experiment.name}, seed {seed}")
-            results.runs.append(train(experiment, seed, samples[data]))
+    seeds = range(1 if options.quick else max(experiment.seeds for experiment in experiments))
+    due = [joblib.delayed(_trained)(experiment, seed) for seed in seeds for experiment in experiments
+           if seed < experiment.seeds and (*experiment.key, seed) not in done]
+    say(f"{suite}: {len(due)} training runs")
+    jobs = -1 if side_by_side and options.device == "cpu" and not options.quick else 1
+    with joblib.parallel_config("loky", inner_max_num_threads=1):
+        for found in joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(due):
+            results.runs.append(found)
             # an interrupted command, too, reports what is finished
             results.rows = summary(results.runs, experiments, suite, targets)
             results.save()
+            accuracy = found["epochs"][-1]["accuracy"] if whole(found) else "diverged"
+            say(f"{suite}: {case_of(found['settings'])}: {found['dropout']}, seed {found['seed']}: {accuracy}")
     results.rows = summary(results.runs, experiments, suite, targets)
     return results.rows

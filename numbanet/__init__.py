@@ -18,7 +18,7 @@ from .dropout import BernoulliDropout, Dropout, NoDropout, RowDropout, TileDropo
 from .layers import GELU, Flatten, Layer, Linear, ReLU, Sequential, Shuffle, Sigmoid, Tanh
 from .ops import concatenate
 from .optim import SGD, Adam
-from .plan import BernoulliPlan, RowPlan, TilePlan
+from .plan import BernoulliPlan, Order, RowPlan, TilePlan
 from .tensor import Tensor, from_dlpack, no_grad, op
 
 __version__ = "0.1.0"
@@ -36,6 +36,7 @@ __all__ = [
     "Net",
     "NetRegressor",
     "NoDropout",
+    "Order",
     "ReLU",
     "RowDropout",
     "RowPlan",

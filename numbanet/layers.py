@@ -13,7 +13,7 @@ import numpy as np
 
 from . import ops
 from .device import Device, device
-from .plan import BernoulliPlan, Plan, RowPlan, TilePlan
+from .plan import BernoulliPlan, Order, Plan, RowPlan, TilePlan
 from .tensor import Tensor
 
 
@@ -110,8 +110,8 @@ class Linear(Layer):
             y = self(x.reshape(math.prod(lead), width), plan, kept, relu)
             return y.reshape(*lead, y.shape[-1])
         if isinstance(plan, TilePlan):
-            order, mean = (None, None) if before is None else (before.order, before.mean)
-            return ops.linear_tiles(_expand(x, kept), self.weight, self.bias, plan=plan, relu=relu, order=order, mean=mean)
+            order = None if before is None else before.order
+            return ops.linear_tiles(_expand(x, kept), self.weight, self.bias, plan=plan, relu=relu, order=order)
         if isinstance(plan, RowPlan) or kept is not None:
             rows = plan if isinstance(plan, RowPlan) else RowPlan(self.out_features, 1, 0)
             cols = RowPlan(self.in_features, 1, 0) if kept is None else kept
@@ -185,18 +185,10 @@ class Shuffle(Layer):
     """
 
     def __init__(self, order: Sequence[int] | np.ndarray, mean: Sequence[float] | np.ndarray | None = None) -> None:
-        found = ops.permutation(order)
-        if found is None:
-            raise ValueError(f"Shuffle: order must be a permutation of 0 … n - 1, got {order!r}")
-        self.order = found[0].copy()  # what was found is kept for later orders like it
-        self.mean = None if mean is None else np.array(mean, np.float32)
-        if self.mean is not None and not (self.mean.shape == self.order.shape and np.isfinite(self.mean).all()):
-            raise ValueError(f"Shuffle: mean must be {self.order.size} finite numbers, got {mean}")
+        self.order = Order(order, mean)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.ndim != 2 or x.shape[1] != self.order.size:
-            raise ValueError(f"Shuffle: x {x.shape} must have two axes, the last one of {self.order.size} features")
-        return ops.shuffle(x, order=self.order, mean=self.mean)
+        return ops.shuffle(x, order=self.order)
 
     def __repr__(self) -> str:
         return f"Shuffle({self.order.size} features)"

@@ -5,16 +5,13 @@ x, y, a, b, w are tensors; dy is the gradient of the result. Shapes are in the d
 from __future__ import annotations
 
 import builtins
-import functools
 import math
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from .losses import absolute_error, sigmoid_cross_entropy, softmax_cross_entropy, squared_error  # noqa: F401  ops as well
-from .plan import BernoulliPlan, PackedGradient, RowPlan, TilePlan, pack_rows
+from .plan import BernoulliPlan, Order, PackedGradient, RowPlan, TilePlan, pack_rows
 from .tensor import Tensor, common_device, op
 
 
@@ -94,44 +91,23 @@ def expand(dev, x, *, plan: RowPlan):
     return dev.expand(x, plan.positions(dev)), (lambda dy: dev.compact(dy, plan.kept(dev)),)
 
 
-@functools.lru_cache(maxsize=64)
-def _permutation(order: bytes, dtype: str, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-    """(the order, its inverse) as int32 arrays; None if it is no permutation. An order is checked and inverted once."""
-    found = np.frombuffer(order, dtype)
-    if len(shape) != 1 or found.dtype.kind not in "iu" or not np.array_equal(np.sort(found), np.arange(found.size)):
-        return None
-    return found.astype(np.int32), np.argsort(found).astype(np.int32)
-
-
-def permutation(order: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """(the order, its inverse) as int32 arrays, or None if it is not made of each of the integers 0 … n - 1 once."""
-    order = np.asarray(order)
-    return _permutation(order.tobytes(), order.dtype.str, order.shape)
-
-
-def _shuffled(name: str, x: Any, order: Any, mean: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """(the order, its inverse, the mean) of the columns of x, or ValueError."""
-    found = permutation(order)
-    if found is None or len(x.shape) != 2 or found[0].size != x.shape[1]:
-        raise ValueError(f"{name}: x {x.shape} must have two axes, and order be a permutation of the numbers of its columns, "
-                         f"got {order}")
-    if mean is not None and np.shape(mean) != found[0].shape:
-        raise ValueError(f"{name}: mean {np.shape(mean)} must hold one number for each of the {found[0].size} columns")
-    return *found, None if mean is None else np.array(mean, np.float32)  # a copy: one mapped from a file is read-only
+def _shuffled(name: str, x: Any, order: Order) -> None:
+    if len(x.shape) != 2 or x.shape[1] != order.size:
+        raise ValueError(f"{name}: x {tuple(x.shape)} must have two axes, the last one of {order.size} features")
 
 
 @op
-def shuffle(dev, x, *, order: np.ndarray, mean: np.ndarray | None = None):
-    """y[n, j] = (x - mean)[n, order[j]], order a permutation of 0 … I - 1.   x (N, I), mean (I,), by default 0 -> y (N, I)
+def shuffle(dev, x, *, order: Order):
+    """y[n, j] = (x - order.mean)[n, order.order[j]].   x (N, I) -> y (N, I)
 
     Raises
     ------
     ValueError
-        If order is none, or mean has another shape.
+        If x has another shape.
     """
-    order, inverse, mean = _shuffled("shuffle", x, order, mean)
-    y = dev.compact(x, dev.upload(order), None if mean is None else dev.upload(mean[order]))
-    return y, (lambda dy: dev.compact(dy, dev.upload(inverse)),)
+    _shuffled("shuffle", x, order)
+    there, back, shift = order.views(dev)
+    return dev.compact(x, there, shift), (lambda dy: dev.compact(dy, back),)
 
 
 # --- elementwise ------------------------------------------------------------------------------------------------------
@@ -413,17 +389,18 @@ def linear_rows(dev, x, w, b=None, *, rows: RowPlan, cols: RowPlan, relu: bool =
 
 
 @op
-def _linear_tiles(dev, x, w, b=None, *, plan: TilePlan, relu: bool, order: np.ndarray | None, mean: np.ndarray | None):
-    order, inverse, mean = (None, None, None) if order is None else _shuffled("linear_tiles", x, order, mean)
+def _linear_tiles(dev, x, w, b=None, *, plan: TilePlan, relu: bool, order: Order | None):
+    if order is not None:
+        _shuffled("linear_tiles", x, order)
     shape, pattern, scale = w.shape, plan.pattern[1:], plan.scale
     blocks = dev.tile_blocks(w, *pattern) if plan.prepared is None else plan.prepared
-    inputs = dev.tile_inputs(x, shape, *pattern, order, mean)
+    inputs = dev.tile_inputs(x, shape, *pattern, plan.meeting(order, dev))
     y = dev.gemm_tiles(x, w, *pattern, b=b, relu=relu, scale=scale, blocks=blocks, inputs=inputs)
     prepared = _once(lambda dy: dev.tile_outputs(dy, shape, *pattern, scale, y if relu else None))
 
     def dx(dy):
         values = dev.gemm_tiles_dx(dy, w, *pattern, scale=scale, blocks=blocks, outputs=prepared(dy)[0])
-        return values if order is None else dev.compact(values, dev.upload(inverse))
+        return values if order is None else dev.compact(values, order.views(dev)[1])
 
     def dw(dy):
         values = dev.gemm_tiles_dw(dy, x, *pattern, scale=scale, inputs=inputs, outputs=prepared(dy)[0])
@@ -432,15 +409,14 @@ def _linear_tiles(dev, x, w, b=None, *, plan: TilePlan, relu: bool, order: np.nd
     return y, (dx, dw, lambda dy: prepared(dy)[1])
 
 
-def linear_tiles(x: Any, w: Any, b: Any = None, *, plan: TilePlan, relu: bool = False, order: np.ndarray | None = None,
-                 mean: np.ndarray | None = None) -> Tensor:
+def linear_tiles(x: Any, w: Any, b: Any = None, *, plan: TilePlan, relu: bool = False, order: Order | None = None) -> Tensor:
     """y[n, o] = act(scale sum_i x[n, i] (w * M)[o, i] + b[o]), M = plan.mask().   x (N, I) -> y (N, O), scale = plan.scale
 
-    With an order, and maybe a mean, x is `shuffle`d first, on its way to the tiles. All tiles (dp = 1) are `linear`.
+    With an order, x is `shuffle`d first, on its way to the tiles. All tiles (dp = 1) are `linear`.
     """
     if plan.dp > 1:
-        return _linear_tiles(x, w, b, plan=plan, relu=relu, order=order, mean=mean)
-    return linear(x if order is None else shuffle(x, order=order, mean=mean), w, b, relu=relu, scale=plan.scale)
+        return _linear_tiles(x, w, b, plan=plan, relu=relu, order=order)
+    return linear(x if order is None else shuffle(x, order=order), w, b, relu=relu, scale=plan.scale)
 
 
 @op

@@ -38,6 +38,7 @@ from .gemm_tiles import (
     gemm_tiles_dx_cpu as gemm_tiles_dx,
     tile_blocks_cpu as tile_blocks,
     tile_inputs_cpu as tile_inputs,
+    tile_order_cpu as tile_order,
     tile_outputs_cpu as tile_outputs,
     tile_room_cpu as tile_room,
 )

@@ -38,6 +38,7 @@ from .gemm_tiles import (
     gemm_tiles_dx_cuda as gemm_tiles_dx,
     tile_blocks_cuda as tile_blocks,
     tile_inputs_cuda as tile_inputs,
+    tile_order_cuda as tile_order,
     tile_outputs_cuda as tile_outputs,
     tile_room_cuda as tile_room,
 )

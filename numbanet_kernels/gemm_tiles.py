@@ -137,13 +137,17 @@ def tile_room_cpu(shape, tile, dp, bias, mix):
     return empty_cpu(packed_shape(shape, tile, dp)), _layout(shape, tile, dp, bias, mix).row_place
 
 
-def tile_inputs_cpu(x, shape, tile, dp, bias, mix, order=None, mean=None):
+def tile_order_cpu(order, mean, shape, tile, dp, bias, mix):
+    """What `tile_inputs` takes where tiles meet (x - mean)[:, order], mean (I,) or None: where each column of x goes, mean."""
+    place = np.empty(shape[1], np.int64)
+    place[order] = _layout(shape, tile, dp, bias, mix).col_place
+    return place, mean
+
+
+def tile_inputs_cpu(x, shape, tile, dp, bias, mix, order=None):
     """x (N, I) in the form that the kept tiles of a weight of this shape meet it: prepared once for the forward pass and dw.
-    With an order, they meet (x - mean)[:, order]."""
-    place = _layout(shape, tile, dp, bias, mix).col_place
-    if order is not None:
-        in_order, place = place, np.empty_like(place)
-        place[order] = in_order
+    They meet its columns as `tile_order` says; None: as they are."""
+    place, mean = (_layout(shape, tile, dp, bias, mix).col_place, None) if order is None else order
     return turn_in(x, x.shape[1], place, mean=mean)
 
 
@@ -389,11 +393,14 @@ def tile_room_cuda(shape, tile, dp, bias, mix):
     return None
 
 
-def tile_inputs_cuda(x, shape, tile, dp, bias, mix, order=None, mean=None):
-    """Nothing: kernels read x where it lies. With an order, (x - mean)[:, order]."""
-    if order is None:
-        return None
-    return compact_cuda(x, upload_cuda(order), None if mean is None else upload_cuda(mean[order]))
+def tile_order_cuda(order, mean, shape, tile, dp, bias, mix):
+    """What `tile_inputs` takes where tiles meet (x - mean)[:, order], mean (I,) or None: both on the device, in this order."""
+    return upload_cuda(order), None if mean is None else upload_cuda(mean[order])
+
+
+def tile_inputs_cuda(x, shape, tile, dp, bias, mix, order=None):
+    """Nothing: kernels read x where it lies. With an order by `tile_order`, x in that order."""
+    return None if order is None else compact_cuda(x, *order)
 
 
 def tile_outputs_cuda(dy, shape, tile, dp, bias, mix, scale=1.0, y=None):

@@ -44,7 +44,7 @@ WHOLE = Part(0, 1)
 
 
 class _Blas:
-    """The thread pools of BLAS, held at one thread while anybody is inside; `with` gives how many they had before.
+    """The thread pools of NumPy's BLAS, held at one thread while anybody is inside; `with` gives how many they had before.
 
     What is inside is whole: Ctrl-C waits until it is left.
     """
@@ -56,8 +56,10 @@ class _Blas:
 
     @functools.cached_property
     def pools(self) -> list[Any]:
-        """Made at first use: NumPy has loaded its BLAS by then."""
-        return threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
+        """NumPy's, which is loaded by the time of the first use; where no library's place says that it is NumPy's own, all:
+        another one, such as SciPy's, does none of the work here, and to set it takes as long."""
+        found = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
+        return [pool for pool in found if "numpy" in pool.filepath] or found
 
     def __enter__(self) -> int:
         deferred.__enter__()

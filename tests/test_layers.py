@@ -39,7 +39,7 @@ def test_a_layer_that_is_not_elementwise_sees_the_dense_activation(rng):
     (lambda: Linear(4, 4, keep=0), "keep must be"), (lambda: Shuffle([0, 2]), "must be a permutation"),
     (lambda: Shuffle([True, False]), "must be a permutation"),
     (lambda: Shuffle([1, 0], [1, np.nan]), "mean must be 2 finite numbers"), (lambda: Shuffle([1, 0], 1.0), "mean must be 2"),
-    (lambda: Sequential([Shuffle([1, 0]), Linear(2, 2)])(Tensor(np.ones((4, 5, 2)))), "Shuffle: x .* must have two axes"),
+    (lambda: Sequential([Shuffle([1, 0]), Linear(2, 2)])(Tensor(np.ones((4, 5, 2)))), "shuffle: x .* must have two axes"),
     (lambda: Shuffle([1, 0])(Tensor(np.ones((4, 3)))), r"x \(4, 3\) must have two axes, the last one of 2 features"),
     (lambda: Linear(4, 3)(Tensor(np.ones((2, 5)))), r"x \(2, 5\) does not match weight \(3, 4\)"),
     (lambda: Linear(4, 3)(Tensor(np.ones((2, 4))), kept=RowPlan(4, 2, 0)), r"must be 2")])

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet import Linear, ReLU, RowPlan, Sequential, Shuffle, Tanh, Tensor, TilePlan, check_grad, ops
+from numbanet import Linear, Order, ReLU, RowPlan, Sequential, Shuffle, Tanh, Tensor, TilePlan, check_grad, ops
 from numbanet.plan import BernoulliPlan, PackedGradient
 
 N = 5
@@ -63,7 +63,7 @@ def test_tiles_of_shuffled_inputs(dev, rng, dp):
     order, plan = rng.permutation(11), TilePlan((9, 11), 4, dp, 0, 1.75)
     x, w, b, mean, dy = (rng.standard_normal(s).astype(np.float32) for s in ((N, 11), (9, 11), (9,), (11,), (N, 9)))
     X, W, B = (Tensor(a, dev, requires_grad=True) for a in (x, w, b))
-    y = ops.linear_tiles(X, W, B, plan=plan, relu=True, order=order, mean=mean)
+    y = ops.linear_tiles(X, W, B, plan=plan, relu=True, order=Order(order, mean))
     y.backward(dy)
     value, dx, *others = masked_dense((x - mean)[:, order], w, b, plan.mask(), True, plan.scale, 1.0, dy)
     dx_in_order = np.empty_like(dx)
