@@ -11,7 +11,7 @@ demo: .venv/ready-plots
 	$(BIN)/numbanet demo
 
 test: .venv/ready-test
-	$(FRESH) NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest --numprocesses auto tests/kernels tests/test_ops.py tests/test_planned.py tests/test_tensor.py tests/test_cuda_net.py
+	$(FRESH) NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest tests/test_cuda_net.py
 	$(FRESH) $(BIN)/python -m pytest
 
 lint: .venv/ready-test

@@ -23,7 +23,7 @@ setup(
     license="BSD-3-Clause",
     license_files=["LICENSE"],
     python_requires=">=3.10",
-    packages=["numbanet", "numbanet.datasets", "numbanet_kernels"],
+    packages=["numbanet", "numbanet.datasets", "numbanet_kernels", "numbanet_kernels.ptx"],
     package_dir={"numbanet.datasets": "datasets"},
     package_data={"numbanet": ["py.typed"], "numbanet_kernels": ["py.typed"]},
     install_requires=["numba>=0.60", "numpy>=1.26", "scikit-learn>=1.6", "rich>=13", "threadpoolctl>=3"],

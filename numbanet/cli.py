@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--learning-rate", default=0.01, type=float)
     train.add_argument("--momentum", default=0.9, type=float)
     train.add_argument("--optimizer", default="sgd", help="sgd or adam")
-    train.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    train.add_argument("--device", default="auto", help="auto, cpu, cuda or emulated")
     train.add_argument("--n-jobs", type=int, metavar="N", help="threads of the CPU, at most; all by default")
     train.add_argument("--seed", default=0, type=int)
     train.add_argument("--plot", type=Path, metavar="FILE", help="write the learning curves to this PNG, PDF or SVG file")
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="handwritten digits with every kind of dropout, side by side")
     demo.add_argument("--plot", type=Path, default=Path("demo.png"), metavar="FILE", help="where to draw the learning curves")
-    demo.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    demo.add_argument("--device", default="auto", help="auto, cpu, cuda or emulated")
     demo.set_defaults(run=_demo)
 
     devices = commands.add_parser("devices", help="what this machine offers, what is missing and how to get it")

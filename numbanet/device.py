@@ -14,7 +14,7 @@ from typing import Any
 
 from numbanet_kernels import launch
 
-NAMES = ("cpu", "cuda")
+NAMES = ("cpu", "cuda", "emulated")
 
 
 class Device:
@@ -47,6 +47,8 @@ def problem(name: str) -> str | None:
     """None if the device can be used, else one sentence: what is missing and how to get it."""
     if name == "cpu":
         return None
+    if name == "emulated":
+        return launch.nvvm_problem()
     found = launch.cuda_problem()
     return found and f"{found}; it needs an NVIDIA GPU, its driver and: pip install 'numba-cuda[cu13]'"
 
@@ -57,7 +59,9 @@ def _made(name: str) -> Device:
 
 
 def device(name: str | Device = "auto") -> Device:
-    """The device called `name`: "cpu", "cuda", or "auto" for CUDA if a GPU answers, else the CPU.
+    """The device called `name`: "cpu", "cuda", "emulated", or "auto" for CUDA if a GPU answers, else the CPU.
+
+    The emulated device runs the CUDA kernels, as they are compiled, on the CPU (`numbanet_kernels.ptx`): slowly, and checked.
 
     Raises
     ------

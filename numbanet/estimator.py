@@ -63,8 +63,8 @@ PARAMETERS = """
         Epochs without improvement before stopping.
     callbacks : sequence of callable or None, default=None
         Each is called after every epoch as callback(net, record); training stops where one returns True.
-    device : {"auto", "cpu", "cuda"}, default="auto"
-        Where to run: CUDA if a GPU answers, else the CPU.
+    device : {"auto", "cpu", "cuda", "emulated"}, default="auto"
+        Where to run: CUDA if a GPU answers, else the CPU. "emulated" runs the CUDA kernels on the CPU, for looking into them.
     n_jobs : int or None, default=None
         Threads of the CPU to use, at most; None or -1 for as many as BLAS has (by cores, or its environment variables).
     random_state : int, RandomState or None, default=None

@@ -32,7 +32,7 @@ class Tensor:
         Values; anything NumPy converts to float32. A C-contiguous, writable float32 NumPy array is used as it is,
         without a copy.
     device : str or Device, default="cpu"
-        Where the array lives: "cpu", "cuda" or "auto".
+        Where the array lives: "cpu", "cuda", "emulated" or "auto".
     requires_grad : bool, default=False
         Whether `backward` should leave a gradient here.
 

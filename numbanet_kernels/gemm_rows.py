@@ -10,13 +10,11 @@ and listed (the one used: the grid is sized by the lists, dropped work is never 
 """
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 from numba import float32
 
 from .gemm import dx_cpu, forward_cpu
-from .launch import ceil_div, cuda, kernel, kernels, launch
+from .launch import ceil_div, cuda, device_cache, kernel, kernels, launch, to_device
 from .memory import empty_cpu, empty_cuda
 
 
@@ -177,10 +175,10 @@ def _listed(backward=False, tile=32):
 TILE = 32  # 256 threads, 2 x 2 outputs each
 
 
-@functools.lru_cache(maxsize=1024)
+@device_cache(maxsize=1024)
 def index_list_cuda(start, stop, step):
     """The indices start, start + step, … < stop in the form that this device's kernels take: an int32 array on the device."""
-    return cuda.to_device(np.arange(start, stop, step, dtype=np.int32))
+    return to_device(np.arange(start, stop, step, dtype=np.int32))
 
 
 def _lists(w, rows, cols):

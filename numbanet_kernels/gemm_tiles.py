@@ -24,7 +24,7 @@ from numba import float32
 
 from . import threads
 from .elementwise import relu_grad_cuda
-from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
+from .launch import ceil_div, cuda, device_cache, host_kernel, kernel, kernels, launch
 from .memory import compact_cuda, empty_cpu, empty_cuda, full_cpu, full_cuda, upload_cuda
 from .reduce import sum_rows_cuda
 from .tiles import Packed, arrangement, elements, grid_of, packed_shape, packed_tiles, row_places
@@ -370,7 +370,7 @@ def _dw(tile=32):
     return gemm_tiles_dw
 
 
-@functools.lru_cache(maxsize=1024)
+@device_cache(maxsize=1024)
 def _lists(shape, tile, dp, bias, mix):
     """`packed_tiles` as int32 arrays on the device: what kernels walk."""
     return Packed(*(upload_cuda(a.astype(np.int32)) for a in packed_tiles(grid_of(shape, tile), dp, bias, mix)))

@@ -18,6 +18,8 @@ because of an array's layout, and the tests assemble exactly what a card would r
 """
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import inspect
 import math
@@ -27,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numba
+import numpy as np
 
 try:
     from numba import cuda
@@ -63,6 +66,13 @@ class Kernel:
             return cuda.jit(self.signature, cache=True, **options)(self.function)
         except (RuntimeError, OSError):  # no writable place for a cache: compile in this process only
             return cuda.jit(self.signature, **options)(self.function)
+
+    @functools.cached_property
+    def program(self) -> Any:
+        """What the emulated device runs: the compiled kernel, read by the PTX machine."""
+        from . import ptx
+
+        return ptx.parse(self.ptx(EMULATED))
 
     def ptx(self, compute_capability: tuple[int, int]) -> str:
         """PTX text for a compute capability such as (8, 0). Needs NVVM (extra `cuda`) but no GPU and no driver."""
@@ -120,9 +130,87 @@ def ceil_div(a: int, b: int) -> int:
 
 def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any) -> None:
     """Launch on the current stream; a grid with a zero in it (an empty plan, an empty batch) launches nothing."""
-    if 0 in (grid if isinstance(grid, tuple) else (grid,)):
+    grid, block = (shape if isinstance(shape, tuple) else (shape,) for shape in (grid, block))
+    if 0 in grid:
         return
-    kernel.dispatcher[grid, block](*args)
+    if emulating():
+        _emulate(kernel, grid, block, args)
+    else:
+        kernel.dispatcher[grid, block](*args)
+
+
+# --- emulating --------------------------------------------------------------------------------------------------------
+EMULATED = (8, 0)  # the compute capability that kernels are compiled for to be emulated
+_emulating = contextvars.ContextVar("emulating", default=False)
+counters: dict[Kernel, Any] = {}  # of every kernel that was emulated; clear it to count anew
+
+
+def emulating() -> bool:
+    """Whether operations of CUDA run on the PTX machine, their arrays in the memory of the host."""
+    return _emulating.get()
+
+
+@contextlib.contextmanager
+def emulated(on: bool = True) -> Iterator[None]:
+    """Operations of CUDA, called inside, run on the PTX machine."""
+    token = _emulating.set(on)
+    try:
+        yield
+    finally:
+        _emulating.reset(token)
+
+
+def _emulate(kernel: Kernel, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
+    from . import ptx
+
+    counters[kernel] = ptx.run(kernel.program, grid, block, args, counters=counters.get(kernel), name=kernel.__name__)
+
+
+class EmulatedArray(np.ndarray):
+    """Host memory that stands for memory of the emulated device, with the methods of a device array that launchers use."""
+
+    def copy_to_host(self) -> np.ndarray:
+        return np.array(self)
+
+    def copy_to_device(self, values: Any) -> None:
+        self[...] = values
+
+
+def device_array(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
+    """An array of unset values on the card; of NaN and -1 on the emulated device, aligned as on a card."""
+    if not emulating():
+        return cuda.device_array(shape, dtype)
+    size = math.prod(shape if isinstance(shape, Sequence) else (shape,)) * np.dtype(dtype).itemsize
+    memory = np.full(size + ALIGNMENT, 255, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start:start + size].view(dtype).reshape(shape).view(EmulatedArray)
+
+
+ALIGNMENT = 256
+
+
+def to_device(host: Any) -> Any:
+    """A copy of a host array on the card or the emulated device."""
+    if not emulating():
+        return cuda.to_device(host)
+    array = device_array(host.shape, host.dtype)
+    array.copy_to_device(host)
+    return array
+
+
+def device_cache(maxsize: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """lru_cache for functions that make device arrays: one for cards, one for the emulated device."""
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        caches = {on: functools.lru_cache(maxsize)(lambda *args, on=on: function(*args)) for on in (False, True)}
+        return functools.wraps(function)(lambda *args: caches[emulating()](*args))
+
+    return decorate
+
+
+def synchronize() -> None:
+    """Wait until the card has done what it was given."""
+    if not (SIMULATED or emulating()):
+        cuda.synchronize()
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

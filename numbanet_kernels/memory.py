@@ -5,7 +5,6 @@ here is the NumPy expression in its docstring.
 """
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
@@ -125,7 +124,7 @@ def _take_columns_cpu(x, columns, shift, y, first, stop):
             out[i] = (row[np.uint64(columns[i])] if 0 <= columns[i] < row.size else np.float32(0)) - shift[i]
 
 
-@functools.lru_cache(maxsize=16)
+@L.device_cache(maxsize=16)
 def _no_shift(size, upload):
     return upload(np.zeros(size, np.float32))
 
@@ -253,7 +252,7 @@ def blocks_for(size: int) -> int:
 def empty_cuda(shape, dtype=np.float32):
     """An array of unset values."""
     size, shape, dtype = _sized(shape, dtype)
-    return lend_cuda(size, shape, dtype) if size else cuda.device_array(shape, dtype)
+    return lend_cuda(size, shape, dtype) if size and not L.emulating() else L.device_array(shape, dtype)
 
 
 def full_cuda(shape, value, dtype=np.float32, out=None):
@@ -328,13 +327,13 @@ def broadcast_to_cuda(x, shape):
     return _strided(x, shape, strides)
 
 
-@functools.lru_cache(maxsize=64)
+@L.device_cache(maxsize=64)
 def _positions(shape, key):
     """Flat positions that x[key] reads, computed once a shape and key."""
     unpacked = tuple(slice(*k[1:]) if isinstance(k, tuple) and k[:1] == ("slice",) else
                      np.frombuffer(k[1], np.int64).reshape(k[2]) if isinstance(k, tuple) else k for k in key)
     positions = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)[unpacked]
-    return cuda.to_device(np.ascontiguousarray(positions).reshape(-1)), positions.shape
+    return L.to_device(np.ascontiguousarray(positions).reshape(-1)), positions.shape
 
 
 def _hashable(key, shape):
@@ -440,5 +439,4 @@ def session_cuda(limit=None):
 
 def synchronize_cuda():
     """Wait until all work handed to the device is done."""
-    if not L.SIMULATED:
-        cuda.synchronize()
+    L.synchronize()

@@ -27,7 +27,6 @@ With into = (packed, places), on the CPU, the wanted blocks of row r, in order, 
 """
 from __future__ import annotations
 
-import functools
 import math
 
 import numba
@@ -35,7 +34,7 @@ import numpy as np
 from numba import float32, int32
 
 from . import costs, threads
-from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
+from .launch import ceil_div, cuda, device_cache, host_kernel, kernel, kernels, launch, to_device
 from .memory import THREADS, blocks_for, empty_cuda
 
 
@@ -388,9 +387,9 @@ def _late_arguments(late):
     return False, integers, integers, flags, flags, _unread(np.float32, 2), 1, 1, 1
 
 
-@functools.cache
+@device_cache(maxsize=16)
 def _unread(dtype, axes):
-    return cuda.to_device(np.zeros((1,) * axes, dtype))
+    return to_device(np.zeros((1,) * axes, dtype))
 
 
 def unpack_gradient_cuda(g, kept, shape):
@@ -415,7 +414,7 @@ def late_pays_cuda(elements):
 
 def sgd_powers_cuda(count, lr, momentum=0.0, nesterov=False, decay=0.0):
     """M^0, M^1, … row by row, M the step (w, v) -> M (w, v) that sgd makes where g = 0"""
-    return cuda.to_device(sgd_powers_cpu(count, lr, momentum, nesterov, decay))
+    return to_device(sgd_powers_cpu(count, lr, momentum, nesterov, decay))
 
 
 def sgd_settle_cuda(w, v, late):

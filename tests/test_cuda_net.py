@@ -1,4 +1,4 @@
-"""A network trained on CUDA, or in the simulator, gives the weights of the CPU: same plans, same steps."""
+"""A network trained on CUDA, emulated or in the simulator gives the weights of the CPU: same plans, same steps."""
 import itertools
 
 import numpy as np
@@ -9,7 +9,14 @@ from numbanet.device import device, problem
 from numbanet.training import Trainer
 from numbanet_kernels import gemm, gemm_rows, launch, pool
 
-pytestmark = pytest.mark.skipif(problem("cuda") is not None, reason="needs a GPU or NUMBA_ENABLE_CUDASIM=1")
+OTHERS = [name for name in ("cuda", "emulated") if problem(name) is None]
+needs_cuda = pytest.mark.skipif("cuda" not in OTHERS, reason="needs a GPU or NUMBA_ENABLE_CUDASIM=1")
+
+
+@pytest.fixture(params=OTHERS)
+def other(request):
+    """The name of each device but the CPU that answers here."""
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -22,15 +29,16 @@ def small_tiles(monkeypatch):
 
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", TileDropout(0.5, tile=4)])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_net_on_cuda_equals_net_on_the_cpu(rng, dropout, optimizer):
+def test_net_on_cuda_equals_net_on_the_cpu(rng, other, dropout, optimizer):
     x, y = rng.standard_normal((14, 6)), np.arange(14) % 3
     nets = [Net((9, 7), dropout=dropout, optimizer=optimizer, epochs=1, batch_size=8, random_state=0, device=name).fit(x, y)
-            for name in ("cpu", "cuda")]
+            for name in ("cpu", other)]
     for ours, theirs in zip(*(net.model_.parameters() for net in nets)):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(*(net.predict_proba(x[:5]) for net in nets), rtol=1e-4, atol=1e-5)
 
 
+@needs_cuda
 @pytest.mark.parametrize("dropout", ["rdp", "tdp"])
 def test_a_step_asks_the_driver_for_no_memory_after_the_first_ones(rng, monkeypatch, dropout):
     """Of two patterns in turn, once both have been met."""
@@ -59,19 +67,28 @@ def test_a_step_asks_the_driver_for_no_memory_after_the_first_ones(rng, monkeypa
     assert asked() == before
 
 
-def test_regressor_on_cuda(rng):
+def test_regressor_on_cuda(rng, other):
     x = rng.standard_normal((16, 4))
-    nets = [NetRegressor((6,), epochs=1, batch_size=8, random_state=0, device=name).fit(x, x[:, 0]) for name in ("cpu", "cuda")]
+    nets = [NetRegressor((6,), epochs=1, batch_size=8, random_state=0, device=name).fit(x, x[:, 0]) for name in ("cpu", other)]
     np.testing.assert_allclose(*(net.predict(x) for net in nets), rtol=1e-4, atol=1e-5)
 
 
-def test_layers_and_nets_move_between_devices(rng):
+def test_layers_and_nets_move_between_devices(rng, other):
     x, y = rng.standard_normal((14, 6)), np.arange(14) % 3
     layers = [Linear(6, 5, rng=0), ReLU(), Linear(5, 3, rng=1)]
-    nets = [Net(layers, epochs=1, batch_size=8, random_state=0, device=name).fit(x, y) for name in ("cpu", "cuda")]
+    nets = [Net(layers, epochs=1, batch_size=8, random_state=0, device=name).fit(x, y) for name in ("cpu", other)]
     nets[1].set_params(device="cpu")
     for net in nets:
         net.partial_fit(x, y)
     for ours, theirs in zip(*(net.model_.parameters() for net in nets)):
         assert ours.device is theirs.device
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif("emulated" not in OTHERS, reason="needs NVVM")
+def test_a_step_is_emulated_soon_enough(rng):
+    """A step of 64-64-10 with 32 samples in less than 5 s, its kernels compiled before."""
+    x, y = rng.standard_normal((96, 64)), np.arange(96) % 10
+    net = Net((64,), epochs=1, batch_size=32, random_state=0, device="emulated", dropout="rdp").fit(x[:32], y[:32])
+    seconds = net.partial_fit(x, y).history_[-1]["seconds"]
+    assert seconds / 3 < 5

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from numbanet.device import NAMES, operations
-from numbanet_kernels import cpu, cuda, launch
+from numbanet_kernels import cpu, cuda, emulated, launch
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [path for folder in ("numbanet", "numbanet_kernels", "datasets") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -89,7 +89,7 @@ def test_import_without_any_cuda_package():
                 if name == "numba.cuda" or name.startswith("numba.cuda."):
                     raise ModuleNotFoundError(name)
         sys.meta_path.insert(0, Missing())
-        import numbanet, numbanet.datasets, numbanet_kernels.cpu, numbanet_kernels.cuda
+        import numbanet, numbanet.datasets, numbanet_kernels.cpu, numbanet_kernels.cuda, numbanet_kernels.emulated
         from numbanet.device import problem
         X, y, _, _ = numbanet.datasets.load_digits()
         print(numbanet.Net((8,), epochs=1, dropout="tdp").fit(X, y).n_iter_, numbanet.device("auto").name)
@@ -132,11 +132,11 @@ def test_a_folder_that_cannot_be_written_means_no_cache_not_an_error():
 
 
 def test_op_tables_have_the_same_names_and_signatures():
-    tables = [operations(table) for table in (cpu, cuda)]
-    assert len(NAMES) == len(tables) and tables[0].keys() == tables[1].keys()
+    tables = [operations(table) for table in (cpu, cuda, emulated)]
+    assert len(NAMES) == len(tables) and all(table.keys() == tables[0].keys() for table in tables)
     for name in tables[0]:
-        first, second = (inspect.signature(table[name]) for table in tables)
-        assert first == second, name
+        first, *others = (inspect.signature(table[name]) for table in tables)
+        assert all(other == first for other in others), name
         assert tables[0][name].__doc__, f"{name} has no docstring"
 
 
@@ -144,8 +144,8 @@ def test_every_family_has_a_reference_or_says_what_it_is():
     for path in sorted((ROOT / "numbanet_kernels").glob("*.py")):
         text = path.read_text(encoding="utf-8")
         # tables, and what families stand on
-        if path.stem not in ("__init__", "calibrate", "costs", "cpu", "cuda", "interrupt", "launch", "pool", "threads", "tiles",
-                             "turn"):
+        if path.stem not in ("__init__", "calibrate", "costs", "cpu", "cuda", "emulated", "interrupt", "launch", "pool",
+                             "threads", "tiles", "turn"):
             places = [text.index(f"# --- {part} ---") for part in ("reference", "CPU", "CUDA")]
             assert places == sorted(places), path.name
             assert "_reference(" in text

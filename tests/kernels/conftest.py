@@ -6,12 +6,17 @@ import threadpoolctl
 
 from numbanet_kernels import costs, gemm, launch, memory
 
-DEVICES = ["cpu", "cpu shared", *(["cuda"] if launch.cuda_problem() is None else [])]
+DEVICES = ["cpu", "cpu shared", *(["cuda"] if launch.cuda_problem() is None else []),
+           *(["emulated"] if launch.nvvm_problem() is None else [])]
 
 
 @pytest.fixture(params=DEVICES)
 def suffix(request, monkeypatch):
     """The ending of the names of a device's functions: "cpu" or "cuda"."""
+    if request.param == "emulated":
+        with launch.emulated():
+            yield "cuda"
+        return
     if request.param != "cpu shared":
         yield request.param
         return

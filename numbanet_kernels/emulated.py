@@ -1,0 +1,17 @@
+"""The operations of the emulated device: those of CUDA, their compiled kernels run on the CPU by the PTX machine (`ptx`).
+
+Arrays lie in the memory of the host, so what other libraries give and take is theirs as on the CPU.
+"""
+from . import cpu as _cpu, cuda as _cuda
+from .launch import emulated as _emulated, to_device as _to_device
+
+_OF_THE_HOST = ("cuda_array_interface", "dlpack_device", "to_dlpack")
+
+globals().update({name: _emulated()(f) for name, f in vars(_cuda).items() if callable(f) and not name.startswith("_")})
+globals().update({name: getattr(_cpu, name) for name in _OF_THE_HOST})
+
+
+@_emulated()
+def from_foreign(array):
+    """A copy of an array of another library."""
+    return _to_device(_cpu.from_foreign(array))

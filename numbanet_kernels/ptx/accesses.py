@@ -1,0 +1,164 @@
+"""Memory instructions: ld, st, atom, red, cp.async; every address is checked and counted by `Wave.find`."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import arithmetic as A
+from .instructions import Step, Values, reader, types
+from .machine import Wave
+from .parse import Address, Instruction, Program, PtxError
+
+SPACES = ("global", "shared", "local", "const", "param")
+
+
+def step(program: Program, i: Instruction) -> Step | None:
+    """The step of a memory instruction; None for any other."""
+    if i.opcode == "ld":
+        return Step(_load_parameter(program, i) if _space(i) == "param" else _load(program, i))
+    if i.opcode == "st":
+        return Step(_store(program, i))
+    if i.opcode in ("atom", "red"):
+        return Step(_atomic(program, i))
+    if i.opcode == "cp" and "async" in i.modifiers:
+        return Step(_copy(program, i))
+    return None
+
+
+def _space(i: Instruction) -> str:
+    return next((m.split("::")[0] for m in i.modifiers if m.split("::")[0] in SPACES), "generic")
+
+
+def address_reader(program: Program, operand: Address) -> Callable[[Wave], np.ndarray]:
+    """wave -> int64 addresses of the running threads."""
+    wide = operand.base in program.registers and program.registers[operand.base].endswith("32")
+    read: Values = reader(program, operand.base, "u32" if wide else "s64")
+    return lambda wave: np.broadcast_to(read(wave), wave.count)[wave.lanes].astype(np.int64) + operand.offset
+
+
+def _load_parameter(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    kind, (target, source) = types(i)[-1], i.operands
+    start = program.parameters[source.base][0] + source.offset
+    dtype = A.DTYPES[kind]
+    return lambda wave: wave.assign(target, np.frombuffer(wave.launch.parameters, dtype, 1, start)[0])
+
+
+def _elements(i: Instruction, operand: Any) -> tuple[tuple, str, int, int]:
+    """(registers, type, bytes of one, bytes of all) of a load or store."""
+    registers, kind = operand if isinstance(operand, tuple) else (operand,), types(i)[-1]
+    width = A.DTYPES[kind].itemsize
+    return registers, kind, width, width * len(registers)
+
+
+def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    registers, kind, width, total = _elements(i, i.operands[0])
+    dtype, at, space = A.DTYPES[kind], address_reader(program, i.operands[1]), _space(i)
+
+    def run(wave: Wave) -> None:
+        found = wave.find(i, space, at(wave), total, wave.lanes, writing=False)
+        for k, register in enumerate(registers):
+            values = np.zeros(wave.lanes.size, A.BITS[width])
+            for store, chosen, offset in found:
+                with wave.told(i, space, wave.lanes[chosen]):
+                    values[chosen] = store.read(offset + k * width, width)
+            wave.assign(register, wave.spread(values).view(dtype))
+
+    return run
+
+
+def _store(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    registers, kind, width, total = _elements(i, i.operands[1])
+    at, space, read = address_reader(program, i.operands[0]), _space(i), [reader(program, r, kind) for r in registers]
+
+    def run(wave: Wave) -> None:
+        found = wave.find(i, space, at(wave), total, wave.lanes, writing=True)
+        for k, r in enumerate(read):
+            values = np.broadcast_to(r(wave), wave.count)[wave.lanes].view(A.BITS[width])
+            for store, chosen, offset in found:
+                store.write(offset + k * width, values[chosen], width)
+
+    return run
+
+
+# --- atomic -----------------------------------------------------------------------------------------------------------
+CHANGES: dict[str, Callable[..., np.ndarray]] = {
+    "add": lambda old, b: old + b, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor, "exch": lambda old, b: b, "cas": lambda old, b, c: np.where(old == b, c, old),
+    "inc": lambda old, b: np.where(old >= b, 0, old + 1).astype(old.dtype),
+    "dec": lambda old, b: np.where((old == 0) | (old > b), b, old - 1).astype(old.dtype),
+}
+
+
+def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    """Threads one after the other where several change one place, in the order of their numbers."""
+    name = next((m for m in i.modifiers if m in CHANGES), None)
+    if name is None:
+        raise PtxError(f"{i.where()}: this machine does not know this atomic operation")
+    change, kind, space = CHANGES[name], types(i)[-1], _space(i)
+    target, (address, *sources) = (i.operands[0], i.operands[1:]) if i.opcode == "atom" else ("_", i.operands)
+    dtype, at, read = A.DTYPES[kind], address_reader(program, address), [reader(program, s, kind) for s in sources]
+    width = dtype.itemsize
+
+    def run(wave: Wave) -> None:
+        old = np.zeros(wave.lanes.size, dtype)
+        values = [np.broadcast_to(r(wave), wave.count)[wave.lanes] for r in read]
+        for store, chosen, offset in wave.find(i, space, at(wave), width, wave.lanes, writing=True, atomic=True):
+            left = np.arange(chosen.size)
+            while left.size:
+                _, first = np.unique(offset[left], return_index=True)
+                now = left[first]
+                with wave.told(i, space, wave.lanes[chosen[now]]):
+                    before = store.read(offset[now], width).view(dtype)
+                old[chosen[now]] = before
+                store.write(offset[now], change(before, *(v[chosen[now]] for v in values)).view(A.BITS[width]), width)
+                left = np.delete(left, first)
+        wave.assign(target, wave.spread(old))
+
+    return run
+
+
+# --- asynchronous copies ----------------------------------------------------------------------------------------------
+def _copy(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    """cp.async: global -> shared, there only once its group was waited for."""
+    if "commit_group" in i.modifiers:
+        return _commit
+    if "wait_all" in i.modifiers or "wait_group" in i.modifiers:
+        newest = i.operands[0].value if "wait_group" in i.modifiers else 0
+        return lambda wave: _wait(wave, i, newest, everything="wait_all" in i.modifiers)
+    to, source, size = address_reader(program, i.operands[0]), address_reader(program, i.operands[1]), i.operands[2].value
+    given = reader(program, i.operands[3], "u32") if len(i.operands) > 3 else None
+
+    def run(wave: Wave) -> None:
+        target, origin = to(wave), source(wave)
+        wave.shared.find(target, size, wave.blocks[wave.lanes])  # out of bounds is told here, not when it arrives
+        length = np.full(wave.lanes.size, size) if given is None else np.broadcast_to(given(wave), wave.count)[wave.lanes]
+        some = np.flatnonzero(length > 0)
+        values = np.zeros((wave.lanes.size, size // 4), np.uint32)
+        if some.size:
+            for store, chosen, offset in wave.find(i, "global", origin[some], size, wave.lanes[some], writing=False):
+                for k in range(size // 4):
+                    values[some[chosen], k] = store.read(offset + 4 * k, 4)
+        values[np.arange(size // 4) * 4 >= length[:, None]] = 0
+        wave.pending.append([wave.lanes, wave.committed[wave.lanes], target, values, size])
+
+    return run
+
+
+def _commit(wave: Wave) -> None:
+    wave.committed[wave.lanes] += 1
+
+
+def _wait(wave: Wave, i: Instruction, newest: int, everything: bool) -> None:
+    """What the running threads copied arrives, except for their newest groups."""
+    left = []
+    for lanes, groups, target, values, size in wave.pending:
+        due = wave.active[lanes] & (everything | (groups < wave.committed[lanes] - newest))
+        if due.any():
+            for store, chosen, offset in wave.find(i, "shared", target[due], size, lanes[due], writing=True):
+                for k in range(size // 4):
+                    store.write(offset + 4 * k, values[due][chosen, k], 4)
+        if not due.all():
+            left.append([part[~due] for part in (lanes, groups, target, values)] + [size])
+    wave.pending = left

@@ -1,0 +1,226 @@
+"""Arithmetic of PTX on NumPy arrays: one element a thread. Rounding is that of the instruction, not that of the host.
+
+float32 +, -, x, /, sqrt to nearest are NumPy's own. What rounds otherwise, or once after two operations (fma), is computed in
+float64, which holds the product of two float32 exactly, and rounded there *to odd*: a result that is not exact gets the odd one
+of its two neighbours, so that the second rounding, to float32, sees on which side the exact value lies (Boldo & Melquiond 2008:
+right in every mode where 53 >= 24 + 2 bits). The approximate functions of the card (ex2, rcp, …) are rounded to nearest here.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+DTYPES = {**{f"{kind}{bits}": np.dtype(f"{code}{bits // 8}") for kind, code in (("b", "u"), ("u", "u"), ("s", "i"))
+             for bits in (8, 16, 32, 64)},
+          **{name: np.dtype(code) for name, code in (
+              ("f16", "f2"), ("bf16", "u2"), ("f16x2", "u4"), ("f32", "f4"), ("f64", "f8"), ("pred", "?"))}}
+BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+ROUNDINGS = ("rn", "rz", "rm", "rp")
+
+
+# --- rounding ---------------------------------------------------------------------------------------------------------
+def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a + b in float64, rounded to odd."""
+    total = a + b
+    part = total - a
+    error = (a - (total - part)) + (b - part)  # Knuth's TwoSum: a + b = total + error exactly
+    inexact = (error != 0) & np.isfinite(total) & (total.view(np.uint64) & np.uint64(1) == 0)
+    return np.where(inexact, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)
+
+
+def narrowed(x: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"]) -> np.ndarray:
+    """float64 -> float32 (or float16) to nearest, towards 0, down or up."""
+    y = x.astype(dtype)
+    if rounding == "rn":
+        return y
+    back = y.astype(np.float64)
+    if rounding == "rz":
+        wrong, towards = np.abs(back) > np.abs(x), np.zeros((), dtype)
+    elif rounding == "rm":
+        wrong, towards = back > x, np.full((), -np.inf, dtype)
+    else:
+        wrong, towards = back < x, np.full((), np.inf, dtype)
+    return np.where(wrong, np.nextafter(y, towards), y)
+
+
+def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"]) -> np.ndarray:
+    """a b + c of float32 (or float16) with one rounding."""
+    return narrowed(odd_sum(np.float64(a) * np.float64(b), np.float64(c)), rounding, dtype)
+
+
+def directed(operation: str, rounding: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """add, sub or mul of float32 in another mode than to nearest."""
+    exact = {"add": lambda a, b: odd_sum(a, b), "sub": lambda a, b: odd_sum(a, -b), "mul": lambda a, b: a * b}[operation]
+    return lambda a, b: narrowed(exact(np.float64(a), np.float64(b)), rounding)
+
+
+def flushed(x: np.ndarray) -> np.ndarray:
+    """Subnormal float32 -> 0 of the same sign (.ftz)."""
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
+
+
+def saturated(x: np.ndarray) -> np.ndarray:
+    """[0, 1], NaN -> 0 (.sat)."""
+    return np.where(np.isnan(x), x.dtype.type(0), np.clip(x, x.dtype.type(0), x.dtype.type(1)))
+
+
+def tf32(x: np.ndarray, rounding: str = "rz") -> np.ndarray:
+    """float32 with 10 bits of mantissa: cut, as mma reads its operands, or rounded to nearest, ties away (cvt.rna)."""
+    bits = x.view(np.uint32)
+    bits = np.where(np.isfinite(x), bits + np.uint32(0x1000), bits) if rounding == "rna" else bits
+    return (bits & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def bf16_to_f32(bits: np.ndarray) -> np.ndarray:
+    """The upper half of a float32."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def f32_to_bf16(x: np.ndarray) -> np.ndarray:
+    """To nearest, ties to even."""
+    bits = np.asarray(x).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+    return (np.where(np.isnan(x), np.uint32(0x7FFFFFFF), rounded) >> np.uint32(16)).astype(np.uint16)
+
+
+# --- integers ---------------------------------------------------------------------------------------------------------
+def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a / b towards 0; all bits set where b is 0."""
+    safe = np.where(b == 0, b.dtype.type(1), b)
+    if a.dtype.kind == "i":
+        minus_one = safe == -1
+        q = np.floor_divide(a, np.where(minus_one, a.dtype.type(1), safe))
+        q = q + ((q < 0) & (q * safe != a)).astype(a.dtype)  # floor -> towards 0
+        q = np.where(minus_one, np.negative(a), q)
+    else:
+        q = a // safe
+    return np.where(b == 0, ~np.zeros((), b.dtype), q)
+
+
+def remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a - (a / b) b, with the sign of a; a where b is 0."""
+    return np.where(b == 0, a, a - divided(a, b) * b)
+
+
+def high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The upper half of a b."""
+    bits = 8 * a.dtype.itemsize
+    if bits < 64:
+        wide = np.dtype(f"{a.dtype.kind}{a.dtype.itemsize * 2}")
+        return (a.astype(wide) * b.astype(wide) >> wide.type(bits)).astype(a.dtype)
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    x, y = a.view(np.uint64), b.view(np.uint64)
+    x1, x0, y1, y0 = x >> half, x & low, y >> half, y & low
+    middle = x1 * y0 + (x0 * y0 >> half)
+    upper = x1 * y1 + (middle >> half) + (x0 * y1 + (middle & low) >> half)
+    if a.dtype.kind == "i":  # of two's complements
+        upper = upper - np.where(a < 0, y, np.uint64(0)) - np.where(b < 0, x, np.uint64(0))
+    return upper.view(a.dtype)
+
+
+def field(a: np.ndarray, position: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """bfe: `length` bits of a from `position` on, the sign repeated above if a is signed."""
+    width = 8 * a.dtype.itemsize
+    position, length = (np.uint64(x) & np.uint64(255) for x in (position, length))
+    wide = a.astype(np.int64 if a.dtype.kind == "i" else np.uint64)
+    shifted = wide >> np.minimum(position, np.uint64(63)).astype(wide.dtype)
+    room = np.minimum(length, np.uint64(width) - np.minimum(position, np.uint64(width)))
+    spare = (np.uint64(64) - np.maximum(room, np.uint64(1))).astype(wide.dtype)
+    inside = shifted << spare >> spare
+    beyond = np.where(wide < 0, wide.dtype.type(-1), wide.dtype.type(0)) if a.dtype.kind == "i" else wide.dtype.type(0)
+    empty = wide.dtype.type(0)
+    return np.where(length == 0, empty, np.where(room == 0, beyond, inside)).astype(a.dtype)
+
+
+def inserted(a: np.ndarray, b: np.ndarray, position: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """bfi: b with `length` bits from `position` on replaced by the low bits of a."""
+    position, length = (np.minimum(np.uint64(x) & np.uint64(255), np.uint64(64)) for x in (position, length))
+    ones = np.where(length == 64, ~np.uint64(0), (np.uint64(1) << length) - np.uint64(1))
+    mask = ones << position
+    return ((np.uint64(b) & ~mask) | (np.uint64(a) << position & mask)).astype(a.dtype)
+
+
+def funnel(a: np.ndarray, b: np.ndarray, amount: np.ndarray, left: bool, wrap: bool) -> np.ndarray:
+    """shf: 32 bits of b a (b the upper half), shifted left or right; the amount modulo 32 or at most 32."""
+    amount = np.uint64(amount)
+    amount = amount & np.uint64(31) if wrap else np.minimum(amount, np.uint64(32))
+    both = np.uint64(b) << np.uint64(32) | np.uint64(a)
+    return (both << amount >> np.uint64(32) if left else both >> amount).astype(np.uint32)
+
+
+def permuted(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
+    """prmt: four bytes of b a, each chosen by four bits: three for the byte, one to repeat its sign."""
+    both, result = np.uint64(b) << np.uint64(32) | np.uint64(a), np.zeros(np.shape(a), np.uint32)
+    for i in range(4):
+        nibble = np.uint64(selector) >> np.uint64(4 * i) & np.uint64(15)
+        byte = both >> (nibble & np.uint64(7)) * np.uint64(8) & np.uint64(255)
+        byte = np.where(nibble & np.uint64(8), np.where(byte & np.uint64(128), np.uint64(255), np.uint64(0)), byte)
+        result |= (byte << np.uint64(8 * i)).astype(np.uint32)
+    return result
+
+
+def looked_up(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: int) -> np.ndarray:
+    """lop3: any function of three bits, by its table."""
+    result = np.zeros_like(a)
+    for i in range(8):
+        if table >> i & 1:
+            result |= (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
+    return result
+
+
+def leading_zeros(a: np.ndarray) -> np.ndarray:
+    """clz"""
+    n, bits = np.full(np.shape(a), 8 * a.dtype.itemsize, np.uint32), a.copy()
+    for _ in range(8 * a.dtype.itemsize):
+        n -= (bits != 0).astype(np.uint32)
+        bits = bits >> bits.dtype.type(1)
+    return n
+
+
+def reversed_bits(a: np.ndarray) -> np.ndarray:
+    """brev"""
+    result, one = np.zeros_like(a), a.dtype.type(1)
+    for i in range(8 * a.dtype.itemsize):
+        result = result << one | a >> a.dtype.type(i) & one
+    return result
+
+
+# --- floats -----------------------------------------------------------------------------------------------------------
+def extreme(pick: Callable[..., np.ndarray], join: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """min or max: of NaN and a number the number; -0 is below +0, so of two zeros the signs are joined by or, and."""
+    def of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        bits = BITS[a.dtype.itemsize]
+        return np.where((a == 0) & (b == 0), join(a.view(bits), b.view(bits)).view(a.dtype), pick(a, b))
+
+    return of
+
+
+def with_nan(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """.NaN: of NaN and a number NaN."""
+    return lambda a, b: np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), function(a, b))
+
+
+def clipped(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """integer -> integer, what is outside becomes the nearest that is not."""
+    to, of = np.iinfo(dtype), np.iinfo(x.dtype)
+    return np.clip(x, max(to.min, of.min), min(to.max, of.max)).astype(dtype)
+
+
+def to_integer(x: np.ndarray, rounding: str, dtype: np.dtype) -> np.ndarray:
+    """float -> integer in the mode rni, rzi, rmi or rpi; what is outside becomes the nearest that is not, NaN 0."""
+    x = to_integral(np.float64(x), rounding)
+    info = np.iinfo(dtype)
+    above, below = x >= float(info.max), x <= float(info.min)
+    inside = np.where(above | below | np.isnan(x), 0.0, x).astype(dtype)
+    return np.where(above, dtype.type(info.max), np.where(below, dtype.type(info.min), inside))
+
+
+def to_integral(x: np.ndarray, rounding: str) -> np.ndarray:
+    """The whole number next to x: rni (ties to even), rzi, rmi, rpi."""
+    return {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[rounding](x)
+
+
+def approximate(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """A function of the card's special unit, by its float64 value."""
+    return lambda *values: function(*map(np.float64, values)).astype(np.float32)

@@ -1,0 +1,203 @@
+"""What the threads of a warp do together: shfl, vote, match, redux, bar.warp, ldmatrix and mma.
+
+Lane maps, g = lane // 4 and t = lane % 4 (PTX ISA, "Matrix fragments"):
+
+    A 16 x k   a0 (g, t)  a1 (g + 8, t)  a2 (g, t + k/2)  a3 (g + 8, t + k/2)        B k x 8   b0 (t, g)  b1 (t + k/2, g)
+    C 16 x 8   c0 (g, 2t)  c1 (g, 2t + 1)  c2 (g + 8, 2t)  c3 (g + 8, 2t + 1)
+
+with pairs of 16-bit numbers at columns (A) or rows (B) 2t, 2t + 1 in place of one 32-bit number at t.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from . import arithmetic as A
+from .accesses import address_reader
+from .instructions import LOGIC, Step, reader, types
+from .machine import Wave, whole_warps
+from .parse import Instruction, Program, PtxError
+from .spaces import WARP
+
+EVERYONE = np.uint32(0xFFFFFFFF)
+LANES = np.arange(WARP)
+
+
+def step(program: Program, i: Instruction) -> Step | None:
+    """The step of a collective instruction; None for any other."""
+    if i.opcode == "activemask":
+        return Step(lambda wave: wave.assign(i.operands[0], _ballot(wave.active)))
+    run = {"shfl": _shuffle, "vote": _vote, "match": _match, "redux": _redux, "bar": _warp_barrier, "barrier": _warp_barrier,
+           "ldmatrix": _load_matrix, "mma": _multiply}.get(i.opcode)
+    if run is None:
+        return None
+    members = None if i.opcode in ("ldmatrix", "mma") else reader(program, i.operands[-1], "u32")
+
+    def complete(wave: Wave, threads: np.ndarray) -> np.ndarray:
+        wanted = np.full(wave.count, EVERYONE) if members is None else np.broadcast_to(members(wave), wave.count)
+        return whole_warps(wave, threads, wanted)
+
+    return Step(kind="warp", complete=complete, run=run(program, i), of="warp")
+
+
+def _by_warp(wave: Wave, values: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(values, wave.count).reshape(-1, WARP)
+
+
+def _ballot(flags: np.ndarray) -> np.ndarray:
+    """For every thread the bits of its warp's flags."""
+    bits = (flags.reshape(-1, WARP).astype(np.uint32) << LANES.astype(np.uint32)).sum(axis=1, dtype=np.uint32)
+    return np.repeat(bits, WARP)
+
+
+def _warp_barrier(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    def run(wave: Wave) -> None:
+        wave.warp_epochs[np.unique(wave.lanes // WARP)] += 1
+
+    return run
+
+
+def _shuffle(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    """d = a of another lane: `up` lane - b, `down` lane + b, `bfly` lane xor b, `idx` b; outside its segment, its own."""
+    mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
+    value, b, c = (reader(program, o, "b32") for o in i.operands[1:4])
+    target, *inside = i.operands[0].split("|")
+
+    def run(wave: Wave) -> None:
+        source, by, clamp = (_by_warp(wave, r(wave)) for r in (value, b, c))
+        by, clamp = by.astype(np.int64) & 31, clamp.astype(np.int64)
+        segment, clamp = clamp >> 8 & 31, clamp & 31
+        low, high = LANES & segment, (LANES & segment) | (clamp & ~segment)
+        lane = {"up": LANES - by, "down": LANES + by, "bfly": LANES ^ by, "idx": low | (by & ~segment)}[mode]
+        found = lane >= high if mode == "up" else lane <= high
+        lane = np.where(found, lane, LANES)
+        active = wave.active.reshape(-1, WARP)
+        wrong = active & ~np.take_along_axis(active, lane, 1)
+        if wrong.any():
+            raise wave.error(i, "a shuffle reads a lane that does not take part", int(np.flatnonzero(wrong.ravel())[0]))
+        wave.assign(target.strip(), np.take_along_axis(source, lane, 1).ravel())
+        for name in inside:
+            wave.assign(name.strip(), found.ravel())
+
+    return run
+
+
+def _vote(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    read, target = reader(program, i.operands[1], "pred"), i.operands[0]
+
+    def run(wave: Wave) -> None:
+        given, active = _by_warp(wave, read(wave)), wave.active.reshape(-1, WARP)
+        if "ballot" in i.modifiers:
+            wave.assign(target, _ballot((given & active).ravel()))
+            return
+        every, some = (given | ~active).all(axis=1), (given & active).any(axis=1)
+        holds = every if "all" in i.modifiers else some if "any" in i.modifiers else every | ~some
+        wave.assign(target, np.repeat(holds, WARP))
+
+    return run
+
+
+def _match(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    kind = types(i)[-1]
+    read, (target, *all_equal) = reader(program, i.operands[1], kind), i.operands[0].split("|")
+
+    def run(wave: Wave) -> None:
+        given, active = _by_warp(wave, read(wave)), wave.active.reshape(-1, WARP)
+        same = (given[:, :, None] == given[:, None, :]) & active[:, None, :]
+        bits = (same.astype(np.uint32) << LANES.astype(np.uint32)).sum(axis=2, dtype=np.uint32)
+        if "all" in i.modifiers:
+            whole = (same | ~active[:, None, :]).all(axis=2)
+            bits = np.where(whole, bits, np.uint32(0))
+            for name in all_equal:
+                wave.assign(name.strip(), whole.ravel())
+        wave.assign(target.strip(), bits.ravel())
+
+    return run
+
+
+REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum, **LOGIC}
+
+
+def _redux(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    kind = types(i)[-1]
+    read = reader(program, i.operands[1], kind)
+    reduce = next(REDUCTIONS[m] for m in i.modifiers if m in REDUCTIONS).reduce
+
+    def run(wave: Wave) -> None:
+        given, active = _by_warp(wave, read(wave)), wave.active.reshape(-1, WARP)
+        result = [reduce(g[a]) if a.any() else g.dtype.type(0) for g, a in zip(given, active, strict=True)]
+        wave.assign(i.operands[0], np.repeat(np.array(result, given.dtype), WARP))
+
+    return run
+
+
+# --- matrices ---------------------------------------------------------------------------------------------------------
+G, T = LANES // 4, LANES % 4
+
+
+def _load_matrix(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    """8 x 8 matrices of 16-bit numbers: lanes 8 k … 8 k + 7 hold the addresses of the k-th one's rows."""
+    at, (targets, _) = address_reader(program, i.operands[1]), i.operands
+    targets = targets if isinstance(targets, tuple) else (targets,)
+
+    def run(wave: Wave) -> None:
+        address = wave.spread(at(wave)).reshape(-1, WARP)
+        everyone = wave.lanes.reshape(-1, WARP)
+        for k, target in enumerate(targets):
+            lanes, rows = everyone[:, 8 * k:8 * k + 8].ravel(), np.zeros((everyone.shape[0] * 8, 8), np.uint16)
+            for store, chosen, offset in wave.find(i, "shared", address.ravel()[lanes], 16, lanes, writing=False):
+                with wave.told(i, "shared", lanes[chosen]):
+                    for j in range(8):
+                        rows[chosen, j] = store.read(offset + 2 * j, 2)
+            matrix = rows.reshape(-1, 8, 8)
+            if "trans" in i.modifiers:
+                matrix = matrix.transpose(0, 2, 1)
+            pair = np.ascontiguousarray(np.stack([matrix[:, G, 2 * T], matrix[:, G, 2 * T + 1]], axis=2))
+            wave.assign(target, wave.spread(pair.view(np.uint32).ravel()))
+
+    return run
+
+
+SHAPES = {"m16n8k4": 4, "m16n8k8": 8, "m16n8k16": 16}
+
+
+def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    """C += A B of a warp; products are exact, their sum is rounded once (a card rounds, and cuts, more often)."""
+    depth = next((SHAPES[m] for m in i.modifiers if m in SHAPES), None)
+    kinds = [m for m in i.modifiers if m in A.DTYPES or m == "tf32"]
+    if depth is None or len(kinds) != 4 or kinds[0] != "f32" or kinds[1] != kinds[2] or kinds[3] != "f32" or \
+            kinds[1] not in ("tf32", "f16", "bf16"):
+        raise PtxError(f"{i.where()}: this machine does not know this shape or these types of mma")
+    registers = [operand if isinstance(operand, tuple) else (operand,) for operand in i.operands]
+    a, b = ([reader(program, r, "b32") for r in registers[k]] for k in (1, 2))
+    c = [reader(program, r, "f32") for r in registers[3]]
+
+    def run(wave: Wave) -> None:
+        left = _fragment([_by_warp(wave, r(wave)) for r in a], kinds[1], depth, rows=16)
+        right = _fragment([_by_warp(wave, r(wave)) for r in b], kinds[1], depth, rows=8).transpose(0, 2, 1)
+        sums = left @ right
+        for k, read in enumerate(c):
+            added = np.float64(_by_warp(wave, read(wave))) + sums[:, G + 8 * (k // 2), 2 * T + k % 2]
+            wave.assign(registers[0][k], added.astype(np.float32).ravel())
+
+    return run
+
+
+def _fragment(given: list[np.ndarray], kind: str, depth: int, rows: int) -> np.ndarray:
+    """(warps, rows, depth) float64 of a matrix that lies in registers; B is given by columns."""
+    matrix = np.zeros((given[0].shape[0], rows, depth))
+    pairs = 1 if kind == "tf32" else 2
+    groups = rows // 8
+    for k, bits in enumerate(given):
+        row = G + 8 * (k % groups)
+        bits = np.ascontiguousarray(bits)
+        for half in range(pairs):
+            column = pairs * T + half + 4 * pairs * (k // groups)
+            if kind == "tf32":
+                values = A.tf32(bits.view(np.float32))
+            else:
+                values = (bits >> np.uint32(16 * half)).astype(np.uint16)
+                values = values.view(np.float16) if kind == "f16" else A.bf16_to_f32(values)
+            matrix[:, row, column] = values
+    return matrix

@@ -1,0 +1,336 @@
+"""What each instruction does: `steps(program)` gives a `Step` for every one, a function of the wave of threads.
+
+Arithmetic stands in one table: opcode -> (types of the result and of the sources, NumPy function), by its modifiers.
+Memory is in `accesses`, what threads of a warp do together in `collectives`.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import arithmetic as A
+from .machine import Wave, register_dtype, whole_blocks
+from .parse import Instruction, Number, Program, PtxError
+from .spaces import WINDOWS
+
+TYPES = A.DTYPES
+Values = Callable[[Wave], Any]
+
+
+@dataclasses.dataclass
+class Step:
+    """One instruction, ready to run.
+
+    `plain` does it for the threads that run; without it, `kind` says what else it is: "branch" to `target` where `condition`
+    holds (None: always), "exit", or "barrier" and "warp", which wait until `complete`, a "warp" step then does `run`.
+    """
+
+    plain: Callable[[Wave], None] | None = None
+    kind: str = ""
+    target: int = -1
+    condition: Values | None = None
+    complete: Callable[[Wave, np.ndarray], np.ndarray] | None = None
+    run: Callable[[Wave], None] | None = None
+    of: str = "block"
+
+
+# --- operands ---------------------------------------------------------------------------------------------------------
+def reader(program: Program, operand: Any, kind: str) -> Values:
+    """wave -> the operand as an array (or one number) of a type."""
+    dtype = TYPES[kind]
+    if isinstance(operand, Number):
+        value = _immediate(operand, dtype)
+        return lambda wave: value
+    if operand.startswith("!"):
+        inner = reader(program, operand[1:], "pred")
+        return lambda wave: ~inner(wave)
+    if operand in program.registers:
+        held = register_dtype(program.registers[operand])
+        if held == dtype:
+            return lambda wave: wave.registers[operand]
+        if held.itemsize == dtype.itemsize:
+            return lambda wave: wave.registers[operand].view(dtype)
+        narrow = A.BITS[dtype.itemsize]
+        return lambda wave: wave.registers[operand].view(A.BITS[held.itemsize]).astype(narrow).view(dtype)
+    if operand.startswith("%"):
+        return lambda wave: _special(wave, operand).astype(dtype)
+    address = dtype.type(_place(program, operand))
+    return lambda wave: address
+
+
+def _special(wave: Wave, name: str) -> np.ndarray:
+    if name not in wave.special:
+        raise PtxError(f"{wave.launch.name}: there is no special register {name} in this machine")
+    return wave.special[name]
+
+
+def _immediate(number: Number, dtype: np.dtype) -> Any:
+    if dtype.kind == "b":
+        return np.bool_(number.value != 0)
+    if number.floating:
+        value = np.frombuffer(number.value.to_bytes(number.size, "little"), f"f{number.size}")[0]
+        return value.view(dtype) if dtype.kind != "f" else dtype.type(value)
+    return np.frombuffer((number.value % (1 << 8 * dtype.itemsize)).to_bytes(dtype.itemsize, "little"), dtype)[0]
+
+
+def _place(program: Program, name: str) -> int:
+    """The address of a variable in its own space."""
+    for space in (program.shared, program.local, program.const):
+        if name in space:
+            return space[name].offset
+    if name == program.dynamic:
+        return -(-program.size("shared") // 16) * 16
+    raise PtxError(f"there is no register or variable {name}")
+
+
+def types(instruction: Instruction) -> list[str]:
+    """The types among the modifiers, in order."""
+    return [m for m in instruction.modifiers if m in TYPES or m == "tf32"]
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+def _shift(shift: Callable) -> Callable:
+    """By at most all bits: NumPy takes an amount of the same type."""
+    return lambda a, n: shift(a, np.minimum(n, 8 * a.dtype.itemsize).astype(a.dtype))
+
+
+COMPARISONS = {
+    "eq": np.equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
+    "ne": lambda a, b: (a != b) & (a == a) & (b == b),
+    "num": lambda a, b: (a == a) & (b == b), "nan": lambda a, b: (a != a) | (b != b),
+    **{f"{name}u": lambda a, b, f=f: f(a, b) | (a != a) | (b != b) for name, f in (
+        ("eq", np.equal), ("ne", np.not_equal), ("lt", np.less), ("le", np.less_equal), ("gt", np.greater),
+        ("ge", np.greater_equal))},
+}
+LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+# opcode: (type of the result, types of the sources, function), t the type that the instruction names last
+SAME = ("t", "t t")
+BITS = {
+    **{name: (*SAME, f) for name, f in LOGIC.items()},
+    "add": (*SAME, np.add), "sub": (*SAME, np.subtract), "div": (*SAME, A.divided), "rem": (*SAME, A.remainder),
+    "min": (*SAME, np.minimum), "max": (*SAME, np.maximum),
+    "neg": ("t", "t", np.negative), "abs": ("t", "t", np.abs), "not": ("t", "t", np.invert), "mov": ("t", "t", lambda a: a),
+    "shl": ("t", "t u32", _shift(np.left_shift)), "shr": ("t", "t u32", _shift(np.right_shift)),
+    "bfe": ("t", "t u32 u32", A.field), "bfi": ("t", "t t u32 u32", A.inserted), "prmt": ("b32", "b32 b32 u32", A.permuted),
+    "popc": ("u32", "t", lambda a: np.bitwise_count(a).astype(np.uint32)), "clz": ("u32", "t", A.leading_zeros),
+    "brev": ("t", "t", A.reversed_bits), "selp": ("t", "t t pred", lambda a, b, p: np.where(p, a, b)),
+    "copysign": (*SAME, lambda a, b: np.copysign(b, a)),
+}
+FLOATS = {
+    "add": (*SAME, np.add), "sub": (*SAME, np.subtract), "mul": (*SAME, np.multiply), "div": (*SAME, np.divide),
+    "min": (*SAME, A.extreme(np.fmin, np.bitwise_or)), "max": (*SAME, A.extreme(np.fmax, np.bitwise_and)),
+    **{name: ("t", "t", f) for name, f in (
+        ("ex2", np.exp2), ("lg2", np.log2), ("rsqrt", lambda x: 1 / np.sqrt(x)), ("rcp", lambda x: 1 / x), ("sqrt", np.sqrt),
+        ("sin", np.sin), ("cos", np.cos), ("tanh", np.tanh))},
+}
+IGNORED = {"membar", "fence", "nanosleep", "prefetch", "discard"}
+
+
+def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
+    """(type of the result, types of the sources, function) of an instruction that works on each thread alone."""
+    op, m, kind = i.opcode, i.modifiers, (types(i) or [""])[-1]
+    if op == "cvt":
+        return _conversion(m, types(i))
+    if op == "lop3":
+        return "b32", ["b32"] * 3, functools.partial(A.looked_up, table=i.operands[4].value)
+    if op == "shf":
+        return "b32", ["b32", "b32", "u32"], functools.partial(A.funnel, left="l" in m, wrap="wrap" in m)
+    if op in ("fma", "mad") and kind in ("f16", "f32"):
+        return kind, [kind] * 3, _float(functools.partial(A.fma, rounding=_rounding(m), dtype=TYPES[kind]), m)
+    if kind in ("f16", "f32", "f64") and op in FLOATS:
+        result, sources, function = FLOATS[op]
+        if kind == "f32" and _rounding(m) != "rn":
+            function = A.directed(op, _rounding(m))
+        elif "approx" in m:
+            function = A.approximate(function)
+        elif "NaN" in m:
+            function = A.with_nan(function)
+        function = _float(function, m)
+    elif op in ("mul", "mad"):
+        return _product(op, m, kind)
+    elif op in BITS:
+        result, sources, function = BITS[op]
+    else:
+        return None
+    return result.replace("t", kind), [kind if source == "t" else source for source in sources.split()], function
+
+
+def _rounding(m: Sequence[str]) -> str:
+    return next((r for r in A.ROUNDINGS if r in m), "rn")
+
+
+def _product(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Callable]:
+    """mul and mad of integers: the lower half, the upper half, or the whole product."""
+    result, function = kind, np.multiply
+    if "hi" in m:
+        function = A.high
+    elif "wide" in m:
+        result = f"{kind[0]}{2 * int(kind[1:])}"
+
+        def function(a, b):
+            return a.astype(TYPES[result]) * b.astype(TYPES[result])
+    if op == "mul":
+        return result, [kind, kind], function
+    return result, [kind, kind, result], lambda a, b, c: function(a, b) + c
+
+
+def _float(function: Callable, m: Sequence[str]) -> Callable:
+    """With subnormal numbers flushed, or the result saturated, where the modifiers say so."""
+    if not {"ftz", "sat"} & set(m):
+        return function
+
+    def run(*values: Any) -> Any:
+        if "ftz" in m:
+            values = tuple(A.flushed(np.asarray(v)) for v in values)
+        result = function(*values)
+        result = A.saturated(result) if "sat" in m else result
+        return A.flushed(result) if "ftz" in m else result
+
+    return run
+
+
+def _conversion(m: Sequence[str], kinds: Sequence[str]) -> tuple[str, list[str], Callable]:
+    to, source = kinds
+    if to == "tf32":
+        return "b32", ["f32"], lambda x: A.tf32(x, "rna" if "rna" in m else "rz").view(np.uint32)
+    if to == "bf16":
+        return "b16", [source], A.f32_to_bf16
+    if source == "bf16":
+        return to, ["b16"], A.bf16_to_f32
+    target, before = TYPES[to], TYPES[source]
+    whole = next((r for r in ("rni", "rzi", "rmi", "rpi") if r in m), None)
+    if before.kind == "f" and target.kind in "iu":
+        return to, [source], functools.partial(A.to_integer, rounding=whole or "rzi", dtype=target)
+    if before.kind in "iu" and target.kind in "iu" and "sat" in m:
+        return to, [source], functools.partial(A.clipped, dtype=target)
+    if before.kind == "f" and whole:
+        return to, [source], _float(functools.partial(A.to_integral, rounding=whole), m)
+    if before.kind == "f" and target.itemsize < before.itemsize:
+        return to, [source], _float(lambda x: A.narrowed(np.float64(x), _rounding(m), target), m)
+    return to, [source], _float(lambda x: x.astype(target), m if target.kind == "f" else ())
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+def steps(program: Program) -> list[Step]:
+    """A step for each instruction of a program; decoded once.
+
+    Raises
+    ------
+    PtxError
+        If an instruction is not in this machine, with its line.
+    """
+    if not hasattr(program, "steps"):
+        program.steps = [_step(program, i) for i in program.instructions]
+    return program.steps
+
+
+def _step(program: Program, i: Instruction) -> Step:
+    from . import accesses, collectives
+
+    guard = None
+    if i.guard is not None:
+        name, negated = i.guard
+        guard = reader(program, f"!{name}" if negated else name, "pred")
+    if i.opcode == "bra":
+        return Step(kind="branch", target=program.labels[i.operands[0]], condition=guard)
+    step = _plain(program, i) or accesses.step(program, i) or collectives.step(program, i)
+    if step is None:
+        raise PtxError(f"{i.where()}: this machine does not know the instruction {'.'.join((i.opcode, *i.modifiers))}")
+    if guard is not None:
+        if step.plain is None:
+            raise PtxError(f"{i.where()}: this machine runs {i.opcode} only without a predicate")
+        return Step(_guarded(step.plain, guard))
+    return step
+
+
+def _guarded(plain: Callable[[Wave], None], guard: Values) -> Callable[[Wave], None]:
+    def run(wave: Wave) -> None:
+        with wave.where(guard(wave)):
+            if wave.lanes.size:
+                plain(wave)
+
+    return run
+
+
+def _plain(program: Program, i: Instruction) -> Step | None:
+    if i.opcode in ("ret", "exit"):
+        return Step(kind="exit")
+    if i.opcode in ("bar", "barrier") and "warp" not in i.modifiers:
+        return Step(kind="barrier", complete=whole_blocks)
+    if i.opcode in IGNORED:
+        return Step(lambda wave: None)
+    if i.opcode == "trap":
+        return Step(lambda wave: _trap(wave, i))
+    if i.opcode == "setp":
+        return Step(_setp(program, i))
+    if i.opcode == "mov" and any(isinstance(o, tuple) for o in i.operands):
+        return Step(_repack(program, i))
+    if i.opcode == "cvta":
+        return Step(_cvta(program, i))
+    found = arithmetic(i)
+    if found is None:
+        return None
+    result, kinds, function = found
+    target, sources = i.operands[0], i.operands[1:1 + len(kinds)]
+    dtype, read = TYPES[result], [reader(program, o, k) for o, k in zip(sources, kinds, strict=True)]
+
+    def run(wave: Wave) -> None:
+        value = function(*(r(wave) for r in read))
+        wave.assign(target, value if value.dtype == dtype else value.astype(dtype))
+
+    return Step(run)
+
+
+def _trap(wave: Wave, i: Instruction) -> None:
+    raise wave.error(i, "trap", wave.lanes[0])
+
+
+def _setp(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    """p = a cmp b, or (a cmp b) and c; p|q: q the contrary."""
+    compare, kind = COMPARISONS[i.modifiers[0]], types(i)[-1]
+    targets, (a, b) = i.operands[0].split("|"), (reader(program, o, kind) for o in i.operands[1:3])
+    join = next((LOGIC[m] for m in i.modifiers if m in LOGIC), None)
+    third = reader(program, i.operands[3], "pred") if join else None
+
+    def run(wave: Wave) -> None:
+        holds = compare(a(wave), b(wave))
+        for target, value in zip(targets, (holds, ~holds)):
+            wave.assign(target.strip(), join(value, third(wave)) if join else value)
+
+    return run
+
+
+def _repack(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    """mov between a register and several of parts of its width."""
+    kind, (target, source) = types(i)[-1], i.operands
+    parts = target if isinstance(target, tuple) else source
+    part = f"b{8 * TYPES[kind].itemsize // len(parts)}"
+    if isinstance(target, tuple):
+        read = reader(program, source, kind.replace("u", "b").replace("s", "b"))
+
+        def unpack(wave: Wave) -> None:
+            pieces = np.broadcast_to(read(wave), wave.count).copy().view(TYPES[part]).reshape(wave.count, -1)
+            for name, piece in zip(target, pieces.T, strict=True):
+                wave.assign(name, np.ascontiguousarray(piece))
+
+        return unpack
+    read_parts = [reader(program, o, part) for o in source]
+
+    def pack(wave: Wave) -> None:
+        pieces = np.stack([np.broadcast_to(r(wave), wave.count) for r in read_parts], axis=1)
+        wave.assign(target, np.ascontiguousarray(pieces).view(A.BITS[TYPES[kind].itemsize]).ravel())
+
+    return pack
+
+
+def _cvta(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    """Between addresses of one space and generic ones."""
+    space, kind = next(m for m in i.modifiers if m not in ("to",) and m not in TYPES), types(i)[-1]
+    shift = TYPES[kind].type(WINDOWS.get(space, 0))
+    read, target = reader(program, i.operands[1], kind), i.operands[0]
+    return lambda wave: wave.assign(target, read(wave) - shift if "to" in i.modifiers else read(wave) + shift)

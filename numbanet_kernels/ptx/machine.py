@@ -1,0 +1,280 @@
+"""The machine: runs a PTX kernel on NumPy arrays, one element a thread, all threads of as many blocks as fit at once.
+
+    groups      threads that stand at the same instruction run it together: the group that is farthest behind goes first, so
+                that what parted at a branch meets again where the branches join
+    barriers    a group that reaches one waits until its block (or its warp) is there; if part of it never comes, that is an
+                error which names the line
+    registers   an array each; a write of part of the threads makes a new array, so that arrays may be shared
+
+Blocks run in waves of `WAVE` threads. Threads are numbered block after block, each block's filled up to whole warps.
+"""
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .arithmetic import BITS, DTYPES
+from .counters import Counters
+from .parse import Instruction, Program, PtxError
+from .spaces import WARP, WINDOW, WINDOWS, Fault, Global, Private, Who
+
+WAVE = 8192     # threads at once: enough to hide what Python costs, few enough that registers stay in the cache
+BIT_OF_LANE = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
+LIMIT = 10**7   # instructions of a wave: a kernel that needs more does not end
+
+
+def register_dtype(kind: str) -> np.dtype:
+    """Registers hold bits, unless they are declared as floats or predicates."""
+    dtype = DTYPES[kind]
+    return BITS[dtype.itemsize] if dtype.kind in "iu" else dtype
+
+
+class Wave:
+    """Some blocks of a launch: their registers and memory, and which of their threads are running."""
+
+    def __init__(self, program: Program, launch: Launch, blocks: range) -> None:
+        self.program, self.launch, self.counters = program, launch, launch.counters
+        size = math.prod(launch.block)
+        self.warps_a_block = -(-size // WARP)
+        in_block = np.tile(np.arange(self.warps_a_block * WARP), len(blocks))
+        self.count = in_block.size
+        self.blocks = np.repeat(np.arange(len(blocks)), self.warps_a_block * WARP)  # of each thread, within the wave
+        self.number = np.asarray(blocks)[self.blocks]                               # and within the grid
+        self.special = self._special(in_block)
+        self.alive = in_block < size
+        self.active, self.full, self.lanes = self.alive, True, np.flatnonzero(self.alive)
+        zeros = {kind: np.zeros(self.count, register_dtype(kind)) for kind in DTYPES}
+        self.registers = {name: zeros[kind] for name, kind in program.registers.items()}
+        self.shared = Private(len(blocks), program.size("shared") + launch.dynamic)
+        self.local = Private(self.count, program.size("local"))
+        self.epochs, self.warp_epochs = np.zeros(len(blocks), np.int32), np.zeros(self.count // WARP, np.int32)
+        self.pending: list[list[Any]] = []                   # asynchronous copies, and how many groups a thread has closed
+        self.committed = np.zeros(self.count, np.int64)
+
+    def _special(self, in_block: np.ndarray) -> dict[str, np.ndarray]:
+        """The special registers, int64."""
+        values = {"%laneid": in_block % WARP, "%warpid": in_block // WARP}
+        for name, places, shape in (("tid", in_block, self.launch.block), ("ctaid", self.number, self.launch.grid)):
+            x, y, z = shape
+            axes = places % x, places // x % y, places // (x * y)
+            values.update({f"%{name}.{axis}": place for axis, place in zip("xyz", axes, strict=True)})
+        for name, shape in (("ntid", self.launch.block), ("nctaid", self.launch.grid)):
+            values.update({f"%{name}.{axis}": np.full(self.count, n) for axis, n in zip("xyz", shape, strict=True)})
+        return values
+
+    # --- which threads run --------------------------------------------------------------------------------------------
+    def run(self, active: np.ndarray) -> None:
+        """From now on these threads are the ones that run."""
+        self.active, self.lanes = active, np.flatnonzero(active)
+        self.full = self.lanes.size == np.count_nonzero(self.alive)
+
+    @contextlib.contextmanager
+    def where(self, condition: np.ndarray) -> Iterator[None]:
+        """Only those that run and meet a condition."""
+        before = self.active, self.lanes, self.full
+        self.run(self.active & condition)
+        yield
+        self.active, self.lanes, self.full = before
+
+    def warps(self) -> int:
+        """How many warps have a running thread."""
+        return int(np.count_nonzero(self.active.reshape(-1, WARP).any(axis=1)))
+
+    # --- registers ----------------------------------------------------------------------------------------------------
+    def assign(self, name: str, value: Any) -> None:
+        """Write a register, narrower values extended by their sign if they have one."""
+        if name == "_":
+            return
+        old, value = self.registers[name], np.asarray(value)
+        if value.dtype != old.dtype:
+            if value.dtype.itemsize < old.dtype.itemsize:
+                value = value.astype(f"{value.dtype.kind if value.dtype.kind != 'f' else 'u'}{old.dtype.itemsize}")
+            value = value.view(old.dtype)
+        if self.full:
+            self.registers[name] = np.full(self.count, value) if not value.ndim else value
+        else:
+            self.registers[name] = np.where(self.active, value, old)
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """Values of the running threads as an array of all."""
+        everywhere = np.zeros(self.count, values.dtype)
+        everywhere[self.lanes] = values
+        return everywhere
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+    def find(self, instruction: Instruction, space: str, address: np.ndarray, width: int, lanes: np.ndarray, writing: bool,
+             atomic: bool = False) -> list[tuple[Any, np.ndarray, np.ndarray]]:
+        """[(store, which of the accesses lie in it, offsets)], checked and counted; `address` is one for each of the lanes."""
+        if space == "generic":
+            return self._find_generic(instruction, address, width, lanes, writing, atomic)
+        try:
+            if space == "global":
+                found = self.launch.memory.find(address, width)
+            else:
+                owners = self.blocks[lanes] if space == "shared" else lanes if space == "local" else lanes * 0
+                found = getattr(self.launch if space == "const" else self, space).find(address, width, owners)
+        except Fault as fault:
+            raise self.error(instruction, f"{space} {fault.problem}", lanes[fault.number]) from None
+        if space in ("global", "shared"):
+            self.counters.access(instruction, space, address, width, lanes)
+            if not atomic:
+                for store, chosen, offset in found:
+                    with self.told(instruction, space, lanes[chosen]):
+                        store.touch(offset, width, self._who(space, lanes[chosen]), writing)
+        return found
+
+    def _find_generic(self, instruction, address, width, lanes, writing, atomic):
+        found = []
+        for space in ("shared", "local", "global"):
+            start = WINDOWS.get(space, 0)
+            chosen = np.flatnonzero((address >= start) & (address < start + WINDOW))
+            if chosen.size:
+                found += [(store, chosen[which], offset) for store, which, offset in self.find(
+                    instruction, space, address[chosen] - start, width, lanes[chosen], writing, atomic)]
+        return found
+
+    def _who(self, space: str, lanes: np.ndarray) -> Who:
+        if space == "global":
+            nothing = np.zeros(lanes.size, np.int32)
+            return Who(self.number[lanes] * WARP, nothing, nothing)
+        return Who(lanes, self.epochs[self.blocks[lanes]], self.warp_epochs[lanes // WARP])
+
+    @contextlib.contextmanager
+    def told(self, instruction: Instruction, space: str, lanes: np.ndarray) -> Iterator[None]:
+        """Turns a fault into an error that says where and whose it is."""
+        try:
+            yield
+        except Fault as fault:
+            raise self.error(instruction, f"{space} {fault.problem}", lanes[fault.number]) from None
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+    def error(self, instruction: Instruction, problem: str, lane: int | None = None) -> PtxError:
+        """What went wrong, with the kernel, the line and the thread."""
+        at = "" if lane is None else " by " + ", ".join(
+            f"{what} ({', '.join(str(int(self.special[f'%{name}.{axis}'][lane])) for axis in 'xyz')})"
+            for what, name in (("thread", "tid"), ("block", "ctaid")))
+        return PtxError(f"{self.launch.name}, {instruction.where()}: {problem}{at}")
+
+
+class Launch:
+    """One launch: its shape, parameters and memory.
+
+    Parameters
+    ----------
+    program : Program
+        The kernel.
+    grid, block : sequence of int
+        Up to three lengths each.
+    parameters : bytes
+        Their values, as `Program.parameters` places them.
+    arrays : sequence of ndarray
+        All the global memory there is.
+    dynamic : int
+        Bytes of dynamic shared memory.
+    counters : Counters
+        What is counted goes there.
+    """
+
+    def __init__(self, program: Program, grid: Sequence[int], block: Sequence[int], parameters: bytes,
+                 arrays: Sequence[np.ndarray], dynamic: int, counters: Counters, name: str) -> None:
+        self.program, self.parameters, self.dynamic, self.counters = program, parameters, dynamic, counters
+        self.name = name
+        self.grid, self.block = ((*shape, 1, 1)[:3] for shape in (grid, block))
+        self.memory = Global(arrays)
+        self.const = Private(1, program.size("const"))
+        for variable in program.const.values():
+            start = np.arange(variable.offset, variable.offset + len(variable.initial))
+            self.const.store.write(start, np.frombuffer(variable.initial, np.uint8), 1)
+
+    def run(self) -> None:
+        """All blocks, wave after wave."""
+        from .instructions import steps
+
+        threads, count = -(-math.prod(self.block) // WARP) * WARP, math.prod(self.grid)
+        decoded, at_once = steps(self.program), max(WAVE // threads, 1)
+        with np.errstate(all="ignore"):
+            for first in range(0, count, at_once):
+                _run(Wave(self.program, self, range(first, min(first + at_once, count))), decoded)
+
+
+def _run(wave: Wave, steps: Sequence[Any]) -> None:
+    """Until every thread has returned."""
+    groups: dict[int, np.ndarray] = {0: wave.alive}
+    held: dict[int, np.ndarray] = {}
+    done = 0
+    while groups or held:
+        if not groups:
+            groups, held = _release(wave, held, steps)
+        pc = first = min(groups)
+        wave.run(groups.pop(pc))
+        others = min(groups, default=len(steps))
+        while pc < others and steps[pc].plain is not None:
+            steps[pc].plain(wave)
+            pc += 1
+        done += pc - first + 1
+        if done > LIMIT:
+            raise wave.error(wave.program.instructions[pc], "the kernel does not end")
+        wave.counters.ran(first, pc, wave)
+        if pc == others:
+            _join(groups, pc, wave.active)
+            continue
+        step = steps[pc]
+        wave.counters.ran(pc, pc + 1, wave)
+        if step.kind == "branch":
+            taken = wave.active if step.condition is None else wave.active & step.condition(wave)
+            wave.counters.branch(pc, taken, wave)
+            _join(groups, step.target, taken)
+            _join(groups, pc + 1, wave.active & ~taken)
+        elif step.kind == "exit":
+            wave.alive = wave.alive & ~wave.active
+        elif step.kind == "warp" and step.complete(wave, wave.active).all():
+            step.run(wave)
+            _join(groups, pc + 1, wave.active)
+        else:
+            _join(held, pc, wave.active)
+
+
+def _join(groups: dict[int, np.ndarray], pc: int, threads: np.ndarray) -> None:
+    if threads.any():
+        groups[pc] = groups[pc] | threads if pc in groups else threads
+
+
+def _release(wave: Wave, held: dict[int, np.ndarray], steps: Sequence[Any]) -> tuple[dict, dict]:
+    """(groups that may go on, those that still wait): nobody else can run."""
+    groups, waiting = {}, {}
+    for pc, threads in held.items():
+        step = steps[pc]
+        complete = step.complete(wave, threads)
+        if step.kind == "barrier":
+            wave.epochs[np.unique(wave.blocks[complete])] += 1
+        elif complete.any():
+            wave.run(complete)
+            step.run(wave)
+        _join(groups, pc + 1, complete)
+        _join(waiting, pc, threads & ~complete)
+    if not groups:
+        pc = min(waiting)
+        lane, others = int(np.flatnonzero(waiting[pc])[0]), [other for other in waiting if other != pc]
+        elsewhere = f"others wait at {wave.program.instructions[others[0]].where()}" if others else "others have returned"
+        raise wave.error(wave.program.instructions[pc],
+                         f"a barrier that part of its {steps[pc].of} never reaches: {elsewhere}; waited for", lane)
+    return groups, waiting
+
+
+def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndarray:
+    """Which of the threads stand here with all living members of their warp's mask; members (T,) uint32."""
+    here = threads.reshape(-1, WARP)
+    wanted = members.reshape(-1, WARP)[:, :, None] & BIT_OF_LANE != 0  # of warp w, by lane i: lane j
+    missing = wanted & wave.alive.reshape(-1, 1, WARP) & ~here[:, None, :]
+    return (here & ~missing.any(axis=2)).ravel()
+
+
+def whole_blocks(wave: Wave, threads: np.ndarray) -> np.ndarray:
+    """Which of the threads stand here with all of their block."""
+    size = wave.warps_a_block * WARP
+    here = threads.reshape(-1, size).sum(axis=1) == math.prod(wave.launch.block)
+    return threads & here[wave.blocks]

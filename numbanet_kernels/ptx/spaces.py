@@ -1,0 +1,197 @@
+"""Memory of the machine: the arrays passed are all the global memory there is, and every access is checked.
+
+    out of bounds   an access that lies in no array, shared variable or local memory
+    misaligned      an address that is no multiple of the width of its access
+    unset           shared or local memory that is read before it is written
+    race            shared: two threads of a block touch a word, one of them writing, with no barrier between;
+                    global: two blocks do, in one launch, unless by atomic instructions
+
+Generic addresses of shared and local memory lie in windows of their own, as on a card; global ones are those of the host.
+A word has four bytes: races are told by words, what is set by bytes.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .arithmetic import BITS
+
+WINDOWS = {"shared": 1 << 60, "local": 1 << 61}  # where these begin among generic addresses
+WINDOW = 1 << 59
+WORD, WARP, SECTOR, BANKS = 4, 32, 32, 32
+NOBODY, MANY, OF_WARP = -1, -2, -3  # OF_WARP - w: several threads of warp w
+
+
+class Fault(Exception):
+    """What is wrong with an access, and which of its accesses it is; the machine says by whom and where."""
+
+    def __init__(self, problem: str, number: int) -> None:
+        super().__init__(problem)
+        self.problem, self.number = problem, number
+
+
+class Who(NamedTuple):
+    """Who accesses: one entry a thread, except for the last two, which are one a warp of the machine."""
+
+    threads: np.ndarray     # numbers, 32 a warp; of global memory: 32 times the block's
+    epochs: np.ndarray      # how many barriers its block has passed
+    warp_epochs: np.ndarray  # and how many its warp
+
+
+class Store:
+    """Bytes, which of them are set, and who last touched each word."""
+
+    def __init__(self, data: np.ndarray, unset: bool) -> None:
+        self.data, self.unset = data, np.ones(data.size, np.uint8) if unset else None
+        self.writer = self.reader = None
+
+    def _units(self, array: np.ndarray, width: int) -> np.ndarray:
+        return array[:array.size // width * width].view(BITS[width])
+
+    def read(self, offset: np.ndarray, width: int) -> np.ndarray:
+        """The unsigned integers of so many bytes at some offsets."""
+        if self.unset is not None:
+            missing = self._units(self.unset, width)[offset // width] != 0
+            if missing.any():
+                raise Fault("read before it was written", int(np.flatnonzero(missing)[0]))
+        return self._units(self.data, width)[offset // width]
+
+    def write(self, offset: np.ndarray, values: np.ndarray, width: int) -> None:
+        """The last of several values for one place stays."""
+        self._units(self.data, width)[offset // width] = values
+        if self.unset is not None:
+            self._units(self.unset, width)[offset // width] = 0
+
+    def touch(self, offset: np.ndarray, width: int, who: Who, writing: bool) -> None:
+        """Notes who reads or writes; Fault if another one did since the last barrier that both have passed."""
+        if self.writer is None:
+            words = -(-self.data.size // WORD)
+            self.writer, self.reader = _Last(words), _Last(words)
+        for first in range(0, width, WORD):
+            at = (offset + first) // WORD
+            other = self.writer.conflict(at, who)
+            if writing:
+                other = np.where(other == NOBODY, self.reader.conflict(at, who), other)
+            if (other != NOBODY).any():
+                i = int(np.flatnonzero(other != NOBODY)[0])
+                raise Fault(f"race: {'written' if writing else 'read'} here, and touched by {_name(int(other[i]))} with no "
+                            "barrier between", i)
+            (self.writer if writing else self.reader).note(at, who)
+            if writing and (self.writer.who[at] != who.threads).any():
+                raise Fault("race: written by several threads at once",
+                            int(np.flatnonzero(self.writer.who[at] != who.threads)[0]))
+
+
+class _Last:
+    """Of every word: who touched it last, and in which stretch between barriers."""
+
+    def __init__(self, words: int) -> None:
+        self.who, self.epoch, self.warp_epoch = (np.full(words, NOBODY, np.int32) for _ in range(3))
+
+    def conflict(self, at: np.ndarray, who: Who) -> np.ndarray:
+        """Who else touched the words in the same stretch, or NOBODY."""
+        other, warps = self.who[at], who.threads // WARP
+        there = (other != NOBODY) & (other != who.threads) & (self.epoch[at] == who.epochs)
+        synchronised = (_warp(other) == warps) & (self.warp_epoch[at] != who.warp_epochs)
+        return np.where(there & ~synchronised, other, NOBODY)
+
+    def note(self, at: np.ndarray, who: Who) -> None:
+        warps = who.threads // WARP
+        earlier = self.conflict(at, who)
+        mixed = np.where(_warp(earlier) == warps, OF_WARP - warps, MANY)
+        self.who[at] = np.where(earlier == NOBODY, who.threads, mixed)
+        self.epoch[at], self.warp_epoch[at] = who.epochs, who.warp_epochs
+        lost = (self.who[at] != who.threads) & (earlier == NOBODY)  # several threads in this very instruction
+        if lost.any():
+            places, w = at[lost], warps[lost]
+            self.who[places] = np.where(_warp(self.who[places]) == w, OF_WARP - w, MANY)
+
+
+def _warp(who: np.ndarray) -> np.ndarray:
+    return np.where(who >= 0, who // WARP, np.where(who <= OF_WARP, OF_WARP - who, MANY))
+
+
+def _name(who: int) -> str:
+    return f"thread {who}" if who >= 0 else "several threads"
+
+
+class Global:
+    """The arrays of a launch, by their addresses."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        distinct = {(a.ctypes.data, a.nbytes): a for a in arrays if a.nbytes}
+        self.arrays = [distinct[key] for key in sorted(distinct)]
+        self.stores = [Store(a.reshape(-1).view(np.uint8), unset=False) for a in self.arrays]
+        self.starts = np.array([a.ctypes.data for a in self.arrays], np.int64)
+        self.stops = self.starts + np.array([a.nbytes for a in self.arrays], np.int64)
+
+    def find(self, address: np.ndarray, width: int) -> list[tuple[Store, np.ndarray, np.ndarray]]:
+        """[(store, which of the accesses lie in it, their offsets)]; Fault where one lies in none."""
+        _check_alignment(address, width)
+        found, left = [], np.ones(address.size, bool)
+        for store, start, stop in zip(self.stores, self.starts, self.stops, strict=True):
+            inside = left & (address >= start) & (address + width <= stop)
+            if inside.any():
+                found.append((store, np.flatnonzero(inside), address[inside] - start))
+                left &= ~inside
+        if left.any():
+            i = int(np.flatnonzero(left)[0])
+            raise Fault(f"out of bounds: {self._nearest(int(address[i]))}", i)
+        return found
+
+    def _nearest(self, address: int) -> str:
+        if not self.arrays:
+            return "no array was passed"
+        k = int(np.argmin(np.maximum(self.starts - address, 0) + np.maximum(address - self.stops, 0)))
+        return (f"byte {address - self.starts[k]} of the nearest array, which has {self.arrays[k].nbytes} bytes, shape "
+                f"{self.arrays[k].shape} of {self.arrays[k].dtype}")
+
+
+class Private:
+    """Shared memory of blocks, or local memory of threads: a row for each owner."""
+
+    def __init__(self, owners: int, size: int) -> None:
+        self.size, self.room = size, -(-max(size, 1) // 16) * 16
+        self.store = Store(np.zeros(owners * self.room, np.uint8), unset=True)
+
+    def find(self, address: np.ndarray, width: int, owners: np.ndarray) -> list[tuple[Store, np.ndarray, np.ndarray]]:
+        """As `Global.find`; addresses count from the start of an owner's row."""
+        _check_alignment(address, width)
+        outside = (address < 0) | (address + width > self.size)
+        if outside.any():
+            i = int(np.flatnonzero(outside)[0])
+            raise Fault(f"out of bounds: byte {address[i]} of {self.size}", i)
+        return [(self.store, np.arange(address.size), owners * self.room + address)]
+
+
+def _check_alignment(address: np.ndarray, width: int) -> None:
+    wrong = address % width != 0
+    if wrong.any():
+        i = int(np.flatnonzero(wrong)[0])
+        raise Fault(f"misaligned: address {address[i]:#x} is no multiple of {width}", i)
+
+
+# --- what accesses cost -----------------------------------------------------------------------------------------------
+def sectors(address: np.ndarray, width: int, warps: np.ndarray) -> tuple[int, int]:
+    """(sectors of 32 bytes that warps touch, the fewest that could hold the bytes they ask for); `warps` has each access's."""
+    near = address - (address.min() & ~(SECTOR - 1))
+    touched = np.unique(warps << 40 | near // SECTOR).size
+    asked = np.unique(np.unique(warps << 40 | near // width) >> 40, return_counts=True)[1] * width
+    return touched, int((-(-asked // SECTOR)).sum())
+
+
+def conflicts(address: np.ndarray, width: int, lanes: np.ndarray) -> int:
+    """Cycles that warps wait because several words of one bank are asked for at once.
+
+    Half a warp at a time is served with 8 bytes a thread, a quarter with 16; threads that ask for one word share it. `lanes`
+    has each access's thread, 32 a warp.
+    """
+    words = max(width // WORD, 1)
+    phase = np.repeat(lanes * words // WARP, words)
+    word = (address[:, None] // WORD + np.arange(words)).ravel()
+    distinct = np.unique(phase << 40 | word)
+    banks = np.unique((distinct >> 40) * BANKS + distinct % BANKS, return_counts=True)
+    phases, first = np.unique(banks[0] // BANKS, return_index=True)
+    return int(np.maximum.reduceat(banks[1], first).sum() - phases.size)
