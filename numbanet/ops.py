@@ -354,19 +354,11 @@ def matmul(a: Any, b: Any) -> Tensor:
 
 @op
 def linear(dev, x, w, b=None, *, relu: bool = False, scale: float = 1.0):
-    """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0
-
-    Computed as scale act(sum_i x[n, i] w[o, i] + b[o] / scale), so that nothing large is scaled on its own.
-    """
-    unscaled = b if b is None or scale == 1.0 else dev.affine(b, mul=1 / scale)
-    y = dev.gemm(x, w, tb=True, bias=unscaled, relu=relu, scale=scale)
+    """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0"""
+    y = dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
     dz = _once(lambda dy: dev.relu_grad(dy, y, scale) if relu else dy if scale == 1.0 else dev.affine(dy, mul=scale))
-
-    def db(dy):
-        sums = dev.sum_rows(dz(dy))
-        return sums if scale == 1.0 else dev.affine(sums, mul=1 / scale)
-
-    return y, (lambda dy: dev.gemm(dz(dy), w), lambda dy: dev.gemm(dz(dy), x, ta=True), db)
+    return y, (lambda dy: dev.gemm(dz(dy), w), lambda dy: dev.gemm(dz(dy), x, ta=True),
+               lambda dy: dev.sum_rows(dz(dy), 1 / scale))  # dz is scaled, once for dx and dw, which are larger
 
 
 @op

@@ -1,4 +1,4 @@
-"""Matrix product with a fused epilogue: c[m, n] = scale * act(sum_k A[m, k] B[k, n] + bias[n]).
+"""Matrix product with a fused epilogue: c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]).
 
 A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True; act is the identity or ReLU.
 2 M N K FLOPs over 4 (M K + K N + M N) bytes: every version below computes the same, with fewer trips to memory.
@@ -21,11 +21,11 @@ from .turn import NOTHING, turn_back
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def gemm_reference(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0):
-    """c = scale * act(A B + bias) in float64."""
+    """c = act(scale * A B + bias) in float64."""
     a, b = np.float64(a), np.float64(b)
-    c = (a.T if ta else a) @ (b.T if tb else b)
+    c = scale * ((a.T if ta else a) @ (b.T if tb else b))
     c = c if bias is None else c + np.float64(bias)
-    return scale * (np.maximum(c, 0) if relu else c)
+    return np.maximum(c, 0) if relu else c
 
 
 def gemm_shapes(device, a, b, ta, tb, bias, out):
@@ -41,11 +41,12 @@ def gemm_shapes(device, a, b, ta, tb, bias, out):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-@host_kernel("void(f4[:, ::1], f4[::1], b1, b1, f4)")
-def _epilogue(c, bias, biased, relu, scale):
+@host_kernel("void(f4[:, ::1], f4[::1], b1, b1, f4, f4)")
+def _epilogue(c, bias, biased, relu, scale, alpha):
+    """c = scale * act(alpha * c + bias)"""
     for m in range(c.shape[0]):
         for n in range(c.shape[1]):
-            value = c[m, n]
+            value = alpha * c[m, n]
             if biased:
                 value += bias[n]
             if relu and value < 0:  # not max(): NaN stays NaN
@@ -60,27 +61,27 @@ def _epilogue(c, bias, biased, relu, scale):
 LEAST_ROWS, LEAST_DEPTH = 32, 64  # of a thread's part of a weight, and of a sum
 
 
-def _by_rows(a, b, out, bias=None, relu=False, scale=1.0):
-    """out = scale * act(a b + bias), each thread on its rows of a."""
+def _by_rows(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
+    """out = scale * act(alpha * a b + bias), each thread on its rows of a."""
     def work(part):
         rows = part.of(a.shape[0])
         np.matmul(a[rows], b, out=out[rows])
-        if bias is not None or relu or scale != 1.0:
-            _epilogue(out[rows], NOTHING if bias is None else bias, bias is not None, relu, scale)
+        if bias is not None or relu or scale != 1.0 or alpha != 1.0:
+            _epilogue(out[rows], NOTHING if bias is None else bias, bias is not None, relu, scale, alpha)
 
     threads.share(work, threads.worthwhile(flops=2 * out.size * a.shape[1]))
     return out
 
 
-def _by_columns(a, b, out, bias=None, relu=False, scale=1.0):
-    """out = scale * act(a b + bias), each thread on its columns of b."""
+def _by_columns(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
+    """out = scale * act(alpha * a b + bias), each thread on its columns of b."""
     def work(part):
         cols = part.of(b.shape[1])
         np.matmul(a, b[:, cols], out=out[:, cols])
 
     threads.share(work, threads.worthwhile(max(out.size, b.size), 2 * out.size * a.shape[1]))
-    if bias is not None or relu or scale != 1.0:
-        _epilogue(out, NOTHING if bias is None else bias, bias is not None, relu, scale)
+    if bias is not None or relu or scale != 1.0 or alpha != 1.0:
+        _epilogue(out, NOTHING if bias is None else bias, bias is not None, relu, scale, alpha)
     return out
 
 
@@ -89,29 +90,29 @@ def _few(rows):
     return rows < LEAST_ROWS * threads.count()
 
 
-def forward_cpu(x, own, out, bias=None, relu=False, scale=1.0):
-    """out = scale * act(x w.T + bias); own(part) gives a thread's rows of w."""
+def forward_cpu(x, own, out, bias=None, relu=False, scale=1.0, alpha=1.0):
+    """out = scale * act(alpha * x w.T + bias); own(part) gives a thread's rows of w."""
     n, depth = out.shape[1], x.shape[1]
     if _few(n):
-        return _forward_by_columns(x, own(WHOLE), out, bias, relu, scale)
+        return _forward_by_columns(x, own(WHOLE), out, bias, relu, scale, alpha)
     if not threads.worthwhile(flops=2 * out.size * depth):
-        return _by_rows(x, own(WHOLE).T, out, bias, relu, scale)
+        return _by_rows(x, own(WHOLE).T, out, bias, relu, scale, alpha)
     turned = empty_cpu((1, n, x.shape[0]))
 
     def work(part):
         cols = part.of(n)
         np.matmul(own(part), x.T, out=turned[0, cols])
-        turn_back(turned, out, cols, bias, relu, scale)
+        turn_back(turned, out, cols, bias, relu, scale, alpha)
 
     threads.share(work)
     return out
 
 
-def _forward_by_columns(x, w, out, bias, relu, scale):
-    """out = scale * act(x w.T + bias), each thread on its part of the sum."""
+def _forward_by_columns(x, w, out, bias, relu, scale, alpha):
+    """out = scale * act(alpha * x w.T + bias), each thread on its part of the sum."""
     depth = x.shape[1]
     if depth < LEAST_DEPTH * threads.count() or not threads.worthwhile(x.size, 2 * out.size * depth):
-        return _by_rows(x, w.T, out, bias, relu, scale)
+        return _by_rows(x, w.T, out, bias, relu, scale, alpha)
     with threads.session():
         terms = empty_cpu((threads.count(), out.shape[1], out.shape[0]))
 
@@ -120,15 +121,15 @@ def _forward_by_columns(x, w, out, bias, relu, scale):
             np.matmul(w[:, cols], x[:, cols].T, out=terms[part.number])
 
         threads.share(work)
-    turn_back(terms, out, slice(0, out.shape[1]), bias, relu, scale)
+    turn_back(terms, out, slice(0, out.shape[1]), bias, relu, scale, alpha)
     return out
 
 
-def dx_cpu(dy, own, out, bias=None, relu=False, scale=1.0):
-    """out = scale * act(dy w + bias); own(part) gives a thread's rows of w."""
+def dx_cpu(dy, own, out, bias=None, relu=False, alpha=1.0):
+    """out = act(alpha * dy w + bias); own(part) gives a thread's rows of w."""
     depth = dy.shape[1]
     if _few(depth) or not threads.worthwhile(flops=2 * out.size * depth):
-        return _by_columns(dy, own(WHOLE), out, bias, relu, scale)
+        return _by_columns(dy, own(WHOLE), out, bias, relu, alpha=alpha)
     with threads.session():
         terms = empty_cpu((threads.count(), out.shape[1], out.shape[0]))
 
@@ -136,17 +137,17 @@ def dx_cpu(dy, own, out, bias=None, relu=False, scale=1.0):
             np.matmul(own(part).T, dy[:, part.of(depth)].T, out=terms[part.number])
 
         threads.share(work)
-        threads.share(lambda part: turn_back(terms, out, part.of(out.shape[1]), bias, relu, scale))
+        threads.share(lambda part: turn_back(terms, out, part.of(out.shape[1]), bias, relu, alpha=alpha))
     return out
 
 
 def gemm_cpu(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
-    """c[m, n] = scale * act(sum_k A[m, k] B[k, n] + bias[n])"""
+    """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n])"""
     m, n, _ = gemm_shapes("cpu", a, b, ta, tb, bias, out)
     out = empty_cpu((m, n)) if out is None else out
     if ta:
-        return (_by_columns if _few(m) else _by_rows)(a.T, b.T if tb else b, out, bias, relu, scale)
-    return (forward_cpu if tb else dx_cpu)(a, lambda part: b[part.of(b.shape[0])], out, bias, relu, scale)
+        return (_by_columns if _few(m) else _by_rows)(a.T, b.T if tb else b, out, bias, relu, alpha=scale)
+    return (forward_cpu if tb else dx_cpu)(a, lambda part: b[part.of(b.shape[0])], out, bias, relu, alpha=scale)
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -165,11 +166,12 @@ def _naive():
             acc = float32(0)
             for k in range(depth):
                 acc += a[row * am + k * ak] * b[k * bk + col * bn]
+            acc *= scale
             if biased:
                 acc += bias[col]
             if relu and acc < float32(0):
                 acc = float32(0)
-            c[row, col] = scale * acc
+            c[row, col] = acc
 
     return gemm_naive
 
@@ -201,11 +203,12 @@ def _tiled(tile=16):
             cuda.syncthreads()
         row, col = row0 + ty, col0 + tx
         if row < c.shape[0] and col < c.shape[1]:
+            acc *= scale
             if biased:
                 acc += bias[col]
             if relu and acc < float32(0):
                 acc = float32(0)
-            c[row, col] = scale * acc
+            c[row, col] = acc
 
     return gemm_tiled
 
@@ -254,10 +257,12 @@ def _register(tile=64):
             for j in range(4):
                 col = col0 + tx + j * side
                 if row < c.shape[0] and col < c.shape[1]:
-                    value = r[j] + bias[col] if biased else r[j]
+                    value = scale * r[j]
+                    if biased:
+                        value += bias[col]
                     if relu and value < zero:
                         value = zero
-                    c[row, col] = scale * value
+                    c[row, col] = value
 
     return gemm_register
 
@@ -279,5 +284,5 @@ TILE = 64  # of the register version: 256 threads, 4 x 4 outputs each
 
 
 def gemm_cuda(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
-    """c[m, n] = scale * act(sum_k A[m, k] B[k, n] + bias[n])"""
+    """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n])"""
     return gemm_version_cuda("register", TILE, a, b, ta, tb, bias, relu, scale, out)

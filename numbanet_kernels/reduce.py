@@ -2,7 +2,7 @@
 
 sum       y = the sum of x over axes (None: all)
 max       y = the maximum of x over axes (None: all); NaN if one of them is NaN
-sum_rows  y[o] = sum_n x[n, o]                             x (N, O) -> y (O,)
+sum_rows  y[o] = scale * sum_n x[n, o]                     x (N, O) -> y (O,)
 argmax    y[n] = the first c with x[n, c] = max_c x[n, c]  x (..., C) -> y (...) int32; NaN counts as the largest
 
 On CUDA neighbouring axes merge, so that x is (outer, n, inner) and y (outer, inner). The x threads of a block lie along
@@ -19,6 +19,7 @@ import numpy as np
 from numba import float32, int32
 
 from . import threads
+from .elementwise import affine_cuda
 from .launch import ceil_div, cuda, kernel, kernels, launch
 from .memory import THREADS, copy_cuda, empty_cpu, empty_cuda, flat, output
 
@@ -64,9 +65,9 @@ def max_reference(x, axis=None, keepdims=False):
     return np.max(np.asarray(x, np.float64), axis=axis, keepdims=keepdims)
 
 
-def sum_rows_reference(x):
-    """y[o] = sum_n x[n, o]"""
-    return np.sum(x, axis=0, dtype=np.float64)
+def sum_rows_reference(x, scale=1.0):
+    """y[o] = scale * sum_n x[n, o]"""
+    return scale * np.sum(x, axis=0, dtype=np.float64)
 
 
 def argmax_reference(x):
@@ -75,9 +76,9 @@ def argmax_reference(x):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-@functools.lru_cache(maxsize=64)
-def _ones(n):
-    return np.ones(n, np.float32)
+@functools.lru_cache(maxsize=256)
+def _filled(n, value):
+    return np.full(n, value, np.float32)
 
 
 def sum_cpu(x, axis=None, keepdims=False, out=None):
@@ -94,11 +95,12 @@ def max_cpu(x, axis=None, keepdims=False, out=None):
     return np.maximum.reduce(x, axis=axes, keepdims=keepdims, out=out)
 
 
-def sum_rows_cpu(x, out=None):
-    """y[o] = sum_n x[n, o]"""
+def sum_rows_cpu(x, scale=1.0, out=None):
+    """y[o] = scale * sum_n x[n, o]"""
     _check_rows("sum_rows", "cpu", x)
     out = output("sum_rows", "cpu", empty_cpu, x.shape[1:], out)
-    threads.share(lambda part: np.dot(_ones(x.shape[0]), x, out=out), False)  # BLAS sums in registers, add.reduce in memory
+    # BLAS sums in registers, add.reduce in memory
+    threads.share(lambda part: np.dot(_filled(x.shape[0], scale), x, out=out), False)
     return out
 
 
@@ -236,12 +238,12 @@ def max_cuda(x, axis=None, keepdims=False, out=None):
     return _reduce_axes("max", MAX, x, axis, keepdims, out)
 
 
-def sum_rows_cuda(x, out=None):
-    """y[o] = sum_n x[n, o]"""
+def sum_rows_cuda(x, scale=1.0, out=None):
+    """y[o] = scale * sum_n x[n, o]"""
     _check_rows("sum_rows", "cuda", x)
     out = output("sum_rows", "cuda", empty_cuda, x.shape[1:], out)
     _reduce(SUM, x, 1, x.shape[0], x.shape[1], out)
-    return out
+    return out if scale == 1.0 else affine_cuda(out, mul=scale, out=out)
 
 
 def argmax_cuda(x, out=None):

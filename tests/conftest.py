@@ -1,4 +1,5 @@
-"""Tests of tensors run on the CPU, and on CUDA where a card answers or the simulator is on (NUMBA_ENABLE_CUDASIM=1)."""
+"""Tests of tensors run on the CPU, on the emulated device where NVVM is installed, and on CUDA where a card answers or the
+simulator is on (NUMBA_ENABLE_CUDASIM=1)."""
 import os
 
 import numpy as np

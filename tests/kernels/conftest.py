@@ -1,5 +1,5 @@
-"""Every kernel test runs on the CPU, on the CPU with its work shared by three threads however small it is, and on CUDA where a
-card or the simulator answers (NUMBA_ENABLE_CUDASIM=1)."""
+"""Every kernel test runs on the CPU, on the CPU with its work shared by three threads however small it is, on the emulated
+device where NVVM is installed, and on CUDA where a card or the simulator answers (NUMBA_ENABLE_CUDASIM=1)."""
 import numpy as np
 import pytest
 import threadpoolctl
@@ -24,6 +24,13 @@ def suffix(request, monkeypatch):
         monkeypatch.setattr(gemm, name, 1)
     with costs.using(costs.Costs(1, 1, 0)), threadpoolctl.threadpool_limits(3, user_api="blas"):
         yield "cpu"
+
+
+@pytest.fixture
+def on_cuda(suffix):
+    """For what has no version for the CPU."""
+    if suffix != "cuda":
+        pytest.skip("of CUDA alone")
 
 
 @pytest.fixture

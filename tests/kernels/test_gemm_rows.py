@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels import gemm_rows, launch
+from numbanet_kernels import gemm_rows
 
 # (N, O, I), (dp, bias) of the rows, (dp, bias) of the columns; None: all
 CASES = [((3, 4, 5), None, None), ((5, 9, 11), (2, 1), None), ((5, 9, 11), None, (3, 2)), ((5, 9, 11), (2, 0), (3, 1)),
@@ -40,12 +40,9 @@ def test_reference_equals_masked_dense(rng, dp, bias):
     np.testing.assert_allclose(y, (x @ (w * mask[:, None]).T)[:, mask])
 
 
-@pytest.mark.skipif(launch.cuda_problem() is not None, reason="needs a GPU or NUMBA_ENABLE_CUDASIM=1")
-def test_masked_version(rng, monkeypatch):
-    monkeypatch.setattr(gemm_rows, "TILE", 4)
+def test_masked_version(rng, on_cuda, put, get):
     x, w, mask = rng.standard_normal((5, 6)), rng.standard_normal((9, 6)), np.arange(9) % 2 == 1
-    up = launch.cuda.to_device
-    y = gemm_rows.gemm_rows_masked_cuda(up(np.float32(x)), up(np.float32(w)), up(mask)).copy_to_host()
+    y = get(gemm_rows.gemm_rows_masked_cuda(put(x), put(w), put(mask)))
     np.testing.assert_allclose(y, x @ (w * mask[:, None]).T, rtol=1e-5, atol=1e-5)
 
 

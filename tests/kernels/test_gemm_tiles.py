@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels import gemm_tiles, launch, tiles
+from numbanet_kernels import gemm_tiles, tiles
 
 # (N, O, I), tile, dp: ragged edges, one tile, dp that divides the number of tile columns and dp that does not
 CASES = [((5, 9, 11), 4, 1), ((5, 9, 11), 4, 2), ((5, 9, 11), 4, 3), ((6, 8, 16), 4, 4), ((6, 8, 16), 4, 3), ((1, 1, 1), 4, 2),
@@ -85,11 +85,9 @@ def test_arrangements_are_permutations_of_their_own():
     assert (found[0][0] == np.arange(7)).all() and len({(*a, *b) for a, b in found}) == 5
 
 
-@pytest.mark.skipif(launch.cuda_problem() is not None, reason="needs a GPU or NUMBA_ENABLE_CUDASIM=1")
-def test_masked_version(rng):
+def test_masked_version(rng, on_cuda, put, get):
     x, w, mask = rng.standard_normal((5, 11)), rng.standard_normal((9, 11)), rng.random((3, 3)) < 0.5
-    up = launch.cuda.to_device
-    y = gemm_tiles.gemm_tiles_masked_cuda(up(np.float32(x)), up(np.float32(w)), up(mask), 4).copy_to_host()
+    y = get(gemm_tiles.gemm_tiles_masked_cuda(put(x), put(w), put(mask), 4))
     dense = np.kron(mask, np.ones((4, 4)))[:9, :11]
     np.testing.assert_allclose(y, x @ (w * dense).T, rtol=1e-5, atol=1e-5)
 
