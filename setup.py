@@ -11,8 +11,8 @@ cuda = ["numba-cuda[cu13]>=0.30"]
 torch = ["torch==2.13.0"]  # the peer that tests and benchmarks compare with; pinned, because figures name it
 plots = ["matplotlib>=3.7"]
 bench = [*torch, *plots, "joblib>=1.4"]
-# NVVM and ptxas compile and assemble CUDA kernels on any machine, so the tests want them even where there is no GPU
-compilers = ["nvidia-cuda-nvcc>=13; platform_system == 'Linux'", "nvidia-nvvm>=13; platform_system == 'Linux'"]
+# NVVM, ptxas and nvdisasm compile, assemble and read CUDA kernels on any machine: the tests want them where there is no GPU
+compilers = [f"nvidia-{part}>=13; platform_system == 'Linux'" for part in ("cuda-nvcc", "nvvm", "cuda-nvdisasm")]
 
 setup(
     name="numbanet",

@@ -6,13 +6,14 @@ A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True
     1 naive      a thread per output, every operand from global memory: 2 loads for each multiply-add
     2 tiled      a block keeps a tile x tile piece of A and B in shared memory: `tile` times fewer global loads
     3 register   each thread keeps 4 x 4 outputs in registers: 8 shared loads for 16 multiply-adds
+    4 block      8 x 8 outputs, 16-byte loads, the next tiles copied meanwhile: `gemm_block`, the one used where a card has it
 """
 from __future__ import annotations
 
 import numpy as np
 from numba import float32
 
-from . import threads
+from . import gemm_block, threads
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
 from .memory import empty_cpu, empty_cuda, flat
 from .threads import WHOLE
@@ -285,4 +286,9 @@ TILE = 64  # of the register version: 256 threads, 4 x 4 outputs each
 
 def gemm_cuda(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
     """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n])"""
-    return gemm_version_cuda("register", TILE, a, b, ta, tb, bias, relu, scale, out)
+    if not gemm_block.available():
+        return gemm_version_cuda("register", TILE, a, b, ta, tb, bias, relu, scale, out)
+    m, n, k = gemm_shapes("cuda", a, b, ta, tb, bias, out)
+    out = empty_cuda((m, n)) if out is None else out
+    return gemm_block.gemm_block_cuda(flat(a), flat(b), (m, n, k), (0, 1, m) if ta else (0, k, 1),
+                                      (0, 1, k) if tb else (0, n, 1), out, bias, relu=relu, alpha=scale)

@@ -5,17 +5,19 @@
     dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm, ta=True), because activations are compact
 
 The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` come from `index_list`, or are None for all.
-Versions: masked (a teaching step: the whole grid starts, and a block whose row is dropped returns before its first barrier)
-and listed (the one used: the grid is sized by the lists, dropped work is never launched).
+Versions: masked (a teaching step: the whole grid starts, and a block whose row is dropped returns before its first barrier),
+listed (any lists: the grid is sized by them, dropped work is never launched) and, for the kept indices of a pattern, which are
+a stride, the blocks of `gemm_block`.
 """
 from __future__ import annotations
 
 import numpy as np
 from numba import float32
 
+from . import gemm_block
 from .gemm import dx_cpu, forward_cpu
 from .launch import ceil_div, cuda, device_cache, kernel, kernels, launch, to_device
-from .memory import empty_cpu, empty_cuda
+from .memory import empty_cpu, empty_cuda, flat
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -52,12 +54,12 @@ def _check(op, x, x_width, w, bias, out, out_width):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 # Kept rows are a stride, which BLAS takes without a copy; only kept columns are gathered, each row by its own thread.
 def index_list_cpu(start, stop, step):
-    """The indices start, start + step, … < stop in the form that this device's kernels take: on the CPU a slice."""
+    """The indices start, start + step, … < stop in the form that this device's kernels take."""
     return slice(start, stop, step)
 
 
 def _length(index, n):
-    return n if index is None else len(range(*index.indices(n))) if isinstance(index, slice) else len(index)
+    return n if index is None else len(range(*index.indices(n))) if isinstance(index, slice) else index.size
 
 
 def _kept_rows(w, rows, cols):
@@ -175,34 +177,53 @@ def _listed(backward=False, tile=32):
 TILE = 32  # 256 threads, 2 x 2 outputs each
 
 
+index_list_cuda = index_list_cpu
+
+
 @device_cache(maxsize=1024)
-def index_list_cuda(start, stop, step):
-    """The indices start, start + step, … < stop in the form that this device's kernels take: an int32 array on the device."""
+def _array(start, stop, step):
     return to_device(np.arange(start, stop, step, dtype=np.int32))
 
 
-def _lists(w, rows, cols):
-    return (index_list_cuda(0, w.shape[0], 1) if rows is None else rows,
-            index_list_cuda(0, w.shape[1], 1) if cols is None else cols)
+def _listed_indices(index, n):
+    """The indices as an array on the device."""
+    return _array(*(slice(None) if index is None else index).indices(n)) if index is None or isinstance(index, slice) else index
+
+
+def _strided(w, rows, cols):
+    """(offset, stride along the kept rows, stride along the kept columns) of w[rows][:, cols] in flat w, and (first row, row
+    step); None where they are no strides, or the card lacks the kernel."""
+    if not gemm_block.available() or not all(index is None or isinstance(index, slice) for index in (rows, cols)):
+        return None
+    (row0, _, row_step), (col0, _, col_step) = ((slice(None) if index is None else index).indices(n)
+                                                for index, n in zip((rows, cols), w.shape, strict=True))
+    return (row0 * w.shape[1] + col0, row_step * w.shape[1], col_step), (row0, row_step)
 
 
 def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     """y[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])"""
-    rows, cols = _lists(w, rows, cols)
-    _check("gemm_rows (cuda)", x, cols.size, w, bias, out, rows.size)
-    out = empty_cuda((x.shape[0], rows.size)) if out is None else out
-    launch(_listed(False, TILE), (ceil_div(rows.size, TILE), ceil_div(x.shape[0], TILE)), (TILE // 2, TILE // 2),
-           x, w, rows, cols, w.reshape(w.size) if bias is None else bias, out, bias is not None, relu, scale)
+    kept, inner = _length(rows, w.shape[0]), _length(cols, w.shape[1])
+    _check("gemm_rows (cuda)", x, inner, w, bias, out, kept)
+    out = empty_cuda((x.shape[0], kept)) if out is None else out
+    if strides := _strided(w, rows, cols):
+        (start, along_rows, along_cols), bias_at = strides
+        return gemm_block.gemm_block_cuda(flat(x), flat(w), (x.shape[0], kept, inner), (0, inner, 1),
+                                          (start, along_cols, along_rows), out, bias, bias_at, relu, scale=scale)
+    launch(_listed(False, TILE), (ceil_div(kept, TILE), ceil_div(x.shape[0], TILE)), (TILE // 2, TILE // 2), x, w,
+           _listed_indices(rows, w.shape[0]), _listed_indices(cols, w.shape[1]), flat(w) if bias is None else bias, out,
+           bias is not None, relu, scale)
     return out
 
 
 def gemm_rows_dx_cuda(dy, w, rows, cols, out=None):
     """dx[n, j] = sum_k dy[n, k] w[rows[k], cols[j]]"""
-    rows, cols = _lists(w, rows, cols)
-    _check("gemm_rows_dx (cuda)", dy, rows.size, w, None, out, cols.size)
-    out = empty_cuda((dy.shape[0], cols.size)) if out is None else out
-    launch(_listed(True, TILE), (ceil_div(cols.size, TILE), ceil_div(dy.shape[0], TILE)), (TILE // 2, TILE // 2),
-           dy, w, rows, cols, w.reshape(w.size), out, False, False, 1.0)
+    inner, kept = _length(rows, w.shape[0]), _length(cols, w.shape[1])
+    _check("gemm_rows_dx (cuda)", dy, inner, w, None, out, kept)
+    out = empty_cuda((dy.shape[0], kept)) if out is None else out
+    if strides := _strided(w, rows, cols):
+        return gemm_block.gemm_block_cuda(flat(dy), flat(w), (dy.shape[0], kept, inner), (0, inner, 1), strides[0], out)
+    launch(_listed(True, TILE), (ceil_div(kept, TILE), ceil_div(dy.shape[0], TILE)), (TILE // 2, TILE // 2), dy, w,
+           _listed_indices(rows, w.shape[0]), _listed_indices(cols, w.shape[1]), flat(w), out, False, False, 1.0)
     return out
 
 

@@ -33,7 +33,10 @@ import numpy as np
 
 try:
     from numba import cuda
+    from numba.cuda.extending import intrinsic
 except ImportError:  # a Numba without its CUDA half: kernels can be listed, not launched
+    from numba.extending import intrinsic  # noqa: F401
+
     cuda = None
 
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)
@@ -44,14 +47,16 @@ _FACTORIES: list[Callable[..., Any]] = []
 class Kernel:
     """A CUDA kernel: a Python function and its one signature, compiled for the current card at the first launch.
 
-    `family` is the file it stands in, `variant` the constants that its factory fixed, such as "tile=32".
+    `family` is the file it stands in, `variant` the constants that its factory fixed, such as "tile=32", and `least` the lowest
+    compute capability that has its instructions.
     """
 
-    def __init__(self, function: Callable[..., None], signature: str, fastmath: bool) -> None:
+    def __init__(self, function: Callable[..., None], signature: str, fastmath: bool, least: tuple[int, int]) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.signature = signature
         self.fastmath = fastmath
+        self.least = least
         self.family = function.__module__.rpartition(".")[2]
         constants = inspect.getclosurevars(function).nonlocals
         self.variant = ", ".join(f"{name}={value}" for name, value in sorted(constants.items())
@@ -80,9 +85,10 @@ class Kernel:
         return text.decode() if isinstance(text, bytes) else text
 
 
-def kernel(signature: str, fastmath: bool = False) -> Callable[[Callable[..., None]], Kernel]:
+def kernel(signature: str, fastmath: bool = False,
+           least: tuple[int, int] = (7, 5)) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a CUDA kernel by its one signature, for example "void(f4[:, ::1], i4)"."""
-    return lambda function: Kernel(function, signature, fastmath)
+    return lambda function: Kernel(function, signature, fastmath, least)
 
 
 def kernels(factory: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,6 +211,18 @@ def device_cache(maxsize: int) -> Callable[[Callable[..., Any]], Callable[..., A
         return functools.wraps(function)(lambda *args: caches[emulating()](*args))
 
     return decorate
+
+
+def capability() -> tuple[int, int]:
+    """The compute capability of the card or the emulated device; none of the simulator's."""
+    if emulating():
+        return EMULATED
+    return (0, 0) if SIMULATED else tuple(cuda.get_current_device().compute_capability)
+
+
+def multiprocessors() -> int:
+    """How many the card has; the emulated device as many as an H200."""
+    return 132 if emulating() or SIMULATED else cuda.get_current_device().MULTIPROCESSOR_COUNT
 
 
 def synchronize() -> None:

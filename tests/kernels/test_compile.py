@@ -50,6 +50,8 @@ def registers():
 @pytest.mark.parametrize("place", range(len(KERNELS)), ids=lambda i: f"{KERNELS[i].family}-{KERNELS[i].__name__}-{i}")
 def test_assembles(place, card, registers, tmp_path):
     kernel = KERNELS[place]
+    if card < kernel.least:
+        pytest.skip("older than the instructions of this kernel")
     ptx = kernel.ptx(card)
     assert not DOUBLE_PRECISION.search(ptx), "float64 arithmetic in a kernel: a constant without float32(...)?"
     source = tmp_path / "kernel.ptx"

@@ -10,19 +10,21 @@ CASES = [((3, 4, 5), None, None), ((5, 9, 11), (2, 1), None), ((5, 9, 11), None,
          ((33, 37, 35), (2, 1), (1, 0))]
 
 
-def lists(suffix, n, pattern):
-    """(the device's list, the host's list) of the indices bias, bias + dp, …"""
+def lists(suffix, n, pattern, put=None):
+    """(the device's list, the host's list) of the indices bias, bias + dp, …; of numbers, if they can be `put` there."""
     if pattern is None:
         return None, np.arange(n)
     dp, bias = pattern
-    return getattr(gemm_rows, f"index_list_{suffix}")(bias, n, dp), np.arange(bias, n, dp)
+    host = np.arange(bias, n, dp)
+    return put(np.int32(host)) if put else getattr(gemm_rows, f"index_list_{suffix}")(bias, n, dp), host
 
 
+@pytest.mark.parametrize("numbered", [False, True])
 @pytest.mark.parametrize("shape, row_pattern, col_pattern", CASES)
-def test_forward_and_dx_equal_reference(suffix, put, get, rng, shape, row_pattern, col_pattern):
+def test_forward_and_dx_equal_reference(suffix, put, get, rng, shape, row_pattern, col_pattern, numbered):
     n, o, i = shape
-    rows, host_rows = lists(suffix, o, row_pattern)
-    cols, host_cols = lists(suffix, i, col_pattern)
+    rows, host_rows = lists(suffix, o, row_pattern, put if numbered else None)
+    cols, host_cols = lists(suffix, i, col_pattern, put if numbered else None)
     w, b = rng.standard_normal((o, i)), rng.standard_normal(o)
     x, dy = rng.standard_normal((n, host_cols.size)), rng.standard_normal((n, host_rows.size))
     y = getattr(gemm_rows, f"gemm_rows_{suffix}")(put(x), put(w), rows, cols, put(b), True, 2.0)

@@ -1,0 +1,257 @@
+"""Matrix product in blocks, version 4 of the ladder in `gemm`: for compute capability 8.0 and above.
+
+    c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n])
+    A[m, k] = a[a0 + m am + k ak],   B[k, n] = b[b0 + k bk + n bn]
+
+Any strides: transposes, and kept rows, columns and inner indices of a pattern (its period a stride, its bias an offset) are the
+same kernel. A block of 256 threads computes 128 x 128 outputs, 8 x 8 a thread, or 64 x 64, 4 x 4 a thread. 2 M N K FLOPs:
+
+    copies      global -> shared by cp.async, 4 bytes a thread, zeros beyond the edges: the k-tile after this one is on its way
+                while this one is multiplied. Neighbouring threads walk along the axis that is contiguous
+    tiles       16 rows of 128 (or 64) floats and 4 more: threads that walk along k, 8 of them in 4 columns, meet 32 banks
+    multiply    at 128, four 16-byte loads and 64 fused multiply-adds for each k; the sums are one tuple: it stays in registers
+"""
+from __future__ import annotations
+
+import functools
+
+from llvmlite import ir
+from numba import float32, int32, int64, types
+
+from .launch import capability, ceil_div, cuda, intrinsic, kernel, kernels, launch, multiprocessors
+
+DEPTH = 16
+THREADS = 256
+F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+QUAD = ir.VectorType(F32, 4)
+
+
+# --- intrinsics -------------------------------------------------------------------------------------------------------
+def _number(value):
+    return ir.Constant(I32, value)
+
+
+def _pointer(context, builder, kind, array, index):
+    """Where element `index` of an array argument lies."""
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [builder.sext(index, I64)])
+
+
+def _statement(text):
+    """An intrinsic that is one instruction without operands."""
+    @intrinsic
+    def run(typing_context):
+        def generate(context, builder, signature, arguments):
+            builder.call(ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), text, "~{memory}", side_effect=True), [])
+            return context.get_dummy_value()
+
+        return types.void(), generate
+
+    return run
+
+
+_commit, _wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement("cp.async.wait_group 1;")
+
+
+@intrinsic
+def _address(typing_context, array, at):
+    """The address of array[at] in global memory, as an integer."""
+    def generate(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, signature.args[0], *arguments)
+        return builder.ptrtoint(builder.addrspacecast(pointer, ir.PointerType(F32, 1)), I64)
+
+    return types.int64(array, types.int32), generate
+
+
+@intrinsic
+def _shared_address(typing_context, array, at):
+    """The address of array[at] in shared memory, as an integer."""
+    def generate(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, signature.args[0], *arguments)
+        return builder.ptrtoint(builder.addrspacecast(pointer, ir.PointerType(F32, 3)), I32)
+
+    return types.int32(array, types.int32), generate
+
+
+@intrinsic
+def _copy(typing_context, to, source, inside):
+    """cp.async.ca.shared.global [to], [source], 4, inside ? 4 : 0: one float, or 0, soon; nothing is read where not inside."""
+    def generate(context, builder, signature, arguments):
+        to, source, inside = arguments
+        assembly = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [I32, I64, I32]), "cp.async.ca.shared.global [$0], [$1], 4, $2;",
+                                "r,l,r,~{memory}", side_effect=True)
+        builder.call(assembly, [to, source, builder.select(inside, _number(4), _number(0))])
+        return context.get_dummy_value()
+
+    return types.void(types.int32, types.int64, types.boolean), generate
+
+
+@functools.cache
+def _sums_of(side, pitch):
+    """(zeros, multiply, store): what a thread does with its side x side sums, in rows and columns 0 … 3 and, if 8, 64 … 67, of
+    tiles with so many floats a row."""
+    kind, places = types.UniTuple(types.float32, side * side), [64 * half + i for half in range(side // 4) for i in range(4)]
+
+    @intrinsic
+    def zeros(typing_context):
+        """side x side zeros."""
+        def generate(context, builder, signature, arguments):
+            return context.make_tuple(builder, kind, [ir.Constant(F32, 0.0)] * side**2)
+
+        return kind(), generate
+
+    def quads(builder, pointer, k):
+        """A thread's numbers in row k of a tile: ld.shared.v4.f32 at 0 and 64."""
+        for half in range(side // 4):
+            at = builder.gep(pointer, [ir.Constant(I64, k * pitch + 64 * half)])
+            quad = builder.load(builder.bitcast(at, ir.PointerType(QUAD, at.type.addrspace)), align=16)
+            yield from (builder.extract_element(quad, _number(i)) for i in range(4))
+
+    @intrinsic
+    def multiply(typing_context, sums, a, a_at, b, b_at):
+        """sums[i, j] += a[k, i] b[k, j] for the 16 k of a tile, i from a_at and j from b_at on: fma.rn.f32."""
+        def generate(context, builder, signature, arguments):
+            values = [builder.extract_value(arguments[0], i) for i in range(side**2)]
+            left = _pointer(context, builder, signature.args[1], *arguments[1:3])
+            right = _pointer(context, builder, signature.args[3], *arguments[3:5])
+            for k in range(DEPTH):
+                row, col = list(quads(builder, left, k)), list(quads(builder, right, k))
+                for i in range(side):
+                    for j in range(side):
+                        values[side * i + j] = builder.fma(row[i], col[j], values[side * i + j])
+            return context.make_tuple(builder, kind, values)
+
+        return kind(kind, a, types.int32, b, types.int32), generate
+
+    @intrinsic
+    def store(typing_context, sums, c, at, width, rows, cols, quads, bias, bias_at, bias_step, biased, relu, alpha, scale):
+        """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols; four
+        neighbours are one st.global.v4.f32 where `quads` says that they are aligned."""
+        def generate(context, builder, signature, arguments):
+            sums, c, at, width, rows, cols, quads, bias, bias_at, bias_step, biased, relu, alpha, scale = arguments
+
+            zero = ir.Constant(F32, 0.0)
+
+            def added(j):
+                before, place = builder.block, builder.add(bias_at, builder.mul(_number(j), bias_step))
+                with builder.if_then(builder.and_(biased, builder.icmp_signed("<", _number(j), cols))):
+                    loaded, after = builder.load(_pointer(context, builder, signature.args[7], bias, place)), builder.block
+                value = builder.phi(F32)
+                value.add_incoming(zero, before)
+                value.add_incoming(loaded, after)
+                return value
+
+            biases = [added(j) for j in places]
+
+            def value(i, j):
+                sum_ = builder.fadd(builder.fmul(alpha, builder.extract_value(sums, side * i + j)), biases[j])
+                negative = builder.and_(relu, builder.fcmp_ordered("<", sum_, zero))  # NaN stays
+                return builder.fmul(scale, builder.select(negative, zero, sum_))
+
+            for i, row in enumerate(places):
+                with builder.if_then(builder.icmp_signed("<", _number(row), rows)):
+                    start = builder.add(at, builder.mul(_number(row), width))
+                    for j in range(0, side, 4):
+                        first = _pointer(context, builder, signature.args[1], c, builder.add(start, _number(places[j])))
+                        whole = builder.and_(quads, builder.icmp_signed("<", _number(places[j + 3]), cols))
+                        with builder.if_else(whole) as (together, apart):
+                            with together:
+                                quad = ir.Constant(QUAD, ir.Undefined)
+                                for k in range(4):
+                                    quad = builder.insert_element(quad, value(i, j + k), _number(k))
+                                at_once = builder.bitcast(first, ir.PointerType(QUAD, first.type.addrspace))
+                                builder.store(quad, at_once, align=16)
+                            with apart:
+                                for k in range(4):
+                                    with builder.if_then(builder.icmp_signed("<", _number(places[j + k]), cols)):
+                                        builder.store(value(i, j + k), builder.gep(first, [ir.Constant(I64, k)]))
+            return context.get_dummy_value()
+
+        return types.void(kind, c, *[types.int32] * 4, types.boolean, bias, types.int32, types.int32, types.boolean,
+                          types.boolean, types.float32, types.float32), generate
+
+    return zeros, multiply, store
+
+
+# --- kernel -----------------------------------------------------------------------------------------------------------
+@kernels
+def _block(tile=128, a_along_k=True, b_along_k=True, padding=4):
+    """Along which of its axes neighbouring threads read each operand; without padding they wait for each other's banks."""
+    side, pitch = tile // 16, tile + padding
+    stage = DEPTH * pitch
+    buffers = 2 * stage
+    zeros, multiply, store = _sums_of(side, pitch)
+    across = THREADS // tile
+    (a_deep, a_wide), (b_deep, b_wide) = ((8, 32) if along_k else (across, tile) for along_k in (a_along_k, b_along_k))
+
+    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4, i4, i4, i4, i4, b1, b1, b1, f4, f4)",
+            least=(8, 0))
+    def gemm_block(a, b, bias, c, rows, cols, depth, a0, am, ak, b0, bk, bn, bias0, bias_step, quads, biased, relu,
+                   alpha, scale):
+        """Version 4: the next k-tile is copied while this one is multiplied."""
+        a_tile = cuda.shared.array(buffers, float32, 16)
+        b_tile = cuda.shared.array(buffers, float32, 16)
+        t = int32(cuda.threadIdx.x)
+        row0, col0 = int32(cuda.blockIdx.y) * int32(tile), int32(cuda.blockIdx.x) * int32(tile)
+        # where this thread copies from, how much there is from there on, and where to
+        a_k, a_m = (t % int32(a_deep), t // int32(a_deep)) if a_along_k else (t // int32(a_wide), t % int32(a_wide))
+        b_k, b_n = (t % int32(b_deep), t // int32(b_deep)) if b_along_k else (t // int32(b_wide), t % int32(b_wide))
+        a_from, b_from = _address(a, a0 + (row0 + a_m) * am + a_k * ak), _address(b, b0 + b_k * bk + (col0 + b_n) * bn)
+        a_rows, b_cols, a_depth, b_depth = rows - row0 - a_m, cols - col0 - b_n, depth - a_k, depth - b_k
+        a_to, b_to = _shared_address(a_tile, a_k * int32(pitch) + a_m), _shared_address(b_tile, b_k * int32(pitch) + b_n)
+        sums = zeros()
+        tiles = (depth + int32(DEPTH - 1)) // int32(DEPTH)
+        for step in range(tiles + 1):
+            if step < tiles:
+                to = (int32(step) & int32(1)) * int32(4 * stage)
+                for i in range(DEPTH // a_deep):
+                    for j in range(tile // a_wide):
+                        _copy(a_to + to + int32(4 * (i * a_deep * pitch + j * a_wide)),
+                              a_from + int64(4) * int64(int32(i * a_deep) * ak + int32(j * a_wide) * am),
+                              int32(i * a_deep) < a_depth and int32(j * a_wide) < a_rows)
+                for i in range(DEPTH // b_deep):
+                    for j in range(tile // b_wide):
+                        _copy(b_to + to + int32(4 * (i * b_deep * pitch + j * b_wide)),
+                              b_from + int64(4) * int64(int32(i * b_deep) * bk + int32(j * b_wide) * bn),
+                              int32(i * b_deep) < b_depth and int32(j * b_wide) < b_cols)
+                a_from, b_from = a_from + int64(4 * DEPTH) * int64(ak), b_from + int64(4 * DEPTH) * int64(bk)
+                a_depth, b_depth = a_depth - int32(DEPTH), b_depth - int32(DEPTH)
+            _commit()
+            if step > 0:
+                _wait_for_all_but_one()
+                cuda.syncthreads()
+                at = (int32(step - 1) & int32(1)) * int32(stage)
+                sums = multiply(sums, a_tile, at + (t >> int32(4)) * int32(4), b_tile, at + (t & int32(15)) * int32(4))
+                cuda.syncthreads()
+        row, col = row0 + (t >> int32(4)) * int32(4), col0 + (t & int32(15)) * int32(4)
+        store(sums, c, row * cols + col, cols, rows - row, cols - col, quads, bias, bias0 + col * bias_step, bias_step,
+              biased, relu, alpha, scale)
+
+    return gemm_block
+
+
+TILES = {128: 1.0, 64: 1.5}  # what an output costs in blocks of each size, where there are blocks for all multiprocessors
+
+
+def _tile_for(rows, cols):
+    """The size of blocks that are done first: a multiprocessor works on two at a time."""
+    def cost(tile):
+        waves = ceil_div(ceil_div(rows, tile) * ceil_div(cols, tile), 2 * multiprocessors())
+        return waves * tile * tile * TILES[tile]
+
+    return min(TILES, key=cost)
+
+
+def available():
+    """Whether this card has the instructions."""
+    return capability() >= _block().least
+
+
+def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), relu=False, alpha=1.0, scale=1.0, tile=None):
+    """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at, b_at and bias_at say where the
+    elements lie: (a0, am, ak), (b0, bk, bn) and (start, step)."""
+    (rows, cols, _), (_, am, ak), (_, bk, bn) = shape, a_at, b_at
+    tile = _tile_for(rows, cols) if tile is None else tile
+    launch(_block(tile, ak <= am, bk <= bn), (ceil_div(cols, tile), ceil_div(rows, tile)), THREADS,
+           a, b, b if bias is None else bias, out.reshape(out.size), *shape, *a_at, *b_at, *bias_at, cols % 4 == 0,
+           bias is not None, relu, alpha, scale)
+    return out

@@ -1,0 +1,105 @@
+"""Gates on compiled kernels, where no card tells: what the inner loop of the product is made of, registers, memory traffic."""
+import collections
+import re
+import subprocess
+
+import numpy as np
+import pytest
+from test_compile import PROBLEM, PTXAS
+
+from numbanet_kernels import gemm, gemm_block, gemm_rows, launch
+
+NVDISASM = PTXAS and PTXAS.replace("ptxas", "nvdisasm")
+CARDS = [(8, 0), (9, 0)]
+ALONG = [(True, True), (True, False), (False, True), (False, False)]
+pytestmark = pytest.mark.skipif(PROBLEM is not None, reason=PROBLEM or "")
+
+
+def assembled(kernel, card, tmp_path):
+    """(what ptxas says, SASS) of a kernel for a card."""
+    source, binary = tmp_path / "kernel.ptx", tmp_path / "kernel.cubin"
+    source.write_text(kernel.ptx(card))
+    said = subprocess.run([PTXAS, "-v", f"-arch=sm_{card[0]}{card[1]}", source, "-o", binary], capture_output=True, text=True)
+    return said.stderr, subprocess.run([NVDISASM, "-c", binary], capture_output=True, text=True, check=True).stdout
+
+
+def longest_loop(sass):
+    """The instructions of the longest stretch that a branch goes back over."""
+    labels, instructions = {}, []
+    for line in sass.splitlines():
+        if label := re.match(r"\s*(\.L\w+):", line):
+            labels[label[1]] = len(instructions)
+        elif found := re.match(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]*)(.*)", line):
+            instructions.append((found[1], found[2]))
+    loops = []
+    for i, (opcode, rest) in enumerate(instructions):
+        target = re.search(r"`\((\.L\w+)\)", rest) if opcode.startswith("BRA") else None
+        if target and labels.get(target[1], i + 1) <= i:
+            loops.append([name for name, _ in instructions[labels[target[1]]:i + 1]])
+    return max(loops, key=len)
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card[0]}{card[1]}")
+@pytest.mark.parametrize("a_along_k, b_along_k", ALONG)
+def test_the_inner_loop_multiplies(a_along_k, b_along_k, card, tmp_path):
+    """At least 85 % of the instructions are fused multiply-adds, shared memory is read 16 bytes at once, registers suffice."""
+    said, sass = assembled(gemm_block._block(128, a_along_k, b_along_k), card, tmp_path)
+    assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+    loop = longest_loop(sass)
+    kinds = collections.Counter(name.split(".")[0] for name in loop)
+    assert kinds["FFMA"] == 1024 and kinds["FFMA"] / len(loop) >= 0.85, kinds
+    assert sum(name.startswith("LDS") for name in loop) == sum(name.startswith("LDS.128") for name in loop) == 64
+    assert not kinds["LDL"] and not kinds["STL"] and kinds["LDGSTS"] == 16
+
+
+def counted(call):
+    """The counters of the one kernel that a call runs on the emulated device."""
+    launch.counters.clear()
+    with launch.emulated():
+        call()
+    (found,) = launch.counters.values()
+    return found.summary()
+
+
+def put(rng, *shape):
+    with launch.emulated():
+        return launch.to_device(rng.standard_normal(shape).astype(np.float32))
+
+
+@pytest.mark.parametrize("tile", [64, 128])
+@pytest.mark.parametrize("ta, tb", ALONG)
+def test_no_bank_conflicts_and_few_sectors(rng, tile, ta, tb):
+    a, b = put(rng, *((48, 128) if ta else (128, 48))), put(rng, *((128, 48) if tb else (48, 128)))
+    with launch.emulated():
+        c = launch.device_array((128, 128))
+    found = counted(lambda: gemm_block.gemm_block_cuda(
+        a.reshape(-1), b.reshape(-1), (128, 128, 48), (0, 1, 128) if ta else (0, 48, 1), (0, 1, 48) if tb else (0, 128, 1), c,
+        tile=tile))
+    np.testing.assert_allclose(c, (a.T if ta else a).astype(float) @ (b.T if tb else b), rtol=1e-5, atol=1e-4)
+    assert found["bank conflicts"] == 0 and found["divergent branches"] == 0
+    assert found["sectors"] <= 1.1 * found["least sectors"]
+    once = 4 * (128 * 48 * 2 * (128 // tile) + 128 * 128)  # each block reads its own rows and columns
+    assert found["bytes"] == once
+    assert found["flops"] == pytest.approx(2 * 128 * 128 * 48, rel=0.05)
+
+
+def test_a_tile_without_padding_is_seen(rng, monkeypatch):
+    a, padded = put(rng, 64, 48), gemm_block._block
+    monkeypatch.setattr(gemm_block, "_block", lambda *along: padded(*along, padding=0))
+    assert counted(lambda: gemm.gemm_cuda(a, a, tb=True))["bank conflicts"] > 100
+
+
+def test_dropped_rows_and_columns_cost_nothing(rng):
+    """FLOPs and instructions of rows in proportion to what is kept; of kept columns a sector brings the neighbours along."""
+    x, w = put(rng, 64, 256), put(rng, 256, 256)
+    whole = counted(lambda: gemm.gemm_cuda(x, w, tb=True))
+    rows = counted(lambda: gemm_rows.gemm_rows_cuda(x, w, slice(1, None, 4), None))
+    assert rows["flops"] == pytest.approx(whole["flops"] / 4, rel=0.02)
+    assert rows["issued"] == pytest.approx(whole["issued"] / 4, rel=0.02)
+    weights = 256 * 256 // 8
+    assert whole["sectors"] - rows["sectors"] == pytest.approx(0.75 * whole["sectors"], rel=0.02)
+    kept = put(rng, 64, 64)
+    both = counted(lambda: gemm_rows.gemm_rows_cuda(kept, w, slice(1, None, 4), slice(2, None, 4)))
+    assert both["flops"] == pytest.approx(whole["flops"] / 16, rel=0.05)
+    assert both["sectors"] <= rows["sectors"] and both["sectors"] >= weights / 4
