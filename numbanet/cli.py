@@ -78,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     devices.set_defaults(run=_devices)
 
     kernels = commands.add_parser("kernels", help="the operations of every device, and the CUDA kernels")
+    kernels.add_argument("--counters", nargs="+", metavar="OPERATION",
+                         help="what the kernels of these operations do, counted on the emulated device")
+    kernels.add_argument("--plot", type=Path, metavar="FILE", help="with --counters: draw them under the roofs of two cards")
     kernels.set_defaults(run=_kernels)
     return parser
 
@@ -144,7 +147,42 @@ def _calibrate() -> None:
     print(f"written to {costs.save(found)}")
 
 
+def _counters(names: Sequence[str], target: Path | None) -> int:
+    """Counters of the samples of some operations, one line a kernel."""
+    from numbanet_kernels import samples
+
+    from . import plots
+    from .device import device
+
+    device("emulated")  # RuntimeError with the reason where it is not available
+    if target:
+        plots.check_target(target)
+    found = [(name, kernel, counters.summary()) for name in dict.fromkeys(names)
+             for kernel, counters in samples.counted(name).items()]
+    _print_table("", ("operation", "kernel", "issued", "fma", "FLOPs", "bytes", "x least", "FLOP/B", "banks", "parted"), [
+        (name, kernel.__name__, _short(c["issued"]), f"{(c['issued fma'] + c['issued mma']) / c['issued']:.0%}",
+         _short(c["flops"]), _short(c["bytes"]), f"{c['sectors'] / max(c['least sectors'], 1):.2f}", f"{c['intensity']:.2f}",
+         _short(c["bank conflicts"]), _short(c["divergent branches"])) for name, kernel, c in found], narrow=True)
+    print("Counted on the emulated device. issued: instructions of whole warps; fma: how many of them multiply and add;\n"
+          "bytes: 32 for each sector of global memory that a warp touches; x least: times as many as its data would fit in;\n"
+          "banks: cycles that shared memory waits; parted: branches at which a warp goes both ways")
+    if target:
+        print(f"drawn to {plots.rooflines({name: c['intensity'] for name, _, c in reversed(found)}, target)}")
+    return 0
+
+
+def _short(n: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if n >= size:
+            return f"{n / size:.3g}{unit}"
+    return f"{n:.0f}"
+
+
 def _kernels(options: argparse.Namespace) -> int:
+    if options.counters:
+        return _counters(options.counters, options.plot)
+    if options.plot:
+        raise ValueError("--plot goes with --counters OPERATION")
     import importlib
 
     from numbanet_kernels import launch
@@ -163,11 +201,12 @@ def _kernels(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], narrow: bool = False) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*columns, title=title or None, title_justify="left")
+    table = Table(*columns, title=title or None, title_justify="left", **({"box": box.SIMPLE, "padding": 0} if narrow else {}))
     for row in rows:
         table.add_row(*(str(cell).replace("[", "\\[") for cell in row))
     Console().print(table)

@@ -1,4 +1,5 @@
 """The command line as a user types it: output, exit status, one-line errors."""
+import re
 import subprocess
 import sys
 
@@ -6,6 +7,7 @@ import pytest
 
 import numbanet
 from numbanet import cli
+from numbanet.device import problem
 
 
 def run(capsys, *arguments):
@@ -30,6 +32,18 @@ def test_devices_and_kernels(capsys):
     assert status == 0 and "cpu" in out and "cuda" in out and "device='auto' chooses" in out
     status, out, _ = run(capsys, "kernels")
     assert status == 0 and all(name in out for name in ("gemm_rows", "gemm_tiles", "softmax_cross", "CUDA kernels"))
+
+
+@pytest.mark.skipif(problem("emulated") is not None, reason="needs NVVM")
+def test_counters(capsys, tmp_path):
+    status, out, _ = run(capsys, "kernels", "--counters", "add", "gemm_rows", "--plot", str(tmp_path / "a.png"))
+    assert status == 0 and "gemm_block" in out and (tmp_path / "a.png").stat().st_size > 1000
+    assert re.search(r"add +binary +\S+ +0% +24\.6k +295k +1\.00 +0\.08 +0 +0", out)
+    for bad, why in ((("--counters", "nothing"), "no sample of 'nothing'; choose from gemm"),
+                     (("--plot", "a.png"), "--plot goes with --counters"),
+                     (("--counters", "add", "--plot", "a.txt"), "must end")):
+        status, _, err = run(capsys, "kernels", *bad)
+        assert status == 2 and why in err
 
 
 def test_demo(capsys, tmp_path, monkeypatch):

@@ -87,4 +87,4 @@ class Counters:
             "launches": self.launches, "issued": int(self.issued.sum()), "flops": flops, "sectors": int(self.sectors.sum()),
             "least sectors": int(self.least.sum()), "bytes": moved, "intensity": flops / moved if moved else 0.0,
             "bank conflicts": int(self.conflicts.sum()), "divergent branches": int(self.divergent.sum()),
-            **{name: n for name, n in sorted(kinds.items()) if n}}
+            "issued fma": 0, "issued mma": 0, **{name: n for name, n in sorted(kinds.items()) if n}}

@@ -507,6 +507,16 @@ def test_a_forgotten_barrier_of_a_compiled_kernel(rng, forgotten):
 
 
 @needs_nvvm
+def test_every_sample_runs_and_leaves_the_counters_alone():
+    from numbanet_kernels import samples
+
+    launch.counters.clear()
+    for name in samples.SAMPLES:
+        found = samples.counted(name)
+        assert found and all(counters.summary()["issued"] > 0 for counters in found.values()) and not launch.counters
+
+
+@needs_nvvm
 def test_a_product_is_soon_done(rng):
     """128 x 128 x 64 in less than 2 s, its kernel compiled before."""
     import time
