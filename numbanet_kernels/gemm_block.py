@@ -49,11 +49,11 @@ def _statement(text):
     return run
 
 
-_commit, _wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement("cp.async.wait_group 1;")
+commit, wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement("cp.async.wait_group 1;")
 
 
 @intrinsic
-def _address(typing_context, array, at):
+def address(typing_context, array, at):
     """The address of array[at] in global memory, as an integer."""
     def generate(context, builder, signature, arguments):
         pointer = _pointer(context, builder, signature.args[0], *arguments)
@@ -63,7 +63,7 @@ def _address(typing_context, array, at):
 
 
 @intrinsic
-def _shared_address(typing_context, array, at):
+def shared_address(typing_context, array, at):
     """The address of array[at] in shared memory, as an integer."""
     def generate(context, builder, signature, arguments):
         pointer = _pointer(context, builder, signature.args[0], *arguments)
@@ -73,22 +73,51 @@ def _shared_address(typing_context, array, at):
 
 
 @intrinsic
-def _copy(typing_context, to, source, inside):
-    """cp.async.ca.shared.global [to], [source], 4, inside ? 4 : 0: one float, or 0, soon; nothing is read where not inside."""
+def copy(typing_context, to, source, inside):
+    """cp.async.ca.shared.global [to], [source], 4, inside ? 4 : 0: one float, or 0, soon; nothing is read where not inside.
+
+    That memory changes is said by `wait_for_all_but_one`, so that what is loaded between copies is loaded once.
+    """
     def generate(context, builder, signature, arguments):
         to, source, inside = arguments
         assembly = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [I32, I64, I32]), "cp.async.ca.shared.global [$0], [$1], 4, $2;",
-                                "r,l,r,~{memory}", side_effect=True)
+                                "r,l,r", side_effect=True)
         builder.call(assembly, [to, source, builder.select(inside, _number(4), _number(0))])
         return context.get_dummy_value()
 
     return types.void(types.int32, types.int64, types.boolean), generate
 
 
+def _loaded(context, builder, kind, array, places, wanted):
+    """The elements at some places of an array, 0 where not wanted."""
+    found = []
+    for place, flag in zip(places, wanted, strict=True):
+        before = builder.block
+        with builder.if_then(flag):
+            loaded, after = builder.load(_pointer(context, builder, kind, array, place)), builder.block
+        value = builder.phi(loaded.type)
+        value.add_incoming(ir.Constant(loaded.type, 0), before)
+        value.add_incoming(loaded, after)
+        found.append(value)
+    return found
+
+
+def _results(builder, side, sums, biases, relu, alpha, scale):
+    """(i, j) -> scale act(alpha sums[i, j] + biases[j]); NaN stays."""
+    zero = ir.Constant(F32, 0.0)
+
+    def result(i, j):
+        sum_ = builder.fadd(builder.fmul(alpha, builder.extract_value(sums, side * i + j)), biases[j])
+        negative = builder.and_(relu, builder.fcmp_ordered("<", sum_, zero))
+        return builder.fmul(scale, builder.select(negative, zero, sum_))
+
+    return result
+
+
 @functools.cache
-def _sums_of(side, pitch):
-    """(zeros, multiply, store): what a thread does with its side x side sums, in rows and columns 0 … 3 and, if 8, 64 … 67, of
-    tiles with so many floats a row."""
+def sums_of(side, pitch):
+    """(zeros, multiply, store, scatter): what a thread does with its side x side sums, in rows and columns 0 … 3 and, if 8,
+    64 … 67, of tiles with so many floats a row."""
     kind, places = types.UniTuple(types.float32, side * side), [64 * half + i for half in range(side // 4) for i in range(4)]
 
     @intrinsic
@@ -128,48 +157,54 @@ def _sums_of(side, pitch):
         neighbours are one st.global.v4.f32 where `quads` says that they are aligned."""
         def generate(context, builder, signature, arguments):
             sums, c, at, width, rows, cols, quads, bias, bias_at, bias_step, biased, relu, alpha, scale = arguments
-
-            zero = ir.Constant(F32, 0.0)
-
-            def added(j):
-                before, place = builder.block, builder.add(bias_at, builder.mul(_number(j), bias_step))
-                with builder.if_then(builder.and_(biased, builder.icmp_signed("<", _number(j), cols))):
-                    loaded, after = builder.load(_pointer(context, builder, signature.args[7], bias, place)), builder.block
-                value = builder.phi(F32)
-                value.add_incoming(zero, before)
-                value.add_incoming(loaded, after)
-                return value
-
-            biases = [added(j) for j in places]
-
-            def value(i, j):
-                sum_ = builder.fadd(builder.fmul(alpha, builder.extract_value(sums, side * i + j)), biases[j])
-                negative = builder.and_(relu, builder.fcmp_ordered("<", sum_, zero))  # NaN stays
-                return builder.fmul(scale, builder.select(negative, zero, sum_))
-
+            inside = [builder.icmp_signed("<", _number(j), cols) for j in places]
+            biases = _loaded(context, builder, signature.args[7], bias,
+                             [builder.add(bias_at, builder.mul(_number(j), bias_step)) for j in places],
+                             [builder.and_(biased, flag) for flag in inside])
+            result = _results(builder, side, sums, biases, relu, alpha, scale)
             for i, row in enumerate(places):
                 with builder.if_then(builder.icmp_signed("<", _number(row), rows)):
                     start = builder.add(at, builder.mul(_number(row), width))
                     for j in range(0, side, 4):
                         first = _pointer(context, builder, signature.args[1], c, builder.add(start, _number(places[j])))
-                        whole = builder.and_(quads, builder.icmp_signed("<", _number(places[j + 3]), cols))
-                        with builder.if_else(whole) as (together, apart):
+                        with builder.if_else(builder.and_(quads, inside[j + 3])) as (together, apart):
                             with together:
                                 quad = ir.Constant(QUAD, ir.Undefined)
                                 for k in range(4):
-                                    quad = builder.insert_element(quad, value(i, j + k), _number(k))
+                                    quad = builder.insert_element(quad, result(i, j + k), _number(k))
                                 at_once = builder.bitcast(first, ir.PointerType(QUAD, first.type.addrspace))
                                 builder.store(quad, at_once, align=16)
                             with apart:
                                 for k in range(4):
-                                    with builder.if_then(builder.icmp_signed("<", _number(places[j + k]), cols)):
-                                        builder.store(value(i, j + k), builder.gep(first, [ir.Constant(I64, k)]))
+                                    with builder.if_then(inside[j + k]):
+                                        builder.store(result(i, j + k), builder.gep(first, [ir.Constant(I64, k)]))
             return context.get_dummy_value()
 
         return types.void(kind, c, *[types.int32] * 4, types.boolean, bias, types.int32, types.int32, types.boolean,
                           types.boolean, types.float32, types.float32), generate
 
-    return zeros, multiply, store
+    @intrinsic
+    def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, relu, alpha, scale):
+        """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols."""
+        def generate(context, builder, signature, arguments):
+            sums, c, at, width, rows, cols, to, to_at, bias, biased, relu, alpha, scale = arguments
+            inside = [builder.icmp_signed("<", _number(j), cols) for j in places]
+            columns = _loaded(context, builder, signature.args[6], to, [builder.add(to_at, _number(j)) for j in places], inside)
+            biases = _loaded(context, builder, signature.args[8], bias, columns, [builder.and_(biased, f) for f in inside])
+            result = _results(builder, side, sums, biases, relu, alpha, scale)
+            for i, row in enumerate(places):
+                with builder.if_then(builder.icmp_signed("<", _number(row), rows)):
+                    start = builder.add(at, builder.mul(_number(row), width))
+                    for j in range(side):
+                        with builder.if_then(inside[j]):
+                            to_place = _pointer(context, builder, signature.args[1], c, builder.add(start, columns[j]))
+                            builder.store(result(i, j), to_place)
+            return context.get_dummy_value()
+
+        return types.void(kind, c, *[types.int32] * 4, to, types.int32, bias, types.boolean, types.boolean, types.float32,
+                          types.float32), generate
+
+    return zeros, multiply, store, scatter
 
 
 # --- kernel -----------------------------------------------------------------------------------------------------------
@@ -179,7 +214,7 @@ def _block(tile=128, a_along_k=True, b_along_k=True, padding=4):
     side, pitch = tile // 16, tile + padding
     stage = DEPTH * pitch
     buffers = 2 * stage
-    zeros, multiply, store = _sums_of(side, pitch)
+    zeros, multiply, store, _ = sums_of(side, pitch)
     across = THREADS // tile
     (a_deep, a_wide), (b_deep, b_wide) = ((8, 32) if along_k else (across, tile) for along_k in (a_along_k, b_along_k))
 
@@ -195,9 +230,9 @@ def _block(tile=128, a_along_k=True, b_along_k=True, padding=4):
         # where this thread copies from, how much there is from there on, and where to
         a_k, a_m = (t % int32(a_deep), t // int32(a_deep)) if a_along_k else (t // int32(a_wide), t % int32(a_wide))
         b_k, b_n = (t % int32(b_deep), t // int32(b_deep)) if b_along_k else (t // int32(b_wide), t % int32(b_wide))
-        a_from, b_from = _address(a, a0 + (row0 + a_m) * am + a_k * ak), _address(b, b0 + b_k * bk + (col0 + b_n) * bn)
+        a_from, b_from = address(a, a0 + (row0 + a_m) * am + a_k * ak), address(b, b0 + b_k * bk + (col0 + b_n) * bn)
         a_rows, b_cols, a_depth, b_depth = rows - row0 - a_m, cols - col0 - b_n, depth - a_k, depth - b_k
-        a_to, b_to = _shared_address(a_tile, a_k * int32(pitch) + a_m), _shared_address(b_tile, b_k * int32(pitch) + b_n)
+        a_to, b_to = shared_address(a_tile, a_k * int32(pitch) + a_m), shared_address(b_tile, b_k * int32(pitch) + b_n)
         sums = zeros()
         tiles = (depth + int32(DEPTH - 1)) // int32(DEPTH)
         for step in range(tiles + 1):
@@ -205,19 +240,19 @@ def _block(tile=128, a_along_k=True, b_along_k=True, padding=4):
                 to = (int32(step) & int32(1)) * int32(4 * stage)
                 for i in range(DEPTH // a_deep):
                     for j in range(tile // a_wide):
-                        _copy(a_to + to + int32(4 * (i * a_deep * pitch + j * a_wide)),
+                        copy(a_to + to + int32(4 * (i * a_deep * pitch + j * a_wide)),
                               a_from + int64(4) * int64(int32(i * a_deep) * ak + int32(j * a_wide) * am),
                               int32(i * a_deep) < a_depth and int32(j * a_wide) < a_rows)
                 for i in range(DEPTH // b_deep):
                     for j in range(tile // b_wide):
-                        _copy(b_to + to + int32(4 * (i * b_deep * pitch + j * b_wide)),
+                        copy(b_to + to + int32(4 * (i * b_deep * pitch + j * b_wide)),
                               b_from + int64(4) * int64(int32(i * b_deep) * bk + int32(j * b_wide) * bn),
                               int32(i * b_deep) < b_depth and int32(j * b_wide) < b_cols)
                 a_from, b_from = a_from + int64(4 * DEPTH) * int64(ak), b_from + int64(4 * DEPTH) * int64(bk)
                 a_depth, b_depth = a_depth - int32(DEPTH), b_depth - int32(DEPTH)
-            _commit()
+            commit()
             if step > 0:
-                _wait_for_all_but_one()
+                wait_for_all_but_one()
                 cuda.syncthreads()
                 at = (int32(step - 1) & int32(1)) * int32(stage)
                 sums = multiply(sums, a_tile, at + (t >> int32(4)) * int32(4), b_tile, at + (t & int32(15)) * int32(4))
@@ -232,10 +267,10 @@ def _block(tile=128, a_along_k=True, b_along_k=True, padding=4):
 TILES = {128: 1.0, 64: 1.5}  # what an output costs in blocks of each size, where there are blocks for all multiprocessors
 
 
-def _tile_for(rows, cols):
-    """The size of blocks that are done first: a multiprocessor works on two at a time."""
+def tile_for(rows, cols, products=1):
+    """The size of blocks by which so many products are done first: a multiprocessor works on two at a time."""
     def cost(tile):
-        waves = ceil_div(ceil_div(rows, tile) * ceil_div(cols, tile), 2 * multiprocessors())
+        waves = ceil_div(products * ceil_div(rows, tile) * ceil_div(cols, tile), 2 * multiprocessors())
         return waves * tile * tile * TILES[tile]
 
     return min(TILES, key=cost)
@@ -250,7 +285,7 @@ def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), rel
     """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at, b_at and bias_at say where the
     elements lie: (a0, am, ak), (b0, bk, bn) and (start, step)."""
     (rows, cols, _), (_, am, ak), (_, bk, bn) = shape, a_at, b_at
-    tile = _tile_for(rows, cols) if tile is None else tile
+    tile = tile_for(rows, cols) if tile is None else tile
     launch(_block(tile, ak <= am, bk <= bn), (ceil_div(cols, tile), ceil_div(rows, tile)), THREADS,
            a, b, b if bias is None else bias, out.reshape(out.size), *shape, *a_at, *b_at, *bias_at, cols % 4 == 0,
            bias is not None, relu, alpha, scale)

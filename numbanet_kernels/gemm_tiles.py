@@ -11,8 +11,9 @@ permutation the kept matrix is block-diagonal: dp dense products. 2 N O I / dp F
 Packed dw (R T, ceil(C / dp) T): tile rows sorted by class (class 0 first), then by r; in each row its kept columns, in order.
 Elements of tiles that stick out over the edges of w are unset. What two of the three products need is prepared once, if asked:
 `blocks` of w by `tile_blocks`, `inputs` of x by `tile_inputs`, `outputs` of dy by `tile_outputs`, which gives db as well.
-Versions: masked (a teaching step: every tile is visited, dropped ones skipped by a test that is uniform over the block) and
-listed (the one used: a block walks the list of the tiles that its class keeps, dropped work is never launched).
+Versions: masked (a teaching step: every tile is visited, dropped ones skipped by a test that is uniform over the block), listed
+(a block walks the list of the tiles that its class keeps, dropped work is never launched) and grouped (the one used where a
+card has it: each class is a dense product, all in one launch, `gemm_grouped`).
 """
 from __future__ import annotations
 
@@ -24,6 +25,8 @@ from numba import float32
 
 from . import threads
 from .elementwise import relu_grad_cuda
+from .gemm_block import available
+from .gemm_grouped import groups, launch_grouped
 from .launch import ceil_div, cuda, device_cache, host_kernel, kernel, kernels, launch
 from .memory import compact_cuda, empty_cpu, empty_cuda, full_cpu, full_cuda, upload_cuda
 from .reduce import sum_rows_cuda
@@ -412,8 +415,12 @@ def tile_outputs_cuda(dy, shape, tile, dp, bias, mix, scale=1.0, y=None):
 def gemm_tiles_cuda(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
     _check("gemm_tiles (cuda)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias, mix)
-    side = _block_side("gemm_tiles (cuda)", tile)
     out = empty_cuda((x.shape[0], w.shape[0])) if out is None else out
+    if available():
+        rows, cols, starts = groups(w.shape, tile, dp, bias, mix)
+        return launch_grouped(True, x if inputs is None else inputs, w, out, cols, rows, starts, x.shape[0], (w.shape[1], 1),
+                               (1, w.shape[1]), b, relu, scale)
+    side = _block_side("gemm_tiles (cuda)", tile)
     lists = _lists(w.shape, tile, dp, bias, mix)
     launch(_forward(tile), (ceil_div(w.shape[0], tile), ceil_div(x.shape[0], tile)), (side, side),
            x if inputs is None else inputs, w, lists.row_class, lists.cols, w.reshape(w.size) if b is None else b,
@@ -424,12 +431,16 @@ def gemm_tiles_cuda(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.0, bl
 def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, mix, scale=1.0, blocks=None, outputs=None, out=None):
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
     _check("gemm_tiles_dx (cuda)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias, mix)
+    if grid_of(w.shape, tile)[0] < dp:  # there are fewer classes: some columns are kept by no tile row
+        out = full_cuda((dy.shape[0], w.shape[1]), 0.0, out=out)
+    out = empty_cuda((dy.shape[0], w.shape[1])) if out is None else out
+    if available():
+        rows, cols, starts = groups(w.shape, tile, dp, bias, mix)
+        return launch_grouped(True, dy if outputs is None else outputs, w, out, rows, cols, starts, dy.shape[0],
+                               (w.shape[0], 1), (w.shape[1], 1), scale=scale)
     side = _block_side("gemm_tiles_dx (cuda)", tile)
     lists = _lists(w.shape, tile, dp, bias, mix)
     classes, most = lists.cols.shape
-    if classes < dp:  # some columns are kept by no tile row
-        out = full_cuda((dy.shape[0], w.shape[1]), 0.0, out=out)
-    out = empty_cuda((dy.shape[0], w.shape[1])) if out is None else out
     launch(_dx(tile), (most, ceil_div(dy.shape[0], tile), classes), (side, side),
            dy if outputs is None else outputs, w, lists.rows, lists.cols, scale, out)
     return out
@@ -439,8 +450,11 @@ def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, outpu
     """dw = scale * (dy.T x) on kept tiles, packed."""
     shape = (dy.shape[1], x.shape[1])
     _check("gemm_tiles_dw (cuda)", x, shape[1], shape[0], None, None, tile, dp, bias, mix)
-    side = _block_side("gemm_tiles_dw (cuda)", tile)
     out = empty_cuda(packed_shape(shape, tile, dp)) if out is None else out
+    if available():
+        return launch_grouped(False, dy if outputs is None else outputs, x if inputs is None else inputs, out,
+                               *groups(shape, tile, dp, bias, mix), dy.shape[0], (1, shape[0]), (shape[1], 1), scale=scale)
+    side = _block_side("gemm_tiles_dw (cuda)", tile)
     lists = _lists(shape, tile, dp, bias, mix)
     launch(_dw(tile), (lists.cols.shape[1], lists.row_class.shape[0]), (side, side),
            dy if outputs is None else outputs, x if inputs is None else inputs, lists.row_class, lists.row_place, lists.cols,

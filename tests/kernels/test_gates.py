@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_compile import PROBLEM, PTXAS
 
-from numbanet_kernels import gemm, gemm_block, gemm_rows, launch
+from numbanet_kernels import gemm, gemm_block, gemm_grouped, gemm_rows, gemm_tiles, launch
 
 NVDISASM = PTXAS and PTXAS.replace("ptxas", "nvdisasm")
 CARDS = [(8, 0), (9, 0)]
@@ -51,6 +51,19 @@ def test_the_inner_loop_multiplies(a_along_k, b_along_k, card, tmp_path):
     assert kinds["FFMA"] == 1024 and kinds["FFMA"] / len(loop) >= 0.85, kinds
     assert sum(name.startswith("LDS") for name in loop) == sum(name.startswith("LDS.128") for name in loop) == 64
     assert not kinds["LDL"] and not kinds["STL"] and kinds["LDGSTS"] == 16
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card[0]}{card[1]}")
+@pytest.mark.parametrize("inner, a_along_k, b_along_k", [(True, True, True), (True, True, False), (False, False, False)])
+def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card, tmp_path):
+    """Less than that of whole products: rows and columns are looked up."""
+    said, sass = assembled(gemm_grouped._grouped(inner, 128, a_along_k, b_along_k), card, tmp_path)
+    assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+    loop = longest_loop(sass)
+    kinds = collections.Counter(name.split(".")[0] for name in loop)
+    assert kinds["FFMA"] == 1024 and kinds["FFMA"] / len(loop) >= 0.69, kinds
+    assert sum(name.startswith("LDS.128") for name in loop) == 64 and not kinds["LDL"] and not kinds["STL"]
 
 
 def counted(call):
@@ -103,3 +116,20 @@ def test_dropped_rows_and_columns_cost_nothing(rng):
     both = counted(lambda: gemm_rows.gemm_rows_cuda(kept, w, slice(1, None, 4), slice(2, None, 4)))
     assert both["flops"] == pytest.approx(whole["flops"] / 16, rel=0.05)
     assert both["sectors"] <= rows["sectors"] and both["sectors"] >= weights / 4
+
+
+@pytest.mark.parametrize("product", ["forward", "dx", "dw"])
+def test_dropped_tiles_cost_nothing(rng, product):
+    """One launch for all classes, without bank conflicts, of dp as many FLOPs and no more sectors than that."""
+    x, w, dy = put(rng, 128, 512), put(rng, 512, 512), put(rng, 128, 512)
+    whole = counted({"forward": lambda: gemm.gemm_cuda(x, w, tb=True), "dx": lambda: gemm.gemm_cuda(dy, w),
+                     "dw": lambda: gemm.gemm_cuda(dy, x, ta=True)}[product])
+    for dp in (2, 4):
+        pattern = 32, dp, 1, 0
+        kept = counted({"forward": lambda: gemm_tiles.gemm_tiles_cuda(x, w, *pattern),
+                        "dx": lambda: gemm_tiles.gemm_tiles_dx_cuda(dy, w, *pattern),
+                        "dw": lambda: gemm_tiles.gemm_tiles_dw_cuda(dy, x, *pattern)}[product])
+        assert kept["launches"] == 1 and kept["bank conflicts"] == 0
+        assert kept["flops"] == pytest.approx(whole["flops"] / dp, rel=0.05)
+        assert kept["issued fma"] == pytest.approx(whole["issued fma"] / dp, rel=0.01)
+        assert kept["sectors"] <= whole["sectors"]

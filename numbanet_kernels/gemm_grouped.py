@@ -1,0 +1,117 @@
+"""The kept tiles of `gemm_tiles` as dense products, one for each class, in one launch: for compute capability 8.0 and above.
+
+Block z of the grid works on class z, in blocks as those of `gemm_block`, and meets its rows and columns by their numbers: in
+the forward pass and dx the inner index and the column of the result come from a list, in dw its row and its column.
+"""
+from __future__ import annotations
+
+import numpy as np
+from numba import float32, int32
+
+from .gemm_block import DEPTH, THREADS, address, commit, copy, shared_address, sums_of, tile_for, wait_for_all_but_one
+from .launch import ceil_div, cuda, device_cache, kernel, kernels, launch
+from .memory import flat, upload_cuda
+from .tiles import elements, grid_of, packed_tiles
+
+
+@kernels
+def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True):
+    side, pitch = tile // 16, tile + 4
+    stage = DEPTH * pitch
+    buffers = 2 * stage
+    zeros, multiply, store, scatter = sums_of(side, pitch)
+    across = THREADS // tile
+    (a_deep, a_wide), (b_deep, b_wide) = ((8, 32) if along_k else (across, tile) for along_k in (a_along_k, b_along_k))
+
+    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4, i4, i4,"
+            " i4, i4, i4, i4, i4, b1, b1, f4)", least=(8, 0))
+    def gemm_tiles_grouped(a, b, bias, c, first, second, firsts, seconds, starts, most_first, most_second, plain,
+                           am, ak, bk, bn, width, biased, relu, scale):
+        """inner: c[m, N] = act(scale sum_K a[m am + K ak] b[K bk + N bn] + bias[N]); else: c[start + m, n] = scale sum_k
+        a[M am + k ak] b[k bk + N bn]; K or M from the class's part of `first`, N from that of `second`: as many numbers as
+        `firsts` and `seconds` say, of room for the most. The other axis has `plain` numbers."""
+        a_tile = cuda.shared.array(buffers, float32, 16)
+        b_tile = cuda.shared.array(buffers, float32, 16)
+        t, z = int32(cuda.threadIdx.x), int32(cuda.blockIdx.z)
+        first_at, second_at = z * most_first, z * most_second
+        row0, col0 = int32(cuda.blockIdx.y) * int32(tile), int32(cuda.blockIdx.x) * int32(tile)
+        rows, depth, cols = (plain, firsts[z], seconds[z]) if inner else (firsts[z], plain, seconds[z])
+        if row0 >= rows or col0 >= cols:
+            return
+        a_k, a_m = (t % int32(a_deep), t // int32(a_deep)) if a_along_k else (t // int32(a_wide), t % int32(a_wide))
+        b_k, b_n = (t % int32(b_deep), t // int32(b_deep)) if b_along_k else (t // int32(b_wide), t % int32(b_wide))
+        a_to, b_to = shared_address(a_tile, a_k * int32(pitch) + a_m), shared_address(b_tile, b_k * int32(pitch) + b_n)
+        sums = zeros()
+        tiles = (depth + int32(DEPTH - 1)) // int32(DEPTH)
+        for step in range(tiles + 1):
+            if step < tiles:
+                k0, to = int32(step) * int32(DEPTH), (int32(step) & int32(1)) * int32(4 * stage)
+                if inner:
+                    for i in range(DEPTH // a_deep):
+                        k = k0 + a_k + int32(i * a_deep)
+                        at = (first[first_at + k] if k < depth else int32(0)) * ak
+                        for j in range(tile // a_wide):
+                            m = row0 + a_m + int32(j * a_wide)
+                            copy(a_to + to + int32(4 * (i * a_deep * pitch + j * a_wide)), address(a, m * am + at),
+                                 k < depth and m < rows)
+                else:
+                    for j in range(tile // a_wide):
+                        m = row0 + a_m + int32(j * a_wide)
+                        at = (first[first_at + m] if m < rows else int32(0)) * am
+                        for i in range(DEPTH // a_deep):
+                            k = k0 + a_k + int32(i * a_deep)
+                            copy(a_to + to + int32(4 * (i * a_deep * pitch + j * a_wide)), address(a, at + k * ak),
+                                 k < depth and m < rows)
+                for j in range(tile // b_wide):
+                    n = col0 + b_n + int32(j * b_wide)
+                    at = (second[second_at + n] if n < cols else int32(0)) * bn
+                    for i in range(DEPTH // b_deep):
+                        k = k0 + b_k + int32(i * b_deep)
+                        at_k = (first[first_at + k] if inner and k < depth else k) * bk
+                        copy(b_to + to + int32(4 * (i * b_deep * pitch + j * b_wide)), address(b, at_k + at),
+                             k < depth and n < cols)
+            commit()
+            if step > 0:
+                wait_for_all_but_one()
+                cuda.syncthreads()
+                at = (int32(step - 1) & int32(1)) * int32(stage)
+                sums = multiply(sums, a_tile, at + (t >> int32(4)) * int32(4), b_tile, at + (t & int32(15)) * int32(4))
+                cuda.syncthreads()
+        row, col = row0 + (t >> int32(4)) * int32(4), col0 + (t & int32(15)) * int32(4)
+        if inner:
+            scatter(sums, c, row * width, width, rows - row, cols - col, second, second_at + col, bias, biased, relu, scale,
+                    float32(1))
+        else:
+            store(sums, c, (starts[z] + row) * width + col, width, rows - row, cols - col, width % int32(4) == int32(0), bias,
+                  int32(0), int32(0), False, False, scale, float32(1))
+
+    return gemm_tiles_grouped
+
+
+@device_cache(maxsize=1024)
+def groups(shape, tile, dp, bias, mix):
+    """((numbers of the rows that each class keeps, then 0; how many; the most), the same of columns, first packed row)"""
+    packed = packed_tiles(grid_of(shape, tile), dp, bias, mix)
+
+    def listed(tile_numbers, length):
+        found = [elements(numbers, tile, length) for numbers in tile_numbers]
+        most = max([1, *(numbers.size for numbers in found)])
+        lists = np.zeros((len(found), most), np.int32)
+        for z, numbers in enumerate(found):
+            lists[z, :numbers.size] = numbers
+        return upload_cuda(lists.reshape(-1)), upload_cuda(np.array([n.size for n in found], np.int32)), most
+
+    starts = packed.row_place[packed.rows[:, 0]] * tile
+    return listed(packed.rows, shape[0]), listed(packed.cols, shape[1]), upload_cuda(starts.astype(np.int32))
+
+
+def launch_grouped(inner, a, b, c, first, second, starts, plain, a_at, b_at, bias=None, relu=False, scale=1.0):
+    """One launch for all classes; first and second as `_groups` gives them, a_at and b_at the strides (am, ak) and (bk, bn)."""
+    (firsts, first_counts, most_first), (seconds, second_counts, most_second) = first, second
+    rows, classes = plain if inner else most_first, first_counts.size
+    tile = tile_for(rows, most_second, classes)
+    (am, ak), (bk, bn) = a_at, b_at
+    launch(_grouped(inner, tile, ak <= am, bk <= bn), (ceil_div(most_second, tile), ceil_div(rows, tile), classes), THREADS,
+           flat(a), flat(b), flat(c) if bias is None else bias, flat(c), firsts, seconds, first_counts, second_counts, starts,
+           most_first, most_second, plain, *a_at, *b_at, c.shape[1], bias is not None, relu, scale)
+    return c
