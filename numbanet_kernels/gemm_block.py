@@ -281,12 +281,13 @@ def available():
     return capability() >= _block().least
 
 
-def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), relu=False, alpha=1.0, scale=1.0, tile=None):
+def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), relu=False, alpha=1.0, scale=1.0, tile=None,
+                    padding=4):
     """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at, b_at and bias_at say where the
-    elements lie: (a0, am, ak), (b0, bk, bn) and (start, step)."""
+    elements lie: (a0, am, ak), (b0, bk, bn) and (start, step). Other tiles and paddings are for looking at what they do."""
     (rows, cols, _), (_, am, ak), (_, bk, bn) = shape, a_at, b_at
     tile = tile_for(rows, cols) if tile is None else tile
-    launch(_block(tile, ak <= am, bk <= bn), (ceil_div(cols, tile), ceil_div(rows, tile)), THREADS,
+    launch(_block(tile, ak <= am, bk <= bn, padding), (ceil_div(cols, tile), ceil_div(rows, tile)), THREADS,
            a, b, b if bias is None else bias, out.reshape(out.size), *shape, *a_at, *b_at, *bias_at, cols % 4 == 0,
            bias is not None, relu, alpha, scale)
     return out

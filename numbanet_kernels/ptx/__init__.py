@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import DTYPES
-from .counters import Counters
+from .counters import Counters, class_of
 from .machine import Launch
 from .parse import Program, PtxError, parse
 
-__all__ = ["Counters", "Program", "PtxError", "parse", "run"]
+__all__ = ["Counters", "Program", "PtxError", "class_of", "parse", "run"]
 
 
 def run(program: Program, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], dynamic: int = 0,
