@@ -143,6 +143,9 @@ def _periods(rate: float, dp_max: int | None, search: str, scale: str) -> _Perio
     return _Periods(np.cumsum(distribution).tolist(), scales.tolist(), float(1 / (distribution @ (scales**2 / dp))))
 
 
+_row_plan, _tile_plan = (functools.lru_cache(maxsize=4096)(kind) for kind in (RowPlan, TilePlan))  # there are few of a network
+
+
 class _PatternDropout(Dropout):
     """Base of rdp and tdp: draws the period dp and the bias of a pattern."""
 
@@ -206,7 +209,7 @@ class RowDropout(_PatternDropout):
         if not self.rate_of(layer):
             return None
         dp, bias, scale = self.draw(layer, rng)
-        return RowPlan(shape[0], dp, bias, scale)
+        return _row_plan(shape[0], dp, bias, scale)
 
     def concern(self, layer, shape):
         if self.rate_of(layer) and shape[0] < self.periods(layer):
@@ -254,7 +257,7 @@ class TileDropout(_PatternDropout):
         if not self.rate_of(layer):
             return None
         dp, bias, scale = self.draw(layer, rng)
-        return TilePlan(shape, self.tile, dp, bias, scale, int(self.mixes * rng.random()) if dp > 1 else 0)
+        return _tile_plan(shape, self.tile, dp, bias, scale, int(self.mixes * rng.random()) if dp > 1 else 0)
 
     def keeps(self, layers):
         return [*map(self.keep, range(layers)), 1.0]

@@ -115,13 +115,22 @@ def take_rows_cpu(x, rows, out=None):
     return np.take(x, rows, axis=0, out=out, mode="clip")
 
 
-@host_kernel("void(f4[:, ::1], i4[::1], f4[::1], f4[:, ::1], i8, i8)")
-def _take_columns_cpu(x, columns, shift, y, first, stop):
-    """y[n, i] = x[n, columns[i]] - shift[i], x 0 where it has no such column, for first <= n < stop: expand and compact."""
+@host_kernel("void(f4[:, ::1], i4[::1], f4[:, ::1], i8, i8)")
+def _expand(x, pos, y, first, stop):
+    """y[n, i] = x[n, pos[i]] where x has such a column, else 0, for first <= n < stop."""
     for n in range(first, stop):
         row, out = x[n], y[n]
-        for i in range(columns.size):
-            out[i] = (row[np.uint64(columns[i])] if 0 <= columns[i] < row.size else np.float32(0)) - shift[i]
+        for i in range(pos.size):
+            out[i] = row[np.uint64(pos[i])] if 0 <= pos[i] < row.size else np.float32(0)
+
+
+@host_kernel("void(f4[:, ::1], i4[::1], f4[::1], f4[:, ::1], i8, i8)")
+def _compact(x, list_, shift, y, first, stop):
+    """y[n, k] = x[n, list[k]] - shift[k] for first <= n < stop; x has all these columns."""
+    for n in range(first, stop):
+        row, out = x[n], y[n]
+        for k in range(list_.size):
+            out[k] = row[np.uint32(list_[k])] - shift[k]
 
 
 @L.device_cache(maxsize=16)
@@ -129,26 +138,25 @@ def _no_shift(size, upload):
     return upload(np.zeros(size, np.float32))
 
 
-def _take_columns_shared(x, columns, shift, out):
-    out = empty_cpu((x.shape[0], columns.size)) if out is None else out
-    shift = _no_shift(columns.size, upload_cpu) if shift is None else shift
-
+def _share_samples(kernel, *arrays):
+    """The kernel on each thread's rows."""
     def work(part):
-        own = part.of(x.shape[0])
-        _take_columns_cpu(x, columns, shift, out, own.start, own.stop)
+        own = part.of(arrays[0].shape[0])
+        kernel(*arrays, own.start, own.stop)
 
-    threads.share(work, threads.worthwhile(out.size))
-    return out
+    threads.share(work, threads.worthwhile(arrays[-1].size))
+    return arrays[-1]
 
 
 def expand_cpu(x, pos, out=None):
     """y[n, i] = x[n, pos[i]] where pos[i] >= 0, else 0.   x (N, K), pos (I,) -> y (N, I)"""
-    return _take_columns_shared(x, pos, None, out)
+    return _share_samples(_expand, x, pos, empty_cpu((x.shape[0], pos.size)) if out is None else out)
 
 
 def compact_cpu(x, list_, shift=None, out=None):
     """y[n, k] = x[n, list[k]] - shift[k]; no shift: the adjoint of expand.   x (N, I), list (K,), shift (K,) -> y (N, K)"""
-    return _take_columns_shared(x, list_, shift, out)
+    shift = _no_shift(list_.size, upload_cpu) if shift is None else shift
+    return _share_samples(_compact, x, list_, shift, empty_cpu((x.shape[0], list_.size)) if out is None else out)
 
 
 def from_foreign_cpu(array):
