@@ -30,7 +30,12 @@ def _given(name: str, dev: Device, x: Any, dtype: type = np.float32) -> Any:
 
 def _mean_loss(dev, losses_and_gradient):
     losses, gradient = losses_and_gradient
-    return dev.sum(losses), (lambda dy: dev.mul(gradient, dev.broadcast_to(dev.reshape(dy, (1, 1)), gradient.shape)),)
+
+    def vjp(dy):
+        return dev.mul(gradient, dev.broadcast_to(dev.reshape(dy, (1, 1)), gradient.shape))
+
+    vjp.of_one = gradient
+    return dev.sum(losses), (vjp,)
 
 
 @op

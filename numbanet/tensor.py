@@ -180,21 +180,26 @@ class Tensor:
             raise RuntimeError("backward: this tensor was computed from none that requires a gradient")
         if dy is None and self.size != 1:
             raise ValueError(f"backward: a tensor of shape {self.shape} needs dy, the gradient of what follows")
-        dy = np.ones(self.shape, np.float32) if dy is None else dy
-        if isinstance(dy, Tensor):
-            common_device("backward", (self, dy))
-        dy = self.device.copy(dy.data if isinstance(dy, Tensor) else self.device.upload(np.asarray(dy, np.float32)))
-        if tuple(dy.shape) != self.shape:
-            raise ValueError(f"backward: dy {tuple(dy.shape)} does not match the tensor {self.shape}")
         order = _topological(self)
-        self._accumulate(dy)
+        known = dy is None and self.node is not None and all(hasattr(vjp, "of_one") for vjp in self.node.vjps)
+        if not known:
+            self._accumulate(self._given(np.ones(self.shape, np.float32) if dy is None else dy))
         for tensor in reversed(order):
             node, dy = tensor.node, tensor.gradient
             tensor.node, tensor.gradient = _FREED, None  # gradients and activations of inner nodes are freed on the way
             for x, vjp in zip(node.inputs, node.vjps, strict=True):
                 if x is not None and x.requires_grad:
-                    with profile.timed(f"{node.op}.backward", dy, static=node.static):
-                        x._accumulate(vjp(dy))
+                    with profile.timed(f"{node.op}.backward", *(() if dy is None else (dy,)), static=node.static):
+                        x._accumulate(vjp.of_one if dy is None else vjp(dy))
+
+    def _given(self, dy: Any) -> Any:
+        """A copy of a gradient that was given, on this tensor's device."""
+        if isinstance(dy, Tensor):
+            common_device("backward", (self, dy))
+        dy = self.device.copy(dy.data if isinstance(dy, Tensor) else self.device.upload(np.asarray(dy, np.float32)))
+        if tuple(dy.shape) != self.shape:
+            raise ValueError(f"backward: dy {tuple(dy.shape)} does not match the tensor {self.shape}")
+        return dy
 
     def _accumulate(self, dx: Any) -> None:
         if self.gradient is None:
@@ -350,7 +355,8 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]]) -> Callable[..., Tenso
     """Lift `fn(dev, *arrays, **static) -> (array, vjps)` to tensors.
 
     Inputs are tensors on one device (arrays and numbers are taken there), or None. What carries no gradient is
-    keyword-only. Each vjp maps the gradient of the result to the gradient of its input.
+    keyword-only. Each vjp maps the gradient of the result to the gradient of its input; if it has an attribute `of_one`, that
+    is vjp(1), which costs nothing where the result is what `backward` starts from.
     """
     name = fn.__name__.strip("_")
 

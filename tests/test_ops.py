@@ -188,3 +188,16 @@ def test_losses_take_what_they_compare_with_in_any_form(dev):
     assert losses[0] == losses[1]
     with pytest.raises(ValueError, match="NumPy array"):
         ops.softmax_cross_entropy(z, labels=Tensor([0, 1], dev))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "cross entropy" in name or "error" in name])
+def test_a_loss_knows_its_own_gradient(dev, rng, name):
+    """backward() takes it as it is; backward(1) and backward(2) multiply."""
+    function, _, shapes, where = CASES[name]
+    (x,), found = inputs(rng, shapes, where, dev), []
+    for dy in (None, 1.0, 2.0):
+        x.zero_grad()
+        function(x).backward(dy)
+        found.append(x.grad.numpy())
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(2 * found[0], found[2])
