@@ -275,8 +275,8 @@ class Order:
 
 @functools.lru_cache(maxsize=16)
 def _order_views(of: Order, dev: Device) -> tuple:
-    shift = None if of.mean is None else dev.upload(of.mean[of.order])
-    return dev.upload(of.order), dev.upload(np.argsort(of.order), np.int32), shift
+    order = np.array(of.order)  # kernels take no read-only array, such as one mapped from a file
+    return dev.upload(order), dev.upload(np.argsort(order), np.int32), None if of.mean is None else dev.upload(of.mean[order])
 
 
 def _plan(shape, tile, dp, bias, mix) -> TilePlan:
@@ -297,7 +297,8 @@ def _tile_mask(shape, tile, dp, bias, mix, dev: Device):
 
 @functools.lru_cache(maxsize=1024)
 def _tile_order(shape, tile, dp, bias, mix, order: Order, dev: Device):
-    return dev.tile_order(order.order, order.mean, shape, tile, dp, bias, mix)
+    mean = None if order.mean is None else np.array(order.mean)
+    return dev.tile_order(order.order, mean, shape, tile, dp, bias, mix)
 
 
 @functools.lru_cache(maxsize=1024)

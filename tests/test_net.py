@@ -87,9 +87,9 @@ def test_features_come_centred_and_in_random_order_before_tiles_only():
     net = Net(**SMALL, dropout=TileDropout(0.5, tile=4)).fit(X, Y)
     first = net.model_.layers[0]
     assert isinstance(first, Shuffle) and not np.array_equal(first.order.order, np.arange(64))
-    rest = X.mean(axis=0) - first.mean  # in the direction of the mean, as large as it should be
+    rest = X.mean(axis=0) - first.order.mean  # in the direction of the mean, as large as it should be
     assert rest @ rest == pytest.approx(estimator.COMMON_NOISE * X.var(axis=0).sum(), rel=1e-3)
-    np.testing.assert_allclose(first.mean / first.mean.max(), X.mean(axis=0) / X.mean(axis=0).max(), rtol=1e-4)
+    np.testing.assert_allclose(first.order.mean / first.order.mean.max(), X.mean(axis=0) / X.mean(axis=0).max(), rtol=1e-4)
     np.testing.assert_array_equal(first.order.order, clone(net).fit(X, Y).model_.layers[0].order.order)
     for other in ({"dropout": "rdp"}, {"dropout": TileDropout((0.0, 0.5), tile=4)}, {"layers": (), "dropout": "tdp"}):
         assert not isinstance(Net(**{**SMALL, **other}).fit(X, Y).model_.layers[0], Shuffle)
