@@ -1,6 +1,6 @@
 """Dense matrix products of a layer, batch n, weight (o, i): forward with bias and ReLU, dx, dW, against PyTorch.
 
-On CUDA also the ladder of versions that the kernel file develops: naive, tiled, register.
+On CUDA also the ladder of versions that the kernel file develops: naive, tiled, register, block, tensor.
 """
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from . import kernels
 from .harness import Case, Options
 from .kernels import Kernel
 
-LADDER = {"linear_naive": ("naive", 16), "linear_tiled": ("tiled", 32), "linear_register": ("register", 64)}
+LADDER = {"linear_naive": ("naive", 16), "linear_tiled": ("tiled", 32), "linear_register": ("register", 64),
+          "linear_block": ("block", 128), "linear_tensor": ("tensor", None)}
 
 
 def _layer(rng, n, o, i):

@@ -7,13 +7,16 @@ A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True
     2 tiled      a block keeps a tile x tile piece of A and B in shared memory: `tile` times fewer global loads
     3 register   each thread keeps 4 x 4 outputs in registers: 8 shared loads for 16 multiply-adds
     4 block      8 x 8 outputs, 16-byte loads, the next tiles copied meanwhile: `gemm_block`, the one used where a card has it
+    5 tensor     the same on tensor cores, with the error of float32: `gemm_tensor`; tf32: with 10 bits of the operands
 """
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 from numba import float32
 
-from . import gemm_block, threads
+from . import gemm_block, gemm_tensor, threads
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
 from .memory import empty_cpu, empty_cuda, flat
 from .threads import WHOLE
@@ -268,12 +271,19 @@ def _register(tile=64):
     return gemm_register
 
 
+LADDER = ("naive", "tiled", "register", "block", "tensor", "tf32")  # the last three from compute capability 8.0 on
+
+
 def gemm_version_cuda(version, tile, a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
-    """The product by one version of the ladder ("naive", "tiled", "register") at one tile size."""
+    """The product by one version of the ladder, the first four at one tile size; "tf32" keeps 10 bits of the operands."""
     m, n, k = gemm_shapes("cuda", a, b, ta, tb, bias, out)
     out = empty_cuda((m, n)) if out is None else out
     am, ak = (1, m) if ta else (k, 1)
     bk, bn = (1, k) if tb else (n, 1)
+    if version in LADDER[3:]:
+        by = functools.partial(gemm_block.gemm_block_cuda, tile=tile) if version == "block" else functools.partial(
+            gemm_tensor.gemm_tensor_cuda, passes=1 if version == "tf32" else 3)
+        return by(flat(a), flat(b), (m, n, k), (0, am, ak), (0, bk, bn), out, bias, relu=relu, alpha=scale)
     chosen = {"naive": _naive, "tiled": lambda: _tiled(tile), "register": lambda: _register(tile)}[version]()
     side = tile // 4 if version == "register" else tile
     launch(chosen, (ceil_div(n, tile), ceil_div(m, tile)), (side, side),
@@ -286,9 +296,6 @@ TILE = 64  # of the register version: 256 threads, 4 x 4 outputs each
 
 def gemm_cuda(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
     """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n])"""
-    if not gemm_block.available():
-        return gemm_version_cuda("register", TILE, a, b, ta, tb, bias, relu, scale, out)
-    m, n, k = gemm_shapes("cuda", a, b, ta, tb, bias, out)
-    out = empty_cuda((m, n)) if out is None else out
-    return gemm_block.gemm_block_cuda(flat(a), flat(b), (m, n, k), (0, 1, m) if ta else (0, k, 1),
-                                      (0, 1, k) if tb else (0, n, 1), out, bias, relu=relu, alpha=scale)
+    if gemm_block.available():
+        return gemm_version_cuda("block", None, a, b, ta, tb, bias, relu, scale, out)
+    return gemm_version_cuda("register", TILE, a, b, ta, tb, bias, relu, scale, out)

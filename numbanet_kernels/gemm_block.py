@@ -31,7 +31,7 @@ def _number(value):
     return ir.Constant(I32, value)
 
 
-def _pointer(context, builder, kind, array, index):
+def element(context, builder, kind, array, index):
     """Where element `index` of an array argument lies."""
     return builder.gep(context.make_array(kind)(context, builder, array).data, [builder.sext(index, I64)])
 
@@ -56,7 +56,7 @@ commit, wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement(
 def address(typing_context, array, at):
     """The address of array[at] in global memory, as an integer."""
     def generate(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, signature.args[0], *arguments)
+        pointer = element(context, builder, signature.args[0], *arguments)
         return builder.ptrtoint(builder.addrspacecast(pointer, ir.PointerType(F32, 1)), I64)
 
     return types.int64(array, types.int32), generate
@@ -66,7 +66,7 @@ def address(typing_context, array, at):
 def shared_address(typing_context, array, at):
     """The address of array[at] in shared memory, as an integer."""
     def generate(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, signature.args[0], *arguments)
+        pointer = element(context, builder, signature.args[0], *arguments)
         return builder.ptrtoint(builder.addrspacecast(pointer, ir.PointerType(F32, 3)), I32)
 
     return types.int32(array, types.int32), generate
@@ -94,7 +94,7 @@ def _loaded(context, builder, kind, array, places, wanted):
     for place, flag in zip(places, wanted, strict=True):
         before = builder.block
         with builder.if_then(flag):
-            loaded, after = builder.load(_pointer(context, builder, kind, array, place)), builder.block
+            loaded, after = builder.load(element(context, builder, kind, array, place)), builder.block
         value = builder.phi(loaded.type)
         value.add_incoming(ir.Constant(loaded.type, 0), before)
         value.add_incoming(loaded, after)
@@ -102,16 +102,56 @@ def _loaded(context, builder, kind, array, places, wanted):
     return found
 
 
-def _results(builder, side, sums, biases, relu, alpha, scale):
-    """(i, j) -> scale act(alpha sums[i, j] + biases[j]); NaN stays."""
+def _results(builder, sums, place_of, biases, relu, alpha, scale):
+    """(i, j) -> scale act(alpha sums[place_of(i, j)] + biases[j]); NaN stays."""
     zero = ir.Constant(F32, 0.0)
 
     def result(i, j):
-        sum_ = builder.fadd(builder.fmul(alpha, builder.extract_value(sums, side * i + j)), biases[j])
+        sum_ = builder.fadd(builder.fmul(alpha, builder.extract_value(sums, place_of(i, j))), biases[j])
         negative = builder.and_(relu, builder.fcmp_ordered("<", sum_, zero))
         return builder.fmul(scale, builder.select(negative, zero, sum_))
 
     return result
+
+
+def store_of(kind, rows_at, cols_at, place_of, group):
+    """The intrinsic that writes a thread's sums, those of rows rows_at and columns cols_at of its block; `group` neighbouring
+    columns are one store where they are aligned."""
+    vector = ir.VectorType(F32, group)
+
+    @intrinsic
+    def store(typing_context, sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, relu, alpha, scale):
+        """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols:
+        st.global.v4.f32 (or v2) where `aligned`, else st.global.f32."""
+        def generate(context, builder, signature, arguments):
+            sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, relu, alpha, scale = arguments
+            inside = [builder.icmp_signed("<", _number(j), cols) for j in cols_at]
+            biases = _loaded(context, builder, signature.args[7], bias,
+                             [builder.add(bias_at, builder.mul(_number(j), bias_step)) for j in cols_at],
+                             [builder.and_(biased, flag) for flag in inside])
+            result = _results(builder, sums, place_of, biases, relu, alpha, scale)
+            for i, row in enumerate(rows_at):
+                with builder.if_then(builder.icmp_signed("<", _number(row), rows)):
+                    start = builder.add(at, builder.mul(_number(row), width))
+                    for j in range(0, len(cols_at), group):
+                        first = element(context, builder, signature.args[1], c, builder.add(start, _number(cols_at[j])))
+                        with builder.if_else(builder.and_(aligned, inside[j + group - 1])) as (together, apart):
+                            with together:
+                                values = ir.Constant(vector, ir.Undefined)
+                                for k in range(group):
+                                    values = builder.insert_element(values, result(i, j + k), _number(k))
+                                at_once = builder.bitcast(first, ir.PointerType(vector, first.type.addrspace))
+                                builder.store(values, at_once, align=4 * group)
+                            with apart:
+                                for k in range(group):
+                                    with builder.if_then(inside[j + k]):
+                                        builder.store(result(i, j + k), builder.gep(first, [ir.Constant(I64, k)]))
+            return context.get_dummy_value()
+
+        return types.void(kind, c, *[types.int32] * 4, types.boolean, bias, types.int32, types.int32, types.boolean,
+                          types.boolean, types.float32, types.float32), generate
+
+    return store
 
 
 @functools.cache
@@ -119,6 +159,9 @@ def sums_of(side, pitch):
     """(zeros, multiply, store, scatter): what a thread does with its side x side sums, in rows and columns 0 … 3 and, if 8,
     64 … 67, of tiles with so many floats a row."""
     kind, places = types.UniTuple(types.float32, side * side), [64 * half + i for half in range(side // 4) for i in range(4)]
+
+    def place_of(i, j):
+        return side * i + j
 
     @intrinsic
     def zeros(typing_context):
@@ -140,8 +183,8 @@ def sums_of(side, pitch):
         """sums[i, j] += a[k, i] b[k, j] for the 16 k of a tile, i from a_at and j from b_at on: fma.rn.f32."""
         def generate(context, builder, signature, arguments):
             values = [builder.extract_value(arguments[0], i) for i in range(side**2)]
-            left = _pointer(context, builder, signature.args[1], *arguments[1:3])
-            right = _pointer(context, builder, signature.args[3], *arguments[3:5])
+            left = element(context, builder, signature.args[1], *arguments[1:3])
+            right = element(context, builder, signature.args[3], *arguments[3:5])
             for k in range(DEPTH):
                 row, col = list(quads(builder, left, k)), list(quads(builder, right, k))
                 for i in range(side):
@@ -152,38 +195,6 @@ def sums_of(side, pitch):
         return kind(kind, a, types.int32, b, types.int32), generate
 
     @intrinsic
-    def store(typing_context, sums, c, at, width, rows, cols, quads, bias, bias_at, bias_step, biased, relu, alpha, scale):
-        """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols; four
-        neighbours are one st.global.v4.f32 where `quads` says that they are aligned."""
-        def generate(context, builder, signature, arguments):
-            sums, c, at, width, rows, cols, quads, bias, bias_at, bias_step, biased, relu, alpha, scale = arguments
-            inside = [builder.icmp_signed("<", _number(j), cols) for j in places]
-            biases = _loaded(context, builder, signature.args[7], bias,
-                             [builder.add(bias_at, builder.mul(_number(j), bias_step)) for j in places],
-                             [builder.and_(biased, flag) for flag in inside])
-            result = _results(builder, side, sums, biases, relu, alpha, scale)
-            for i, row in enumerate(places):
-                with builder.if_then(builder.icmp_signed("<", _number(row), rows)):
-                    start = builder.add(at, builder.mul(_number(row), width))
-                    for j in range(0, side, 4):
-                        first = _pointer(context, builder, signature.args[1], c, builder.add(start, _number(places[j])))
-                        with builder.if_else(builder.and_(quads, inside[j + 3])) as (together, apart):
-                            with together:
-                                quad = ir.Constant(QUAD, ir.Undefined)
-                                for k in range(4):
-                                    quad = builder.insert_element(quad, result(i, j + k), _number(k))
-                                at_once = builder.bitcast(first, ir.PointerType(QUAD, first.type.addrspace))
-                                builder.store(quad, at_once, align=16)
-                            with apart:
-                                for k in range(4):
-                                    with builder.if_then(inside[j + k]):
-                                        builder.store(result(i, j + k), builder.gep(first, [ir.Constant(I64, k)]))
-            return context.get_dummy_value()
-
-        return types.void(kind, c, *[types.int32] * 4, types.boolean, bias, types.int32, types.int32, types.boolean,
-                          types.boolean, types.float32, types.float32), generate
-
-    @intrinsic
     def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, relu, alpha, scale):
         """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols."""
         def generate(context, builder, signature, arguments):
@@ -191,20 +202,20 @@ def sums_of(side, pitch):
             inside = [builder.icmp_signed("<", _number(j), cols) for j in places]
             columns = _loaded(context, builder, signature.args[6], to, [builder.add(to_at, _number(j)) for j in places], inside)
             biases = _loaded(context, builder, signature.args[8], bias, columns, [builder.and_(biased, f) for f in inside])
-            result = _results(builder, side, sums, biases, relu, alpha, scale)
+            result = _results(builder, sums, place_of, biases, relu, alpha, scale)
             for i, row in enumerate(places):
                 with builder.if_then(builder.icmp_signed("<", _number(row), rows)):
                     start = builder.add(at, builder.mul(_number(row), width))
                     for j in range(side):
                         with builder.if_then(inside[j]):
-                            to_place = _pointer(context, builder, signature.args[1], c, builder.add(start, columns[j]))
+                            to_place = element(context, builder, signature.args[1], c, builder.add(start, columns[j]))
                             builder.store(result(i, j), to_place)
             return context.get_dummy_value()
 
         return types.void(kind, c, *[types.int32] * 4, to, types.int32, bias, types.boolean, types.boolean, types.float32,
                           types.float32), generate
 
-    return zeros, multiply, store, scatter
+    return zeros, multiply, store_of(kind, places, places, place_of, 4), scatter
 
 
 # --- kernel -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_compile import PROBLEM, PTXAS
 
-from numbanet_kernels import gemm, gemm_block, gemm_grouped, gemm_rows, gemm_tiles, launch
+from numbanet_kernels import gemm, gemm_block, gemm_grouped, gemm_rows, gemm_tensor, gemm_tiles, launch
 
 NVDISASM = PTXAS and PTXAS.replace("ptxas", "nvdisasm")
 CARDS = [(8, 0), (9, 0)]
@@ -66,6 +66,19 @@ def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card, t
     assert sum(name.startswith("LDS.128") for name in loop) == 64 and not kinds["LDL"] and not kinds["STL"]
 
 
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card[0]}{card[1]}")
+@pytest.mark.parametrize("a_along_k, b_along_k", ALONG)
+@pytest.mark.parametrize("passes", [3, 1])
+def test_tensor_cores_multiply(passes, a_along_k, b_along_k, card, tmp_path):
+    """32 products of fragments a k-tile and pass, registers suffice, and each number is loaded once by a thread."""
+    said, sass = assembled(gemm_tensor._tensor(passes, a_along_k, b_along_k), card, tmp_path)
+    assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+    kinds = collections.Counter(name.split(".")[0] for name in longest_loop(sass))
+    assert kinds["HMMA"] == 32 * passes and kinds["LDS"] == 48 and kinds["LDGSTS"] == 16
+    assert not kinds["LDL"] and not kinds["STL"]
+
+
 def counted(call):
     """The counters of the one kernel that a call runs on the emulated device."""
     launch.counters.clear()
@@ -118,6 +131,29 @@ def test_dropped_rows_and_columns_cost_nothing(rng):
     both = counted(lambda: gemm_rows.gemm_rows_cuda(kept, w, slice(1, None, 4), slice(2, None, 4)))
     assert both["flops"] == pytest.approx(whole["flops"] / 16, rel=0.05)
     assert both["sectors"] <= rows["sectors"] and both["sectors"] >= weights / 4
+
+
+@pytest.mark.parametrize("ta, tb", ALONG)
+def test_three_passes_have_the_error_of_float32(rng, ta, tb):
+    """No more than twice that of a float32 product; one pass stays within 1e-3; neither waits for banks."""
+    a, b = put(rng, *((100, 130) if ta else (130, 100))), put(rng, *((70, 100) if tb else (100, 70)))
+    host = (np.array(a.T if ta else a), np.array(b.T if tb else b))
+    exact = host[0].astype(float) @ host[1]
+    errors, results = {}, {}
+    for version in ("tensor", "tf32"):
+        found = counted(lambda: results.update({version: gemm.gemm_version_cuda(version, None, a, b, ta, tb)}))
+        errors[version] = np.abs(results[version] - exact).max() / np.abs(exact).max()
+        assert found["bank conflicts"] == 0 and found["issued mma"] > 0
+    plain = np.abs(gemm_reference_float32(*host) - exact).max() / np.abs(exact).max()
+    assert errors["tensor"] <= 2 * plain and plain < errors["tf32"] <= 1e-3
+
+
+def gemm_reference_float32(a, b):
+    """The product as one float32 sum after the other."""
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for k in range(a.shape[1]):
+        total += a[:, k, None] * b[k]
+    return total
 
 
 @pytest.mark.parametrize("product", ["forward", "dx", "dw"])
