@@ -296,6 +296,7 @@ TILE = 64  # of the register version: 256 threads, 4 x 4 outputs each
 
 def gemm_cuda(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
     """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n])"""
-    if gemm_block.available():
-        return gemm_version_cuda("block", None, a, b, ta, tb, bias, relu, scale, out)
-    return gemm_version_cuda("register", TILE, a, b, ta, tb, bias, relu, scale, out)
+    m, n, _ = gemm_shapes("cuda", a, b, ta, tb, bias, out)
+    out = empty_cuda((m, n)) if out is None else out
+    version, tile = ("block", None) if gemm_block.available(a, b, out) else ("register", TILE)
+    return gemm_version_cuda(version, tile, a, b, ta, tb, bias, relu, scale, out)

@@ -38,7 +38,7 @@ def element(context, builder, kind, array, index):
 
 def _statement(text):
     """An intrinsic that is one instruction without operands."""
-    @intrinsic
+    @intrinsic(text)
     def run(typing_context):
         def generate(context, builder, signature, arguments):
             builder.call(ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), text, "~{memory}", side_effect=True), [])
@@ -52,7 +52,7 @@ def _statement(text):
 commit, wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement("cp.async.wait_group 1;")
 
 
-@intrinsic
+@intrinsic()
 def address(typing_context, array, at):
     """The address of array[at] in global memory, as an integer."""
     def generate(context, builder, signature, arguments):
@@ -62,7 +62,7 @@ def address(typing_context, array, at):
     return types.int64(array, types.int32), generate
 
 
-@intrinsic
+@intrinsic()
 def shared_address(typing_context, array, at):
     """The address of array[at] in shared memory, as an integer."""
     def generate(context, builder, signature, arguments):
@@ -72,7 +72,7 @@ def shared_address(typing_context, array, at):
     return types.int32(array, types.int32), generate
 
 
-@intrinsic
+@intrinsic()
 def copy(typing_context, to, source, inside):
     """cp.async.ca.shared.global [to], [source], 4, inside ? 4 : 0: one float, or 0, soon; nothing is read where not inside.
 
@@ -119,7 +119,7 @@ def store_of(kind, rows_at, cols_at, place_of, group):
     columns are one store where they are aligned."""
     vector = ir.VectorType(F32, group)
 
-    @intrinsic
+    @intrinsic(str(kind), *rows_at, *cols_at, group)
     def store(typing_context, sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, relu, alpha, scale):
         """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols:
         st.global.v4.f32 (or v2) where `aligned`, else st.global.f32."""
@@ -163,7 +163,7 @@ def sums_of(side, pitch):
     def place_of(i, j):
         return side * i + j
 
-    @intrinsic
+    @intrinsic(side, pitch)
     def zeros(typing_context):
         """side x side zeros."""
         def generate(context, builder, signature, arguments):
@@ -178,7 +178,7 @@ def sums_of(side, pitch):
             quad = builder.load(builder.bitcast(at, ir.PointerType(QUAD, at.type.addrspace)), align=16)
             yield from (builder.extract_element(quad, _number(i)) for i in range(4))
 
-    @intrinsic
+    @intrinsic(side, pitch)
     def multiply(typing_context, sums, a, a_at, b, b_at):
         """sums[i, j] += a[k, i] b[k, j] for the 16 k of a tile, i from a_at and j from b_at on: fma.rn.f32."""
         def generate(context, builder, signature, arguments):
@@ -194,7 +194,7 @@ def sums_of(side, pitch):
 
         return kind(kind, a, types.int32, b, types.int32), generate
 
-    @intrinsic
+    @intrinsic(side, pitch)
     def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, relu, alpha, scale):
         """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols."""
         def generate(context, builder, signature, arguments):
@@ -287,15 +287,16 @@ def tile_for(rows, cols, products=1):
     return min(TILES, key=cost)
 
 
-def available():
-    """Whether this card has the instructions."""
-    return capability() >= _block().least
+def available(*arrays):
+    """Whether this card has the instructions, and 32 bits count the elements of the arrays."""
+    return capability() >= _block().least and all(array.size < 2**31 for array in arrays)
 
 
 def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), relu=False, alpha=1.0, scale=1.0, tile=None,
                     padding=4):
     """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at, b_at and bias_at say where the
-    elements lie: (a0, am, ak), (b0, bk, bn) and (start, step). Other tiles and paddings are for looking at what they do."""
+    elements lie: (a0, am, ak), (b0, bk, bn) and (start, step).
+    To look at what they do: a tile of 64 or 128, and padding by a multiple of 4."""
     (rows, cols, _), (_, am, ak), (_, bk, bn) = shape, a_at, b_at
     tile = tile_for(rows, cols) if tile is None else tile
     launch(_block(tile, ak <= am, bk <= bn, padding), (ceil_div(cols, tile), ceil_div(rows, tile)), THREADS,

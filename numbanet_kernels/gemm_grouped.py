@@ -101,12 +101,12 @@ def groups(shape, tile, dp, bias, mix):
             lists[z, :numbers.size] = numbers
         return upload_cuda(lists.reshape(-1)), upload_cuda(np.array([n.size for n in found], np.int32)), most
 
-    starts = packed.row_place[packed.rows[:, 0]] * tile
+    starts = packed.row_place[packed.rows[:, :1].ravel()] * tile
     return listed(packed.rows, shape[0]), listed(packed.cols, shape[1]), upload_cuda(starts.astype(np.int32))
 
 
 def launch_grouped(inner, a, b, c, first, second, starts, plain, a_at, b_at, bias=None, relu=False, scale=1.0):
-    """One launch for all classes; first and second as `_groups` gives them, a_at and b_at the strides (am, ak) and (bk, bn)."""
+    """One launch for all classes; first and second as `groups` gives them, a_at and b_at the strides (am, ak) and (bk, bn)."""
     (firsts, first_counts, most_first), (seconds, second_counts, most_second) = first, second
     rows, classes = plain if inner else most_first, first_counts.size
     tile = tile_for(rows, most_second, classes)

@@ -190,10 +190,10 @@ def _listed_indices(index, n):
     return _array(*(slice(None) if index is None else index).indices(n)) if index is None or isinstance(index, slice) else index
 
 
-def _strided(w, rows, cols):
+def _strided(w, rows, cols, *arrays):
     """(offset, stride along the kept rows, stride along the kept columns) of w[rows][:, cols] in flat w, and (first row, row
     step); None where they are no strides, or the card lacks the kernel."""
-    if not gemm_block.available() or not all(index is None or isinstance(index, slice) for index in (rows, cols)):
+    if not gemm_block.available(w, *arrays) or not all(index is None or isinstance(index, slice) for index in (rows, cols)):
         return None
     (row0, _, row_step), (col0, _, col_step) = ((slice(None) if index is None else index).indices(n)
                                                 for index, n in zip((rows, cols), w.shape, strict=True))
@@ -205,7 +205,7 @@ def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None)
     kept, inner = _length(rows, w.shape[0]), _length(cols, w.shape[1])
     _check("gemm_rows (cuda)", x, inner, w, bias, out, kept)
     out = empty_cuda((x.shape[0], kept)) if out is None else out
-    if strides := _strided(w, rows, cols):
+    if strides := _strided(w, rows, cols, x, out):
         (start, along_rows, along_cols), bias_at = strides
         return gemm_block.gemm_block_cuda(flat(x), flat(w), (x.shape[0], kept, inner), (0, inner, 1),
                                           (start, along_cols, along_rows), out, bias, bias_at, relu, scale=scale)
@@ -220,7 +220,7 @@ def gemm_rows_dx_cuda(dy, w, rows, cols, out=None):
     inner, kept = _length(rows, w.shape[0]), _length(cols, w.shape[1])
     _check("gemm_rows_dx (cuda)", dy, inner, w, None, out, kept)
     out = empty_cuda((dy.shape[0], kept)) if out is None else out
-    if strides := _strided(w, rows, cols):
+    if strides := _strided(w, rows, cols, dy, out):
         return gemm_block.gemm_block_cuda(flat(dy), flat(w), (dy.shape[0], kept, inner), (0, inner, 1), strides[0], out)
     launch(_listed(True, TILE), (ceil_div(kept, TILE), ceil_div(dy.shape[0], TILE)), (TILE // 2, TILE // 2), dy, w,
            _listed_indices(rows, w.shape[0]), _listed_indices(cols, w.shape[1]), flat(w), out, False, False, 1.0)

@@ -51,7 +51,7 @@ def _fragments(passes, a_along_k, b_along_k):
     """(zeros, multiply, store): what a thread does with its part of 4 x 4 fragments of C."""
     (a_k, a_m), (b_k, b_n) = _steps(a_along_k), _steps(b_along_k)
 
-    @intrinsic
+    @intrinsic(passes, a_along_k, b_along_k)
     def zeros(typing_context):
         """64 zeros."""
         def generate(context, builder, signature, arguments):
@@ -65,7 +65,7 @@ def _fragments(passes, a_along_k, b_along_k):
         big = builder.call(convert, [x])
         return big, builder.call(convert, [builder.fsub(x, builder.bitcast(big, F32))]) if passes == 3 else None
 
-    @intrinsic
+    @intrinsic(passes, a_along_k, b_along_k)
     def multiply(typing_context, sums, a, a_at, b, b_at):
         """C += A B for the 16 k of a tile: mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32, the small parts first."""
         def generate(context, builder, signature, arguments):

@@ -416,7 +416,7 @@ def gemm_tiles_cuda(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.0, bl
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
     _check("gemm_tiles (cuda)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias, mix)
     out = empty_cuda((x.shape[0], w.shape[0])) if out is None else out
-    if available():
+    if available(x, w, out):
         rows, cols, starts = groups(w.shape, tile, dp, bias, mix)
         return launch_grouped(True, x if inputs is None else inputs, w, out, cols, rows, starts, x.shape[0], (w.shape[1], 1),
                                (1, w.shape[1]), b, relu, scale)
@@ -434,7 +434,7 @@ def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, mix, scale=1.0, blocks=None, outpu
     if grid_of(w.shape, tile)[0] < dp:  # there are fewer classes: some columns are kept by no tile row
         out = full_cuda((dy.shape[0], w.shape[1]), 0.0, out=out)
     out = empty_cuda((dy.shape[0], w.shape[1])) if out is None else out
-    if available():
+    if available(dy, w, out):
         rows, cols, starts = groups(w.shape, tile, dp, bias, mix)
         return launch_grouped(True, dy if outputs is None else outputs, w, out, rows, cols, starts, dy.shape[0],
                                (w.shape[0], 1), (w.shape[1], 1), scale=scale)
@@ -451,7 +451,7 @@ def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, outpu
     shape = (dy.shape[1], x.shape[1])
     _check("gemm_tiles_dw (cuda)", x, shape[1], shape[0], None, None, tile, dp, bias, mix)
     out = empty_cuda(packed_shape(shape, tile, dp)) if out is None else out
-    if available():
+    if available(dy, x, out):
         return launch_grouped(False, dy if outputs is None else outputs, x if inputs is None else inputs, out,
                                *groups(shape, tile, dp, bias, mix), dy.shape[0], (1, shape[0]), (shape[1], 1), scale=scale)
     side = _block_side("gemm_tiles_dw (cuda)", tile)

@@ -21,8 +21,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import hashlib
 import inspect
 import math
+import pathlib
+import re
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -33,9 +37,9 @@ import numpy as np
 
 try:
     from numba import cuda
-    from numba.cuda.extending import intrinsic
+    from numba.cuda import extending
 except ImportError:  # a Numba without its CUDA half: kernels can be listed, not launched
-    from numba.extending import intrinsic  # noqa: F401
+    from numba import extending
 
     cuda = None
 
@@ -72,12 +76,10 @@ class Kernel:
         except (RuntimeError, OSError):  # no writable place for a cache: compile in this process only
             return cuda.jit(self.signature, **options)(self.function)
 
-    @functools.cached_property
+    @property
     def program(self) -> Any:
         """What the emulated device runs: the compiled kernel, read by the PTX machine."""
-        from . import ptx
-
-        return ptx.parse(self.ptx(EMULATED))
+        return _program(self, EMULATED)
 
     def ptx(self, compute_capability: tuple[int, int]) -> str:
         """PTX text for a compute capability such as (8, 0). Needs NVVM (extra `cuda`) but no GPU and no driver."""
@@ -85,10 +87,41 @@ class Kernel:
         return text.decode() if isinstance(text, bytes) else text
 
 
+@functools.cache
+def _program(kernel: Kernel, compute_capability: tuple[int, int]) -> Any:
+    from . import ptx
+
+    return ptx.parse(kernel.ptx(compute_capability))
+
+
 def kernel(signature: str, fastmath: bool = False,
            least: tuple[int, int] = (7, 5)) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a CUDA kernel by its one signature, for example "void(f4[:, ::1], i4)"."""
     return lambda function: Kernel(function, signature, fastmath, least)
+
+
+def intrinsic(*key: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Declare LLVM code that kernels call, as `numba.cuda.extending.intrinsic` does; `key` tells those of one factory apart.
+
+    Numba keeps compiled kernels by what their closures hold. Here an intrinsic is the same in every process, until a source
+    file of the kernels changes.
+    """
+    def declare(function: Callable[..., Any]) -> Any:
+        made = extending.intrinsic(function)
+        if hasattr(made, "_set_uuid"):
+            made._set_uuid(f"{function.__module__}.{function.__qualname__}.{key}.{_sources()}")
+        return made
+
+    return declare
+
+
+@functools.cache
+def _sources() -> str:
+    """A digest of the files of this folder."""
+    digest = hashlib.sha256()
+    for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def kernels(factory: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,6 +182,7 @@ def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int]
 EMULATED = (8, 0)  # the compute capability that kernels are compiled for to be emulated
 _emulating = contextvars.ContextVar("emulating", default=False)
 counters: dict[Kernel, Any] = {}  # of every kernel that was emulated; clear it to count anew
+_counting = threading.Lock()      # launches take turns
 
 
 def emulating() -> bool:
@@ -158,7 +192,7 @@ def emulating() -> bool:
 
 @contextlib.contextmanager
 def emulated(on: bool = True) -> Iterator[None]:
-    """Operations of CUDA, called inside, run on the PTX machine."""
+    """Operations of CUDA, called inside and by this thread, run on the PTX machine."""
     token = _emulating.set(on)
     try:
         yield
@@ -169,7 +203,16 @@ def emulated(on: bool = True) -> Iterator[None]:
 def _emulate(kernel: Kernel, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
     from . import ptx
 
-    counters[kernel] = ptx.run(kernel.program, grid, block, args, counters=counters.get(kernel), name=kernel.__name__)
+    kinds = re.findall(r"(\w\d)(\[.*?\])?", kernel.signature.partition("(")[2])
+    for argument, (code, axes) in zip(args, kinds, strict=True):
+        if axes and (argument.dtype != np.dtype(code) or argument.ndim != axes.count(",") + 1):
+            raise TypeError(f"{kernel.__name__}: an argument is {argument.dtype} with {argument.ndim} axes, not {code}{axes}")
+    program = kernel.program
+    with _counting:
+        found = counters.get(kernel)
+        if found is None or found.program is not program:
+            found = counters[kernel] = ptx.Counters(program)
+        ptx.run(program, grid, block, args, counters=found, name=kernel.__name__)
 
 
 class EmulatedArray(np.ndarray):

@@ -7,6 +7,7 @@ It is made to test and to explain kernels, not to train large networks: a fused 
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,11 +45,29 @@ def run(program: Program, grid: Sequence[int], block: Sequence[int], arguments: 
     PtxError
         If the kernel does what it must not, or what this machine does not know; with line, thread and block.
     """
+    _check(program, grid, block, arguments, dynamic)
     counters = Counters(program) if counters is None else counters
     arrays = [a for a in arguments if isinstance(a, np.ndarray)]
     counters.launches += 1
     Launch(program, grid, block, _parameters(program, arguments), arrays, dynamic, counters, name or program.name).run()
     return counters
+
+
+MOST_THREADS, MOST_BLOCKS, MOST_SHARED = 1024, (2**31 - 1, 65535, 65535), 227 << 10  # of a card of compute capability 9.0
+MOST_STATIC = 48 << 10
+
+
+def _check(program: Program, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], dynamic: int) -> None:
+    """What a card would refuse."""
+    if math.prod(block) > MOST_THREADS:
+        raise PtxError(f"{program.name}: a block of {tuple(block)} has more than {MOST_THREADS} threads")
+    if any(n > most for n, most in zip(grid, MOST_BLOCKS)):
+        raise PtxError(f"{program.name}: a grid of {tuple(grid)} has more than {MOST_BLOCKS} blocks along an axis")
+    if program.size("shared") > MOST_STATIC or program.size("shared") + dynamic > MOST_SHARED:
+        raise PtxError(f"{program.name}: {program.size('shared')} and {dynamic} bytes of shared memory are too many")
+    for argument in arguments:
+        if isinstance(argument, np.ndarray) and not argument.flags.c_contiguous:
+            raise PtxError(f"{program.name}: an array of shape {argument.shape}, strides {argument.strides}, is not contiguous")
 
 
 def _parameters(program: Program, arguments: Sequence[Any]) -> bytes:

@@ -126,21 +126,22 @@ def _copy(program: Program, i: Instruction) -> Callable[[Wave], None]:
         return _commit
     if "wait_all" in i.modifiers or "wait_group" in i.modifiers:
         newest = i.operands[0].value if "wait_group" in i.modifiers else 0
-        return lambda wave: _wait(wave, i, newest, everything="wait_all" in i.modifiers)
+        return lambda wave: _wait(wave, newest, everything="wait_all" in i.modifiers)
     to, source, size = address_reader(program, i.operands[0]), address_reader(program, i.operands[1]), i.operands[2].value
     given = reader(program, i.operands[3], "u32") if len(i.operands) > 3 else None
 
     def run(wave: Wave) -> None:
         target, origin = to(wave), source(wave)
-        wave.shared.find(target, size, wave.blocks[wave.lanes])  # out of bounds is told here, not when it arrives
+        for store, _, offset in wave.find(i, "shared", target, size, wave.lanes, writing=True):  # it may arrive from now on
+            store.forget(offset, size)
         length = np.full(wave.lanes.size, size) if given is None else np.broadcast_to(given(wave), wave.count)[wave.lanes]
-        some = np.flatnonzero(length > 0)
-        values = np.zeros((wave.lanes.size, size // 4), np.uint32)
-        if some.size:
-            for store, chosen, offset in wave.find(i, "global", origin[some], size, wave.lanes[some], writing=False):
-                for k in range(size // 4):
-                    values[some[chosen], k] = store.read(offset + 4 * k, 4)
-        values[np.arange(size // 4) * 4 >= length[:, None]] = 0
+        values = np.zeros((wave.lanes.size, size), np.uint8)
+        for width in np.unique(length[length > 0]):
+            some = np.flatnonzero(length == width)
+            for store, chosen, offset in wave.find(i, "global", origin[some], int(width), wave.lanes[some], writing=False,
+                                                   aligned=size):
+                for k in range(width):
+                    values[some[chosen], k] = store.read(offset + k, 1)
         wave.pending.append([wave.lanes, wave.committed[wave.lanes], target, values, size])
 
     return run
@@ -150,15 +151,15 @@ def _commit(wave: Wave) -> None:
     wave.committed[wave.lanes] += 1
 
 
-def _wait(wave: Wave, i: Instruction, newest: int, everything: bool) -> None:
+def _wait(wave: Wave, newest: int, everything: bool) -> None:
     """What the running threads copied arrives, except for their newest groups."""
     left = []
     for lanes, groups, target, values, size in wave.pending:
         due = wave.active[lanes] & (everything | (groups < wave.committed[lanes] - newest))
         if due.any():
-            for store, chosen, offset in wave.find(i, "shared", target[due], size, lanes[due], writing=True):
-                for k in range(size // 4):
-                    store.write(offset + 4 * k, values[due][chosen, k], 4)
+            for store, chosen, offset in wave.shared.find(target[due], size, wave.blocks[lanes[due]]):
+                for k in range(size):
+                    store.write(offset + k, values[due][chosen, k], 1)
         if not due.all():
             left.append([part[~due] for part in (lanes, groups, target, values)] + [size])
     wave.pending = left

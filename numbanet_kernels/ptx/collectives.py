@@ -16,7 +16,7 @@ import numpy as np
 from . import arithmetic as A
 from .accesses import address_reader
 from .instructions import LOGIC, Step, reader, types
-from .machine import Wave, whole_warps
+from .machine import BIT_OF_LANE, Wave, whole_warps
 from .parse import Instruction, Program, PtxError
 from .spaces import WARP
 
@@ -30,12 +30,15 @@ def step(program: Program, i: Instruction) -> Step | None:
         return Step(lambda wave: wave.assign(i.operands[0], _ballot(wave.active)))
     run = {"shfl": _shuffle, "vote": _vote, "match": _match, "redux": _redux, "bar": _warp_barrier, "barrier": _warp_barrier,
            "ldmatrix": _load_matrix, "mma": _multiply}.get(i.opcode)
-    if run is None:
+    if run is None or (run is _warp_barrier and i.modifiers != ("warp", "sync")):
         return None
     members = None if i.opcode in ("ldmatrix", "mma") else reader(program, i.operands[-1], "u32")
 
     def complete(wave: Wave, threads: np.ndarray) -> np.ndarray:
         wanted = np.full(wave.count, EVERYONE) if members is None else np.broadcast_to(members(wave), wave.count)
+        outside = threads & (wanted >> (np.arange(wave.count) % WARP).astype(np.uint32) & np.uint32(1) == 0)
+        if outside.any():
+            raise wave.error(i, "a lane is not in its own mask", int(np.flatnonzero(outside)[0]))
         return whole_warps(wave, threads, wanted)
 
     return Step(kind="warp", complete=complete, run=run(program, i), of="warp")
@@ -51,9 +54,19 @@ def _ballot(flags: np.ndarray) -> np.ndarray:
     return np.repeat(bits, WARP)
 
 
+def _members(program: Program, i: Instruction) -> Callable[[Wave], np.ndarray]:
+    """wave -> (warps, lane, other lane): whether the other one is in the lane's mask, and running."""
+    read = reader(program, i.operands[-1], "u32")
+    return lambda wave: (_by_warp(wave, read(wave))[:, :, None] & BIT_OF_LANE != 0) & wave.active.reshape(-1, 1, WARP)
+
+
 def _warp_barrier(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    """What a whole warp did before is ordered; of a part of one, nothing is taken as ordered."""
+    members = _members(program, i)
+
     def run(wave: Wave) -> None:
-        wave.warp_epochs[np.unique(wave.lanes // WARP)] += 1
+        whole = (members(wave) | ~wave.alive.reshape(-1, 1, WARP)).all(axis=(1, 2), where=wave.active.reshape(-1, WARP, 1))
+        wave.warp_epochs[whole & wave.active.reshape(-1, WARP).any(axis=1)] += 1
 
     return run
 
@@ -83,35 +96,39 @@ def _shuffle(program: Program, i: Instruction) -> Callable[[Wave], None]:
     return run
 
 
+def _bits(flags: np.ndarray) -> np.ndarray:
+    """(warps, lane, other lane) flags as one number a lane."""
+    return (flags.astype(np.uint32) << LANES.astype(np.uint32)).sum(axis=2, dtype=np.uint32).ravel()
+
+
 def _vote(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    read, target = reader(program, i.operands[1], "pred"), i.operands[0]
+    read, target, members = reader(program, i.operands[1], "pred"), i.operands[0], _members(program, i)
 
     def run(wave: Wave) -> None:
-        given, active = _by_warp(wave, read(wave)), wave.active.reshape(-1, WARP)
+        given, asked = _by_warp(wave, read(wave))[:, None, :], members(wave)
         if "ballot" in i.modifiers:
-            wave.assign(target, _ballot((given & active).ravel()))
+            wave.assign(target, _bits(given & asked))
             return
-        every, some = (given | ~active).all(axis=1), (given & active).any(axis=1)
-        holds = every if "all" in i.modifiers else some if "any" in i.modifiers else every | ~some
-        wave.assign(target, np.repeat(holds, WARP))
+        every, some = (given | ~asked).all(axis=2), (given & asked).any(axis=2)
+        wave.assign(target, (every if "all" in i.modifiers else some if "any" in i.modifiers else every | ~some).ravel())
 
     return run
 
 
 def _match(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    kind = types(i)[-1]
-    read, (target, *all_equal) = reader(program, i.operands[1], kind), i.operands[0].split("|")
+    read, (target, *all_equal) = reader(program, i.operands[1], types(i)[-1]), i.operands[0].split("|")
+    members = _members(program, i)
 
     def run(wave: Wave) -> None:
-        given, active = _by_warp(wave, read(wave)), wave.active.reshape(-1, WARP)
-        same = (given[:, :, None] == given[:, None, :]) & active[:, None, :]
-        bits = (same.astype(np.uint32) << LANES.astype(np.uint32)).sum(axis=2, dtype=np.uint32)
+        given, asked = _by_warp(wave, read(wave)), members(wave)
+        same = (given[:, :, None] == given[:, None, :]) & asked
+        bits = _bits(same)
         if "all" in i.modifiers:
-            whole = (same | ~active[:, None, :]).all(axis=2)
+            whole = (same | ~asked).all(axis=2).ravel()
             bits = np.where(whole, bits, np.uint32(0))
             for name in all_equal:
-                wave.assign(name.strip(), whole.ravel())
-        wave.assign(target.strip(), bits.ravel())
+                wave.assign(name.strip(), whole)
+        wave.assign(target.strip(), bits)
 
     return run
 
@@ -120,14 +137,14 @@ REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum, **LOGIC}
 
 
 def _redux(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    kind = types(i)[-1]
-    read = reader(program, i.operands[1], kind)
-    reduce = next(REDUCTIONS[m] for m in i.modifiers if m in REDUCTIONS).reduce
+    kind, members = types(i)[-1], _members(program, i)
+    read, reduce = reader(program, i.operands[1], kind), next(REDUCTIONS[m] for m in i.modifiers if m in REDUCTIONS).reduce
 
     def run(wave: Wave) -> None:
-        given, active = _by_warp(wave, read(wave)), wave.active.reshape(-1, WARP)
-        result = [reduce(g[a]) if a.any() else g.dtype.type(0) for g, a in zip(given, active, strict=True)]
-        wave.assign(i.operands[0], np.repeat(np.array(result, given.dtype), WARP))
+        given, result = _by_warp(wave, read(wave)), np.zeros(wave.count, A.DTYPES[kind])
+        for lane, asked in zip(wave.lanes, members(wave).reshape(-1, WARP)[wave.lanes], strict=True):
+            result[lane] = reduce(given[lane // WARP][asked])
+        wave.assign(i.operands[0], result)
 
     return run
 

@@ -31,7 +31,8 @@ def class_of(instruction: Instruction) -> str:
     """What an instruction is counted as: float arithmetic apart from the integers that make addresses."""
     known = CLASSES.get(instruction.opcode)
     if known in ("load", "store", "atomic"):
-        space = next((m for m in ("global", "shared", "local", "param", "const") if m in instruction.modifiers), "generic")
+        named = {m.split("::")[0] for m in instruction.modifiers}
+        space = next((m for m in ("global", "shared", "local", "param", "const") if m in named), "generic")
         return f"{space} {known}"
     return known or ("float" if FLOATS & set(instruction.modifiers) else "integer")
 
@@ -56,6 +57,10 @@ class Counters:
         self.sectors, self.least, self.conflicts = (np.zeros(n, np.int64) for _ in range(3))
 
     # --- called by the machine ----------------------------------------------------------------------------------------
+    def idle(self, instruction: Instruction, lanes: int) -> None:
+        """So many threads run an instruction whose predicate says no."""
+        self.lanes[self.number[id(instruction)]] -= lanes
+
     def ran(self, first: int, stop: int, wave: Wave) -> None:
         if stop > first:
             self.issued[first:stop] += wave.warps()

@@ -129,11 +129,15 @@ FLOATS = {
         ("sin", np.sin), ("cos", np.cos), ("tanh", np.tanh))},
 }
 IGNORED = {"membar", "fence", "nanosleep", "prefetch", "discard"}
+KNOWN = {*A.ROUNDINGS, "rni", "rzi", "rmi", "rpi", "rna", "approx", "full", "ftz", "sat", "NaN", "lo", "hi", "wide",
+         "l", "r", "wrap", "clamp"}
 
 
 def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
     """(type of the result, types of the sources, function) of an instruction that works on each thread alone."""
     op, m, kind = i.opcode, i.modifiers, (types(i) or [""])[-1]
+    if kind in ("f16x2", "bf16x2", "bf16") and op not in ("mov", "cvt") or set(m) - KNOWN - set(types(i)):
+        return None
     if op == "cvt":
         return _conversion(m, types(i))
     if op == "lop3":
@@ -153,7 +157,7 @@ def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
         function = _float(function, m)
     elif op in ("mul", "mad"):
         return _product(op, m, kind)
-    elif op in BITS:
+    elif op in BITS and "sat" not in m:
         result, sources, function = BITS[op]
     else:
         return None
@@ -195,7 +199,9 @@ def _float(function: Callable, m: Sequence[str]) -> Callable:
 
 
 def _conversion(m: Sequence[str], kinds: Sequence[str]) -> tuple[str, list[str], Callable]:
-    to, source = kinds
+    to, source = kinds[:2]
+    if "f16x2" in kinds or len(kinds) != 2 or (_rounding(m) != "rn" and TYPES[source].kind in "iu"):
+        raise PtxError(f"cvt.{'.'.join(m)} is not in this machine")
     if to == "tf32":
         return "b32", ["f32"], lambda x: A.tf32(x, "rna" if "rna" in m else "rz").view(np.uint32)
     if to == "bf16":
@@ -244,13 +250,15 @@ def _step(program: Program, i: Instruction) -> Step:
     if guard is not None:
         if step.plain is None:
             raise PtxError(f"{i.where()}: this machine runs {i.opcode} only without a predicate")
-        return Step(_guarded(step.plain, guard))
+        return Step(_guarded(step.plain, guard, i))
     return step
 
 
-def _guarded(plain: Callable[[Wave], None], guard: Values) -> Callable[[Wave], None]:
+def _guarded(plain: Callable[[Wave], None], guard: Values, i: Instruction) -> Callable[[Wave], None]:
     def run(wave: Wave) -> None:
+        before = wave.lanes.size
         with wave.where(guard(wave)):
+            wave.counters.idle(i, before - wave.lanes.size)
             if wave.lanes.size:
                 plain(wave)
 
@@ -260,7 +268,7 @@ def _guarded(plain: Callable[[Wave], None], guard: Values) -> Callable[[Wave], N
 def _plain(program: Program, i: Instruction) -> Step | None:
     if i.opcode in ("ret", "exit"):
         return Step(kind="exit")
-    if i.opcode in ("bar", "barrier") and "warp" not in i.modifiers:
+    if i.opcode in ("bar", "barrier") and set(i.modifiers) <= {"sync", "cta", "aligned"} and len(i.operands) == 1:
         return Step(kind="barrier", complete=whole_blocks)
     if i.opcode in IGNORED:
         return Step(lambda wave: None)
@@ -276,6 +284,8 @@ def _plain(program: Program, i: Instruction) -> Step | None:
     if found is None:
         return None
     result, kinds, function = found
+    if len(i.operands) - 1 != len(kinds) + (i.opcode == "lop3"):
+        return None
     target, sources = i.operands[0], i.operands[1:1 + len(kinds)]
     dtype, read = TYPES[result], [reader(program, o, k) for o, k in zip(sources, kinds, strict=True)]
 

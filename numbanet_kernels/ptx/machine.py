@@ -20,7 +20,7 @@ import numpy as np
 from .arithmetic import BITS, DTYPES
 from .counters import Counters
 from .parse import Instruction, Program, PtxError
-from .spaces import WARP, WINDOW, WINDOWS, Fault, Global, Private, Who
+from .spaces import WARP, WINDOW, WINDOWS, Fault, Global, Private, Who, check_alignment
 
 WAVE = 8192     # threads at once: enough to hide what Python costs, few enough that registers stay in the cache
 BIT_OF_LANE = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
@@ -49,7 +49,8 @@ class Wave:
         self.active, self.full, self.lanes = self.alive, True, np.flatnonzero(self.alive)
         zeros = {kind: np.zeros(self.count, register_dtype(kind)) for kind in DTYPES}
         self.registers = {name: zeros[kind] for name, kind in program.registers.items()}
-        self.shared = Private(len(blocks), program.size("shared") + launch.dynamic)
+        fixed = program.size("shared")
+        self.shared = Private(len(blocks), -(-fixed // 16) * 16 + launch.dynamic if launch.dynamic else fixed)
         self.local = Private(self.count, program.size("local"))
         self.epochs, self.warp_epochs = np.zeros(len(blocks), np.int32), np.zeros(self.count // WARP, np.int32)
         self.pending: list[list[Any]] = []                   # asynchronous copies, and how many groups a thread has closed
@@ -107,11 +108,13 @@ class Wave:
 
     # --- memory -------------------------------------------------------------------------------------------------------
     def find(self, instruction: Instruction, space: str, address: np.ndarray, width: int, lanes: np.ndarray, writing: bool,
-             atomic: bool = False) -> list[tuple[Any, np.ndarray, np.ndarray]]:
-        """[(store, which of the accesses lie in it, offsets)], checked and counted; `address` is one for each of the lanes."""
+             atomic: bool = False, aligned: int | None = None) -> list[tuple[Any, np.ndarray, np.ndarray]]:
+        """[(store, which of the accesses lie in it, offsets)], checked and counted; `address` is one for each of the lanes,
+        a multiple of the width, or of what is given."""
         if space == "generic":
             return self._find_generic(instruction, address, width, lanes, writing, atomic)
         try:
+            check_alignment(address, aligned or width)
             if space == "global":
                 found = self.launch.memory.find(address, width)
             else:
@@ -121,10 +124,9 @@ class Wave:
             raise self.error(instruction, f"{space} {fault.problem}", lanes[fault.number]) from None
         if space in ("global", "shared"):
             self.counters.access(instruction, space, address, width, lanes)
-            if not atomic:
-                for store, chosen, offset in found:
-                    with self.told(instruction, space, lanes[chosen]):
-                        store.touch(offset, width, self._who(space, lanes[chosen]), writing)
+            for store, chosen, offset in found:
+                with self.told(instruction, space, lanes[chosen]):
+                    store.touch(offset, width, self._who(space, lanes[chosen]), writing, atomic)
         return found
 
     def _find_generic(self, instruction, address, width, lanes, writing, atomic):

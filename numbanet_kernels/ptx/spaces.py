@@ -7,7 +7,7 @@
                     global: two blocks do, in one launch, unless by atomic instructions
 
 Generic addresses of shared and local memory lie in windows of their own, as on a card; global ones are those of the host.
-A word has four bytes: races are told by words, what is set by bytes.
+Who last read, wrote or changed it by an atomic instruction is kept for every byte.
 """
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Store:
 
     def __init__(self, data: np.ndarray, unset: bool) -> None:
         self.data, self.unset = data, np.ones(data.size, np.uint8) if unset else None
-        self.writer = self.reader = None
+        self.last: dict[str, _Last] = {}
 
     def _units(self, array: np.ndarray, width: int) -> np.ndarray:
         return array[:array.size // width * width].view(BITS[width])
@@ -64,31 +64,48 @@ class Store:
         if self.unset is not None:
             self._units(self.unset, width)[offset // width] = 0
 
-    def touch(self, offset: np.ndarray, width: int, who: Who, writing: bool) -> None:
-        """Notes who reads or writes; Fault if another one did since the last barrier that both have passed."""
-        if self.writer is None:
-            words = -(-self.data.size // WORD)
-            self.writer, self.reader = _Last(words), _Last(words)
-        for first in range(0, width, WORD):
-            at = (offset + first) // WORD
-            other = self.writer.conflict(at, who)
-            if writing:
-                other = np.where(other == NOBODY, self.reader.conflict(at, who), other)
-            if (other != NOBODY).any():
-                i = int(np.flatnonzero(other != NOBODY)[0])
-                raise Fault(f"race: {'written' if writing else 'read'} here, and touched by {_name(int(other[i]))} with no "
-                            "barrier between", i)
-            (self.writer if writing else self.reader).note(at, who)
-            if writing and (self.writer.who[at] != who.threads).any():
+    def forget(self, offset: np.ndarray, width: int) -> None:
+        """What is there is not set any more: something is on its way."""
+        if self.unset is not None:
+            for k in range(width):
+                self.unset[offset + k] = 1
+
+    def touch(self, offset: np.ndarray, width: int, who: Who, writing: bool, atomic: bool = False) -> None:
+        """Notes who reads, writes or changes; Fault if another one did, since the last barrier that both have passed, and it
+        matters who comes first."""
+        if not self.last:
+            # units in which all accesses so far agree: words, unless smaller ones are touched
+            self.unit = min(width, WORD)
+            self.last = {kind: _Last(-(-self.data.size // self.unit)) for kind in ("read", "written", "changed")}
+        elif width < self.unit:
+            for last in self.last.values():
+                last.split(self.unit // width)
+            self.unit = width
+        kind = "changed" if atomic else "written" if writing else "read"
+        against = {"read": ("written", "changed"), "written": ("written", "read", "changed"),
+                   "changed": ("written", "read")}[kind]
+        for first in range(0, width, self.unit):
+            at = (offset + first) // self.unit
+            for other_kind in against:
+                other = self.last[other_kind].conflict(at, who)
+                if (other != NOBODY).any():
+                    i = int(np.flatnonzero(other != NOBODY)[0])
+                    raise Fault(f"race: {kind} here, and {other_kind} by {_name(int(other[i]))} with no barrier between", i)
+            self.last[kind].note(at, who)
+            if kind == "written" and (self.last[kind].who[at] != who.threads).any():
                 raise Fault("race: written by several threads at once",
-                            int(np.flatnonzero(self.writer.who[at] != who.threads)[0]))
+                            int(np.flatnonzero(self.last[kind].who[at] != who.threads)[0]))
 
 
 class _Last:
-    """Of every word: who touched it last, and in which stretch between barriers."""
+    """Of every unit of memory: who touched it last, and in which stretch between barriers."""
 
-    def __init__(self, words: int) -> None:
-        self.who, self.epoch, self.warp_epoch = (np.full(words, NOBODY, np.int32) for _ in range(3))
+    def __init__(self, units: int) -> None:
+        self.who, self.epoch, self.warp_epoch = (np.full(units, NOBODY, np.int32) for _ in range(3))
+
+    def split(self, parts: int) -> None:
+        """Into smaller units."""
+        self.who, self.epoch, self.warp_epoch = (a.repeat(parts) for a in (self.who, self.epoch, self.warp_epoch))
 
     def conflict(self, at: np.ndarray, who: Who) -> np.ndarray:
         """Who else touched the words in the same stretch, or NOBODY."""
@@ -129,7 +146,6 @@ class Global:
 
     def find(self, address: np.ndarray, width: int) -> list[tuple[Store, np.ndarray, np.ndarray]]:
         """[(store, which of the accesses lie in it, their offsets)]; Fault where one lies in none."""
-        _check_alignment(address, width)
         found, left = [], np.ones(address.size, bool)
         for store, start, stop in zip(self.stores, self.starts, self.stops, strict=True):
             inside = left & (address >= start) & (address + width <= stop)
@@ -158,7 +174,6 @@ class Private:
 
     def find(self, address: np.ndarray, width: int, owners: np.ndarray) -> list[tuple[Store, np.ndarray, np.ndarray]]:
         """As `Global.find`; addresses count from the start of an owner's row."""
-        _check_alignment(address, width)
         outside = (address < 0) | (address + width > self.size)
         if outside.any():
             i = int(np.flatnonzero(outside)[0])
@@ -166,7 +181,7 @@ class Private:
         return [(self.store, np.arange(address.size), owners * self.room + address)]
 
 
-def _check_alignment(address: np.ndarray, width: int) -> None:
+def check_alignment(address: np.ndarray, width: int) -> None:
     wrong = address % width != 0
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])

@@ -73,9 +73,23 @@ def test_what_is_not_understood_is_named_with_its_line(text, problem):
         parse(text)
 
 
-def test_an_unknown_instruction_is_named_with_its_line():
-    with pytest.raises(ptx.PtxError, match=r"line \d+: wgmma.fence.sync.aligned: this machine does not know"):
-        run("wgmma.fence.sync.aligned;", np.zeros(1, F))
+@pytest.mark.parametrize("code", [
+    "wgmma.fence.sync.aligned;", "add.f16x2 %r1, %r2, %r3;", "add.bf16 %rs1, %rs2, %rs3;", "add.sat.s32 %r1, %r2, %r3;",
+    "max.f32 %f1, %f2, %f3, %f4;", "bar.red.popc.u32 %r1, 0, %p1;", "bar.arrive 0, 64;", "bar.sync 0, 64;",
+    "cvt.rn.f16x2.f32 %r1, %f1, %f2;"])
+def test_an_unknown_instruction_is_named(code):
+    with pytest.raises(ptx.PtxError, match="this machine does not know|not in this machine"):
+        run(code, np.zeros(1, F))
+
+
+@pytest.mark.parametrize("arguments, problem", [
+    (((1,), (1025,), [np.zeros(4, F)]), "a block of .1025,. has more than 1024 threads"),
+    (((1, 65536), (1,), [np.zeros(4, F)]), "a grid of .1, 65536. has more"),
+    (((1,), (1,), [np.zeros((4, 4), F)[:, 0]]), "not contiguous"), (((1,), (1,), [np.zeros((4, 4), F).T]), "not contiguous"),
+    (((1,), (1,), []), "has 7 parameters, got 0")])
+def test_a_launch_that_a_card_refuses_is_refused(arguments, problem):
+    with pytest.raises(ptx.PtxError, match=problem):
+        ptx.run(kernel(""), *arguments)
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
@@ -264,6 +278,30 @@ def test_votes_matches_and_reductions():
     np.testing.assert_array_equal(match, [0x11111111 << i % 4 for i in range(32)])
 
 
+def test_masks_divide_a_warp():
+    """Each half with a mask of its own."""
+    found = np.zeros(3 * 32, np.uint32)
+    run("""
+        setp.lt.u32 %p1, %r0, 16;
+        selp.b32 %r1, 0x0000FFFF, 0xFFFF0000, %p1;
+        and.b32 %r2, %r0, 1;
+        setp.eq.u32 %p2, %r2, 1;
+        vote.sync.ballot.b32 %r3, %p2, %r1;
+        redux.sync.add.u32 %r4, %r0, %r1;
+        vote.sync.any.pred %p3, %p1, %r1;
+        selp.u32 %r5, 1, 0, %p3;
+        mad.wide.u32 %rd2, %r0, 4, %rd0;
+        st.global.u32 [%rd2], %r3;
+        st.global.u32 [%rd2+128], %r4;
+        st.global.u32 [%rd2+256], %r5;
+    """, found)
+    ballot, total, some = found.reshape(3, 2, 16)
+    assert set(ballot[0]) == {0xAAAA} and set(ballot[1]) == {0xAAAA0000}
+    assert set(total[0]) == {120} and set(total[1]) == {376} and set(some[0]) == {1} and set(some[1]) == {0}
+    with pytest.raises(ptx.PtxError, match="a lane is not in its own mask by thread .16, 0, 0."):
+        run("vote.sync.ballot.b32 %r3, %p2, 0xFFFF;", found)
+
+
 def test_a_shuffle_from_a_lane_that_is_elsewhere_is_told():
     with pytest.raises(ptx.PtxError, match="shfl.*: a shuffle reads a lane that does not take part by thread .7, 0, 0."):
         run("setp.lt.u32 %p1, %r0, 7;\n@%p1 bra LAST;\nshfl.sync.idx.b32 %r1, %r0, 3, 31, 0xFFFFFF80;\nLAST:", np.zeros(1, F))
@@ -400,7 +438,7 @@ def test_a_missing_barrier_is_a_race():
     found = np.zeros(64, np.uint32)
     run(EXCHANGE.format(barrier="bar.sync 0;", other=128), found, threads=64, shared=256)
     np.testing.assert_array_equal(found, np.arange(64) ^ 32)
-    with pytest.raises(ptx.PtxError, match=r"test, line \d+: ld.shared.u32 %r5, \[%r4\]: shared race: read here, and touched "
+    with pytest.raises(ptx.PtxError, match=r"test, line \d+: ld.shared.u32 %r5, \[%r4\]: shared race: read here, and written "
                                            r"by thread 32 with no barrier between by thread \(0, 0, 0\), block \(0, 0, 0\)"):
         run(EXCHANGE.format(barrier="", other=128), found, threads=64, shared=256)
 
@@ -415,10 +453,56 @@ def test_a_barrier_of_the_warp_orders_its_threads_alone():
         run(EXCHANGE.format(barrier="bar.warp.sync -1;", other=128), found, threads=64, shared=256)
 
 
+def test_copying_over_what_others_still_read_is_a_race():
+    """What double buffering invites: the copy may arrive at once."""
+    again = EXCHANGE.format(barrier="bar.sync 0;", other=128) + """
+        {barrier}
+        cp.async.ca.shared.global [%r3], [%rd2], 4;
+        cp.async.wait_all;
+    """
+    run(again.format(barrier="bar.sync 0;"), np.zeros(64, np.uint32), threads=64, shared=256)
+    with pytest.raises(ptx.PtxError, match="cp.async.*race: written here, and read by thread 32"):
+        run(again.format(barrier=""), np.zeros(64, np.uint32), threads=64, shared=256)
+
+
+def test_reading_what_others_change_by_atomics_is_a_race():
+    body = """
+        mov.u32 %r2, room;
+        setp.ne.u32 %p1, %r0, 0;
+        @!%p1 st.shared.u32 [%r2], %r0;
+        bar.sync 0;
+        atom.shared.add.u32 %r3, [%r2], 1;
+        {barrier}
+        ld.shared.u32 %r4, [%r2];
+        mad.wide.u32 %rd2, %r0, 4, %rd0;
+        st.global.u32 [%rd2], %r4;
+    """
+    found = np.zeros(64, np.uint32)
+    run(body.format(barrier="bar.sync 0;"), found, threads=64, shared=16)
+    assert set(found) == {64}
+    with pytest.raises(ptx.PtxError, match="ld.shared.*race: read here, and changed by several threads"):
+        run(body.format(barrier=""), found, threads=64, shared=16)
+
+
+def test_neighbouring_bytes_are_no_race():
+    found = np.zeros(64, np.uint8)
+    run("""
+        mov.u32 %r2, room;
+        add.u32 %r3, %r0, %r2;
+        cvt.u16.u32 %rs1, %r0;
+        st.shared.u8 [%r3], %rs1;
+        ld.shared.u8 %rs2, [%r3];
+        cvt.u64.u32 %rd2, %r0;
+        add.s64 %rd2, %rd2, %rd0;
+        st.global.u8 [%rd2], %rs2;
+    """, found, threads=64, shared=64)
+    np.testing.assert_array_equal(found, np.arange(64))
+
+
 def test_writing_what_others_still_read_is_a_race():
     again = EXCHANGE.format(barrier="bar.sync 0;", other=128) + "{barrier}\nst.shared.u32 [%r3], %r5;"
     run(again.format(barrier="bar.sync 0;"), np.zeros(64, np.uint32), threads=64, shared=256)
-    with pytest.raises(ptx.PtxError, match="race: written here, and touched by thread 32"):
+    with pytest.raises(ptx.PtxError, match="race: written here, and read by thread 32"):
         run(again.format(barrier=""), np.zeros(64, np.uint32), threads=64, shared=256)
 
 
@@ -472,6 +556,11 @@ def test_sectors_by_the_stride_of_a_warp(stride, sectors, least):
     summary = counters.summary()
     assert (summary["sectors"], summary["least sectors"]) == (sectors, least)
     assert summary["issued global load"] == 1 and summary["bytes"] == 32 * sectors
+
+
+def test_a_predicate_counts_those_it_lets_through():
+    counters = run("setp.eq.u32 %p1, %r0, 3;\n@%p1 fma.rn.f32 %f1, %f1, %f1, %f1;", np.zeros(1, F))
+    assert counters.summary()["flops"] == 2 and counters.summary()["issued fma"] == 1
 
 
 # --- compiled kernels -------------------------------------------------------------------------------------------------
