@@ -58,6 +58,8 @@ def reader(program: Program, operand: Any, kind: str) -> Values:
         return lambda wave: wave.registers[operand].view(A.BITS[held.itemsize]).astype(narrow).view(dtype)
     if operand.startswith("%"):
         return lambda wave: _special(wave, operand).astype(dtype)
+    if operand in program.tables:
+        return lambda wave: dtype.type(wave.launch.tables[operand].ctypes.data)
     address = dtype.type(_place(program, operand))
     return lambda wave: address
 
@@ -280,6 +282,8 @@ def _plain(program: Program, i: Instruction) -> Step | None:
         return Step(_repack(program, i))
     if i.opcode == "cvta":
         return Step(_cvta(program, i))
+    if i.opcode in ("addc", "subc", "madc") or (i.opcode in ("add", "sub", "mad") and "cc" in i.modifiers):
+        return Step(_carried(program, i))
     found = arithmetic(i)
     if found is None:
         return None
@@ -336,6 +340,27 @@ def _repack(program: Program, i: Instruction) -> Callable[[Wave], None]:
         wave.assign(target, np.ascontiguousarray(pieces).view(A.BITS[TYPES[kind].itemsize]).ravel())
 
     return pack
+
+
+def _carried(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    """32 bits of a longer sum: `c` at the end of the name adds the carry (or takes the borrow), .cc leaves it."""
+    kind, operation, low = types(i)[-1], i.opcode[:3], np.uint64(0xFFFFFFFF)
+    if TYPES[kind].itemsize != 4:
+        raise PtxError(f"{i.where()}: this machine carries from 32 bits only")
+    read = [reader(program, o, "u32") for o in i.operands[1:]]
+
+    def run(wave: Wave) -> None:
+        *factors, last = (np.uint64(r(wave)) for r in read)
+        if operation == "mad":
+            product = factors[0] * factors[1]
+            factors = [product >> np.uint64(32) if "hi" in i.modifiers else product & low]
+        carry = wave.carry.astype(np.uint64) if i.opcode.endswith("c") else np.uint64(0)
+        total = factors[0] - last - carry if operation == "sub" else factors[0] + last + carry
+        if "cc" in i.modifiers:
+            wave.carry = np.where(wave.active, total >> np.uint64(32) != 0, wave.carry)
+        wave.assign(i.operands[0], (total & low).astype(np.uint32))
+
+    return run
 
 
 def _cvta(program: Program, i: Instruction) -> Callable[[Wave], None]:

@@ -55,6 +55,7 @@ class Wave:
         self.epochs, self.warp_epochs = np.zeros(len(blocks), np.int32), np.zeros(self.count // WARP, np.int32)
         self.pending: list[list[Any]] = []                   # asynchronous copies, and how many groups a thread has closed
         self.committed = np.zeros(self.count, np.int64)
+        self.carry = np.zeros(self.count, bool)
 
     def _special(self, in_block: np.ndarray) -> dict[str, np.ndarray]:
         """The special registers, int64."""
@@ -186,7 +187,9 @@ class Launch:
         self.program, self.parameters, self.dynamic, self.counters = program, parameters, dynamic, counters
         self.name = name
         self.grid, self.block = ((*shape, 1, 1)[:3] for shape in (grid, block))
-        self.memory = Global(arrays)
+        self.tables = {name: np.frombuffer(initial, np.uint64 if len(initial) % 8 == 0 else np.uint32).copy()
+                       for name, initial in program.tables.items()}  # allocated at multiples of 16
+        self.memory = Global([*arrays, *self.tables.values()])
         self.const = Private(1, program.size("const"))
         for variable in program.const.values():
             start = np.arange(variable.offset, variable.offset + len(variable.initial))

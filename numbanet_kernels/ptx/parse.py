@@ -73,7 +73,8 @@ class Program:
     registers: dict[str, str] = dataclasses.field(default_factory=dict)               # name -> type
     shared: dict[str, Variable] = dataclasses.field(default_factory=dict)
     local: dict[str, Variable] = dataclasses.field(default_factory=dict)
-    const: dict[str, Variable] = dataclasses.field(default_factory=dict)               # initialised .global is read only too
+    const: dict[str, Variable] = dataclasses.field(default_factory=dict)
+    tables: dict[str, bytes] = dataclasses.field(default_factory=dict)                 # .global variables
     dynamic: str | None = None                                                         # shared memory sized by the launch
     instructions: list[Instruction] = dataclasses.field(default_factory=list)
     labels: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -163,11 +164,12 @@ def _variable(program: Program, found: re.Match) -> None:
         program.dynamic = name
         return
     size, initial = width * int((found["count"] or "[1]")[1:-1]), b""
-    if space == "global":
-        space = "const"  # tables; Numba's environment, which kernels do not read
     if found["values"]:
         values = [_operand(v.strip()).value for v in found["values"].strip("{} ").split(",")]
         initial = b"".join((v % (1 << 8 * width)).to_bytes(width, "little") for v in values)
+    if space == "global":
+        program.tables[name] = initial.ljust(size, b"\0")
+        return
     align, variables = int(found["align"] or width), getattr(program, space)
     variables[name] = Variable(size, -(-program.size(space) // align) * align, initial)
 

@@ -174,6 +174,9 @@ def signed(x):
     ("cvt.s64.s32 %rd5, %r11;\ncvt.s64.s32 %rd6, %r12;\nmul.hi.s64 %rd7, %rd5, %rd6;\ncvt.u32.u64 %r1, %rd7;",
      lambda a, b: signed(a) * signed(b) >> 64),
     ("mov.b64 %rd5, {%r11, %r12};\nshr.u64 %rd5, %rd5, 16;\nmov.b64 {%r1, %r2}, %rd5;", lambda a, b: (b << 32 | a) >> 16),
+    ("add.cc.u32 %r2, %r11, %r12;\naddc.u32 %r1, %r11, 0;", lambda a, b: a + (a + b >> 32)),
+    ("sub.cc.u32 %r2, %r11, %r12;\nsubc.u32 %r1, %r12, 5;", lambda a, b: b - 5 - (a < b)),
+    ("mad.lo.cc.u32 %r2, %r11, %r12, %r12;\nmadc.hi.u32 %r1, %r11, %r12, 7;", lambda a, b: (a * b + b >> 32) + 7),
     ("setp.lt.s32 %p1|%p2, %r11, %r12;\nselp.u32 %r1, 1, 2, %p1;\n@%p2 add.s32 %r1, %r1, 8;",
      lambda a, b: 1 if signed(a) < signed(b) else 10),
 ])
@@ -213,6 +216,37 @@ def test_smaller_zero_is_the_minus_one():
     zeros, others = np.array([0.0, -0.0], F), np.array([-0.0, 0.0], F)
     assert np.signbit(each("min.f32 %f1, %f11, %f12;", np.zeros(2, F), zeros, others)).all()
     assert not np.signbit(each("max.f32 %f1, %f11, %f12;", np.zeros(2, F), zeros, others)).any()
+
+
+def test_tables_in_global_and_constant_memory():
+    text = """
+        .version 8.0
+        .target sm_80
+        .address_size 64
+        .global .align 4 .u32 squares[4] = {0, 1, 4, 9};
+        .const .align 4 .f32 half = 0f3F000000;
+        .visible .entry test(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d, .param .u64 y, .param .u64 f,
+                             .param .u64 g)
+        {
+            .reg .b32 %r<9>; .reg .f32 %f<9>; .reg .b64 %rd<9>;
+            ld.param.u64 %rd1, [y];
+            mov.u32 %r1, %tid.x;
+            mov.u64 %rd2, squares;
+            mad.wide.u32 %rd2, %r1, 4, %rd2;
+            ld.global.u32 %r2, [%rd2];
+            ld.global.u32 %r3, [squares+12];
+            cvt.rn.f32.u32 %f1, %r2;
+            cvt.rn.f32.u32 %f2, %r3;
+            ld.const.f32 %f3, [half];
+            fma.rn.f32 %f1, %f1, %f3, %f2;
+            mad.wide.u32 %rd1, %r1, 4, %rd1;
+            st.global.f32 [%rd1], %f1;
+            ret;
+        }
+    """
+    found = np.zeros(4, F)
+    ptx.run(parse(text), (1,), (4,), [found])
+    np.testing.assert_array_equal(found, np.arange(4) ** 2 / 2 + 9)
 
 
 # --- control ----------------------------------------------------------------------------------------------------------
@@ -593,6 +627,27 @@ def test_a_forgotten_barrier_of_a_compiled_kernel(rng, forgotten):
     counters = ptx.run(turned.program, (1,), (64,), (x, y))
     np.testing.assert_array_equal(y, x.reshape(2, 64)[:, ::-1].ravel())
     assert counters.summary()["issued barrier"] == 8
+
+
+@needs_nvvm
+@pytest.mark.parametrize("name", ["sin", "cos", "tanh", "exp", "log", "erf", "log1p"])
+def test_library_functions_equal_numpy(name):
+    """With libdevice's tables and local memory: sin and cos of large numbers."""
+    from scipy import special
+
+    cuda, function = launch.cuda, getattr(math, name)
+
+    @launch.kernel("void(f4[::1], f4[::1])")
+    def mapped(x, y):
+        i = cuda.grid(1)
+        if i < x.size:
+            y[i] = function(x[i])
+
+    x = np.concatenate([np.linspace(0.01, 9, 50), np.geomspace(10, 1e6 if name in ("sin", "cos") else 80, 46)]).astype(F)
+    y = np.zeros_like(x)
+    ptx.run(mapped.program, (2,), (64,), (x, y))
+    expected = getattr(special if name == "erf" else np, name)(x.astype(float))
+    np.testing.assert_allclose(y, expected, rtol=3e-6, atol=3e-6 if name in ("sin", "cos") else 0)
 
 
 @needs_nvvm
