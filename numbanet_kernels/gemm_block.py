@@ -15,10 +15,23 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 from llvmlite import ir
 from numba import float32, int32, int64, types
 
-from .launch import capability, ceil_div, cuda, intrinsic, kernel, kernels, launch, multiprocessors
+from .launch import (
+    capability,
+    ceil_div,
+    cuda,
+    device_array,
+    intrinsic,
+    kernel,
+    kernels,
+    launch,
+    multiprocessors,
+    to_device,
+    trusted,
+)
 
 DEPTH = 16
 THREADS = 256
@@ -288,8 +301,23 @@ def tile_for(rows, cols, products=1):
 
 
 def available(*arrays):
-    """Whether this card has the instructions, and 32 bits count the elements of the arrays."""
-    return capability() >= _block().least and all(array.size < 2**31 for array in arrays)
+    """Whether this card has the instructions and gives right results, and 32 bits count the elements of the arrays."""
+    return capability() >= _block().least and all(array.size < 2**31 for array in arrays) and _agrees()
+
+
+@trusted
+def _agrees():
+    """Of both tiles and every walk, on ragged operands."""
+    rng, worst = np.random.default_rng(0), 0.0
+    x, y = rng.standard_normal((150, 45), np.float32), rng.standard_normal((45, 133), np.float32)
+    for tile in TILES:
+        for ta, tb in ((False, False), (False, True), (True, False), (True, True)):
+            a, b = (to_device(np.ascontiguousarray(m.T if t else m).reshape(-1)) for m, t in ((x, ta), (y, tb)))
+            out = device_array((150, 133))
+            gemm_block_cuda(a, b, (150, 133, 45), (0, 1, 150) if ta else (0, 45, 1), (0, 1, 45) if tb else (0, 133, 1), out,
+                            tile=tile)
+            worst = max(worst, float(np.abs(out.copy_to_host() - np.float64(x) @ y).max()) / 45)
+    return worst
 
 
 def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), relu=False, alpha=1.0, scale=1.0, tile=None,

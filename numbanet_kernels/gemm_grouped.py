@@ -8,10 +8,11 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int32
 
+from . import gemm_block
 from .gemm_block import DEPTH, THREADS, address, commit, copy, shared_address, sums_of, tile_for, wait_for_all_but_one
-from .launch import ceil_div, cuda, device_cache, kernel, kernels, launch
+from .launch import ceil_div, cuda, device_array, device_cache, kernel, kernels, launch, to_device, trusted
 from .memory import flat, upload_cuda
-from .tiles import elements, grid_of, packed_tiles
+from .tiles import elements, grid_of, kept_tiles, packed_shape, packed_tiles, row_places
 
 
 @kernels
@@ -103,6 +104,31 @@ def groups(shape, tile, dp, bias, mix):
 
     starts = packed.row_place[packed.rows[:, :1].ravel()] * tile
     return listed(packed.rows, shape[0]), listed(packed.cols, shape[1]), upload_cuda(starts.astype(np.int32))
+
+
+def available(*arrays):
+    """Whether `gemm_block` is, and classes of tiles give right results."""
+    return gemm_block.available(*arrays) and _agrees()
+
+
+@trusted
+def _agrees():
+    """Forward and dw of ragged weights."""
+    rng, shape, pattern = np.random.default_rng(0), (150, 133), (8, 3, 1, 2)
+    x, w, dy = (rng.standard_normal(s, np.float32) for s in ((45, 133), shape, (45, 150)))
+    kept = np.kron(kept_tiles(grid_of(shape, 8), *pattern[1:]), np.ones((8, 8)))[:150, :133]
+    rows, cols, starts = groups(shape, *pattern)
+    y = device_array((45, 150))
+    launch_grouped(True, to_device(x), to_device(w), y, cols, rows, starts, 45, (133, 1), (1, 133))
+    dw = device_array(packed_shape(shape, *pattern[:2]))
+    launch_grouped(False, to_device(dy), to_device(x), dw, rows, cols, starts, 45, (1, 150), (133, 1))
+    packed, expected = dw.copy_to_host(), (dy.T.astype(float) @ x) * kept
+    places = row_places(packed_tiles(grid_of(shape, 8), *pattern[1:]), 8, 150)
+    worst = np.abs(y.copy_to_host() - x.astype(float) @ (w * kept).T).max()
+    for o in range(150):
+        columns = np.flatnonzero(kept[o])
+        worst = max(worst, np.abs(packed[places[o], :columns.size] - expected[o, columns]).max(initial=0.0))
+    return float(worst) / 45
 
 
 def launch_grouped(inner, a, b, c, first, second, starts, plain, a_at, b_at, bias=None, relu=False, scale=1.0):

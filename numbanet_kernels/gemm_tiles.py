@@ -25,8 +25,7 @@ from numba import float32
 
 from . import threads
 from .elementwise import relu_grad_cuda
-from .gemm_block import available
-from .gemm_grouped import groups, launch_grouped
+from .gemm_grouped import available, groups, launch_grouped
 from .launch import ceil_div, cuda, device_cache, host_kernel, kernel, kernels, launch
 from .memory import compact_cuda, empty_cpu, empty_cuda, full_cpu, full_cuda, upload_cuda
 from .reduce import sum_rows_cuda

@@ -178,6 +178,31 @@ def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int]
         kernel.dispatcher[grid, block](*args)
 
 
+def trusted(check: Callable[[], float]) -> Callable[[], bool]:
+    """Whether a fast kernel may serve on this card: once in a process, `check` runs it and gives the error it found.
+
+    A card on which the error is not small, or which cannot run the kernel, is told about, and the simple kernels serve. On the
+    emulated device tests have checked.
+    """
+    @functools.cache
+    def passed() -> bool:
+        try:
+            error = check()
+            problem = None if error < 1e-4 else f"its error is {error:.1e}"
+        except Exception as raised:  # a card or a driver that this kernel was never run on: whatever happens, it is not used
+            problem = f"{type(raised).__name__}: {' '.join(str(raised).split())}"
+        if problem:
+            warnings.warn(f"{check.__module__}: a fast kernel is not used on this card, {problem}; simple kernels are",
+                          stacklevel=2)
+        return problem is None
+
+    def ask() -> bool:
+        return emulating() or passed()
+
+    ask.passed = passed
+    return ask
+
+
 # --- emulating --------------------------------------------------------------------------------------------------------
 EMULATED = (8, 0)  # the compute capability that kernels are compiled for to be emulated
 _emulating = contextvars.ContextVar("emulating", default=False)

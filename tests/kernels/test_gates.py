@@ -171,3 +171,23 @@ def test_dropped_tiles_cost_nothing(rng, product):
         assert kept["flops"] == pytest.approx(whole["flops"] / dp, rel=0.05)
         assert kept["issued fma"] == pytest.approx(whole["issued fma"] / dp, rel=0.01)
         assert kept["sectors"] <= whole["sectors"]
+
+
+@pytest.mark.parametrize("module", [gemm_block, gemm_grouped])
+def test_a_fast_kernel_is_checked_once_on_a_card(module):
+    """On the emulated device as if it were a card: it agrees; one that does not is not used, and says so."""
+    passed = module._agrees.passed
+    passed.cache_clear()
+    with launch.emulated():
+        assert passed() and passed() and passed.cache_info().misses == 1 and module.available()
+
+
+@pytest.mark.parametrize("check, why", [(lambda: 0.5, "its error is 5.0e-01"), (lambda: float("nan"), "its error is nan"),
+                                        (lambda: 1 / 0, "ZeroDivisionError: division by zero")])
+def test_a_kernel_that_a_card_gets_wrong_is_not_used(check, why):
+    verdict = launch.trusted(check)
+    with pytest.warns(UserWarning, match=f"a fast kernel is not used on this card, {why}; simple kernels are"):
+        assert not verdict()
+    assert not verdict()
+    with launch.emulated():
+        assert verdict()
