@@ -292,6 +292,8 @@ def test_a_callback_may_answer_with_a_numpy_bool():
     assert net.n_iter_ == 2
 
 
+@pytest.mark.skipif(signal.getsignal(signal.SIGINT) is not signal.default_int_handler,
+                    reason="Ctrl-C is ignored here, as in a background job of a shell")
 def test_a_real_interrupt_ends_the_fit_after_a_step(monkeypatch):
     """Signals at random moments: whatever they hit, the fit ends, and BLAS has its threads again."""
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
