@@ -64,19 +64,19 @@ def _compact(dev, x, plan):
 
 
 def _forward(dev, x, w, b, mask, n, o, i, dp):
-    rows = _plans(o, i, dp)[0].index(dev)
+    rows = _plans(o, i, dp)[0].index
     return lambda: dev.gemm_rows(x, w, rows, None, bias=b, relu=True)
 
 
 def _both(dev, x, w, b, mask, n, o, i, dp):
     rows, cols = _plans(o, i, dp)
-    at, x = (rows.index(dev), cols.index(dev)), _compact(dev, x, cols)
+    at, x = (rows.index, cols.index), _compact(dev, x, cols)
     return lambda: dev.gemm_rows(x, w, *at, bias=b, relu=True)
 
 
 def _dx(dev, dy, w, mask, n, o, i, dp):
     rows, cols = _plans(o, i, dp)
-    at, dy = (rows.index(dev), cols.index(dev)), _compact(dev, dy, rows)
+    at, dy = (rows.index, cols.index), _compact(dev, dy, rows)
     return lambda: dev.gemm_rows_dx(dy, w, *at)
 
 

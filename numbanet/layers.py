@@ -173,15 +173,8 @@ class Shuffle(Layer):
 
     Parameters
     ----------
-    order : array_like of int
-        A permutation of 0 … I - 1.
-    mean : array_like of float, optional
-        Of each feature, in the order of x; 0 by default.
-
-    Raises
-    ------
-    ValueError
-        If the order is no permutation, or the mean not I finite numbers.
+    order, mean : array_like
+        As for `Order`, which refuses what is none.
     """
 
     def __init__(self, order: Sequence[int] | np.ndarray, mean: Sequence[float] | np.ndarray | None = None) -> None:

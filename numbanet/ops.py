@@ -367,7 +367,7 @@ def linear_rows(dev, x, w, b=None, *, rows: RowPlan, cols: RowPlan, relu: bool =
 
     x (N, J) holds the J kept inputs, w (O, I), b (O,) or None -> y (N, K) holds the K kept outputs.
     """
-    shape, scale, at = w.shape, rows.scale, (rows.index(dev), cols.index(dev))
+    shape, scale, at = w.shape, rows.scale, (rows.index, cols.index)
     y = dev.gemm_rows(x, w, *at, bias=b, relu=relu, scale=scale)
     dz = _once(lambda dy: dev.relu_grad(dy, y, scale) if relu else dy if scale == 1.0 else dev.affine(dy, mul=scale))
 

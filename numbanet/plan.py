@@ -100,9 +100,10 @@ class RowPlan:
     def room(self, dev: Device) -> None:
         """Nothing is packed: kernels read kept rows where they lie."""
 
-    def index(self, dev: Device):
-        """The kept indices in the form that the device's planned kernels take; None stands for all."""
-        return None if self.dp == 1 else dev.index_list(self.bias, self.n, self.dp)
+    @property
+    def index(self) -> slice | None:
+        """The kept indices as planned kernels take them; None stands for all."""
+        return None if self.dp == 1 else slice(self.bias, self.n, self.dp)
 
     def positions(self, dev: Device):
         """(n,) int32 device array: place of each index among the kept ones, -1 where dropped."""

@@ -30,7 +30,6 @@ from .gemm import (
 from .gemm_rows import (
     gemm_rows_cpu as gemm_rows,
     gemm_rows_dx_cpu as gemm_rows_dx,
-    index_list_cpu as index_list,
 )
 from .gemm_tiles import (
     gemm_tiles_cpu as gemm_tiles,

@@ -30,7 +30,6 @@ from .gemm import (
 from .gemm_rows import (
     gemm_rows_cuda as gemm_rows,
     gemm_rows_dx_cuda as gemm_rows_dx,
-    index_list_cuda as index_list,
 )
 from .gemm_tiles import (
     gemm_tiles_cuda as gemm_tiles,

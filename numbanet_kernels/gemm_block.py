@@ -65,24 +65,20 @@ def _statement(text):
 commit, wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement("cp.async.wait_group 1;")
 
 
-@intrinsic()
-def address(typing_context, array, at):
-    """The address of array[at] in global memory, as an integer."""
-    def generate(context, builder, signature, arguments):
-        pointer = element(context, builder, signature.args[0], *arguments)
-        return builder.ptrtoint(builder.addrspacecast(pointer, ir.PointerType(F32, 1)), I64)
+def _address_in(space, integer, kind):
+    """The intrinsic (array, at) -> the address of array[at] in global (1) or shared (3) memory, as an integer."""
+    @intrinsic(space)
+    def address(typing_context, array, at):
+        def generate(context, builder, signature, arguments):
+            place = element(context, builder, signature.args[0], *arguments)
+            return builder.ptrtoint(builder.addrspacecast(place, ir.PointerType(F32, space)), integer)
 
-    return types.int64(array, types.int32), generate
+        return kind(array, types.int32), generate
+
+    return address
 
 
-@intrinsic()
-def shared_address(typing_context, array, at):
-    """The address of array[at] in shared memory, as an integer."""
-    def generate(context, builder, signature, arguments):
-        pointer = element(context, builder, signature.args[0], *arguments)
-        return builder.ptrtoint(builder.addrspacecast(pointer, ir.PointerType(F32, 3)), I32)
-
-    return types.int32(array, types.int32), generate
+address, shared_address = _address_in(1, I64, types.int64), _address_in(3, I32, types.int32)
 
 
 @intrinsic()

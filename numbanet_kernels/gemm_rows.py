@@ -4,7 +4,8 @@
     dx        dx[n, j] = sum_k dy[n, k] w[rows[k], cols[j]]                                  dy (N, K) -> dx (N, J)
     dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm, ta=True), because activations are compact
 
-The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` come from `index_list`, or are None for all.
+The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices, int32 arrays of
+the device, or None for all.
 Versions: masked (a teaching step: the whole grid starts, and a block whose row is dropped returns before its first barrier),
 listed (any lists: the grid is sized by them, dropped work is never launched) and, for the kept indices of a pattern, which are
 a stride, the blocks of `gemm_block`.
@@ -53,11 +54,6 @@ def _check(op, x, x_width, w, bias, out, out_width):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 # Kept rows are a stride, which BLAS takes without a copy; only kept columns are gathered, each row by its own thread.
-def index_list_cpu(start, stop, step):
-    """The indices start, start + step, … < stop in the form that this device's kernels take."""
-    return slice(start, stop, step)
-
-
 def _length(index, n):
     return n if index is None else len(range(*index.indices(n))) if isinstance(index, slice) else index.size
 
@@ -175,9 +171,6 @@ def _listed(backward=False, tile=32):
 
 
 TILE = 32  # 256 threads, 2 x 2 outputs each
-
-
-index_list_cuda = index_list_cpu
 
 
 @device_cache(maxsize=1024)

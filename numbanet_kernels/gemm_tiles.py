@@ -12,8 +12,8 @@ Packed dw (R T, ceil(C / dp) T): tile rows sorted by class (class 0 first), then
 Elements of tiles that stick out over the edges of w are unset. What two of the three products need is prepared once, if asked:
 `blocks` of w by `tile_blocks`, `inputs` of x by `tile_inputs`, `outputs` of dy by `tile_outputs`, which gives db as well.
 Versions: masked (a teaching step: every tile is visited, dropped ones skipped by a test that is uniform over the block), listed
-(a block walks the list of the tiles that its class keeps, dropped work is never launched) and grouped (the one used where a
-card has it: each class is a dense product, all in one launch, `gemm_grouped`).
+(a block walks the list of the tiles that its class keeps, dropped work is never launched; both in `gemm_listed`) and grouped
+(the one used where a card has it: each class is a dense product, all in one launch; `gemm_grouped`).
 """
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-from numba import float32
 
-from . import threads
+from . import gemm_listed, threads
 from .elementwise import relu_grad_cuda
 from .gemm_grouped import available, groups, launch_grouped
-from .launch import ceil_div, cuda, device_cache, host_kernel, kernel, kernels, launch
+from .launch import ceil_div, host_kernel, launch
 from .memory import compact_cuda, empty_cpu, empty_cuda, full_cpu, full_cuda, upload_cuda
 from .reduce import sum_rows_cuda
-from .tiles import Packed, arrangement, elements, grid_of, packed_shape, packed_tiles, row_places
+from .tiles import arrangement, elements, grid_of, packed_shape, packed_tiles, row_places
 from .turn import turn_back, turn_in
 
 
@@ -216,175 +215,6 @@ def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, output
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
-# A block computes one tile x tile piece of the result, 2 x 2 outputs a thread; all its threads walk one list of tiles, which
-# ends at its first negative number.
-@kernels
-def _masked(tile=32):
-    padded = tile + 1
-    side = tile // 2
-
-    @kernel("void(f4[:, ::1], f4[:, ::1], b1[:, ::1], f4[:, ::1])")
-    def gemm_tiles_masked(x, w, mask, y):
-        """Teaching step: y = x (w * mask of tiles).T; every tile is visited, a masked one skipped before its barrier."""
-        x_tile = cuda.shared.array((tile, padded), float32)
-        w_tile = cuda.shared.array((tile, padded), float32)
-        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
-        n0, o0 = cuda.blockIdx.y * tile, cuda.blockIdx.x * tile
-        zero = float32(0)
-        y00 = y01 = y10 = y11 = zero
-        for c in range(mask.shape[1]):
-            if not mask[cuda.blockIdx.x, c]:
-                continue
-            for i in range(ty, tile, side):
-                for j in range(tx, tile, side):
-                    col = c * tile + j
-                    x_tile[i, j] = x[n0 + i, col] if n0 + i < x.shape[0] and col < x.shape[1] else zero
-                    w_tile[i, j] = w[o0 + i, col] if o0 + i < w.shape[0] and col < w.shape[1] else zero
-            cuda.syncthreads()
-            for k in range(tile):
-                a0, a1, b0, b1 = x_tile[ty, k], x_tile[ty + side, k], w_tile[tx, k], w_tile[tx + side, k]
-                y00, y01, y10, y11 = y00 + a0 * b0, y01 + a0 * b1, y10 + a1 * b0, y11 + a1 * b1
-            cuda.syncthreads()
-        for i in range(2):
-            for j in range(2):
-                n, o = n0 + ty + i * side, o0 + tx + j * side
-                if n < y.shape[0] and o < y.shape[1]:
-                    y[n, o] = (y11 if j else y10) if i else (y01 if j else y00)
-
-    return gemm_tiles_masked
-
-
-@kernels
-def _forward(tile=32):
-    padded = tile + 1
-    side = tile // 2
-
-    @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[:, ::1], f4[::1], b1, b1, f4, f4[:, ::1])")
-    def gemm_tiles_forward(x, w, row_class, class_cols, b, biased, relu, scale, y):
-        """A block: `tile` samples and tile row r, walking the tile columns of the row's class."""
-        x_tile = cuda.shared.array((tile, padded), float32)
-        w_tile = cuda.shared.array((tile, padded), float32)
-        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
-        n0, o0 = cuda.blockIdx.y * tile, cuda.blockIdx.x * tile
-        z = row_class[cuda.blockIdx.x]
-        zero = float32(0)
-        y00 = y01 = y10 = y11 = zero
-        for m in range(class_cols.shape[1]):
-            c = class_cols[z, m]
-            if c < 0:
-                break
-            for i in range(ty, tile, side):
-                for j in range(tx, tile, side):
-                    col = c * tile + j
-                    x_tile[i, j] = x[n0 + i, col] if n0 + i < x.shape[0] and col < x.shape[1] else zero
-                    w_tile[i, j] = w[o0 + i, col] if o0 + i < w.shape[0] and col < w.shape[1] else zero
-            cuda.syncthreads()
-            for k in range(tile):
-                a0, a1, b0, b1 = x_tile[ty, k], x_tile[ty + side, k], w_tile[tx, k], w_tile[tx + side, k]
-                y00, y01, y10, y11 = y00 + a0 * b0, y01 + a0 * b1, y10 + a1 * b0, y11 + a1 * b1
-            cuda.syncthreads()
-        for i in range(2):
-            for j in range(2):
-                n, o = n0 + ty + i * side, o0 + tx + j * side
-                if n < y.shape[0] and o < y.shape[1]:
-                    value = scale * ((y11 if j else y10) if i else (y01 if j else y00))
-                    if biased:
-                        value += b[o]
-                    if relu and value < zero:
-                        value = zero
-                    y[n, o] = value
-
-    return gemm_tiles_forward
-
-
-@kernels
-def _dx(tile=32):
-    padded = tile + 1
-    side = tile // 2
-
-    @kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], i4[:, ::1], f4, f4[:, ::1])")
-    def gemm_tiles_dx(dy, w, class_rows, class_cols, scale, dx):
-        """A block: `tile` samples and one tile column of class z, walking the tile rows of the class."""
-        dy_tile = cuda.shared.array((tile, padded), float32)
-        w_tile = cuda.shared.array((tile, padded), float32)
-        tx, ty, z = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z
-        n0, i0 = cuda.blockIdx.y * tile, class_cols[z, cuda.blockIdx.x] * tile
-        if i0 < 0:  # this class has fewer tile columns
-            return
-        zero = float32(0)
-        x00 = x01 = x10 = x11 = zero
-        for m in range(class_rows.shape[1]):
-            r = class_rows[z, m]
-            if r < 0:
-                break
-            for i in range(ty, tile, side):
-                for j in range(tx, tile, side):
-                    o = r * tile + j
-                    dy_tile[i, j] = dy[n0 + i, o] if n0 + i < dy.shape[0] and o < dy.shape[1] else zero
-                    o = r * tile + i
-                    w_tile[i, j] = w[o, i0 + j] if o < w.shape[0] and i0 + j < w.shape[1] else zero
-            cuda.syncthreads()
-            for k in range(tile):
-                a0, a1, b0, b1 = dy_tile[ty, k], dy_tile[ty + side, k], w_tile[k, tx], w_tile[k, tx + side]
-                x00, x01, x10, x11 = x00 + a0 * b0, x01 + a0 * b1, x10 + a1 * b0, x11 + a1 * b1
-            cuda.syncthreads()
-        for i in range(2):
-            for j in range(2):
-                n, col = n0 + ty + i * side, i0 + tx + j * side
-                if n < dx.shape[0] and col < dx.shape[1]:
-                    dx[n, col] = scale * ((x11 if j else x10) if i else (x01 if j else x00))
-
-    return gemm_tiles_dx
-
-
-@kernels
-def _dw(tile=32):
-    padded = tile + 1
-    side = tile // 2
-
-    @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4, f4[:, ::1])")
-    def gemm_tiles_dw(dy, x, row_class, row_place, class_cols, scale, dw):
-        """A block: one kept tile, tile row r and its i-th kept column, summing over samples, to its packed place."""
-        dy_tile = cuda.shared.array((tile, padded), float32)
-        x_tile = cuda.shared.array((tile, padded), float32)
-        tx, ty, r = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y
-        i0, packed = class_cols[row_class[r], cuda.blockIdx.x] * tile, row_place[r] * tile
-        if i0 < 0:  # the row keeps fewer tiles
-            return
-        zero = float32(0)
-        w00 = w01 = w10 = w11 = zero
-        for n0 in range(0, x.shape[0], tile):
-            for i in range(ty, tile, side):
-                for j in range(tx, tile, side):
-                    n, o, col = n0 + i, r * tile + j, i0 + j
-                    dy_tile[i, j] = dy[n, o] if n < dy.shape[0] and o < dy.shape[1] else zero
-                    x_tile[i, j] = x[n, col] if n < x.shape[0] and col < x.shape[1] else zero
-            cuda.syncthreads()
-            for k in range(tile):
-                a0, a1, b0, b1 = dy_tile[k, ty], dy_tile[k, ty + side], x_tile[k, tx], x_tile[k, tx + side]
-                w00, w01, w10, w11 = w00 + a0 * b0, w01 + a0 * b1, w10 + a1 * b0, w11 + a1 * b1
-            cuda.syncthreads()
-        for i in range(2):
-            for j in range(2):
-                value = scale * ((w11 if j else w10) if i else (w01 if j else w00))
-                dw[packed + ty + i * side, cuda.blockIdx.x * tile + tx + j * side] = value
-
-    return gemm_tiles_dw
-
-
-@device_cache(maxsize=1024)
-def _lists(shape, tile, dp, bias, mix):
-    """`packed_tiles` as int32 arrays on the device: what kernels walk."""
-    return Packed(*(upload_cuda(a.astype(np.int32)) for a in packed_tiles(grid_of(shape, tile), dp, bias, mix)))
-
-
-def _block_side(op, tile):
-    """Threads along each axis of a block; tiles that no block can cover are refused."""
-    if tile % 2 or tile > 64:
-        raise ValueError(f"{op}: tile {tile} must be even and at most 64 on CUDA")
-    return tile // 2
-
-
 def tile_blocks_cuda(w, tile, dp, bias, mix):
     """Nothing: kernels read kept tiles where they lie."""
     return None
@@ -419,9 +249,9 @@ def gemm_tiles_cuda(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.0, bl
         rows, cols, starts = groups(w.shape, tile, dp, bias, mix)
         return launch_grouped(True, x if inputs is None else inputs, w, out, cols, rows, starts, x.shape[0], (w.shape[1], 1),
                                (1, w.shape[1]), b, relu, scale)
-    side = _block_side("gemm_tiles (cuda)", tile)
-    lists = _lists(w.shape, tile, dp, bias, mix)
-    launch(_forward(tile), (ceil_div(w.shape[0], tile), ceil_div(x.shape[0], tile)), (side, side),
+    side = gemm_listed.block_side("gemm_tiles (cuda)", tile)
+    lists = gemm_listed.lists(w.shape, tile, dp, bias, mix)
+    launch(gemm_listed.forward(tile), (ceil_div(w.shape[0], tile), ceil_div(x.shape[0], tile)), (side, side),
            x if inputs is None else inputs, w, lists.row_class, lists.cols, w.reshape(w.size) if b is None else b,
            b is not None, relu, scale, out)
     return out
@@ -437,10 +267,10 @@ def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, mix, scale=1.0, blocks=None, outpu
         rows, cols, starts = groups(w.shape, tile, dp, bias, mix)
         return launch_grouped(True, dy if outputs is None else outputs, w, out, rows, cols, starts, dy.shape[0],
                                (w.shape[0], 1), (w.shape[1], 1), scale=scale)
-    side = _block_side("gemm_tiles_dx (cuda)", tile)
-    lists = _lists(w.shape, tile, dp, bias, mix)
+    side = gemm_listed.block_side("gemm_tiles_dx (cuda)", tile)
+    lists = gemm_listed.lists(w.shape, tile, dp, bias, mix)
     classes, most = lists.cols.shape
-    launch(_dx(tile), (most, ceil_div(dy.shape[0], tile), classes), (side, side),
+    launch(gemm_listed.dx(tile), (most, ceil_div(dy.shape[0], tile), classes), (side, side),
            dy if outputs is None else outputs, w, lists.rows, lists.cols, scale, out)
     return out
 
@@ -453,9 +283,9 @@ def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, outpu
     if available(dy, x, out):
         return launch_grouped(False, dy if outputs is None else outputs, x if inputs is None else inputs, out,
                                *groups(shape, tile, dp, bias, mix), dy.shape[0], (1, shape[0]), (shape[1], 1), scale=scale)
-    side = _block_side("gemm_tiles_dw (cuda)", tile)
-    lists = _lists(shape, tile, dp, bias, mix)
-    launch(_dw(tile), (lists.cols.shape[1], lists.row_class.shape[0]), (side, side),
+    side = gemm_listed.block_side("gemm_tiles_dw (cuda)", tile)
+    lists = gemm_listed.lists(shape, tile, dp, bias, mix)
+    launch(gemm_listed.dw(tile), (lists.cols.shape[1], lists.row_class.shape[0]), (side, side),
            dy if outputs is None else outputs, x if inputs is None else inputs, lists.row_class, lists.row_place, lists.cols,
            scale, out)
     return out
@@ -464,7 +294,7 @@ def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, outpu
 def gemm_tiles_masked_cuda(x, w, mask, tile, out=None):
     """Teaching step: y = x (w * mask of tiles).T; mask (tile rows, tile columns), the grid covers every tile."""
     _check("gemm_tiles_masked (cuda)", x, w.shape[1], w.shape[0], None, out, tile, 1, 0, 0)
-    side = _block_side("gemm_tiles_masked (cuda)", tile)
+    side = gemm_listed.block_side("gemm_tiles_masked (cuda)", tile)
     out = empty_cuda((x.shape[0], w.shape[0])) if out is None else out
-    launch(_masked(tile), (ceil_div(w.shape[0], tile), ceil_div(x.shape[0], tile)), (side, side), x, w, mask, out)
+    launch(gemm_listed.masked(tile), (ceil_div(w.shape[0], tile), ceil_div(x.shape[0], tile)), (side, side), x, w, mask, out)
     return out

@@ -135,13 +135,14 @@ def _copy(program: Program, i: Instruction) -> Callable[[Wave], None]:
         for store, _, offset in wave.find(i, "shared", target, size, wave.lanes, writing=True):  # it may arrive from now on
             store.forget(offset, size)
         length = np.full(wave.lanes.size, size) if given is None else np.broadcast_to(given(wave), wave.count)[wave.lanes]
-        values = np.zeros((wave.lanes.size, size), np.uint8)
+        values = np.zeros((wave.lanes.size, size // 4), np.uint32)
         for width in np.unique(length[length > 0]):
-            some = np.flatnonzero(length == width)
+            some, unit = np.flatnonzero(length == width), 4 if width % 4 == 0 else 1
+            parts = values.view(A.BITS[unit])
             for store, chosen, offset in wave.find(i, "global", origin[some], int(width), wave.lanes[some], writing=False,
                                                    aligned=size):
-                for k in range(width):
-                    values[some[chosen], k] = store.read(offset + k, 1)
+                for k in range(width // unit):
+                    parts[some[chosen], k] = store.read(offset + k * unit, unit)
         wave.pending.append([wave.lanes, wave.committed[wave.lanes], target, values, size])
 
     return run
@@ -158,8 +159,8 @@ def _wait(wave: Wave, newest: int, everything: bool) -> None:
         due = wave.active[lanes] & (everything | (groups < wave.committed[lanes] - newest))
         if due.any():
             for store, chosen, offset in wave.shared.find(target[due], size, wave.blocks[lanes[due]]):
-                for k in range(size):
-                    store.write(offset + k, values[due][chosen, k], 1)
+                for k in range(size // 4):
+                    store.write(offset + 4 * k, values[due][chosen, k], 4)
         if not due.all():
             left.append([part[~due] for part in (lanes, groups, target, values)] + [size])
     wave.pending = left

@@ -11,10 +11,16 @@ DEVICES = ["cpu", "cpu shared", *(["cuda"] if launch.cuda_problem() is None else
 
 
 def pytest_generate_tests(metafunc):
-    """Products have other kernels on older cards."""
-    if "suffix" in metafunc.fixturenames:
-        older = ["emulated 7.5"] if "emulated" in DEVICES and "gemm" in metafunc.module.__name__ else []
-        metafunc.parametrize("suffix", [*DEVICES, *older], indirect=True)
+    """Every test that asks for a suffix runs on all devices, of products on an older card as well, which has other kernels; one
+    that asks for `on_cuda` or `from_8_0`, on those alone that have what it tests."""
+    if "suffix" not in metafunc.fixturenames:
+        return
+    names = [*DEVICES, *(["emulated 7.5"] if "emulated" in DEVICES and "gemm" in metafunc.module.__name__ else [])]
+    if "on_cuda" in metafunc.fixturenames:
+        names = [name for name in names if not name.startswith("cpu")]
+    if "from_8_0" in metafunc.fixturenames:
+        names = [name for name in names if name == "emulated" or (name == "cuda" and launch.capability() >= (8, 0))]
+    metafunc.parametrize("suffix", names, indirect=True)
 
 
 @pytest.fixture
@@ -38,8 +44,11 @@ def suffix(request, monkeypatch):
 @pytest.fixture
 def on_cuda(suffix):
     """For what has no version for the CPU."""
-    if suffix != "cuda":
-        pytest.skip("of CUDA alone")
+
+
+@pytest.fixture
+def from_8_0(suffix):
+    """For kernels that need compute capability 8.0."""
 
 
 @pytest.fixture

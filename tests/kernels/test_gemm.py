@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 import pytest
 
-from numbanet_kernels import gemm, gemm_block
+from numbanet_kernels import gemm
 
 SHAPES = [(1, 1, 1), (7, 9, 11), (8, 8, 8), (10, 3, 17), (0, 4, 3), (4, 0, 3), (4, 3, 0)]  # (M, N, K)
 FLAGS = list(itertools.product([False, True], repeat=2))
@@ -28,15 +28,22 @@ def test_gemm_equals_reference(suffix, put, get, rng, m, n, k, ta, tb, biased, r
     np.testing.assert_allclose(c, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("version, tile", [("naive", 4), ("tiled", 4), ("register", 8), ("block", 64), ("block", 128),
-                                           ("tensor", None)])
-@pytest.mark.parametrize("ta, tb", FLAGS)
-def test_every_cuda_version(rng, on_cuda, put, get, version, tile, ta, tb):
-    if version in gemm.LADDER[3:] and not gemm_block.available():
-        pytest.skip("needs compute capability 8.0")
+def version_equals_reference(rng, put, get, version, tile, ta, tb):
     a, b, bias = operands(rng, 10, 9, 11, ta, tb)
     c = get(gemm.gemm_version_cuda(version, tile, put(a), put(b), ta, tb, put(bias), True, 2.0))
     np.testing.assert_allclose(c, gemm.gemm_reference(a, b, ta, tb, bias, True, 2.0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("version, tile", [("naive", 4), ("tiled", 4), ("register", 8)])
+@pytest.mark.parametrize("ta, tb", FLAGS)
+def test_every_cuda_version(rng, on_cuda, put, get, version, tile, ta, tb):
+    version_equals_reference(rng, put, get, version, tile, ta, tb)
+
+
+@pytest.mark.parametrize("version, tile", [("block", 64), ("block", 128), ("tensor", None)])
+@pytest.mark.parametrize("ta, tb", FLAGS)
+def test_every_version_for_newer_cards(rng, from_8_0, put, get, version, tile, ta, tb):
+    version_equals_reference(rng, put, get, version, tile, ta, tb)
 
 
 def test_out_is_filled(suffix, put, get, rng):
