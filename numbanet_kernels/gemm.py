@@ -7,16 +7,14 @@ A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True
     2 tiled      a block keeps a tile x tile piece of A and B in shared memory: `tile` times fewer global loads
     3 register   each thread keeps 4 x 4 outputs in registers: 8 shared loads for 16 multiply-adds
     4 block      8 x 8 outputs, 16-byte loads, the next tiles copied meanwhile: `gemm_block`, the one used where a card has it
-    5 tensor     the same on tensor cores, with the error of float32: `gemm_tensor`; tf32: with 10 bits of the operands
+    5 tensor     the same on tensor cores, with the error of float32; tf32: with 10 bits of the operands
 """
 from __future__ import annotations
-
-import functools
 
 import numpy as np
 from numba import float32
 
-from . import gemm_block, gemm_tensor, threads
+from . import gemm_block, threads
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
 from .memory import empty_cpu, empty_cuda, flat
 from .threads import WHOLE
@@ -272,6 +270,7 @@ def _register(tile=64):
 
 
 LADDER = ("naive", "tiled", "register", "block", "tensor", "tf32")  # the last three from compute capability 8.0 on
+PASSES = {"block": 0, "tensor": 3, "tf32": 1}
 
 
 def gemm_version_cuda(version, tile, a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
@@ -281,9 +280,8 @@ def gemm_version_cuda(version, tile, a, b, ta=False, tb=False, bias=None, relu=F
     am, ak = (1, m) if ta else (k, 1)
     bk, bn = (1, k) if tb else (n, 1)
     if version in LADDER[3:]:
-        by = functools.partial(gemm_block.gemm_block_cuda, tile=tile) if version == "block" else functools.partial(
-            gemm_tensor.gemm_tensor_cuda, passes=1 if version == "tf32" else 3)
-        return by(flat(a), flat(b), (m, n, k), (0, am, ak), (0, bk, bn), out, bias, relu=relu, alpha=scale)
+        return gemm_block.gemm_block_cuda(flat(a), flat(b), (m, n, k), (0, am, ak), (0, bk, bn), out, bias, relu=relu,
+                                          alpha=scale, tile=tile, passes=PASSES[version])
     chosen = {"naive": _naive, "tiled": lambda: _tiled(tile), "register": lambda: _register(tile)}[version]()
     side = tile // 4 if version == "register" else tile
     launch(chosen, (ceil_div(n, tile), ceil_div(m, tile)), (side, side),

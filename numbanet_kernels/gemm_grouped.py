@@ -9,7 +9,8 @@ import numpy as np
 from numba import float32, int32
 
 from . import gemm_block
-from .gemm_block import DEPTH, THREADS, address, commit, copy, shared_address, sums_of, tile_for, wait_for_all_but_one
+from .gemm_block import THREADS, tile_for, walk
+from .intrinsics import DEPTH, address, commit, copy, shared_address, sums_of, wait_for_all_but_one
 from .launch import ceil_div, cuda, device_array, device_cache, kernel, kernels, launch, to_device, trusted
 from .memory import flat, upload_cuda
 from .tiles import elements, grid_of, kept_tiles, packed_shape, packed_tiles, row_places
@@ -21,8 +22,7 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True):
     stage = DEPTH * pitch
     buffers = 2 * stage
     zeros, multiply, store, scatter = sums_of(side, pitch)
-    across = THREADS // tile
-    (a_deep, a_wide), (b_deep, b_wide) = ((8, 32) if along_k else (across, tile) for along_k in (a_along_k, b_along_k))
+    (a_deep, a_wide), (b_deep, b_wide) = walk(tile, a_along_k), walk(tile, b_along_k)
 
     @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4, i4, i4,"
             " i4, i4, i4, i4, i4, b1, b1, f4)", least=(8, 0))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_compile import PROBLEM, PTXAS
 
-from numbanet_kernels import gemm, gemm_block, gemm_grouped, gemm_rows, gemm_tensor, gemm_tiles, launch
+from numbanet_kernels import gemm, gemm_block, gemm_grouped, gemm_rows, gemm_tiles, launch
 
 NVDISASM = PTXAS and PTXAS.replace("ptxas", "nvdisasm")
 CARDS = [(8, 0), (9, 0)]
@@ -71,7 +71,7 @@ def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card, t
 @pytest.mark.parametrize("passes", [3, 1])
 def test_tensor_cores_multiply(passes, a_along_k, b_along_k, card, tmp_path):
     """32 products of fragments a k-tile and pass, registers suffice, and each number is loaded once by a thread."""
-    said, sass = assembled(gemm_tensor._tensor(passes, a_along_k, b_along_k), card, tmp_path)
+    said, sass = assembled(gemm_block._block(128, a_along_k, b_along_k, passes), card, tmp_path)
     assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
     kinds = collections.Counter(name.split(".")[0] for name in longest_loop(sass))

@@ -1,0 +1,271 @@
+"""Instructions that Numba has no name for, as LLVM code: what `gemm_block` and `gemm_grouped` are made of.
+
+    address, shared_address, copy, commit, wait_for_all_but_one     cp.async: copies that go on while something is multiplied
+    sums_of      8 x 8 (or 4 x 4) sums a thread: fused multiply-adds
+    fragments    4 x 4 fragments a warp: tensor cores, mma.sync.m16n8k8 in TF32
+
+Sums are one tuple, so that they stay in registers. Fragments of m16n8k8, g = lane // 4 and t = lane % 4 (PTX ISA, "Matrix
+fragments for mma.m16n8k8"):
+
+    A  (g, t) (g + 8, t) (g, t + 4) (g + 8, t + 4)      B  (t, g) (t + 4, g)
+    C  (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
+"""
+from __future__ import annotations
+
+import functools
+
+from llvmlite import ir
+from numba import types
+
+from .launch import intrinsic
+
+DEPTH = 16  # of a k-tile
+F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+QUAD = ir.VectorType(F32, 4)
+FRAGMENTS = types.UniTuple(types.float32, 64)
+
+
+def _number(value):
+    return ir.Constant(I32, value)
+
+
+def element(context, builder, kind, array, index):
+    """Where element `index` of an array argument lies."""
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [builder.sext(index, I64)])
+
+
+def _statement(text):
+    """An intrinsic that is one instruction without operands."""
+    @intrinsic(text)
+    def run(typing_context):
+        def generate(context, builder, signature, arguments):
+            builder.call(ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), text, "~{memory}", side_effect=True), [])
+            return context.get_dummy_value()
+
+        return types.void(), generate
+
+    return run
+
+
+commit, wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement("cp.async.wait_group 1;")
+
+
+def _address_in(space, integer, kind):
+    """The intrinsic (array, at) -> the address of array[at] in global (1) or shared (3) memory, as an integer."""
+    @intrinsic(space)
+    def address(typing_context, array, at):
+        def generate(context, builder, signature, arguments):
+            place = element(context, builder, signature.args[0], *arguments)
+            return builder.ptrtoint(builder.addrspacecast(place, ir.PointerType(F32, space)), integer)
+
+        return kind(array, types.int32), generate
+
+    return address
+
+
+address, shared_address = _address_in(1, I64, types.int64), _address_in(3, I32, types.int32)
+
+
+@intrinsic()
+def copy(typing_context, to, source, inside):
+    """cp.async.ca.shared.global [to], [source], 4, inside ? 4 : 0: one float, or 0, soon; nothing is read where not inside.
+
+    That memory changes is said by `wait_for_all_but_one`, so that what is loaded between copies is loaded once.
+    """
+    def generate(context, builder, signature, arguments):
+        to, source, inside = arguments
+        assembly = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [I32, I64, I32]), "cp.async.ca.shared.global [$0], [$1], 4, $2;",
+                                "r,l,r", side_effect=True)
+        builder.call(assembly, [to, source, builder.select(inside, _number(4), _number(0))])
+        return context.get_dummy_value()
+
+    return types.void(types.int32, types.int64, types.boolean), generate
+
+
+def _loaded(context, builder, kind, array, places, wanted):
+    """The elements at some places of an array, 0 where not wanted."""
+    found = []
+    for place, flag in zip(places, wanted, strict=True):
+        before = builder.block
+        with builder.if_then(flag):
+            loaded, after = builder.load(element(context, builder, kind, array, place)), builder.block
+        value = builder.phi(loaded.type)
+        value.add_incoming(ir.Constant(loaded.type, 0), before)
+        value.add_incoming(loaded, after)
+        found.append(value)
+    return found
+
+
+def _results(builder, sums, place_of, biases, relu, alpha, scale):
+    """(i, j) -> scale act(alpha sums[place_of(i, j)] + biases[j]); NaN stays."""
+    zero = ir.Constant(F32, 0.0)
+
+    def result(i, j):
+        sum_ = builder.fadd(builder.fmul(alpha, builder.extract_value(sums, place_of(i, j))), biases[j])
+        negative = builder.and_(relu, builder.fcmp_ordered("<", sum_, zero))
+        return builder.fmul(scale, builder.select(negative, zero, sum_))
+
+    return result
+
+
+def store_of(kind, rows_at, cols_at, place_of, group):
+    """The intrinsic that writes a thread's sums, those of rows rows_at and columns cols_at of its block; `group` neighbouring
+    columns are one store where they are aligned."""
+    vector = ir.VectorType(F32, group)
+
+    @intrinsic(str(kind), *rows_at, *cols_at, group)
+    def store(typing_context, sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, relu, alpha, scale):
+        """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols:
+        st.global.v4.f32 (or v2) where `aligned`, else st.global.f32."""
+        def generate(context, builder, signature, arguments):
+            sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, relu, alpha, scale = arguments
+            inside = [builder.icmp_signed("<", _number(j), cols) for j in cols_at]
+            biases = _loaded(context, builder, signature.args[7], bias,
+                             [builder.add(bias_at, builder.mul(_number(j), bias_step)) for j in cols_at],
+                             [builder.and_(biased, flag) for flag in inside])
+            result = _results(builder, sums, place_of, biases, relu, alpha, scale)
+            for i, row in enumerate(rows_at):
+                with builder.if_then(builder.icmp_signed("<", _number(row), rows)):
+                    start = builder.add(at, builder.mul(_number(row), width))
+                    for j in range(0, len(cols_at), group):
+                        first = element(context, builder, signature.args[1], c, builder.add(start, _number(cols_at[j])))
+                        with builder.if_else(builder.and_(aligned, inside[j + group - 1])) as (together, apart):
+                            with together:
+                                values = ir.Constant(vector, ir.Undefined)
+                                for k in range(group):
+                                    values = builder.insert_element(values, result(i, j + k), _number(k))
+                                at_once = builder.bitcast(first, ir.PointerType(vector, first.type.addrspace))
+                                builder.store(values, at_once, align=4 * group)
+                            with apart:
+                                for k in range(group):
+                                    with builder.if_then(inside[j + k]):
+                                        builder.store(result(i, j + k), builder.gep(first, [ir.Constant(I64, k)]))
+            return context.get_dummy_value()
+
+        return types.void(kind, c, *[types.int32] * 4, types.boolean, bias, types.int32, types.int32, types.boolean,
+                          types.boolean, types.float32, types.float32), generate
+
+    return store
+
+
+@functools.cache
+def sums_of(side, pitch):
+    """(zeros, multiply, store, scatter): what a thread does with its side x side sums, in rows and columns 0 … 3 and, if 8,
+    64 … 67, of tiles with so many floats a row."""
+    kind, places = types.UniTuple(types.float32, side * side), [64 * half + i for half in range(side // 4) for i in range(4)]
+
+    def place_of(i, j):
+        return side * i + j
+
+    @intrinsic(side, pitch)
+    def zeros(typing_context):
+        """side x side zeros."""
+        def generate(context, builder, signature, arguments):
+            return context.make_tuple(builder, kind, [ir.Constant(F32, 0.0)] * side**2)
+
+        return kind(), generate
+
+    def quads(builder, pointer, k):
+        """A thread's numbers in row k of a tile: ld.shared.v4.f32 at 0 and 64."""
+        for half in range(side // 4):
+            at = builder.gep(pointer, [ir.Constant(I64, k * pitch + 64 * half)])
+            quad = builder.load(builder.bitcast(at, ir.PointerType(QUAD, at.type.addrspace)), align=16)
+            yield from (builder.extract_element(quad, _number(i)) for i in range(4))
+
+    @intrinsic(side, pitch)
+    def multiply(typing_context, sums, a, a_at, b, b_at):
+        """sums[i, j] += a[k, i] b[k, j] for the 16 k of a tile, i from a_at and j from b_at on: fma.rn.f32."""
+        def generate(context, builder, signature, arguments):
+            values = [builder.extract_value(arguments[0], i) for i in range(side**2)]
+            left = element(context, builder, signature.args[1], *arguments[1:3])
+            right = element(context, builder, signature.args[3], *arguments[3:5])
+            for k in range(DEPTH):
+                row, col = list(quads(builder, left, k)), list(quads(builder, right, k))
+                for i in range(side):
+                    for j in range(side):
+                        values[side * i + j] = builder.fma(row[i], col[j], values[side * i + j])
+            return context.make_tuple(builder, kind, values)
+
+        return kind(kind, a, types.int32, b, types.int32), generate
+
+    @intrinsic(side, pitch)
+    def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, relu, alpha, scale):
+        """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols."""
+        def generate(context, builder, signature, arguments):
+            sums, c, at, width, rows, cols, to, to_at, bias, biased, relu, alpha, scale = arguments
+            inside = [builder.icmp_signed("<", _number(j), cols) for j in places]
+            columns = _loaded(context, builder, signature.args[6], to, [builder.add(to_at, _number(j)) for j in places], inside)
+            biases = _loaded(context, builder, signature.args[8], bias, columns, [builder.and_(biased, f) for f in inside])
+            result = _results(builder, sums, place_of, biases, relu, alpha, scale)
+            for i, row in enumerate(places):
+                with builder.if_then(builder.icmp_signed("<", _number(row), rows)):
+                    start = builder.add(at, builder.mul(_number(row), width))
+                    for j in range(side):
+                        with builder.if_then(inside[j]):
+                            to_place = element(context, builder, signature.args[1], c, builder.add(start, columns[j]))
+                            builder.store(result(i, j), to_place)
+            return context.get_dummy_value()
+
+        return types.void(kind, c, *[types.int32] * 4, to, types.int32, bias, types.boolean, types.boolean, types.float32,
+                          types.float32), generate
+
+    return zeros, multiply, store_of(kind, places, places, place_of, 4), scatter
+
+
+# --- tensor cores -----------------------------------------------------------------------------------------------------
+@functools.cache
+def fragments(passes, a_steps, b_steps):
+    """(zeros, multiply, store): what a thread does with its part of 4 x 4 fragments of C; the steps of a tile are (from one k
+    to the next, from one row or column to the next)."""
+    (a_k, a_m), (b_k, b_n) = a_steps, b_steps
+
+    @intrinsic(passes, *a_steps, *b_steps)
+    def zeros(typing_context):
+        """64 zeros."""
+        def generate(context, builder, signature, arguments):
+            return context.make_tuple(builder, FRAGMENTS, [ir.Constant(F32, 0.0)] * 64)
+
+        return FRAGMENTS(), generate
+
+    def split(builder, x):
+        """(big, small) as bits of TF32: cvt.rna.tf32.f32 of x and of what it leaves."""
+        convert = ir.InlineAsm(ir.FunctionType(I32, [F32]), "cvt.rna.tf32.f32 $0, $1;", "=r,f")
+        big = builder.call(convert, [x])
+        return big, builder.call(convert, [builder.fsub(x, builder.bitcast(big, F32))]) if passes == 3 else None
+
+    @intrinsic(passes, *a_steps, *b_steps)
+    def multiply(typing_context, sums, a, a_at, b, b_at):
+        """C += A B for the 16 k of a tile: mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32, the small parts first."""
+        def generate(context, builder, signature, arguments):
+            sums = [builder.extract_value(arguments[0], i) for i in range(64)]
+            left = element(context, builder, signature.args[1], *arguments[1:3])
+            right = element(context, builder, signature.args[3], *arguments[3:5])
+            result = ir.LiteralStructType([F32] * 4)
+            mma = ir.InlineAsm(
+                ir.FunctionType(result, [I32] * 6 + [F32] * 4),
+                "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {$0,$1,$2,$3},{$4,$5,$6,$7},{$8,$9},{$10,$11,$12,$13};",
+                "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f")
+
+            def loaded(base, offset):
+                return split(builder, builder.load(builder.gep(base, [ir.Constant(I64, offset)])))
+
+            for k in (0, 8):
+                columns = [[loaded(right, (k + dk) * b_k + 8 * j * b_n) for dk in (0, 4)] for j in range(4)]
+                for i in range(4):
+                    row = [loaded(left, (k + dk) * a_k + (16 * i + dm) * a_m) for dk in (0, 4) for dm in (0, 8)]
+                    for part_a, part_b in ((1, 0), (0, 1), (0, 0)) if passes == 3 else ((0, 0),):
+                        for j in range(4):
+                            at = 4 * (4 * i + j)
+                            fragments = [f[part_a] for f in row] + [f[part_b] for f in columns[j]] + sums[at:at + 4]
+                            found = builder.call(mma, fragments)
+                            sums[at:at + 4] = [builder.extract_value(found, q) for q in range(4)]
+            return context.make_tuple(builder, FRAGMENTS, sums)
+
+        return FRAGMENTS(FRAGMENTS, a, types.int32, b, types.int32), generate
+
+    rows_at, cols_at = [16 * i + 8 * h for i in range(4) for h in (0, 1)], [8 * j + e for j in range(4) for e in (0, 1)]
+
+    def place_of(i, j):
+        return 4 * (4 * (i // 2) + j // 2) + 2 * (i % 2) + j % 2
+
+    return zeros, multiply, store_of(FRAGMENTS, rows_at, cols_at, place_of, 2)
