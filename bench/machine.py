@@ -21,7 +21,7 @@ def threads() -> int:
 
 def machine() -> dict[str, Any]:
     """Processor, cores, threads, versions and graphics cards."""
-    return {"cpu": _cpu(), "cores": os.cpu_count(), "threads": threads(), "system": platform.system(),
+    return {"cpu": processor(), "cores": os.cpu_count(), "threads": threads(), "system": platform.system(),
             "python": platform.python_version(), "numpy": np.__version__, "blas": _blas(), "numba": _version("numba"),
             "numba_cuda": _version("numba-cuda"), "torch": _version("torch"), "gpus": _gpus()}
 
@@ -47,7 +47,8 @@ def _output(*command: str) -> str | None:
         return None
 
 
-def _cpu() -> str:
+def processor() -> str:
+    """What the CPU is called."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

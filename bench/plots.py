@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .training import case_of, whole
+from .training import case_of, timed, whole
 
 Row = dict[str, Any]
 
@@ -79,13 +79,14 @@ def plot_memory(rows: Sequence[Row], path: Path) -> None:
 def plot_accuracy(runs: Sequence[Row], path: Path) -> None:
     """Test accuracy by epoch and by seconds of training: the mean over seeds, and the band between least and most.
 
-    Runs that diverged are left out.
+    Runs that diverged are left out, and on the right those whose seconds cannot be compared.
     """
     figure = _figure(11, 4.5)
     panels = figure.subplots(1, 2)
     for dropout in dict.fromkeys(run["dropout"] for run in runs):
         for axes, by_seconds in zip(panels, (False, True), strict=True):
-            _draw_curve(axes, [run for run in runs if run["dropout"] == dropout], dropout, by_seconds)
+            shown = timed(runs) if by_seconds else runs
+            _draw_curve(axes, [run for run in shown if run["dropout"] == dropout], dropout, by_seconds)
     for axes, label in zip(panels, ("epoch", "seconds of training"), strict=True):
         axes.set_xlabel(label)
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -124,7 +125,8 @@ def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
     panels = below.subplots(down, across, squeeze=False).ravel()
     for axes, (case, named) in zip(panels, by_case.items(), strict=False):
         for name in named:
-            _draw_curve(axes, [run for run in runs if (case_of(run["settings"]), run["dropout"]) == (case, name)], name, True)
+            of_case = timed(run for run in runs if case_of(run["settings"]) == case)
+            _draw_curve(axes, [run for run in of_case if run["dropout"] == name], name, True)
         axes.set_title(case.rsplit(",", 1)[0], fontsize=9)
         axes.set_ylim(0.93, 0.99)
         axes.set_xlabel("seconds of training")
@@ -140,7 +142,8 @@ def _draw_speedups(axes: Any, by_case: dict[str, dict[str, Row]]) -> None:
     patterns = [name for name in dict.fromkeys(name for named in by_case.values() for name in named) if name in ("rdp", "tdp")]
     for i, name in enumerate(patterns):
         found = [(x, named["bernoulli"]["seconds_per_epoch"] / named[name]["seconds_per_epoch"], 1 / named[name]["flops_share"])
-                 for x, named in enumerate(by_case.values()) if name in named and "bernoulli" in named]
+                 for x, named in enumerate(by_case.values()) if named.get(name, {}).get("seconds_per_epoch")
+                 and named.get("bernoulli", {}).get("seconds_per_epoch")]
         x, speedup, ceiling = np.array(found).reshape(-1, 3).T
         x = x + (i - (len(patterns) - 1) / 2) * 0.35
         axes.bar(x, speedup, 0.33, label=name)

@@ -40,7 +40,7 @@ def _accuracy(row: Row) -> str:
 
 
 def _times(row: Row) -> str:
-    """Accuracy: seconds (times shorter), or how many seeds reached it where not all did."""
+    """Accuracy: seconds (times shorter), or how many seeds reached it where not all did or none was timed."""
     def one(target: float, reached: int, seconds: float | None, shorter: float | None) -> str:
         if seconds is None:
             return f"{target:g}: {reached} of {row['seeds']}"

@@ -10,13 +10,13 @@ import dataclasses
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from .harness import Options
-from .machine import commit, now
+from .machine import commit, now, processor
 from .mlp import BATCH, CLASSES, FEATURES, MOMENTUM, RATE
 from .results import Results
 
@@ -92,8 +92,8 @@ def train(experiment: Experiment, seed: int, data: Data) -> Run:
 
     chosen = experiment.settings
     epochs_of({**chosen, "epochs": 1}, tuple(part[:WARM_UP] for part in data))
-    return {"dropout": experiment.name, "seed": seed, "date": now(), "commit": commit(), "settings": chosen,
-            "epochs": epochs_of(chosen, data)}
+    return {"dropout": experiment.name, "seed": seed, "date": now(), "commit": commit(), "processor": processor(),
+            "settings": chosen, "epochs": epochs_of(chosen, data)}
 
 
 def _epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Data) -> list[dict[str, float]]:
@@ -149,6 +149,16 @@ def whole(run: Run) -> bool:
     return len(run["epochs"]) == run["settings"]["epochs"]
 
 
+def timed(runs: Iterable[Run]) -> list[Run]:
+    """Those runs of one case whose seconds can be compared: alone on the machine, and all on one processor, the one on which
+    most kinds of dropout were trained so."""
+    by_processor: dict[str, list[Run]] = {}
+    for run in runs:
+        if run["alone"]:
+            by_processor.setdefault(run["processor"], []).append(run)
+    return max(by_processor.values(), key=lambda found: (len({run["dropout"] for run in found}), len(found)), default=[])
+
+
 def seconds_to(target: float, run: Run) -> float | None:
     """Seconds of training until an epoch ends with this test accuracy; None if none does."""
     seconds = np.cumsum([epoch["seconds"] for epoch in run["epochs"]])
@@ -173,15 +183,16 @@ def summary(runs: Sequence[Run], experiments: Sequence[Experiment], suite: str,
     return [_row(by_key, experiment, suite, targets) for experiment in experiments if experiment.key in by_key]
 
 
-def _time_to(target: float, mine: Sequence[Run], theirs: Sequence[Run]) -> dict[str, Any]:
-    """Mean seconds to an accuracy, None unless all runs reach it, and how many times shorter that is than theirs."""
-    def mean_seconds(of: Sequence[Run]) -> float | None:
-        times = [seconds_to(target, run) for run in of]
-        return float(np.mean(times)) if times and None not in times else None
-
-    seconds, longer = mean_seconds(mine), mean_seconds(theirs)
+def _time_to(target: float, mine: Sequence[Run], seconds: float | None, longer: float | None) -> dict[str, Any]:
+    """How many runs reach an accuracy, the mean seconds they take, and how many times shorter that is than another mean."""
     return {"target": target, "reached": sum(seconds_to(target, run) is not None for run in mine), "seconds": seconds,
             "shorter": longer / seconds if seconds and longer else None}
+
+
+def _mean_seconds_to(target: float, runs: Sequence[Run]) -> float | None:
+    """None unless all runs reach it."""
+    times = [seconds_to(target, run) for run in runs]
+    return float(np.mean(times)) if times and None not in times else None
 
 
 def _row(by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite: str,
@@ -196,15 +207,21 @@ def _row(by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite
         return float(np.mean([run["epochs"][-1]["accuracy"] for run in of]))
 
     accuracy = [run["epochs"][-1]["accuracy"] for run in mine]
-    epochs = [epoch for run in mine for epoch in run["epochs"]]
+    comparable = timed(run for (other, _), found in by_key.items() if other == case for run in found)
+    seconds = [epoch["seconds"] for run in mine if run in comparable for epoch in run["epochs"]]
+
+    def times(target: float) -> dict[str, Any]:
+        own, others = ([run for run in comparable if run["dropout"] == name] for name in (experiment.name, peer))
+        return _time_to(target, mine, _mean_seconds_to(target, own), _mean_seconds_to(target, others))
+
     usual = list(filter(whole, by_key.get((case, "bernoulli"), [])))
     peer = next((name for name in (TORCH, "bernoulli") if (case, name) in by_key), None)
     peer = None if peer == experiment.name else peer
     return {**row, "accuracy": mean_accuracy(mine), "accuracy_min": min(accuracy), "accuracy_max": max(accuracy),
             "points": 100 * (mean_accuracy(mine) - mean_accuracy(usual)) if usual else None,
-            "seconds_per_epoch": float(np.median([epoch["seconds"] for epoch in epochs])),
-            "flops_share": float(np.mean([epoch["flops_share"] for epoch in epochs])), "peer": peer,
-            "times": [_time_to(target, mine, by_key.get((case, peer), [])) for target in targets]}
+            "seconds_per_epoch": float(np.median(seconds)) if seconds else None,
+            "flops_share": float(np.mean([epoch["flops_share"] for run in mine for epoch in run["epochs"]])), "peer": peer,
+            "times": [times(target) for target in targets]}
 
 
 def _trained(experiment: Experiment, seed: int) -> Run:
@@ -219,7 +236,7 @@ def run(options: Options, results: Results, say: Callable[[str], None], suite: s
         targets: Sequence[float], side_by_side: bool = False) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows.
 
-    Side by side, each core of the CPU has a run of its own, on one thread: sooner done, but its seconds mean nothing.
+    Side by side, each core of the CPU has a run of its own, on one thread: sooner done, but its seconds mean nothing (`timed`).
     """
     import joblib
 
@@ -232,7 +249,7 @@ def run(options: Options, results: Results, say: Callable[[str], None], suite: s
     jobs = -1 if side_by_side and options.device == "cpu" and not options.quick else 1
     with joblib.parallel_config("loky", inner_max_num_threads=1):
         for found in joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(due):
-            results.runs.append(found)
+            results.runs.append({**found, "alone": jobs == 1})
             # an interrupted command, too, reports what is finished
             results.rows = summary(results.runs, experiments, suite, targets)
             results.save()

@@ -198,7 +198,7 @@ for size in sizes:
     print(f"N = {size:2d}   nothing dropped {d[0]:.1%}   dp above 20 {d[20:].sum():.1%}")
 
 # %% [markdown]
-# So the default is small: ceil(1/(1 - p)) + 1, one more than the smallest that reaches the rate, so that patterns vary.
+# So the default is small: the smallest period that drops more than the rate, and at least 3, so that patterns vary.
 # A rate that a given dp_max cannot reach is an error, which names a dp_max that can.
 
 # %%

@@ -184,8 +184,8 @@ class RowDropout(_PatternDropout):
     rate : float or sequence of float, default=0.5
         Probability to drop, in [0, 1); a sequence gives one for each droppable layer.
     dp_max : int, optional
-        Largest period. Small by default, ceil(1 / (1 - p)) + 1: a large one spreads probability over patterns that keep
-        next to nothing (`numbanet.search`).
+        Largest period. Small by default, the smallest that drops more than p, at least 3: a large one spreads probability
+        over patterns that keep next to nothing (`numbanet.search`).
     search : {"exact", "sgd"}, default="exact"
         How the distribution of dp is found: of maximum entropy at exactly this rate, or by the papers' Algorithm 1, whose
         rate is off by a little (0.6963 for 0.7 with dp_max=8).

@@ -213,7 +213,7 @@ def test_counted_memory_is_that_of_one_form_of_each():
 
 def _trained(experiment, seed, accuracy, count=2, seconds=2.0):
     epochs = [{"accuracy": accuracy, "loss": 1.0, "seconds": seconds, "flops_share": 0.5}] * count
-    return {"dropout": experiment.name, "seed": seed, "settings": experiment.settings, "epochs": epochs}
+    return {"dropout": experiment.name, "seed": seed, "processor": "one", "settings": experiment.settings, "epochs": epochs}
 
 
 def test_accuracy_suite_resumes(tmp_path, monkeypatch):
@@ -262,8 +262,11 @@ def test_settings_suite_names_every_variant_rate_and_data_set(tmp_path, monkeypa
     assert {row["implementation"] for row in diverged} == {"rdp pattern dp_max=16"} and len(diverged) == 2 * 2
     assert "1 of 1 diverged" in markdown(rows)
     assert {round(row["points"], 6) for row in rows if row not in diverged and row["implementation"] != "bernoulli"} == {1.0}
-    assert len(points) == (len(list(mlp_settings.variants(0.5))) - 1) and points == results.rows[len(rows):]
-    assert markdown(points).splitlines()[5] == "| mnist, pattern dp_max=16 | 1 | diverged | diverged | +1.00 | +1.00 |"
+    # five periods and a search
+    assert len(points) == 2 * (3 * 5 + 1) and points == results.rows[len(rows):]
+    lines = markdown(points).splitlines()
+    assert "| mnist, pattern dp_max=16 | 1 | diverged | diverged | +1.00 | +1.00 |" in lines
+    assert "| mnist, pattern dp_max=5 | 1 | +1.00 |  | +1.00 |  |" in lines
 
 
 def test_papers_suite_has_every_case_and_compares_times_to_accuracy(tmp_path, monkeypatch):
@@ -284,6 +287,24 @@ def test_papers_suite_has_every_case_and_compares_times_to_accuracy(tmp_path, mo
     assert "| bernoulli | 0.97: 0 of 3, 0.975: 0 of 3, 0.98: 0 of 3 |" in markdown(rows)
     papers_mlp.plot(results, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_seconds_are_compared_on_one_processor_alone():
+    """Accuracy is that of all runs; seconds are those of the processor that has most kinds of dropout, nothing beside them."""
+    options = harness.Options(quick=True)
+    experiments = [training.Experiment(training.settings(options, 64, 0.5, 2), name, None) for name in ("bernoulli", "rdp")]
+    runs = [{**_trained(experiment, seed, accuracy, seconds=seconds), "processor": processor, "alone": alone}
+            for experiment, seed, accuracy, seconds, processor, alone in (
+                (experiments[0], 0, 0.97, 4.0, "old", True), (experiments[0], 1, 0.97, 4.0, "old", True),
+                (experiments[0], 2, 0.97, 6.0, "new", True), (experiments[1], 2, 0.98, 2.0, "new", True),
+                (experiments[1], 0, 0.96, 9.0, "new", False))]
+    usual, rdp = training.summary(runs, experiments, "a", (0.96, 0.98))
+    assert (usual["seconds_per_epoch"], rdp["seconds_per_epoch"], rdp["seeds"]) == (6.0, 2.0, 2)
+    assert rdp["times"][0] == {"target": 0.96, "reached": 2, "seconds": 2.0, "shorter": 3.0}
+    (untimed,) = training.summary([{**runs[0], "alone": False}], experiments[:1], "a", (0.9,))
+    assert untimed["seconds_per_epoch"] is None and untimed["times"][0] == {
+        "target": 0.9, "reached": 1, "seconds": None, "shorter": None}
+    assert markdown([untimed]).count("|  |") >= 1
 
 
 def test_a_run_that_diverges_is_recorded():
