@@ -60,7 +60,7 @@ def _dx(dev, dy, w, x, mask, n, o, i, dp):
 
 
 def _dw(dev, dy, w, x, mask, n, o, i, dp):
-    return lambda: dev.gemm_tiles_dw(dy, x, *_pattern(o, i, dp))
+    return lambda: dev.gemm_tiles_dw(dy, x, *_pattern(o, i, dp))[0]
 
 
 def _masked(dev, x, w, mask, n, o, i, dp):

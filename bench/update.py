@@ -46,7 +46,7 @@ def _inputs(mask):
 
 def _sgd(dev, w, v, g, **_):
     def run():
-        dev.sgd(w, v, g, RATE, MOMENTUM)
+        dev.sgd([(w, v, g, None, None, None)], RATE, MOMENTUM)
         return w, v
     return run
 
@@ -61,7 +61,7 @@ def _packed_sgd(dev, w, v, g, packing, shape):
     values = dev.upload(values)
 
     def run():
-        dev.sgd(w, v, values, RATE, MOMENTUM, kept=packing)
+        dev.sgd([(w, v, values, packing, None, None)], RATE, MOMENTUM)
         return w, v
     return run
 
@@ -102,7 +102,7 @@ def _adam(dev, w, m, s, g, **_):
     steps = iter(range(1, 1 << 62))
 
     def run():
-        dev.adam(w, m, s, g, *ADAM, next(steps))
+        dev.adam([(w, m, s, g, None)], *ADAM, next(steps))
         return w, m, s
     return run
 

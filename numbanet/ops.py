@@ -5,6 +5,7 @@ x, y, a, b, w are tensors; dy is the gradient of the result. Shapes are in the d
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 import numbers
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from .losses import absolute_error, sigmoid_cross_entropy, softmax_cross_entropy, squared_error  # noqa: F401  ops as well
 from .plan import BernoulliPlan, Order, PackedGradient, RowPlan, TilePlan, pack_rows
-from .tensor import Tensor, common_device, op
+from .tensor import Fusing, Tensor, common_device, op
 
 
 def _once(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -25,6 +26,13 @@ def _once(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return memory[0]
 
     return shared
+
+
+def _through(dev: Any, dy: Any, y: Any, relu: bool, scale: float) -> Any:
+    """dz = scale dy, with relu only where y > 0, else 0; dy may be a product that is still to be done (`Fusing`)."""
+    if callable(dy):
+        return dy(where=y if relu else None, scale=scale)
+    return dev.relu_grad(dy, y, scale) if relu else dy if scale == 1.0 else dev.affine(dy, mul=scale)
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -356,9 +364,10 @@ def matmul(a: Any, b: Any) -> Tensor:
 def linear(dev, x, w, b=None, *, relu: bool = False, scale: float = 1.0):
     """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0"""
     y = dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
-    dz = _once(lambda dy: dev.relu_grad(dy, y, scale) if relu else dy if scale == 1.0 else dev.affine(dy, mul=scale))
-    return y, (lambda dy: dev.gemm(dz(dy), w), lambda dy: dev.gemm(dz(dy), x, ta=True),
-               lambda dy: dev.sum_rows(dz(dy), 1 / scale))  # dz is scaled, once for dx and dw, which are larger
+    dz = _once(lambda dy: _through(dev, dy, y, relu, scale))
+    both = _once(lambda dy: dev.gemm_dw(dz(dy), x, 1 / scale))  # dz is scaled, once for dx and dw, which are larger
+    dw = both if b is not None else lambda dy: (dev.gemm(dz(dy), x, ta=True), None)
+    return y, Fusing((lambda dy: functools.partial(dev.gemm, dz(dy), w), lambda dy: dw(dy)[0], lambda dy: both(dy)[1]))
 
 
 @op
@@ -369,15 +378,16 @@ def linear_rows(dev, x, w, b=None, *, rows: RowPlan, cols: RowPlan, relu: bool =
     """
     shape, scale, at = w.shape, rows.scale, (rows.index, cols.index)
     y = dev.gemm_rows(x, w, *at, bias=b, relu=relu, scale=scale)
-    dz = _once(lambda dy: dev.relu_grad(dy, y, scale) if relu else dy if scale == 1.0 else dev.affine(dy, mul=scale))
+    dz = _once(lambda dy: _through(dev, dy, y, relu, scale))
+    both = _once(lambda dy: dev.gemm_dw(dz(dy), x))
+    dw = both if b is not None else lambda dy: (dev.gemm(dz(dy), x, ta=True), None)
 
     def db(dy):
-        sums = dev.reshape(dev.sum_rows(dz(dy)), (1, rows.count))
+        sums = dev.reshape(both(dy)[1], (1, rows.count))
         return PackedGradient(sums, pack_rows(RowPlan(1, 1, 0), rows, dev), (rows.n,))
 
-    return y, (lambda dy: dev.gemm_rows_dx(dz(dy), w, *at),
-               lambda dy: PackedGradient(dev.gemm(dz(dy), x, ta=True), pack_rows(rows, cols, dev), shape),
-               db)
+    return y, Fusing((lambda dy: functools.partial(dev.gemm_rows_dx, dz(dy), w, *at),
+                      lambda dy: PackedGradient(dw(dy)[0], pack_rows(rows, cols, dev), shape), db))
 
 
 @op
@@ -390,15 +400,21 @@ def _linear_tiles(dev, x, w, b=None, *, plan: TilePlan, relu: bool, order: Order
     y = dev.gemm_tiles(x, w, *pattern, b=b, relu=relu, scale=scale, blocks=blocks, inputs=inputs)
     prepared = _once(lambda dy: dev.tile_outputs(dy, shape, *pattern, scale, y if relu else None))
 
+    def product(dz, outputs, where=None, scale=1.0):
+        values = dev.gemm_tiles_dx(dz, w, *pattern, scale=plan.scale, blocks=blocks, outputs=outputs, where=where)
+        return values if scale == 1.0 else dev.affine(values, mul=scale)
+
     def dx(dy):
-        values = dev.gemm_tiles_dx(dy, w, *pattern, scale=scale, blocks=blocks, outputs=prepared(dy)[0])
-        return values if order is None else dev.compact(values, order.views(dev)[1])
+        dz, outputs = prepared(dy)
+        return functools.partial(product, dz, outputs) if order is None else dev.compact(product(dz, outputs),
+                                                                                        order.views(dev)[1])
 
-    def dw(dy):
-        values = dev.gemm_tiles_dw(dy, x, *pattern, scale=scale, inputs=inputs, outputs=prepared(dy)[0])
-        return PackedGradient(values, plan.packing(dev), shape)
+    @_once
+    def both(dy):
+        dz, outputs = prepared(dy)
+        return dev.gemm_tiles_dw(dz, x, *pattern, scale=scale, inputs=inputs, outputs=outputs)
 
-    return y, (dx, dw, lambda dy: prepared(dy)[1])
+    return y, Fusing((dx, lambda dy: PackedGradient(both(dy)[0], plan.packing(dev), shape), lambda dy: both(dy)[1]))
 
 
 def linear_tiles(x: Any, w: Any, b: Any = None, *, plan: TilePlan, relu: bool = False, order: Order | None = None) -> Tensor:

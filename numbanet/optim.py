@@ -1,4 +1,4 @@
-"""Optimisers: how parameters follow their gradients. One fused kernel a parameter; a packed gradient is never made dense.
+"""Optimisers: how parameters follow their gradients. One fused kernel for all; a packed gradient is never made dense.
 
     SGD    g += decay w;  v = momentum v + g;  w -= lr v        (Nesterov: w -= lr (g + momentum v))
     Adam   m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;  w -= lr m' / (sqrt(s') + eps), m', s' corrected for their start at 0
@@ -11,11 +11,12 @@ import functools
 import math
 import numbers
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .plan import PackedGradient, RowPlan, TilePlan, every_block
+from .device import Device
+from .plan import PackedGradient, Packing, RowPlan, TilePlan, every_block
 from .tensor import Tensor
 
 
@@ -30,6 +31,17 @@ def _matrix(tensor: Tensor, array: Any) -> Any:
     """A parameter-shaped array as (R, C): what update kernels take."""
     shape = tensor.shape
     return array if len(shape) == 2 else tensor.device.reshape(array, (1, -1) if len(shape) < 2 else (shape[0], -1))
+
+
+class Due(NamedTuple):
+    """A parameter that has a gradient: its values and its state as (R, C), the gradient and what of it is packed, and what is
+    read of the parameter next (None: everything)."""
+
+    parameter: Tensor
+    arrays: list[Any]
+    g: Any
+    kept: Packing | None
+    plan: RowPlan | TilePlan | None
 
 
 class Optimizer(abc.ABC):
@@ -72,30 +84,31 @@ class Optimizer(abc.ABC):
             The plans of those weights of which the next step's packed form was made on the way, with that form: for the next
             step alone, before anything else changes the weights.
         """
-        ready = {}
+        ready: dict[Tensor, RowPlan | TilePlan] = {}
         self.steps += 1
         if not self.state:
             self.state = [[p.device.full(p.shape, 0.0) for _ in range(self.states)] for p in self.parameters]
+        due: dict[Device, list[Due]] = {}
         for parameter, state in zip(self.parameters, self.state, strict=True):
             g = parameter.gradient
             if g is not None:
                 packed = isinstance(g, PackedGradient)
-                plan = self.update(parameter, _matrix(parameter, parameter.data), [_matrix(parameter, s) for s in state],
-                                   g.values if packed else _matrix(parameter, g), g.packing if packed else None,
-                                   (wanted or {}).get(parameter))
-                if plan is not None:
-                    ready[parameter] = plan
+                due.setdefault(parameter.device, []).append(Due(
+                    parameter, [_matrix(parameter, array) for array in (parameter.data, *state)],
+                    g.values if packed else _matrix(parameter, g), g.packing if packed else None,
+                    (wanted or {}).get(parameter)))
             else:
                 self.settle(parameter)
+        for dev, parameters in due.items():
+            ready.update(self.update(dev, parameters))
         self.zero_grad()
         return ready
 
     @abc.abstractmethod
-    def update(self, parameter: Tensor, w: Any, state: list[Any], g: Any, kept: Any,
-               plan: RowPlan | TilePlan | None) -> RowPlan | TilePlan | None:
-        """Change the parameter, w as (R, C), and its state in place; `plan` says what is read of it next, None: everything.
+    def update(self, dev: Device, due: list[Due]) -> dict[Tensor, RowPlan | TilePlan]:
+        """Change parameters that live on one device, and their state, in place.
 
-        Returns the plan with what was prepared for it, if anything was."""
+        Returns the plans of those for which something was prepared, with it."""
 
     def settle(self, parameter: Tensor | None = None) -> None:  # noqa: B027  most optimisers leave nothing undone
         """Bring a parameter, or all, up to date where steps were left undone."""
@@ -185,23 +198,30 @@ class SGD(Optimizer):
             raise ValueError("nesterov needs a momentum above 0")
         self.debts: dict[Tensor, _Debt] = {}
 
-    def update(self, parameter, w, state, g, kept, plan):
-        dev, numbers = parameter.device, (self.learning_rate, self.momentum, self.nesterov, self.weight_decay)
-        blocks = plan.blocks(w.shape, dev) if plan is not None and dev.late_pays(w.size) else None
-        debt = self.debts.get(parameter)
-        if debt and (debt.numbers != numbers or (blocks and debt.block != blocks.size)):
-            self.settle(parameter)
-            debt = None
-        if debt is None and blocks:
-            debt = self.debts[parameter] = _Debt(dev, w.shape, blocks.size, numbers)
-        if debt is None:
-            dev.sgd(w, state[0], g, *numbers, kept)
-            return None
-        some = blocks and debt.step + 1 - debt.whole < debt.LIMIT
-        wanted, into = (blocks.wanted, plan.room(dev)) if some else (debt.every, None)
-        dev.sgd(w, state[0], g, *numbers, kept, debt.late(wanted, debt.step + 1), into)
-        debt.stepped(wanted)
-        return None if into is None else dataclasses.replace(plan, prepared=into[0])
+    def update(self, dev, due):
+        numbers = (self.learning_rate, self.momentum, self.nesterov, self.weight_decay)
+        updates, done, ready = [], [], {}
+        for parameter, (w, v), g, kept, plan in due:
+            blocks = plan.blocks(w.shape, dev) if plan is not None and dev.late_pays(w.size) else None
+            debt = self.debts.get(parameter)
+            if debt and (debt.numbers != numbers or (blocks and debt.block != blocks.size)):
+                self.settle(parameter)
+                debt = None
+            if debt is None and blocks:
+                debt = self.debts[parameter] = _Debt(dev, w.shape, blocks.size, numbers)
+            if debt is None:
+                updates.append((w, v, g, kept, None, None))
+                continue
+            some = blocks and debt.step + 1 - debt.whole < debt.LIMIT
+            wanted, into = (blocks.wanted, plan.room(dev)) if some else (debt.every, None)
+            updates.append((w, v, g, kept, debt.late(wanted, debt.step + 1), into))
+            done.append((debt, wanted))
+            if into is not None:
+                ready[parameter] = dataclasses.replace(plan, prepared=into[0])
+        dev.sgd(updates, *numbers)
+        for debt, wanted in done:
+            debt.stepped(wanted)
+        return ready
 
     def settle(self, parameter=None):
         for i, p in enumerate(self.parameters):
@@ -251,5 +271,7 @@ class Adam(Optimizer):
         self.betas = tuple(_check("betas", b, 0, 1) for b in betas)
         self.eps = _check("eps", eps, 0)
 
-    def update(self, parameter, w, state, g, kept, plan):
-        parameter.device.adam(w, *state, g, self.learning_rate, *self.betas, self.eps, self.steps, self.weight_decay, kept)
+    def update(self, dev, due):
+        dev.adam([(*d.arrays, d.g, d.kept) for d in due], self.learning_rate, *self.betas, self.eps, self.steps,
+                 self.weight_decay)
+        return {}

@@ -154,8 +154,7 @@ class Tensor:
         """The gradient that `backward` left, dense; None where there is none."""
         if self.gradient is None:
             return None
-        packed = isinstance(self.gradient, PackedGradient)
-        return Tensor.wrap(self.gradient.dense(self.device) if packed else self.gradient, self.device)
+        return Tensor.wrap(_dense(self.gradient, self.device), self.device)
 
     def zero_grad(self) -> None:
         """Forget the gradient."""
@@ -187,9 +186,12 @@ class Tensor:
         for tensor in reversed(order):
             node, dy = tensor.node, tensor.gradient
             tensor.node, tensor.gradient = _FREED, None  # gradients and activations of inner nodes are freed on the way
+            if callable(dy) and not isinstance(node.vjps, Fusing):
+                dy = dy()
             for x, vjp in zip(node.inputs, node.vjps, strict=True):
                 if x is not None and x.requires_grad:
-                    with profile.timed(f"{node.op}.backward", *(() if dy is None else (dy,)), static=node.static):
+                    with profile.timed(f"{node.op}.backward", *(() if dy is None or callable(dy) else (dy,)),
+                                       static=node.static):
                         x._accumulate(vjp.of_one if dy is None else vjp(dy))
 
     def _given(self, dy: Any) -> Any:
@@ -203,10 +205,9 @@ class Tensor:
 
     def _accumulate(self, dx: Any) -> None:
         if self.gradient is None:
-            self.gradient = dx
+            self.gradient = dx() if callable(dx) and self.node is None else dx
             return
-        old, new = ((g.dense(self.device) if isinstance(g, PackedGradient) else g) for g in (self.gradient, dx))
-        self.gradient = self.device.add(old, new)
+        self.gradient = self.device.add(_dense(self.gradient, self.device), _dense(dx, self.device))
 
     # --- arithmetic: the operations are functions of `ops` ------------------------------------------------------------
     def __add__(self, other):
@@ -310,6 +311,13 @@ class Tensor:
         return ops.log_softmax(self)
 
 
+def _dense(gradient: Any, dev: Device) -> Any:
+    """A gradient, whatever its form, as an array."""
+    if isinstance(gradient, PackedGradient):
+        return gradient.dense(dev)
+    return gradient() if callable(gradient) else gradient
+
+
 def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
     """A pickled tensor, on its device, or on the CPU where that is not there."""
     missing = problem(name)
@@ -320,6 +328,11 @@ def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
 
 def _device(name: str | Device) -> Device:
     return device(name)  # inside Tensor.__init__ the name `device` is its parameter
+
+
+class Fusing(tuple):
+    """vjps that take, in place of dy, a function (where=None, scale=1.0) -> dy of a product that is still to be done: what they
+    do to it first, where a ReLU let nothing through, is done on its way. Other vjps are given what it gives."""
 
 
 class Node:

@@ -109,6 +109,6 @@ def _updates() -> Works:
         g = _random(side // 2, side)
 
         def update(late=None, weights=weights, g=g, kept=kept):
-            sgd_cpu(*next(weights), g, 0.01, 0.9, kept=kept, late=late)
+            sgd_cpu([(*next(weights), g, kept, late, None)], 0.01, 0.9)
 
         yield side * side, update, functools.partial(update, late)

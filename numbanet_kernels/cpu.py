@@ -26,6 +26,7 @@ from .elementwise import (
 )
 from .gemm import (
     gemm_cpu as gemm,
+    gemm_dw_cpu as gemm_dw,
 )
 from .gemm_rows import (
     gemm_rows_cpu as gemm_rows,

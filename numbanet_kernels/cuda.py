@@ -26,6 +26,7 @@ from .elementwise import (
 )
 from .gemm import (
     gemm_cuda as gemm,
+    gemm_dw_cuda as gemm_dw,
 )
 from .gemm_rows import (
     gemm_rows_cuda as gemm_rows,

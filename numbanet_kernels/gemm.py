@@ -1,6 +1,11 @@
-"""Matrix product with a fused epilogue: c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]).
+"""Matrix product with a fused epilogue: c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]), and its gradient.
 
-A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True; act is the identity or ReLU.
+A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True; act is the identity or ReLU. With an array
+`where` (M, N), c is 0 unless where[m, n] > 0: the gradient of the ReLU that gave `where`, on the way. A weight's gradient
+brings its bias's:
+
+    gemm_dw     dw[o, i] = sum_n dy[n, o] x[n, i],   db[o] = scale * sum_n dy[n, o]
+
 2 M N K FLOPs over 4 (M K + K N + M N) bytes: every version below computes the same, with fewer trips to memory.
 
     1 naive      a thread per output, every operand from global memory: 2 loads for each multiply-add
@@ -15,29 +20,37 @@ import numpy as np
 from numba import float32
 
 from . import gemm_block, threads
+from .elementwise import relu_grad_cpu, relu_grad_cuda
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
 from .memory import empty_cpu, empty_cuda, flat
+from .reduce import sum_rows_cpu, sum_rows_cuda
 from .threads import WHOLE
 from .turn import NOTHING, turn_back
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
-def gemm_reference(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0):
-    """c = act(scale * A B + bias) in float64."""
+def gemm_reference(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None):
+    """c = act(scale * A B + bias) in float64, 0 unless where > 0."""
     a, b = np.float64(a), np.float64(b)
     c = scale * ((a.T if ta else a) @ (b.T if tb else b))
     c = c if bias is None else c + np.float64(bias)
-    return np.maximum(c, 0) if relu else c
+    c = np.maximum(c, 0) if relu else c
+    return c if where is None else np.where(np.asarray(where) > 0, c, 0)
 
 
-def gemm_shapes(device, a, b, ta, tb, bias, out):
+def gemm_dw_reference(dy, x, scale=1.0):
+    """(dw, db) in float64."""
+    return np.float64(dy).T @ np.float64(x), scale * np.float64(dy).sum(0)
+
+
+def gemm_shapes(device, a, b, ta, tb, bias, out, where=None):
     """(M, N, K), or a ValueError that names what does not fit."""
     if a.ndim == 2 and b.ndim == 2:
         m, k = a.shape[::-1] if ta else a.shape
         k2, n = b.shape[::-1] if tb else b.shape
-        if k == k2 and (bias is None or bias.shape == (n,)) and (out is None or out.shape == (m, n)):
+        if k == k2 and (bias is None or bias.shape == (n,)) and all(x is None or x.shape == (m, n) for x in (where, out)):
             return m, n, k
-    extra = "".join(f", {name} {x.shape}" for name, x in (("bias", bias), ("out", out)) if x is not None)
+    extra = "".join(f", {name} {x.shape}" for name, x in (("bias", bias), ("where", where), ("out", out)) if x is not None)
     raise ValueError(f"gemm ({device}): a {a.shape}{' transposed' if ta else ''} does not match "
                      f"b {b.shape}{' transposed' if tb else ''}{extra}")
 
@@ -143,13 +156,20 @@ def dx_cpu(dy, own, out, bias=None, relu=False, alpha=1.0):
     return out
 
 
-def gemm_cpu(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
-    """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n])"""
-    m, n, _ = gemm_shapes("cpu", a, b, ta, tb, bias, out)
+def gemm_cpu(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, out=None):
+    """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]), given `where` 0 unless where[m, n] > 0"""
+    m, n, _ = gemm_shapes("cpu", a, b, ta, tb, bias, out, where)
     out = empty_cpu((m, n)) if out is None else out
     if ta:
-        return (_by_columns if _few(m) else _by_rows)(a.T, b.T if tb else b, out, bias, relu, alpha=scale)
-    return (forward_cpu if tb else dx_cpu)(a, lambda part: b[part.of(b.shape[0])], out, bias, relu, alpha=scale)
+        (_by_columns if _few(m) else _by_rows)(a.T, b.T if tb else b, out, bias, relu, alpha=scale)
+    else:
+        (forward_cpu if tb else dx_cpu)(a, lambda part: b[part.of(b.shape[0])], out, bias, relu, alpha=scale)
+    return out if where is None else relu_grad_cpu(out, where, out=out)
+
+
+def gemm_dw_cpu(dy, x, scale=1.0):
+    """(dw, db): dw[o, i] = sum_n dy[n, o] x[n, i], db[o] = scale * sum_n dy[n, o]"""
+    return gemm_cpu(dy, x, ta=True), sum_rows_cpu(dy, scale)
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -273,28 +293,40 @@ LADDER = ("naive", "tiled", "register", "block", "tensor", "tf32")  # the last t
 PASSES = {"block": 0, "tensor": 3, "tf32": 1}
 
 
-def gemm_version_cuda(version, tile, a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
-    """The product by one version of the ladder, the first four at one tile size; "tf32" keeps 10 bits of the operands."""
-    m, n, k = gemm_shapes("cuda", a, b, ta, tb, bias, out)
+def gemm_version_cuda(version, tile, a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, a_sums=None,
+                      sums_scale=1.0, out=None):
+    """The product by one version of the ladder, the first four at one tile size; "tf32" keeps 10 bits of the operands. Only the
+    last three sum the rows of A."""
+    m, n, k = gemm_shapes("cuda", a, b, ta, tb, bias, out, where)
     out = empty_cuda((m, n)) if out is None else out
     am, ak = (1, m) if ta else (k, 1)
     bk, bn = (1, k) if tb else (n, 1)
     if version in LADDER[3:]:
-        return gemm_block.gemm_block_cuda(flat(a), flat(b), (m, n, k), (0, am, ak), (0, bk, bn), out, bias, relu=relu,
-                                          alpha=scale, tile=tile, passes=PASSES[version])
+        return gemm_block.gemm_block_cuda(flat(a), flat(b), (m, n, k), (0, am, ak), (0, bk, bn), out, bias, where=where,
+                                          a_sums=a_sums, sums_scale=sums_scale, relu=relu, alpha=scale, tile=tile,
+                                          passes=PASSES[version])
     chosen = {"naive": _naive, "tiled": lambda: _tiled(tile), "register": lambda: _register(tile)}[version]()
     side = tile // 4 if version == "register" else tile
     launch(chosen, (ceil_div(n, tile), ceil_div(m, tile)), (side, side),
            flat(a), flat(b), flat(b) if bias is None else bias, out, k, am, ak, bk, bn, bias is not None, relu, scale)
-    return out
+    return out if where is None else relu_grad_cuda(out, where, out=out)
 
 
 TILE = 64  # of the register version: 256 threads, 4 x 4 outputs each
 
 
-def gemm_cuda(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, out=None):
-    """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n])"""
-    m, n, _ = gemm_shapes("cuda", a, b, ta, tb, bias, out)
+def gemm_cuda(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, out=None):
+    """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]), given `where` 0 unless where[m, n] > 0"""
+    m, n, _ = gemm_shapes("cuda", a, b, ta, tb, bias, out, where)
     out = empty_cuda((m, n)) if out is None else out
     version, tile = ("block", None) if gemm_block.available(a, b, out) else ("register", TILE)
-    return gemm_version_cuda(version, tile, a, b, ta, tb, bias, relu, scale, out)
+    return gemm_version_cuda(version, tile, a, b, ta, tb, bias, relu, scale, where, out=out)
+
+
+def gemm_dw_cuda(dy, x, scale=1.0):
+    """(dw, db): dw[o, i] = sum_n dy[n, o] x[n, i], db[o] = scale * sum_n dy[n, o]"""
+    m, n, k = gemm_shapes("cuda", dy, x, True, False, None, None)
+    if not gemm_block.available(dy, x) or m * n >= 2**31 or not m * n * k:
+        return gemm_cuda(dy, x, ta=True), sum_rows_cuda(dy, scale)
+    dw, db = empty_cuda((m, n)), empty_cuda((m,))
+    return gemm_version_cuda("block", None, dy, x, ta=True, a_sums=db, sums_scale=scale, out=dw), db

@@ -1,7 +1,7 @@
 """Matrix product in blocks, versions 4 and 5 of the ladder in `gemm`: for compute capability 8.0 and above.
 
-    c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n])
-    A[m, k] = a[a0 + m am + k ak],   B[k, n] = b[b0 + k bk + n bn]
+    c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n])        given `where`: 0 unless where[m, n] > 0
+    A[m, k] = a[a0 + m am + k ak],   B[k, n] = b[b0 + k bk + n bn]        given `a_sums`: a_sums[m] = sums_scale * sum_k A[m, k]
 
 Any strides: transposes, and kept rows, columns and inner indices of a pattern (its period a stride, its bias an offset) are the
 same kernel. A block of 256 threads computes 128 x 128 outputs, 8 x 8 a thread, or 64 x 64, 4 x 4 a thread. 2 M N K FLOPs:
@@ -53,9 +53,9 @@ def _steps(along_k, tile, padding, passes):
 
 # --- kernel -----------------------------------------------------------------------------------------------------------
 @kernels
-def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, padding=4):
+def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, padding=4):
     """Along which of its axes neighbouring threads read each operand; passes of TF32, or 0 for fused multiply-adds, where
-    threads without padding wait for each other's banks."""
+    threads without padding wait for each other's banks; whether the rows of A are summed as well."""
     (a_step, a_side, a_stage), (b_step, b_side, b_stage) = (_steps(along, tile, padding, passes)
                                                             for along in (a_along_k, b_along_k))
     (a_deep, a_wide), (b_deep, b_wide) = walk(tile, a_along_k), walk(tile, b_along_k)
@@ -65,10 +65,10 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, padding=4):
     else:
         zeros, multiply, store, _ = sums_of(tile // 16, tile + padding)
 
-    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4, i4, i4, i4, i4, b1, b1, b1, f4, f4)",
-            least=(8, 0))
-    def gemm_block(a, b, bias, c, rows, cols, depth, a0, am, ak, b0, bk, bn, bias0, bias_step, aligned, biased, relu,
-                   alpha, scale):
+    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4, i4, i4, i4, i4, b1, b1, b1,"
+            " b1, f4, f4, f4)", least=(8, 0))
+    def gemm_block(a, b, bias, where, c, a_sums, rows, cols, depth, a0, am, ak, b0, bk, bn, bias0, bias_step, aligned, biased,
+                   masked, relu, alpha, scale, sums_scale):
         """Versions 4 and 5: the next k-tile is copied while this one is multiplied."""
         a_tile = cuda.shared.array(a_buffers, float32, 16)
         b_tile = cuda.shared.array(b_buffers, float32, 16)
@@ -94,7 +94,7 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, padding=4):
         else:
             row, col = (t >> int32(4)) * int32(4), (t & int32(15)) * int32(4)
             a_at, b_at = row, col
-        sums = zeros()
+        sums, a_sum, summing = zeros(), float32(0), summed and col0 == 0 and t < int32(tile)
         tiles = (depth + int32(DEPTH - 1)) // int32(DEPTH)
         for step in range(tiles + 1):
             if step < tiles:
@@ -117,10 +117,15 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, padding=4):
                 cuda.syncthreads()
                 odd = int32(step - 1) & int32(1)
                 sums = multiply(sums, a_tile, odd * int32(a_stage) + a_at, b_tile, odd * int32(b_stage) + b_at)
+                if summing:
+                    for k in range(DEPTH):
+                        a_sum += a_tile[odd * int32(a_stage) + int32(k * a_step) + t * int32(a_side)]
                 cuda.syncthreads()
+        if summing and row0 + t < rows:
+            a_sums[row0 + t] = sums_scale * a_sum
         row, col = row0 + row, col0 + col
         store(sums, c, row * cols + col, cols, rows - row, cols - col, aligned, bias, bias0 + col * bias_step, bias_step,
-              biased, relu, alpha, scale)
+              biased, where, masked, relu, alpha, scale)
 
     return gemm_block
 
@@ -157,15 +162,17 @@ def _agrees():
     return worst
 
 
-def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), relu=False, alpha=1.0, scale=1.0, tile=None,
-                    passes=0, padding=4):
+def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), relu=False, alpha=1.0, scale=1.0, where=None,
+                    a_sums=None, sums_scale=1.0, tile=None, passes=0, padding=4):
     """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at, b_at and bias_at say where the
-    elements lie: (a0, am, ak), (b0, bk, bn) and (start, step).
+    elements lie: (a0, am, ak), (b0, bk, bn) and (start, step). `where` and `a_sums` as above.
     passes of TF32, in tiles of 128: 3, with the error of float32, or 1. To look at what they do: a tile of 64 or 128, and
     padding by a multiple of 4."""
     (rows, cols, _), (_, am, ak), (_, bk, bn) = shape, a_at, b_at
     tile, together = (128, 2) if passes else (tile_for(rows, cols) if tile is None else tile, 4)
-    launch(_block(tile, ak <= am, bk <= bn, passes, padding), (ceil_div(cols, tile), ceil_div(rows, tile)), THREADS,
-           a, b, b if bias is None else bias, out.reshape(out.size), *shape, *a_at, *b_at, *bias_at, cols % together == 0,
-           bias is not None, relu, alpha, scale)
+    c = out.reshape(out.size)
+    launch(_block(tile, ak <= am, bk <= bn, passes, a_sums is not None, padding), (ceil_div(cols, tile), ceil_div(rows, tile)),
+           THREADS, a, b, b if bias is None else bias, b if where is None else where.reshape(where.size), c,
+           c if a_sums is None else a_sums, *shape, *a_at, *b_at, *bias_at, cols % together == 0, bias is not None,
+           where is not None, relu, alpha, scale, sums_scale)
     return out

@@ -24,25 +24,26 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True):
     zeros, multiply, store, scatter = sums_of(side, pitch)
     (a_deep, a_wide), (b_deep, b_wide) = walk(tile, a_along_k), walk(tile, b_along_k)
 
-    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4, i4, i4,"
-            " i4, i4, i4, i4, i4, b1, b1, f4)", least=(8, 0))
-    def gemm_tiles_grouped(a, b, bias, c, first, second, firsts, seconds, starts, most_first, most_second, plain,
-                           am, ak, bk, bn, width, biased, relu, scale):
-        """inner: c[m, N] = act(scale sum_K a[m am + K ak] b[K bk + N bn] + bias[N]); else: c[start + m, n] = scale sum_k
-        a[M am + k ak] b[k bk + N bn]; K or M from the class's part of `first`, N from that of `second`: as many numbers as
-        `firsts` and `seconds` say, of room for the most. The other axis has `plain` numbers."""
+    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4, i4,"
+            " i4, i4, i4, i4, i4, i4, b1, b1, b1, f4)", least=(8, 0))
+    def gemm_tiles_grouped(a, b, bias, where, c, a_sums, first, second, firsts, seconds, starts, most_first, most_second, plain,
+                           am, ak, bk, bn, width, biased, masked, relu, scale):
+        """inner: c[m, N] = act(scale sum_K a[m am + K ak] b[K bk + N bn] + bias[N]), if masked 0 unless where[m, N] > 0; else:
+        c[start + m, n] = scale sum_k a[M am + k ak] b[k bk + N bn] and a_sums[M] = sum_k a[M am + k ak]; K or M from the part
+        of the class in `first`, N from that in `second`: as many numbers as `firsts` and `seconds` say, of room for the most.
+        The other axis has `plain` numbers."""
         a_tile = cuda.shared.array(buffers, float32, 16)
         b_tile = cuda.shared.array(buffers, float32, 16)
         t, z = int32(cuda.threadIdx.x), int32(cuda.blockIdx.z)
         first_at, second_at = z * most_first, z * most_second
         row0, col0 = int32(cuda.blockIdx.y) * int32(tile), int32(cuda.blockIdx.x) * int32(tile)
         rows, depth, cols = (plain, firsts[z], seconds[z]) if inner else (firsts[z], plain, seconds[z])
-        if row0 >= rows or col0 >= cols:
+        if row0 >= rows or (col0 >= cols and (inner or col0 > 0)):  # of a class without columns, too, rows are summed
             return
         a_k, a_m = (t % int32(a_deep), t // int32(a_deep)) if a_along_k else (t // int32(a_wide), t % int32(a_wide))
         b_k, b_n = (t % int32(b_deep), t // int32(b_deep)) if b_along_k else (t // int32(b_wide), t % int32(b_wide))
         a_to, b_to = shared_address(a_tile, a_k * int32(pitch) + a_m), shared_address(b_tile, b_k * int32(pitch) + b_n)
-        sums = zeros()
+        sums, a_sum, summing = zeros(), float32(0), not inner and col0 == 0 and t < int32(tile)
         tiles = (depth + int32(DEPTH - 1)) // int32(DEPTH)
         for step in range(tiles + 1):
             if step < tiles:
@@ -77,14 +78,19 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True):
                 cuda.syncthreads()
                 at = (int32(step - 1) & int32(1)) * int32(stage)
                 sums = multiply(sums, a_tile, at + (t >> int32(4)) * int32(4), b_tile, at + (t & int32(15)) * int32(4))
+                if summing:
+                    for k in range(DEPTH):
+                        a_sum += a_tile[at + int32(k * pitch) + t]
                 cuda.syncthreads()
+        if summing and row0 + t < rows:
+            a_sums[first[first_at + row0 + t]] = a_sum
         row, col = row0 + (t >> int32(4)) * int32(4), col0 + (t & int32(15)) * int32(4)
         if inner:
-            scatter(sums, c, row * width, width, rows - row, cols - col, second, second_at + col, bias, biased, relu, scale,
-                    float32(1))
+            scatter(sums, c, row * width, width, rows - row, cols - col, second, second_at + col, bias, biased, where,
+                    masked, relu, scale, float32(1))
         else:
             store(sums, c, (starts[z] + row) * width + col, width, rows - row, cols - col, width % int32(4) == int32(0), bias,
-                  int32(0), int32(0), False, False, scale, float32(1))
+                  int32(0), int32(0), False, where, False, False, scale, float32(1))
 
     return gemm_tiles_grouped
 
@@ -120,24 +126,28 @@ def _agrees():
     rows, cols, starts = groups(shape, *pattern)
     y = device_array((45, 150))
     launch_grouped(True, to_device(x), to_device(w), y, cols, rows, starts, 45, (133, 1), (1, 133))
-    dw = device_array(packed_shape(shape, *pattern[:2]))
-    launch_grouped(False, to_device(dy), to_device(x), dw, rows, cols, starts, 45, (1, 150), (133, 1))
+    dw, db = device_array(packed_shape(shape, *pattern[:2])), device_array((150,))
+    launch_grouped(False, to_device(dy), to_device(x), dw, rows, cols, starts, 45, (1, 150), (133, 1), a_sums=db)
     packed, expected = dw.copy_to_host(), (dy.T.astype(float) @ x) * kept
     places = row_places(packed_tiles(grid_of(shape, 8), *pattern[1:]), 8, 150)
-    worst = np.abs(y.copy_to_host() - x.astype(float) @ (w * kept).T).max()
+    worst = max(np.abs(y.copy_to_host() - x.astype(float) @ (w * kept).T).max(),
+                np.abs(db.copy_to_host() - dy.astype(float).sum(0)).max())
     for o in range(150):
         columns = np.flatnonzero(kept[o])
         worst = max(worst, np.abs(packed[places[o], :columns.size] - expected[o, columns]).max(initial=0.0))
     return float(worst) / 45
 
 
-def launch_grouped(inner, a, b, c, first, second, starts, plain, a_at, b_at, bias=None, relu=False, scale=1.0):
-    """One launch for all classes; first and second as `groups` gives them, a_at and b_at the strides (am, ak) and (bk, bn)."""
+def launch_grouped(inner, a, b, c, first, second, starts, plain, a_at, b_at, bias=None, relu=False, scale=1.0, where=None,
+                   a_sums=None):
+    """One launch for all classes; first and second as `groups` gives them, a_at and b_at the strides (am, ak) and (bk, bn).
+    Where not inner, the sums of A's rows go to a_sums."""
     (firsts, first_counts, most_first), (seconds, second_counts, most_second) = first, second
     rows, classes = plain if inner else most_first, first_counts.size
     tile = tile_for(rows, most_second, classes)
     (am, ak), (bk, bn) = a_at, b_at
     launch(_grouped(inner, tile, ak <= am, bk <= bn), (ceil_div(most_second, tile), ceil_div(rows, tile), classes), THREADS,
-           flat(a), flat(b), flat(c) if bias is None else bias, flat(c), firsts, seconds, first_counts, second_counts, starts,
-           most_first, most_second, plain, *a_at, *b_at, c.shape[1], bias is not None, relu, scale)
+           flat(a), flat(b), flat(b) if bias is None else bias, flat(b) if where is None else flat(where), flat(c),
+           flat(c) if a_sums is None else a_sums, firsts, seconds, first_counts, second_counts, starts,
+           most_first, most_second, plain, *a_at, *b_at, c.shape[1], bias is not None, where is not None, relu, scale)
     return c

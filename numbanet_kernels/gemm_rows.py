@@ -16,6 +16,7 @@ import numpy as np
 from numba import float32
 
 from . import gemm_block
+from .elementwise import relu_grad_cpu, relu_grad_cuda
 from .gemm import dx_cpu, forward_cpu
 from .launch import ceil_div, cuda, device_cache, kernel, kernels, launch, to_device
 from .memory import empty_cpu, empty_cuda, flat
@@ -36,18 +37,19 @@ def gemm_rows_reference(x, w, rows, cols, bias=None, relu=False, scale=1.0):
     return scale * (np.maximum(y, 0) if relu else y)
 
 
-def gemm_rows_dx_reference(dy, w, rows, cols):
-    """dx[n, j] = sum_k dy[n, k] w[rows[k], cols[j]] in float64."""
-    return np.float64(dy) @ _kept(np.float64(w), rows, cols)
+def gemm_rows_dx_reference(dy, w, rows, cols, where=None, scale=1.0):
+    """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]] in float64, 0 unless where > 0."""
+    dx = scale * (np.float64(dy) @ _kept(np.float64(w), rows, cols))
+    return dx if where is None else np.where(np.asarray(where) > 0, dx, 0)
 
 
-def _check(op, x, x_width, w, bias, out, out_width):
+def _check(op, x, x_width, w, bias, out, out_width, where=None):
     """A ValueError that names what does not fit; widths are the numbers of kept rows or columns."""
     fits = (w.ndim == 2 and x.ndim == 2 and x.shape[1] == x_width
             and (bias is None or bias.shape == (w.shape[0],))
-            and (out is None or out.shape == (x.shape[0], out_width)))
+            and all(a is None or a.shape == (x.shape[0], out_width) for a in (where, out)))
     if not fits:
-        extra = "".join(f", {name} {a.shape}" for name, a in (("bias", bias), ("out", out)) if a is not None)
+        extra = "".join(f", {name} {a.shape}" for name, a in (("bias", bias), ("where", where), ("out", out)) if a is not None)
         raise ValueError(f"{op}: operand {x.shape} does not match w {w.shape} with {x_width} kept inner and "
                          f"{out_width} kept outer indices{extra}")
 
@@ -82,11 +84,14 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     return forward_cpu(x, _kept_rows(w, rows, cols), out, kept_bias, relu, scale)
 
 
-def gemm_rows_dx_cpu(dy, w, rows, cols, out=None):
-    """dx[n, j] = sum_k dy[n, k] w[rows[k], cols[j]]"""
+def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
+    """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]], given `where` 0 unless where[n, j] > 0"""
     width = _length(cols, w.shape[1])
-    _check("gemm_rows_dx (cpu)", dy, _length(rows, w.shape[0]), w, None, out, width)
-    return dx_cpu(dy, _kept_rows(w, rows, cols), empty_cpu((dy.shape[0], width)) if out is None else out)
+    _check("gemm_rows_dx (cpu)", dy, _length(rows, w.shape[0]), w, None, out, width, where)
+    out = empty_cpu((dy.shape[0], width)) if out is None else out
+    if where is None:
+        return dx_cpu(dy, _kept_rows(w, rows, cols), out, alpha=scale)
+    return relu_grad_cpu(dx_cpu(dy, _kept_rows(w, rows, cols), out), where, scale, out=out)
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -208,16 +213,17 @@ def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None)
     return out
 
 
-def gemm_rows_dx_cuda(dy, w, rows, cols, out=None):
-    """dx[n, j] = sum_k dy[n, k] w[rows[k], cols[j]]"""
+def gemm_rows_dx_cuda(dy, w, rows, cols, where=None, scale=1.0, out=None):
+    """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]], given `where` 0 unless where[n, j] > 0"""
     inner, kept = _length(rows, w.shape[0]), _length(cols, w.shape[1])
-    _check("gemm_rows_dx (cuda)", dy, inner, w, None, out, kept)
+    _check("gemm_rows_dx (cuda)", dy, inner, w, None, out, kept, where)
     out = empty_cuda((dy.shape[0], kept)) if out is None else out
     if strides := _strided(w, rows, cols, dy, out):
-        return gemm_block.gemm_block_cuda(flat(dy), flat(w), (dy.shape[0], kept, inner), (0, inner, 1), strides[0], out)
+        return gemm_block.gemm_block_cuda(flat(dy), flat(w), (dy.shape[0], kept, inner), (0, inner, 1), strides[0], out,
+                                          where=where, alpha=scale)
     launch(_listed(True, TILE), (ceil_div(kept, TILE), ceil_div(dy.shape[0], TILE)), (TILE // 2, TILE // 2), dy, w,
-           _listed_indices(rows, w.shape[0]), _listed_indices(cols, w.shape[1]), flat(w), out, False, False, 1.0)
-    return out
+           _listed_indices(rows, w.shape[0]), _listed_indices(cols, w.shape[1]), flat(w), out, False, False, scale)
+    return out if where is None else relu_grad_cuda(out, where, out=out)
 
 
 def gemm_rows_masked_cuda(x, w, mask, out=None):

@@ -3,14 +3,16 @@
 
     forward   y[n, o]  = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])          x (N, I) -> y (N, O)
     dx        dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]                     dy (N, O) -> dx (N, I)
+              with an array `where` (N, I), 0 unless where[n, i] > 0
     dw        dw       = scale * (dy.T x) on kept tiles only, packed (below)      dy (N, O), x (N, I)
+    db        db[o]    = sum_n dy[n, o], beside dw
 
 Tile rows with the same a[r] mod dp keep the same tile columns: they are a class, no two classes share a column, and up to a
 permutation the kept matrix is block-diagonal: dp dense products. 2 N O I / dp FLOPs.
 
 Packed dw (R T, ceil(C / dp) T): tile rows sorted by class (class 0 first), then by r; in each row its kept columns, in order.
 Elements of tiles that stick out over the edges of w are unset. What two of the three products need is prepared once, if asked:
-`blocks` of w by `tile_blocks`, `inputs` of x by `tile_inputs`, `outputs` of dy by `tile_outputs`, which gives db as well.
+`blocks` of w by `tile_blocks`, `inputs` of x by `tile_inputs`, `outputs` of dy by `tile_outputs`.
 Versions: masked (a teaching step: every tile is visited, dropped ones skipped by a test that is uniform over the block), listed
 (a block walks the list of the tiles that its class keeps, dropped work is never launched; both in `gemm_listed`) and grouped
 (the one used where a card has it: each class is a dense product, all in one launch; `gemm_grouped`).
@@ -23,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from . import gemm_listed, threads
-from .elementwise import relu_grad_cuda
+from .elementwise import relu_grad_cpu, relu_grad_cuda
 from .gemm_grouped import available, groups, launch_grouped
 from .launch import ceil_div, host_kernel, launch
 from .memory import compact_cuda, empty_cpu, empty_cuda, full_cpu, full_cuda, upload_cuda
@@ -47,9 +49,10 @@ def gemm_tiles_reference(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.
     return np.maximum(y, 0) if relu else y
 
 
-def gemm_tiles_dx_reference(dy, w, tile, dp, bias, mix, scale=1.0):
-    """dx = scale * dy (w * M) in float64."""
-    return scale * (np.float64(dy) @ (np.float64(w) * tile_mask_reference(w.shape, tile, dp, bias, mix)))
+def gemm_tiles_dx_reference(dy, w, tile, dp, bias, mix, scale=1.0, where=None):
+    """dx = scale * dy (w * M) in float64, 0 unless where > 0."""
+    dx = scale * (np.float64(dy) @ (np.float64(w) * tile_mask_reference(w.shape, tile, dp, bias, mix)))
+    return dx if where is None else np.where(np.asarray(where) > 0, dx, 0)
 
 
 def gemm_tiles_dw_reference(dy, x, tile, dp, bias, mix, scale=1.0):
@@ -57,11 +60,12 @@ def gemm_tiles_dw_reference(dy, x, tile, dp, bias, mix, scale=1.0):
     return scale * (np.float64(dy).T @ np.float64(x)) * tile_mask_reference((dy.shape[1], x.shape[1]), tile, dp, bias, mix)
 
 
-def _check(op, x, n_in, n_out, b, out, tile, dp, bias, mix):
+def _check(op, x, n_in, n_out, b, out, tile, dp, bias, mix, where=None):
     fits = x.ndim == 2 and x.shape[1] == n_in and (b is None or b.shape == (n_out,))
-    if not (fits and (out is None or out.shape == (x.shape[0], n_out))):
+    if not (fits and all(a is None or a.shape == (x.shape[0], n_out) for a in (where, out))):
         raise ValueError(f"{op}: operand {x.shape} does not match a weight with {n_in} inner and {n_out} outer features"
-                         f"{'' if b is None else f', bias {b.shape}'}{'' if out is None else f', out {out.shape}'}")
+                         f"{'' if b is None else f', bias {b.shape}'}{'' if where is None else f', where {where.shape}'}"
+                         f"{'' if out is None else f', out {out.shape}'}")
     if not (tile >= 1 and 0 <= bias < dp and mix >= 0):
         raise ValueError(f"{op}: tile {tile} must be at least 1, bias {bias} in 0 … dp - 1 = {dp - 1} and mix {mix} at least 0")
 
@@ -153,11 +157,12 @@ def tile_inputs_cpu(x, shape, tile, dp, bias, mix, order=None):
 
 
 def tile_outputs_cpu(dy, shape, tile, dp, bias, mix, scale=1.0, y=None):
-    """(scale * dz as the kept tiles meet it, sum_n dz[n, o]), for dx, dw and db; dz (N, O) is dy, with a y given only
-    where y > 0, else 0."""
+    """(dy, outputs) for dx and dw: outputs are (scale * dz as the kept tiles meet it, sum_n dz[n, o]), dz (N, O) is dy, with a
+    y given only where y > 0, else 0. dy may be a function of `where` and `scale`: a product that is still to be done."""
     places, _ = packed_shape(shape, tile, dp)
+    dy = dy() if callable(dy) else dy
     sums = full_cpu((dy.shape[1],), 0.0)
-    return turn_in(dy, places, _layout(shape, tile, dp, bias, mix).row_place, scale, y, sums), sums
+    return dy, (turn_in(dy, places, _layout(shape, tile, dp, bias, mix).row_place, scale, y, sums), sums)
 
 
 def gemm_tiles_cpu(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
@@ -178,40 +183,40 @@ def gemm_tiles_cpu(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.0, blo
     return out
 
 
-def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, mix, scale=1.0, blocks=None, outputs=None, out=None):
-    """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
-    _check("gemm_tiles_dx (cpu)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias, mix)
+def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, mix, scale=1.0, blocks=None, outputs=None, where=None, out=None):
+    """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i], given `where` 0 unless where[n, i] > 0"""
+    _check("gemm_tiles_dx (cpu)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias, mix, where)
     out = empty_cpu((dy.shape[0], w.shape[1])) if out is None else out
     layout = _layout(w.shape, tile, dp, bias, mix)
     blocks = tile_blocks_cpu(w, tile, dp, bias, mix) if blocks is None else blocks
-    outputs = tile_outputs_cpu(dy, w.shape, tile, dp, bias, mix, scale)[0] if outputs is None else outputs
+    turned, _ = tile_outputs_cpu(dy, w.shape, tile, dp, bias, mix, scale)[1] if outputs is None else outputs
     shared = threads.worthwhile(flops=2 * dy.shape[0] * blocks.size)
     with threads.session():
         terms = empty_cpu((threads.count() if shared else 1, w.shape[1], dy.shape[0]))
 
         def multiply(part):
             for rows, cols, width in _products(w.shape, tile, dp, bias, mix, part):
-                np.matmul(blocks[rows, :width].T, outputs[rows], out=terms[part.number, cols])
+                np.matmul(blocks[rows, :width].T, turned[rows], out=terms[part.number, cols])
 
         threads.share(multiply, shared)
         threads.share(lambda part: turn_back(terms, out, part.of(w.shape[1]), place=layout.col_place), shared)
-    return out
+    return out if where is None else relu_grad_cpu(out, where, out=out)
 
 
 def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, outputs=None, out=None):
-    """dw = scale * (dy.T x) on kept tiles, packed."""
+    """(dw, db): dw = scale * (dy.T x) on kept tiles, packed, db[o] = sum_n dy[n, o]"""
     shape = (dy.shape[1], x.shape[1])
     _check("gemm_tiles_dw (cpu)", x, shape[1], shape[0], None, None, tile, dp, bias, mix)
     out = empty_cpu(packed_shape(shape, tile, dp)) if out is None else out
     inputs = tile_inputs_cpu(x, shape, tile, dp, bias, mix) if inputs is None else inputs
-    outputs = tile_outputs_cpu(dy, shape, tile, dp, bias, mix, scale)[0] if outputs is None else outputs
+    turned, db = tile_outputs_cpu(dy, shape, tile, dp, bias, mix, scale)[1] if outputs is None else outputs
 
     def multiply(part):
         for rows, cols, width in _products(shape, tile, dp, bias, mix, part):
-            np.matmul(outputs[rows], inputs[cols].T, out=out[rows, :width])
+            np.matmul(turned[rows], inputs[cols].T, out=out[rows, :width])
 
     threads.share(multiply, threads.worthwhile(flops=2 * dy.shape[0] * out.size))
-    return out
+    return out, db
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -236,9 +241,11 @@ def tile_inputs_cuda(x, shape, tile, dp, bias, mix, order=None):
 
 
 def tile_outputs_cuda(dy, shape, tile, dp, bias, mix, scale=1.0, y=None):
-    """(dz, sum_n dz[n, o]); dz (N, O) is dy, with a y given only where y > 0, else 0. Kernels read it where it lies."""
-    dz = dy if y is None else relu_grad_cuda(dy, y)
-    return dz, sum_rows_cuda(dz)
+    """(dz, None); dz (N, O) is dy, with a y given only where y > 0, else 0: kernels read it where it lies. dy may be a function
+    of `where` and `scale`: a product that is still to be done, and leaves out on its way what y does."""
+    if callable(dy):
+        return dy(where=y), None
+    return dy if y is None else relu_grad_cuda(dy, y), None
 
 
 def gemm_tiles_cuda(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
@@ -257,38 +264,39 @@ def gemm_tiles_cuda(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.0, bl
     return out
 
 
-def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, mix, scale=1.0, blocks=None, outputs=None, out=None):
-    """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]"""
-    _check("gemm_tiles_dx (cuda)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias, mix)
+def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, mix, scale=1.0, blocks=None, outputs=None, where=None, out=None):
+    """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i], given `where` 0 unless where[n, i] > 0"""
+    _check("gemm_tiles_dx (cuda)", dy, w.shape[0], w.shape[1], None, out, tile, dp, bias, mix, where)
     if grid_of(w.shape, tile)[0] < dp:  # there are fewer classes: some columns are kept by no tile row
         out = full_cuda((dy.shape[0], w.shape[1]), 0.0, out=out)
     out = empty_cuda((dy.shape[0], w.shape[1])) if out is None else out
     if available(dy, w, out):
         rows, cols, starts = groups(w.shape, tile, dp, bias, mix)
-        return launch_grouped(True, dy if outputs is None else outputs, w, out, rows, cols, starts, dy.shape[0],
-                               (w.shape[0], 1), (w.shape[1], 1), scale=scale)
+        return launch_grouped(True, dy, w, out, rows, cols, starts, dy.shape[0], (w.shape[0], 1), (w.shape[1], 1), where=where,
+                               scale=scale)
     side = gemm_listed.block_side("gemm_tiles_dx (cuda)", tile)
     lists = gemm_listed.lists(w.shape, tile, dp, bias, mix)
     classes, most = lists.cols.shape
     launch(gemm_listed.dx(tile), (most, ceil_div(dy.shape[0], tile), classes), (side, side),
-           dy if outputs is None else outputs, w, lists.rows, lists.cols, scale, out)
-    return out
+           dy, w, lists.rows, lists.cols, scale, out)
+    return out if where is None else relu_grad_cuda(out, where, out=out)
 
 
 def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, outputs=None, out=None):
-    """dw = scale * (dy.T x) on kept tiles, packed."""
+    """(dw, db): dw = scale * (dy.T x) on kept tiles, packed, db[o] = sum_n dy[n, o]"""
     shape = (dy.shape[1], x.shape[1])
     _check("gemm_tiles_dw (cuda)", x, shape[1], shape[0], None, None, tile, dp, bias, mix)
     out = empty_cuda(packed_shape(shape, tile, dp)) if out is None else out
-    if available(dy, x, out):
-        return launch_grouped(False, dy if outputs is None else outputs, x if inputs is None else inputs, out,
-                               *groups(shape, tile, dp, bias, mix), dy.shape[0], (1, shape[0]), (shape[1], 1), scale=scale)
+    if available(dy, x, out) and dy.size:
+        db = empty_cuda((shape[0],))
+        launch_grouped(False, dy, x if inputs is None else inputs, out, *groups(shape, tile, dp, bias, mix), dy.shape[0],
+                       (1, shape[0]), (shape[1], 1), a_sums=db, scale=scale)
+        return out, db
     side = gemm_listed.block_side("gemm_tiles_dw (cuda)", tile)
     lists = gemm_listed.lists(shape, tile, dp, bias, mix)
     launch(gemm_listed.dw(tile), (lists.cols.shape[1], lists.row_class.shape[0]), (side, side),
-           dy if outputs is None else outputs, x if inputs is None else inputs, lists.row_class, lists.row_place, lists.cols,
-           scale, out)
-    return out
+           dy, x if inputs is None else inputs, lists.row_class, lists.row_place, lists.cols, scale, out)
+    return out, sum_rows_cuda(dy)
 
 
 def gemm_tiles_masked_cuda(x, w, mask, tile, out=None):

@@ -1,8 +1,9 @@
-"""Instructions that Numba has no name for, as LLVM code: what `gemm_block` and `gemm_grouped` are made of.
+"""Instructions that Numba has no name for, as LLVM code: what `gemm_block`, `gemm_grouped` and `update` are made of.
 
     address, shared_address, copy, commit, wait_for_all_but_one     cp.async: copies that go on while something is multiplied
     sums_of      8 x 8 (or 4 x 4) sums a thread: fused multiply-adds
     fragments    4 x 4 fragments a warp: tensor cores, mma.sync.m16n8k8 in TF32
+    chosen       one of several arrays or numbers that a kernel was given as a tuple
 
 Sums are one tuple, so that they stay in registers. Fragments of m16n8k8, g = lane // 4 and t = lane % 4 (PTX ISA, "Matrix
 fragments for mma.m16n8k8"):
@@ -13,11 +14,12 @@ fragments for mma.m16n8k8"):
 from __future__ import annotations
 
 import functools
+import operator
 
 from llvmlite import ir
 from numba import types
 
-from .launch import intrinsic
+from .launch import SIMULATED, intrinsic
 
 DEPTH = 16  # of a k-tile
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
@@ -32,6 +34,24 @@ def _number(value):
 def element(context, builder, kind, array, index):
     """Where element `index` of an array argument lies."""
     return builder.gep(context.make_array(kind)(context, builder, array).data, [builder.sext(index, I64)])
+
+
+@intrinsic()
+def chosen(typing_context, several, number):
+    """several[number], both known at run time: selp, where indexing would be a branch."""
+    def generate(context, builder, signature, arguments):
+        several, number = arguments
+        found = builder.extract_value(several, 0)
+        for i in range(1, signature.args[0].count):
+            is_it = builder.icmp_signed("==", number, _number(i))
+            found = builder.select(is_it, builder.extract_value(several, i), found)
+        return found
+
+    return several.dtype(several, types.int32), generate
+
+
+if SIMULATED:
+    chosen = operator.getitem  # the simulator runs Python
 
 
 def _statement(text):
@@ -96,14 +116,22 @@ def _loaded(context, builder, kind, array, places, wanted):
     return found
 
 
+def _gates(context, builder, kind, where, masked, places, wanted):
+    """Whether the elements of `where` at some places are above 0; nothing is read unless masked, or where not wanted."""
+    flags = [builder.and_(masked, flag) for flag in wanted]
+    zero = ir.Constant(F32, 0.0)
+    return [builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, zero))
+            for value in _loaded(context, builder, kind, where, places, flags)]
+
+
 def _results(builder, sums, place_of, biases, relu, alpha, scale):
-    """(i, j) -> scale act(alpha sums[place_of(i, j)] + biases[j]); NaN stays."""
+    """(i, j, open) -> scale act(alpha sums[place_of(i, j)] + biases[j]) if open, else 0; NaN stays."""
     zero = ir.Constant(F32, 0.0)
 
-    def result(i, j):
+    def result(i, j, open_):
         sum_ = builder.fadd(builder.fmul(alpha, builder.extract_value(sums, place_of(i, j))), biases[j])
         negative = builder.and_(relu, builder.fcmp_ordered("<", sum_, zero))
-        return builder.fmul(scale, builder.select(negative, zero, sum_))
+        return builder.select(open_, builder.fmul(scale, builder.select(negative, zero, sum_)), zero)
 
     return result
 
@@ -114,11 +142,13 @@ def store_of(kind, rows_at, cols_at, place_of, group):
     vector = ir.VectorType(F32, group)
 
     @intrinsic(str(kind), *rows_at, *cols_at, group)
-    def store(typing_context, sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, relu, alpha, scale):
-        """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols:
-        st.global.v4.f32 (or v2) where `aligned`, else st.global.f32."""
+    def store(typing_context, sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, where, masked, relu,
+              alpha, scale):
+        """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols, and if
+        masked 0 unless `where` is above 0 there: st.global.v4.f32 (or v2) where `aligned`, else st.global.f32."""
         def generate(context, builder, signature, arguments):
-            sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, relu, alpha, scale = arguments
+            (sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, where, masked, relu, alpha,
+             scale) = arguments
             inside = [builder.icmp_signed("<", _number(j), cols) for j in cols_at]
             biases = _loaded(context, builder, signature.args[7], bias,
                              [builder.add(bias_at, builder.mul(_number(j), bias_step)) for j in cols_at],
@@ -127,23 +157,26 @@ def store_of(kind, rows_at, cols_at, place_of, group):
             for i, row in enumerate(rows_at):
                 with builder.if_then(builder.icmp_signed("<", _number(row), rows)):
                     start = builder.add(at, builder.mul(_number(row), width))
+                    places = [builder.add(start, _number(j)) for j in cols_at]
+                    gates = _gates(context, builder, signature.args[11], where, masked, places, inside)
                     for j in range(0, len(cols_at), group):
-                        first = element(context, builder, signature.args[1], c, builder.add(start, _number(cols_at[j])))
+                        first = element(context, builder, signature.args[1], c, places[j])
                         with builder.if_else(builder.and_(aligned, inside[j + group - 1])) as (together, apart):
                             with together:
                                 values = ir.Constant(vector, ir.Undefined)
                                 for k in range(group):
-                                    values = builder.insert_element(values, result(i, j + k), _number(k))
+                                    values = builder.insert_element(values, result(i, j + k, gates[j + k]), _number(k))
                                 at_once = builder.bitcast(first, ir.PointerType(vector, first.type.addrspace))
                                 builder.store(values, at_once, align=4 * group)
                             with apart:
                                 for k in range(group):
                                     with builder.if_then(inside[j + k]):
-                                        builder.store(result(i, j + k), builder.gep(first, [ir.Constant(I64, k)]))
+                                        value = result(i, j + k, gates[j + k])
+                                        builder.store(value, builder.gep(first, [ir.Constant(I64, k)]))
             return context.get_dummy_value()
 
-        return types.void(kind, c, *[types.int32] * 4, types.boolean, bias, types.int32, types.int32, types.boolean,
-                          types.boolean, types.float32, types.float32), generate
+        return types.void(kind, c, *[types.int32] * 4, types.boolean, bias, types.int32, types.int32, types.boolean, where,
+                          types.boolean, types.boolean, types.float32, types.float32), generate
 
     return store
 
@@ -189,10 +222,11 @@ def sums_of(side, pitch):
         return kind(kind, a, types.int32, b, types.int32), generate
 
     @intrinsic(side, pitch)
-    def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, relu, alpha, scale):
-        """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols."""
+    def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale):
+        """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols, and if
+        masked 0 unless `where` is above 0 there."""
         def generate(context, builder, signature, arguments):
-            sums, c, at, width, rows, cols, to, to_at, bias, biased, relu, alpha, scale = arguments
+            sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale = arguments
             inside = [builder.icmp_signed("<", _number(j), cols) for j in places]
             columns = _loaded(context, builder, signature.args[6], to, [builder.add(to_at, _number(j)) for j in places], inside)
             biases = _loaded(context, builder, signature.args[8], bias, columns, [builder.and_(biased, f) for f in inside])
@@ -200,14 +234,15 @@ def sums_of(side, pitch):
             for i, row in enumerate(places):
                 with builder.if_then(builder.icmp_signed("<", _number(row), rows)):
                     start = builder.add(at, builder.mul(_number(row), width))
+                    to_places = [builder.add(start, column) for column in columns]
+                    gates = _gates(context, builder, signature.args[10], where, masked, to_places, inside)
                     for j in range(side):
                         with builder.if_then(inside[j]):
-                            to_place = element(context, builder, signature.args[1], c, builder.add(start, columns[j]))
-                            builder.store(result(i, j), to_place)
+                            builder.store(result(i, j, gates[j]), element(context, builder, signature.args[1], c, to_places[j]))
             return context.get_dummy_value()
 
-        return types.void(kind, c, *[types.int32] * 4, to, types.int32, bias, types.boolean, types.boolean, types.float32,
-                          types.float32), generate
+        return types.void(kind, c, *[types.int32] * 4, to, types.int32, bias, types.boolean, where, types.boolean,
+                          types.boolean, types.float32, types.float32), generate
 
     return zeros, multiply, store_of(kind, places, places, place_of, 4), scatter
 

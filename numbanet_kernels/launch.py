@@ -228,7 +228,9 @@ def emulated(on: bool = True) -> Iterator[None]:
 def _emulate(kernel: Kernel, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
     from . import ptx
 
-    kinds = re.findall(r"(\w\d)(\[.*?\])?", kernel.signature.partition("(")[2])
+    flat = re.sub(r"UniTuple\((.*?), (\d+)\)", lambda found: f"{found[1]}, " * int(found[2]), kernel.signature)
+    kinds = re.findall(r"(\w\d)(\[.*?\])?", flat.partition("(")[2])
+    args = [part for arg in args for part in (arg if isinstance(arg, tuple) else (arg,))]
     for argument, (code, axes) in zip(args, kinds, strict=True):
         if axes and (argument.dtype != np.dtype(code) or argument.ndim != axes.count(",") + 1):
             raise TypeError(f"{kernel.__name__}: an argument is {argument.dtype} with {argument.ndim} axes, not {code}{axes}")

@@ -30,6 +30,7 @@ class _Random:
 
 SAMPLES: dict[str, Callable[[_Random], Any]] = {
     "gemm": lambda put: dev.gemm(put(N, I), put(O, I), tb=True, bias=put(O), relu=True),
+    "gemm_dw": lambda put: dev.gemm_dw(put(N, O), put(N, I)),
     "gemm_rows": lambda put: dev.gemm_rows(put(N, I // 2), put(O, I), slice(1, None, 3), slice(0, None, 2), put(O), True),
     "gemm_rows_dx": lambda put: dev.gemm_rows_dx(put(N, O // 3), put(O, I), slice(1, None, 3), slice(0, None, 2)),
     "gemm_tiles": lambda put: dev.gemm_tiles(put(N, I), put(O, I), *TILES, b=put(O), relu=True),
@@ -46,8 +47,8 @@ SAMPLES: dict[str, Callable[[_Random], Any]] = {
     "dropout": lambda put: dev.dropout(put(N, O), 0.5, 1, 0),
     "take_rows": lambda put: dev.take_rows(put(4 * N, I), put.indices(4 * N, N)),
     "transpose": lambda put: dev.transpose(put(N, I), (1, 0)),
-    "sgd": lambda put: dev.sgd(put(O, I), put(O, I), put(O, I), 0.1, 0.9),
-    "adam": lambda put: dev.adam(put(O, I), put(O, I), put(O, I), put(O, I), 0.1, 0.9, 0.999, 1e-8, 1),
+    "sgd": lambda put: dev.sgd([(put(O, I), put(O, I), put(O, I), None, None, None)], 0.1, 0.9),
+    "adam": lambda put: dev.adam([(put(O, I), put(O, I), put(O, I), put(O, I), None)], 0.1, 0.9, 0.999, 1e-8, 1),
 }
 
 

@@ -24,6 +24,9 @@ once as M^k when somebody will. With late = (since, after, held, wanted, powers,
     step             number of this step, from 1
 
 With into = (packed, places), on the CPU, the wanted blocks of row r, in order, are written to packed[places[r]] as well.
+
+sgd and adam take several weights at once: a list of (w, v, g, kept, late, into), or of (w, m, s, g, kept), each with Nones for
+what it has not, and all that are late with the same powers. On CUDA up to TOGETHER of them are one launch.
 """
 from __future__ import annotations
 
@@ -34,8 +37,9 @@ import numpy as np
 from numba import float32, int32
 
 from . import costs, threads
+from .intrinsics import chosen
 from .launch import ceil_div, cuda, device_cache, host_kernel, kernel, kernels, launch, to_device
-from .memory import THREADS, blocks_for, empty_cuda
+from .memory import THREADS, blocks_for, empty_cuda, flat
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -213,10 +217,15 @@ def _share_rows(update, arrays, g, kept, numbers):
     threads.share(work, threads.worthwhile(arrays[0].size))
 
 
-def sgd_cpu(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None, late=None, into=None):
+def sgd_cpu(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
-    _check("sgd (cpu)", w, (v,), g, kept, late)
-    numbers = (lr, momentum, nesterov, decay)
+    for w, v, g, kept, late, _ in updates:
+        _check("sgd (cpu)", w, (v,), g, kept, late)
+    for update in updates:
+        _sgd_one(*update, (lr, momentum, nesterov, decay))
+
+
+def _sgd_one(w, v, g, kept, late, into, numbers):
     if late is None:
         _share_rows(_sgd, (w, v), g, kept, numbers)
         return
@@ -286,48 +295,67 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, c
             w[r, c] -= lr * (m[r, c] * correct1) / (math.sqrt(s[r, c] * correct2) + eps)
 
 
-def adam_cpu(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, kept=None):
+def adam_cpu(updates, lr, beta1, beta2, eps, step, decay=0.0):
     """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
-    _check("adam (cpu)", w, (m, s), g, kept)
+    for w, m, s, g, kept in updates:
+        _check("adam (cpu)", w, (m, s), g, kept)
     numbers = (lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), decay)
-    _share_rows(_adam, (w, m, s), g, kept, numbers)
+    for *arrays, g, kept in updates:
+        _share_rows(_adam, arrays, g, kept, numbers)
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
+# Several weights are one launch: each has blocks of its own, and finds out which weight they belong to. All arrays come flat:
+# what a kernel takes has to fit into 4 KiB, and an array with two axes is 16 bytes more.
+TOGETHER = 6
+EACH = 4  # weights a thread
+WEIGHTS, LISTS, FLAGS, NUMBERS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("f4[::1]", "i4[::1]", "b1[::1]", "i4"))
+
+
 @kernels
 def _updates():
-    @kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, b1, f4,"
-            " b1, i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i4, i4, i4)")
-    def sgd_step(w, v, g, packed, row_pos, row_class, col_pos, lr, momentum, nesterov, decay,
-                 lazy, since, after, held, wanted, powers, height, width, step):
-        """One thread, one weight; a packed gradient is looked up, zero where the plan kept nothing.
+    @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {FLAGS}, {FLAGS}, f4[:, ::1],"
+            f" {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, f4, f4, b1, f4)")
+    def sgd_step(ws, vs, gs, row_places, row_classes, col_places, sinces, afters, helds, wanteds, powers,
+                 firsts, widths, g_widths, heights, block_widths, blocks_across, steps, lr, momentum, nesterov, decay):
+        """A packed gradient (g_width > 0) is looked up, zero where the plan kept nothing; a weight that is not lazy has step 0.
 
-        Lazy: a thread whose block is neither held nor wanted leaves its weight alone.
+        Lazy: a thread whose block is neither held nor wanted leaves its weights alone.
         """
-        i = cuda.grid(1)
-        if i < w.size:
-            r, c = i // w.shape[1], i % w.shape[1]
-            steps = int32(1)
-            if lazy:
-                u, b = r // height, c // width
-                steps = step - since[u, b]
-                done = held[u, b] or wanted[u, b]
-                if r % height == 0 and c % width == 0:
-                    after[u, b] = step if done else since[u, b]
-                if not done:
-                    return
-            if steps == 1:
-                row, col = (row_pos[r], col_pos[row_class[r], c]) if packed else (r, c)
-                d = decay * w[r, c]
-                if row >= 0 and col >= 0:
-                    d += g[row, col]
-                new = momentum * v[r, c] + d
-                v[r, c] = new
-                w[r, c] -= lr * (d + momentum * new if nesterov else new)
-            else:
-                before, velocity = w[r, c], v[r, c]
-                w[r, c] = powers[steps, 0] * before + powers[steps, 1] * velocity
-                v[r, c] = powers[steps, 2] * before + powers[steps, 3] * velocity
+        block = int32(cuda.blockIdx.x)
+        k = (int32(block >= firsts[1]) + int32(block >= firsts[2]) + int32(block >= firsts[3]) + int32(block >= firsts[4])
+             + int32(block >= firsts[5]))
+        w, v, g, since, after = chosen(ws, k), chosen(vs, k), chosen(gs, k), chosen(sinces, k), chosen(afters, k)
+        row_pos, row_class, col_pos = chosen(row_places, k), chosen(row_classes, k), chosen(col_places, k)
+        held, wanted, width, g_width = chosen(helds, k), chosen(wanteds, k), chosen(widths, k), chosen(g_widths, k)
+        height, block_width, across = chosen(heights, k), chosen(block_widths, k), chosen(blocks_across, k)
+        step = chosen(steps, k)
+        first = (block - chosen(firsts, k)) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
+        for j in range(EACH):
+            i = first + int32(j * THREADS)
+            if i < w.size:
+                r, c = i // width, i % width
+                missed, due = int32(1), True
+                if step > 0:
+                    at = (r // height) * across + c // block_width
+                    missed, due = step - since[at], held[at] or wanted[at]
+                    if r % height == 0 and c % block_width == 0:
+                        after[at] = step if due else since[at]
+                if due and missed == 1:
+                    place = i
+                    if g_width > 0:
+                        row, col = row_pos[r], col_pos[row_class[r] * width + c]
+                        place = row * g_width + col if row >= 0 and col >= 0 else int32(-1)
+                    d = decay * w[i]
+                    if place >= 0:
+                        d += g[place]
+                    new = momentum * v[i] + d
+                    v[i] = new
+                    w[i] -= lr * (d + momentum * new if nesterov else new)
+                elif due:
+                    before, velocity = w[i], v[i]
+                    w[i] = powers[missed, 0] * before + powers[missed, 1] * velocity
+                    v[i] = powers[missed, 2] * before + powers[missed, 3] * velocity
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], f4[:, ::1], i4, i4, i4)")
     def settle(w, v, since, powers, height, width, step):
@@ -341,22 +369,34 @@ def _updates():
                 w[r, c] = powers[steps, 0] * before + powers[steps, 1] * velocity
                 v[r, c] = powers[steps, 2] * before + powers[steps, 3] * velocity
 
-    @kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1],"
+    @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {NUMBERS}, {NUMBERS}, {NUMBERS},"
             " f4, f4, f4, f4, f4, f4, f4)")
-    def adam_step(w, m, s, g, packed, row_pos, row_class, col_pos, lr, beta1, beta2, eps, correct1, correct2, decay):
-        """One thread, one weight; a packed gradient is looked up, zero where the plan kept nothing."""
-        i = cuda.grid(1)
-        if i < w.size:
-            r, c = i // w.shape[1], i % w.shape[1]
-            row, col = (row_pos[r], col_pos[row_class[r], c]) if packed else (r, c)
-            d = decay * w[r, c]
-            if row >= 0 and col >= 0:
-                d += g[row, col]
-            m_new = beta1 * m[r, c] + (float32(1) - beta1) * d
-            s_new = beta2 * s[r, c] + (float32(1) - beta2) * d * d
-            m[r, c] = m_new
-            s[r, c] = s_new
-            w[r, c] -= lr * (m_new * correct1) / (math.sqrt(s_new * correct2) + eps)
+    def adam_step(ws, ms, ss, gs, row_places, row_classes, col_places, firsts, widths, g_widths,
+                  lr, beta1, beta2, eps, correct1, correct2, decay):
+        """A packed gradient (g_width > 0) is looked up, zero where the plan kept nothing."""
+        block = int32(cuda.blockIdx.x)
+        k = (int32(block >= firsts[1]) + int32(block >= firsts[2]) + int32(block >= firsts[3]) + int32(block >= firsts[4])
+             + int32(block >= firsts[5]))
+        w, m, s, g, width, g_width = (chosen(ws, k), chosen(ms, k), chosen(ss, k), chosen(gs, k), chosen(widths, k),
+                                      chosen(g_widths, k))
+        row_pos, row_class, col_pos = chosen(row_places, k), chosen(row_classes, k), chosen(col_places, k)
+        first = (block - chosen(firsts, k)) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
+        for j in range(EACH):
+            i = first + int32(j * THREADS)
+            if i < w.size:
+                place = i
+                if g_width > 0:
+                    r, c = i // width, i % width
+                    row, col = row_pos[r], col_pos[row_class[r] * width + c]
+                    place = row * g_width + col if row >= 0 and col >= 0 else int32(-1)
+                d = decay * w[i]
+                if place >= 0:
+                    d += g[place]
+                m_new = beta1 * m[i] + (float32(1) - beta1) * d
+                s_new = beta2 * s[i] + (float32(1) - beta2) * d * d
+                m[i] = m_new
+                s[i] = s_new
+                w[i] -= lr * (m_new * correct1) / (math.sqrt(s_new * correct2) + eps)
 
     @kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4[:, ::1])")
     def unpack(g, row_pos, row_class, col_pos, dense):
@@ -370,26 +410,36 @@ def _updates():
     return sgd_step, settle, adam_step, unpack
 
 
-def _kept_arguments(kept):
-    """The arguments of the kernels for a packed or a dense gradient; for a dense one the arrays are not read."""
-    if kept is not None:
-        row_pos, row_class, _, col_pos = kept
-        return True, row_pos, row_class, col_pos
-    return False, _unread(np.int32, 1), _unread(np.int32, 1), _unread(np.int32, 2)
-
-
-def _late_arguments(late):
-    """The arguments of the kernels for an update that leaves blocks behind, or for one that does not, where none is read."""
-    if late is not None:
-        *arrays, block, step = late
-        return True, *arrays, *block, step
-    integers, flags = _unread(np.int32, 2), _unread(np.bool_, 2)
-    return False, integers, integers, flags, flags, _unread(np.float32, 2), 1, 1, 1
-
-
 @device_cache(maxsize=16)
-def _unread(dtype, axes):
+def _unread(dtype, axes=1):
     return to_device(np.zeros((1,) * axes, dtype))
+
+
+def _packing(w, g, kept):
+    """(row_pos, row_class, col_pos), flat, and (columns of w, columns of a packed gradient or 0)"""
+    if kept is None:
+        return (_unread(np.int32),) * 3, (w.shape[1], 0)
+    row_pos, row_class, _, col_pos = kept
+    return (row_pos, row_class, flat(col_pos)), (w.shape[1], g.shape[1])
+
+
+def _lateness(late):
+    """(since, after, held, wanted), flat, and (rows of a block, columns of a block, blocks across, step or 0)"""
+    if late is None:
+        return (_unread(np.int32),) * 2 + (_unread(np.bool_),) * 2, (1, 1, 1, 0)
+    *arrays, _, block, step = late
+    return tuple(map(flat, arrays)), (*block, arrays[0].shape[1], step)
+
+
+def _together(kernel, weights, shared, numbers):
+    """Launch a kernel on weights, each given as (its arrays, its numbers), TOGETHER at a time."""
+    for start in range(0, len(weights), TOGETHER):
+        some = weights[start:start + TOGETHER]
+        blocks = [ceil_div(arrays[0].size, THREADS * EACH) for arrays, _ in some]
+        some = some + some[-1:] * (TOGETHER - len(some))  # these get no blocks
+        firsts = [sum(blocks[:i]) if i < len(blocks) else sum(blocks) for i in range(TOGETHER)]
+        arrays, facts = (tuple(zip(*parts, strict=True)) for parts in zip(*some, strict=True))
+        launch(kernel, sum(blocks), THREADS, *arrays, *shared, tuple(firsts), *facts, *numbers)
 
 
 def unpack_gradient_cuda(g, kept, shape):
@@ -400,11 +450,16 @@ def unpack_gradient_cuda(g, kept, shape):
     return dense
 
 
-def sgd_cuda(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None, late=None, into=None):
+def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
-    _check("sgd (cuda)", w, (v,), g, kept, late)
-    launch(_updates()[0], blocks_for(w.size), THREADS, w, v, g, *_kept_arguments(kept), lr, momentum, nesterov, decay,
-           *_late_arguments(late))
+    weights, powers = [], None
+    for w, v, g, kept, late, _ in updates:
+        _check("sgd (cuda)", w, (v,), g, kept, late)
+        (lists, widths), (states, facts) = _packing(w, g, kept), _lateness(late)
+        powers = powers if late is None else late[4]
+        if w.size:
+            weights.append(((flat(w), flat(v), flat(g), *lists, *states), (*widths, *facts)))
+    _together(_updates()[0], weights, (_unread(np.float32, 2) if powers is None else powers,), (lr, momentum, nesterov, decay))
 
 
 def late_pays_cuda(elements):
@@ -424,8 +479,12 @@ def sgd_settle_cuda(w, v, late):
     launch(_updates()[1], blocks_for(w.size), THREADS, w, v, since, powers, *block, step)
 
 
-def adam_cuda(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, kept=None):
+def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0):
     """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
-    _check("adam (cuda)", w, (m, s), g, kept)
-    launch(_updates()[2], blocks_for(w.size), THREADS, w, m, s, g, *_kept_arguments(kept),
-           lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), decay)
+    weights = []
+    for w, m, s, g, kept in updates:
+        _check("adam (cuda)", w, (m, s), g, kept)
+        lists, widths = _packing(w, g, kept)
+        if w.size:
+            weights.append(((flat(w), flat(m), flat(s), flat(g), *lists), widths))
+    _together(_updates()[2], weights, (), (lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), decay))

@@ -86,6 +86,21 @@ def test_layers_and_nets_move_between_devices(rng, other):
 
 
 @pytest.mark.skipif("emulated" not in OTHERS, reason="needs NVVM")
+@pytest.mark.parametrize("dropout", ["none", "rdp", TileDropout(0.5, tile=8)], ids=str)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_step_is_at_most_fourteen_launches(rng, dropout, optimizer):
+    """Two hidden layers: batch, three layers, loss, its sum, answers; three gradients of weights, two of activations; an update.
+    Tiles meet their features shuffled."""
+    x, y, launches = rng.standard_normal((40, 24)), np.arange(40) % 3, []
+    for samples in (20, 40):
+        launch.counters.clear()
+        Net((24, 24), epochs=1, batch_size=20, random_state=0, device="emulated", dropout=dropout, optimizer=optimizer).fit(
+            x[:samples], y[:samples])
+        launches.append(sum(found.launches for found in launch.counters.values()))
+    assert launches[1] - launches[0] == (14 if isinstance(dropout, TileDropout) else 13)
+
+
+@pytest.mark.skipif("emulated" not in OTHERS, reason="needs NVVM")
 def test_a_step_is_emulated_soon_enough(rng):
     """A step of 64-64-10 with 32 samples in less than 5 s, its kernels compiled before."""
     x, y = rng.standard_normal((96, 64)), np.arange(96) % 10

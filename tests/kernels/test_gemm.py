@@ -28,6 +28,24 @@ def test_gemm_equals_reference(suffix, put, get, rng, m, n, k, ta, tb, biased, r
     np.testing.assert_allclose(c, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("m, n, k", [(7, 9, 11), (70, 66, 20), (4, 0, 3), (4, 3, 0)])
+def test_gemm_leaves_out_what_a_relu_did(suffix, put, get, rng, m, n, k):
+    a, b, bias = operands(rng, m, n, k, False, False)
+    where = rng.standard_normal((m, n))
+    c = get(getattr(gemm, f"gemm_{suffix}")(put(a), put(b), bias=put(bias), scale=2.0, where=put(where)))
+    np.testing.assert_allclose(c, gemm.gemm_reference(a, b, bias=bias, scale=2.0, where=where), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=rf"gemm \({suffix}\).*where \(1, 1\)"):
+        getattr(gemm, f"gemm_{suffix}")(put(a), put(b), where=put(np.zeros((1, 1))))
+
+
+@pytest.mark.parametrize("n, o, i", [(5, 7, 3), (20, 130, 70), (0, 4, 3), (3, 0, 2), (3, 2, 0)])
+def test_gemm_dw_equals_reference(suffix, put, get, rng, n, o, i):
+    dy, x = rng.standard_normal((n, o)), rng.standard_normal((n, i))
+    found = getattr(gemm, f"gemm_dw_{suffix}")(put(dy), put(x), 0.5)
+    for array, expected in zip(found, gemm.gemm_dw_reference(dy, x, 0.5), strict=True):
+        np.testing.assert_allclose(get(array), expected, rtol=1e-5, atol=1e-5)
+
+
 def version_equals_reference(rng, put, get, version, tile, ta, tb):
     a, b, bias = operands(rng, 10, 9, 11, ta, tb)
     c = get(gemm.gemm_version_cuda(version, tile, put(a), put(b), ta, tb, put(bias), True, 2.0))

@@ -22,16 +22,21 @@ def test_forward_dx_dw_equal_reference(suffix, put, get, rng, shape, tile, dp):
         pattern, close = (tile, dp, bias, bias % 3), dict(rtol=1e-5, atol=1e-5)
         y = get(function("gemm_tiles")(put(x), put(w), *pattern, put(b), True, 1.5))
         dx = get(function("gemm_tiles_dx")(put(dy), put(w), *pattern, 1.5))
-        packed = get(function("gemm_tiles_dw")(put(dy), put(x), *pattern, 1.5))
+        packed, db = map(get, function("gemm_tiles_dw")(put(dy), put(x), *pattern, 1.5))
+        masked = get(function("gemm_tiles_dx")(put(dy), put(w), *pattern, 1.5, where=put(x)))
+        np.testing.assert_allclose(masked, gemm_tiles.gemm_tiles_dx_reference(dy, w, *pattern, 1.5, x), **close)
+        np.testing.assert_allclose(db, dy.sum(axis=0), **close)
         np.testing.assert_allclose(y, gemm_tiles.gemm_tiles_reference(x, w, *pattern, b, True, 1.5), **close)
         np.testing.assert_allclose(dx, gemm_tiles.gemm_tiles_dx_reference(dy, w, *pattern, 1.5), **close)
         np.testing.assert_allclose(unpacked(packed, (o, i), *pattern),
                                    gemm_tiles.gemm_tiles_dw_reference(dy, x, *pattern, 1.5), **close)
 
 
+@pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("shape", [(5, 9, 11), (35, 70, 50)])
-def test_what_is_prepared_of_dy_gives_the_same_products_and_db(suffix, put, get, rng, shape, gated):
+def test_what_is_prepared_of_dy_gives_the_same_products_and_db(suffix, put, get, rng, shape, gated, later):
+    """dy as an array, or as a product that is still to be done."""
     n, o, i = shape
     x, w, dy, y = (rng.standard_normal(s) for s in ((n, i), (o, i), (n, o), (n, o)))
     pattern, close = (4, 3, 1, 5), dict(rtol=1e-5, atol=1e-5)
@@ -39,11 +44,14 @@ def test_what_is_prepared_of_dy_gives_the_same_products_and_db(suffix, put, get,
     def function(name):
         return getattr(gemm_tiles, f"{name}_{suffix}")
 
-    outputs, db = function("tile_outputs")(put(dy), w.shape, *pattern, 1.5, put(y) if gated else None)
+    def product(where=None):
+        return put(dy if where is None else np.where(np.array(where) > 0, dy, 0))
+
+    found, outputs = function("tile_outputs")(product if later else put(dy), w.shape, *pattern, 1.5, put(y) if gated else None)
     dz = np.where(y > 0, dy, 0) if gated else dy
-    np.testing.assert_allclose(get(db), dz.sum(axis=0), **close)
-    dx = get(function("gemm_tiles_dx")(put(dy), put(w), *pattern, 1.5, outputs=outputs))
-    packed = get(function("gemm_tiles_dw")(put(dy), put(x), *pattern, 1.5, outputs=outputs))
+    dx = get(function("gemm_tiles_dx")(found, put(w), *pattern, 1.5, outputs=outputs))
+    packed, db = map(get, function("gemm_tiles_dw")(found, put(x), *pattern, 1.5, outputs=outputs))
+    np.testing.assert_allclose(db, dz.sum(axis=0), **close)
     np.testing.assert_allclose(dx, gemm_tiles.gemm_tiles_dx_reference(dz, w, *pattern, 1.5), **close)
     np.testing.assert_allclose(unpacked(packed, w.shape, *pattern),
                                gemm_tiles.gemm_tiles_dw_reference(dz, x, *pattern, 1.5), **close)

@@ -35,7 +35,8 @@ def problem(request, rng):
 def test_sgd_equals_reference(suffix, put, get, problem, momentum, nesterov, decay):
     w, v, _, g, kept = problem
     arrays = put(w.copy()), put(v.copy())
-    getattr(update, f"sgd_{suffix}")(*arrays, put(g), 0.1, momentum, nesterov, decay, kept and tuple(map(put, kept)))
+    one = (*arrays, put(g), kept and tuple(map(put, kept)), None, None)
+    getattr(update, f"sgd_{suffix}")([one], 0.1, momentum, nesterov, decay)
     for found, expected in zip(arrays, update.sgd_reference(w, v, g, 0.1, momentum, nesterov, decay, kept)):
         np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)
 
@@ -45,9 +46,27 @@ def test_adam_equals_reference(suffix, put, get, problem, step, decay):
     w, m, s, g, kept = problem
     arrays = put(w.copy()), put(m.copy()), put(s.copy())
     numbers = (0.1, 0.9, 0.999, 1e-8, step, decay)
-    getattr(update, f"adam_{suffix}")(*arrays, put(g), *numbers, kept and tuple(map(put, kept)))
+    getattr(update, f"adam_{suffix}")([(*arrays, put(g), kept and tuple(map(put, kept)))], *numbers)
     for found, expected in zip(arrays, update.adam_reference(w, m, s, g, *numbers, kept)):
         np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_several_weights_at_once(suffix, put, get, rng):
+    """Dense, packed, late and empty ones, more than one launch takes: each as if alone."""
+    numbers, problems, updates = NUMBERS["nesterov, decay"], [], []
+    for i, shape in enumerate([(3, 4), (40, 70), (1, 9), (0, 3), (12, 7), (2000, 2), (5, 5), (1, 1)]):
+        kept, packed_shape = packing(rng, shape, 2) if i % 2 else (None, shape)
+        late, host = lateness(rng, put, shape, (1, 1), numbers) if i == 4 else (None, None)
+        w, v, g = (rng.standard_normal(s) for s in (shape, shape, packed_shape))
+        g = g if host is None else g * host[2]  # what is not held has no gradient
+        problems.append((w, v, g, kept, host))
+        updates.append((put(w.copy()), put(v.copy()), put(g), kept and tuple(map(put, kept)), late, None))
+    getattr(update, f"sgd_{suffix}")(updates, *numbers)
+    for (w, v, g, kept, late), found in zip(problems, updates, strict=True):
+        expected = (update.sgd_reference(w, v, g, *numbers, kept) if late is None else
+                    update.sgd_late_reference(w, v, g, *numbers, kept, late)[:2])
+        for array, values in zip(found, expected):
+            np.testing.assert_allclose(get(array), values, rtol=1e-5, atol=1e-6)
 
 
 def test_unpack_gradient(suffix, put, get, rng):
@@ -62,7 +81,8 @@ def test_unpack_gradient(suffix, put, get, rng):
 
 def test_shapes_that_do_not_match_are_named(suffix, put):
     with pytest.raises(ValueError, match=rf"sgd \({suffix}\).*\(2, 3\).*\(3, 2\)"):
-        getattr(update, f"sgd_{suffix}")(put(np.zeros((2, 3))), put(np.zeros((2, 3))), put(np.zeros((3, 2))), 0.1)
+        arrays = (put(np.zeros(shape)) for shape in ((2, 3), (2, 3), (3, 2)))
+        getattr(update, f"sgd_{suffix}")([(*arrays, None, None, None)], 0.1)
 
 
 NUMBERS = {"plain": (0.1, 0.0, False, 0.0), "momentum": (0.1, 0.9, False, 0.0), "nesterov, decay": (0.1, 0.9, True, 0.01)}
@@ -83,7 +103,7 @@ def test_late_blocks_take_no_step_or_all_they_missed(suffix, put, get, rng, shap
     kept, packed_shape = packing(rng, shape, 2)
     w, v, g = rng.standard_normal(shape), rng.standard_normal(shape), rng.standard_normal(packed_shape)
     arrays = put(w.copy()), put(v.copy())
-    getattr(update, f"sgd_{suffix}")(*arrays, put(g), *numbers, tuple(map(put, kept)), late)
+    getattr(update, f"sgd_{suffix}")([(*arrays, put(g), tuple(map(put, kept)), late, None)], *numbers)
     for found, expected in zip((*arrays, late[1]), update.sgd_late_reference(w, v, g, *numbers, kept, host), strict=True):
         np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)
 
@@ -97,7 +117,8 @@ def test_an_update_packs_the_tiles_that_the_next_step_reads(rng, shape, dp):
     w, v, g = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
     packed, places = gemm_tiles.tile_room_cpu(shape, tile, dp, bias, mix)
     packed[...] = 0
-    update.sgd_cpu(w, v, g, *numbers, late=(*late[:3], wanted, late[4].astype(np.float32), *late[5:]), into=(packed, places))
+    late = (*late[:3], wanted, late[4].astype(np.float32), *late[5:])
+    update.sgd_cpu([(w, v, g, None, late, (packed, places))], *numbers)
     expected = np.zeros_like(packed)
     for row, place in zip(w, places, strict=True):
         r = np.flatnonzero(places == place)[0] // tile
@@ -127,4 +148,4 @@ def test_blocks_that_do_not_cover_the_weight_are_named(suffix, put, rng):
     late, _ = lateness(rng, put, (2, 2), (4, 4), NUMBERS["momentum"])
     arrays = [put(np.zeros((9, 7))) for _ in range(3)]
     with pytest.raises(ValueError, match=rf"sgd \({suffix}\).*blocks \(2, 2\) of \(4, 4\)"):
-        getattr(update, f"sgd_{suffix}")(*arrays, 0.1, late=late)
+        getattr(update, f"sgd_{suffix}")([(*arrays, None, late, None)], 0.1)
