@@ -20,10 +20,10 @@ lint: .venv/ready-test
 bench: .venv/ready-bench
 	$(FRESH) $(BIN)/python -m bench mlp --against torch
 
-gpu: .venv/ready-test
-	$(BIN)/numbanet devices
-	$(FRESH) $(BIN)/python -m pytest tests/kernels tests/test_ops.py tests/test_planned.py
-	$(FRESH) $(BIN)/python -m bench gemm gemm_rows gemm_tiles update mlp --device cuda --against torch --json bench/results/gpu.json
+# on a machine with a card the Python that is there may have all it needs, and no way to install more
+gpu:
+	@if $(PYTHON) -c 'import numba.cuda, pytest, rich, sklearn' 2>/dev/null; then python=$(PYTHON); \
+	else $(MAKE) .venv/ready-test && python=$(BIN)/python; fi && $(FRESH) $$python -m bench gpu
 
 # Debian ships Python without ensurepip: there, `virtualenv` from pip or Debian makes the same environment.
 .venv/bin/python:

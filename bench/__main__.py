@@ -1,4 +1,4 @@
-"""The command line: python -m bench SUITE… | list | report."""
+"""The command line: python -m bench SUITE… | list | report | gpu."""
 from __future__ import annotations
 
 import argparse
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from . import report, table
+from . import gpu, report, table
 from .harness import Options, run_cases
 from .results import Results
 
 SUITES = ("elementwise", "reduce", "loss", "gemm", "gemm_rows", "gemm_tiles", "update", "random", "memory", "mlp",
           "mlp-small", "mlp-scaling", "mlp-memory", "mlp-accuracy", "mlp-settings", "papers-mlp")
-COMMANDS = ("list", "report")
+COMMANDS = ("list", "report", "gpu")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,8 +28,9 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> _Parser:
     parser = _Parser(prog="bench", description="Measure numbanet. `list` names the suites, `report` rewrites the "
-                                               "tables of the README files from bench/results/.")
-    parser.add_argument("suites", nargs="+", metavar="SUITE", help="suites to run, or `list`, or `report`")
+                                               "tables of the README files from bench/results/, `gpu` runs all that needs a "
+                                               "graphics card.")
+    parser.add_argument("suites", nargs="+", metavar="SUITE", help="suites to run, or `list`, `report` or `gpu`")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--against", choices=("torch",), help="the peer; without it times stand alone, and dropout is "
                                                               "compared with numbanet's own dense training")
@@ -54,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _list()
         if chosen.suites == ["report"]:
             return _report()
+        if chosen.suites == ["gpu"]:
+            return gpu.run(_say)
         return _measure(parser, chosen)
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)

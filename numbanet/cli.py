@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--momentum", default=0.9, type=float)
     train.add_argument("--optimizer", default="sgd", help="sgd or adam")
     train.add_argument("--device", default="auto", help="auto, cpu, cuda or emulated")
+    train.add_argument("--precision", default="float32", help="float32, or tf32 for products on CUDA's tensor cores")
     train.add_argument("--n-jobs", type=int, metavar="N", help="threads of the CPU, at most; all by default")
     train.add_argument("--seed", default=0, type=int)
     train.add_argument("--plot", type=Path, metavar="FILE", help="write the learning curves to this PNG, PDF or SVG file")
@@ -101,7 +102,7 @@ def _train(options: argparse.Namespace) -> int:
     rate = options.rate[0] if len(options.rate) == 1 else options.rate
     net = Net(options.layers, dropout=options.dropout, dropout_rate=rate, epochs=options.epochs,
               batch_size=options.batch_size, learning_rate=options.learning_rate, momentum=options.momentum,
-              optimizer=options.optimizer, device=options.device, n_jobs=options.n_jobs,
+              optimizer=options.optimizer, device=options.device, precision=options.precision, n_jobs=options.n_jobs,
               random_state=options.seed, verbose=0 if options.quiet else 1)
     net.check()
     X, y, X_test, y_test = getattr(datasets, f"load_{options.data.replace('-', '_')}")()

@@ -23,6 +23,7 @@ from .layers import ACTIVATIONS, Layer, Linear, Sequential, Shuffle, to
 from .optim import SGD, Adam, Optimizer
 from .training import Data, Progress, Trainer, forward, schedule_named
 
+PRECISIONS = ("float32", "tf32")
 MEAN_SAMPLES = 4096  # so many tell the mean of a feature to a sixtieth of its standard deviation
 COMMON_NOISE = 0.2   # see `_centre`
 PARAMETERS = """
@@ -65,6 +66,9 @@ PARAMETERS = """
         Each is called after every epoch as callback(net, record); training stops where one returns True.
     device : {"auto", "cpu", "cuda", "emulated"}, default="auto"
         Where to run: CUDA if a GPU answers, else the CPU. "emulated" runs the CUDA kernels on the CPU, for looking into them.
+    precision : {"float32", "tf32"}, default="float32"
+        Of matrix products on CUDA. "tf32" keeps 10 bits of the operands' mantissas, for tensor cores (compute capability 8.0
+        and above); sums, updates and all else stay float32. No effect elsewhere.
     n_jobs : int or None, default=None
         Threads of the CPU to use, at most; None or -1 for as many as BLAS has (by cores, or its environment variables).
     random_state : int, RandomState or None, default=None
@@ -83,7 +87,7 @@ class BaseNet(BaseEstimator):
     def __init__(self, layers=(256,), *, activation="relu", dropout="none", dropout_rate=0.5, optimizer="sgd",
                  learning_rate=0.01, momentum=0.9, nesterov=False, weight_decay=0.0, schedule=None, epochs=20,
                  batch_size=128, early_stopping=False, validation_fraction=0.1, patience=5, callbacks=None, device="auto",
-                 n_jobs=None, random_state=None, verbose=0):
+                 precision="float32", n_jobs=None, random_state=None, verbose=0):
         self.layers = layers
         self.activation = activation
         self.dropout = dropout
@@ -101,6 +105,7 @@ class BaseNet(BaseEstimator):
         self.patience = patience
         self.callbacks = callbacks
         self.device = device
+        self.precision = precision
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
@@ -199,7 +204,7 @@ class BaseNet(BaseEstimator):
         if self.callbacks is not None and not (isinstance(self.callbacks, Sequence) and all(map(callable, self.callbacks))):
             raise ValueError(f"callbacks must be a list of functions callback(net, record), got {self.callbacks!r}")
         self._make_optimizer([])
-        self._threads()
+        self._work()
         if dropout_rate is not None and isinstance(self.dropout if dropout is None else dropout, Dropout):
             raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")
         chosen = policy(self.dropout if dropout is None else dropout,
@@ -208,13 +213,15 @@ class BaseNet(BaseEstimator):
         return {"policy": chosen, "device": device(self.device), "schedule": schedule_named(self.schedule, self.epochs),
                 "early_stopping": self.early_stopping}
 
-    def _threads(self) -> int | None:
-        """`n_jobs` as a number of threads, or None for as many as there are."""
+    def _work(self) -> dict:
+        """What sessions of the device are asked for (`Trainer`)."""
+        if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be {' or '.join(map(repr, PRECISIONS))}, got {self.precision!r}")
         if self.n_jobs is None:
-            return None
+            return {"precision": self.precision}
         if isinstance(self.n_jobs, bool) or not isinstance(self.n_jobs, numbers.Integral) or self.n_jobs == 0:
             raise ValueError(f"n_jobs must be None or an integer other than 0, got {self.n_jobs!r}")
-        return effective_n_jobs(int(self.n_jobs))
+        return {"limit": effective_n_jobs(int(self.n_jobs)), "precision": self.precision}
 
     def _given_layers(self) -> bool:
         return isinstance(self.layers, Sequence) and len(self.layers) > 0 and all(isinstance(x, Layer) for x in self.layers)
@@ -298,7 +305,7 @@ class BaseNet(BaseEstimator):
             if message := settings["policy"].concern(i, layer.weight.shape):
                 warnings.warn(message, stacklevel=3)
         trainer = Trainer(self.model_, self.optimizer_, settings["policy"], self._rng, dev, self.batch_size,
-                          self._loss, self._answer, self._score, self._threads())
+                          self._loss, self._answer, self._score, self._work())
         data = Data(dev.upload(X), y, weights, rows)
         if rows is not None:
             validation = dataclasses.replace(data, rows=held)
@@ -344,7 +351,7 @@ class BaseNet(BaseEstimator):
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float32, order="C", reset=False)
         dev = next(self.model_.parameters()).device
-        return forward(self.model_, dev, dev.upload(X), np.arange(len(X)), self._threads())
+        return forward(self.model_, dev, dev.upload(X), np.arange(len(X)), self._work())
 
 
 def _centre(X, weights):

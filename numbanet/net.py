@@ -49,12 +49,12 @@ class Net(ClassifierMixin, BaseNet):
     def __init__(self, layers=(256,), *, activation="relu", dropout="none", dropout_rate=0.5, optimizer="sgd",
                  learning_rate=0.01, momentum=0.9, nesterov=False, weight_decay=0.0, schedule=None, epochs=20,
                  batch_size=128, early_stopping=False, validation_fraction=0.1, patience=5, callbacks=None,
-                 class_weight=None, device="auto", n_jobs=None, random_state=None, verbose=0):
+                 class_weight=None, device="auto", precision="float32", n_jobs=None, random_state=None, verbose=0):
         super().__init__(layers, activation=activation, dropout=dropout, dropout_rate=dropout_rate, optimizer=optimizer,
                          learning_rate=learning_rate, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay,
                          schedule=schedule, epochs=epochs, batch_size=batch_size, early_stopping=early_stopping,
                          validation_fraction=validation_fraction, patience=patience, callbacks=callbacks, device=device,
-                         n_jobs=n_jobs, random_state=random_state, verbose=verbose)
+                         precision=precision, n_jobs=n_jobs, random_state=random_state, verbose=verbose)
         self.class_weight = class_weight
 
     def partial_fit(self, X, y, classes=None, sample_weight=None, *, dropout: str | Dropout | None = None,
@@ -171,12 +171,12 @@ class NetRegressor(RegressorMixin, BaseNet):
     def __init__(self, layers=(256,), *, activation="relu", dropout="none", dropout_rate=0.5, optimizer="adam",
                  learning_rate=0.001, momentum=0.9, nesterov=False, weight_decay=0.0, schedule=None, epochs=20,
                  batch_size=128, early_stopping=False, validation_fraction=0.1, patience=5, callbacks=None, device="auto",
-                 n_jobs=None, random_state=None, verbose=0):
+                 precision="float32", n_jobs=None, random_state=None, verbose=0):
         super().__init__(layers, activation=activation, dropout=dropout, dropout_rate=dropout_rate, optimizer=optimizer,
                          learning_rate=learning_rate, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay,
                          schedule=schedule, epochs=epochs, batch_size=batch_size, early_stopping=early_stopping,
                          validation_fraction=validation_fraction, patience=patience, callbacks=callbacks, device=device,
-                         n_jobs=n_jobs, random_state=random_state, verbose=verbose)
+                         precision=precision, n_jobs=n_jobs, random_state=random_state, verbose=verbose)
 
     least_to_score = 2  # R² of one sample is not defined
 

@@ -312,6 +312,11 @@ def gemm_version_cuda(version, tile, a, b, ta=False, tb=False, bias=None, relu=F
     return out if where is None else relu_grad_cuda(out, where, out=out)
 
 
+def _fast():
+    """The version for newer cards, in the precision that is asked for."""
+    return "tf32" if gemm_block.passes_for() else "block"
+
+
 TILE = 64  # of the register version: 256 threads, 4 x 4 outputs each
 
 
@@ -319,7 +324,7 @@ def gemm_cuda(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=
     """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]), given `where` 0 unless where[m, n] > 0"""
     m, n, _ = gemm_shapes("cuda", a, b, ta, tb, bias, out, where)
     out = empty_cuda((m, n)) if out is None else out
-    version, tile = ("block", None) if gemm_block.available(a, b, out) else ("register", TILE)
+    version, tile = (_fast(), None) if gemm_block.available(a, b, out) else ("register", TILE)
     return gemm_version_cuda(version, tile, a, b, ta, tb, bias, relu, scale, where, out=out)
 
 
@@ -329,4 +334,4 @@ def gemm_dw_cuda(dy, x, scale=1.0):
     if not gemm_block.available(dy, x) or m * n >= 2**31 or not m * n * k:
         return gemm_cuda(dy, x, ta=True), sum_rows_cuda(dy, scale)
     dw, db = empty_cuda((m, n)), empty_cuda((m,))
-    return gemm_version_cuda("block", None, dy, x, ta=True, a_sums=db, sums_scale=scale, out=dw), db
+    return gemm_version_cuda(_fast(), None, dy, x, ta=True, a_sums=db, sums_scale=scale, out=dw), db

@@ -11,6 +11,9 @@ same kernel. A block of 256 threads computes 128 x 128 outputs, 8 x 8 a thread, 
     tiles       16 rows of 128 (or 64) floats and 4 more: threads that walk along k, 8 of them in 4 columns, meet 32 banks
     multiply    at 128, four 16-byte loads and 64 fused multiply-adds for each k; the sums are one tuple: it stays in registers
 
+Where there are too few blocks for the card, several share one product along k: each parks its sums, and the one that is done
+last adds up all of them, in the order of k, so that the result is the same each time.
+
 On tensor cores (version 5) a warp computes 64 x 32 of the 128 x 128: per k-tile 2 x 4 x 4 products 16 x 8 x 8 by mma. They
 multiply TF32: float32 with 10 bits of mantissa. With three passes a number is the sum of two of them, x = big + small, and
 big big + big small + small big leaves out small small alone: the error of float32. One pass keeps 10 bits. A tile lies there
@@ -19,15 +22,32 @@ banks, and so do the floats that a warp copies at once.
 """
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 from numba import float32, int32, int64
 
-from .intrinsics import DEPTH, address, commit, copy, fragments, shared_address, sums_of, wait_for_all_but_one
+from .intrinsics import (
+    DEPTH,
+    add_parked,
+    address,
+    commit,
+    copy,
+    fence,
+    fragments,
+    park,
+    shared_address,
+    sums_of,
+    wait_for_all_but_one,
+)
 from .launch import (
     capability,
     ceil_div,
     cuda,
     device_array,
+    device_cache,
+    imprecise,
     kernel,
     kernels,
     launch,
@@ -35,20 +55,38 @@ from .launch import (
     to_device,
     trusted,
 )
+from .memory import empty_cuda
 
 THREADS = 256
 
 
-def walk(tile, along_k):
-    """(k, rows or columns) that a block's threads copy at once: neighbours along k, or across."""
-    return (8, 32) if along_k else (THREADS // tile, tile)
+def values_of(tile, summed):
+    """How many sums a thread has."""
+    return (tile // 16)**2 + summed
 
 
-def _steps(along_k, tile, padding, passes):
-    """(from one k to the next, from one row or column to the next) in a tile, and how many floats it is."""
-    if not passes:
-        return tile + padding, 1, DEPTH * (tile + padding)
-    return (1, DEPTH + 4, tile * (DEPTH + 4)) if along_k else (tile + 8, 1, DEPTH * (tile + 8))
+class Layout(NamedTuple):
+    """How a block's threads copy an operand's tiles, and how these lie in shared memory."""
+
+    deep: int    # k that are copied at once,
+    wide: int    # and rows or columns
+    step: int    # from one k to the next
+    side: int    # from one row or column to the next
+    stage: int   # floats of a tile
+
+
+def layout(tile, along_k, passes=0, padding=4):
+    """Of an operand that neighbouring threads read along k, or across."""
+    walk = (8, 32) if along_k else (THREADS // tile, tile)
+    if passes and along_k:
+        return Layout(*walk, 1, DEPTH + 4, tile * (DEPTH + 4))
+    pitch = tile + (8 if passes else padding)
+    return Layout(*walk, pitch, 1, DEPTH * pitch)
+
+
+def sums_for(tile, a, b, passes):
+    """What a thread does with its sums, for these layouts of the operands."""
+    return fragments(passes, (a.step, a.side), (b.step, b.side)) if passes else sums_of(tile // 16, a.step)
 
 
 # --- kernel -----------------------------------------------------------------------------------------------------------
@@ -56,46 +94,38 @@ def _steps(along_k, tile, padding, passes):
 def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, padding=4):
     """Along which of its axes neighbouring threads read each operand; passes of TF32, or 0 for fused multiply-adds, where
     threads without padding wait for each other's banks; whether the rows of A are summed as well."""
-    (a_step, a_side, a_stage), (b_step, b_side, b_stage) = (_steps(along, tile, padding, passes)
-                                                            for along in (a_along_k, b_along_k))
-    (a_deep, a_wide), (b_deep, b_wide) = walk(tile, a_along_k), walk(tile, b_along_k)
-    a_buffers, b_buffers = 2 * a_stage, 2 * b_stage
-    if passes:
-        zeros, multiply, store = fragments(passes, (a_step, a_side), (b_step, b_side))
-    else:
-        zeros, multiply, store, _ = sums_of(tile // 16, tile + padding)
+    of_a, of_b = (layout(tile, along_k, passes, padding) for along_k in (a_along_k, b_along_k))
+    (a_deep, a_wide, a_step, a_side, a_stage), (b_deep, b_wide, b_step, b_side, b_stage) = of_a, of_b
+    corner, zeros, multiply, store, _ = sums_for(tile, of_a, of_b, passes)
+    a_buffers, b_buffers, each = 2 * a_stage, 2 * b_stage, values_of(tile, summed)
 
-    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4, i4, i4, i4, i4, b1, b1, b1,"
-            " b1, f4, f4, f4)", least=(8, 0))
-    def gemm_block(a, b, bias, where, c, a_sums, rows, cols, depth, a0, am, ak, b0, bk, bn, bias0, bias_step, aligned, biased,
-                   masked, relu, alpha, scale, sums_scale):
+    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4, i4, i4,"
+            " i4, i4, i4, b1, b1, b1, b1, f4, f4, f4)", least=(8, 0),
+            bounds=(THREADS, 2) if passes or summed else None)  # else ptxas keeps to it, with more in registers
+    def gemm_block(a, b, bias, where, c, a_sums, tickets, parked, span, rows, cols, depth, a0, am, ak, b0, bk, bn,
+                   bias0, bias_step, aligned, biased, masked, relu, alpha, scale, sums_scale):
         """Versions 4 and 5: the next k-tile is copied while this one is multiplied."""
         a_tile = cuda.shared.array(a_buffers, float32, 16)
         b_tile = cuda.shared.array(b_buffers, float32, 16)
+        ticket = cuda.shared.array(1, int32)
         t = int32(cuda.threadIdx.x)
-        row0, col0 = int32(cuda.blockIdx.y) * int32(tile), int32(cuda.blockIdx.x) * int32(tile)
+        row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
+        # the part of k that is this block's
+        part, parts = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
+        a0, b0, depth = a0 + part * span * ak, b0 + part * span * bk, min(span, depth - part * span)
         # where this thread copies from, how much there is from there on, and where to
-        place = t // int32(8)
-        if passes:  # rows 0 2 4 6 of eight, then 1 3 5 7: four rows of 20 floats begin 8 banks apart
-            place = (place & int32(24)) | ((place & int32(3)) << int32(1)) | ((place >> int32(2)) & int32(1))
+        place, row, col, a_at, b_at = corner(t)
         a_k, a_m = (t % int32(8), place) if a_along_k else (t // int32(tile), t % int32(tile))
         b_k, b_n = (t % int32(8), place) if b_along_k else (t // int32(tile), t % int32(tile))
         a_from, b_from = address(a, a0 + (row0 + a_m) * am + a_k * ak), address(b, b0 + b_k * bk + (col0 + b_n) * bn)
-        a_rows, b_cols, a_depth, b_depth = rows - row0 - a_m, cols - col0 - b_n, depth - a_k, depth - b_k
+        a_rows, b_cols = int32(rows - row0 - a_m), int32(cols - col0 - b_n)
+        a_depth, b_depth = int32(depth - a_k), int32(depth - b_k)
         a_to = shared_address(a_tile, a_k * int32(a_step) + a_m * int32(a_side))
         b_to = shared_address(b_tile, b_k * int32(b_step) + b_n * int32(b_side))
-        # where its sums begin in the block, and its numbers in the tiles
-        if passes:  # warps stand 2 x 4; fragments as in `intrinsics`
-            warp, lane = t >> int32(5), t & int32(31)
-            row, col = (warp >> int32(2)) * int32(64) + (lane >> int32(2)), (warp & int32(3)) * int32(32)
-            a_at = (lane & int32(3)) * int32(a_step) + row * int32(a_side)
-            b_at = (lane & int32(3)) * int32(b_step) + (col + (lane >> int32(2))) * int32(b_side)
-            col += (lane & int32(3)) * int32(2)
-        else:
-            row, col = (t >> int32(4)) * int32(4), (t & int32(15)) * int32(4)
-            a_at, b_at = row, col
-        sums, a_sum, summing = zeros(), float32(0), summed and col0 == 0 and t < int32(tile)
-        tiles = (depth + int32(DEPTH - 1)) // int32(DEPTH)
+        sums, a_sum = zeros(), float32(0)
+        summing = summed and col0 == 0 and t < int32(tile)
+        to_sum = int32(DEPTH if summing else 0)  # a count, not a branch, which the compiler would take away at the cost of all
+        tiles = int32((depth + DEPTH - 1) // DEPTH)
         for step in range(tiles + 1):
             if step < tiles:
                 odd = int32(step) & int32(1)
@@ -110,17 +140,38 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
                              b_from + int64(4) * int64(int32(i * b_deep) * bk + int32(j * b_wide) * bn),
                              int32(i * b_deep) < b_depth and int32(j * b_wide) < b_cols)
                 a_from, b_from = a_from + int64(4 * DEPTH) * int64(ak), b_from + int64(4 * DEPTH) * int64(bk)
-                a_depth, b_depth = a_depth - int32(DEPTH), b_depth - int32(DEPTH)
+                a_depth, b_depth = int32(a_depth - DEPTH), int32(b_depth - DEPTH)
             commit()
             if step > 0:
                 wait_for_all_but_one()
                 cuda.syncthreads()
                 odd = int32(step - 1) & int32(1)
                 sums = multiply(sums, a_tile, odd * int32(a_stage) + a_at, b_tile, odd * int32(b_stage) + b_at)
-                if summing:
-                    for k in range(DEPTH):
-                        a_sum += a_tile[odd * int32(a_stage) + int32(k * a_step) + t * int32(a_side)]
+                for k in range(to_sum):
+                    a_sum += a_tile[odd * int32(a_stage) + int32(k * a_step) + t * int32(a_side)]
                 cuda.syncthreads()
+        if parts > 1:
+            number, blocks = int32(cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x), int32(cuda.gridDim.x * cuda.gridDim.y)
+            at, along = (part * blocks + number) * int32(each * THREADS) + t, blocks * int32(each * THREADS)
+            park(sums, parked, at, int32(THREADS))
+            if summed:
+                park((a_sum,), parked, at + int32((each - 1) * THREADS), int32(THREADS))
+            fence()
+            cuda.syncthreads()
+            if t == int32(0):
+                ticket[0] = cuda.atomic.add(tickets, number, int32(1))
+            cuda.syncthreads()
+            if ticket[0] != parts - int32(1):
+                return
+            if t == int32(0):
+                cuda.atomic.exch(tickets, number, int32(0))
+            fence()
+            at, sums, a_sum = at - part * along, zeros(), float32(0)
+            for _ in range(parts):
+                sums = add_parked(sums, parked, at, int32(THREADS))
+                if summed:
+                    (a_sum,) = add_parked((a_sum,), parked, at + int32((each - 1) * THREADS), int32(THREADS))
+                at += along
         if summing and row0 + t < rows:
             a_sums[row0 + t] = sums_scale * a_sum
         row, col = row0 + row, col0 + col
@@ -142,37 +193,73 @@ def tile_for(rows, cols, products=1):
     return min(TILES, key=cost)
 
 
+LEAST_SPAN = 16 * DEPTH  # of k, for one block
+TICKETS = 1024
+
+
+def span_for(rows, cols, depth, tile):
+    """How much of k a block multiplies: less than all where there are fewer blocks than multiprocessors."""
+    blocks = ceil_div(rows, tile) * ceil_div(cols, tile)
+    parts = min(multiprocessors() // max(blocks, 1), depth // LEAST_SPAN) if blocks <= TICKETS else 1
+    return ceil_div(ceil_div(depth, max(parts, 1)), DEPTH) * DEPTH
+
+
+@device_cache(maxsize=1)
+def _tickets():
+    """How many blocks of each product are done: 0 between launches."""
+    return to_device(np.zeros(TICKETS, np.int32))
+
+
 def available(*arrays):
     """Whether this card has the instructions and gives right results, and 32 bits count the elements of the arrays."""
     return capability() >= _block().least and all(array.size < 2**31 for array in arrays) and _agrees()
 
 
+def passes_for():
+    """How many passes of TF32 products make: one where that precision will do and the card gets it right, else none."""
+    return 1 if imprecise() and _tensor_agrees() else 0
+
+
 @trusted
 def _agrees():
-    """Of both tiles and every walk, on ragged operands."""
+    """Of both tiles, on ragged operands."""
+    return max(_error(tile, 0) for tile in TILES)
+
+
+@trusted
+def _tensor_agrees():
+    """In three passes; one alone may be a thousand times as far off."""
+    return max(_error(128, 3), _error(128, 1) / 1000)
+
+
+def _error(tile, passes):
+    """Of every walk, whole and in parts."""
     rng, worst = np.random.default_rng(0), 0.0
     x, y = rng.standard_normal((150, 45), np.float32), rng.standard_normal((45, 133), np.float32)
-    for tile in TILES:
-        for ta, tb in ((False, False), (False, True), (True, False), (True, True)):
-            a, b = (to_device(np.ascontiguousarray(m.T if t else m).reshape(-1)) for m, t in ((x, ta), (y, tb)))
-            out = device_array((150, 133))
-            gemm_block_cuda(a, b, (150, 133, 45), (0, 1, 150) if ta else (0, 45, 1), (0, 1, 45) if tb else (0, 133, 1), out,
-                            tile=tile)
-            worst = max(worst, float(np.abs(out.copy_to_host() - np.float64(x) @ y).max()) / 45)
+    for ta, tb in ((False, False), (False, True), (True, False), (True, True)):
+        a, b = (to_device(np.ascontiguousarray(m.T if t else m).reshape(-1)) for m, t in ((x, ta), (y, tb)))
+        out, sums = device_array((150, 133)), device_array((150,))
+        gemm_block_cuda(a, b, (150, 133, 45), (0, 1, 150) if ta else (0, 45, 1), (0, 1, 45) if tb else (0, 133, 1), out,
+                        a_sums=sums, tile=tile, passes=passes, span=16 if ta == tb else 48)
+        worst = max(worst, float(np.abs(out.copy_to_host() - np.float64(x) @ y).max()) / 45,
+                    float(np.abs(sums.copy_to_host() - np.float64(x).sum(1)).max()) / 45)
     return worst
 
 
 def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), relu=False, alpha=1.0, scale=1.0, where=None,
-                    a_sums=None, sums_scale=1.0, tile=None, passes=0, padding=4):
+                    a_sums=None, sums_scale=1.0, tile=None, passes=None, span=None, padding=4):
     """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at, b_at and bias_at say where the
     elements lie: (a0, am, ak), (b0, bk, bn) and (start, step). `where` and `a_sums` as above.
-    passes of TF32, in tiles of 128: 3, with the error of float32, or 1. To look at what they do: a tile of 64 or 128, and
-    padding by a multiple of 4."""
-    (rows, cols, _), (_, am, ak), (_, bk, bn) = shape, a_at, b_at
+    passes of TF32, in tiles of 128: 3, with the error of float32, or 1; None: `passes_for`. To look at what they do: a tile of
+    64 or 128, the span of k of a block, a multiple of 16, and padding by a multiple of 4."""
+    (rows, cols, depth), (_, am, ak), (_, bk, bn) = shape, a_at, b_at
+    passes = passes_for() if passes is None else passes
     tile, together = (128, 2) if passes else (tile_for(rows, cols) if tile is None else tile, 4)
+    span = max(span_for(rows, cols, depth, tile) if span is None else span, DEPTH)
+    summed, grid = a_sums is not None, (ceil_div(cols, tile), ceil_div(rows, tile), max(ceil_div(depth, span), 1))
     c = out.reshape(out.size)
-    launch(_block(tile, ak <= am, bk <= bn, passes, a_sums is not None, padding), (ceil_div(cols, tile), ceil_div(rows, tile)),
-           THREADS, a, b, b if bias is None else bias, b if where is None else where.reshape(where.size), c,
-           c if a_sums is None else a_sums, *shape, *a_at, *b_at, *bias_at, cols % together == 0, bias is not None,
-           where is not None, relu, alpha, scale, sums_scale)
+    parked = c if grid[2] == 1 else empty_cuda((math.prod(grid) * THREADS * values_of(tile, summed),))
+    launch(_block(tile, ak <= am, bk <= bn, passes, summed, padding), grid, THREADS, a, b, b if bias is None else bias,
+           b if where is None else where.reshape(where.size), c, a_sums if summed else c, _tickets(), parked, span, *shape,
+           *a_at, *b_at, *bias_at, cols % together == 0, bias is not None, where is not None, relu, alpha, scale, sums_scale)
     return out

@@ -3,6 +3,7 @@
     address, shared_address, copy, commit, wait_for_all_but_one     cp.async: copies that go on while something is multiplied
     sums_of      8 x 8 (or 4 x 4) sums a thread: fused multiply-adds
     fragments    4 x 4 fragments a warp: tensor cores, mma.sync.m16n8k8 in TF32
+    park, add_parked, fence     sums that other blocks add up: strong stores and loads
     chosen       one of several arrays or numbers that a kernel was given as a tuple
 
 Sums are one tuple, so that they stay in registers. Fragments of m16n8k8, g = lane // 4 and t = lane % 4 (PTX ISA, "Matrix
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
+from typing import NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -67,6 +70,7 @@ def _statement(text):
     return run
 
 
+fence = _statement("fence.acq_rel.gpu;")
 commit, wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement("cp.async.wait_group 1;")
 
 
@@ -100,6 +104,36 @@ def copy(typing_context, to, source, inside):
         return context.get_dummy_value()
 
     return types.void(types.int32, types.int64, types.boolean), generate
+
+
+@intrinsic()
+def park(typing_context, values, to, at, step):
+    """to[at + i step] = values[i]: st.relaxed.gpu, so that other blocks may read it after a `fence`."""
+    def generate(context, builder, signature, arguments):
+        values, to, at, step = arguments
+        assembly = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [I64, F32]), "st.relaxed.gpu.global.f32 [$0], $1;", "l,f",
+                                side_effect=True)
+        for i in range(signature.args[0].count):
+            place = element(context, builder, signature.args[1], to, builder.add(at, builder.mul(_number(i), step)))
+            builder.call(assembly, [builder.ptrtoint(place, I64), builder.extract_value(values, i)])
+        return context.get_dummy_value()
+
+    return types.void(values, to, types.int32, types.int32), generate
+
+
+@intrinsic()
+def add_parked(typing_context, values, source, at, step):
+    """values[i] + source[at + i step]: ld.relaxed.gpu of what other blocks parked, after a `fence`."""
+    def generate(context, builder, signature, arguments):
+        values, source, at, step = arguments
+        assembly = ir.InlineAsm(ir.FunctionType(F32, [I64]), "ld.relaxed.gpu.global.f32 $0, [$1];", "=f,l", side_effect=True)
+        sums = []
+        for i in range(signature.args[0].count):
+            place = element(context, builder, signature.args[1], source, builder.add(at, builder.mul(_number(i), step)))
+            sums.append(builder.fadd(builder.extract_value(values, i), builder.call(assembly, [builder.ptrtoint(place, I64)])))
+        return context.make_tuple(builder, signature.return_type, sums)
+
+    return values(values, source, types.int32, types.int32), generate
 
 
 def _loaded(context, builder, kind, array, places, wanted):
@@ -136,9 +170,9 @@ def _results(builder, sums, place_of, biases, relu, alpha, scale):
     return result
 
 
-def store_of(kind, rows_at, cols_at, place_of, group):
-    """The intrinsic that writes a thread's sums, those of rows rows_at and columns cols_at of its block; `group` neighbouring
-    columns are one store where they are aligned."""
+def stores_of(kind, rows_at, cols_at, place_of, group):
+    """(store, scatter): what writes a thread's sums, those of rows rows_at and columns cols_at of its block; `group`
+    neighbouring columns are one store where they are aligned."""
     vector = ir.VectorType(F32, group)
 
     @intrinsic(str(kind), *rows_at, *cols_at, group)
@@ -178,17 +212,67 @@ def store_of(kind, rows_at, cols_at, place_of, group):
         return types.void(kind, c, *[types.int32] * 4, types.boolean, bias, types.int32, types.int32, types.boolean, where,
                           types.boolean, types.boolean, types.float32, types.float32), generate
 
-    return store
+    @intrinsic(str(kind), *rows_at, *cols_at)
+    def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale):
+        """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols, and if
+        masked 0 unless `where` is above 0 there."""
+        def generate(context, builder, signature, arguments):
+            sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale = arguments
+            inside = [builder.icmp_signed("<", _number(j), cols) for j in cols_at]
+            listed = [builder.add(to_at, _number(j)) for j in cols_at]
+            columns = _loaded(context, builder, signature.args[6], to, listed, inside)
+            biases = _loaded(context, builder, signature.args[8], bias, columns, [builder.and_(biased, f) for f in inside])
+            result = _results(builder, sums, place_of, biases, relu, alpha, scale)
+            for i, row in enumerate(rows_at):
+                with builder.if_then(builder.icmp_signed("<", _number(row), rows)):
+                    start = builder.add(at, builder.mul(_number(row), width))
+                    to_places = [builder.add(start, column) for column in columns]
+                    gates = _gates(context, builder, signature.args[10], where, masked, to_places, inside)
+                    for j in range(len(cols_at)):
+                        with builder.if_then(inside[j]):
+                            builder.store(result(i, j, gates[j]), element(context, builder, signature.args[1], c, to_places[j]))
+            return context.get_dummy_value()
+
+        return types.void(kind, c, *[types.int32] * 4, to, types.int32, bias, types.boolean, where, types.boolean,
+                          types.boolean, types.float32, types.float32), generate
+
+    return store, scatter
+
+
+class Sums(NamedTuple):
+    """What a thread does with its sums: intrinsics.
+
+    corner: t -> (the row or column that it copies, where neighbours copy along k; row and column of its first sum; where its
+    numbers begin in a tile of A and of B). zeros, multiply, store and scatter say themselves what they do.
+    """
+
+    corner: Callable
+    zeros: Callable
+    multiply: Callable
+    store: Callable
+    scatter: Callable
+
+
+CORNER = types.UniTuple(types.int32, 5)
 
 
 @functools.cache
 def sums_of(side, pitch):
-    """(zeros, multiply, store, scatter): what a thread does with its side x side sums, in rows and columns 0 … 3 and, if 8,
-    64 … 67, of tiles with so many floats a row."""
+    """Sums of 8 x 8 (or 4 x 4) a thread, in rows and columns 0 … 3 and, if 8, 64 … 67, of tiles with so many floats a row."""
     kind, places = types.UniTuple(types.float32, side * side), [64 * half + i for half in range(side // 4) for i in range(4)]
 
     def place_of(i, j):
         return side * i + j
+
+    @intrinsic(side, pitch)
+    def corner(typing_context, t):
+        """Threads stand 16 x 16, and copy in rows of 8."""
+        def generate(context, builder, signature, arguments):
+            (t,) = arguments
+            row, col = (builder.shl(n, _number(2)) for n in (builder.lshr(t, _number(4)), builder.and_(t, _number(15))))
+            return context.make_tuple(builder, CORNER, [builder.lshr(t, _number(3)), row, col, row, col])
+
+        return CORNER(types.int32), generate
 
     @intrinsic(side, pitch)
     def zeros(typing_context):
@@ -221,38 +305,40 @@ def sums_of(side, pitch):
 
         return kind(kind, a, types.int32, b, types.int32), generate
 
-    @intrinsic(side, pitch)
-    def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale):
-        """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols, and if
-        masked 0 unless `where` is above 0 there."""
-        def generate(context, builder, signature, arguments):
-            sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale = arguments
-            inside = [builder.icmp_signed("<", _number(j), cols) for j in places]
-            columns = _loaded(context, builder, signature.args[6], to, [builder.add(to_at, _number(j)) for j in places], inside)
-            biases = _loaded(context, builder, signature.args[8], bias, columns, [builder.and_(biased, f) for f in inside])
-            result = _results(builder, sums, place_of, biases, relu, alpha, scale)
-            for i, row in enumerate(places):
-                with builder.if_then(builder.icmp_signed("<", _number(row), rows)):
-                    start = builder.add(at, builder.mul(_number(row), width))
-                    to_places = [builder.add(start, column) for column in columns]
-                    gates = _gates(context, builder, signature.args[10], where, masked, to_places, inside)
-                    for j in range(side):
-                        with builder.if_then(inside[j]):
-                            builder.store(result(i, j, gates[j]), element(context, builder, signature.args[1], c, to_places[j]))
-            return context.get_dummy_value()
-
-        return types.void(kind, c, *[types.int32] * 4, to, types.int32, bias, types.boolean, where, types.boolean,
-                          types.boolean, types.float32, types.float32), generate
-
-    return zeros, multiply, store_of(kind, places, places, place_of, 4), scatter
+    return Sums(corner, zeros, multiply, *stores_of(kind, places, places, place_of, 4))
 
 
 # --- tensor cores -----------------------------------------------------------------------------------------------------
 @functools.cache
 def fragments(passes, a_steps, b_steps):
-    """(zeros, multiply, store): what a thread does with its part of 4 x 4 fragments of C; the steps of a tile are (from one k
-    to the next, from one row or column to the next)."""
+    """Sums of a thread's part of 4 x 4 fragments of C; the steps of a tile are (from one k to the next, from one row or column
+    to the next)."""
     (a_k, a_m), (b_k, b_n) = a_steps, b_steps
+
+    @intrinsic(passes, *a_steps, *b_steps)
+    def corner(typing_context, t):
+        """Warps stand 2 x 4. Copies along k go to rows 0 2 4 6 of eight, then 1 3 5 7: four rows of 20 floats begin 8 banks
+        apart."""
+        def generate(context, builder, signature, arguments):
+            (t,) = arguments
+
+            def bits(n, first, count, to):
+                """Bits first … first + count - 1 of n, moved to bit `to`."""
+                found = builder.and_(builder.lshr(n, _number(first)), _number((1 << count) - 1))
+                return builder.shl(found, _number(to))
+
+            def at(k, k_step, side, side_step):
+                return builder.add(builder.mul(k, _number(k_step)), builder.mul(side, _number(side_step)))
+
+            place = builder.lshr(t, _number(3))
+            place = builder.or_(bits(place, 3, 2, 3), builder.or_(bits(place, 0, 2, 1), bits(place, 2, 1, 0)))
+            k, g = bits(t, 0, 2, 0), bits(t, 2, 3, 0)
+            row, col = builder.add(bits(t, 7, 1, 6), g), bits(t, 5, 2, 5)
+            first = builder.add(col, bits(t, 0, 2, 1))
+            corner = [place, row, first, at(k, a_k, row, a_m), at(k, b_k, builder.add(col, g), b_n)]
+            return context.make_tuple(builder, CORNER, corner)
+
+        return CORNER(types.int32), generate
 
     @intrinsic(passes, *a_steps, *b_steps)
     def zeros(typing_context):
@@ -303,4 +389,4 @@ def fragments(passes, a_steps, b_steps):
     def place_of(i, j):
         return 4 * (4 * (i // 2) + j // 2) + 2 * (i % 2) + j % 2
 
-    return zeros, multiply, store_of(FRAGMENTS, rows_at, cols_at, place_of, 2)
+    return Sums(corner, zeros, multiply, *stores_of(FRAGMENTS, rows_at, cols_at, place_of, 2))

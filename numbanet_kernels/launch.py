@@ -51,16 +51,20 @@ _FACTORIES: list[Callable[..., Any]] = []
 class Kernel:
     """A CUDA kernel: a Python function and its one signature, compiled for the current card at the first launch.
 
-    `family` is the file it stands in, `variant` the constants that its factory fixed, such as "tile=32", and `least` the lowest
-    compute capability that has its instructions.
+    `family` is the file it stands in, `variant` the constants that its factory fixed, such as "tile=32", `least` the lowest
+    compute capability that has its instructions, and `bounds`, if any, (threads of a block, blocks that a multiprocessor shall
+    hold): what a thread's registers must leave room for.
     """
 
-    def __init__(self, function: Callable[..., None], signature: str, fastmath: bool, least: tuple[int, int]) -> None:
+    def __init__(self, function: Callable[..., None], signature: str, fastmath: bool, least: tuple[int, int],
+                 bounds: tuple[int, int] | None) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.signature = signature
-        self.fastmath = fastmath
         self.least = least
+        self.options = {"fastmath": fastmath}
+        if bounds and not SIMULATED and "launch_bounds" in inspect.signature(cuda.jit).parameters:
+            self.options["launch_bounds"] = bounds
         self.family = function.__module__.rpartition(".")[2]
         constants = inspect.getclosurevars(function).nonlocals
         self.variant = ", ".join(f"{name}={value}" for name, value in sorted(constants.items())
@@ -68,13 +72,12 @@ class Kernel:
 
     @functools.cached_property
     def dispatcher(self) -> Any:
-        options = {"fastmath": self.fastmath}
         if SIMULATED:
             return cuda.jit(self.function)
         try:
-            return cuda.jit(self.signature, cache=True, **options)(self.function)
+            return cuda.jit(self.signature, cache=True, **self.options)(self.function)
         except (RuntimeError, OSError):  # no writable place for a cache: compile in this process only
-            return cuda.jit(self.signature, **options)(self.function)
+            return cuda.jit(self.signature, **self.options)(self.function)
 
     @property
     def program(self) -> Any:
@@ -83,7 +86,7 @@ class Kernel:
 
     def ptx(self, compute_capability: tuple[int, int]) -> str:
         """PTX text for a compute capability such as (8, 0). Needs NVVM (extra `cuda`) but no GPU and no driver."""
-        text, _ = cuda.compile_ptx(self.function, self.signature, cc=compute_capability, fastmath=self.fastmath)
+        text, _ = cuda.compile_ptx(self.function, self.signature, cc=compute_capability, **self.options)
         return text.decode() if isinstance(text, bytes) else text
 
 
@@ -94,10 +97,10 @@ def _program(kernel: Kernel, compute_capability: tuple[int, int]) -> Any:
     return ptx.parse(kernel.ptx(compute_capability))
 
 
-def kernel(signature: str, fastmath: bool = False,
-           least: tuple[int, int] = (7, 5)) -> Callable[[Callable[..., None]], Kernel]:
+def kernel(signature: str, fastmath: bool = False, least: tuple[int, int] = (7, 5),
+           bounds: tuple[int, int] | None = None) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a CUDA kernel by its one signature, for example "void(f4[:, ::1], i4)"."""
-    return lambda function: Kernel(function, signature, fastmath, least)
+    return lambda function: Kernel(function, signature, fastmath, least, bounds)
 
 
 def intrinsic(*key: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -201,6 +204,24 @@ def trusted(check: Callable[[], float]) -> Callable[[], bool]:
 
     ask.passed = passed
     return ask
+
+
+_tf32 = contextvars.ContextVar("tf32", default=False)
+
+
+def imprecise() -> bool:
+    """Whether products may keep 10 bits of their operands."""
+    return _tf32.get()
+
+
+@contextlib.contextmanager
+def tf32() -> Iterator[None]:
+    """Products called inside, by this thread, keep 10 bits of their operands, on tensor cores where the card has them."""
+    token = _tf32.set(True)
+    try:
+        yield
+    finally:
+        _tf32.reset(token)
 
 
 # --- emulating --------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ here is the NumPy expression in its docstring.
 """
 from __future__ import annotations
 
+import contextlib
 import math
 
 import numpy as np
@@ -180,8 +181,9 @@ def cuda_array_interface_cpu(x):
     raise AttributeError("__cuda_array_interface__: the array is on the CPU")
 
 
-def session_cpu(limit=None):
-    """A context for a stretch of work on the device, with at most `limit` threads: BLAS is set up once, and Ctrl-C waits."""
+def session_cpu(limit=None, precision="float32"):
+    """A context for a stretch of work on the device, with at most `limit` threads: BLAS is set up once, and Ctrl-C waits.
+    Products are float32 in any precision."""
     return threads.session(limit)
 
 
@@ -440,9 +442,16 @@ def cuda_array_interface_cuda(x):
     return x.__cuda_array_interface__
 
 
-def session_cuda(limit=None):
-    """A context for a stretch of work on the device, with at most `limit` threads of the CPU: Ctrl-C waits for its end."""
-    return deferred
+@contextlib.contextmanager
+def _imprecise():
+    with deferred, L.tf32():
+        yield
+
+
+def session_cuda(limit=None, precision="float32"):
+    """A context for a stretch of work on the device: Ctrl-C waits for its end. In "tf32", products keep 10 bits of what they
+    multiply, where the card has tensor cores; `limit` is for the CPU."""
+    return _imprecise() if precision == "tf32" else deferred
 
 
 def synchronize_cuda():

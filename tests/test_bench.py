@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import harness, mlp, mlp_accuracy, mlp_memory, mlp_scaling, mlp_settings, papers_mlp, report, training
+from bench import gpu, harness, mlp, mlp_accuracy, mlp_memory, mlp_scaling, mlp_settings, papers_mlp, report, training
 from bench.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
 from bench.results import Results, load
 from bench.table import markdown
@@ -305,6 +305,29 @@ def test_seconds_are_compared_on_one_processor_alone():
     assert untimed["seconds_per_epoch"] is None and untimed["times"][0] == {
         "target": 0.9, "reached": 1, "seconds": None, "shorter": None}
     assert markdown([untimed]).count("|  |") >= 1
+
+
+def test_what_fails_on_a_card_does_not_keep_the_rest_from_running(tmp_path, monkeypatch):
+    path, said = tmp_path / "card.json", []
+    rows = json.dumps({"machine": {}, "rows": [{"suite": "gemm"}]})
+    scripts = ["import sys; print('no'); sys.exit(3)", "import time; print('slow', flush=True); time.sleep(60)",
+               f"open({str(path)!r}, 'w').write({rows!r})"]
+    monkeypatch.setattr(gpu, "steps", lambda path: [gpu.Step(name, [sys.executable, "-c", script], 20 if i != 1 else 1)
+                                                    for i, (name, script) in enumerate(zip("abc", scripts))])
+    assert gpu.run(said.append, path) == 1
+    found = load(path)
+    assert [step["outcome"] for step in found["steps"]] == ["exit status 3", "not done after 1 s", "passed"]
+    assert [step["said"] for step in found["steps"]] == ["no\n", "slow\n", ""] and found["rows"] == [{"suite": "gemm"}]
+    assert gpu.file_of(["NVIDIA H200, driver 570.1"]).name == "nvidia-h200.json"
+    with pytest.raises(RuntimeError, match="no graphics card"):
+        gpu.file_of([])
+
+
+def test_what_a_card_is_asked_takes_less_than_eight_minutes(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    found = gpu.steps(Path("a.json"))
+    assert len(found) == 4 and sum(step.seconds for step in found) <= 480
+    assert all(Path(part).exists() for step in found for part in step.command if part.startswith("tests"))
 
 
 def test_a_run_that_diverges_is_recorded():

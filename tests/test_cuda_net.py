@@ -89,8 +89,8 @@ def test_layers_and_nets_move_between_devices(rng, other):
 @pytest.mark.parametrize("dropout", ["none", "rdp", TileDropout(0.5, tile=8)], ids=str)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_step_is_at_most_fourteen_launches(rng, dropout, optimizer):
-    """Two hidden layers: batch, three layers, loss, its sum, answers; three gradients of weights, two of activations; an update.
-    Tiles meet their features shuffled."""
+    """Two hidden layers: batch, three layers, loss, its sum, answers; three gradients of weights, two of activations; an
+    update. Tiles meet their features shuffled."""
     x, y, launches = rng.standard_normal((40, 24)), np.arange(40) % 3, []
     for samples in (20, 40):
         launch.counters.clear()

@@ -11,6 +11,7 @@ from .instructions import Step, Values, reader, types
 from .machine import Wave
 from .parse import Address, Instruction, Program, PtxError
 
+STRONG = {"volatile", "relaxed", "acquire", "release"}  # accesses that, like atomic instructions, race with none of their kind
 SPACES = ("global", "shared", "local", "const", "param")
 
 
@@ -55,9 +56,10 @@ def _elements(i: Instruction, operand: Any) -> tuple[tuple, str, int, int]:
 def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
     registers, kind, width, total = _elements(i, i.operands[0])
     dtype, at, space = A.DTYPES[kind], address_reader(program, i.operands[1]), _space(i)
+    strong = not STRONG.isdisjoint(i.modifiers)
 
     def run(wave: Wave) -> None:
-        found = wave.find(i, space, at(wave), total, wave.lanes, writing=False)
+        found = wave.find(i, space, at(wave), total, wave.lanes, writing=False, atomic=strong)
         for k, register in enumerate(registers):
             values = np.zeros(wave.lanes.size, A.BITS[width])
             for store, chosen, offset in found:
@@ -71,9 +73,10 @@ def _load(program: Program, i: Instruction) -> Callable[[Wave], None]:
 def _store(program: Program, i: Instruction) -> Callable[[Wave], None]:
     registers, kind, width, total = _elements(i, i.operands[1])
     at, space, read = address_reader(program, i.operands[0]), _space(i), [reader(program, r, kind) for r in registers]
+    strong = not STRONG.isdisjoint(i.modifiers)
 
     def run(wave: Wave) -> None:
-        found = wave.find(i, space, at(wave), total, wave.lanes, writing=True)
+        found = wave.find(i, space, at(wave), total, wave.lanes, writing=True, atomic=strong)
         for k, r in enumerate(read):
             values = np.broadcast_to(r(wave), wave.count)[wave.lanes].view(A.BITS[width])
             for store, chosen, offset in found:

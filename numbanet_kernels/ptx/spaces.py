@@ -4,7 +4,8 @@
     misaligned      an address that is no multiple of the width of its access
     unset           shared or local memory that is read before it is written
     race            shared: two threads of a block touch a word, one of them writing, with no barrier between;
-                    global: two blocks do, in one launch, unless by atomic instructions
+                    global: two blocks do, in one launch, unless by atomic instructions or by strong accesses (ld.relaxed);
+                    whether fences put these in order is not looked at
 
 Generic addresses of shared and local memory lie in windows of their own, as on a card; global ones are those of the host.
 Who last read, wrote or changed it by an atomic instruction is kept for every byte.

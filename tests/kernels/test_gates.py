@@ -23,8 +23,8 @@ def assembled(kernel, card, tmp_path):
     return said.stderr, subprocess.run([NVDISASM, "-c", binary], capture_output=True, text=True, check=True).stdout
 
 
-def longest_loop(sass):
-    """The instructions of the longest stretch that a branch goes back over."""
+def loop_of(kind, sass):
+    """The instructions of the stretch with most of one kind that a branch goes back over."""
     labels, instructions = {}, []
     for line in sass.splitlines():
         if label := re.match(r"\s*(\.L\w+):", line):
@@ -36,7 +36,7 @@ def longest_loop(sass):
         target = re.search(r"`\((\.L\w+)\)", rest) if opcode.startswith("BRA") else None
         if target and labels.get(target[1], i + 1) <= i:
             loops.append([name for name, _ in instructions[labels[target[1]]:i + 1]])
-    return max(loops, key=len)
+    return max(loops, key=lambda loop: (sum(name.split(".")[0] == kind for name in loop), -len(loop)))
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card[0]}{card[1]}")
@@ -46,7 +46,7 @@ def test_the_inner_loop_multiplies(a_along_k, b_along_k, card, tmp_path):
     said, sass = assembled(gemm_block._block(128, a_along_k, b_along_k), card, tmp_path)
     assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
-    loop = longest_loop(sass)
+    loop = loop_of("FFMA", sass)
     kinds = collections.Counter(name.split(".")[0] for name in loop)
     assert kinds["FFMA"] == 1024 and kinds["FFMA"] / len(loop) >= 0.85, kinds
     assert sum(name.startswith("LDS") for name in loop) == sum(name.startswith("LDS.128") for name in loop) == 64
@@ -60,7 +60,7 @@ def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card, t
     said, sass = assembled(gemm_grouped._grouped(inner, 128, a_along_k, b_along_k), card, tmp_path)
     assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
-    loop = longest_loop(sass)
+    loop = loop_of("FFMA", sass)
     kinds = collections.Counter(name.split(".")[0] for name in loop)
     assert kinds["FFMA"] == 1024 and kinds["FFMA"] / len(loop) >= 0.69, kinds
     assert sum(name.startswith("LDS.128") for name in loop) == 64 and not kinds["LDL"] and not kinds["STL"]
@@ -74,7 +74,7 @@ def test_tensor_cores_multiply(passes, a_along_k, b_along_k, card, tmp_path):
     said, sass = assembled(gemm_block._block(128, a_along_k, b_along_k, passes), card, tmp_path)
     assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
-    kinds = collections.Counter(name.split(".")[0] for name in longest_loop(sass))
+    kinds = collections.Counter(name.split(".")[0] for name in loop_of("HMMA", sass))
     assert kinds["HMMA"] == 32 * passes and kinds["LDS"] == 48 and kinds["LDGSTS"] == 16
     assert not kinds["LDL"] and not kinds["STL"]
 

@@ -1,10 +1,11 @@
 """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]): every version against the float64 reference."""
+import contextlib
 import itertools
 
 import numpy as np
 import pytest
 
-from numbanet_kernels import gemm
+from numbanet_kernels import gemm, gemm_block, gemm_rows, gemm_tiles, launch
 
 SHAPES = [(1, 1, 1), (7, 9, 11), (8, 8, 8), (10, 3, 17), (0, 4, 3), (4, 0, 3), (4, 3, 0)]  # (M, N, K)
 FLAGS = list(itertools.product([False, True], repeat=2))
@@ -62,6 +63,47 @@ def test_every_cuda_version(rng, on_cuda, put, get, version, tile, ta, tb):
 @pytest.mark.parametrize("ta, tb", FLAGS)
 def test_every_version_for_newer_cards(rng, from_8_0, put, get, version, tile, ta, tb):
     version_equals_reference(rng, put, get, version, tile, ta, tb)
+
+
+@pytest.mark.parametrize("tile, passes", [(64, 0), (128, 0), (128, 3)])
+@pytest.mark.parametrize("ta, tb", FLAGS)
+def test_blocks_share_a_product_along_k(rng, from_8_0, put, get, ta, tb, tile, passes):
+    """And the sums of A's rows; the same bits each time, as the order in which blocks are done does not matter."""
+    (m, n, k), results = (70, 66, 100), []
+    a, b, bias = operands(rng, m, n, k, ta, tb)
+    x, y = put(a).reshape(a.size), put(b).reshape(b.size)
+    for span in (32, 32, 112):
+        out, sums = put(np.full((m, n), np.nan)), put(np.full(m, np.nan))
+        gemm_block.gemm_block_cuda(x, y, (m, n, k), (0, 1, m) if ta else (0, k, 1), (0, 1, k) if tb else (0, n, 1), out,
+                                   put(bias), relu=True, a_sums=sums, sums_scale=2.0, tile=tile, passes=passes, span=span)
+        results.append((get(out), get(sums)))
+        np.testing.assert_allclose(results[-1][0], gemm.gemm_reference(a, b, ta, tb, bias, True), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(results[-1][1], 2 * (a.T if ta else a).sum(axis=1), rtol=1e-5, atol=1e-5)
+    for once, again in zip(*results[:2], strict=True):
+        np.testing.assert_array_equal(once, again)
+
+
+def test_a_product_deep_and_small_is_shared(rng, from_8_0, put, get):
+    a, b = rng.standard_normal((10, 600)), rng.standard_normal((600, 9))
+    assert gemm_block.span_for(10, 9, 600, 64) == 304 and gemm_block.span_for(4096, 4096, 4096, 128) == 4096
+    np.testing.assert_allclose(get(gemm.gemm_cuda(put(a), put(b))), a @ b, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gemm", "rows", "tiles"])
+def test_products_that_may_be_imprecise_are(rng, from_8_0, put, get, kind):
+    """Of rows and tiles, too, with 10 bits of the operands: further off than float32, and by no more than these bits."""
+    x, w, pattern = rng.standard_normal((40, 96)), rng.standard_normal((72, 96)), (8, 3, 1, 2)
+    rows = slice(1, None, 2)
+    expected = {"gemm": gemm.gemm_reference(x, w, tb=True), "rows": gemm_rows.gemm_rows_reference(x, w, rows, None),
+                "tiles": gemm_tiles.gemm_tiles_reference(x, w, *pattern)}[kind]
+    found = []
+    for precise in (True, False):
+        with contextlib.nullcontext() if precise else launch.tf32():
+            found.append(get({"gemm": lambda: gemm.gemm_cuda(put(x), put(w), tb=True),
+                              "rows": lambda: gemm_rows.gemm_rows_cuda(put(x), put(w), rows, None),
+                              "tiles": lambda: gemm_tiles.gemm_tiles_cuda(put(x), put(w), *pattern)}[kind]()))
+    precise, imprecise = (np.abs(y - expected).max() / np.abs(expected).max() for y in found)
+    assert precise < 1e-6 < 1e-5 < imprecise < 1e-3
 
 
 def test_out_is_filled(suffix, put, get, rng):
