@@ -101,6 +101,17 @@ def test_a_step_is_at_most_fourteen_launches(rng, dropout, optimizer):
 
 
 @pytest.mark.skipif("emulated" not in OTHERS, reason="needs NVVM")
+@pytest.mark.parametrize("dropout", ["rdp", TileDropout(0.5, tile=8)], ids=str)
+def test_imprecise_products_train_nearly_the_same(rng, dropout):
+    x, y = rng.standard_normal((20, 24)), np.arange(20) % 3
+    nets = [Net((24, 24), epochs=2, batch_size=20, random_state=0, device="emulated", dropout=dropout, precision=name).fit(x, y)
+            for name in ("float32", "tf32")]
+    for ours, theirs in zip(*(net.model_.parameters() for net in nets)):
+        assert not np.array_equal(ours.numpy(), theirs.numpy())
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.skipif("emulated" not in OTHERS, reason="needs NVVM")
 def test_a_step_is_emulated_soon_enough(rng):
     """A step of 64-64-10 with 32 samples in less than 5 s, its kernels compiled before."""
     x, y = rng.standard_normal((96, 64)), np.arange(96) % 10

@@ -355,6 +355,12 @@ def test_n_jobs_limits_the_threads(monkeypatch, n_jobs, expected):
     assert seen == expected
 
 
+@pytest.mark.parametrize("precision", ["float16", None, 32])
+def test_precision_is_one_of_two(precision):
+    with pytest.raises(ValueError, match="precision must be 'float32' or 'tf32', got"):
+        Net(precision=precision).fit(X, Y)
+
+
 @pytest.mark.parametrize("n_jobs", [0, 1.5, "all"])
 def test_n_jobs_must_be_a_number_of_threads(n_jobs):
     with pytest.raises(ValueError, match="n_jobs"):

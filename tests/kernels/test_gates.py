@@ -79,6 +79,15 @@ def test_tensor_cores_multiply(passes, a_along_k, b_along_k, card, tmp_path):
     assert not kinds["LDL"] and not kinds["STL"]
 
 
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card[0]}{card[1]}")
+@pytest.mark.parametrize("inner, a_along_k, b_along_k", [(True, True, True), (True, True, False), (False, False, False)])
+def test_tensor_cores_multiply_tiles(inner, a_along_k, b_along_k, card, tmp_path):
+    said, sass = assembled(gemm_grouped._grouped(inner, 128, a_along_k, b_along_k, 1), card, tmp_path)
+    assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+    assert sum(name.startswith("HMMA") for name in loop_of("HMMA", sass)) == 32
+
+
 def counted(call):
     """The counters of the one kernel that a call runs on the emulated device."""
     launch.counters.clear()

@@ -570,6 +570,23 @@ def test_blocks_that_write_one_place_are_a_race():
         run(body, np.zeros(32, np.uint32), blocks=2)
 
 
+@pytest.mark.parametrize("strong", [".relaxed.gpu", ".volatile", ""])
+def test_strong_accesses_of_several_blocks_are_no_race(strong):
+    """Both blocks write the same words and read them; whether a plain access does so is found."""
+    body = f"""
+        mad.wide.u32 %rd2, %r0, 4, %rd0;
+        st{strong}.global.u32 [%rd2], 7;
+        ld{strong}.global.u32 %r4, [%rd2];
+    """
+    if strong:
+        memory = np.zeros(32, np.uint32)
+        run(body, memory, blocks=2)
+        assert set(memory) == {7}
+    else:
+        with pytest.raises(ptx.PtxError, match="global race"):
+            run(body, np.zeros(32, np.uint32), blocks=2)
+
+
 # --- counters ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("pitch, conflicts", [(32, 31), (33, 0), (34, 1), (36, 3)])
 def test_bank_conflicts_by_the_pitch_of_a_tile(pitch, conflicts):
