@@ -7,10 +7,13 @@ runs all the same. bench/results/<card>.json has what each step said, and the fi
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,12 +65,13 @@ def file_of(cards: list[str]) -> Path:
 def run(say: Callable[[str], None], path: Path | None = None) -> int:
     """Run all steps; 1 if one of them failed, else 0."""
     path = file_of(machine()["gpus"]) if path is None else path
-    path.unlink(missing_ok=True)
-    told = [_told(step, say) for step in steps(path)]
-    rows = load(path)["rows"] if path.exists() else []
     peer = "torch" if importlib.util.find_spec("torch") else None
-    results = Results(path, device="cuda", against=peer, quick=False, steps=told)
-    results.add(rows)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = Path(folder) / "figures.json"
+        told = [_told(step, say) for step in steps(figures)]
+        rows = load(figures)["rows"] if figures.exists() else []
+    path.unlink(missing_ok=True)  # of an earlier command
+    Results(path, device="cuda", against=peer, quick=False, steps=told).add(rows)
     say(f"wrote {path}")
     return int(any(step["outcome"] != "passed" for step in told))
 
@@ -76,12 +80,13 @@ def _told(step: Step, say: Callable[[str], None]) -> dict[str, Any]:
     """Run a step: its outcome, seconds, and the end of what it said."""
     say(f"{step.name}: {' '.join(step.command)}")
     start = time.perf_counter()
-    with subprocess.Popen(step.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(step.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          start_new_session=True) as process:
         try:
             said, _ = process.communicate(timeout=step.seconds)
             outcome = "passed" if process.returncode == 0 else f"exit status {process.returncode}"
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # its own children as well
             said, _ = process.communicate()
             outcome = f"not done after {step.seconds:g} s"
     say(f"{said[-LAST:]}\n{step.name}: {outcome}")

@@ -21,7 +21,7 @@ def threads() -> int:
 
 def machine() -> dict[str, Any]:
     """Processor, cores, threads, versions and graphics cards."""
-    return {"cpu": processor(), "cores": os.cpu_count(), "threads": threads(), "system": platform.system(),
+    return {"cpu": _cpu(), "cores": os.cpu_count(), "threads": threads(), "system": platform.system(),
             "python": platform.python_version(), "numpy": np.__version__, "blas": _blas(), "numba": _version("numba"),
             "numba_cuda": _version("numba-cuda"), "torch": _version("torch"), "gpus": _gpus()}
 
@@ -48,7 +48,11 @@ def _output(*command: str) -> str | None:
 
 
 def processor() -> str:
-    """What the CPU is called."""
+    """What computes, in words: the CPU, how many threads of it, and the graphics cards."""
+    return ", ".join([_cpu(), f"{threads()} threads", *_gpus()])
+
+
+def _cpu() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -150,8 +150,8 @@ def whole(run: Run) -> bool:
 
 
 def timed(runs: Iterable[Run]) -> list[Run]:
-    """Those runs of one case whose seconds can be compared: alone on the machine, and all on one processor, the one on which
-    most kinds of dropout were trained so."""
+    """Those runs of one case whose seconds can be compared: alone on the machine, and all on one kind of processor, the one on
+    which most kinds of dropout were trained so."""
     by_processor: dict[str, list[Run]] = {}
     for run in runs:
         if run["alone"]:

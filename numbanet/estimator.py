@@ -68,7 +68,7 @@ PARAMETERS = """
         Where to run: CUDA if a GPU answers, else the CPU. "emulated" runs the CUDA kernels on the CPU, for looking into them.
     precision : {"float32", "tf32"}, default="float32"
         Of matrix products on CUDA. "tf32" keeps 10 bits of the operands' mantissas, for tensor cores (compute capability 8.0
-        and above); sums, updates and all else stay float32. No effect elsewhere.
+        and above, and the emulated device); sums, updates and all else stay float32. No effect elsewhere.
     n_jobs : int or None, default=None
         Threads of the CPU to use, at most; None or -1 for as many as BLAS has (by cores, or its environment variables).
     random_state : int, RandomState or None, default=None
@@ -204,7 +204,7 @@ class BaseNet(BaseEstimator):
         if self.callbacks is not None and not (isinstance(self.callbacks, Sequence) and all(map(callable, self.callbacks))):
             raise ValueError(f"callbacks must be a list of functions callback(net, record), got {self.callbacks!r}")
         self._make_optimizer([])
-        self._work()
+        self._session_options()
         if dropout_rate is not None and isinstance(self.dropout if dropout is None else dropout, Dropout):
             raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")
         chosen = policy(self.dropout if dropout is None else dropout,
@@ -213,8 +213,8 @@ class BaseNet(BaseEstimator):
         return {"policy": chosen, "device": device(self.device), "schedule": schedule_named(self.schedule, self.epochs),
                 "early_stopping": self.early_stopping}
 
-    def _work(self) -> dict:
-        """What sessions of the device are asked for (`Trainer`)."""
+    def _session_options(self) -> dict:
+        """What sessions of the device are asked for (`Trainer`), or ValueError."""
         if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise ValueError(f"precision must be {' or '.join(map(repr, PRECISIONS))}, got {self.precision!r}")
         if self.n_jobs is None:
@@ -305,7 +305,7 @@ class BaseNet(BaseEstimator):
             if message := settings["policy"].concern(i, layer.weight.shape):
                 warnings.warn(message, stacklevel=3)
         trainer = Trainer(self.model_, self.optimizer_, settings["policy"], self._rng, dev, self.batch_size,
-                          self._loss, self._answer, self._score, self._work())
+                          self._loss, self._answer, self._score, self._session_options())
         data = Data(dev.upload(X), y, weights, rows)
         if rows is not None:
             validation = dataclasses.replace(data, rows=held)
@@ -351,7 +351,7 @@ class BaseNet(BaseEstimator):
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float32, order="C", reset=False)
         dev = next(self.model_.parameters()).device
-        return forward(self.model_, dev, dev.upload(X), np.arange(len(X)), self._work())
+        return forward(self.model_, dev, dev.upload(X), np.arange(len(X)), self._session_options())
 
 
 def _centre(X, weights):

@@ -35,6 +35,20 @@ def _through(dev: Any, dy: Any, y: Any, relu: bool, scale: float) -> Any:
     return dev.relu_grad(dy, y, scale) if relu else dy if scale == 1.0 else dev.affine(dy, mul=scale)
 
 
+def _weight_vjps(dev: Any, x: Any, b: Any, dz: Callable[[Any], Any], db_scale: float = 1.0) -> tuple[Callable, Callable]:
+    """(dy -> dw, dy -> db) of z = x w.T + b: dw brings db, unless there is no b; db alone, of a frozen w, is a sum."""
+    found: list[Any] = []
+
+    def dw(dy):
+        if b is None:
+            return dev.gemm(dz(dy), x, ta=True)
+        values, sums = dev.gemm_dw(dz(dy), x, db_scale)
+        found.append(sums)
+        return values
+
+    return dw, lambda dy: found.pop() if found else dev.sum_rows(dz(dy), db_scale)
+
+
 # --- shapes -----------------------------------------------------------------------------------------------------------
 @op
 def reshape(dev, x, *, shape: Sequence[int]):
@@ -365,9 +379,8 @@ def linear(dev, x, w, b=None, *, relu: bool = False, scale: float = 1.0):
     """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0"""
     y = dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
     dz = _once(lambda dy: _through(dev, dy, y, relu, scale))
-    both = _once(lambda dy: dev.gemm_dw(dz(dy), x, 1 / scale))  # dz is scaled, once for dx and dw, which are larger
-    dw = both if b is not None else lambda dy: (dev.gemm(dz(dy), x, ta=True), None)
-    return y, Fusing((lambda dy: functools.partial(dev.gemm, dz(dy), w), lambda dy: dw(dy)[0], lambda dy: both(dy)[1]))
+    dw, db = _weight_vjps(dev, x, b, dz, 1 / scale)  # dz is scaled, once for dx and dw, which are larger
+    return y, Fusing((lambda dy: functools.partial(dev.gemm, dz(dy), w), dw, db))
 
 
 @op
@@ -379,15 +392,13 @@ def linear_rows(dev, x, w, b=None, *, rows: RowPlan, cols: RowPlan, relu: bool =
     shape, scale, at = w.shape, rows.scale, (rows.index, cols.index)
     y = dev.gemm_rows(x, w, *at, bias=b, relu=relu, scale=scale)
     dz = _once(lambda dy: _through(dev, dy, y, relu, scale))
-    both = _once(lambda dy: dev.gemm_dw(dz(dy), x))
-    dw = both if b is not None else lambda dy: (dev.gemm(dz(dy), x, ta=True), None)
+    dw, sums = _weight_vjps(dev, x, b, dz)
 
     def db(dy):
-        sums = dev.reshape(both(dy)[1], (1, rows.count))
-        return PackedGradient(sums, pack_rows(RowPlan(1, 1, 0), rows, dev), (rows.n,))
+        return PackedGradient(dev.reshape(sums(dy), (1, rows.count)), pack_rows(RowPlan(1, 1, 0), rows, dev), (rows.n,))
 
     return y, Fusing((lambda dy: functools.partial(dev.gemm_rows_dx, dz(dy), w, *at),
-                      lambda dy: PackedGradient(dw(dy)[0], pack_rows(rows, cols, dev), shape), db))
+                      lambda dy: PackedGradient(dw(dy), pack_rows(rows, cols, dev), shape), db))
 
 
 @op
@@ -400,19 +411,18 @@ def _linear_tiles(dev, x, w, b=None, *, plan: TilePlan, relu: bool, order: Order
     y = dev.gemm_tiles(x, w, *pattern, b=b, relu=relu, scale=scale, blocks=blocks, inputs=inputs)
     prepared = _once(lambda dy: dev.tile_outputs(dy, shape, *pattern, scale, y if relu else None))
 
-    def product(dz, outputs, where=None, scale=1.0):
-        values = dev.gemm_tiles_dx(dz, w, *pattern, scale=plan.scale, blocks=blocks, outputs=outputs, where=where)
+    def product(like_dy, outputs, where=None, scale=1.0):
+        values = dev.gemm_tiles_dx(like_dy, w, *pattern, scale=plan.scale, blocks=blocks, outputs=outputs, where=where)
         return values if scale == 1.0 else dev.affine(values, mul=scale)
 
     def dx(dy):
-        dz, outputs = prepared(dy)
-        return functools.partial(product, dz, outputs) if order is None else dev.compact(product(dz, outputs),
-                                                                                        order.views(dev)[1])
+        values = functools.partial(product, *prepared(dy))
+        return values if order is None else dev.compact(values(), order.views(dev)[1])
 
     @_once
     def both(dy):
-        dz, outputs = prepared(dy)
-        return dev.gemm_tiles_dw(dz, x, *pattern, scale=scale, inputs=inputs, outputs=outputs)
+        like_dy, outputs = prepared(dy)
+        return dev.gemm_tiles_dw(like_dy, x, *pattern, scale=scale, inputs=inputs, outputs=outputs)
 
     return y, Fusing((dx, lambda dy: PackedGradient(both(dy)[0], plan.packing(dev), shape), lambda dy: both(dy)[1]))
 

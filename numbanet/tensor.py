@@ -187,7 +187,8 @@ class Tensor:
             node, dy = tensor.node, tensor.gradient
             tensor.node, tensor.gradient = _FREED, None  # gradients and activations of inner nodes are freed on the way
             if callable(dy) and not isinstance(node.vjps, Fusing):
-                dy = dy()
+                with profile.timed(f"{node.op}.backward", static=node.static):
+                    dy = dy()
             for x, vjp in zip(node.inputs, node.vjps, strict=True):
                 if x is not None and x.requires_grad:
                     with profile.timed(f"{node.op}.backward", *(() if dy is None or callable(dy) else (dy,)),

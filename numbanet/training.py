@@ -58,7 +58,7 @@ class Trainer:
         (dev, output array) -> array of what is predicted.
     score : callable
         (y, answers, weights) -> float, larger is better.
-    work : dict
+    session_options : dict
         What sessions of the device are asked for: `limit` threads of the CPU, the `precision` of products.
     drawn : dict or None
         The plans of the next step, where they are known already.
@@ -73,7 +73,7 @@ class Trainer:
     loss: Callable[..., Tensor]
     answer: Callable[..., Any]
     score: Callable[..., float]
-    work: dict[str, Any] = dataclasses.field(default_factory=dict)
+    session_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     drawn: dict | None = None
 
     # --- step ---------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class Trainer:
         """
         self.optimizer.zero_grad()  # an earlier step may have been broken off
         plans, self.drawn = self.plans() if self.drawn is None else self.drawn, None
-        with self.dev.session(**self.work):
+        with self.dev.session(**self.session_options):
             output = self.model(x, plans)
             loss = self.loss(output, self.dev.upload(y), None if weights is None else self.dev.upload(weights))
             loss.backward()
@@ -116,7 +116,7 @@ class Trainer:
                 return self._epoch(data, tick)
             finally:  # of an epoch that was broken off, too, the weights are whole
                 self.drawn = None
-                with self.dev.session(**self.work):
+                with self.dev.session(**self.session_options):
                     self.optimizer.settle()
 
     def _epoch(self, data: Data, tick: Callable[[int], None]) -> dict:
@@ -127,7 +127,7 @@ class Trainer:
             total = len(rows) if weights is None else float(weights.sum())
             if total == 0:
                 continue
-            with self.dev.session(**self.work):
+            with self.dev.session(**self.session_options):
                 x = Tensor.wrap(self.dev.take_rows(data.X, self.dev.upload(rows.astype(np.int32))), self.dev)
                 loss, answer, flops = self.step(x, data.y[rows], None if weights is None else weights / np.float32(total),
                                                last=step * self.batch_size >= len(data))
@@ -197,7 +197,7 @@ class Trainer:
         """The score on samples that are not trained on."""
         host, rows = device("cpu"), data.at(np.arange(len(data)))
         with np.errstate(over="ignore", invalid="ignore"):  # weights about to break: the next epoch's loss will tell
-            answers = host.download(self.answer(host, forward(self.model, self.dev, data.X, rows, self.work)))
+            answers = host.download(self.answer(host, forward(self.model, self.dev, data.X, rows, self.session_options)))
         return self.score(data.y[rows], answers, None if data.weights is None else data.weights[rows])
 
     def _not_a_number(self, epoch: int, good: list[Any], learned: bool) -> None:
@@ -224,15 +224,15 @@ class Trainer:
         return all(math.isfinite(float(self.dev.download(self.dev.sum(p.data)))) for p in self.optimizer.parameters)
 
 
-def forward(model: Sequential, dev: Device, X: Any, rows: np.ndarray, work: dict[str, Any]) -> np.ndarray:
-    """The model's output for some rows of X (n, …) on the device, in pieces of PREDICT_ROWS, as a host array; `work` as for a
-    `Trainer`.
+def forward(model: Sequential, dev: Device, X: Any, rows: np.ndarray, session_options: dict[str, Any]) -> np.ndarray:
+    """The model's output for some rows of X (n, …) on the device, in pieces of PREDICT_ROWS, as a host array; session_options
+    as for a `Trainer`.
 
     A short piece is filled up to LEAST_ROWS: BLAS takes other paths for a handful of rows, and what is predicted for a
     sample should not depend on how many others are predicted with it.
     """
     pieces = []
-    with no_grad(), dev.session(**work):
+    with no_grad(), dev.session(**session_options):
         for start in range(0, len(rows), PREDICT_ROWS):
             chosen = rows[start:start + PREDICT_ROWS].astype(np.int32)
             filled = np.pad(chosen, (0, max(LEAST_ROWS - len(chosen), 0)), mode="edge")

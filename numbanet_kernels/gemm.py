@@ -4,7 +4,7 @@ A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True
 `where` (M, N), c is 0 unless where[m, n] > 0: the gradient of the ReLU that gave `where`, on the way. A weight's gradient
 brings its bias's:
 
-    gemm_dw     dw[o, i] = sum_n dy[n, o] x[n, i],   db[o] = scale * sum_n dy[n, o]
+    gemm_dw     dw[o, i] = sum_n dy[n, o] x[n, i],   db[o] = db_scale * sum_n dy[n, o]
 
 2 M N K FLOPs over 4 (M K + K N + M N) bytes: every version below computes the same, with fewer trips to memory.
 
@@ -38,9 +38,9 @@ def gemm_reference(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, w
     return c if where is None else np.where(np.asarray(where) > 0, c, 0)
 
 
-def gemm_dw_reference(dy, x, scale=1.0):
+def gemm_dw_reference(dy, x, db_scale=1.0):
     """(dw, db) in float64."""
-    return np.float64(dy).T @ np.float64(x), scale * np.float64(dy).sum(0)
+    return np.float64(dy).T @ np.float64(x), db_scale * np.float64(dy).sum(0)
 
 
 def gemm_shapes(device, a, b, ta, tb, bias, out, where=None):
@@ -167,9 +167,9 @@ def gemm_cpu(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=N
     return out if where is None else relu_grad_cpu(out, where, out=out)
 
 
-def gemm_dw_cpu(dy, x, scale=1.0):
-    """(dw, db): dw[o, i] = sum_n dy[n, o] x[n, i], db[o] = scale * sum_n dy[n, o]"""
-    return gemm_cpu(dy, x, ta=True), sum_rows_cpu(dy, scale)
+def gemm_dw_cpu(dy, x, db_scale=1.0):
+    """(dw, db): dw[o, i] = sum_n dy[n, o] x[n, i], db[o] = db_scale * sum_n dy[n, o]"""
+    return gemm_cpu(dy, x, ta=True), sum_rows_cpu(dy, db_scale)
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -293,28 +293,21 @@ LADDER = ("naive", "tiled", "register", "block", "tensor", "tf32")  # the last t
 PASSES = {"block": 0, "tensor": 3, "tf32": 1}
 
 
-def gemm_version_cuda(version, tile, a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, a_sums=None,
-                      sums_scale=1.0, out=None):
-    """The product by one version of the ladder, the first four at one tile size; "tf32" keeps 10 bits of the operands. Only the
-    last three sum the rows of A."""
+def gemm_version_cuda(version, tile, a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, out=None):
+    """The product by one version of the ladder, the first four at one tile size; "tf32" keeps 10 bits of the operands. None: by
+    the last version, in the precision that is asked for."""
     m, n, k = gemm_shapes("cuda", a, b, ta, tb, bias, out, where)
     out = empty_cuda((m, n)) if out is None else out
     am, ak = (1, m) if ta else (k, 1)
     bk, bn = (1, k) if tb else (n, 1)
-    if version in LADDER[3:]:
+    if version in (None, *LADDER[3:]):
         return gemm_block.gemm_block_cuda(flat(a), flat(b), (m, n, k), (0, am, ak), (0, bk, bn), out, bias, where=where,
-                                          a_sums=a_sums, sums_scale=sums_scale, relu=relu, alpha=scale, tile=tile,
-                                          passes=PASSES[version])
+                                          relu=relu, alpha=scale, tile=tile, passes=PASSES.get(version))
     chosen = {"naive": _naive, "tiled": lambda: _tiled(tile), "register": lambda: _register(tile)}[version]()
     side = tile // 4 if version == "register" else tile
     launch(chosen, (ceil_div(n, tile), ceil_div(m, tile)), (side, side),
            flat(a), flat(b), flat(b) if bias is None else bias, out, k, am, ak, bk, bn, bias is not None, relu, scale)
     return out if where is None else relu_grad_cuda(out, where, out=out)
-
-
-def _fast():
-    """The version for newer cards, in the precision that is asked for."""
-    return "tf32" if gemm_block.passes_for() else "block"
 
 
 TILE = 64  # of the register version: 256 threads, 4 x 4 outputs each
@@ -324,14 +317,15 @@ def gemm_cuda(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=
     """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]), given `where` 0 unless where[m, n] > 0"""
     m, n, _ = gemm_shapes("cuda", a, b, ta, tb, bias, out, where)
     out = empty_cuda((m, n)) if out is None else out
-    version, tile = (_fast(), None) if gemm_block.available(a, b, out) else ("register", TILE)
+    version, tile = (None, None) if gemm_block.available(a, b, out) else ("register", TILE)
     return gemm_version_cuda(version, tile, a, b, ta, tb, bias, relu, scale, where, out=out)
 
 
-def gemm_dw_cuda(dy, x, scale=1.0):
-    """(dw, db): dw[o, i] = sum_n dy[n, o] x[n, i], db[o] = scale * sum_n dy[n, o]"""
+def gemm_dw_cuda(dy, x, db_scale=1.0):
+    """(dw, db): dw[o, i] = sum_n dy[n, o] x[n, i], db[o] = db_scale * sum_n dy[n, o]"""
     m, n, k = gemm_shapes("cuda", dy, x, True, False, None, None)
     if not gemm_block.available(dy, x) or m * n >= 2**31 or not m * n * k:
-        return gemm_cuda(dy, x, ta=True), sum_rows_cuda(dy, scale)
+        return gemm_cuda(dy, x, ta=True), sum_rows_cuda(dy, db_scale)
     dw, db = empty_cuda((m, n)), empty_cuda((m,))
-    return gemm_version_cuda(_fast(), None, dy, x, ta=True, a_sums=db, sums_scale=scale, out=dw), db
+    return gemm_block.gemm_block_cuda(flat(dy), flat(x), (m, n, k), (0, 1, m), (0, n, 1), dw, a_sums=db,
+                                      sums_scale=db_scale), db

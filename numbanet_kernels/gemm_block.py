@@ -156,16 +156,16 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
             park(sums, parked, at, int32(THREADS))
             if summed:
                 park((a_sum,), parked, at + int32((each - 1) * THREADS), int32(THREADS))
-            fence()
             cuda.syncthreads()
-            if t == int32(0):
+            if t == int32(0):  # release: what all threads parked is there before the ticket is; acquire: and after it for them
+                fence()
                 ticket[0] = cuda.atomic.add(tickets, number, int32(1))
+                fence()
             cuda.syncthreads()
             if ticket[0] != parts - int32(1):
                 return
             if t == int32(0):
                 cuda.atomic.exch(tickets, number, int32(0))
-            fence()
             at, sums, a_sum = at - part * along, zeros(), float32(0)
             for _ in range(parts):
                 sums = add_parked(sums, parked, at, int32(THREADS))
@@ -223,27 +223,33 @@ def passes_for():
 @trusted
 def _agrees():
     """Of both tiles, on ragged operands."""
-    return max(_error(tile, 0) for tile in TILES)
+    return float(np.max([_error(tile, 0) for tile in TILES]))
 
 
 @trusted
 def _tensor_agrees():
     """In three passes; one alone may be a thousand times as far off."""
-    return max(_error(128, 3), _error(128, 1) / 1000)
+    return float(np.max([_error(128, 3), _error(128, 1) / 1000]))
 
 
 def _error(tile, passes):
-    """Of every walk, whole and in parts."""
-    rng, worst = np.random.default_rng(0), 0.0
-    x, y = rng.standard_normal((150, 45), np.float32), rng.standard_normal((45, 133), np.float32)
-    for ta, tb in ((False, False), (False, True), (True, False), (True, True)):
-        a, b = (to_device(np.ascontiguousarray(m.T if t else m).reshape(-1)) for m, t in ((x, ta), (y, tb)))
-        out, sums = device_array((150, 133)), device_array((150,))
-        gemm_block_cuda(a, b, (150, 133, 45), (0, 1, 150) if ta else (0, 45, 1), (0, 1, 45) if tb else (0, 133, 1), out,
-                        a_sums=sums, tile=tile, passes=passes, span=16 if ta == tb else 48)
-        worst = max(worst, float(np.abs(out.copy_to_host() - np.float64(x) @ y).max()) / 45,
-                    float(np.abs(sums.copy_to_host() - np.float64(x).sum(1)).max()) / 45)
-    return worst
+    """Of the three products of a training step, with what they do on the way, whole and in parts."""
+    rng, errors = np.random.default_rng(0), []
+    (m, n, k), shape = (150, 133, 45), (150, 133)
+    x, y, gate = (rng.standard_normal(s, np.float32) for s in ((m, k), (k, n), shape))
+    for ta, tb, masked, summed in ((False, True, False, False), (False, False, True, False), (True, False, False, True)):
+        a, b = (to_device(np.ascontiguousarray(operand.T if turned else operand).reshape(-1)) for operand, turned in
+                ((x, ta), (y, tb)))
+        for span in (16, 48):
+            out, sums = device_array(shape), device_array((m,))
+            gemm_block_cuda(a, b, (m, n, k), (0, 1, m) if ta else (0, k, 1), (0, 1, k) if tb else (0, n, 1), out,
+                            where=to_device(gate) if masked else None, a_sums=sums if summed else None,
+                            tile=tile, passes=passes, span=span)
+            expected = np.float64(x) @ y
+            errors.append(np.abs(out.copy_to_host() - (np.where(gate > 0, expected, 0) if masked else expected)).max())
+            if summed:
+                errors.append(np.abs(sums.copy_to_host() - np.float64(x).sum(1)).max())
+    return float(np.max(errors)) / k  # NaN, too
 
 
 def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), relu=False, alpha=1.0, scale=1.0, where=None,
@@ -257,6 +263,8 @@ def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), rel
     tile, together = (128, 2) if passes else (tile_for(rows, cols) if tile is None else tile, 4)
     span = max(span_for(rows, cols, depth, tile) if span is None else span, DEPTH)
     summed, grid = a_sums is not None, (ceil_div(cols, tile), ceil_div(rows, tile), max(ceil_div(depth, span), 1))
+    if grid[2] > 1 and grid[0] * grid[1] > TICKETS:
+        raise ValueError(f"gemm_block: {grid[0] * grid[1]} blocks cannot share products, {TICKETS} can; give no span")
     c = out.reshape(out.size)
     parked = c if grid[2] == 1 else empty_cuda((math.prod(grid) * THREADS * values_of(tile, summed),))
     launch(_block(tile, ak <= am, bk <= bn, passes, summed, padding), grid, THREADS, a, b, b if bias is None else bias,

@@ -1,8 +1,9 @@
 """Matrix product with kept rows and kept columns of a weight; w (O, I), rows (K,) of O, cols (J,) of I:
 
     forward   y[n, k]  = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])      x (N, J) -> y (N, K)
-    dx        dx[n, j] = sum_k dy[n, k] w[rows[k], cols[j]]                                  dy (N, K) -> dx (N, J)
-    dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm, ta=True), because activations are compact
+    dx        dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]]                          dy (N, K) -> dx (N, J)
+              with an array `where` (N, J), 0 unless where[n, j] > 0
+    dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm_dw), because activations are compact
 
 The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices, int32 arrays of
 the device, or None for all.

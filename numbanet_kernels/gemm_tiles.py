@@ -287,7 +287,7 @@ def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, outpu
     shape = (dy.shape[1], x.shape[1])
     _check("gemm_tiles_dw (cuda)", x, shape[1], shape[0], None, None, tile, dp, bias, mix)
     out = empty_cuda(packed_shape(shape, tile, dp)) if out is None else out
-    if available(dy, x, out) and dy.size:
+    if available(dy, x, out):
         db = empty_cuda((shape[0],))
         launch_grouped(False, dy, x if inputs is None else inputs, out, *groups(shape, tile, dp, bias, mix), dy.shape[0],
                        (1, shape[0]), (shape[1], 1), a_sums=db, scale=scale)

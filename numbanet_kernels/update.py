@@ -97,6 +97,9 @@ def sgd_late_reference(w, v, g, lr, momentum, nesterov, decay, kept, late):
     return new_w, new_v, after
 
 
+LARGEST = 2**31 - 2**16  # elements of a weight: their numbers are 32 bits
+
+
 def _check(op, w, states, g, kept, late=None):
     fits = w.ndim == 2 and all(state.shape == w.shape for state in states)
     if kept is None:
@@ -108,6 +111,8 @@ def _check(op, w, states, g, kept, late=None):
         since, after, held, wanted, _, (height, width), _ = late
         blocks = (ceil_div(w.shape[0], height), ceil_div(w.shape[1], width))
         fits = fits and since.shape == after.shape == held.shape == wanted.shape == blocks
+    if w.size > LARGEST:
+        raise ValueError(f"{op}: a weight has {LARGEST} elements at most, not {w.size}")
     if not fits:
         raise ValueError(f"{op}: w {w.shape}, state {[state.shape for state in states]} and gradient {g.shape} do not match"
                          f"{'' if kept is None else ' under the given rows and columns'}"
@@ -318,7 +323,7 @@ def _updates():
             f" {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, f4, f4, b1, f4)")
     def sgd_step(ws, vs, gs, row_places, row_classes, col_places, sinces, afters, helds, wanteds, powers,
                  firsts, widths, g_widths, heights, block_widths, blocks_across, steps, lr, momentum, nesterov, decay):
-        """A packed gradient (g_width > 0) is looked up, zero where the plan kept nothing; a weight that is not lazy has step 0.
+        """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing. A weight that is not lazy: step 0.
 
         Lazy: a thread whose block is neither held nor wanted leaves its weights alone.
         """
@@ -332,7 +337,7 @@ def _updates():
         step = chosen(steps, k)
         first = (block - chosen(firsts, k)) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
         for j in range(EACH):
-            i = first + int32(j * THREADS)
+            i = int32(first + j * THREADS)
             if i < w.size:
                 r, c = i // width, i % width
                 missed, due = int32(1), True
@@ -343,7 +348,7 @@ def _updates():
                         after[at] = step if due else since[at]
                 if due and missed == 1:
                     place = i
-                    if g_width > 0:
+                    if g_width >= 0:
                         row, col = row_pos[r], col_pos[row_class[r] * width + c]
                         place = row * g_width + col if row >= 0 and col >= 0 else int32(-1)
                     d = decay * w[i]
@@ -373,7 +378,7 @@ def _updates():
             " f4, f4, f4, f4, f4, f4, f4)")
     def adam_step(ws, ms, ss, gs, row_places, row_classes, col_places, firsts, widths, g_widths,
                   lr, beta1, beta2, eps, correct1, correct2, decay):
-        """A packed gradient (g_width > 0) is looked up, zero where the plan kept nothing."""
+        """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing."""
         block = int32(cuda.blockIdx.x)
         k = (int32(block >= firsts[1]) + int32(block >= firsts[2]) + int32(block >= firsts[3]) + int32(block >= firsts[4])
              + int32(block >= firsts[5]))
@@ -382,10 +387,10 @@ def _updates():
         row_pos, row_class, col_pos = chosen(row_places, k), chosen(row_classes, k), chosen(col_places, k)
         first = (block - chosen(firsts, k)) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
         for j in range(EACH):
-            i = first + int32(j * THREADS)
+            i = int32(first + j * THREADS)
             if i < w.size:
                 place = i
-                if g_width > 0:
+                if g_width >= 0:
                     r, c = i // width, i % width
                     row, col = row_pos[r], col_pos[row_class[r] * width + c]
                     place = row * g_width + col if row >= 0 and col >= 0 else int32(-1)
@@ -416,9 +421,9 @@ def _unread(dtype, axes=1):
 
 
 def _packing(w, g, kept):
-    """(row_pos, row_class, col_pos), flat, and (columns of w, columns of a packed gradient or 0)"""
+    """(row_pos, row_class, col_pos), flat, and (columns of w, columns of a packed gradient or -1)"""
     if kept is None:
-        return (_unread(np.int32),) * 3, (w.shape[1], 0)
+        return (_unread(np.int32),) * 3, (w.shape[1], -1)
     row_pos, row_class, _, col_pos = kept
     return (row_pos, row_class, flat(col_pos)), (w.shape[1], g.shape[1])
 

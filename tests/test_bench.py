@@ -310,11 +310,13 @@ def test_seconds_are_compared_on_one_processor_alone():
 def test_what_fails_on_a_card_does_not_keep_the_rest_from_running(tmp_path, monkeypatch):
     path, said = tmp_path / "card.json", []
     rows = json.dumps({"machine": {}, "rows": [{"suite": "gemm"}]})
-    scripts = ["import sys; print('no'); sys.exit(3)", "import time; print('slow', flush=True); time.sleep(60)",
-               f"open({str(path)!r}, 'w').write({rows!r})"]
-    monkeypatch.setattr(gpu, "steps", lambda path: [gpu.Step(name, [sys.executable, "-c", script], 20 if i != 1 else 1)
-                                                    for i, (name, script) in enumerate(zip("abc", scripts))])
-    assert gpu.run(said.append, path) == 1
+    scripts = ["import sys; print('no'); sys.exit(3)",
+               "import subprocess; print('slow', flush=True); subprocess.run(['sleep', '60'])", "open(FILE, 'w').write(ROWS)"]
+    monkeypatch.setattr(gpu, "steps", lambda figures: [
+        gpu.Step(name, [sys.executable, "-c", script.replace("FILE", repr(str(figures))).replace("ROWS", repr(rows))], seconds)
+        for name, script, seconds in zip("abc", scripts, (20, 1, 20))])
+    start = time.perf_counter()
+    assert gpu.run(said.append, path) == 1 and time.perf_counter() - start < 30
     found = load(path)
     assert [step["outcome"] for step in found["steps"]] == ["exit status 3", "not done after 1 s", "passed"]
     assert [step["said"] for step in found["steps"]] == ["no\n", "slow\n", ""] and found["rows"] == [{"suite": "gemm"}]

@@ -45,6 +45,21 @@ def test_gradients_equal_those_of_pytorch(rng, activation, theirs):
         np.testing.assert_allclose(mine.grad.numpy(), other.grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_parameter_that_is_given_twice_takes_one_step():
+    w = Tensor(np.ones(3), requires_grad=True)
+    (w * 2.0).sum().backward()
+    SGD([w, w], 0.5).step()
+    np.testing.assert_allclose(w.numpy(), 0.0)
+
+
+@pytest.mark.parametrize("rows", [None, RowPlan(4, 2, 1)])
+def test_a_bias_has_its_gradient_without_that_of_a_frozen_weight(rng, rows):
+    x, w, b = (Tensor(rng.standard_normal(shape), requires_grad=shape == (4,)) for shape in ((5, 3), (4, 3), (4,)))
+    y = ops.linear(x, w, b) if rows is None else ops.linear_rows(x, w, b, rows=rows, cols=RowPlan(3, 1, 0))
+    y.sum().backward()
+    np.testing.assert_allclose(b.grad.numpy(), np.full(4, 5.0) if rows is None else [0, 5, 0, 5])
+
+
 OPTIMIZERS = {
     "sgd": (lambda p: SGD(p, 0.1), lambda p: torch.optim.SGD(p, 0.1)),
     "momentum": (lambda p: SGD(p, 0.1, 0.9), lambda p: torch.optim.SGD(p, 0.1, 0.9)),

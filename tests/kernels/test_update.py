@@ -54,8 +54,11 @@ def test_adam_equals_reference(suffix, put, get, problem, step, decay):
 def test_several_weights_at_once(suffix, put, get, rng):
     """Dense, packed, late and empty ones, more than one launch takes: each as if alone."""
     numbers, problems, updates = NUMBERS["nesterov, decay"], [], []
-    for i, shape in enumerate([(3, 4), (40, 70), (1, 9), (0, 3), (12, 7), (2000, 2), (5, 5), (1, 1)]):
+    for i, shape in enumerate([(3, 4), (40, 70), (1, 9), (0, 3), (12, 7), (2000, 2), (5, 5), (1, 1), (4, 6)]):
         kept, packed_shape = packing(rng, shape, 2) if i % 2 else (None, shape)
+        if i == 8:  # packed, and nothing is kept
+            kept = tuple(np.int32(a) for a in (np.arange(4), np.zeros(4), np.zeros((1, 0)), np.full((1, 6), -1)))
+            packed_shape = (4, 0)
         late, host = lateness(rng, put, shape, (1, 1), numbers) if i == 4 else (None, None)
         w, v, g = (rng.standard_normal(s) for s in (shape, shape, packed_shape))
         g = g if host is None else g * host[2]  # what is not held has no gradient
