@@ -81,7 +81,8 @@ def _random(*shape: int) -> np.ndarray:
 def _passes() -> Works:
     """Updates of a weight, by its elements."""
     for side in SIDES:
-        yield side * side, *_alone_and_shared(functools.partial(sgd_cpu, *(_random(side, side) for _ in range(3)), 0.01, 0.9))
+        whole = (*(_random(side, side) for _ in range(3)), None, None, None)
+        yield side * side, *_alone_and_shared(functools.partial(sgd_cpu, [whole], 0.01, 0.9))
 
 
 def _products() -> Works:

@@ -10,7 +10,7 @@ from numbanet.dropout import POLICIES, policy
 from numbanet.search import pattern_distribution
 
 STEPS = 20_000
-ROOT_OF_SHARE = float(pattern_distribution(0.6) @ np.arange(1, 5) ** -0.5)  # E[dp^(-1/2)] at the rate of `test_scale`
+ROOT_OF_SHARE = float(pattern_distribution(0.6) @ np.arange(1, 4) ** -0.5)  # E[dp^(-1/2)] at the rate of `test_scale`
 CONFIDENCE = 1 - 1e-4  # of each test as a whole: one false alarm in ten thousand runs with fresh seeds (the seeds are fixed)
 
 
