@@ -110,7 +110,8 @@ def _draw_curve(axes: Any, runs: Sequence[Row], label: str, by_seconds: bool) ->
 
 def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
     """Above, how many times shorter an epoch is than with bernoulli, by case, with the ceiling that the FLOPs set; below, the
-    test accuracy of each case by seconds of training, mean over seeds and the band between least and most."""
+    test accuracy of each case by seconds of training, mean over seeds and the band between least and most. Where not all runs
+    can be compared by seconds (`timed`), they are drawn by epoch, and have no place above."""
     by_case: dict[str, dict[str, Row]] = {}
     for row in rows:
         if row["accuracy"] is not None:
@@ -121,15 +122,18 @@ def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
     down = -(-len(by_case) // across)
     figure = _figure(4 * across, 4 + 3 * down)
     above, below = figure.subfigures(2, 1, height_ratios=(4, 3 * down))
-    _draw_speedups(above.subplots(), by_case)
+    _draw_speedups(above.subplots(), {case: named for case, named in by_case.items()
+                                      if all(row["seconds_per_epoch"] for row in named.values())})
     panels = below.subplots(down, across, squeeze=False).ravel()
     for axes, (case, named) in zip(panels, by_case.items(), strict=False):
+        of_case = [run for run in runs if case_of(run["settings"]) == case]
+        by_seconds = {run["dropout"] for run in timed(of_case)} >= set(named)
         for name in named:
-            of_case = timed(run for run in runs if case_of(run["settings"]) == case)
-            _draw_curve(axes, [run for run in of_case if run["dropout"] == name], name, True)
+            shown = timed(of_case) if by_seconds else of_case
+            _draw_curve(axes, [run for run in shown if run["dropout"] == name], name, by_seconds)
         axes.set_title(case.rsplit(",", 1)[0], fontsize=9)
         axes.set_ylim(0.93, 0.99)
-        axes.set_xlabel("seconds of training")
+        axes.set_xlabel("seconds of training" if by_seconds else "epoch")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     for axes in panels[len(by_case):]:
@@ -142,8 +146,7 @@ def _draw_speedups(axes: Any, by_case: dict[str, dict[str, Row]]) -> None:
     patterns = [name for name in dict.fromkeys(name for named in by_case.values() for name in named) if name in ("rdp", "tdp")]
     for i, name in enumerate(patterns):
         found = [(x, named["bernoulli"]["seconds_per_epoch"] / named[name]["seconds_per_epoch"], 1 / named[name]["flops_share"])
-                 for x, named in enumerate(by_case.values()) if named.get(name, {}).get("seconds_per_epoch")
-                 and named.get("bernoulli", {}).get("seconds_per_epoch")]
+                 for x, named in enumerate(by_case.values()) if name in named and "bernoulli" in named]
         x, speedup, ceiling = np.array(found).reshape(-1, 3).T
         x = x + (i - (len(patterns) - 1) / 2) * 0.35
         axes.bar(x, speedup, 0.33, label=name)
