@@ -11,7 +11,7 @@ import numpy as np
 from numbanet.device import device
 from numbanet.plan import TilePlan
 from numbanet_kernels.gemm_tiles import gemm_tiles_dw_reference, gemm_tiles_masked_cuda
-from numbanet_kernels.update import unpack_gradient_reference
+from numbanet_kernels.packed import unpack_gradient_reference
 
 from . import kernels
 from .harness import Case, Options

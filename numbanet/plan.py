@@ -21,7 +21,7 @@ from .device import Device
 
 
 class Packing(NamedTuple):
-    """How a packed gradient lies in its (R, C) weight: int32 device arrays, as `numbanet_kernels.update` defines them."""
+    """How a packed gradient lies in its (R, C) weight: int32 device arrays, as `numbanet_kernels.packed` defines them."""
 
     row_pos: object     # (R,)
     row_class: object   # (R,)

@@ -42,6 +42,16 @@ from .gemm_tiles import (
     tile_outputs_cpu as tile_outputs,
     tile_room_cpu as tile_room,
 )
+from .indexing import (
+    broadcast_to_cpu as broadcast_to,
+    compact_cpu as compact,
+    concatenate_cpu as concatenate,
+    expand_cpu as expand,
+    getitem_cpu as getitem,
+    putitem_cpu as putitem,
+    take_rows_cpu as take_rows,
+    transpose_cpu as transpose,
+)
 from .loss import (
     absolute_error_cpu as absolute_error,
     sigmoid_cross_entropy_cpu as sigmoid_cross_entropy,
@@ -49,27 +59,20 @@ from .loss import (
     squared_error_cpu as squared_error,
 )
 from .memory import (
-    broadcast_to_cpu as broadcast_to,
-    compact_cpu as compact,
-    concatenate_cpu as concatenate,
     copy_cpu as copy,
     cuda_array_interface_cpu as cuda_array_interface,
     dlpack_device_cpu as dlpack_device,
     download_cpu as download,
     empty_cpu as empty,
-    expand_cpu as expand,
     from_foreign_cpu as from_foreign,
     full_cpu as full,
-    getitem_cpu as getitem,
-    putitem_cpu as putitem,
     reshape_cpu as reshape,
     session_cpu as session,
     synchronize_cpu as synchronize,
-    take_rows_cpu as take_rows,
     to_dlpack_cpu as to_dlpack,
-    transpose_cpu as transpose,
     upload_cpu as upload,
 )
+from .packed import unpack_gradient_cpu as unpack_gradient
 from .random import (
     dropout_cpu as dropout,
     normal_cpu as normal,
@@ -94,5 +97,4 @@ from .update import (
     sgd_cpu as sgd,
     sgd_powers_cpu as sgd_powers,
     sgd_settle_cpu as sgd_settle,
-    unpack_gradient_cpu as unpack_gradient,
 )

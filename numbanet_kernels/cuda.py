@@ -42,6 +42,16 @@ from .gemm_tiles import (
     tile_outputs_cuda as tile_outputs,
     tile_room_cuda as tile_room,
 )
+from .indexing import (
+    broadcast_to_cuda as broadcast_to,
+    compact_cuda as compact,
+    concatenate_cuda as concatenate,
+    expand_cuda as expand,
+    getitem_cuda as getitem,
+    putitem_cuda as putitem,
+    take_rows_cuda as take_rows,
+    transpose_cuda as transpose,
+)
 from .loss import (
     absolute_error_cuda as absolute_error,
     sigmoid_cross_entropy_cuda as sigmoid_cross_entropy,
@@ -49,27 +59,20 @@ from .loss import (
     squared_error_cuda as squared_error,
 )
 from .memory import (
-    broadcast_to_cuda as broadcast_to,
-    compact_cuda as compact,
-    concatenate_cuda as concatenate,
     copy_cuda as copy,
     cuda_array_interface_cuda as cuda_array_interface,
     dlpack_device_cuda as dlpack_device,
     download_cuda as download,
     empty_cuda as empty,
-    expand_cuda as expand,
     from_foreign_cuda as from_foreign,
     full_cuda as full,
-    getitem_cuda as getitem,
-    putitem_cuda as putitem,
     reshape_cuda as reshape,
     session_cuda as session,
     synchronize_cuda as synchronize,
-    take_rows_cuda as take_rows,
     to_dlpack_cuda as to_dlpack,
-    transpose_cuda as transpose,
     upload_cuda as upload,
 )
+from .packed import unpack_gradient_cuda as unpack_gradient
 from .random import (
     dropout_cuda as dropout,
     normal_cuda as normal,
@@ -94,5 +97,4 @@ from .update import (
     sgd_cuda as sgd,
     sgd_powers_cuda as sgd_powers,
     sgd_settle_cuda as sgd_settle,
-    unpack_gradient_cuda as unpack_gradient,
 )

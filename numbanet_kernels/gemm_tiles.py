@@ -27,8 +27,9 @@ import numpy as np
 from . import gemm_listed, threads
 from .elementwise import relu_grad_cpu, relu_grad_cuda
 from .gemm_grouped import available, groups, launch_grouped
+from .indexing import compact_cuda
 from .launch import ceil_div, host_kernel, launch
-from .memory import compact_cuda, empty_cpu, empty_cuda, full_cpu, full_cuda, upload_cuda
+from .memory import empty_cpu, empty_cuda, full_cpu, full_cuda, upload_cuda
 from .reduce import sum_rows_cuda
 from .tiles import arrangement, elements, grid_of, packed_shape, packed_tiles, row_places
 from .turn import turn_back, turn_in

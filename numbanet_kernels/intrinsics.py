@@ -53,8 +53,20 @@ def chosen(typing_context, several, number):
     return several.dtype(several, types.int32), generate
 
 
-if SIMULATED:
-    chosen = operator.getitem  # the simulator runs Python
+@intrinsic()
+def owner(typing_context, firsts, number):
+    """Which of several ranges a number is in; firsts[k] is where range k begins, increasing from 0: the last one that is not
+    above it, found without a branch."""
+    def generate(context, builder, signature, arguments):
+        firsts, number = arguments
+        later = (builder.extract_value(firsts, i) for i in range(1, signature.args[0].count))
+        return functools.reduce(builder.add, (builder.zext(builder.icmp_signed(">=", number, first), I32) for first in later))
+
+    return types.int32(firsts, types.int32), generate
+
+
+if SIMULATED:  # the simulator runs Python
+    chosen, owner = operator.getitem, lambda firsts, number: sum(number >= first for first in firsts[1:])
 
 
 def _statement(text):

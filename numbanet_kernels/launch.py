@@ -63,7 +63,7 @@ class Kernel:
         self.signature = signature
         self.least = least
         self.options = {"fastmath": fastmath}
-        if bounds and not SIMULATED and "launch_bounds" in inspect.signature(cuda.jit).parameters:
+        if bounds and not SIMULATED and _takes_bounds():
             self.options["launch_bounds"] = bounds
         self.family = function.__module__.rpartition(".")[2]
         constants = inspect.getclosurevars(function).nonlocals
@@ -79,6 +79,12 @@ class Kernel:
         except (RuntimeError, OSError):  # no writable place for a cache: compile in this process only
             return cuda.jit(self.signature, **self.options)(self.function)
 
+    @functools.cached_property
+    def parameters(self) -> list[tuple[str, str]]:
+        """(dtype, axes or "") of each parameter, such as ("f4", "[:, ::1]"); a tuple's elements are parameters of their own."""
+        flat = re.sub(r"UniTuple\((.*?), (\d+)\)", lambda found: f"{found[1]}, " * int(found[2]), self.signature)
+        return re.findall(r"(\w\d)(\[.*?\])?", flat.partition("(")[2])
+
     @property
     def program(self) -> Any:
         """What the emulated device runs: the compiled kernel, read by the PTX machine."""
@@ -88,6 +94,12 @@ class Kernel:
         """PTX text for a compute capability such as (8, 0). Needs NVVM (extra `cuda`) but no GPU and no driver."""
         text, _ = cuda.compile_ptx(self.function, self.signature, cc=compute_capability, **self.options)
         return text.decode() if isinstance(text, bytes) else text
+
+
+@functools.cache
+def _takes_bounds() -> bool:
+    """Whether this Numba can be told how many threads and blocks a kernel shall leave room for."""
+    return "launch_bounds" in inspect.signature(cuda.jit).parameters
 
 
 @functools.cache
@@ -215,13 +227,17 @@ def imprecise() -> bool:
 
 
 @contextlib.contextmanager
-def tf32() -> Iterator[None]:
-    """Products called inside, by this thread, keep 10 bits of their operands, on tensor cores where the card has them."""
-    token = _tf32.set(True)
+def _within(variable: contextvars.ContextVar[bool], value: bool) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _tf32.reset(token)
+        variable.reset(token)
+
+
+def tf32() -> contextlib.AbstractContextManager[None]:
+    """Products called inside, by this thread, keep 10 bits of their operands, on tensor cores where the card has them."""
+    return _within(_tf32, True)
 
 
 # --- emulating --------------------------------------------------------------------------------------------------------
@@ -236,23 +252,16 @@ def emulating() -> bool:
     return _emulating.get()
 
 
-@contextlib.contextmanager
-def emulated(on: bool = True) -> Iterator[None]:
+def emulated(on: bool = True) -> contextlib.AbstractContextManager[None]:
     """Operations of CUDA, called inside and by this thread, run on the PTX machine."""
-    token = _emulating.set(on)
-    try:
-        yield
-    finally:
-        _emulating.reset(token)
+    return _within(_emulating, on)
 
 
 def _emulate(kernel: Kernel, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
     from . import ptx
 
-    flat = re.sub(r"UniTuple\((.*?), (\d+)\)", lambda found: f"{found[1]}, " * int(found[2]), kernel.signature)
-    kinds = re.findall(r"(\w\d)(\[.*?\])?", flat.partition("(")[2])
     args = [part for arg in args for part in (arg if isinstance(arg, tuple) else (arg,))]
-    for argument, (code, axes) in zip(args, kinds, strict=True):
+    for argument, (code, axes) in zip(args, kernel.parameters, strict=True):
         if axes and (argument.dtype != np.dtype(code) or argument.ndim != axes.count(",") + 1):
             raise TypeError(f"{kernel.__name__}: an argument is {argument.dtype} with {argument.ndim} axes, not {code}{axes}")
     program = kernel.program

@@ -4,13 +4,7 @@
     adam   g += decay w;  m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;
            w -= lr (m / (1 - b1^t)) / (sqrt(s / (1 - b2^t)) + eps)
 
-as PyTorch computes them. w, v, m, s are (R, C). The gradient is dense (R, C), or packed: only the rows and columns that a plan
-kept, with kept = (row_pos, row_class, cols, col_pos), int32 arrays:
-
-    row_pos (R,)     row of g that belongs to row r, or -1: no gradient
-    row_class (R,)   which list of columns row r keeps
-    cols (L, K)      column of w of the k-th value in a row of class l, in order, or -1: nothing there
-    col_pos (L, C)   its inverse: place of column c in a row of class l, or -1: no gradient
+as PyTorch computes them. w, v, m, s are (R, C). The gradient is dense (R, C), or packed (`packed`).
 
 A step without a gradient is linear, (w, v) -> M (w, v), so sgd can leave it undone where nobody reads w, and do k such steps at
 once as M^k when somebody will. With late = (since, after, held, wanted, powers, block, step), w is divided into U x B blocks:
@@ -37,24 +31,13 @@ import numpy as np
 from numba import float32, int32
 
 from . import costs, threads
-from .intrinsics import chosen
-from .launch import ceil_div, cuda, device_cache, host_kernel, kernel, kernels, launch, to_device
-from .memory import THREADS, blocks_for, empty_cuda, flat
+from .intrinsics import chosen, owner
+from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch, to_device
+from .memory import THREADS, blocks_for, flat
+from .packed import check, packing, unpack_gradient_reference, unread
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
-def unpack_gradient_reference(g, kept, shape):
-    """The dense gradient: dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] where both are >= 0, else 0."""
-    if kept is None:
-        return np.float64(g)
-    row_pos, row_class, _, col_pos = map(np.asarray, kept)
-    places = col_pos[row_class]
-    rows, cols = np.nonzero((row_pos[:, None] >= 0) & (places >= 0))
-    dense = np.zeros(shape)
-    dense[rows, cols] = g[row_pos[rows], places[rows, cols]]
-    return dense
-
-
 def sgd_reference(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None):
     """(w, v) after the step, float64."""
     w, v = np.float64(w), np.float64(v)
@@ -95,28 +78,6 @@ def sgd_late_reference(w, v, g, lr, momentum, nesterov, decay, kept, late):
                 new_w[own], new_v[own] = sgd_reference(new_w[own], new_v[own], gradient, lr, momentum, nesterov, decay)
             after[u, b] = step
     return new_w, new_v, after
-
-
-LARGEST = 2**31 - 2**16  # elements of a weight: their numbers are 32 bits
-
-
-def _check(op, w, states, g, kept, late=None):
-    fits = w.ndim == 2 and all(state.shape == w.shape for state in states)
-    if kept is None:
-        fits = fits and g.shape == w.shape
-    else:
-        row_pos, row_class, _, col_pos = kept
-        fits = fits and g.ndim == 2 and row_pos.shape == row_class.shape == w.shape[:1] and col_pos.shape[1:] == w.shape[1:]
-    if late is not None:
-        since, after, held, wanted, _, (height, width), _ = late
-        blocks = (ceil_div(w.shape[0], height), ceil_div(w.shape[1], width))
-        fits = fits and since.shape == after.shape == held.shape == wanted.shape == blocks
-    if w.size > LARGEST:
-        raise ValueError(f"{op}: a weight has {LARGEST} elements at most, not {w.size}")
-    if not fits:
-        raise ValueError(f"{op}: w {w.shape}, state {[state.shape for state in states]} and gradient {g.shape} do not match"
-                         f"{'' if kept is None else ' under the given rows and columns'}"
-                         f"{'' if late is None else f' in blocks {late[0].shape} of {late[5]}'}")
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
@@ -202,11 +163,6 @@ def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum
                 written += width
 
 
-def unpack_gradient_cpu(g, kept, shape):
-    """The dense gradient: dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] where both are >= 0, else 0"""
-    return unpack_gradient_reference(g, kept, shape).astype(np.float32)
-
-
 _NOWHERE = np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
 _ALL = (*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2)  # not read under a dense gradient
 
@@ -225,7 +181,7 @@ def _share_rows(update, arrays, g, kept, numbers):
 def sgd_cpu(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
     for w, v, g, kept, late, _ in updates:
-        _check("sgd (cpu)", w, (v,), g, kept, late)
+        check("sgd (cpu)", w, (v,), g, kept, late)
     for update in updates:
         _sgd_one(*update, (lr, momentum, nesterov, decay))
 
@@ -273,7 +229,7 @@ def _settle(w, v, since, powers, height, width, step):
 
 def sgd_settle_cpu(w, v, late):
     """(w, v) -> M^(step - since) (w, v) in every block, in place: all that `sgd` left undone up to `step`"""
-    _check("sgd_settle (cpu)", w, (v,), w, None, late)
+    check("sgd_settle (cpu)", w, (v,), w, None, late)
     since, _, _, _, powers, (height, width), step = late
 
     def work(part):
@@ -303,7 +259,7 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, c
 def adam_cpu(updates, lr, beta1, beta2, eps, step, decay=0.0):
     """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
     for w, m, s, g, kept in updates:
-        _check("adam (cpu)", w, (m, s), g, kept)
+        check("adam (cpu)", w, (m, s), g, kept)
     numbers = (lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), decay)
     for *arrays, g, kept in updates:
         _share_rows(_adam, arrays, g, kept, numbers)
@@ -328,8 +284,7 @@ def _updates():
         Lazy: a thread whose block is neither held nor wanted leaves its weights alone.
         """
         block = int32(cuda.blockIdx.x)
-        k = (int32(block >= firsts[1]) + int32(block >= firsts[2]) + int32(block >= firsts[3]) + int32(block >= firsts[4])
-             + int32(block >= firsts[5]))
+        k = owner(firsts, block)
         w, v, g, since, after = chosen(ws, k), chosen(vs, k), chosen(gs, k), chosen(sinces, k), chosen(afters, k)
         row_pos, row_class, col_pos = chosen(row_places, k), chosen(row_classes, k), chosen(col_places, k)
         held, wanted, width, g_width = chosen(helds, k), chosen(wanteds, k), chosen(widths, k), chosen(g_widths, k)
@@ -380,8 +335,7 @@ def _updates():
                   lr, beta1, beta2, eps, correct1, correct2, decay):
         """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing."""
         block = int32(cuda.blockIdx.x)
-        k = (int32(block >= firsts[1]) + int32(block >= firsts[2]) + int32(block >= firsts[3]) + int32(block >= firsts[4])
-             + int32(block >= firsts[5]))
+        k = owner(firsts, block)
         w, m, s, g, width, g_width = (chosen(ws, k), chosen(ms, k), chosen(ss, k), chosen(gs, k), chosen(widths, k),
                                       chosen(g_widths, k))
         row_pos, row_class, col_pos = chosen(row_places, k), chosen(row_classes, k), chosen(col_places, k)
@@ -403,35 +357,13 @@ def _updates():
                 s[i] = s_new
                 w[i] -= lr * (m_new * correct1) / (math.sqrt(s_new * correct2) + eps)
 
-    @kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4[:, ::1])")
-    def unpack(g, row_pos, row_class, col_pos, dense):
-        """One thread, one weight: its gradient, zero where the plan kept nothing."""
-        i = cuda.grid(1)
-        if i < dense.size:
-            r, c = i // dense.shape[1], i % dense.shape[1]
-            row, col = row_pos[r], col_pos[row_class[r], c]
-            dense[r, c] = g[row, col] if row >= 0 and col >= 0 else float32(0)
-
-    return sgd_step, settle, adam_step, unpack
-
-
-@device_cache(maxsize=16)
-def _unread(dtype, axes=1):
-    return to_device(np.zeros((1,) * axes, dtype))
-
-
-def _packing(w, g, kept):
-    """(row_pos, row_class, col_pos), flat, and (columns of w, columns of a packed gradient or -1)"""
-    if kept is None:
-        return (_unread(np.int32),) * 3, (w.shape[1], -1)
-    row_pos, row_class, _, col_pos = kept
-    return (row_pos, row_class, flat(col_pos)), (w.shape[1], g.shape[1])
+    return sgd_step, settle, adam_step
 
 
 def _lateness(late):
     """(since, after, held, wanted), flat, and (rows of a block, columns of a block, blocks across, step or 0)"""
     if late is None:
-        return (_unread(np.int32),) * 2 + (_unread(np.bool_),) * 2, (1, 1, 1, 0)
+        return (unread(np.int32),) * 2 + (unread(np.bool_),) * 2, (1, 1, 1, 0)
     *arrays, _, block, step = late
     return tuple(map(flat, arrays)), (*block, arrays[0].shape[1], step)
 
@@ -447,24 +379,16 @@ def _together(kernel, weights, shared, numbers):
         launch(kernel, sum(blocks), THREADS, *arrays, *shared, tuple(firsts), *facts, *numbers)
 
 
-def unpack_gradient_cuda(g, kept, shape):
-    """The dense gradient: dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] where both are >= 0, else 0"""
-    row_pos, row_class, _, col_pos = kept
-    dense = empty_cuda(shape)
-    launch(_updates()[3], blocks_for(dense.size), THREADS, g, row_pos, row_class, col_pos, dense)
-    return dense
-
-
 def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
     weights, powers = [], None
     for w, v, g, kept, late, _ in updates:
-        _check("sgd (cuda)", w, (v,), g, kept, late)
-        (lists, widths), (states, facts) = _packing(w, g, kept), _lateness(late)
+        check("sgd (cuda)", w, (v,), g, kept, late)
+        (lists, widths), (states, facts) = packing(w, g, kept), _lateness(late)
         powers = powers if late is None else late[4]
         if w.size:
             weights.append(((flat(w), flat(v), flat(g), *lists, *states), (*widths, *facts)))
-    _together(_updates()[0], weights, (_unread(np.float32, 2) if powers is None else powers,), (lr, momentum, nesterov, decay))
+    _together(_updates()[0], weights, (unread(np.float32, 2) if powers is None else powers,), (lr, momentum, nesterov, decay))
 
 
 def late_pays_cuda(elements):
@@ -479,7 +403,7 @@ def sgd_powers_cuda(count, lr, momentum=0.0, nesterov=False, decay=0.0):
 
 def sgd_settle_cuda(w, v, late):
     """(w, v) -> M^(step - since) (w, v) in every block, in place: all that `sgd` left undone up to `step`"""
-    _check("sgd_settle (cuda)", w, (v,), w, None, late)
+    check("sgd_settle (cuda)", w, (v,), w, None, late)
     since, _, _, _, powers, block, step = late
     launch(_updates()[1], blocks_for(w.size), THREADS, w, v, since, powers, *block, step)
 
@@ -488,8 +412,8 @@ def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0):
     """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
     weights = []
     for w, m, s, g, kept in updates:
-        _check("adam (cuda)", w, (m, s), g, kept)
-        lists, widths = _packing(w, g, kept)
+        check("adam (cuda)", w, (m, s), g, kept)
+        lists, widths = packing(w, g, kept)
         if w.size:
             weights.append(((flat(w), flat(m), flat(s), flat(g), *lists), widths))
     _together(_updates()[2], weights, (), (lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), decay))

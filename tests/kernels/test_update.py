@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels import gemm_tiles, update
+from numbanet_kernels import gemm_tiles, packed, update
 
 
 def packing(rng, shape, classes):
@@ -75,7 +75,7 @@ def test_several_weights_at_once(suffix, put, get, rng):
 def test_unpack_gradient(suffix, put, get, rng):
     kept, packed_shape = packing(rng, (12, 7), 3)
     g = rng.standard_normal(packed_shape)
-    dense = get(getattr(update, f"unpack_gradient_{suffix}")(put(g), tuple(map(put, kept)), (12, 7)))
+    dense = get(getattr(packed, f"unpack_gradient_{suffix}")(put(g), tuple(map(put, kept)), (12, 7)))
     row_pos, row_class, _, col_pos = kept
     expected = [[g[row_pos[r], col_pos[row_class[r], c]] if row_pos[r] >= 0 and col_pos[row_class[r], c] >= 0 else 0
                  for c in range(7)] for r in range(12)]
