@@ -38,7 +38,7 @@ def steps(path: Path) -> list[Step]:
     """What there is to run here; figures go to a file."""
     pytest = ["-m", "pytest", "-q", "-k", "cuda and not emulated"]
     found = [Step("tests", [sys.executable, *pytest, "tests/kernels", "tests/test_ops.py", "tests/test_planned.py",
-                            "tests/test_cuda_net.py"], 150)]
+                            "tests/test_cuda_net.py", "tests/test_replay.py"], 150)]
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer:
         small = [sys.executable, *pytest, "tests/kernels/test_gemm_rows.py", "tests/kernels/test_update.py"]

@@ -57,22 +57,21 @@ def batches(batch: int = BATCH, count: int = SAMPLES, seed: int = 2) -> Iterator
 
 
 # --- numbanet ---------------------------------------------------------------------------------------------------------
-def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: int = BATCH) -> Task:
-    """Training steps through numbanet's Trainer."""
+def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: int = BATCH, replayed: bool = True) -> Task:
+    """Training steps through numbanet's Trainer; not replayed: each of its launches is made by Python."""
     from numbanet import device as named
-    from numbanet.tensor import Tensor
 
     dev = named(device)
     X, y = samples()
     data, rows = dev.upload(X), batches(batch)
     trainer = _trainer(dev, hidden, dropout, rate, batch)
-
+    trainer.replay.possible &= replayed
     taken = itertools.count(1)
 
     def step(by=trainer, at=rows, last=False):
         chosen = next(at)
         last = last or next(taken) % (SAMPLES // batch) == 0  # of a pass over the samples, as in training
-        by.step(Tensor.wrap(dev.take_rows(data, dev.upload(chosen)), dev), y[chosen], None, last)
+        by.step(by.batch(data, chosen), y[chosen], None, last)
 
     def outputs():
         fresh, at, drawn = _trainer(dev, hidden, dropout, rate, batch), batches(batch), []
@@ -304,12 +303,20 @@ def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
 
 
 def numbanet_implementation(options: Options, hidden: int, batch: int, dropout: str, rate: float,
-                            peer: str | None) -> Implementation:
+                            peer: str | None, replayed: bool = True) -> Implementation:
     """numbanet's steps, with their FLOPs and the ceiling against a peer that skips nothing."""
     flops = mean_flops(hidden, batch, dropout, rate)
     parameters = {"device": options.device, "hidden": hidden, "dropout": dropout, "rate": rate, "batch": batch}
     ceiling = None if peer is None else mean_flops(hidden, batch, "none", 0.0) / flops
-    return Implementation(dropout, numbanet_task, parameters, peer, ceiling, flops)
+    name, how = (dropout, {}) if replayed else (f"{dropout}, launch by launch", {"replayed": False})
+    return Implementation(name, numbanet_task, {**parameters, **how}, peer, ceiling, flops)
+
+
+def _numbanets(options: Options, hidden: int, batch: int, dropout: str, rate: float, peer: str | None) -> list[Implementation]:
+    """On CUDA, where passes are replayed, both ways."""
+    both = options.device == "cuda" and dropout != "bernoulli"
+    return [numbanet_implementation(options, hidden, batch, dropout, rate, peer, replayed)
+            for replayed in ((True, False) if both else (True,))]
 
 
 def _torches(options: Options, hidden: int, batch: int, rate: float | None) -> list[Implementation]:
@@ -339,14 +346,14 @@ def _cases(options: Options, hidden: int, batch: int, rates: Sequence[float]) ->
     least = 2 if options.quick else FEWER_STEPS if heavy else LEAST_STEPS
     error = functools.partial(update_error, hidden, batch)
     size = f"784-{hidden}-{hidden}-10{'' if batch == BATCH else f', batch {batch}'}"
-    dense = numbanet_implementation(options, hidden, batch, "none", 0.0, "torch" if torch else None)
+    dense = _numbanets(options, hidden, batch, "none", 0.0, "torch" if torch else None)
     theirs = _torches(options, hidden, batch, None) if torch else []
     if options.device == "cpu":
         theirs.append(Implementation("scikit-learn", sklearn_task, {"hidden": hidden, "batch": batch},
-                                     "torch" if torch else "none", flops=dense.flops))
-    yield Case("mlp", f"{size} without dropout", (dense, *theirs), error, TOLERANCE, least)
+                                     "torch" if torch else "none", flops=dense[0].flops))
+    yield Case("mlp", f"{size} without dropout", (*dense, *theirs), error, TOLERANCE, least)
     for rate in rates:
         peer = "torch nn.Dropout" if torch else "none"
-        ours = [numbanet_implementation(options, hidden, batch, dropout, rate, peer) for dropout in DROPOUTS]
-        yield Case("mlp", f"{size} p={rate}", (*ours, *(_torches(options, hidden, batch, rate) if torch else [dense])),
+        ours = [found for dropout in DROPOUTS for found in _numbanets(options, hidden, batch, dropout, rate, peer)]
+        yield Case("mlp", f"{size} p={rate}", (*ours, *(_torches(options, hidden, batch, rate) if torch else dense)),
                    error, TOLERANCE, least)

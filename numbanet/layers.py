@@ -26,6 +26,11 @@ class Layer:
         """The tensors that training changes."""
         return iter(())
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same plans always mean the same launches (`Replay`): not known of a layer from elsewhere."""
+        return type(self).__module__ == __name__
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
@@ -213,6 +218,10 @@ class Sequential(Layer):
     def parameters(self) -> Iterator[Tensor]:
         seen = {id(p): p for layer in self.layers for p in layer.parameters()}  # a layer that stands twice counts once
         return iter(seen.values())
+
+    @property
+    def repeatable(self) -> bool:
+        return super().repeatable and all(layer.repeatable for layer in self.layers)
 
     def droppable(self) -> list[Linear]:
         """The layers that dropout may thin out: every `Linear` but the last, whose outputs are the answer."""

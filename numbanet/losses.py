@@ -20,7 +20,7 @@ def _given(name: str, dev: Device, x: Any, dtype: type = np.float32) -> Any:
         if dtype is not np.float32:
             raise ValueError(f"{name}: labels are float32 in a Tensor, not integers; give them as a NumPy array")
         return x.data
-    if x is None or not isinstance(x, (np.ndarray, Sequence, numbers.Number)):
+    if x is None or hasattr(x, "copy_to_host") or not isinstance(x, (np.ndarray, Sequence, numbers.Number)):
         return x
     values = np.asarray(x)
     if dtype is np.int32 and values.dtype.kind not in "iub":

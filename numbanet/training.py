@@ -20,8 +20,11 @@ from .device import Device, device
 from .dropout import Dropout
 from .layers import Sequential
 from .optim import Optimizer
+from .plan import BernoulliPlan
+from .replay import Replay
 from .tensor import Tensor, no_grad
 
+FLOAT32 = np.dtype(np.float32)
 LEAST_ROWS = 32
 PREDICT_ROWS = 4096  # rows of a forward pass without gradients: bounds its memory
 
@@ -75,12 +78,21 @@ class Trainer:
     score: Callable[..., float]
     session_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     drawn: dict | None = None
+    replay: Replay = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.replay = Replay(self.dev, self.optimizer.parameters, self.model.repeatable)
 
     # --- step ---------------------------------------------------------------------------------------------------------
     def plans(self) -> dict:
         """This step's plan for each droppable layer."""
         drawn = {layer: self.policy.plan(i, layer.weight.shape, self.rng) for i, layer in enumerate(self.model.droppable())}
         return {layer: plan for layer, plan in drawn.items() if plan is not None}
+
+    def batch(self, X: Any, rows: np.ndarray) -> Tensor:
+        """Some samples of X, on the device, where a step can replay what it does with them."""
+        into = self.replay.place("x", (len(rows), *X.shape[1:]), FLOAT32)
+        return Tensor.wrap(self.dev.take_rows(X, self.dev.upload(rows.astype(np.int32)), out=into), self.dev)
 
     def step(self, x: Tensor, y: np.ndarray, weights: np.ndarray | None, last: bool = True) -> tuple[Tensor, Any, int]:
         """One update; returns the loss, what was predicted on the way, and the FLOPs done.
@@ -91,16 +103,28 @@ class Trainer:
         self.optimizer.zero_grad()  # an earlier step may have been broken off
         plans, self.drawn = self.plans() if self.drawn is None else self.drawn, None
         with self.dev.session(**self.session_options):
-            output = self.model(x, plans)
-            loss = self.loss(output, self.dev.upload(y), None if weights is None else self.dev.upload(weights))
-            loss.backward()
+            loss, answer = self._passes(x, y, weights, plans)
             flops = self.model.flops(len(y), plans)
             del plans  # what was prepared for them makes room for what the update prepares
             self.drawn = None if last else self.plans()
             ready = self.optimizer.step(self.model.reads(self.drawn))
             if ready:
                 self.drawn = {layer: ready.get(layer.weight, plan) for layer, plan in self.drawn.items()}
-            return loss.detach(), self.answer(self.dev, output.data), flops
+            return Tensor.wrap(loss, self.dev), answer, flops
+
+    def _passes(self, x: Tensor, y: np.ndarray, weights: np.ndarray | None, plans: dict) -> tuple[Any, Any]:
+        """(loss, what was predicted), arrays on the device; leaves the gradients."""
+        labels, shares = self.replay.put("y", y), self.replay.put("weights", weights)
+
+        def work() -> tuple[Any, Any]:
+            output = self.model(x, plans)
+            loss = self.loss(output, labels, shares)
+            loss.backward()
+            return loss.data, self.answer(self.dev, output.data)
+
+        repeats = (x.data is self.replay.place("x", x.shape, FLOAT32)
+                   and not any(isinstance(plan, BernoulliPlan) for plan in plans.values()))  # of these no two are the same
+        return self.replay((tuple(plans.items()), x.shape, weights is None) if repeats else None, work)
 
     # --- epoch --------------------------------------------------------------------------------------------------------
     def batches(self, n: int) -> Iterator[np.ndarray]:
@@ -128,7 +152,7 @@ class Trainer:
             if total == 0:
                 continue
             with self.dev.session(**self.session_options):
-                x = Tensor.wrap(self.dev.take_rows(data.X, self.dev.upload(rows.astype(np.int32))), self.dev)
+                x = self.batch(data.X, rows)
                 loss, answer, flops = self.step(x, data.y[rows], None if weights is None else weights / np.float32(total),
                                                last=step * self.batch_size >= len(data))
                 del x

@@ -187,34 +187,59 @@ def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int]
     grid, block = (shape if isinstance(shape, tuple) else (shape,) for shape in (grid, block))
     if 0 in grid:
         return
-    if emulating():
-        _emulate(kernel, grid, block, args)
+    if (calls := _recording.get()) is not None:
+        calls.append((kernel, grid, block, args))
+    elif emulating():
+        emulate(kernel, grid, block, args)
     else:
         kernel.dispatcher[grid, block](*args)
 
 
-def trusted(check: Callable[[], float]) -> Callable[[], bool]:
-    """Whether a fast kernel may serve on this card: once in a process, `check` runs it and gives the error it found.
+@contextlib.contextmanager
+def _within(variable: contextvars.ContextVar, value: Any) -> Iterator[Any]:
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
 
-    A card on which the error is not small, or which cannot run the kernel, is told about, and the simple kernels serve. On the
-    emulated device tests have checked.
+
+_recording: contextvars.ContextVar[list | None] = contextvars.ContextVar("recording", default=None)
+
+
+def recording() -> contextlib.AbstractContextManager[list]:
+    """Launches inside, by this thread, are not done but listed: (kernel, grid, block, arguments) one after the other."""
+    return _within(_recording, [])
+
+
+def refuse_to_record(what: str) -> None:
+    """RuntimeError while launches are recorded: what is no launch would not be done again with them."""
+    if _recording.get() is not None:
+        raise RuntimeError(f"{what} cannot be recorded: only launches can")
+
+
+def trusted(check: Callable[[], float]) -> Callable[[], bool]:
+    """Whether something fast may serve on this card: once in a process, `check` runs it and gives the error it found.
+
+    A card on which the error is not small, or which cannot run it, is told about, and what is simple serves. On the emulated
+    device tests have checked.
     """
     @functools.cache
     def passed() -> bool:
         try:
             error = check()
             problem = None if error < 1e-4 else f"its error is {error:.1e}"
-        except Exception as raised:  # a card or a driver that this kernel was never run on: whatever happens, it is not used
+        except Exception as raised:  # a card or a driver that this was never run on: whatever happens, it is not used
             problem = f"{type(raised).__name__}: {' '.join(str(raised).split())}"
         if problem:
-            warnings.warn(f"{check.__module__}: a fast kernel is not used on this card, {problem}; simple kernels are",
+            warnings.warn(f"{check.__module__}: its fast way is not taken on this card, {problem}; the simple one is",
                           stacklevel=2)
         return problem is None
 
     def ask() -> bool:
         return emulating() or passed()
 
-    ask.passed = passed
+    ask.passed, ask.check = passed, check
     return ask
 
 
@@ -224,15 +249,6 @@ _tf32 = contextvars.ContextVar("tf32", default=False)
 def imprecise() -> bool:
     """Whether products may keep 10 bits of their operands."""
     return _tf32.get()
-
-
-@contextlib.contextmanager
-def _within(variable: contextvars.ContextVar[bool], value: bool) -> Iterator[None]:
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
 
 
 def tf32() -> contextlib.AbstractContextManager[None]:
@@ -257,7 +273,8 @@ def emulated(on: bool = True) -> contextlib.AbstractContextManager[None]:
     return _within(_emulating, on)
 
 
-def _emulate(kernel: Kernel, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
+def emulate(kernel: Kernel, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
+    """Launch on the PTX machine."""
     from . import ptx
 
     args = [part for arg in args for part in (arg if isinstance(arg, tuple) else (arg,))]
@@ -297,6 +314,7 @@ ALIGNMENT = 256
 
 def to_device(host: Any) -> Any:
     """A copy of a host array on the card or the emulated device."""
+    refuse_to_record("an upload")
     if not emulating():
         return cuda.to_device(host)
     array = device_array(host.shape, host.dtype)

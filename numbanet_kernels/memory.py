@@ -144,11 +144,13 @@ def upload_cuda(host, dtype=None):
 
 def download_cuda(x):
     """The values as a NumPy array."""
+    L.refuse_to_record("a download")
     return x.copy_to_host()
 
 
 def copy_cuda(x, out=None):
     """y = x, in memory of its own."""
+    L.refuse_to_record("a copy")
     out = empty_cuda(x.shape, x.dtype) if out is None else out
     if x.size:
         out.copy_to_device(x)

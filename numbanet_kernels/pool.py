@@ -123,6 +123,12 @@ class Pool:
             self.chunks.append(chunk)
         return Piece(self, chunk, *place)
 
+    def held(self) -> int:
+        """Bytes that somebody holds."""
+        with self.lock:
+            self._collect()
+            return sum(chunk.size - sum(stop - start for start, stop in chunk.free) for chunk in self.chunks)
+
     def give_back(self, chunk: _Chunk, start: int, stop: int) -> None:
         """A piece that nobody reads any more."""
         self.returned.append((chunk, start, stop))
@@ -194,3 +200,8 @@ def lend_cuda(size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     if SIMULATED:
         return type(memory)(np.asarray(_Loan(piece, shape, dtype)))
     return device_array_in(cuda.current_context(), memory, piece.address, size, shape, dtype, piece)
+
+
+def held_cuda() -> int:
+    """Bytes that arrays of the device hold."""
+    return device_pool.held() + small_device_pool.held()

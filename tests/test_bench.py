@@ -277,7 +277,8 @@ def test_papers_suite_has_every_case_and_compares_times_to_accuracy(tmp_path, mo
     results = Results(tmp_path / "a.json")
     rows = papers_mlp.run(harness.Options(against="torch"), results, lambda text: None)
     cases = {row["case"]: row["seeds"] for row in rows}
-    assert len(cases) == 8 and {case: n for case, n in cases.items() if n == 1} == {"784-4096-4096-10 p=0.7, 15 epochs": 1}
+    assert len(cases) == 9 and {case: n for case, n in cases.items() if n == 1} == {
+        "784-4096-4096-10 p=0.7, 15 epochs": 1, "784-4096-4096-10 p=0.0, 0.7, 15 epochs": 1}
     assert "784-2048-2048-10 p=0.3, 0.7, 15 epochs" in cases and "784-1024-64-10 p=0.7, 15 epochs" in cases
     shorter = {(row["implementation"], row["peer"]): row["times"][1]["shorter"] for row in rows}
     assert shorter == {("bernoulli", None): None, ("rdp", "bernoulli"): 2.0, ("tdp", "bernoulli"): None,

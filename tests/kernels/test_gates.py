@@ -195,7 +195,7 @@ def test_a_fast_kernel_is_checked_once_on_a_card(module):
                                         (lambda: 1 / 0, "ZeroDivisionError: division by zero")])
 def test_a_kernel_that_a_card_gets_wrong_is_not_used(check, why):
     verdict = launch.trusted(check)
-    with pytest.warns(UserWarning, match=f"a fast kernel is not used on this card, {why}; simple kernels are"):
+    with pytest.warns(UserWarning, match=f"its fast way is not taken on this card, {why}; the simple one is"):
         assert not verdict()
     assert not verdict()
     with launch.emulated():

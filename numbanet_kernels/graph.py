@@ -1,0 +1,91 @@
+"""Graph: launches that were recorded once and are done again at once, on a card with one call to the driver.
+
+A card is done with a small step before Python has said what to launch in it. What `record` is given is run without launching
+anything; the launches are listed, and `replay` does them in their order, with the arrays and numbers that they had. Whoever
+replays writes new values into the arrays that it read.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import launch as L
+from .indexing import take_rows_cuda
+from .launch import SIMULATED, cuda, to_device, trusted
+from .memory import copy_cuda
+from .pool import held_cuda
+
+
+class Graph:
+    """What a recorded function returned, and its launches.
+
+    Attributes
+    ----------
+    result : object
+        What the function returned; arrays in it have their values after each `replay`.
+    nbytes : int
+        Bytes that it took from the pools, and holds.
+    """
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        held = held_cuda()
+        with L.recording() as calls:
+            self.result = work()
+        self._calls = calls  # and with them the arrays
+        self.nbytes = held_cuda() - held
+        self._ready = None if L.emulating() else _completed(calls)
+
+    def replay(self) -> None:
+        """All launches again, in order."""
+        if self._ready is None:
+            for call in self._calls:
+                L.emulate(*call)
+        else:
+            graph, stream = self._ready
+            graph.launch(stream)
+
+
+def _completed(calls: list[tuple]) -> tuple:
+    """(graph, stream) of CUDA: captured on a stream of its own, launched on the one that everything is launched on."""
+    from cuda.core import Device
+
+    device = Device(cuda.get_current_device().id)
+    device.set_current()
+    builder = device.create_graph_builder().begin_building()
+    for kernel, grid, block, args in calls:
+        kernel.dispatcher[grid, block, builder](*args)
+    return builder.end_building().complete(), device.default_stream
+
+
+@trusted
+def _available() -> float:
+    """The largest error of two launches, one on what the other wrote, as a graph that is replayed on other values."""
+    values, rows = np.random.default_rng(0).random((2, 5, 3), np.float32), np.array([3, 0, 4, 1, 1], np.int32)
+    x, on_card = to_device(values[0]), to_device(rows)
+
+    def work() -> Any:
+        return take_rows_cuda(take_rows_cuda(x, on_card), on_card)
+
+    work()  # compiled and loaded before it is captured
+    graph, errors = Graph(work), []
+    for new in values:
+        copy_cuda(new, out=x)
+        graph.replay()
+        errors.append(np.abs(graph.result.copy_to_host() - new[rows][rows]).max())
+    return max(errors)
+
+
+# --- the operation ----------------------------------------------------------------------------------------------------
+def record_cpu(work):
+    """None: on the CPU nothing is gained by recording."""
+    return None
+
+
+def record_cuda(work):
+    """A `Graph` of what work() launches, which is not done yet; None where graphs cannot be had.
+
+    work was run before, so that what it computes once is there: a download, an upload or a copy is refused with RuntimeError.
+    """
+    return None if SIMULATED or not _available() else Graph(work)

@@ -1,0 +1,105 @@
+"""A fit that replays recorded passes gives the weights, losses and scores of one that computes each of them."""
+import functools
+
+import numpy as np
+import pytest
+
+from numbanet import Layer, Linear, Net, NetRegressor, ReLU, RowDropout, TileDropout
+from numbanet.device import problem
+from numbanet.replay import Replay
+from numbanet_kernels import graph, launch
+
+DEVICES = [name for name in ("cuda", "emulated") if problem(name) is None and not launch.SIMULATED]
+
+
+@pytest.fixture(autouse=True, params=DEVICES)
+def device(request, monkeypatch):
+    monkeypatch.setitem(globals(), "fit", functools.partial(fit, device=request.param))
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """How many passes each recorded graph did, by graph."""
+    counts = {}
+
+    def replay(self, original=graph.Graph.replay):
+        original(self)
+        counts[id(self)] = counts.get(id(self), 0) + 1
+
+    monkeypatch.setattr(graph.Graph, "replay", replay)
+    return counts
+
+
+FEW = RowDropout(0.4, dp_max=2)
+
+
+def fit(rng, dropout=FEW, net=Net, layers=(5,), weights=False, **options):
+    """Nine steps, of few patterns: an emulated one takes half a second."""
+    x, y = rng.standard_normal((12, 6)), np.arange(12) % 3
+    return net(layers, dropout=dropout, batch_size=4, random_state=0, **{"epochs": 3, **options}).fit(
+        x, y, sample_weight=1 + y if weights else None)
+
+
+def equal(ours, theirs):
+    for a, b in zip(ours.model_.parameters(), theirs.model_.parameters(), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    assert [r["loss"] for r in ours.history_] == [r["loss"] for r in theirs.history_]
+    assert [r["score"] for r in ours.history_] == [r["score"] for r in theirs.history_]
+
+
+@pytest.mark.parametrize("options", [{"dropout": "none", "optimizer": "adam"},
+                                     {"dropout": TileDropout(0.4, dp_max=2, tile=2, mixes=1)},
+                                     {"net": NetRegressor, "schedule": "linear", "weights": True}], ids=str)
+def test_replayed_passes_train_the_same(monkeypatch, replays, options):
+    ours = fit(np.random.default_rng(0), **options)
+    assert sum(replays.values()) > 2
+    count = len(replays)
+    monkeypatch.setattr(Replay, "possible", property(lambda self: False, lambda self, value: None), raising=False)
+    theirs = fit(np.random.default_rng(0), **options)
+    assert len(replays) == count
+    equal(ours, theirs)
+
+
+class Own(Layer):
+    def __call__(self, x):
+        return x.relu()
+
+
+@pytest.mark.parametrize("options", [{"dropout": "bernoulli"}, {"layers": [Linear(6, 5), Own(), Linear(5, 3)]},
+                                     {"layers": [Linear(6, 5), ReLU(), type("L", (Linear,), {})(5, 3)]}], ids=str)
+def test_what_may_do_something_else_each_time_is_not_recorded(rng, replays, options):
+    fit(rng, **options, epochs=1)
+    assert not replays
+
+
+def test_no_more_is_held_than_may_be(monkeypatch, replays):
+    nbytes = graph.Graph.__init__
+
+    def init(self, work):
+        nbytes(self, work)
+        self.nbytes = 10
+
+    monkeypatch.setattr(graph.Graph, "__init__", init)
+    monkeypatch.setattr(Replay, "HELD", 25)
+    ours = fit(np.random.default_rng(0))
+    assert len(replays) > 1
+    monkeypatch.setattr(Replay, "HELD", 5)  # each is too large
+    replays.clear()
+    equal(ours, fit(np.random.default_rng(0)))
+    assert not replays
+
+
+def test_a_device_that_does_not_record_is_done_without(monkeypatch, replays):
+    ours = fit(np.random.default_rng(0), dropout="none")
+
+    def broken(self, work, init=graph.Graph.__init__):
+        init(self, work)
+        if self._calls:
+            raise OSError("no graphs today")
+
+    monkeypatch.setattr(graph.Graph, "__init__", broken)
+    replays.clear()
+    with pytest.warns(UserWarning, match="not replayed: OSError: no graphs today"):
+        theirs = fit(np.random.default_rng(0), dropout="none")
+    assert not replays
+    equal(ours, theirs)
