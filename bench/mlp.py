@@ -64,8 +64,7 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
     dev = named(device)
     X, y = samples()
     data, rows = dev.upload(X), batches(batch)
-    trainer = _trainer(dev, hidden, dropout, rate, batch)
-    trainer.replay.possible &= replayed
+    trainer = _trainer(dev, hidden, dropout, rate, batch, replayed)
     taken = itertools.count(1)
 
     def step(by=trainer, at=rows, last=False):
@@ -74,7 +73,7 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
         by.step(by.batch(data, chosen), y[chosen], None, last)
 
     def outputs():
-        fresh, at, drawn = _trainer(dev, hidden, dropout, rate, batch), batches(batch), []
+        fresh, at, drawn = _trainer(dev, hidden, dropout, rate, batch, replayed), batches(batch), []
         draw = fresh.plans
 
         def record():
@@ -93,9 +92,9 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
     return Task(step, outputs, dev.synchronize)
 
 
-def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int) -> Any:
+def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int, replayed: bool) -> Any:
     """A Trainer of the network with the shared initial weights."""
-    from numbanet import ops
+    from numbanet import Net
     from numbanet.dropout import policy
     from numbanet.optim import SGD
     from numbanet.training import Trainer
@@ -104,11 +103,12 @@ def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int) -> An
     model = network(hidden, dev, chosen.shuffle)
     for parameter, values in zip(model.parameters(), initial_weights(hidden), strict=True):
         dev.copy(dev.upload(values), out=parameter.data)
-    return Trainer(
+    trainer = Trainer(
         model=model, optimizer=SGD(model.parameters(), RATE, MOMENTUM), policy=chosen,
         rng=np.random.default_rng(3), dev=dev, batch_size=batch,
-        loss=lambda output, labels, weights: ops.softmax_cross_entropy(output, labels=labels, weights=weights),
-        answer=lambda dev, output: dev.argmax(output), score=lambda y, answers, weights: float(np.mean(y == answers)))
+        loss=Net._loss, answer=Net._answer, score=lambda y, answers, weights: float(np.mean(y == answers)))
+    trainer.replay.possible &= replayed
+    return trainer
 
 
 def network(hidden: int, dev: Any = "cpu", shuffle: bool = False) -> Any:

@@ -2,8 +2,8 @@
 
 *DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, Fig. 11: 784-2048-2048-10, equal rates of the two hidden
 layers and different ones; Table 1: sizes from 1024x64 to 4096x4096 at p = 0.7. With --against torch, PyTorch with nn.Dropout
-is trained beside them where both rates are 0.5 or 0.7. Three seeds, at 4096x4096 one. There tdp is trained once more with
-all features seen by the first layer, which tells what hiding three quarters of them costs.
+is trained beside them where both rates are 0.5 or 0.7. Three seeds, at 4096x4096 one. There bernoulli and tdp are trained once
+more with nothing dropped in the first layer, which tells what tdp costs by hiding features from it.
 """
 from __future__ import annotations
 

@@ -1,18 +1,26 @@
 """Replay: a pass that came before, forward and backward, is done again as the device recorded it (`numbanet_kernels.graph`).
 
 With the same plans and the same number of samples a pass is the same launches on the same arrays: only what is in them is new.
-On a card a small one takes less time than Python takes to launch it, and a graph is launched at once. Plans come again: there
-are few patterns, and each that was met twice is recorded.
+On a card a small one takes less time than Python takes to launch it, and a graph is launched at once. A pass that is met for
+the second time is recorded, as long as there is room: of rdp, whose patterns are few, nearly all passes are replayed.
 """
 from __future__ import annotations
 
-import collections
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from . import profile
 from .device import Device
 from .tensor import Tensor
+
+
+class _Pass(NamedTuple):
+    """What was recorded."""
+
+    graph: Any
+    gradients: list[Any]    # of the parameters, written anew by each replay
+    held: list[Any]         # the parameters' arrays, so that no other ones are taken for them
 
 
 class Replay:
@@ -28,14 +36,14 @@ class Replay:
         Whether passes may be replayed at all: not where a layer might do something else each time.
     """
 
-    HELD = 1 << 30  # bytes that recorded passes may hold: those of 100 patterns of two layers of 4096 neurons
-    MET = 1 << 14   # patterns that are remembered
+    HELD = 1 << 30  # bytes that recorded passes may hold; what is recorded later would not be met more often
+    MET = 1 << 14   # passes that are remembered, recorded or not
 
     def __init__(self, dev: Device, parameters: Sequence[Tensor], possible: bool = True) -> None:
         self.dev, self.parameters = dev, parameters
-        self.possible = possible and dev.record(lambda: None) is not None
+        self.possible = possible and not profile.ENABLED and dev.records()
         self.held = 0
-        self._met: collections.OrderedDict[Hashable, tuple | None] = collections.OrderedDict()
+        self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
         self._places: dict[tuple, Any] = {}
 
     def place(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -46,6 +54,10 @@ class Replay:
         if key not in self._places:
             self._places[key] = self.dev.empty(shape, dtype)
         return self._places[key]
+
+    def holds(self, name: str, array: Any) -> bool:
+        """Whether an array is the place of an input of that name."""
+        return array is self._places.get((name, tuple(array.shape), array.dtype))
 
     def put(self, name: str, values: Any) -> Any:
         """An input on the device, in its place; None for None."""
@@ -58,43 +70,37 @@ class Replay:
     def __call__(self, key: Hashable, work: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
         """The two arrays that work() returns, which leaves gradients: computed, or replayed where this key was met before.
 
-        The key says all that decides what is launched, and None that nothing does; inputs are in their places.
+        The key, with the arrays of the parameters, says all that decides what is launched, and None that nothing does; inputs
+        are in their places.
         """
         if not self.possible or key is None:
             return work()
+        key = key, *((id(p.data), p.requires_grad) for p in self.parameters)
         if key not in self._met:
-            self._remember(key, None)
+            if len(self._met) < self.MET:
+                self._met[key] = None
             return work()
-        found = self._met[key] or self._recorded(key, work)
+        found = self._met[key]
         if found is None:
+            found = self._met[key] = self._recorded(work)
+        if not found:
             return work()
-        self._met.move_to_end(key)
-        graph, gradients = found
-        graph.replay()
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+        found.graph.replay()
+        for parameter, gradient in zip(self.parameters, found.gradients, strict=True):
             parameter.gradient = gradient
-        return tuple(self.dev.copy(array) for array in graph.result)  # the next replay writes to the same arrays
+        return tuple(self.dev.copy(array) for array in found.graph.result)  # the next replay writes to the same arrays
 
-    def _recorded(self, key: Hashable, work: Callable[[], tuple[Any, Any]]) -> tuple | None:
+    def _recorded(self, work: Callable[[], tuple[Any, Any]]) -> _Pass | tuple[()]:
         try:
             graph = self.dev.record(work)
         except Exception as error:  # whatever a driver does not like, or memory that is short: training goes on without
             warnings.warn(f"passes are not replayed: {type(error).__name__}: {error}", stacklevel=2)
             self.possible = False
             self._met.clear()
-            graph = None
-        found = None if graph is None or graph.nbytes > self.HELD else (graph, [p.gradient for p in self.parameters])
-        if found:
-            self._remember(key, found)
-        else:
+            self.held, graph = 0, None
+        if graph is None or self.held + graph.nbytes > self.HELD:
             for parameter in self.parameters:
                 parameter.zero_grad()  # nothing was computed
-        return found
-
-    def _remember(self, key: Hashable, found: tuple | None) -> None:
-        self._met[key] = found
-        self._met.move_to_end(key)
-        self.held += found[0].nbytes if found else 0
-        while self.held > self.HELD or len(self._met) > self.MET:
-            _, oldest = self._met.popitem(last=False)
-            self.held -= oldest[0].nbytes if oldest else 0
+            return ()
+        self.held += graph.nbytes
+        return _Pass(graph, [p.gradient for p in self.parameters], [p.data for p in self.parameters])

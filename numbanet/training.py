@@ -58,7 +58,7 @@ class Trainer:
     loss : callable
         (output, y, weights) -> scalar Tensor, weights summing to 1 or None.
     answer : callable
-        (dev, output array) -> array of what is predicted.
+        (dev, output array) -> array of what is predicted. Only with numbanet's own losses and answers are passes replayed.
     score : callable
         (y, answers, weights) -> float, larger is better.
     session_options : dict
@@ -81,7 +81,7 @@ class Trainer:
     replay: Replay = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        self.replay = Replay(self.dev, self.optimizer.parameters, self.model.repeatable)
+        self.replay = Replay(self.dev, self.optimizer.parameters, self.repeatable)
 
     # --- step ---------------------------------------------------------------------------------------------------------
     def plans(self) -> dict:
@@ -90,7 +90,7 @@ class Trainer:
         return {layer: plan for layer, plan in drawn.items() if plan is not None}
 
     def batch(self, X: Any, rows: np.ndarray) -> Tensor:
-        """Some samples of X, on the device, where a step can replay what it does with them."""
+        """Some samples of X, on the device, where a step can replay what it does with them; the next batch overwrites them."""
         into = self.replay.place("x", (len(rows), *X.shape[1:]), FLOAT32)
         return Tensor.wrap(self.dev.take_rows(X, self.dev.upload(rows.astype(np.int32)), out=into), self.dev)
 
@@ -122,9 +122,16 @@ class Trainer:
             loss.backward()
             return loss.data, self.answer(self.dev, output.data)
 
-        repeats = (x.data is self.replay.place("x", x.shape, FLOAT32)
-                   and not any(isinstance(plan, BernoulliPlan) for plan in plans.values()))  # of these no two are the same
-        return self.replay((tuple(plans.items()), x.shape, weights is None) if repeats else None, work)
+        repeats = self.replay.holds("x", x.data) and self.repeatable and not any(
+            isinstance(plan, BernoulliPlan) for plan in plans.values())  # of these no two are the same
+        layers = tuple(self.model.layers)  # a callback may exchange them
+        return self.replay((layers, tuple(plans.items()), x.shape, weights is None) if repeats else None, work)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether what a pass launches is known to depend on nothing but its plans: layers, loss and answer are numbanet's."""
+        return self.model.repeatable and all(getattr(f, "__module__", "").startswith("numbanet.")
+                                             for f in (self.loss, self.answer))
 
     # --- epoch --------------------------------------------------------------------------------------------------------
     def batches(self, n: int) -> Iterator[np.ndarray]:

@@ -42,7 +42,7 @@ from .gemm_tiles import (
     tile_outputs_cpu as tile_outputs,
     tile_room_cpu as tile_room,
 )
-from .graph import record_cpu as record
+from .graph import record_cpu as record, records_cpu as records
 from .indexing import (
     broadcast_to_cpu as broadcast_to,
     compact_cpu as compact,

@@ -42,7 +42,7 @@ from .gemm_tiles import (
     tile_outputs_cuda as tile_outputs,
     tile_room_cuda as tile_room,
 )
-from .graph import record_cuda as record
+from .graph import record_cuda as record, records_cuda as records
 from .indexing import (
     broadcast_to_cuda as broadcast_to,
     compact_cuda as compact,

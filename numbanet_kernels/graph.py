@@ -26,7 +26,7 @@ class Graph:
     result : object
         What the function returned; arrays in it have their values after each `replay`.
     nbytes : int
-        Bytes that it took from the pools, and holds.
+        Bytes that the pools lent meanwhile, and that it holds; 0 on the emulated device, which has no pools.
     """
 
     def __init__(self, work: Callable[[], Any]) -> None:
@@ -34,7 +34,7 @@ class Graph:
         with L.recording() as calls:
             self.result = work()
         self._calls = calls  # and with them the arrays
-        self.nbytes = held_cuda() - held
+        self.nbytes = max(held_cuda() - held, 0)
         self._ready = None if L.emulating() else _completed(calls)
 
     def replay(self) -> None:
@@ -53,10 +53,14 @@ def _completed(calls: list[tuple]) -> tuple:
 
     device = Device(cuda.get_current_device().id)
     device.set_current()
-    builder = device.create_graph_builder().begin_building()
-    for kernel, grid, block, args in calls:
-        kernel.dispatcher[grid, block, builder](*args)
-    return builder.end_building().complete(), device.default_stream
+    builder = device.create_graph_builder()
+    try:
+        builder.begin_building()
+        for kernel, grid, block, args in calls:
+            kernel.dispatcher[grid, block, builder](*args)
+        return builder.end_building().complete(), device.default_stream
+    finally:
+        builder.close()  # a capture that was broken off ends here
 
 
 @trusted
@@ -77,15 +81,27 @@ def _available() -> float:
     return max(errors)
 
 
-# --- the operation ----------------------------------------------------------------------------------------------------
+# --- the operations ---------------------------------------------------------------------------------------------------
+def records_cpu():
+    """False: on the CPU nothing is gained by recording."""
+    return False
+
+
+def records_cuda():
+    """Whether `record` can be had: not in the simulator, nor on a card that does not do it right when it is tried."""
+    return not SIMULATED and _available()
+
+
 def record_cpu(work):
-    """None: on the CPU nothing is gained by recording."""
+    """None: nothing is recorded on the CPU."""
     return None
 
 
 def record_cuda(work):
-    """A `Graph` of what work() launches, which is not done yet; None where graphs cannot be had.
-
-    work was run before, so that what it computes once is there: a download, an upload or a copy is refused with RuntimeError.
+    """A `Graph` of what work() launches, which is not done yet; None where work needs more than launches. It was run before, so
+    that what is made once is there, but may have been given up since.
     """
-    return None if SIMULATED or not _available() else Graph(work)
+    try:
+        return Graph(work)
+    except L.NotRecorded:
+        return None

@@ -1,6 +1,6 @@
 """Indexing: elements moved to other places, x[...] -> y[...].
 
-The reference of every function here is the NumPy expression in its docstring.
+The reference of every function is the NumPy expression in its docstring, or written below.
 """
 from __future__ import annotations
 

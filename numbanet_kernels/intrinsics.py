@@ -4,7 +4,7 @@
     sums_of      8 x 8 (or 4 x 4) sums a thread: fused multiply-adds
     fragments    4 x 4 fragments a warp: tensor cores, mma.sync.m16n8k8 in TF32
     park, add_parked, fence     sums that other blocks add up: strong stores and loads
-    chosen       one of several arrays or numbers that a kernel was given as a tuple
+    chosen, owner    one of several arrays or numbers that a kernel was given as a tuple, and which one
 
 Sums are one tuple, so that they stay in registers. Fragments of m16n8k8, g = lane // 4 and t = lane % 4 (PTX ISA, "Matrix
 fragments for mma.m16n8k8"):

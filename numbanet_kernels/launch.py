@@ -183,7 +183,8 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any) -> None:
-    """Launch on the current stream; a grid with a zero in it (an empty plan, an empty batch) launches nothing."""
+    """Launch on the default stream, or list the launch while launches are recorded; a grid with a zero in it (an empty plan, an
+    empty batch) launches nothing."""
     grid, block = (shape if isinstance(shape, tuple) else (shape,) for shape in (grid, block))
     if 0 in grid:
         return
@@ -212,10 +213,14 @@ def recording() -> contextlib.AbstractContextManager[list]:
     return _within(_recording, [])
 
 
+class NotRecorded(RuntimeError):
+    """Something was asked of the device that is no launch, and would not be done again with those that were recorded."""
+
+
 def refuse_to_record(what: str) -> None:
-    """RuntimeError while launches are recorded: what is no launch would not be done again with them."""
+    """NotRecorded while launches are recorded."""
     if _recording.get() is not None:
-        raise RuntimeError(f"{what} cannot be recorded: only launches can")
+        raise NotRecorded(f"{what} cannot be recorded: only launches can")
 
 
 def trusted(check: Callable[[], float]) -> Callable[[], bool]:
@@ -346,7 +351,7 @@ def multiprocessors() -> int:
 def synchronize() -> None:
     """Wait until the card has done what it was given."""
     if not (SIMULATED or emulating()):
-        cuda.synchronize()
+        cuda.default_stream().synchronize()  # not the whole card, on which another thread may be recording
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

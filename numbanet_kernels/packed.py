@@ -8,6 +8,8 @@ A packed gradient g comes with kept = (row_pos, row_class, cols, col_pos), int32
     col_pos (L, C)   its inverse: place of column c in a row of class l, or -1: no gradient
 
     unpack   dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] where both are >= 0, else 0
+
+`check_fit`, `packing` and `unread` are for updates (`update` says what a weight's state and its late blocks are).
 """
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def unpack_gradient_reference(g, kept, shape):
 LARGEST = 2**31 - 2**16  # elements of a weight: their numbers are 32 bits
 
 
-def check(op, w, states, g, kept, late=None):
+def check_fit(op, w, states, g, kept, late=None):
     """ValueError unless weight, state, gradient and blocks fit together."""
     fits = w.ndim == 2 and all(state.shape == w.shape for state in states)
     if kept is None:

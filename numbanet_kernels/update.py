@@ -34,7 +34,7 @@ from . import costs, threads
 from .intrinsics import chosen, owner
 from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch, to_device
 from .memory import THREADS, blocks_for, flat
-from .packed import check, packing, unpack_gradient_reference, unread
+from .packed import check_fit, packing, unpack_gradient_reference, unread
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def _share_rows(update, arrays, g, kept, numbers):
 def sgd_cpu(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
     for w, v, g, kept, late, _ in updates:
-        check("sgd (cpu)", w, (v,), g, kept, late)
+        check_fit("sgd (cpu)", w, (v,), g, kept, late)
     for update in updates:
         _sgd_one(*update, (lr, momentum, nesterov, decay))
 
@@ -229,7 +229,7 @@ def _settle(w, v, since, powers, height, width, step):
 
 def sgd_settle_cpu(w, v, late):
     """(w, v) -> M^(step - since) (w, v) in every block, in place: all that `sgd` left undone up to `step`"""
-    check("sgd_settle (cpu)", w, (v,), w, None, late)
+    check_fit("sgd_settle (cpu)", w, (v,), w, None, late)
     since, _, _, _, powers, (height, width), step = late
 
     def work(part):
@@ -259,7 +259,7 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, c
 def adam_cpu(updates, lr, beta1, beta2, eps, step, decay=0.0):
     """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
     for w, m, s, g, kept in updates:
-        check("adam (cpu)", w, (m, s), g, kept)
+        check_fit("adam (cpu)", w, (m, s), g, kept)
     numbers = (lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), decay)
     for *arrays, g, kept in updates:
         _share_rows(_adam, arrays, g, kept, numbers)
@@ -383,7 +383,7 @@ def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
     weights, powers = [], None
     for w, v, g, kept, late, _ in updates:
-        check("sgd (cuda)", w, (v,), g, kept, late)
+        check_fit("sgd (cuda)", w, (v,), g, kept, late)
         (lists, widths), (states, facts) = packing(w, g, kept), _lateness(late)
         powers = powers if late is None else late[4]
         if w.size:
@@ -403,7 +403,7 @@ def sgd_powers_cuda(count, lr, momentum=0.0, nesterov=False, decay=0.0):
 
 def sgd_settle_cuda(w, v, late):
     """(w, v) -> M^(step - since) (w, v) in every block, in place: all that `sgd` left undone up to `step`"""
-    check("sgd_settle (cuda)", w, (v,), w, None, late)
+    check_fit("sgd_settle (cuda)", w, (v,), w, None, late)
     since, _, _, _, powers, block, step = late
     launch(_updates()[1], blocks_for(w.size), THREADS, w, v, since, powers, *block, step)
 
@@ -412,7 +412,7 @@ def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0):
     """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
     weights = []
     for w, m, s, g, kept in updates:
-        check("adam (cuda)", w, (m, s), g, kept)
+        check_fit("adam (cuda)", w, (m, s), g, kept)
         lists, widths = packing(w, g, kept)
         if w.size:
             weights.append(((flat(w), flat(m), flat(s), flat(g), *lists), widths))

@@ -4,7 +4,7 @@ import functools
 import numpy as np
 import pytest
 
-from numbanet import Layer, Linear, Net, NetRegressor, ReLU, RowDropout, TileDropout
+from numbanet import GELU, Layer, Linear, Net, NetRegressor, ReLU, RowDropout, TileDropout
 from numbanet.device import problem
 from numbanet.replay import Replay
 from numbanet_kernels import graph, launch
@@ -66,7 +66,9 @@ class Own(Layer):
 
 
 @pytest.mark.parametrize("options", [{"dropout": "bernoulli"}, {"layers": [Linear(6, 5), Own(), Linear(5, 3)]},
-                                     {"layers": [Linear(6, 5), ReLU(), type("L", (Linear,), {})(5, 3)]}], ids=str)
+                                     {"layers": [Linear(6, 5), ReLU(), type("L", (Linear,), {})(5, 3)]},
+                                     {"net": type("N", (Net,), {"_loss": staticmethod(lambda *given: Net._loss(*given))})}],
+                         ids=str)
 def test_what_may_do_something_else_each_time_is_not_recorded(rng, replays, options):
     fit(rng, **options, epochs=1)
     assert not replays
@@ -80,9 +82,9 @@ def test_no_more_is_held_than_may_be(monkeypatch, replays):
         self.nbytes = 10
 
     monkeypatch.setattr(graph.Graph, "__init__", init)
-    monkeypatch.setattr(Replay, "HELD", 25)
+    monkeypatch.setattr(Replay, "HELD", 15)
     ours = fit(np.random.default_rng(0))
-    assert len(replays) > 1
+    assert len(replays) == 1
     monkeypatch.setattr(Replay, "HELD", 5)  # each is too large
     replays.clear()
     equal(ours, fit(np.random.default_rng(0)))
@@ -103,3 +105,22 @@ def test_a_device_that_does_not_record_is_done_without(monkeypatch, replays):
         theirs = fit(np.random.default_rng(0), dropout="none")
     assert not replays
     equal(ours, theirs)
+
+
+def test_layers_that_are_exchanged_are_the_ones_that_train(replays):
+    def exchange(net, record):
+        net.model_.layers[1] = GELU()
+
+    options = {"dropout": "none", "activation": "relu"}
+    ours, plain = (fit(np.random.default_rng(0), **options, callbacks=found) for found in ([exchange], None))
+    assert len(replays) == 3 + 1 and ours.history_[-1]["loss"] != plain.history_[-1]["loss"]
+
+
+def test_weights_that_are_exchanged_are_the_ones_that_train(replays):
+    """By a callback, after passes with the old ones were recorded."""
+    def exchange(net, record):
+        for p in net.model_.parameters():
+            p.data = p.device.copy(p.data)
+
+    equal(fit(np.random.default_rng(0), callbacks=[exchange]), fit(np.random.default_rng(0)))
+    assert replays

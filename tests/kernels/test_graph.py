@@ -44,8 +44,9 @@ REFUSED = {"upload": lambda: memory.upload_cuda(np.ones(2)), "to_device": lambda
 @pytest.mark.parametrize("work", REFUSED.values(), ids=REFUSED)
 def test_what_is_no_launch_is_refused_while_recording(work):
     work()
-    with pytest.raises(RuntimeError, match="cannot be recorded"):
-        graph.record_cuda(work)
+    with pytest.raises(launch.NotRecorded, match="cannot be recorded"):
+        graph.Graph(work)
+    assert graph.record_cuda(work) is None
     work()  # and only then
 
 
