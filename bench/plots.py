@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from .training import case_of, timed, whole
+from .training import TORCH, case_of, timed, whole
+
+COLOURS = {name: f"C{i}" for i, name in enumerate(("bernoulli", "rdp", "tdp", TORCH, "none"))}
 
 Row = dict[str, Any]
 
@@ -104,7 +106,7 @@ def _draw_curve(axes: Any, runs: Sequence[Row], label: str, by_seconds: bool) ->
     accuracy = np.array([[epoch["accuracy"] for epoch in run["epochs"]] for run in runs])
     seconds = np.mean([np.cumsum([epoch["seconds"] for epoch in run["epochs"]]) for run in runs], axis=0)
     x = seconds if by_seconds else np.arange(1, accuracy.shape[1] + 1)
-    line, = axes.plot(x, accuracy.mean(axis=0), marker=".", label=label)
+    line, = axes.plot(x, accuracy.mean(axis=0), marker=".", label=label, color=COLOURS.get(label))
     axes.fill_between(x, accuracy.min(axis=0), accuracy.max(axis=0), color=line.get_color(), alpha=0.2)
 
 
@@ -149,7 +151,7 @@ def _draw_speedups(axes: Any, by_case: dict[str, dict[str, Row]]) -> None:
                  for x, named in enumerate(by_case.values()) if name in named and "bernoulli" in named]
         x, speedup, ceiling = np.array(found).reshape(-1, 3).T
         x = x + (i - (len(patterns) - 1) / 2) * 0.35
-        axes.bar(x, speedup, 0.33, label=name)
+        axes.bar(x, speedup, 0.33, label=name, color=COLOURS[name])
         axes.plot(x, ceiling, "_", color="black", markersize=18, label="ceiling by FLOPs" if i == 0 else None)
     axes.axhline(1, color="gray", linewidth=0.8)
     axes.set_xticks(range(len(by_case)), [case.rsplit(",", 1)[0].replace(" p=", "\np=") for case in by_case], fontsize=8)

@@ -277,7 +277,7 @@ class TileDropout(_PatternDropout):
     would come and go with their tiles.
 
     In the first hidden layer these inputs are the features, of which dropout of neurons hides none: at equal rates it is there
-    that tiles cost accuracy, and the other layers can have higher ones (`papers-mlp`, rates (0.3, 0.7) and (0.7, 0.3)).
+    that tiles cost accuracy, and the other layers can have higher ones (`papers-mlp`, 4096x4096 at (0.7, 0.7) and (0, 0.7)).
 
     Parameters
     ----------
