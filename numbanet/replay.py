@@ -32,16 +32,19 @@ class Replay:
         Where they run.
     parameters : sequence of Tensor
         What they leave gradients in.
-    possible : bool, default=True
-        Whether passes may be replayed at all: not where a layer might do something else each time.
+
+    Attributes
+    ----------
+    possible : bool
+        Whether the device can, and nobody has said no. False on the CPU, and where every operation shall be seen (`profile`).
     """
 
     HELD = 1 << 30  # bytes that recorded passes may hold; what is recorded later would not be met more often
     MET = 1 << 14   # passes that are remembered, recorded or not
 
-    def __init__(self, dev: Device, parameters: Sequence[Tensor], possible: bool = True) -> None:
+    def __init__(self, dev: Device, parameters: Sequence[Tensor]) -> None:
         self.dev, self.parameters = dev, parameters
-        self.possible = possible and not profile.ENABLED and dev.records()
+        self.possible = not profile.ENABLED and dev.records()
         self.held = 0
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
         self._places: dict[tuple, Any] = {}

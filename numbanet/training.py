@@ -81,7 +81,7 @@ class Trainer:
     replay: Replay = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        self.replay = Replay(self.dev, self.optimizer.parameters, self.repeatable)
+        self.replay = Replay(self.dev, self.optimizer.parameters)
 
     # --- step ---------------------------------------------------------------------------------------------------------
     def plans(self) -> dict:
@@ -122,16 +122,16 @@ class Trainer:
             loss.backward()
             return loss.data, self.answer(self.dev, output.data)
 
-        repeats = self.replay.holds("x", x.data) and self.repeatable and not any(
-            isinstance(plan, BernoulliPlan) for plan in plans.values())  # of these no two are the same
-        layers = tuple(self.model.layers)  # a callback may exchange them
-        return self.replay((layers, tuple(plans.items()), x.shape, weights is None) if repeats else None, work)
+        key = None
+        if self.replay.holds("x", x.data) and self._repeatable(plans):
+            key = tuple(self.model.layers), tuple(plans.items()), x.shape, weights is None  # a callback may exchange layers
+        return self.replay(key, work)
 
-    @property
-    def repeatable(self) -> bool:
-        """Whether what a pass launches is known to depend on nothing but its plans: layers, loss and answer are numbanet's."""
-        return self.model.repeatable and all(getattr(f, "__module__", "").startswith("numbanet.")
-                                             for f in (self.loss, self.answer))
+    def _repeatable(self, plans: dict) -> bool:
+        """Whether what a pass launches is known to depend on nothing but its plans, and these can come again: layers, loss and
+        answer are numbanet's, and no random bits are drawn."""
+        return (self.model.repeatable and not any(isinstance(plan, BernoulliPlan) for plan in plans.values())
+                and all(getattr(f, "__module__", "").startswith("numbanet.") for f in (self.loss, self.answer)))
 
     # --- epoch --------------------------------------------------------------------------------------------------------
     def batches(self, n: int) -> Iterator[np.ndarray]:

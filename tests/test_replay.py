@@ -24,7 +24,7 @@ def replays(monkeypatch):
 
     def replay(self, original=graph.Graph.replay):
         original(self)
-        counts[id(self)] = counts.get(id(self), 0) + 1
+        counts[self] = counts.get(self, 0) + 1
 
     monkeypatch.setattr(graph.Graph, "replay", replay)
     return counts
@@ -69,9 +69,18 @@ class Own(Layer):
                                      {"layers": [Linear(6, 5), ReLU(), type("L", (Linear,), {})(5, 3)]},
                                      {"net": type("N", (Net,), {"_loss": staticmethod(lambda *given: Net._loss(*given))})}],
                          ids=str)
-def test_what_may_do_something_else_each_time_is_not_recorded(rng, replays, options):
-    fit(rng, **options, epochs=1)
-    assert not replays
+def test_what_may_do_something_else_each_time_is_not_recorded(monkeypatch, rng, replays, options):
+    keys = []
+
+    def call(self, key, work, original=Replay.__call__):
+        keys.append(key)
+        return original(self, key, work)
+
+    monkeypatch.setattr(Replay, "__call__", call)
+    fit(rng, **{"dropout": "none", **options}, epochs=1)
+    assert keys == [None] * 3 and not replays
+    fit(rng, dropout="none", epochs=1)  # which is recorded
+    assert None not in keys[3:] and sum(replays.values()) == 2
 
 
 def test_no_more_is_held_than_may_be(monkeypatch, replays):
