@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import os
 import sys
 import warnings
@@ -168,7 +169,11 @@ def _counters(names: Sequence[str], target: Path | None) -> int:
           "bytes: 32 for each sector of global memory that a warp touches; x least: times as many as its data would fit in;\n"
           "banks: cycles that shared memory waits; parted: branches at which a warp goes both ways")
     if target:
-        print(f"drawn to {plots.rooflines({name: c['intensity'] for name, _, c in reversed(found)}, target)}")
+        several, shown = collections.Counter(name for name, _, _ in found), {}
+        for name, _, c in found:  # of several kernels of an operation, the second is drawn as "sum 2"
+            numbers = (str(number) for number in itertools.count(1) if f"{name} {number}" not in shown)
+            shown[f"{name} {next(numbers)}" if several[name] > 1 else name] = c["intensity"]
+        print(f"drawn to {plots.rooflines(shown, target)}")
     return 0
 
 

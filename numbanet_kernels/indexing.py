@@ -7,9 +7,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numba import float32, int32
 
 from . import launch as L, threads
-from .launch import cuda, host_kernel, kernel, kernels, launch
+from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch
 from .memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, full_cuda, upload_cpu, upload_cuda
 
 
@@ -157,22 +158,64 @@ def _copies():
     return strided_copy, gather, scatter_add, take_rows, take_columns, paste
 
 
+EDGE, HEIGHT = 32, 8  # of the square that a block turns, and of its threads
+SQUARE = EDGE * (EDGE + 1)  # a column's numbers lie in 32 banks
+MOST_BLOCKS = 65535  # along the second and third axis of a grid
+
+
+@kernels
+def _turning():
+    @kernel("void(f4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4, i4, i4)")
+    def turned_copy(x, y, n_a, n_b, s_b, t_a, n1, s0, t0, s1, t1):
+        """y[i0 t0 + i1 t1 + a t_a + b] = x[i0 s0 + i1 s1 + a + b s_b]: a is contiguous in x, b in y. By way of shared memory
+        neighbouring threads read neighbours and write neighbours."""
+        square = cuda.shared.array(SQUARE, float32)
+        tx, ty, outer = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.z)
+        a0, b0 = int32(cuda.blockIdx.y * EDGE), int32(cuda.blockIdx.x * EDGE)
+        i0, i1 = outer // n1, outer % n1
+        for j in range(0, EDGE, HEIGHT):
+            if a0 + tx < n_a and b0 + ty + j < n_b:
+                square[(ty + j) * (EDGE + 1) + tx] = x[i0 * s0 + i1 * s1 + a0 + tx + (b0 + ty + j) * s_b]
+        cuda.syncthreads()
+        for j in range(0, EDGE, HEIGHT):
+            if a0 + ty + j < n_a and b0 + tx < n_b:
+                y[i0 * t0 + i1 * t1 + (a0 + ty + j) * t_a + b0 + tx] = square[tx * (EDGE + 1) + ty + j]
+
+    return turned_copy
+
+
 def _strided(x, shape, strides):
     """Copy with up to four axes after neighbours that step together are merged."""
     axes = [(n, s) for n, s in zip(shape, strides) if n != 1]
-    merged: list[list[int]] = []
+    merged: list[tuple[int, int]] = []
     for n, s in axes:
         if merged and merged[-1][1] == n * s:
-            merged[-1] = [merged[-1][0] * n, s]
+            merged[-1] = (merged[-1][0] * n, s)
         else:
-            merged.append([n, s])
+            merged.append((n, s))
     if len(merged) > 4:
         raise ValueError(f"cuda: a copy to shape {tuple(shape)} needs {len(merged)} separate axes, at most 4 are supported")
-    merged = [[1, 0]] * (4 - len(merged)) + merged
-    (_, s0), (n1, s1), (n2, s2), (n3, s3) = merged
+    merged = [(1, 0)] * (4 - len(merged)) + merged
     y = empty_cuda(tuple(shape))
-    launch(_copies()[0], blocks_for(y.size), THREADS, flat(x), flat(y), n1, n2, n3, s0, s1, s2, s3)
+    if not _turned(x, y, merged):
+        (_, s0), (n1, s1), (n2, s2), (n3, s3) = merged
+        launch(_copies()[0], blocks_for(y.size), THREADS, flat(x), flat(y), n1, n2, n3, s0, s1, s2, s3)
     return y
+
+
+def _turned(x, y, axes):
+    """The copy in squares, where another axis of y than its last is contiguous in x; else False.   axes: (n, step in x)"""
+    *outer, (n_b, s_b) = axes
+    steps, contiguous = _element_strides([n for n, _ in axes]), [i for i, (n, s) in enumerate(outer) if s == 1 and n > 1]
+    if s_b < 2 or not contiguous:
+        return False
+    n_a, t_a = outer[contiguous[0]][0], steps[contiguous[0]]
+    (n0, s0, t0), (n1, s1, t1) = [(*outer[i], steps[i]) for i in range(3) if i != contiguous[0]]
+    grid = ceil_div(n_b, EDGE), ceil_div(n_a, EDGE), n0 * n1
+    if max(grid[1:]) > MOST_BLOCKS:
+        return False
+    launch(_turning(), grid, (EDGE, HEIGHT), flat(x), flat(y), n_a, n_b, s_b, t_a, n1, s0, t0, s1, t1)
+    return True
 
 
 def _element_strides(shape):

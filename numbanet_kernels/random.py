@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import float32, uint32, uint64
+from numba import float32, int32, uint32, uint64
 
 from .launch import cuda, host_kernel, kernel, kernels, launch
 from .memory import THREADS, blocks_for, ceil_div, empty_cpu, empty_cuda, flat
@@ -174,25 +174,35 @@ def dropout_cpu(x, rate, key, counter, scale=None, out=None):
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
+PITCH = THREADS + 8  # of the words of a block, by word and thread: whoever writes or reads them meets 32 banks
+ROOM = 4 * PITCH
+
+
 @kernels
 def _philox_kernels():
-    """One kernel a use of the bits, in the order of the constants; a thread makes one call, for up to four elements."""
+    """One kernel a use of the bits, in the order of the constants. A thread makes one call, for four elements; these go through
+    shared memory, so that neighbouring threads read and write neighbours."""
     def declared(use, kind):
         @kernel(f"void({kind}[::1], {kind}[::1], u4, u4, u4, u4, u4, f4)")
         def philox(x, y, key0, key1, counter2, counter3, threshold, scale):
-            call = cuda.grid(1)
-            if 4 * call >= y.size:
-                return
-            c0, c1, c2, c3 = uint32(call), uint32(0), counter2, counter3
+            words = cuda.shared.array(ROOM, uint32)
+            t = int32(cuda.threadIdx.x)
+            c0, c1, c2, c3 = uint32(cuda.grid(1)), uint32(0), counter2, counter3
             k0, k1 = key0, key1
             for _ in range(ROUNDS):
                 p0, p1 = M0 * uint64(c0), M1 * uint64(c2)
                 c0, c2 = uint32(uint32(p1 >> WORD) ^ c1 ^ k0), uint32(uint32(p0 >> WORD) ^ c3 ^ k1)
                 c1, c3 = uint32(p1 & LOW), uint32(p0 & LOW)
                 k0, k1 = uint32((uint64(k0) + W0) & LOW), uint32((uint64(k1) + W1) & LOW)
-            for word in range(min(4, y.size - 4 * call)):
-                i = 4 * call + word
-                bits = c0 if word == 0 else c1 if word == 1 else c2 if word == 2 else c3
+            words[t], words[t + PITCH], words[t + 2 * PITCH], words[t + 3 * PITCH] = c0, c1, c2, c3
+            cuda.syncthreads()
+            for part in range(4):
+                place = part * THREADS + t
+                i = cuda.blockIdx.x * (4 * THREADS) + place
+                if i >= y.size:
+                    return
+                word, call = place & 3, place >> 2
+                bits = words[word * PITCH + call]
                 if use == BITS:
                     y[i] = bits
                 elif use == UNIFORM:
@@ -200,7 +210,7 @@ def _philox_kernels():
                 elif use == DROPOUT:
                     y[i] = x[i] * scale if bits >= threshold else float32(0)
                 else:
-                    pair0, pair1 = (c0, c1) if word < 2 else (c2, c3)
+                    pair0, pair1 = words[(word & 2) * PITCH + call], words[(word | 1) * PITCH + call]
                     share = float32(1) - float32(pair0 >> uint32(8)) * float32(2.0**-24)
                     r = math.sqrt(float32(-2) * math.log(share))
                     # reduced to an eighth of the circle, polynomials do: the library's cos and sin need a stack frame

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_compile import PROBLEM, PTXAS
 
-from numbanet_kernels import gemm, gemm_block, gemm_grouped, gemm_rows, gemm_tiles, launch
+from numbanet_kernels import gemm, gemm_block, gemm_grouped, gemm_rows, gemm_tiles, indexing, launch, random
 
 NVDISASM = PTXAS and PTXAS.replace("ptxas", "nvdisasm")
 CARDS = [(8, 0), (9, 0)]
@@ -140,6 +140,14 @@ def test_dropped_rows_and_columns_cost_nothing(rng):
     both = counted(lambda: gemm_rows.gemm_rows_cuda(kept, w, slice(1, None, 4), slice(2, None, 4)))
     assert both["flops"] == pytest.approx(whole["flops"] / 16, rel=0.05)
     assert both["sectors"] <= rows["sectors"] and both["sectors"] >= weights / 4
+
+
+def test_random_numbers_and_transposes_are_written_side_by_side(rng):
+    x = put(rng, 72, 104)
+    for call, touched in ((lambda: random.normal_cuda(1, 2, (9, 1000)), 9 * 1000 // 8),
+                          (lambda: indexing.transpose_cuda(x, (1, 0)), 2 * 72 * 104 // 8)):
+        found = counted(call)
+        assert found["bank conflicts"] == 0 and found["sectors"] == found["least sectors"] == touched
 
 
 @pytest.mark.parametrize("ta, tb", ALONG)

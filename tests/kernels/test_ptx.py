@@ -367,13 +367,14 @@ def multiplied(kind, depth, a, b, c, b_places=None):
     pair = 1 if kind == "tf32" else 2
     rows_cols = [(lambda g, t, r=r, k=k: (g + 8 * r, t * pair + half * k)) for k in range(2) for r in range(2)]
     b_places = b_places or [(lambda g, t, k=k: (t * pair + half * k, g)) for k in range(2)]
-    code = {"tf32": F, "f16": np.float16}[kind]
+    code = {"tf32": lambda x: x.astype(F), "f16": lambda x: x.astype(np.float16),
+            "bf16": lambda x: (x.astype(F).view(np.uint32) >> 16).astype(np.uint16)}[kind]  # exact for these numbers
 
     def packed(matrix, places, axis):
         found = []
         for rows, cols in fragments(lane, places):
             parts = [matrix[rows + j * (axis == 0), cols + j * (axis == 1)] for j in range(pair)]
-            found.append(np.ascontiguousarray(np.stack(parts, 1).astype(code)).view(np.uint32).ravel())
+            found.append(np.ascontiguousarray(code(np.stack(parts, 1))).view(np.uint32).ravel())
         return found
 
     registers = packed(a, rows_cols, 1) + packed(b, b_places, 0)
@@ -398,7 +399,7 @@ def multiplied(kind, depth, a, b, c, b_places=None):
     return found
 
 
-@pytest.mark.parametrize("kind, depth", [("tf32", 8), ("f16", 16)])
+@pytest.mark.parametrize("kind, depth", [("tf32", 8), ("f16", 16), ("bf16", 16)])
 def test_mma_equals_numpy_and_a_wrong_lane_map_is_seen(rng, kind, depth):
     a, b, c = (rng.integers(-8, 9, shape) / 4 for shape in ((16, depth), (depth, 8), (16, 8)))
     np.testing.assert_array_equal(multiplied(kind, depth, a, b, c), a @ b + c)
