@@ -23,24 +23,12 @@ banks, and so do the floats that a warp copies at once.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
-from numba import float32, int32, int64
+from numba import float32, int32
 
-from .intrinsics import (
-    DEPTH,
-    add_parked,
-    address,
-    commit,
-    copy,
-    fence,
-    fragments,
-    park,
-    shared_address,
-    sums_of,
-    wait_for_all_but_one,
-)
+from .copies import DEPTH, THREADS, address, copies_of, layout
+from .intrinsics import commit, fence, parking, wait_for_all_but_one
 from .launch import (
     capability,
     ceil_div,
@@ -56,8 +44,7 @@ from .launch import (
     trusted,
 )
 from .memory import empty_cuda
-
-THREADS = 256
+from .sums import fragments, rows_of, sums_of
 
 
 def values_of(tile, summed):
@@ -65,28 +52,9 @@ def values_of(tile, summed):
     return (tile // 16)**2 + summed
 
 
-class Layout(NamedTuple):
-    """How a block's threads copy an operand's tiles, and how these lie in shared memory."""
-
-    deep: int    # k that are copied at once,
-    wide: int    # and rows or columns
-    step: int    # from one k to the next
-    side: int    # from one row or column to the next
-    stage: int   # floats of a tile
-
-
-def layout(tile, along_k, passes=0, padding=4):
-    """Of an operand that neighbouring threads read along k, or across."""
-    walk = (8, 32) if along_k else (THREADS // tile, tile)
-    if passes and along_k:
-        return Layout(*walk, 1, DEPTH + 4, tile * (DEPTH + 4))
-    pitch = tile + (8 if passes else padding)
-    return Layout(*walk, pitch, 1, DEPTH * pitch)
-
-
 def sums_for(tile, a, b, passes):
     """What a thread does with its sums, for these layouts of the operands."""
-    return fragments(passes, (a.step, a.side), (b.step, b.side)) if passes else sums_of(tile // 16, a.step)
+    return fragments(passes, a, b) if passes else sums_of(tile // 16, a)
 
 
 # --- kernel -----------------------------------------------------------------------------------------------------------
@@ -95,9 +63,10 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
     """Along which of its axes neighbouring threads read each operand; passes of TF32, or 0 for fused multiply-adds, where
     threads without padding wait for each other's banks; whether the rows of A are summed as well."""
     of_a, of_b = (layout(tile, along_k, passes, padding) for along_k in (a_along_k, b_along_k))
-    (a_deep, a_wide, a_step, a_side, a_stage), (b_deep, b_wide, b_step, b_side, b_stage) = of_a, of_b
+    (first_a, copy_a, _), (first_b, copy_b, _) = copies_of(of_a), copies_of(of_b)
     corner, zeros, multiply, store, _ = sums_for(tile, of_a, of_b, passes)
-    a_buffers, b_buffers, each = 2 * a_stage, 2 * b_stage, values_of(tile, summed)
+    (park, add_parked), (first_sum, add_rows) = parking(THREADS), rows_of(tile, of_a)
+    a_room, b_room, each = 2 * of_a.stage, 2 * of_b.stage, values_of(tile, summed)
 
     @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4, i4, i4,"
             " i4, i4, i4, b1, b1, b1, b1, f4, f4, f4)", least=(8, 0),
@@ -105,74 +74,64 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
     def gemm_block(a, b, bias, where, c, a_sums, tickets, parked, span, rows, cols, depth, a0, am, ak, b0, bk, bn,
                    bias0, bias_step, aligned, biased, masked, relu, alpha, scale, sums_scale):
         """Versions 4 and 5: the next k-tile is copied while this one is multiplied."""
-        a_tile = cuda.shared.array(a_buffers, float32, 16)
-        b_tile = cuda.shared.array(b_buffers, float32, 16)
+        a_tile = cuda.shared.array(a_room, float32, 16)
+        b_tile = cuda.shared.array(b_room, float32, 16)
         ticket = cuda.shared.array(1, int32)
         t = int32(cuda.threadIdx.x)
         row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
         # the part of k that is this block's
         part, parts = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
         a0, b0, depth = a0 + part * span * ak, b0 + part * span * bk, min(span, depth - part * span)
-        # where this thread copies from, how much there is from there on, and where to
+        # where this thread copies from and to, and how much there is from there on
         place, row, col, a_at, b_at = corner(t)
-        a_k, a_m = (t % int32(8), place) if a_along_k else (t // int32(tile), t % int32(tile))
-        b_k, b_n = (t % int32(8), place) if b_along_k else (t // int32(tile), t % int32(tile))
+        a_k, a_m, a_to = first_a(t, place, a_tile)
+        b_k, b_n, b_to = first_b(t, place, b_tile)
         a_from, b_from = address(a, a0 + (row0 + a_m) * am + a_k * ak), address(b, b0 + b_k * bk + (col0 + b_n) * bn)
-        a_rows, b_cols = int32(rows - row0 - a_m), int32(cols - col0 - b_n)
-        a_depth, b_depth = int32(depth - a_k), int32(depth - b_k)
-        a_to = shared_address(a_tile, a_k * int32(a_step) + a_m * int32(a_side))
-        b_to = shared_address(b_tile, b_k * int32(b_step) + b_n * int32(b_side))
+        a_rows, b_cols, a_depth, b_depth = rows - row0 - a_m, cols - col0 - b_n, depth - a_k, depth - b_k
         sums, a_sum = zeros(), float32(0)
-        summing = summed and col0 == 0 and t < int32(tile)
-        to_sum = int32(DEPTH if summing else 0)  # a count, not a branch, which the compiler would take away at the cost of all
+        sum_at = first_sum(t)
         tiles = int32((depth + DEPTH - 1) // DEPTH)
-        for step in range(tiles + 1):
+        for step in range(int32(tiles + 1)):
             if step < tiles:
-                odd = int32(step) & int32(1)
-                for i in range(DEPTH // a_deep):
-                    for j in range(tile // a_wide):
-                        copy(a_to + odd * int32(4 * a_stage) + int32(4 * (i * a_deep * a_step + j * a_wide * a_side)),
-                             a_from + int64(4) * int64(int32(i * a_deep) * ak + int32(j * a_wide) * am),
-                             int32(i * a_deep) < a_depth and int32(j * a_wide) < a_rows)
-                for i in range(DEPTH // b_deep):
-                    for j in range(tile // b_wide):
-                        copy(b_to + odd * int32(4 * b_stage) + int32(4 * (i * b_deep * b_step + j * b_wide * b_side)),
-                             b_from + int64(4) * int64(int32(i * b_deep) * bk + int32(j * b_wide) * bn),
-                             int32(i * b_deep) < b_depth and int32(j * b_wide) < b_cols)
-                a_from, b_from = a_from + int64(4 * DEPTH) * int64(ak), b_from + int64(4 * DEPTH) * int64(bk)
-                a_depth, b_depth = int32(a_depth - DEPTH), int32(b_depth - DEPTH)
+                a_from = copy_a(a_to, step, a_from, ak, am, a_depth, a_rows)
+                b_from = copy_b(b_to, step, b_from, bk, bn, b_depth, b_cols)
             commit()
             if step > 0:
                 wait_for_all_but_one()
                 cuda.syncthreads()
-                odd = int32(step - 1) & int32(1)
-                sums = multiply(sums, a_tile, odd * int32(a_stage) + a_at, b_tile, odd * int32(b_stage) + b_at)
-                for k in range(to_sum):
-                    a_sum += a_tile[odd * int32(a_stage) + int32(k * a_step) + t * int32(a_side)]
+                sums = multiply(sums, a_tile, a_at, b_tile, b_at, step - 1)
+                if summed:
+                    a_sum = add_rows(a_sum, a_tile, sum_at, step - 1)
                 cuda.syncthreads()
+        if summed:
+            a_tile[t] = a_sum
+            cuda.syncthreads()
+            a_sum = float32(0)
+            for k in range(THREADS // tile):
+                a_sum += a_tile[t % tile + k * tile]
         if parts > 1:
             number, blocks = int32(cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x), int32(cuda.gridDim.x * cuda.gridDim.y)
             at, along = (part * blocks + number) * int32(each * THREADS) + t, blocks * int32(each * THREADS)
-            park(sums, parked, at, int32(THREADS))
+            park(sums, parked, at)
             if summed:
-                park((a_sum,), parked, at + int32((each - 1) * THREADS), int32(THREADS))
+                park((a_sum,), parked, at + (each - 1) * THREADS)
             cuda.syncthreads()
-            if t == int32(0):  # release: what all threads parked is there before the ticket is; acquire: and after it for them
+            if t == 0:  # release: what all threads parked is there before the ticket is; acquire: and after it for them
                 fence()
                 ticket[0] = cuda.atomic.add(tickets, number, int32(1))
                 fence()
             cuda.syncthreads()
-            if ticket[0] != parts - int32(1):
+            if ticket[0] != parts - 1:
                 return
-            if t == int32(0):
+            if t == 0:
                 cuda.atomic.exch(tickets, number, int32(0))
             at, sums, a_sum = at - part * along, zeros(), float32(0)
             for _ in range(parts):
-                sums = add_parked(sums, parked, at, int32(THREADS))
+                sums = add_parked(sums, parked, at)
                 if summed:
-                    (a_sum,) = add_parked((a_sum,), parked, at + int32((each - 1) * THREADS), int32(THREADS))
+                    (a_sum,) = add_parked((a_sum,), parked, at + (each - 1) * THREADS)
                 at += along
-        if summing and row0 + t < rows:
+        if summed and col0 == 0 and t < tile and row0 + t < rows:
             a_sums[row0 + t] = sums_scale * a_sum
         row, col = row0 + row, col0 + col
         store(sums, c, row * cols + col, cols, rows - row, cols - col, aligned, bias, bias0 + col * bias_step, bias_step,

@@ -9,82 +9,66 @@ import numpy as np
 from numba import float32, int32
 
 from . import gemm_block
-from .gemm_block import THREADS, TILES, layout, sums_for, tile_for
-from .intrinsics import DEPTH, address, commit, copy, shared_address, wait_for_all_but_one
+from .copies import DEPTH, THREADS, copies_of, layout
+from .gemm_block import TILES, sums_for, tile_for
+from .intrinsics import commit, wait_for_all_but_one
 from .launch import ceil_div, cuda, device_array, device_cache, imprecise, kernel, kernels, launch, to_device, trusted
 from .memory import flat, upload_cuda
+from .sums import rows_of
 from .tiles import elements, grid_of, kept_tiles, packed_shape, packed_tiles, row_places
 
 
 @kernels
 def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
     of_a, of_b = (layout(tile, along_k, passes) for along_k in (a_along_k, b_along_k))
-    (a_deep, a_wide, a_step, a_side, a_stage), (b_deep, b_wide, b_step, b_side, b_stage) = of_a, of_b
+    first_a, _, copy_a = copies_of(of_a, k_listed=inner, side_listed=not inner)
+    first_b, _, copy_b = copies_of(of_b, k_listed=inner, side_listed=True)
     corner, zeros, multiply, store, scatter = sums_for(tile, of_a, of_b, passes)
-    a_buffers, b_buffers, together = 2 * a_stage, 2 * b_stage, 2 if passes else 4
+    first_sum, add_rows = rows_of(tile, of_a)
+    a_room, b_room, together = 2 * of_a.stage, 2 * of_b.stage, 2 if passes else 4
 
     @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4, i4,"
             " i4, i4, i4, i4, i4, i4, b1, b1, b1, f4)", least=(8, 0), bounds=(THREADS, 2))
-    def gemm_tiles_grouped(a, b, bias, where, c, a_sums, first, second, firsts, seconds, starts, most_first, most_second, plain,
+    def gemm_tiles_grouped(a, b, bias, where, c, a_sums, first, second, firsts, seconds, starts, room_first, room_second, plain,
                            am, ak, bk, bn, width, biased, masked, relu, scale):
         """inner: c[m, N] = act(scale sum_K a[m am + K ak] b[K bk + N bn] + bias[N]), if masked 0 unless where[m, N] > 0; else:
         c[start + m, n] = scale sum_k a[M am + k ak] b[k bk + N bn] and a_sums[M] = sum_k a[M am + k ak]; K or M from the part
-        of the class in `first`, N from that in `second`: as many numbers as `firsts` and `seconds` say, of room for the most.
+        of the class in `first`, N from that in `second`: as many numbers as `firsts` and `seconds` say, of room for more.
         The other axis has `plain` numbers."""
-        a_tile = cuda.shared.array(a_buffers, float32, 16)
-        b_tile = cuda.shared.array(b_buffers, float32, 16)
+        a_tile = cuda.shared.array(a_room, float32, 16)
+        b_tile = cuda.shared.array(b_room, float32, 16)
         t, z = int32(cuda.threadIdx.x), int32(cuda.blockIdx.z)
-        first_at, second_at = z * most_first, z * most_second
+        first_at, second_at = z * room_first, z * room_second
         row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
         rows, depth, cols = (plain, firsts[z], seconds[z]) if inner else (firsts[z], plain, seconds[z])
         if row0 >= rows or (col0 >= cols and (inner or col0 > 0)):  # of a class without columns, too, rows are summed
             return
         place, row, col, a_at, b_at = corner(t)
-        a_k, a_m = (t % int32(8), place) if a_along_k else (t // int32(tile), t % int32(tile))
-        b_k, b_n = (t % int32(8), place) if b_along_k else (t // int32(tile), t % int32(tile))
-        a_to = shared_address(a_tile, a_k * int32(a_step) + a_m * int32(a_side))
-        b_to = shared_address(b_tile, b_k * int32(b_step) + b_n * int32(b_side))
+        a_k, a_m, a_to = first_a(t, place, a_tile)
+        b_k, b_n, b_to = first_b(t, place, b_tile)
+        a_m, b_n = row0 + a_m, col0 + b_n
         sums, a_sum = zeros(), float32(0)
-        summing = not inner and col0 == 0 and t < int32(tile)
-        to_sum = int32(DEPTH if summing else 0)  # a count, not a branch, which the compiler would take away at the cost of all
+        sum_at = first_sum(t)
         tiles = int32((depth + DEPTH - 1) // DEPTH)
-        for step in range(tiles + 1):
+        for step in range(int32(tiles + 1)):
             if step < tiles:
-                k0, odd = int32(step * DEPTH), int32(step & 1)
-                if inner:
-                    for i in range(DEPTH // a_deep):
-                        k = int32(k0 + a_k + i * a_deep)
-                        at = (first[first_at + k] if k < depth else int32(0)) * ak
-                        for j in range(tile // a_wide):
-                            m = int32(row0 + a_m + j * a_wide)
-                            copy(a_to + odd * int32(4 * a_stage) + int32(4 * (i * a_deep * a_step + j * a_wide * a_side)),
-                                 address(a, m * am + at), k < depth and m < rows)
-                else:
-                    for j in range(tile // a_wide):
-                        m = int32(row0 + a_m + j * a_wide)
-                        at = (first[first_at + m] if m < rows else int32(0)) * am
-                        for i in range(DEPTH // a_deep):
-                            k = int32(k0 + a_k + i * a_deep)
-                            copy(a_to + odd * int32(4 * a_stage) + int32(4 * (i * a_deep * a_step + j * a_wide * a_side)),
-                                 address(a, at + k * ak), k < depth and m < rows)
-                for j in range(tile // b_wide):
-                    n = int32(col0 + b_n + j * b_wide)
-                    at = (second[second_at + n] if n < cols else int32(0)) * bn
-                    for i in range(DEPTH // b_deep):
-                        k = int32(k0 + b_k + i * b_deep)
-                        at_k = (first[first_at + k] if inner and k < depth else k) * bk
-                        copy(b_to + odd * int32(4 * b_stage) + int32(4 * (i * b_deep * b_step + j * b_wide * b_side)),
-                             address(b, at_k + at), k < depth and n < cols)
+                copy_a(a_to, step, a, a_k, a_m, ak, am, depth, rows, first, first_at, first, first_at)
+                copy_b(b_to, step, b, b_k, b_n, bk, bn, depth, cols, first, first_at, second, second_at)
             commit()
             if step > 0:
                 wait_for_all_but_one()
                 cuda.syncthreads()
-                odd = int32(step - 1) & int32(1)
-                sums = multiply(sums, a_tile, odd * int32(a_stage) + a_at, b_tile, odd * int32(b_stage) + b_at)
-                for k in range(to_sum):
-                    a_sum += a_tile[odd * int32(a_stage) + int32(k * a_step) + t * int32(a_side)]
+                sums = multiply(sums, a_tile, a_at, b_tile, b_at, step - 1)
+                if not inner:
+                    a_sum = add_rows(a_sum, a_tile, sum_at, step - 1)
                 cuda.syncthreads()
-        if summing and row0 + t < rows:
+        if not inner:
+            a_tile[t] = a_sum
+            cuda.syncthreads()
+            a_sum = float32(0)
+            for k in range(THREADS // tile):
+                a_sum += a_tile[t % tile + k * tile]
+        if not inner and col0 == 0 and t < tile and row0 + t < rows:
             a_sums[first[first_at + row0 + t]] = a_sum
         row, col = row0 + row, col0 + col
         if inner:
@@ -100,13 +84,14 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
 
 @device_cache(maxsize=1024)
 def groups(shape, tile, dp, bias, mix):
-    """((numbers of the rows that each class keeps, then 0; how many; the most), the same of columns, first packed row)"""
+    """((numbers of the rows that each class keeps, then 0, as far as blocks reach; how many; the most), the same of columns,
+    first packed row)"""
     packed = packed_tiles(grid_of(shape, tile), dp, bias, mix)
 
     def listed(tile_numbers, length):
         found = [elements(numbers, tile, length) for numbers in tile_numbers]
         most = max([1, *(numbers.size for numbers in found)])
-        lists = np.zeros((len(found), most), np.int32)
+        lists = np.zeros((len(found), ceil_div(most, max(TILES)) * max(TILES)), np.int32)
         for z, numbers in enumerate(found):
             lists[z, :numbers.size] = numbers
         return upload_cuda(lists.reshape(-1)), upload_cuda(np.array([n.size for n in found], np.int32)), most
@@ -167,6 +152,6 @@ def launch_grouped(inner, a, b, c, first, second, starts, plain, a_at, b_at, bia
     grid = ceil_div(most_second, tile), ceil_div(rows, tile), classes
     launch(_grouped(inner, tile, ak <= am, bk <= bn, passes), grid, THREADS, flat(a), flat(b),
            flat(b) if bias is None else bias, flat(b) if where is None else flat(where), flat(c),
-           flat(c) if a_sums is None else a_sums, firsts, seconds, first_counts, second_counts, starts, most_first, most_second,
-           plain, *a_at, *b_at, c.shape[1], bias is not None, where is not None, relu, scale)
+           flat(c) if a_sums is None else a_sums, firsts, seconds, first_counts, second_counts, starts, firsts.size // classes,
+           seconds.size // classes, plain, *a_at, *b_at, c.shape[1], bias is not None, where is not None, relu, scale)
     return c

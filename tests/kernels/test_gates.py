@@ -2,6 +2,7 @@
 import collections
 import re
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -39,53 +40,74 @@ def loop_of(kind, sass):
     return max(loops, key=lambda loop: (sum(name.split(".")[0] == kind for name in loop), -len(loop)))
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card[0]}{card[1]}")
-@pytest.mark.parametrize("a_along_k, b_along_k", ALONG)
-def test_the_inner_loop_multiplies(a_along_k, b_along_k, card, tmp_path):
-    """At least 85 % of the instructions are fused multiply-adds, shared memory is read 16 bytes at once, registers suffice."""
-    said, sass = assembled(gemm_block._block(128, a_along_k, b_along_k), card, tmp_path)
+CARD = pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card[0]}{card[1]}")
+READ = pytest.mark.parametrize("a_along_k, b_along_k", ALONG)
+PRODUCTS = pytest.mark.parametrize("inner, a_along_k, b_along_k",
+                                   [(True, True, True), (True, True, False), (False, False, False)])
+SUMMED = pytest.mark.parametrize("summed", [False, True])
+
+
+def inner_loop(kernel, kind, card, tmp_path):
+    """(the instructions of the inner loop, how many of each kind) of a kernel that needs no more registers than two blocks of
+    256 threads have on a multiprocessor, and no local memory."""
+    said, sass = assembled(kernel, card, tmp_path)
     assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
-    loop = loop_of("FFMA", sass)
+    loop = loop_of(kind, sass)
     kinds = collections.Counter(name.split(".")[0] for name in loop)
-    assert kinds["FFMA"] == 1024 and kinds["FFMA"] / len(loop) >= 0.85, kinds
-    assert sum(name.startswith("LDS") for name in loop) == sum(name.startswith("LDS.128") for name in loop) == 64
-    assert not kinds["LDL"] and not kinds["STL"] and kinds["LDGSTS"] == 16
-
-
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card[0]}{card[1]}")
-@pytest.mark.parametrize("inner, a_along_k, b_along_k", [(True, True, True), (True, True, False), (False, False, False)])
-def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card, tmp_path):
-    """Less than that of whole products: rows and columns are looked up."""
-    said, sass = assembled(gemm_grouped._grouped(inner, 128, a_along_k, b_along_k), card, tmp_path)
-    assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
-    loop = loop_of("FFMA", sass)
-    kinds = collections.Counter(name.split(".")[0] for name in loop)
-    assert kinds["FFMA"] == 1024 and kinds["FFMA"] / len(loop) >= 0.69, kinds
-    assert sum(name.startswith("LDS.128") for name in loop) == 64 and not kinds["LDL"] and not kinds["STL"]
-
-
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card[0]}{card[1]}")
-@pytest.mark.parametrize("a_along_k, b_along_k", ALONG)
-@pytest.mark.parametrize("passes", [3, 1])
-def test_tensor_cores_multiply(passes, a_along_k, b_along_k, card, tmp_path):
-    """32 products of fragments a k-tile and pass, registers suffice, and each number is loaded once by a thread."""
-    said, sass = assembled(gemm_block._block(128, a_along_k, b_along_k, passes), card, tmp_path)
-    assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
-    kinds = collections.Counter(name.split(".")[0] for name in loop_of("HMMA", sass))
-    assert kinds["HMMA"] == 32 * passes and kinds["LDS"] == 48 and kinds["LDGSTS"] == 16
     assert not kinds["LDL"] and not kinds["STL"]
+    return loop, kinds
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card[0]}{card[1]}")
-@pytest.mark.parametrize("inner, a_along_k, b_along_k", [(True, True, True), (True, True, False), (False, False, False)])
-def test_tensor_cores_multiply_tiles(inner, a_along_k, b_along_k, card, tmp_path):
-    said, sass = assembled(gemm_grouped._grouped(inner, 128, a_along_k, b_along_k, 1), card, tmp_path)
-    assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
-    assert sum(name.startswith("HMMA") for name in loop_of("HMMA", sass)) == 32
+@CARD
+@pytest.mark.parametrize("a_along_k, b_along_k, summed", [*((*along, False) for along in ALONG), (False, False, True)])
+def test_the_inner_loop_multiplies(summed, a_along_k, b_along_k, card, tmp_path):
+    """At least 85 % of the instructions are fused multiply-adds, and shared memory is read 16 bytes at once, apart from what is
+    summed."""
+    loop, kinds = inner_loop(gemm_block._block(128, a_along_k, b_along_k, summed=summed), "FFMA", card, tmp_path)
+    assert kinds["FFMA"] == 1024 and kinds["FFMA"] / len(loop) >= 0.85, kinds
+    assert sum(name.startswith("LDS.128") for name in loop) == 64 and kinds["LDS"] == 64 + 8 * summed
+    assert kinds["LDGSTS"] == 16
+
+
+@CARD
+@PRODUCTS
+def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card, tmp_path):
+    """Though rows and columns are looked up."""
+    loop, kinds = inner_loop(gemm_grouped._grouped(inner, 128, a_along_k, b_along_k), "FFMA", card, tmp_path)
+    assert kinds["FFMA"] == 1024 and kinds["FFMA"] / len(loop) >= 0.845, kinds
+    assert sum(name.startswith("LDS.128") for name in loop) == 64 and kinds["LDGSTS"] == 16
+
+
+@CARD
+@READ
+@SUMMED
+@pytest.mark.parametrize("passes", [3, 1])
+def test_tensor_cores_multiply(passes, summed, a_along_k, b_along_k, card, tmp_path):
+    """32 products of fragments a k-tile and pass, and each number is loaded once by a thread."""
+    _, kinds = inner_loop(gemm_block._block(128, a_along_k, b_along_k, passes, summed), "HMMA", card, tmp_path)
+    assert kinds["HMMA"] == 32 * passes and kinds["LDS"] <= 48 + 8 * summed and kinds["LDGSTS"] == 16
+
+
+@CARD
+@PRODUCTS
+@pytest.mark.parametrize("passes", [3, 1])
+def test_tensor_cores_multiply_tiles(passes, inner, a_along_k, b_along_k, card, tmp_path):
+    _, kinds = inner_loop(gemm_grouped._grouped(inner, 128, a_along_k, b_along_k, passes), "HMMA", card, tmp_path)
+    assert kinds["HMMA"] == 32 * passes
+
+
+@pytest.mark.parametrize("kernel", [gemm_block._block(128, False, False, 0, True), gemm_block._block(128, True, True, 3),
+                                    gemm_grouped._grouped(True, 128, True, True)], ids=["block", "tensor", "tiles"])
+def test_the_largest_kernels_are_soon_compiled(kernel, tmp_path):
+    """In less than 1.5 s, with ptxas; on a busy machine at least one time in four."""
+    def seconds():
+        start = time.perf_counter()
+        (tmp_path / "kernel.ptx").write_text(kernel.ptx((9, 0)))
+        subprocess.run([PTXAS, "-arch=sm_90", tmp_path / "kernel.ptx", "-o", tmp_path / "kernel.cubin"], check=True)
+        return time.perf_counter() - start
+
+    assert any(seconds() < 1.5 for _ in range(4))
 
 
 def counted(call):
