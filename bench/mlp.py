@@ -7,7 +7,6 @@ stands beside them. Without --against torch, numbanet's own `none` is the peer.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,12 +46,17 @@ def samples(count: int = SAMPLES, seed: int = 1) -> tuple[np.ndarray, np.ndarray
     return X, rng.integers(CLASSES, size=count).astype(np.int32)
 
 
-def batches(batch: int = BATCH, count: int = SAMPLES, seed: int = 2) -> Iterator[np.ndarray]:
-    """Row numbers of batch after batch, shuffled anew in each pass; the last, short batch of a pass is left out."""
+def orders(count: int = SAMPLES, seed: int = 2) -> Iterator[np.ndarray]:
+    """Row numbers of pass after pass, each shuffled anew."""
     rng = np.random.default_rng(seed)
     while True:
-        order = rng.permutation(count).astype(np.int32)
-        for start in range(0, count - batch + 1, batch):
+        yield rng.permutation(count).astype(np.int32)
+
+
+def batches(batch: int = BATCH) -> Iterator[np.ndarray]:
+    """Row numbers of batch after batch; the last, short batch of a pass is left out."""
+    for order in orders():
+        for start in range(0, len(order) - batch + 1, batch):
             yield order[start:start + batch]
 
 
@@ -63,17 +67,25 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
 
     dev = named(device)
     X, y = samples()
-    data, rows = dev.upload(X), batches(batch)
-    trainer = _trainer(dev, hidden, dropout, rate, batch, replayed)
-    taken = itertools.count(1)
+    data = dev.upload(X)
 
-    def step(by=trainer, at=rows, last=False):
-        chosen = next(at)
-        last = last or next(taken) % (SAMPLES // batch) == 0  # of a pass over the samples, as in training
-        by.step(by.batch(data, chosen), y[chosen], None, last)
+    def fed(by):
+        """What steps take, batch after batch, and whether it is the last one of its pass."""
+        for order in orders():
+            feed, stop = by.feed(order, y), len(order) - batch + 1
+            for start in range(0, stop, batch):
+                yield *by.batch(data, feed, start), start + batch >= stop
+
+    trainer = _trainer(dev, hidden, dropout, rate, batch, replayed)
+    taken = fed(trainer)
+
+    def step(by=trainer, at=taken, last=False):
+        *given, ends = next(at)
+        by.step(*given, last=last or ends)
 
     def outputs():
-        fresh, at, drawn = _trainer(dev, hidden, dropout, rate, batch, replayed), batches(batch), []
+        fresh, drawn = _trainer(dev, hidden, dropout, rate, batch, replayed), []
+        at = fed(fresh)
         draw = fresh.plans
 
         def record():

@@ -2,7 +2,8 @@
 
 With the same plans and the same number of samples a pass is the same launches on the same arrays: only what is in them is new.
 On a card a small one takes less time than Python takes to launch it, and a graph is launched at once. A pass that is met for
-the second time is recorded, as long as there is room: of rdp, whose patterns are few, nearly all passes are replayed.
+the second time is recorded: nearly all passes of rdp, whose patterns are few, are replayed, and most of those of tdp in a long
+fit. What passes compute lies in one memory for all of them, which is used up before the next one is done.
 """
 from __future__ import annotations
 
@@ -39,13 +40,14 @@ class Replay:
         Whether the device can, and nobody has said no. False on the CPU, and where every operation shall be seen (`profile`).
     """
 
-    HELD = 1 << 30  # bytes that recorded passes may hold; what is recorded later would not be met more often
-    MET = 1 << 14   # passes that are remembered, recorded or not
+    MOST = 1 << 30      # bytes that recorded passes may take, all of them together; a larger one is not recorded
+    RECORDED = 1 << 11  # passes that are recorded: a driver keeps some memory for each
+    MET = 1 << 14       # passes that are remembered, recorded or not
 
     def __init__(self, dev: Device, parameters: Sequence[Tensor]) -> None:
         self.dev, self.parameters = dev, parameters
         self.possible = not profile.ENABLED and dev.records()
-        self.held = 0
+        self._recorded: list[Any] = []
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
         self._places: dict[tuple, Any] = {}
 
@@ -59,16 +61,14 @@ class Replay:
         return self._places[key]
 
     def holds(self, name: str, array: Any) -> bool:
-        """Whether an array is the place of an input of that name."""
-        return array is self._places.get((name, tuple(array.shape), array.dtype))
+        """Whether an array is the place of an input of that name; None always is."""
+        return array is None or array is self._places.get((name, tuple(array.shape), array.dtype))
 
-    def put(self, name: str, values: Any) -> Any:
-        """An input on the device, in its place; None for None."""
-        if values is None:
-            return None
-        if not self.possible:
-            return self.dev.upload(values)
-        return self.dev.copy(values, out=self.place(name, values.shape, values.dtype))
+    def put(self, name: str, array: Any) -> Any:
+        """The values of an array of the device, in the place of an input where passes are replayed; None for None."""
+        if array is None or not self.possible:
+            return array
+        return self.dev.copy(array, out=self.place(name, array.shape, array.dtype))
 
     def __call__(self, key: Hashable, work: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
         """The two arrays that work() returns, which leaves gradients: computed, or replayed where this key was met before.
@@ -85,25 +85,27 @@ class Replay:
             return work()
         found = self._met[key]
         if found is None:
-            found = self._met[key] = self._recorded(work)
+            found = self._met[key] = self._record(work)
         if not found:
             return work()
         found.graph.replay()
         for parameter, gradient in zip(self.parameters, found.gradients, strict=True):
             parameter.gradient = gradient
-        return tuple(self.dev.copy(array) for array in found.graph.result)  # the next replay writes to the same arrays
+        return tuple(self.dev.copy(array) for array in found.graph.result)  # the next replay writes to the same memory
 
-    def _recorded(self, work: Callable[[], tuple[Any, Any]]) -> _Pass | tuple[()]:
+    def _record(self, work: Callable[[], tuple[Any, Any]]) -> _Pass | tuple[()]:
+        if len(self._recorded) == self.RECORDED:
+            return ()
         try:
-            graph = self.dev.record(work)
+            graph = self.dev.record(work, *self._recorded[:1], most=self.MOST)
         except Exception as error:  # whatever a driver does not like, or memory that is short: training goes on without
             warnings.warn(f"passes are not replayed: {type(error).__name__}: {error}", stacklevel=2)
-            self.possible = False
+            self.possible, graph = False, None
             self._met.clear()
-            self.held, graph = 0, None
-        if graph is None or self.held + graph.nbytes > self.HELD:
+            self._recorded.clear()
+        if graph is None:
             for parameter in self.parameters:
                 parameter.zero_grad()  # nothing was computed
             return ()
-        self.held += graph.nbytes
+        self._recorded.append(graph)
         return _Pass(graph, [p.gradient for p in self.parameters], [p.data for p in self.parameters])

@@ -11,8 +11,8 @@ import math
 import numbers
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,16 @@ class Data:
     def at(self, places: np.ndarray) -> np.ndarray:
         """The numbers in X of the samples at some places."""
         return places if self.rows is None else self.rows[places]
+
+
+class Feed(NamedTuple):
+    """An epoch's samples in the order in which they are taken: numbers in X, y, and weights that sum to 1 in each batch, or
+    None, on the device; and the sum of each batch's weights, or its number of samples."""
+
+    rows: Any
+    y: Any
+    weights: Any
+    totals: list[float]
 
 
 @dataclasses.dataclass
@@ -89,13 +99,27 @@ class Trainer:
         drawn = {layer: self.policy.plan(i, layer.weight.shape, self.rng) for i, layer in enumerate(self.model.droppable())}
         return {layer: plan for layer, plan in drawn.items() if plan is not None}
 
-    def batch(self, X: Any, rows: np.ndarray) -> Tensor:
-        """Some samples of X, on the device, where a step can replay what it does with them; the next batch overwrites them."""
-        into = self.replay.place("x", (len(rows), *X.shape[1:]), FLOAT32)
-        return Tensor.wrap(self.dev.take_rows(X, self.dev.upload(rows.astype(np.int32)), out=into), self.dev)
+    def feed(self, order: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Feed:
+        """What batches are cut from, uploaded at once; `order` are numbers of samples, which y and weights have all of."""
+        upload, starts = self.dev.upload, range(0, len(order), self.batch_size)
+        sizes = [min(self.batch_size, len(order) - start) for start in starts]
+        if weights is None:
+            return Feed(upload(order.astype(np.int32)), upload(y[order]), None, sizes)
+        weights = weights[order]
+        totals = [float(weights[start:start + size].sum()) for start, size in zip(starts, sizes, strict=True)]
+        shares = weights / np.repeat(np.array([total or 1.0 for total in totals], np.float32), sizes)
+        return Feed(upload(order.astype(np.int32)), upload(y[order]), upload(shares.astype(np.float32)), totals)
 
-    def step(self, x: Tensor, y: np.ndarray, weights: np.ndarray | None, last: bool = True) -> tuple[Tensor, Any, int]:
-        """One update; returns the loss, what was predicted on the way, and the FLOPs done.
+    def batch(self, X: Any, feed: Feed, start: int) -> tuple[Tensor, Any, Any]:
+        """(x, y, weights) of the samples from place `start` on, where a step can replay what it does with them: the next batch
+        overwrites them."""
+        rows, *given = (None if array is None else self.dev.part(array, start, start + self.batch_size) for array in feed[:3])
+        into = self.replay.place("x", (rows.size, *X.shape[1:]), FLOAT32)
+        x = Tensor.wrap(self.dev.take_rows(X, rows, out=into), self.dev)
+        return x, *(self.replay.put(name, array) for name, array in zip(("y", "weights"), given, strict=True))
+
+    def step(self, x: Tensor, y: Any, weights: Any = None, last: bool = True) -> tuple[Tensor, Any, int]:
+        """One update with a batch; returns the loss, what was predicted on the way, and the FLOPs done.
 
         Unless it is the last one before the weights are read as a whole, the next step's plans are drawn here already, and
         what they do not read is brought up to date later (`SGD`).
@@ -104,7 +128,7 @@ class Trainer:
         plans, self.drawn = self.plans() if self.drawn is None else self.drawn, None
         with self.dev.session(**self.session_options):
             loss, answer = self._passes(x, y, weights, plans)
-            flops = self.model.flops(len(y), plans)
+            flops = self.model.flops(x.shape[0], plans)
             del plans  # what was prepared for them makes room for what the update prepares
             self.drawn = None if last else self.plans()
             ready = self.optimizer.step(self.model.reads(self.drawn))
@@ -112,18 +136,16 @@ class Trainer:
                 self.drawn = {layer: ready.get(layer.weight, plan) for layer, plan in self.drawn.items()}
             return Tensor.wrap(loss, self.dev), answer, flops
 
-    def _passes(self, x: Tensor, y: np.ndarray, weights: np.ndarray | None, plans: dict) -> tuple[Any, Any]:
+    def _passes(self, x: Tensor, y: Any, weights: Any, plans: dict) -> tuple[Any, Any]:
         """(loss, what was predicted), arrays on the device; leaves the gradients."""
-        labels, shares = self.replay.put("y", y), self.replay.put("weights", weights)
-
         def work() -> tuple[Any, Any]:
             output = self.model(x, plans)
-            loss = self.loss(output, labels, shares)
+            loss = self.loss(output, y, weights)
             loss.backward()
             return loss.data, self.answer(self.dev, output.data)
 
-        key = None
-        if self.replay.holds("x", x.data) and self._repeatable(plans):
+        key, inputs = None, (("x", x.data), ("y", y), ("weights", weights))
+        if self.replay.possible and all(self.replay.holds(*given) for given in inputs) and self._repeatable(plans):
             key = tuple(self.model.layers), tuple(plans.items()), x.shape, weights is None  # a callback may exchange layers
         return self.replay(key, work)
 
@@ -134,12 +156,6 @@ class Trainer:
                 and all(getattr(f, "__module__", "").startswith("numbanet.") for f in (self.loss, self.answer)))
 
     # --- epoch --------------------------------------------------------------------------------------------------------
-    def batches(self, n: int) -> Iterator[np.ndarray]:
-        """Row numbers of the batches of one shuffled pass."""
-        order = self.rng.permutation(n)
-        for start in range(0, n, self.batch_size):
-            yield order[start:start + self.batch_size]
-
     def epoch(self, data: Data, tick: Callable[[int], None] = lambda n: None) -> dict:
         """One pass: {"loss", "score", "seconds", "flops_share"}; `score` is that of the predictions made while training."""
         with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is dealt with once, in `epochs`
@@ -151,17 +167,16 @@ class Trainer:
                     self.optimizer.settle()
 
     def _epoch(self, data: Data, tick: Callable[[int], None]) -> dict:
-        start, losses, answers, seen, done, dense = time.perf_counter(), [], [], [], 0, 0
-        for step, places in enumerate(self.batches(len(data)), 1):
-            rows = data.at(places)
-            weights = None if data.weights is None else data.weights[rows]
-            total = len(rows) if weights is None else float(weights.sum())
+        began, losses, answers, seen, done, dense = time.perf_counter(), [], [], [], 0, 0
+        order = data.at(self.rng.permutation(len(data)))
+        feed = self.feed(order, data.y, data.weights)
+        for start, total in zip(range(0, len(order), self.batch_size), feed.totals, strict=True):
             if total == 0:
                 continue
             with self.dev.session(**self.session_options):
-                x = self.batch(data.X, rows)
-                loss, answer, flops = self.step(x, data.y[rows], None if weights is None else weights / np.float32(total),
-                                               last=step * self.batch_size >= len(data))
+                x, y, weights = self.batch(data.X, feed, start)
+                loss, answer, flops = self.step(x, y, weights, last=start + self.batch_size >= len(order))
+                rows = order[start:start + self.batch_size]
                 del x
             losses.append((loss, total))
             answers.append(answer)
@@ -169,7 +184,7 @@ class Trainer:
             done, dense = done + flops, dense + self.model.flops(len(rows))
             tick(len(rows))
         self.dev.synchronize()
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - began
         rows = np.concatenate(seen) if seen else np.zeros(0, int)
         predicted = np.concatenate([self.dev.download(a) for a in answers]) if answers else data.y[:0]
         loss = sum(loss.item() * w for loss, w in losses) / max(sum(w for _, w in losses), 1e-300)

@@ -67,6 +67,7 @@ from .memory import (
     empty_cpu as empty,
     from_foreign_cpu as from_foreign,
     full_cpu as full,
+    part_cpu as part,
     reshape_cpu as reshape,
     session_cpu as session,
     synchronize_cpu as synchronize,

@@ -67,6 +67,7 @@ from .memory import (
     empty_cuda as empty,
     from_foreign_cuda as from_foreign,
     full_cuda as full,
+    part_cuda as part,
     reshape_cuda as reshape,
     session_cuda as session,
     synchronize_cuda as synchronize,

@@ -15,26 +15,30 @@ from . import launch as L
 from .indexing import take_rows_cuda
 from .launch import SIMULATED, cuda, to_device, trusted
 from .memory import copy_cuda
-from .pool import held_cuda
+from .pool import Arena
 
 
 class Graph:
     """What a recorded function returned, and its launches.
 
+    Parameters
+    ----------
+    work : callable
+        What is recorded, and run for it, without launching anything.
+    arena : Arena
+        Where the arrays lie that it makes. Graphs that share one write over each other's.
+
     Attributes
     ----------
     result : object
-        What the function returned; arrays in it have their values after each `replay`.
-    nbytes : int
-        Bytes that the pools lent meanwhile, and that it holds; 0 on the emulated device, which has no pools.
+        What the function returned; arrays in it have their values from a `replay` until a graph of the same arena is replayed.
     """
 
-    def __init__(self, work: Callable[[], Any]) -> None:
-        held = held_cuda()
-        with L.recording() as calls:
+    def __init__(self, work: Callable[[], Any], arena: Arena) -> None:
+        self.arena = arena
+        with L.recording() as calls, arena.lending():
             self.result = work()
-        self._calls = calls  # and with them the arrays
-        self.nbytes = max(held_cuda() - held, 0)
+        self._calls = calls  # and with them what they read that is not of the arena
         self._ready = None if L.emulating() else _completed(calls)
 
     def replay(self) -> None:
@@ -73,7 +77,7 @@ def _available() -> float:
         return take_rows_cuda(take_rows_cuda(x, on_card), on_card)
 
     work()  # compiled and loaded before it is captured
-    graph, errors = Graph(work), []
+    graph, errors = Graph(work, Arena(1 << 20)), []
     for new in values:
         copy_cuda(new, out=x)
         graph.replay()
@@ -92,16 +96,17 @@ def records_cuda():
     return not SIMULATED and _available()
 
 
-def record_cpu(work):
+def record_cpu(work, beside=None, most=None):
     """None: nothing is recorded on the CPU."""
     return None
 
 
-def record_cuda(work):
-    """A `Graph` of what work() launches, which is not done yet; None where work needs more than launches. It was run before, so
-    that what is made once is there, but may have been given up since.
+def record_cuda(work, beside=None, most=1 << 30):
+    """A `Graph` of what work() launches, which is not done yet; None where work needs more than launches, or more memory than
+    there is room for: `most` bytes, or those of the graph beside it, whose memory it shares: then each is replayed when the
+    results of the other have been used. work was run before, so that what is made once is there, but may have been given up.
     """
     try:
-        return Graph(work)
+        return Graph(work, Arena(most) if beside is None else beside.arena)
     except L.NotRecorded:
         return None

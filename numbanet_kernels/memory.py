@@ -63,6 +63,11 @@ def copy_cpu(x, out=None):
     return out
 
 
+def part_cpu(x, start, stop):
+    """x[start:stop], the same memory."""
+    return x[start:stop]
+
+
 def reshape_cpu(x, shape):
     """The same memory under another shape."""
     return x.reshape(shape)
@@ -124,7 +129,7 @@ def blocks_for(size: int) -> int:
 def empty_cuda(shape, dtype=np.float32):
     """An array of unset values."""
     size, shape, dtype = _sized(shape, dtype)
-    return lend_cuda(size, shape, dtype) if size and not L.emulating() else L.device_array(shape, dtype)
+    return lend_cuda(size, shape, dtype) if size else L.device_array(shape, dtype)
 
 
 def full_cuda(shape, value, dtype=np.float32, out=None):
@@ -155,6 +160,11 @@ def copy_cuda(x, out=None):
     if x.size:
         out.copy_to_device(x)
     return out
+
+
+def part_cuda(x, start, stop):
+    """x[start:stop], the same memory."""
+    return x[start:stop]
 
 
 def reshape_cuda(x, shape):

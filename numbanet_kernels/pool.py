@@ -7,14 +7,17 @@ next owner queues.
 from __future__ import annotations
 
 import collections
+import contextlib
+import contextvars
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from . import launch as L
 from .launch import SIMULATED, cuda, device_array_in
 
 
@@ -193,15 +196,57 @@ device_pool = _of_device(chunk=1 << 26, keep=1 << 32)
 small_device_pool = _of_device(chunk=1 << 20, keep=1 << 26)  # an epoch's losses would break up the chunks of large arrays
 
 
+class Arena:
+    """Memory for what is done at different times, never at once: each `lending` starts anew, with all of it free.
+
+    Parameters
+    ----------
+    most : int
+        Bytes that it may take of the device.
+    """
+
+    CHUNK = 1 << 26
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.chunks: list[Any] = []  # arrays of bytes
+
+    @property
+    def nbytes(self) -> int:
+        return sum(chunk.nbytes for chunk in self.chunks)
+
+    @contextlib.contextmanager
+    def lending(self) -> Iterator[None]:
+        """Arrays of the device that this thread makes inside lie here. NotRecorded where there is no more room."""
+        pool = Pool(self._more, min(self.CHUNK, self.most), keep=self.most, step=L.ALIGNMENT)
+        pool.chunks = [_Chunk(chunk) for chunk in self.chunks]
+        token = _lender.set(pool)
+        try:
+            yield
+        finally:
+            _lender.reset(token)
+
+    def _more(self, size: int) -> Any:
+        if self.nbytes + size > self.most:
+            raise L.NotRecorded(f"there is no room for {size} bytes more: {self.nbytes} of {self.most} are taken")
+        self.chunks.append(L.device_array(size, np.uint8))
+        return self.chunks[-1]
+
+
+_lender: contextvars.ContextVar[Pool | None] = contextvars.ContextVar("lender", default=None)
+
+
 def lend_cuda(size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """A device array in a piece of so many bytes."""
-    piece = (device_pool if size >= SMALL else small_device_pool).take(size)
+    """A device array in a piece of so many bytes; of the emulated device, in memory of its own, unless there is an arena."""
+    pool = _lender.get()
+    if L.emulating() and pool is None:
+        return L.device_array(shape, dtype)
+    if pool is None:
+        pool = device_pool if size >= SMALL else small_device_pool
+    piece = pool.take(size)
     memory = piece.chunk.memory
+    if isinstance(memory, np.ndarray):
+        return np.asarray(_Loan(piece, shape, dtype)).view(type(memory))
     if SIMULATED:
         return type(memory)(np.asarray(_Loan(piece, shape, dtype)))
     return device_array_in(cuda.current_context(), memory, piece.address, size, shape, dtype, piece)
-
-
-def held_cuda() -> int:
-    """Bytes that arrays of the device hold."""
-    return device_pool.held() + small_device_pool.held()

@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 import pytest
 
-from numbanet import SGD, Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, Tensor, TileDropout, ops
+from numbanet import SGD, Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, TileDropout, ops
 from numbanet.device import device, problem
 from numbanet.training import Trainer
 from numbanet_kernels import gemm, gemm_rows, launch, pool
@@ -55,7 +55,7 @@ def test_a_step_asks_the_driver_for_no_memory_after_the_first_ones(rng, monkeypa
     def steps(count):
         for _ in range(count):
             rows = rng.integers(20, size=3).astype(np.int32)
-            by.step(Tensor.wrap(dev.take_rows(X, dev.upload(rows)), dev), y[rows], None, last=False)
+            by.step(*by.batch(X, by.feed(rows, y), 0), last=False)
 
     def asked():
         return pool.device_pool.allocations + pool.small_device_pool.allocations

@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 import pytest
 
-from numbanet import SGD, Linear, ReLU, Sequential, Tensor, device, ops
+from numbanet import SGD, Linear, ReLU, Sequential, device, ops
 from numbanet.dropout import policy
 from numbanet.training import Trainer
 from numbanet_kernels import launch
@@ -34,7 +34,7 @@ def test_a_step_allocates_no_array_after_the_first_ones(dropout):
     def steps(count):
         for _ in range(count):
             rows = rng.integers(1000, size=SAMPLES).astype(np.int32)
-            by.step(Tensor.wrap(by.dev.take_rows(X, rows), by.dev), y[rows], None, last=False)
+            by.step(*by.batch(X, by.feed(rows, y), 0), last=False)
 
     steps(40)  # most patterns have been met
     tracemalloc.start()

@@ -7,7 +7,7 @@ import pytest
 from numbanet import GELU, Layer, Linear, Net, NetRegressor, ReLU, RowDropout, TileDropout
 from numbanet.device import problem
 from numbanet.replay import Replay
-from numbanet_kernels import graph, launch
+from numbanet_kernels import graph, launch, pool
 
 DEVICES = [name for name in ("cuda", "emulated") if problem(name) is None and not launch.SIMULATED]
 
@@ -83,28 +83,33 @@ def test_what_may_do_something_else_each_time_is_not_recorded(monkeypatch, rng, 
     assert None not in keys[3:] and sum(replays.values()) == 2
 
 
-def test_no_more_is_held_than_may_be(monkeypatch, replays):
-    nbytes = graph.Graph.__init__
-
-    def init(self, work):
-        nbytes(self, work)
-        self.nbytes = 10
-
-    monkeypatch.setattr(graph.Graph, "__init__", init)
-    monkeypatch.setattr(Replay, "HELD", 15)
+def test_passes_share_one_memory(monkeypatch, replays):
+    """Each starts it anew: what they compute is right all the same, and of many it is no more than of the largest."""
+    monkeypatch.setattr(pool.Arena, "CHUNK", 1 << 8)
     ours = fit(np.random.default_rng(0))
-    assert len(replays) == 1
-    monkeypatch.setattr(Replay, "HELD", 5)  # each is too large
+    arenas = {id(recorded.arena): recorded.arena for recorded in replays}
+    (arena,) = arenas.values()
+    assert len(replays) > 1 and 0 < arena.nbytes < 1 << 14
+    monkeypatch.setattr(Replay, "MOST", arena.nbytes // 2)  # a pass needs more
     replays.clear()
     equal(ours, fit(np.random.default_rng(0)))
     assert not replays
 
 
+def test_no_more_passes_are_recorded_than_may_be(monkeypatch, replays):
+    ours = fit(np.random.default_rng(0))
+    assert len(replays) > 1
+    monkeypatch.setattr(Replay, "RECORDED", 1)
+    replays.clear()
+    equal(ours, fit(np.random.default_rng(0)))
+    assert len(replays) == 1
+
+
 def test_a_device_that_does_not_record_is_done_without(monkeypatch, replays):
     ours = fit(np.random.default_rng(0), dropout="none")
 
-    def broken(self, work, init=graph.Graph.__init__):
-        init(self, work)
+    def broken(self, work, arena, init=graph.Graph.__init__):
+        init(self, work, arena)
         if self._calls:
             raise OSError("no graphs today")
 

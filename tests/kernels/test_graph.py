@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels import cpu, elementwise, graph, indexing, launch, memory
+from numbanet_kernels import cpu, elementwise, graph, indexing, launch, memory, pool
 
 DEVICES = [*(["cuda"] if launch.cuda_problem() is None and not launch.SIMULATED else []),
            *(["emulated"] if launch.nvvm_problem() is None else [])]
@@ -45,7 +45,7 @@ REFUSED = {"upload": lambda: memory.upload_cuda(np.ones(2)), "to_device": lambda
 def test_what_is_no_launch_is_refused_while_recording(work):
     work()
     with pytest.raises(launch.NotRecorded, match="cannot be recorded"):
-        graph.Graph(work)
+        graph.Graph(work, pool.Arena(1 << 20))
     assert graph.record_cuda(work) is None
     work()  # and only then
 
