@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ import numpy as np
 from .machine import threads
 from .results import Results
 from .worker import Task, WorkerError, Workers
+
+Seconds = tuple[float, "float | None"]  # by the clock on the wall, and by the card's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +107,8 @@ class Case:
 
 @dataclasses.dataclass
 class Row:
-    """One line of the result: an implementation of a case. `problem` says why it was not timed."""
+    """One line of the result: an implementation of a case. Times are by the clock on the wall, device_ms by the card's own.
+    `problem` says why it was not timed."""
 
     suite: str
     case: str
@@ -114,6 +117,7 @@ class Row:
     median_ms: float | None = None
     p10: float | None = None
     p90: float | None = None
+    device_ms: float | None = None
     ratio: float | None = None
     ratio_p10: float | None = None
     ratio_p90: float | None = None
@@ -137,7 +141,7 @@ def relative_error(value: Any, reference: Any) -> float:
     return difference / max(float(np.max(np.abs(reference))), 1e-30) if math.isfinite(difference) else math.inf
 
 
-def quantiles(values: list[float]) -> tuple[float, float, float]:
+def quantiles(values: Sequence[float]) -> tuple[float, float, float]:
     """(median, 10th percentile, 90th percentile)"""
     return tuple(float(q) for q in np.quantile(values, (0.5, 0.1, 0.9)))
 
@@ -151,7 +155,7 @@ def measure(case: Case, workers: Workers, schedule: Schedule) -> list[Row]:
     for row in rows.values():
         if row.problem is None and row.peer and rows[row.peer].problem:
             row.problem = f"not timed: its peer, {row.peer}, failed"
-    times: dict[str, list[float]] = {name: [] for name in rows}
+    times: dict[str, list[Seconds]] = {name: [] for name in rows}
     peers = {row.peer for row in rows.values() if row.problem is None}
     for name, row in rows.items():
         if row.problem is not None or (row.peer is None and name in peers):
@@ -162,7 +166,9 @@ def measure(case: Case, workers: Workers, schedule: Schedule) -> list[Row]:
             row.problem = str(error)
     for name, row in rows.items():
         if times[name]:
-            row.median_ms, row.p10, row.p90 = (1e3 * q for q in quantiles(times[name]))
+            walls, devices = zip(*times[name], strict=True)
+            row.median_ms, row.p10, row.p90 = (1e3 * q for q in quantiles(walls))
+            row.device_ms = None if None in devices else 1e3 * quantiles(devices)[0]
             row.turns = len(times[name])
     return list(rows.values())
 
@@ -199,28 +205,28 @@ def _repetitions(worker: Any, schedule: Schedule, least: int) -> int:
     """How many repetitions make a turn."""
     count = least
     while True:
-        seconds = worker.ask("run", count)
+        seconds, _ = worker.ask("run", count)
         if seconds >= schedule.turn:
             return count
         wanted = count * schedule.turn / max(seconds, 1e-9) * 1.2
         count = max(count + 1, min(math.ceil(wanted), 20 * count))
 
 
-def _compare(row: Row, peer: Row | None, times: dict[str, list[float]], workers: Workers, schedule: Schedule,
+def _compare(row: Row, peer: Row | None, times: dict[str, list[Seconds]], workers: Workers, schedule: Schedule,
              least: int) -> None:
     """Peer and this one in turns, A B A B …; without a peer, this one alone."""
     sides = [side for side in (peer, row) if side is not None]
     for side in sides:
         side.repetitions = side.repetitions or _repetitions(workers[side.implementation], schedule, least)
-    measured: dict[str, list[float]] = {side.implementation: [] for side in sides}
+    measured: dict[str, list[Seconds]] = {side.implementation: [] for side in sides}
     for turn in range(schedule.warm_up + schedule.pairs):
         for side in sides:
             time.sleep(schedule.pause)
-            seconds = workers[side.implementation].ask("run", side.repetitions)
+            found = workers[side.implementation].ask("run", side.repetitions)
             if turn >= schedule.warm_up:
-                measured[side.implementation].append(seconds / side.repetitions)
+                measured[side.implementation].append(tuple(s if s is None else s / side.repetitions for s in found))
     for name, seconds in measured.items():
         times[name] += seconds
     if peer is not None:
-        ratios = [a / b for a, b in zip(measured[peer.implementation], measured[row.implementation], strict=True)]
+        ratios = [a / b for (a, _), (b, _) in zip(measured[peer.implementation], measured[row.implementation], strict=True)]
         row.ratio, row.ratio_p10, row.ratio_p90 = quantiles(ratios)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .harness import Case, Implementation, Options, relative_error
-from .worker import Task
+from .worker import Task, numbanet_on, torch_on
 
 SEED = 20
 
@@ -82,7 +82,8 @@ def numbanet_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> T
     def fresh():
         return kernel.numbanet(dev, *(dev.upload(a) for a in _inputs(kernel, sizes)), **sizes)
 
-    return Task(fresh(), lambda: {"result": [np.array(dev.download(a)) for a in _tuple(fresh()())]}, dev.synchronize)
+    return Task(fresh(), lambda: {"result": [np.array(dev.download(a)) for a in _tuple(fresh()())]},
+                **numbanet_on(dev))
 
 
 def torch_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> Task:
@@ -94,8 +95,7 @@ def torch_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> Task
     def fresh():
         return kernel.torch(torch, *(torch.from_numpy(a).to(device) for a in _inputs(kernel, sizes)), **sizes)
 
-    synchronize = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-    return Task(fresh(), lambda: {"result": [a.detach().cpu().numpy() for a in _tuple(fresh()())]}, synchronize)
+    return Task(fresh(), lambda: {"result": [a.detach().cpu().numpy() for a in _tuple(fresh()())]}, **torch_on(torch, device))
 
 
 def _error(family: str, op: str, sizes: dict[str, Any], outputs: Mapping[str, Any]) -> float:

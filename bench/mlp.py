@@ -7,13 +7,13 @@ stands beside them. Without --against torch, numbanet's own `none` is the peer.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .harness import Case, Implementation, Options
-from .worker import Task
+from .worker import Task, numbanet_on, torch_on
 
 FEATURES, CLASSES, BATCH = 784, 10, 128
 RATE, MOMENTUM = 0.01, 0.9
@@ -53,9 +53,9 @@ def orders(count: int = SAMPLES, seed: int = 2) -> Iterator[np.ndarray]:
         yield rng.permutation(count).astype(np.int32)
 
 
-def batches(batch: int = BATCH) -> Iterator[np.ndarray]:
-    """Row numbers of batch after batch; the last, short batch of a pass is left out."""
-    for order in orders():
+def batches(batch: int = BATCH, put: Callable[[np.ndarray], Any] = lambda order: order) -> Iterator[Any]:
+    """Row numbers of batch after batch, cut from what `put` makes of a pass; the last, short batch of a pass is left out."""
+    for order in map(put, orders()):
         for start in range(0, len(order) - batch + 1, batch):
             yield order[start:start + batch]
 
@@ -101,7 +101,7 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
                 "weights": [np.array(dev.download(p.data)) for p in fresh.optimizer.parameters],
                 "factors": [[_factors(plans.get(layer), batch) for layer in layers] for plans in drawn]}
 
-    return Task(step, outputs, dev.synchronize)
+    return Task(step, outputs, **numbanet_on(dev))
 
 
 def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int, replayed: bool) -> Any:
@@ -153,11 +153,12 @@ def torch_task(device: str, hidden: int, rate: float | None, batch: int = BATCH,
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = tf32
     X, y = samples()
-    X, y, rows = torch.from_numpy(X).to(device), torch.from_numpy(y).long().to(device), batches(batch)
+    X, y = torch.from_numpy(X).to(device), torch.from_numpy(y).long().to(device)
     model, optimizer = _torch_model(torch, device, hidden, rate)
+    rows = batches(batch, lambda order: torch.from_numpy(order).to(device))
 
     def step(model=model, optimizer=optimizer, at=rows):
-        chosen = torch.from_numpy(next(at)).to(device)
+        chosen = next(at)
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(X[chosen]), y[chosen])
         loss.backward()
@@ -165,7 +166,8 @@ def torch_task(device: str, hidden: int, rate: float | None, batch: int = BATCH,
 
     def outputs():
         fresh, fresh_optimizer = _torch_model(torch, device, hidden, rate)
-        at, factors = batches(batch), [[] for _ in range(CHECKED_STEPS)]
+        at = batches(batch, lambda order: torch.from_numpy(order).to(device))
+        factors = [[] for _ in range(CHECKED_STEPS)]
         for drawn in factors:
             def record(layer, x, out, drawn=drawn):
                 """Where ReLU gave 0, whether it was dropped changes nothing."""
@@ -178,7 +180,7 @@ def torch_task(device: str, hidden: int, rate: float | None, batch: int = BATCH,
         return {"weights": [p.detach().cpu().numpy() for p in fresh.parameters()],
                 "factors": [drawn or [(1.0, 1.0)] * 2 for drawn in factors]}
 
-    return Task(step, outputs, torch.cuda.synchronize if device == "cuda" else lambda: None)
+    return Task(step, outputs, **torch_on(torch, device))
 
 
 def _torch_model(torch: Any, device: str, hidden: int, rate: float | None) -> tuple[Any, Any]:
@@ -212,7 +214,7 @@ def sklearn_task(hidden: int, batch: int = BATCH) -> Task:
         return {"weights": [p.T if p.ndim == 2 else p for p in weights],
                 "factors": [[(1.0, 1.0)] * 2] * CHECKED_STEPS}
 
-    return Task(step, outputs, lambda: None)
+    return Task(step, outputs)
 
 
 def _sklearn_model(hidden: int, batch: int) -> Any:

@@ -51,9 +51,9 @@ def _times(row: Row) -> str:
 
 TIMES = {
     "case": _text("case"), "implementation": _text("implementation"),
-    "ms (p10 – p90)": _span("median_ms", "p10", "p90", ".3g"), "speed": _speed, "peer": _text("peer"),
-    "ratio (p10 – p90)": _span("ratio", "ratio_p10", "ratio_p90", ".2f"), "ceiling": _number("ceiling", ".2f"),
-    "error": _error,
+    "ms (p10 – p90)": _span("median_ms", "p10", "p90", ".3g"), "on the card": _number("device_ms"), "speed": _speed,
+    "peer": _text("peer"), "ratio (p10 – p90)": _span("ratio", "ratio_p10", "ratio_p90", ".2f"),
+    "ceiling": _number("ceiling", ".2f"), "error": _error,
 }
 ACCURACIES = {
     "case": _text("case"), "dropout": _text("implementation"), "seeds": _number("seeds", "d"),
@@ -89,6 +89,8 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
     """Heading and lines of the rows of one suite."""
     kinds = {"accuracy": ACCURACIES, "slope": FITS, "peak_mib": MEMORY, "points_of": _points(rows[0]) if rows else {}}
     columns = next((kind for key, kind in kinds.items() if rows and key in rows[0]), TIMES)
+    if not any(row.get("device_ms") for row in rows):
+        columns = {name: cell for name, cell in columns.items() if name != "on the card"}
     return [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import multiprocessing
 import os
 import time
@@ -30,20 +31,46 @@ class Task:
         () -> dict of NumPy arrays: what a repetition computes from fresh inputs. Called once, before any timing.
     synchronize : callable
         Waits until the device is done.
+    event : callable, optional
+        () -> an event of CUDA, Numba's or PyTorch's, that a card can tell times by.
     """
 
     run: Callable[[], Any]
     outputs: Callable[[], Mapping[str, Any]]
     synchronize: Callable[[], Any] = lambda: None
+    event: Callable[[], Any] | None = None
 
-    def seconds(self, repetitions: int) -> float:
-        """Seconds that so many repetitions take together."""
+    def seconds(self, repetitions: int) -> tuple[float, float | None]:
+        """Seconds that so many repetitions take together: by the clock on the wall, and by the card's from the first launch to
+        the last one's end. Where the two are the same, small steps wait for launches."""
         self.synchronize()
+        begin, end = (self.event(), self.event()) if self.event else (None, None)
         start = time.perf_counter()
+        if begin is not None:
+            begin.record()
         for _ in range(repetitions):
             self.run()
+        if end is not None:
+            end.record()
         self.synchronize()
-        return time.perf_counter() - start
+        wall = time.perf_counter() - start
+        return wall, None if begin is None else begin.elapsed_time(end) / 1e3
+
+
+def numbanet_on(dev: Any) -> dict[str, Any]:
+    """What a Task needs to know of a numbanet device."""
+    if dev.name != "cuda":
+        return {"synchronize": dev.synchronize}
+    from numba import cuda
+
+    return {"synchronize": dev.synchronize, "event": cuda.event}
+
+
+def torch_on(torch: Any, device: str) -> dict[str, Any]:
+    """What a Task needs to know of a device of PyTorch."""
+    if device != "cuda":
+        return {}
+    return {"synchronize": torch.cuda.synchronize, "event": functools.partial(torch.cuda.Event, enable_timing=True)}
 
 
 def serve(connection: Connection) -> None:

@@ -22,7 +22,9 @@ banks, and so do the floats that a warp copies at once.
 """
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 
 import numpy as np
 from numba import float32, int32
@@ -35,6 +37,7 @@ from .launch import (
     cuda,
     device_array,
     device_cache,
+    emulating,
     imprecise,
     kernel,
     kernels,
@@ -174,9 +177,43 @@ def available(*arrays):
     return capability() >= _block().least and all(array.size < 2**31 for array in arrays) and _agrees()
 
 
-def passes_for():
-    """How many passes of TF32 products make: one where that precision will do and the card gets it right, else none."""
-    return 1 if imprecise() and _tensor_agrees() else 0
+def passes_for(right=None):
+    """How many passes of TF32 products make: one where that precision will do, else three, which are as exact as float32, where
+    this card is faster that way; none where it gets them wrong, which `right` tells of other kernels than these."""
+    passes = 1 if imprecise() else 3 if tensor_pays() else 0
+    return passes if passes and (right or _tensor_agrees)[passes]() else 0
+
+
+def tensor_pays():
+    """Whether three passes on this card's tensor cores are done well before fused multiply-adds: no on the emulated device."""
+    return not emulating() and _three_passes_are_faster()
+
+
+@functools.cache
+def _three_passes_are_faster():
+    """By a fifth or more, so that it is the same in each process: gaming cards have few tensor cores for TF32, others many."""
+    try:
+        return _tensor_agrees[3]() and _milliseconds(3) < 0.8 * _milliseconds(0)
+    except Exception as error:  # a driver without events: nothing was measured
+        warnings.warn(f"tensor cores were not measured: {type(error).__name__}: {error}", stacklevel=2)
+        return False
+
+
+def _milliseconds(passes, side=2048, times=4):
+    """Of a product of squares, many times as large as a launch."""
+    a, b = (to_device(np.random.default_rng(0).standard_normal(side * side, np.float32)) for _ in range(2))
+    out, (start, stop) = device_array((side, side)), (cuda.event(), cuda.event())
+
+    def multiply():
+        gemm_block_cuda(a, b, (side,) * 3, (0, side, 1), (0, 1, side), out, tile=128, passes=passes)
+
+    multiply()  # compiled and loaded before it is timed
+    start.record()
+    for _ in range(times):
+        multiply()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop)
 
 
 @trusted
@@ -185,10 +222,7 @@ def _agrees():
     return float(np.max([_error(tile, 0) for tile in TILES]))
 
 
-@trusted
-def _tensor_agrees():
-    """In three passes; one alone may be a thousand times as far off."""
-    return float(np.max([_error(128, 3), _error(128, 1) / 1000]))
+_tensor_agrees = {3: trusted(lambda: _error(128, 3)), 1: trusted(lambda: _error(128, 1) / 1000)}  # a thousand times as far off
 
 
 def _error(tile, passes):

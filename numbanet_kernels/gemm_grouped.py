@@ -10,9 +10,9 @@ from numba import float32, int32
 
 from . import gemm_block
 from .copies import DEPTH, THREADS, copies_of, layout
-from .gemm_block import TILES, sums_for, tile_for
+from .gemm_block import TILES, passes_for, sums_for, tile_for
 from .intrinsics import commit, wait_for_all_but_one
-from .launch import ceil_div, cuda, device_array, device_cache, imprecise, kernel, kernels, launch, to_device, trusted
+from .launch import ceil_div, cuda, device_array, device_cache, kernel, kernels, launch, to_device, trusted
 from .memory import flat, upload_cuda
 from .sums import rows_of
 from .tiles import elements, grid_of, kept_tiles, packed_shape, packed_tiles, row_places
@@ -111,10 +111,7 @@ def _agrees():
     return float(np.max([_error(tile, 0) for tile in TILES]))
 
 
-@trusted
-def _tensor_agrees():
-    """In one pass of TF32, which may be a thousand times as far off."""
-    return _error(128, 1) / 1000
+_tensor_agrees = {3: trusted(lambda: _error(128, 3)), 1: trusted(lambda: _error(128, 1) / 1000)}  # as in `gemm_block`
 
 
 def _error(tile, passes):
@@ -146,7 +143,7 @@ def launch_grouped(inner, a, b, c, first, second, starts, plain, a_at, b_at, bia
     Where not inner, the sums of A's rows go to a_sums."""
     (firsts, first_counts, most_first), (seconds, second_counts, most_second) = first, second
     rows, classes = plain if inner else most_first, first_counts.size
-    passes = (1 if imprecise() and _tensor_agrees() else 0) if passes is None else passes
+    passes = passes_for(_tensor_agrees) if passes is None else passes
     tile = 128 if passes else tile_for(rows, most_second, classes) if tile is None else tile
     (am, ak), (bk, bn) = a_at, b_at
     grid = ceil_div(most_second, tile), ceil_div(rows, tile), classes

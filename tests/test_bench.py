@@ -54,6 +54,25 @@ def test_known_ratio_is_found(workers):
     assert first.turns == second.turns == 5 and first.repetitions >= 2 and second.ratio is None
 
 
+class _Event:
+    """A clock that runs ten times as fast as a card's."""
+
+    def record(self):
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, end):
+        return 1e4 * (end.at - self.at)
+
+
+def test_a_card_is_timed_by_its_own_clock_as_well():
+    task = Task(lambda: time.sleep(0.002), dict, event=_Event)
+    wall, on_card = task.seconds(5)
+    assert 0.01 <= wall < on_card / 5
+    assert Task(lambda: None, dict).seconds(1)[1] is None
+    row = {"suite": "mlp", "case": "a", "implementation": "b", "median_ms": 2.0, "p10": 1.0, "p90": 3.0}
+    assert "on the card" not in markdown([row]) and "| 1.5 |" in markdown([{**row, "device_ms": 1.5}, row])
+
+
 def test_turns_alternate_strictly_and_hold_the_least_repetitions():
     order = []
 
@@ -67,7 +86,7 @@ def test_turns_alternate_strictly_and_hold_the_least_repetitions():
         def ask(self, verb, count=None):
             if verb == "run":
                 order.append((self.name, count))
-                return 0.02 * count
+                return 0.02 * count, None
             return {"y": np.ones(3)} if verb == "outputs" else None
 
     fakes = {name: Recorder(name) for name in "ab"}

@@ -90,20 +90,36 @@ def test_a_product_deep_and_small_is_shared(rng, from_8_0, put, get):
 
 
 @pytest.mark.parametrize("kind", ["gemm", "rows", "tiles"])
-def test_products_that_may_be_imprecise_are(rng, from_8_0, put, get, kind):
-    """Of rows and tiles, too, with 10 bits of the operands: further off than float32, and by no more than these bits."""
+def test_products_on_tensor_cores(rng, from_8_0, put, get, kind, monkeypatch):
+    """Of rows and tiles, too. With 10 bits of the operands they are further off than float32, and by no more than these bits;
+    where tensor cores are faster, products are as near as without."""
     x, w, pattern = rng.standard_normal((40, 96)), rng.standard_normal((72, 96)), (8, 3, 1, 2)
     rows = slice(1, None, 2)
     expected = {"gemm": gemm.gemm_reference(x, w, tb=True), "rows": gemm_rows.gemm_rows_reference(x, w, rows, None),
                 "tiles": gemm_tiles.gemm_tiles_reference(x, w, *pattern)}[kind]
     found = []
-    for precise in (True, False):
+    for precise, pays in ((True, False), (True, True), (False, False)):
+        monkeypatch.setattr(gemm_block, "tensor_pays", lambda pays=pays: pays)
         with contextlib.nullcontext() if precise else launch.tf32():
             found.append(get({"gemm": lambda: gemm.gemm_cuda(put(x), put(w), tb=True),
                               "rows": lambda: gemm_rows.gemm_rows_cuda(put(x), put(w), rows, None),
                               "tiles": lambda: gemm_tiles.gemm_tiles_cuda(put(x), put(w), *pattern)}[kind]()))
-    precise, imprecise = (np.abs(y - expected).max() / np.abs(expected).max() for y in found)
-    assert precise < 1e-6 < 1e-5 < imprecise < 1e-3
+    plain, three, one = (np.abs(y - expected).max() / np.abs(expected).max() for y in found)
+    assert max(plain, three) < 1e-6 < 1e-5 < one < 1e-3 and not np.array_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("milliseconds, faster", [({0: 1.0, 3: 0.7}, True), ({0: 1.0, 3: 0.9}, False), ({}, False)])
+def test_tensor_cores_serve_where_they_are_faster(rng, from_8_0, monkeypatch, milliseconds, faster):
+    """By what was measured, once; where nothing could be, they do not, and it is said. Not on the emulated device."""
+    monkeypatch.setattr(gemm_block, "_milliseconds", milliseconds.__getitem__)
+    measured = gemm_block._three_passes_are_faster
+    measured.cache_clear()
+    try:
+        with contextlib.nullcontext() if milliseconds else pytest.warns(UserWarning, match="not measured: KeyError: 3"):
+            assert measured() == faster
+        assert measured.cache_info().currsize == 1 and gemm_block.tensor_pays() == (faster and not launch.emulating())
+    finally:
+        measured.cache_clear()
 
 
 def test_out_is_filled(suffix, put, get, rng):
