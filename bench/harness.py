@@ -18,7 +18,7 @@ from .machine import threads
 from .results import Results
 from .worker import Task, WorkerError, Workers
 
-Seconds = tuple[float, "float | None"]  # by the clock on the wall, and by the card's
+Seconds = tuple[float, float | None]  # by the clock on the wall, and by the card's
 
 
 @dataclasses.dataclass(frozen=True)

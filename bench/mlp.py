@@ -7,7 +7,7 @@ stands beside them. Without --against torch, numbanet's own `none` is the peer.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,9 +53,9 @@ def orders(count: int = SAMPLES, seed: int = 2) -> Iterator[np.ndarray]:
         yield rng.permutation(count).astype(np.int32)
 
 
-def batches(batch: int = BATCH, put: Callable[[np.ndarray], Any] = lambda order: order) -> Iterator[Any]:
-    """Row numbers of batch after batch, cut from what `put` makes of a pass; the last, short batch of a pass is left out."""
-    for order in map(put, orders()):
+def batches(batch: int = BATCH) -> Iterator[np.ndarray]:
+    """Row numbers of batch after batch; the last, short batch of a pass is left out."""
+    for order in orders():
         for start in range(0, len(order) - batch + 1, batch):
             yield order[start:start + batch]
 
@@ -146,8 +146,10 @@ def _factors(plan: Any, batch: int) -> tuple[Any, Any]:
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
-def torch_task(device: str, hidden: int, rate: float | None, batch: int = BATCH, tf32: bool = False) -> Task:
-    """Training steps in PyTorch, eager; with nn.Dropout(rate) after each hidden activation unless the rate is None."""
+def torch_task(device: str, hidden: int, rate: float | None, batch: int = BATCH, tf32: bool = False,
+               compiled: bool = False) -> Task:
+    """Training steps in PyTorch, with nn.Dropout(rate) after each hidden activation unless the rate is None. Eager, or timed
+    with model and loss compiled to CUDA graphs: what is verified is eager, where masks can be seen."""
     import torch
 
     torch.manual_seed(0)
@@ -155,26 +157,43 @@ def torch_task(device: str, hidden: int, rate: float | None, batch: int = BATCH,
     X, y = samples()
     X, y = torch.from_numpy(X).to(device), torch.from_numpy(y).long().to(device)
     model, optimizer = _torch_model(torch, device, hidden, rate)
-    rows = batches(batch, lambda order: torch.from_numpy(order).to(device))
 
-    def step(model=model, optimizer=optimizer, at=rows):
-        chosen = next(at)
+    def fed():
+        """Row numbers and labels, batch after batch, which are on the device for a whole pass."""
+        for order in orders():
+            order = torch.from_numpy(order).long().to(device)
+            labels = y[order]
+            for start in range(0, len(order) - batch + 1, batch):
+                yield order[start:start + batch], labels[start:start + batch]
+
+    def loss_with(model):
+        return lambda x, labels: torch.nn.functional.cross_entropy(model(x), labels)
+
+    timed = torch.compile(loss_with(model), mode="reduce-overhead") if compiled else loss_with(model)
+
+    taken = fed()
+
+    def step(loss_of=timed, optimizer=optimizer, at=taken):
+        if compiled:
+            torch.compiler.cudagraph_mark_step_begin()
+        chosen, labels = next(at)
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(X[chosen]), y[chosen])
-        loss.backward()
+        loss_of(X[chosen], labels).backward()
         optimizer.step()
+
+    for _ in range(3 if compiled else 0):  # compiled and captured before anything is timed
+        step()
 
     def outputs():
         fresh, fresh_optimizer = _torch_model(torch, device, hidden, rate)
-        at = batches(batch, lambda order: torch.from_numpy(order).to(device))
-        factors = [[] for _ in range(CHECKED_STEPS)]
+        at, factors = fed(), [[] for _ in range(CHECKED_STEPS)]
         for drawn in factors:
             def record(layer, x, out, drawn=drawn):
                 """Where ReLU gave 0, whether it was dropped changes nothing."""
                 drawn.append((1.0, (out != 0).cpu().numpy() / (1 - layer.p)))
 
             hooks = [layer.register_forward_hook(record) for layer in fresh if isinstance(layer, torch.nn.Dropout)]
-            step(fresh, fresh_optimizer, at)
+            step(loss_with(fresh), fresh_optimizer, at)
             for hook in hooks:
                 hook.remove()
         return {"weights": [p.detach().cpu().numpy() for p in fresh.parameters()],
@@ -334,13 +353,15 @@ def _numbanets(options: Options, hidden: int, batch: int, dropout: str, rate: fl
 
 
 def _torches(options: Options, hidden: int, batch: int, rate: float | None) -> list[Implementation]:
-    """PyTorch, on CUDA with TF32 off and on."""
+    """PyTorch, on CUDA with TF32 off and on, and compiled to graphs, which takes long, for one case of most work."""
     name = "torch" if rate is None else "torch nn.Dropout"
     parameters = {"device": options.device, "hidden": hidden, "rate": rate, "batch": batch}
     found = [Implementation(name, torch_task, parameters, flops=mean_flops(hidden, batch, "none", 0.0))]
     if options.device == "cuda":
         found.append(Implementation(f"{name}, TF32", torch_task, {**parameters, "tf32": True}, name,
                                     tolerance=TF32_TOLERANCE))
+    if options.device == "cuda" and hidden == max(WIDTHS) and rate == max(RATES):
+        found.append(Implementation(f"{name}, compiled", torch_task, {**parameters, "compiled": True}, name))
     return found
 
 

@@ -69,7 +69,7 @@ PARAMETERS = """
     precision : {"float32", "tf32"}, default="float32"
         Of matrix products on CUDA. "tf32" keeps 10 bits of the operands' mantissas, for tensor cores (compute capability 8.0
         and above, and the emulated device); sums, updates and all else stay float32. No effect elsewhere. "float32" may use
-        tensor cores as well, in three passes that lose nothing, where the card is found to be faster that way.
+        tensor cores as well, in three passes that together keep its bits, where the card is found to be faster that way.
     n_jobs : int or None, default=None
         Threads of the CPU to use, at most; None or -1 for as many as BLAS has (by cores, or its environment variables).
     random_state : int, RandomState or None, default=None

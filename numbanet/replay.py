@@ -43,11 +43,13 @@ class Replay:
     MOST = 1 << 30      # bytes that recorded passes may take, all of them together; a larger one is not recorded
     RECORDED = 1 << 11  # passes that are recorded: a driver keeps some memory for each
     MET = 1 << 14       # passes that are remembered, recorded or not
+    TRIED = 4           # passes that could not be recorded: then no other is tried, if none could
 
     def __init__(self, dev: Device, parameters: Sequence[Tensor]) -> None:
         self.dev, self.parameters = dev, parameters
         self.possible = not profile.ENABLED and dev.records()
         self._recorded: list[Any] = []
+        self._failed = 0
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
         self._places: dict[tuple, Any] = {}
 
@@ -106,6 +108,8 @@ class Replay:
         if graph is None:
             for parameter in self.parameters:
                 parameter.zero_grad()  # nothing was computed
+            self._failed += 1
+            self.possible &= bool(self._recorded) or self._failed < self.TRIED
             return ()
         self._recorded.append(graph)
         return _Pass(graph, [p.gradient for p in self.parameters], [p.data for p in self.parameters])

@@ -169,7 +169,8 @@ class Trainer:
     def _epoch(self, data: Data, tick: Callable[[int], None]) -> dict:
         began, losses, answers, seen, done, dense = time.perf_counter(), [], [], [], 0, 0
         order = data.at(self.rng.permutation(len(data)))
-        feed = self.feed(order, data.y, data.weights)
+        with self.dev.session(**self.session_options):
+            feed = self.feed(order, data.y, data.weights)
         for start, total in zip(range(0, len(order), self.batch_size), feed.totals, strict=True):
             if total == 0:
                 continue

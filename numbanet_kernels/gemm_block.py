@@ -16,7 +16,8 @@ last adds up all of them, in the order of k, so that the result is the same each
 
 On tensor cores (version 5) a warp computes 64 x 32 of the 128 x 128: per k-tile 2 x 4 x 4 products 16 x 8 x 8 by mma. They
 multiply TF32: float32 with 10 bits of mantissa. With three passes a number is the sum of two of them, x = big + small, and
-big big + big small + small big leaves out small small alone: the error of float32. One pass keeps 10 bits. A tile lies there
+big big + big small + small big leaves out small small alone: the error of float32, but NaN where an operand is infinite. One
+pass keeps 10 bits. A tile lies there
 with k in rows of 16 + 4 floats, or, read across, with k rows of 128 + 8: either way a warp's fragment, 8 by 4, lies in 32
 banks, and so do the floats that a warp copies at once.
 """
@@ -32,6 +33,7 @@ from numba import float32, int32
 from .copies import DEPTH, THREADS, address, copies_of, layout
 from .intrinsics import commit, fence, parking, wait_for_all_but_one
 from .launch import (
+    NotRecorded,
     capability,
     ceil_div,
     cuda,
@@ -146,13 +148,24 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
 TILES = {128: 1.0, 64: 1.5}  # what an output costs in blocks of each size, where there are blocks for all multiprocessors
 
 
-def tile_for(rows, cols, products=1):
-    """The size of blocks by which so many products are done first: a multiprocessor works on two at a time."""
-    def cost(tile):
-        waves = ceil_div(products * ceil_div(rows, tile) * ceil_div(cols, tile), 2 * multiprocessors())
-        return waves * tile * tile * TILES[tile]
+def _cost(rows, cols, products, tile, each):
+    """Of so many products in blocks of a size: a multiprocessor works on two at a time."""
+    return ceil_div(products * ceil_div(rows, tile) * ceil_div(cols, tile), 2 * multiprocessors()) * tile * tile * each
 
-    return min(TILES, key=cost)
+
+def tile_for(rows, cols, products=1):
+    """The size of blocks by which so many products are done first, by fused multiply-adds."""
+    return min(TILES, key=lambda tile: _cost(rows, cols, products, tile, TILES[tile]))
+
+
+def way_for(rows, cols, products=1, right=None):
+    """(size of blocks, passes of TF32): one pass where that precision will do, else three where products of this size are done
+    first that way; none where the card gets them wrong, which `right` tells of other kernels than these."""
+    right, tile = right or _tensor_agrees, tile_for(rows, cols, products)
+    if imprecise():
+        return (128, 1) if right[1]() else (tile, 0)
+    sooner = _cost(rows, cols, products, 128, three_passes()) < _cost(rows, cols, products, tile, TILES[tile])
+    return (128, 3) if sooner and right[3]() else (tile, 0)
 
 
 LEAST_SPAN = 16 * DEPTH  # of k, for one block
@@ -177,40 +190,32 @@ def available(*arrays):
     return capability() >= _block().least and all(array.size < 2**31 for array in arrays) and _agrees()
 
 
-def passes_for(right=None):
-    """How many passes of TF32 products make: one where that precision will do, else three, which are as exact as float32, where
-    this card is faster that way; none where it gets them wrong, which `right` tells of other kernels than these."""
-    passes = 1 if imprecise() else 3 if tensor_pays() else 0
-    return passes if passes and (right or _tensor_agrees)[passes]() else 0
-
-
-def tensor_pays():
-    """Whether three passes on this card's tensor cores are done well before fused multiply-adds: no on the emulated device."""
-    return not emulating() and _three_passes_are_faster()
+def three_passes():
+    """How much longer than fused multiply-adds three passes on tensor cores take here, in quarters, rounded up, so that all
+    processes find the same; inf where they are wrong, or were not measured, and on the emulated device."""
+    return math.inf if emulating() else _three_passes()
 
 
 @functools.cache
-def _three_passes_are_faster():
-    """By a fifth or more, so that it is the same in each process: gaming cards have few tensor cores for TF32, others many."""
+def _three_passes():
     try:
-        return _tensor_agrees[3]() and _milliseconds(3) < 0.8 * _milliseconds(0)
+        seconds = [[_milliseconds(passes) for passes in (3, 0)] for _ in range(4)][1:]  # the first turns warm a card up
+        three, none = (min(found) for found in zip(*seconds, strict=True))
+        return math.ceil(4 * three / none) / 4
+    except NotRecorded:
+        raise
     except Exception as error:  # a driver without events: nothing was measured
         warnings.warn(f"tensor cores were not measured: {type(error).__name__}: {error}", stacklevel=2)
-        return False
+        return math.inf
 
 
 def _milliseconds(passes, side=2048, times=4):
-    """Of a product of squares, many times as large as a launch."""
+    """Of products of squares, each many times as long as a launch."""
     a, b = (to_device(np.random.default_rng(0).standard_normal(side * side, np.float32)) for _ in range(2))
     out, (start, stop) = device_array((side, side)), (cuda.event(), cuda.event())
-
-    def multiply():
-        gemm_block_cuda(a, b, (side,) * 3, (0, side, 1), (0, 1, side), out, tile=128, passes=passes)
-
-    multiply()  # compiled and loaded before it is timed
     start.record()
     for _ in range(times):
-        multiply()
+        gemm_block_cuda(a, b, (side,) * 3, (0, side, 1), (0, 1, side), out, tile=128, passes=passes)
     stop.record()
     stop.synchronize()
     return start.elapsed_time(stop)
@@ -222,18 +227,28 @@ def _agrees():
     return float(np.max([_error(tile, 0) for tile in TILES]))
 
 
-_tensor_agrees = {3: trusted(lambda: _error(128, 3)), 1: trusted(lambda: _error(128, 1) / 1000)}  # a thousand times as far off
+DEEP = 4096  # of a product whose sums would show that a card adds with fewer bits than float32 has
 
 
-def _error(tile, passes):
+def exact_enough(error):
+    """The error of three passes; inf where, of a deep product, it is more than four times that of fused multiply-adds."""
+    deep = [error(passes, DEEP) for passes in (3, 0)]
+    return error(3) if deep[0] <= 4 * deep[1] else math.inf
+
+
+_tensor_agrees = {3: trusted(lambda: exact_enough(functools.partial(_error, 128))),
+                  1: trusted(lambda: _error(128, 1) / 1000)}  # which may be a thousand times as far off
+
+
+def _error(tile, passes, k=45):
     """Of the three products of a training step, with what they do on the way, whole and in parts."""
     rng, errors = np.random.default_rng(0), []
-    (m, n, k), shape = (150, 133, 45), (150, 133)
+    (m, n), shape = (150, 133), (150, 133)
     x, y, gate = (rng.standard_normal(s, np.float32) for s in ((m, k), (k, n), shape))
     for ta, tb, masked, summed in ((False, True, False, False), (False, False, True, False), (True, False, False, True)):
         a, b = (to_device(np.ascontiguousarray(operand.T if turned else operand).reshape(-1)) for operand, turned in
                 ((x, ta), (y, tb)))
-        for span in (16, 48):
+        for span in (ceil_div(k, 3 * DEPTH) * DEPTH, ceil_div(k, DEPTH) * DEPTH):
             out, sums = device_array(shape), device_array((m,))
             gemm_block_cuda(a, b, (m, n, k), (0, 1, m) if ta else (0, k, 1), (0, 1, k) if tb else (0, n, 1), out,
                             where=to_device(gate) if masked else None, a_sums=sums if summed else None,
@@ -249,11 +264,12 @@ def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), rel
                     a_sums=None, sums_scale=1.0, tile=None, passes=None, span=None, padding=4):
     """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at, b_at and bias_at say where the
     elements lie: (a0, am, ak), (b0, bk, bn) and (start, step). `where` and `a_sums` as above.
-    passes of TF32, in tiles of 128: 3, with the error of float32, or 1; None: `passes_for`. To look at what they do: a tile of
+    passes of TF32, in tiles of 128: 3, with the error of float32, or 1; None: `way_for`. To look at what they do: a tile of
     64 or 128, the span of k of a block, a multiple of 16, and padding by a multiple of 4."""
     (rows, cols, depth), (_, am, ak), (_, bk, bn) = shape, a_at, b_at
-    passes = passes_for() if passes is None else passes
-    tile, together = (128, 2) if passes else (tile_for(rows, cols) if tile is None else tile, 4)
+    if passes is None:
+        tile, passes = way_for(rows, cols) if tile is None else (tile, 0)
+    tile, together = (128, 2) if passes else (tile or tile_for(rows, cols), 4)
     span = max(span_for(rows, cols, depth, tile) if span is None else span, DEPTH)
     summed, grid = a_sums is not None, (ceil_div(cols, tile), ceil_div(rows, tile), max(ceil_div(depth, span), 1))
     if grid[2] > 1 and grid[0] * grid[1] > TICKETS:

@@ -212,7 +212,7 @@ def _turned(x, y, axes):
     n_a, t_a = outer[contiguous[0]][0], steps[contiguous[0]]
     (n0, s0, t0), (n1, s1, t1) = [(*outer[i], steps[i]) for i in range(3) if i != contiguous[0]]
     grid = ceil_div(n_b, EDGE), ceil_div(n_a, EDGE), n0 * n1
-    if max(grid[1:]) > MOST_BLOCKS:
+    if min(n_a, n_b) < EDGE // 2 or max(grid[1:]) > MOST_BLOCKS:  # of a narrow one most of a square would be empty
         return False
     launch(_turning(), grid, (EDGE, HEIGHT), flat(x), flat(y), n_a, n_b, s_b, t_a, n1, s0, t0, s1, t1)
     return True

@@ -126,12 +126,6 @@ class Pool:
             self.chunks.append(chunk)
         return Piece(self, chunk, *place)
 
-    def held(self) -> int:
-        """Bytes that somebody holds."""
-        with self.lock:
-            self._collect()
-            return sum(chunk.size - sum(stop - start for start, stop in chunk.free) for chunk in self.chunks)
-
     def give_back(self, chunk: _Chunk, start: int, stop: int) -> None:
         """A piece that nobody reads any more."""
         self.returned.append((chunk, start, stop))
@@ -218,11 +212,15 @@ class Arena:
     @contextlib.contextmanager
     def lending(self) -> Iterator[None]:
         """Arrays of the device that this thread makes inside lie here. NotRecorded where there is no more room."""
-        pool = Pool(self._more, min(self.CHUNK, self.most), keep=self.most, step=L.ALIGNMENT)
+        pool, before = Pool(self._more, self.CHUNK, keep=self.most, step=L.ALIGNMENT), len(self.chunks)
         pool.chunks = [_Chunk(chunk) for chunk in self.chunks]
+        pool.family = device_pool.family  # which gives up what nobody uses where the device is short of memory
         token = _lender.set(pool)
         try:
             yield
+        except BaseException:
+            del self.chunks[before:]
+            raise
         finally:
             _lender.reset(token)
 

@@ -84,16 +84,43 @@ def test_what_may_do_something_else_each_time_is_not_recorded(monkeypatch, rng, 
 
 
 def test_passes_share_one_memory(monkeypatch, replays):
-    """Each starts it anew: what they compute is right all the same, and of many it is no more than of the largest."""
+    """Each starts it anew: what they compute is right all the same, and the memory grows for a larger one alone."""
     monkeypatch.setattr(pool.Arena, "CHUNK", 1 << 8)
-    ours = fit(np.random.default_rng(0))
-    arenas = {id(recorded.arena): recorded.arena for recorded in replays}
-    (arena,) = arenas.values()
-    assert len(replays) > 1 and 0 < arena.nbytes < 1 << 14
-    monkeypatch.setattr(Replay, "MOST", arena.nbytes // 2)  # a pass needs more
+    found = {"shared": [], "alone": []}
+
+    def fitted(how):
+        def init(self, work, arena, original=graph.Graph.__init__):
+            arena = arena if how == "shared" else pool.Arena(1 << 20)
+            original(self, work, arena)
+            found[how].append((arena, arena.nbytes))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(graph.Graph, "__init__", init)
+            return fit(np.random.default_rng(0))
+
+    ours = fitted("shared")
+    equal(ours, fitted("alone"))
+    shared, alone = ([size for _, size in found[how]] for how in ("shared", "alone"))
+    assert len(shared) == len(alone) > 2 and len({id(arena) for arena, _ in found["shared"]}) == 1
+    assert shared[-1] < 1.5 * max(alone) < sum(alone)
+    monkeypatch.setattr(Replay, "MOST", shared[-1] // 2)  # a pass needs more
     replays.clear()
     equal(ours, fit(np.random.default_rng(0)))
     assert not replays
+
+
+def test_where_nothing_can_be_recorded_it_is_not_tried_for_long(monkeypatch, replays):
+    monkeypatch.setattr(Replay, "MOST", 1)
+    monkeypatch.setattr(Replay, "TRIED", 2)
+    tried = []
+
+    def init(self, work, arena, original=graph.Graph.__init__):
+        tried.append(arena)
+        original(self, work, arena)
+
+    monkeypatch.setattr(graph.Graph, "__init__", init)
+    fit(np.random.default_rng(0), epochs=4)
+    assert len(tried) == 2 and not replays and not any(arena.chunks for arena in tried)
 
 
 def test_no_more_passes_are_recorded_than_may_be(monkeypatch, replays):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_compile import PROBLEM, PTXAS
 
-from numbanet_kernels import gemm, gemm_block, gemm_grouped, gemm_rows, gemm_tiles, indexing, launch, random
+from numbanet_kernels import gemm, gemm_block, gemm_grouped, gemm_rows, gemm_tiles, indexing, launch, random, update
 
 NVDISASM = PTXAS and PTXAS.replace("ptxas", "nvdisasm")
 CARDS = [(8, 0), (9, 0)]
@@ -100,14 +100,14 @@ def test_tensor_cores_multiply_tiles(passes, inner, a_along_k, b_along_k, card, 
 @pytest.mark.parametrize("kernel", [gemm_block._block(128, False, False, 0, True), gemm_block._block(128, True, True, 3),
                                     gemm_grouped._grouped(True, 128, True, True)], ids=["block", "tensor", "tiles"])
 def test_the_largest_kernels_are_soon_compiled(kernel, tmp_path):
-    """In less than 1.5 s, with ptxas; on a busy machine at least one time in four."""
-    def seconds():
+    """With ptxas in less than eight times what the smallest one takes: 1.5 s where that takes 0.19 s. At least once in four."""
+    def seconds(kernel):
         start = time.perf_counter()
         (tmp_path / "kernel.ptx").write_text(kernel.ptx((9, 0)))
         subprocess.run([PTXAS, "-arch=sm_90", tmp_path / "kernel.ptx", "-o", tmp_path / "kernel.cubin"], check=True)
         return time.perf_counter() - start
 
-    assert any(seconds() < 1.5 for _ in range(4))
+    assert any(seconds(kernel) < 8 * seconds(update._updates()[1]) for _ in range(4))
 
 
 def counted(call):

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from numbanet_kernels import gemm, gemm_block, gemm_rows, gemm_tiles, launch
+from numbanet_kernels import gemm, gemm_block, gemm_grouped, gemm_rows, gemm_tiles, launch
 
 SHAPES = [(1, 1, 1), (7, 9, 11), (8, 8, 8), (10, 3, 17), (0, 4, 3), (4, 0, 3), (4, 3, 0)]  # (M, N, K)
 FLAGS = list(itertools.product([False, True], repeat=2))
@@ -99,7 +99,7 @@ def test_products_on_tensor_cores(rng, from_8_0, put, get, kind, monkeypatch):
                 "tiles": gemm_tiles.gemm_tiles_reference(x, w, *pattern)}[kind]
     found = []
     for precise, pays in ((True, False), (True, True), (False, False)):
-        monkeypatch.setattr(gemm_block, "tensor_pays", lambda pays=pays: pays)
+        monkeypatch.setattr(gemm_block, "three_passes", lambda pays=pays: 0.25 if pays else np.inf)
         with contextlib.nullcontext() if precise else launch.tf32():
             found.append(get({"gemm": lambda: gemm.gemm_cuda(put(x), put(w), tb=True),
                               "rows": lambda: gemm_rows.gemm_rows_cuda(put(x), put(w), rows, None),
@@ -108,18 +108,35 @@ def test_products_on_tensor_cores(rng, from_8_0, put, get, kind, monkeypatch):
     assert max(plain, three) < 1e-6 < 1e-5 < one < 1e-3 and not np.array_equal(found[0], found[1])
 
 
-@pytest.mark.parametrize("milliseconds, faster", [({0: 1.0, 3: 0.7}, True), ({0: 1.0, 3: 0.9}, False), ({}, False)])
-def test_tensor_cores_serve_where_they_are_faster(rng, from_8_0, monkeypatch, milliseconds, faster):
-    """By what was measured, once; where nothing could be, they do not, and it is said. Not on the emulated device."""
+@pytest.mark.parametrize("milliseconds, longer", [({0: 1.0, 3: 0.7}, 0.75), ({0: 1.0, 3: 1.9}, 2.0), ({}, np.inf)])
+def test_tensor_cores_are_measured_once(from_8_0, monkeypatch, milliseconds, longer):
+    """Where nothing could be measured they do not serve, and it is said. The emulated device has no time to measure."""
     monkeypatch.setattr(gemm_block, "_milliseconds", milliseconds.__getitem__)
-    measured = gemm_block._three_passes_are_faster
+    measured = gemm_block._three_passes
     measured.cache_clear()
     try:
         with contextlib.nullcontext() if milliseconds else pytest.warns(UserWarning, match="not measured: KeyError: 3"):
-            assert measured() == faster
-        assert measured.cache_info().currsize == 1 and gemm_block.tensor_pays() == (faster and not launch.emulating())
+            assert measured() == longer
+        assert measured.cache_info().currsize == 1 and gemm_block.three_passes() == (np.inf if launch.emulating() else longer)
     finally:
         measured.cache_clear()
+
+
+@pytest.mark.parametrize("rows, cols, longer, way", [
+    (4096, 4096, 0.75, (128, 3)), (4096, 4096, 1.25, (128, 0)), (128, 1024, 0.5, (64, 0)), (128, 1024, 0.25, (128, 3))])
+def test_tensor_cores_serve_products_that_they_do_sooner(from_8_0, monkeypatch, rows, cols, longer, way):
+    """Their blocks are large: of a small product there are too few."""
+    monkeypatch.setattr(gemm_block, "three_passes", lambda: longer)
+    monkeypatch.setattr(gemm_block, "multiprocessors", lambda: 132)
+    assert gemm_block.way_for(rows, cols) == way
+
+
+@pytest.mark.parametrize("module", [gemm_block, gemm_grouped])
+def test_three_passes_are_as_exact_on_a_card(from_8_0, monkeypatch, module):
+    """Of a deep product, too; if not, they are not used."""
+    monkeypatch.setattr(gemm_block, "DEEP", 100)
+    assert module._tensor_agrees[3].check() < 1e-6
+    assert gemm_block.exact_enough(lambda passes, k=1: 5e-7 if passes else 1e-7) == np.inf
 
 
 def test_out_is_filled(suffix, put, get, rng):
