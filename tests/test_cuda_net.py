@@ -1,5 +1,8 @@
 """A network trained on CUDA, emulated or in the simulator gives the weights of the CPU: same plans, same steps."""
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -118,3 +121,25 @@ def test_a_step_is_emulated_soon_enough(rng):
     net = Net((64,), epochs=1, batch_size=32, random_state=0, device="emulated", dropout="rdp").fit(x[:32], y[:32])
     seconds = net.partial_fit(x, y).history_[-1]["seconds"]
     assert seconds / 3 < 5
+
+
+COMPILED = """
+import numpy as np
+from numbanet_kernels import gemm_block, launch
+
+x, out = launch.to_device(np.ones(64 * 64, np.float32)), launch.device_array((64, 64))
+gemm_block.gemm_block_cuda(x, x, (64, 64, 64), (0, 64, 1), (0, 1, 64), out, tile=64, passes=0)
+assert (out.copy_to_host() == 64).all()
+stats = gemm_block._block(64, True, True, 0, False, 4).dispatcher.stats
+print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
+"""
+
+
+@pytest.mark.skipif("cuda" not in OTHERS or launch.SIMULATED or launch.capability() < (8, 0),
+                    reason="needs a card of compute capability 8.0")
+def test_a_later_process_loads_compiled_kernels(tmp_path):
+    """Those with code of their own, too: nothing that changes from process to process is in what names them."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    said = [subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=True).stdout
+            for _ in range(2)]
+    assert said == ["0 1\n", "1 0\n"]

@@ -1,7 +1,9 @@
 """Gates on compiled kernels, where no card tells: what the inner loop of the product is made of, registers, memory traffic."""
 import collections
+import os
 import re
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -108,6 +110,24 @@ def test_the_largest_kernels_are_soon_compiled(kernel, tmp_path):
         return time.perf_counter() - start
 
     assert any(seconds(kernel) < 8 * seconds(update._updates()[1]) for _ in range(4))
+
+
+NAMED = """
+import hashlib
+from numba.core.serialize import dumps
+from numbanet_kernels import gemm_block, gemm_grouped, update
+
+for kernel in (gemm_block._block(128, False, False, 3, True), gemm_grouped._grouped(), *update._updates()):
+    cells = tuple(cell.cell_contents for cell in kernel.function.__closure__ or ())
+    print(kernel.__name__, hashlib.sha256(dumps(cells)).hexdigest())
+"""
+
+
+def test_later_processes_find_compiled_kernels():
+    """Numba's cache names a kernel by its code and by what its closure holds: intrinsics, too, are the same in each process."""
+    said = [subprocess.run([sys.executable, "-c", NAMED], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
+                           text=True, check=True).stdout for seed in "12"]
+    assert said[0] == said[1] and len(said[0].splitlines()) == 5
 
 
 def counted(call):
