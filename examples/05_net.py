@@ -59,7 +59,7 @@ print("the last epoch:", {name: round(value, 5) for name, value in net.history_[
 # relative to dense training; `validation_data` adds a test score to each epoch.
 
 # %%
-EPOCHS = 40
+EPOCHS = 20
 histories = {}
 print(f"{'dropout':10s} {'test':>7s} {'training loss':>14s} {'seconds':>8s} {'share of FLOPs':>15s}")
 for dropout in COLOURS:
@@ -86,12 +86,12 @@ for dropout, history in histories.items():
     left.plot(range(1, len(score) + 1), score, color=COLOURS[dropout], linewidth=1.8, label=dropout)
     right.plot(work, score, color=COLOURS[dropout], linewidth=1.8)
     right.plot(work[-1], score[-1], "o", color=COLOURS[dropout], markersize=5)
-left.set(xlabel="epoch", ylabel="test error", yscale="log", xlim=(0, EPOCHS + 1))
+left.set(xlabel="epoch", ylabel="test error", yscale="log", xlim=(0, EPOCHS + 1), xticks=range(0, EPOCHS + 1, 5))
 left.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5], ["2 %", "5 %", "10 %", "20 %", "50 %"])
 left.minorticks_off()
 left.set_title("Test error by epoch", loc="left", fontsize=11)
 left.legend(frameon=False, ncols=2)
-right.set(xlabel="FLOPs done, in dense epochs", xlim=(0, EPOCHS + 1))
+right.set(xlabel="FLOPs done, in dense epochs", xlim=(0, EPOCHS + 1), xticks=range(0, EPOCHS + 1, 5))
 right.set_title(f"The same by work: the dots mark {EPOCHS} epochs", loc="left", fontsize=11)
 save("net_learning_curves.png")
 

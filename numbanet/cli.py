@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import itertools
 import os
 import sys
 import warnings
@@ -159,8 +158,8 @@ def _counters(names: Sequence[str], target: Path | None) -> int:
     device("emulated")  # RuntimeError with the reason where it is not available
     if target:
         plots.check_target(target)
-    found = [(name, kernel, counters.summary()) for name in dict.fromkeys(names)
-             for kernel, counters in samples.counted(name).items()]
+    counted = {name: samples.counted(name) for name in dict.fromkeys(names)}
+    found = [(name, kernel, counters.summary()) for name, kernels in counted.items() for kernel, counters in kernels.items()]
     _print_table("", ("operation", "kernel", "issued", "fma", "FLOPs", "bytes", "x least", "FLOP/B", "banks", "parted"), [
         (name, kernel.__name__, _short(c["issued"]), f"{(c['issued fma'] + c['issued mma']) / c['issued']:.0%}",
          _short(c["flops"]), _short(c["bytes"]), f"{c['sectors'] / max(c['least sectors'], 1):.2f}", f"{c['intensity']:.2f}",
@@ -169,10 +168,8 @@ def _counters(names: Sequence[str], target: Path | None) -> int:
           "bytes: 32 for each sector of global memory that a warp touches; x least: times as many as its data would fit in;\n"
           "banks: cycles that shared memory waits; parted: branches at which a warp goes both ways")
     if target:
-        several, shown = collections.Counter(name for name, _, _ in found), {}
-        for name, _, c in found:  # of several kernels of an operation, the second is drawn as "sum 2"
-            numbers = (str(number) for number in itertools.count(1) if f"{name} {number}" not in shown)
-            shown[f"{name} {next(numbers)}" if several[name] > 1 else name] = c["intensity"]
+        shown = {name if len(kernels) == 1 else f"{name} {i}": counters.summary()["intensity"]
+                 for name, kernels in counted.items() for i, counters in enumerate(kernels.values(), 1)}
         print(f"drawn to {plots.rooflines(shown, target)}")
     return 0
 

@@ -101,14 +101,15 @@ class Trainer:
 
     def feed(self, order: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Feed:
         """What batches are cut from, uploaded at once; `order` are numbers of samples, which y and weights have all of."""
-        upload, starts = self.dev.upload, range(0, len(order), self.batch_size)
+        rows, y = self.dev.upload(order.astype(np.int32)), self.dev.upload(y[order])
+        starts = range(0, len(order), self.batch_size)
         sizes = [min(self.batch_size, len(order) - start) for start in starts]
         if weights is None:
-            return Feed(upload(order.astype(np.int32)), upload(y[order]), None, sizes)
+            return Feed(rows, y, None, sizes)
         weights = weights[order]
         totals = [float(weights[start:start + size].sum()) for start, size in zip(starts, sizes, strict=True)]
         shares = weights / np.repeat(np.array([total or 1.0 for total in totals], np.float32), sizes)
-        return Feed(upload(order.astype(np.int32)), upload(y[order]), upload(shares.astype(np.float32)), totals)
+        return Feed(rows, y, self.dev.upload(shares, np.float32), totals)
 
     def batch(self, X: Any, feed: Feed, start: int) -> tuple[Tensor, Any, Any]:
         """(x, y, weights) of the samples from place `start` on, where a step can replay what it does with them: the next batch

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from llvmlite import ir
 from numba import types
 
-from .intrinsics import F32, I32, I64, constant, data_of, element, listed as numbers_of
+from .intrinsics import F32, I32, I64, constant, data_of, element, numbers_of
 from .launch import intrinsic
 
 DEPTH = 16     # of a tile, along k

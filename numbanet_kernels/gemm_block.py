@@ -191,8 +191,8 @@ def available(*arrays):
 
 
 def three_passes():
-    """How much longer than fused multiply-adds three passes on tensor cores take here, in quarters, rounded up, so that all
-    processes find the same; inf where they are wrong, or were not measured, and on the emulated device."""
+    """How many times as long as fused multiply-adds three passes on tensor cores take here, in quarters, rounded up, so that
+    processes seldom differ; inf where nothing could be measured, and on the emulated device."""
     return math.inf if emulating() else _three_passes()
 
 

@@ -32,7 +32,7 @@ def element(builder, data, index):
     return builder.gep(data, [builder.sext(index, I64)])
 
 
-def listed(context, builder, kind, array, at, numbers):
+def numbers_of(context, builder, kind, array, at, numbers):
     """array[at + n] for some numbers n."""
     data = data_of(context, builder, kind, array)
     return [builder.load(element(builder, data, builder.add(at, n))) for n in numbers]

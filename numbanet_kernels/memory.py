@@ -21,8 +21,9 @@ def output(op, device, empty, shape, out, dtype=np.float32):
     """`out` where it is given and fits, else a new array: what every operation writes its result to."""
     if out is None:
         return empty(shape, dtype)
-    if tuple(out.shape) != tuple(shape):
-        raise ValueError(f"{op} ({device}): out {out.shape} does not match {tuple(shape)}")
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if tuple(out.shape) != shape:
+        raise ValueError(f"{op} ({device}): out {out.shape} does not match {shape}")
     return out
 
 

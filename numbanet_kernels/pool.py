@@ -212,7 +212,7 @@ class Arena:
     @contextlib.contextmanager
     def lending(self) -> Iterator[None]:
         """Arrays of the device that this thread makes inside lie here. NotRecorded where there is no more room."""
-        pool, before = Pool(self._more, self.CHUNK, keep=self.most, step=L.ALIGNMENT), len(self.chunks)
+        pool, before = Pool(self._more, min(self.CHUNK, self.most), keep=self.most, step=L.ALIGNMENT), len(self.chunks)
         pool.chunks = [_Chunk(chunk) for chunk in self.chunks]
         pool.family = device_pool.family  # which gives up what nobody uses where the device is short of memory
         token = _lender.set(pool)

@@ -20,7 +20,7 @@ import numpy as np
 from numba import float32, int32, uint32, uint64
 
 from .launch import cuda, host_kernel, kernel, kernels, launch
-from .memory import THREADS, blocks_for, ceil_div, empty_cpu, empty_cuda, flat
+from .memory import THREADS, blocks_for, ceil_div, empty_cpu, empty_cuda, flat, output
 
 M0, M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 W0, W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
@@ -41,16 +41,6 @@ def _threshold_and_scale(rate, scale):
     if not 0 <= rate < 1:
         raise ValueError(f"dropout: rate {rate} is not in [0, 1)")
     return min(math.ceil(rate * 2**32), 0xFFFFFFFF), float(1 / (1 - rate) if scale is None else scale)
-
-
-def _result(op, device, empty, shape, out, dtype=np.float32):
-    """`out` where it is given and fits, else a new array."""
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    if out is None:
-        return empty(shape, dtype)
-    if out.shape != shape:
-        raise ValueError(f"{op} ({device}): out {out.shape} does not match {shape}")
-    return out
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -139,20 +129,20 @@ def random_bits_cpu(key, counter, size, out=None):
     bits = _bits_from(key, counter, 0, ceil_div(size, 4))[:size]
     if out is None:
         return bits
-    np.copyto(_result("random_bits", "cpu", empty_cpu, size, out), bits)
+    np.copyto(output("random_bits", "cpu", empty_cpu, size, out), bits)
     return out
 
 
 def uniform_cpu(key, counter, shape, out=None):
     """u[i] = floor(bits[i] / 2^8) / 2^24, in [0, 1)"""
-    out = _result("uniform", "cpu", empty_cpu, shape, out)
+    out = output("uniform", "cpu", empty_cpu, shape, out)
     return np.multiply((random_bits_cpu(key, counter, out.size) >> 8).reshape(out.shape), 2.0**-24, out=out,
                        casting="unsafe", dtype=np.float32)
 
 
 def normal_cpu(key, counter, shape, out=None):
     """z[2j], z[2j+1] = r (cos, sin)(2 pi u[2j+1]), r = sqrt(-2 log(1 - u[2j]))"""
-    out = _result("normal", "cpu", empty_cpu, shape, out)
+    out = output("normal", "cpu", empty_cpu, shape, out)
     u = uniform_cpu(key, counter, (ceil_div(out.size, 2), 2))
     r = np.sqrt(np.float32(-2) * np.log(1 - u[:, 0]))
     angle = np.float32(2 * math.pi) * u[:, 1]
@@ -163,7 +153,7 @@ def normal_cpu(key, counter, shape, out=None):
 
 def dropout_cpu(x, rate, key, counter, scale=None, out=None):
     """y[i] = x[i] scale where bits[i] / 2^32 >= rate, else 0; scale = 1/(1 - rate) unless given"""
-    out = _result("dropout", "cpu", empty_cpu, x.shape, out)
+    out = output("dropout", "cpu", empty_cpu, x.shape, out)
     threshold, scale = _threshold_and_scale(rate, scale)
     _drop(*_words(key, "key"), *_words(counter, "counter"), threshold, scale, flat(x), flat(out))
     whole = x.size // 4 * 4
@@ -240,23 +230,23 @@ def _fill(use, x, out, key, counter, threshold=0, scale=0.0):
 
 def random_bits_cuda(key, counter, size, out=None):
     """bits[i] = word i % 4 of Philox(key; i//4, counter).   -> (size,) uint32"""
-    out = _result("random_bits", "cuda", empty_cuda, size, out, np.uint32)
+    out = output("random_bits", "cuda", empty_cuda, size, out, np.uint32)
     return _fill(BITS, out, out, key, counter)
 
 
 def uniform_cuda(key, counter, shape, out=None):
     """u[i] = floor(bits[i] / 2^8) / 2^24, in [0, 1)"""
-    out = _result("uniform", "cuda", empty_cuda, shape, out)
+    out = output("uniform", "cuda", empty_cuda, shape, out)
     return _fill(UNIFORM, out, out, key, counter)
 
 
 def normal_cuda(key, counter, shape, out=None):
     """z[2j], z[2j+1] = r (cos, sin)(2 pi u[2j+1]), r = sqrt(-2 log(1 - u[2j]))"""
-    out = _result("normal", "cuda", empty_cuda, shape, out)
+    out = output("normal", "cuda", empty_cuda, shape, out)
     return _fill(NORMAL, out, out, key, counter)
 
 
 def dropout_cuda(x, rate, key, counter, scale=None, out=None):
     """y[i] = x[i] scale where bits[i] / 2^32 >= rate, else 0; scale = 1/(1 - rate) unless given"""
-    out = _result("dropout", "cuda", empty_cuda, x.shape, out)
+    out = output("dropout", "cuda", empty_cuda, x.shape, out)
     return _fill(DROPOUT, x, out, key, counter, *_threshold_and_scale(rate, scale))

@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 
 from .copies import DEPTH, THREADS
-from .intrinsics import F32, I32, I64, constant, data_of, element, listed, loaded
+from .intrinsics import F32, I32, I64, constant, data_of, element, loaded, numbers_of
 from .launch import intrinsic
 
 QUAD = ir.VectorType(F32, 4)
@@ -28,7 +28,7 @@ FRAGMENTS = types.UniTuple(types.float32, 64)
 
 
 def _gates(builder, data, masked, places, wanted):
-    """Whether the elements of `where` at some places are above 0; nothing is read unless masked, or where not wanted."""
+    """Whether the elements of `where` at some places are above 0; all are as good as that, and none is read, unless masked."""
     zero = ir.Constant(F32, 0.0)
     return [builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, zero))
             for value in loaded(builder, data, places, wanted, masked)]
@@ -94,7 +94,7 @@ def stores_of(kind, rows_at, cols_at, place_of, group):
         def generate(context, builder, signature, arguments):
             sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale = arguments
             inside = [builder.icmp_signed("<", constant(j), cols) for j in cols_at]
-            columns = listed(context, builder, signature.args[6], to, to_at, [constant(j) for j in cols_at])
+            columns = numbers_of(context, builder, signature.args[6], to, to_at, [constant(j) for j in cols_at])
             biases = loaded(builder, data_of(context, builder, signature.args[8], bias), columns, inside, biased)
             c, where = data_of(context, builder, signature.args[1], c), data_of(context, builder, signature.args[10], where)
             result = _results(builder, sums, place_of, biases, relu, alpha, scale)
