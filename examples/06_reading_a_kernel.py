@@ -51,7 +51,7 @@ a, b = rng.standard_normal((SIDE, DEPTH), dtype=np.float32), rng.standard_normal
 
 
 def block(x, y, padding=4):
-    return gemm_block_cuda(x.reshape(-1), y.reshape(-1), (SIDE, SIDE, DEPTH), (0, DEPTH, 1), (0, SIDE, 1),
+    return gemm_block_cuda(x.reshape(-1), y.reshape(-1), (SIDE, SIDE, DEPTH), (DEPTH, 1), (SIDE, 1),
                            device_array((SIDE, SIDE)), tile=128, padding=padding)
 
 

@@ -422,7 +422,7 @@ def _linear_tiles(dev, x, w, b=None, *, plan: TilePlan, relu: bool, order: Order
     @_once
     def both(dy):
         like_dy, outputs = prepared(dy)
-        return dev.gemm_tiles_dw(like_dy, x, *pattern, scale=scale, inputs=inputs, outputs=outputs)
+        return dev.gemm_tiles_dw(like_dy, x, *pattern, scale=scale, blocks=blocks, inputs=inputs, outputs=outputs)
 
     return y, Fusing((dx, lambda dy: PackedGradient(both(dy)[0], plan.packing(dev), shape), lambda dy: both(dy)[1]))
 

@@ -29,6 +29,45 @@ class Packing(NamedTuple):
     col_pos: object     # (L, C)
 
 
+class RowLists(NamedTuple):
+    """The kept indices of an axis of length n, as kernels read them: int32 arrays."""
+
+    places: Any     # (n,) place of each index among the kept ones, -1 where dropped
+    classes: Any    # (n,) zeros: for a `Packing`, which has the other two with another axis, too
+    kept: Any       # (K,)
+    cols: Any       # (1, K)
+    col_pos: Any    # (1, n)
+
+
+class Lists(NamedTuple):
+    """The index arrays of a plan on a device, in one array: all of them are copied at once."""
+
+    whole: Any      # int32
+    parts: Any      # parts of it, a `RowLists`, or the arrays of a `Packing` and a `TileLists`
+
+    @classmethod
+    def uploaded(cls, host: tuple, dev: Device) -> Lists:
+        """Host arrays as the lists of a device."""
+        padded = [np.pad(array.reshape(-1).astype(np.int32), (0, -array.size % APART)) for array in host]
+        return cls._of(dev.upload(np.concatenate(padded)), host, dev)
+
+    @classmethod
+    def _of(cls, whole: Any, like: tuple, dev: Device) -> Lists:
+        parts, start = [], 0
+        for array in like:
+            found = dev.part(whole, start, start + array.size) if array.size else dev.empty((0,), np.int32)
+            parts.append(dev.reshape(found, array.shape))
+            start += array.size + -array.size % APART
+        return cls(whole, RowLists(*parts) if isinstance(like, RowLists) else tuple(parts))
+
+    def place(self, dev: Device) -> Lists:
+        """Room for lists of this kind."""
+        return self._of(dev.empty(self.whole.shape, np.int32), self.parts, dev)
+
+
+APART = 64  # numbers between the starts of two lists: 256 bytes, as a device aligns its own arrays
+
+
 class Blocks(NamedTuple):
     """A division of a weight into blocks, and which of them a plan reads."""
 
@@ -52,6 +91,8 @@ class RowPlan:
         First kept index, 0 … dp - 1.
     scale : float, default=1.0
         What the kept values are multiplied by.
+    at : RowLists, optional
+        Where kernels read what is kept, if not in arrays of this plan's own (`Replay`).
 
     Raises
     ------
@@ -63,6 +104,7 @@ class RowPlan:
     dp: int
     bias: int
     scale: float = 1.0
+    at: RowLists | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.n < 0 or self.dp < 1 or not 0 <= self.bias < self.dp:
@@ -83,6 +125,19 @@ class RowPlan:
         """The kept share of the axis, 1.0 for an empty axis."""
         return self.count / self.n if self.n else 1.0
 
+    @property
+    def kind(self) -> tuple:
+        """What is the same for all plans that mean the same launches: they differ in what is in their lists."""
+        return RowPlan, self.n, self.dp, self.count, self.scale
+
+    def lists(self, dev: Device) -> Lists:
+        """The kept indices on a device."""
+        return _row_lists(self.n, self.dp, self.bias, dev)
+
+    def reading(self, parts: RowLists) -> RowPlan:
+        """The plan, with other arrays that hold its lists."""
+        return dataclasses.replace(self, at=parts)
+
     def mask(self) -> np.ndarray:
         """(n,) bool, True where kept."""
         mask = np.zeros(self.n, bool)
@@ -95,40 +150,48 @@ class RowPlan:
 
     def blocks(self, shape: tuple[int, int], dev: Device) -> Blocks:
         """The rows of a weight (n, I), and which of them this plan keeps."""
-        return Blocks((1, shape[1]), _row_views(self.n, self.dp, self.bias, dev)[5])
+        return Blocks((1, shape[1]), _row_mask(self.n, self.dp, self.bias, dev))
 
     def room(self, dev: Device) -> None:
         """Nothing is packed: kernels read kept rows where they lie."""
 
     @property
-    def index(self) -> slice | None:
+    def index(self) -> slice | tiles.Period | None:
         """The kept indices as planned kernels take them; None stands for all."""
-        return None if self.dp == 1 else slice(self.bias, self.n, self.dp)
+        if self.dp == 1:
+            return None
+        return slice(self.bias, self.n, self.dp) if self.at is None else tiles.Period(self.at.kept, self.dp)
 
-    def positions(self, dev: Device):
+    def read(self, dev: Device) -> RowLists:
+        """The lists that kernels read."""
+        return self.lists(dev).parts if self.at is None else self.at
+
+    def positions(self, dev: Device) -> Any:
         """(n,) int32 device array: place of each index among the kept ones, -1 where dropped."""
-        return _row_views(self.n, self.dp, self.bias, dev)[0]
+        return self.read(dev).places
 
-    def kept(self, dev: Device):
+    def kept(self, dev: Device) -> Any:
         """(count,) int32 device array: the kept indices."""
-        return _row_views(self.n, self.dp, self.bias, dev)[2]
+        return self.read(dev).kept
 
 
 @functools.lru_cache(maxsize=4096)
-def _row_views(n: int, dp: int, bias: int, dev: Device) -> tuple:
-    """(places (n,), classes (n,), kept (K,), kept as (1, K), places as (1, n), whether kept (n, 1)) on the device."""
-    kept = np.arange(bias, n, dp, dtype=np.int32)
-    places = np.full(n, -1, np.int32)
+def _row_lists(n: int, dp: int, bias: int, dev: Device) -> Lists:
+    kept = np.arange(bias, n, dp)
+    places = np.full(n, -1)
     places[kept] = np.arange(kept.size)
-    host = (places, np.zeros(n, np.int32), kept, kept[None], places[None], places[:, None] >= 0)
-    return tuple(dev.upload(array) for array in host)
+    return Lists.uploaded(RowLists(places, np.zeros(n), kept, kept[None], places[None]), dev)
+
+
+@functools.lru_cache(maxsize=4096)
+def _row_mask(n: int, dp: int, bias: int, dev: Device) -> Any:
+    return dev.upload(RowPlan(n, dp, bias).mask()[:, None])
 
 
 def pack_rows(rows: RowPlan, cols: RowPlan, dev: Device) -> Packing:
     """Packing of the gradient of w[kept rows, kept columns]."""
-    row_pos, row_class, *_ = _row_views(rows.n, rows.dp, rows.bias, dev)
-    _, _, _, lists, places, _ = _row_views(cols.n, cols.dp, cols.bias, dev)
-    return Packing(row_pos, row_class, lists, places)
+    of_rows, of_cols = rows.read(dev), cols.read(dev)
+    return Packing(of_rows.places, of_rows.classes, of_cols.cols, of_cols.col_pos)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,8 +218,11 @@ class TilePlan:
         What the kept products are multiplied by.
     mix : int, default=0
         Number of the permutations a and b (`numbanet_kernels.tiles.arrangement`); 0: the natural order.
-    prepared : device array, optional
-        The kept tiles of the weight, packed, where an update made them on its way (`Optimizer.step`).
+    prepared : optional
+        What `tile_blocks` of the device would give: the kept tiles of the weight, packed, where an update made them on its way
+        (`Optimizer.step`), or the lists of them, where these are not the plan's own (`Replay`).
+    at : Packing, optional
+        How the gradient is packed, if not by arrays of this plan's own (`Replay`).
 
     Raises
     ------
@@ -171,6 +237,7 @@ class TilePlan:
     scale: float = 1.0
     mix: int = 0
     prepared: Any = dataclasses.field(default=None, repr=False, compare=False)
+    at: Packing | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.tile < 1 or self.dp < 1 or not 0 <= self.bias < self.dp or min(*self.shape, self.mix) < 0:
@@ -186,6 +253,20 @@ class TilePlan:
     def pattern(self) -> tuple:
         """(shape, tile, dp, bias, mix): what says which tiles are kept."""
         return self.shape, self.tile, self.dp, self.bias, self.mix
+
+    @property
+    def kind(self) -> tuple:
+        """What is the same for all plans that mean the same launches: they differ in what is in their lists."""
+        return TilePlan, self.shape, self.tile, self.dp, self.scale
+
+    def lists(self, dev: Device) -> Lists:
+        """The kept tiles on a device, and how a gradient is packed."""
+        return _tile_lists(*self.pattern, dev)
+
+    def reading(self, parts: tuple) -> TilePlan:
+        """The plan, with other arrays that hold its lists."""
+        count = len(Packing._fields)
+        return dataclasses.replace(self, at=Packing(*parts[:count]), prepared=tiles.TileLists(*parts[count:]))
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -230,7 +311,7 @@ class TilePlan:
 
     def packing(self, dev: Device) -> Packing:
         """Packing of the gradient of the kept tiles: tile rows by class, in each row its kept columns."""
-        return _tile_packing(*self.pattern, dev)
+        return _tile_packing(*self.pattern, dev) if self.at is None else self.at
 
     def meeting(self, order: Order | None, dev: Device) -> Any:
         """How kept tiles meet features that come in another order, as the device's kernels take it; None: as they come."""
@@ -298,12 +379,22 @@ def _tile_mask(shape, tile, dp, bias, mix, dev: Device):
 
 @functools.lru_cache(maxsize=1024)
 def _tile_order(shape, tile, dp, bias, mix, order: Order, dev: Device):
-    mean = None if order.mean is None else np.array(order.mean)
-    return dev.tile_order(order.order, mean, shape, tile, dp, bias, mix)
+    return dev.tile_order(*order.views(dev), shape, tile, dp, bias, mix)
 
 
 @functools.lru_cache(maxsize=1024)
-def _tile_packing(shape, tile, dp, bias, mix, dev: Device) -> Packing:
+def _tile_packing(*pattern) -> Packing:
+    *pattern, dev = pattern
+    return Packing(*(dev.upload(a, np.int32) for a in _host_packing(*pattern)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _tile_lists(*pattern) -> Lists:
+    *pattern, dev = pattern
+    return Lists.uploaded((*_host_packing(*pattern), *tiles.tile_lists(*pattern)), dev)
+
+
+def _host_packing(shape, tile, dp, bias, mix) -> Packing:
     packed = tiles.packed_tiles(tiles.grid_of(shape, tile), dp, bias, mix)
     classes, width = len(packed.cols), tiles.packed_shape(shape, tile, dp)[1]
     cols, col_pos = np.full((classes, width), -1), np.full((classes, shape[1]), -1)
@@ -312,7 +403,7 @@ def _tile_packing(shape, tile, dp, bias, mix, dev: Device) -> Packing:
         cols[z, :kept.size] = kept
         col_pos[z, kept] = np.arange(kept.size)
     row_class = packed.row_class[np.arange(shape[0]) // tile]
-    return Packing(*(dev.upload(a, np.int32) for a in (tiles.row_places(packed, tile, shape[0]), row_class, cols, col_pos)))
+    return Packing(tiles.row_places(packed, tile, shape[0]), row_class, cols, col_pos)
 
 
 @dataclasses.dataclass(frozen=True)

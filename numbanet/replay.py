@@ -1,9 +1,10 @@
 """Replay: a pass that came before, forward and backward, is done again as the device recorded it (`numbanet_kernels.graph`).
 
-With the same plans and the same number of samples a pass is the same launches on the same arrays: only what is in them is new.
-On a card a small one takes less time than Python takes to launch it, and a graph is launched at once. A pass that is met for
-the second time is recorded: nearly all passes of rdp, whose patterns are few, are replayed, and most of those of tdp in a long
-fit. What passes compute lies in one memory for all of them, which is used up before the next one is done.
+With patterns of the same periods and the same number of samples a pass is the same launches on the same arrays: only what is
+in them is new, the batch and the lists of what the patterns keep. On a card a small one takes less time than Python takes to
+launch it, and a graph is launched at once. A pass that is met for the second time is recorded; as there are few periods, nearly
+all passes of a fit are replayed. What passes compute lies in one memory for all of them, which is used up before the next one
+is done.
 """
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 from . import profile
 from .device import Device
+from .plan import Lists, RowPlan, TilePlan
 from .tensor import Tensor
 
 
@@ -42,7 +44,7 @@ class Replay:
 
     MOST = 1 << 30      # bytes that recorded passes may take, all of them together; a larger one is not recorded
     RECORDED = 1 << 11  # passes that are recorded: a driver keeps some memory for each
-    MET = 1 << 14       # passes that are remembered, recorded or not
+    MET = 1 << 14       # passes that are remembered, recorded or not; and plans
     TRIED = 4           # passes that could not be recorded: then no other is tried, if none could
 
     def __init__(self, dev: Device, parameters: Sequence[Tensor]) -> None:
@@ -52,6 +54,8 @@ class Replay:
         self._failed = 0
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
         self._places: dict[tuple, Any] = {}
+        self._plans: dict[tuple, tuple] = {}
+        self._lists: dict[tuple, Lists] = {}
 
     def place(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
         """The array in which passes find an input of this name and shape; None where nothing is replayed."""
@@ -71,6 +75,22 @@ class Replay:
         if array is None or not self.possible:
             return array
         return self.dev.copy(array, out=self.place(name, array.shape, array.dtype))
+
+    def reading(self, name: Hashable, plan: RowPlan | TilePlan) -> RowPlan | TilePlan:
+        """The plan, whose lists were put where passes find those of all plans of its kind and this name."""
+        if plan.dp == 1:  # there is no other one
+            return plan
+        if (name, plan) not in self._plans:
+            if len(self._plans) == self.MET:
+                self._plans.clear()
+            lists = plan.lists(self.dev)
+            if (name, plan.kind) not in self._lists:
+                self._lists[name, plan.kind] = lists.place(self.dev)
+            place = self._lists[name, plan.kind]
+            self._plans[name, plan] = lists.whole, place.whole, plan.reading(place.parts)
+        own, place, reading = self._plans[name, plan]
+        self.dev.copy(own, out=place)
+        return reading
 
     def __call__(self, key: Hashable, work: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
         """The two arrays that work() returns, which leaves gradients: computed, or replayed where this key was met before.

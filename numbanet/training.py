@@ -147,12 +147,14 @@ class Trainer:
 
         key, inputs = None, (("x", x.data), ("y", y), ("weights", weights))
         if self.replay.possible and all(self.replay.holds(*given) for given in inputs) and self._repeatable(plans):
-            key = tuple(self.model.layers), tuple(plans.items()), x.shape, weights is None  # a callback may exchange layers
+            plans = {layer: self.replay.reading(layer, plan) for layer, plan in plans.items()}
+            kinds = tuple((layer, plan.kind) for layer, plan in plans.items())
+            key = tuple(self.model.layers), kinds, x.shape, weights is None  # a callback may exchange layers
         return self.replay(key, work)
 
     def _repeatable(self, plans: dict) -> bool:
-        """Whether what a pass launches is known to depend on nothing but its plans, and these can come again: layers, loss and
-        answer are numbanet's, and no random bits are drawn."""
+        """Whether what a pass launches is known to depend on nothing but the kinds of its plans: layers, loss and answer are
+        numbanet's, and no random bits are drawn."""
         return (self.model.repeatable and not any(isinstance(plan, BernoulliPlan) for plan in plans.values())
                 and all(getattr(f, "__module__", "").startswith("numbanet.") for f in (self.loss, self.answer)))
 

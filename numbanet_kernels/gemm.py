@@ -301,7 +301,7 @@ def gemm_version_cuda(version, tile, a, b, ta=False, tb=False, bias=None, relu=F
     am, ak = (1, m) if ta else (k, 1)
     bk, bn = (1, k) if tb else (n, 1)
     if version in (None, *LADDER[3:]):
-        return gemm_block.gemm_block_cuda(flat(a), flat(b), (m, n, k), (0, am, ak), (0, bk, bn), out, bias, where=where,
+        return gemm_block.gemm_block_cuda(flat(a), flat(b), (m, n, k), (am, ak), (bk, bn), out, bias, where=where,
                                           relu=relu, alpha=scale, tile=tile, passes=PASSES.get(version))
     chosen = {"naive": _naive, "tiled": lambda: _tiled(tile), "register": lambda: _register(tile)}[version]()
     side = tile // 4 if version == "register" else tile
@@ -327,5 +327,5 @@ def gemm_dw_cuda(dy, x, db_scale=1.0):
     if not gemm_block.available(dy, x) or m * n >= 2**31 or not m * n * k:
         return gemm_cuda(dy, x, ta=True), sum_rows_cuda(dy, db_scale)
     dw, db = empty_cuda((m, n)), empty_cuda((m,))
-    return gemm_block.gemm_block_cuda(flat(dy), flat(x), (m, n, k), (0, 1, m), (0, n, 1), dw, a_sums=db,
+    return gemm_block.gemm_block_cuda(flat(dy), flat(x), (m, n, k), (1, m), (n, 1), dw, a_sums=db,
                                       sums_scale=db_scale), db

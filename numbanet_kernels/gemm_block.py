@@ -1,10 +1,11 @@
 """Matrix product in blocks, versions 4 and 5 of the ladder in `gemm`: for compute capability 8.0 and above.
 
     c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n])        given `where`: 0 unless where[m, n] > 0
-    A[m, k] = a[a0 + m am + k ak],   B[k, n] = b[b0 + k bk + n bn]        given `a_sums`: a_sums[m] = sums_scale * sum_k A[m, k]
+    A[m, k] = a[m am + k ak],   B[k, n] = b[b0 + k bk + n bn]        given `a_sums`: a_sums[m] = sums_scale * sum_k A[m, k]
 
-Any strides: transposes, and kept rows, columns and inner indices of a pattern (its period a stride, its bias an offset) are the
-same kernel. A block of 256 threads computes 128 x 128 outputs, 8 x 8 a thread, or 64 x 64, 4 x 4 a thread. 2 M N K FLOPs:
+Any strides: transposes, and kept rows, columns and inner indices of a pattern are the same kernel. The period of a pattern is a
+stride; its bias, which says where b begins, is read from the lists of what is kept: a recorded launch serves every bias. A
+block of 256 threads computes 128 x 128 outputs, 8 x 8 a thread, or 64 x 64, 4 x 4 a thread. 2 M N K FLOPs:
 
     copies      global -> shared by cp.async, 4 bytes a thread, zeros beyond the edges: the k-tile after this one is on its way
                 while this one is multiplied. Neighbouring threads walk along the axis that is contiguous
@@ -73,11 +74,11 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
     (park, add_parked), (first_sum, add_rows) = parking(THREADS), rows_of(tile, of_a)
     a_room, b_room, each = 2 * of_a.stage, 2 * of_b.stage, values_of(tile, summed)
 
-    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4, i4, i4,"
-            " i4, i4, i4, b1, b1, b1, b1, f4, f4, f4)", least=(8, 0),
+    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], f4[::1], i4, i4, i4, i4, i4,"
+            " i4, i4, i4, i4, i4, b1, b1, b1, b1, f4, f4, f4)", least=(8, 0),
             bounds=(THREADS, 2) if passes or summed else None)  # else ptxas keeps to it, with more in registers
-    def gemm_block(a, b, bias, where, c, a_sums, tickets, parked, span, rows, cols, depth, a0, am, ak, b0, bk, bn,
-                   bias0, bias_step, aligned, biased, masked, relu, alpha, scale, sums_scale):
+    def gemm_block(a, b, bias, where, c, a_sums, kept_rows, kept_cols, tickets, parked, span, rows, cols, depth, am, ak, bk, bn,
+                   along, bias_step, aligned, biased, masked, relu, alpha, scale, sums_scale):
         """Versions 4 and 5: the next k-tile is copied while this one is multiplied."""
         a_tile = cuda.shared.array(a_room, float32, 16)
         b_tile = cuda.shared.array(b_room, float32, 16)
@@ -86,7 +87,9 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
         row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
         # the part of k that is this block's
         part, parts = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
-        a0, b0, depth = a0 + part * span * ak, b0 + part * span * bk, min(span, depth - part * span)
+        a0, b0, depth = part * span * ak, part * span * bk, min(span, depth - part * span)
+        if not summed and along > 0:  # the length of a row of the weight, of which b is a part
+            b0 += kept_rows[0] * along + kept_cols[0]
         # where this thread copies from and to, and how much there is from there on
         place, row, col, a_at, b_at = corner(t)
         a_k, a_m, a_to = first_a(t, place, a_tile)
@@ -116,7 +119,7 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
                 a_sum += a_tile[t % tile + k * tile]
         if parts > 1:
             number, blocks = int32(cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x), int32(cuda.gridDim.x * cuda.gridDim.y)
-            at, along = (part * blocks + number) * int32(each * THREADS) + t, blocks * int32(each * THREADS)
+            at, further = (part * blocks + number) * int32(each * THREADS) + t, blocks * int32(each * THREADS)
             park(sums, parked, at)
             if summed:
                 park((a_sum,), parked, at + (each - 1) * THREADS)
@@ -130,15 +133,16 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
                 return
             if t == 0:
                 cuda.atomic.exch(tickets, number, int32(0))
-            at, sums, a_sum = at - part * along, zeros(), float32(0)
+            at, sums, a_sum = at - part * further, zeros(), float32(0)
             for _ in range(parts):
                 sums = add_parked(sums, parked, at)
                 if summed:
                     (a_sum,) = add_parked((a_sum,), parked, at + (each - 1) * THREADS)
-                at += along
+                at += further
         if summed and col0 == 0 and t < tile and row0 + t < rows:
             a_sums[row0 + t] = sums_scale * a_sum
         row, col = row0 + row, col0 + col
+        bias0 = kept_rows[0] if not summed and along > 0 else int32(0)  # read again: a register less meanwhile
         store(sums, c, row * cols + col, cols, rows - row, cols - col, aligned, bias, bias0 + col * bias_step, bias_step,
               biased, where, masked, relu, alpha, scale)
 
@@ -215,7 +219,7 @@ def _milliseconds(passes, side=2048, times=4):
     out, (start, stop) = device_array((side, side)), (cuda.event(), cuda.event())
     start.record()
     for _ in range(times):
-        gemm_block_cuda(a, b, (side,) * 3, (0, side, 1), (0, 1, side), out, tile=128, passes=passes)
+        gemm_block_cuda(a, b, (side,) * 3, (side, 1), (1, side), out, tile=128, passes=passes)
     stop.record()
     stop.synchronize()
     return start.elapsed_time(stop)
@@ -241,7 +245,7 @@ _tensor_agrees = {3: trusted(lambda: exact_enough(functools.partial(_error, 128)
 
 
 def _error(tile, passes, k=45):
-    """Of the three products of a training step, with what they do on the way, whole and in parts."""
+    """Of the three products of a training step, with what they do on the way, whole and in parts, and with some rows kept."""
     rng, errors = np.random.default_rng(0), []
     (m, n), shape = (150, 133), (150, 133)
     x, y, gate = (rng.standard_normal(s, np.float32) for s in ((m, k), (k, n), shape))
@@ -250,23 +254,28 @@ def _error(tile, passes, k=45):
                 ((x, ta), (y, tb)))
         for span in (ceil_div(k, 3 * DEPTH) * DEPTH, ceil_div(k, DEPTH) * DEPTH):
             out, sums = device_array(shape), device_array((m,))
-            gemm_block_cuda(a, b, (m, n, k), (0, 1, m) if ta else (0, k, 1), (0, 1, k) if tb else (0, n, 1), out,
+            gemm_block_cuda(a, b, (m, n, k), (1, m) if ta else (k, 1), (1, k) if tb else (n, 1), out,
                             where=to_device(gate) if masked else None, a_sums=sums if summed else None,
                             tile=tile, passes=passes, span=span)
             expected = np.float64(x) @ y
             errors.append(np.abs(out.copy_to_host() - (np.where(gate > 0, expected, 0) if masked else expected)).max())
             if summed:
                 errors.append(np.abs(sums.copy_to_host() - np.float64(x).sum(1)).max())
+    weight, kept = rng.standard_normal((2 * n, k), np.float32), (to_device(np.array([first], np.int32)) for first in (1, 0))
+    gemm_block_cuda(to_device(x.reshape(-1)), to_device(weight.reshape(-1)), (m, n, k), (k, 1), (1, 2 * k), out,
+                    kept=(*kept, k, 2), tile=tile, passes=passes)
+    errors.append(np.abs(out.copy_to_host() - np.float64(x) @ weight[1::2].T).max())
     return float(np.max(errors)) / k  # NaN, too
 
 
-def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), relu=False, alpha=1.0, scale=1.0, where=None,
-                    a_sums=None, sums_scale=1.0, tile=None, passes=None, span=None, padding=4):
-    """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at, b_at and bias_at say where the
-    elements lie: (a0, am, ak), (b0, bk, bn) and (start, step). `where` and `a_sums` as above.
+def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, relu=False, alpha=1.0, scale=1.0, where=None, a_sums=None,
+                    sums_scale=1.0, kept=None, tile=None, passes=None, span=None, padding=4):
+    """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at and b_at say how the elements lie:
+    the strides (am, ak) and (bk, bn). `where` and `a_sums` as above. Of a weight of which some is kept, b is all of it, and
+    kept = (kept rows, kept columns, length of a row, step of the rows in bias), arrays of the device, not empty, and no a_sums.
     passes of TF32, in tiles of 128: 3, with the error of float32, or 1; None: `way_for`. To look at what they do: a tile of
     64 or 128, the span of k of a block, a multiple of 16, and padding by a multiple of 4."""
-    (rows, cols, depth), (_, am, ak), (_, bk, bn) = shape, a_at, b_at
+    (rows, cols, depth), (am, ak), (bk, bn) = shape, a_at, b_at
     if passes is None:
         tile, passes = way_for(rows, cols) if tile is None else (tile, 0)
     tile, together = (128, 2) if passes else (tile or tile_for(rows, cols), 4)
@@ -274,9 +283,11 @@ def gemm_block_cuda(a, b, shape, a_at, b_at, out, bias=None, bias_at=(0, 1), rel
     summed, grid = a_sums is not None, (ceil_div(cols, tile), ceil_div(rows, tile), max(ceil_div(depth, span), 1))
     if grid[2] > 1 and grid[0] * grid[1] > TICKETS:
         raise ValueError(f"gemm_block: {grid[0] * grid[1]} blocks cannot share products, {TICKETS} can; give no span")
-    c = out.reshape(out.size)
+    c, tickets = out.reshape(out.size), _tickets()
     parked = c if grid[2] == 1 else empty_cuda((math.prod(grid) * THREADS * values_of(tile, summed),))
+    kept_rows, kept_cols, along, bias_step = (tickets, tickets, 0, 1) if kept is None else kept
     launch(_block(tile, ak <= am, bk <= bn, passes, summed, padding), grid, THREADS, a, b, b if bias is None else bias,
-           b if where is None else where.reshape(where.size), c, a_sums if summed else c, _tickets(), parked, span, *shape,
-           *a_at, *b_at, *bias_at, cols % together == 0, bias is not None, where is not None, relu, alpha, scale, sums_scale)
+           b if where is None else where.reshape(where.size), c, a_sums if summed else c, kept_rows, kept_cols, tickets, parked,
+           span, *shape, *a_at, *b_at, along, bias_step, cols % together == 0, bias is not None, where is not None, relu, alpha,
+           scale, sums_scale)
     return out

@@ -14,10 +14,10 @@ from . import gemm_block
 from .copies import DEPTH, THREADS, copies_of, layout
 from .gemm_block import TILES, exact_enough, sums_for, tile_for, way_for
 from .intrinsics import commit, wait_for_all_but_one
-from .launch import ceil_div, cuda, device_array, device_cache, kernel, kernels, launch, to_device, trusted
-from .memory import flat, upload_cuda
+from .launch import ceil_div, cuda, device_array, kernel, kernels, launch, to_device, trusted
+from .memory import flat
 from .sums import rows_of
-from .tiles import elements, grid_of, kept_tiles, packed_shape, packed_tiles, row_places
+from .tiles import TileLists, grid_of, kept_tiles, most_tiles, packed_shape, packed_tiles, row_places, tile_lists
 
 
 @kernels
@@ -84,22 +84,10 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
     return gemm_tiles_grouped
 
 
-@device_cache(maxsize=1024)
-def groups(shape, tile, dp, bias, mix):
-    """((numbers of the rows that each class keeps, then 0, as far as blocks reach; how many; the most), the same of columns,
-    first packed row)"""
-    packed = packed_tiles(grid_of(shape, tile), dp, bias, mix)
-
-    def listed(tile_numbers, length):
-        found = [elements(numbers, tile, length) for numbers in tile_numbers]
-        most = max([1, *(numbers.size for numbers in found)])
-        lists = np.zeros((len(found), ceil_div(most, max(TILES)) * max(TILES)), np.int32)
-        for z, numbers in enumerate(found):
-            lists[z, :numbers.size] = numbers
-        return upload_cuda(lists.reshape(-1)), upload_cuda(np.array([n.size for n in found], np.int32)), most
-
-    starts = packed.row_place[packed.rows[:, :1].ravel()] * tile
-    return listed(packed.rows, shape[0]), listed(packed.cols, shape[1]), upload_cuda(starts.astype(np.int32))
+def groups(lists, shape, tile, dp):
+    """((rows of each class, how many, the most there can be), the same of columns, first packed row), of `TileLists`."""
+    rows, cols = (max(min(n * tile, length), 1) for n, length in zip(most_tiles(grid_of(shape, tile), dp), shape, strict=True))
+    return (flat(lists.rows), lists.row_counts, rows), (flat(lists.cols), lists.col_counts, cols), lists.starts
 
 
 def available(*arrays):
@@ -121,7 +109,8 @@ def _error(tile, passes, samples=45):
     rng, shape, pattern = np.random.default_rng(0), (150, 133), (8, 3, 1, 2)
     x, w, dy = (rng.standard_normal(s, np.float32) for s in ((samples, 133), shape, (samples, 150)))
     kept = np.kron(kept_tiles(grid_of(shape, 8), *pattern[1:]), np.ones((8, 8)))[:150, :133]
-    rows, cols, starts = groups(shape, *pattern)
+    lists = TileLists(*map(to_device, tile_lists(shape, *pattern)))
+    rows, cols, starts = groups(lists, shape, *pattern[:2])
     on_card = to_device(x), to_device(w), to_device(dy)
     y, dx, db = device_array((samples, 150)), device_array((samples, 133)), device_array((150,))
     dw, ways = device_array(packed_shape(shape, *pattern[:2])), {"tile": tile, "passes": passes}

@@ -5,12 +5,9 @@ at its first negative number.
 """
 from __future__ import annotations
 
-import numpy as np
 from numba import float32
 
-from .launch import cuda, device_cache, kernel, kernels
-from .memory import upload_cuda
-from .tiles import Packed, grid_of, packed_tiles
+from .launch import cuda, kernel, kernels
 
 
 @kernels
@@ -165,12 +162,6 @@ def dw(tile=32):
                 dw[packed + ty + i * side, cuda.blockIdx.x * tile + tx + j * side] = value
 
     return gemm_tiles_dw
-
-
-@device_cache(maxsize=1024)
-def lists(shape, tile, dp, bias, mix):
-    """`packed_tiles` as int32 arrays on the device: what kernels walk."""
-    return Packed(*(upload_cuda(a.astype(np.int32)) for a in packed_tiles(grid_of(shape, tile), dp, bias, mix)))
 
 
 def block_side(op, tile):

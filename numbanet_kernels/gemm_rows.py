@@ -6,7 +6,7 @@
     dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm_dw), because activations are compact
 
 The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices, int32 arrays of
-the device, or None for all.
+the device, a `tiles.Period`, or None for all.
 Versions: masked (a teaching step: the whole grid starts, and a block whose row is dropped returns before its first barrier),
 listed (any lists: the grid is sized by them, dropped work is never launched) and, for the kept indices of a pattern, which are
 a stride, the blocks of `gemm_block`.
@@ -21,6 +21,7 @@ from .elementwise import relu_grad_cpu, relu_grad_cuda
 from .gemm import dx_cpu, forward_cpu
 from .launch import ceil_div, cuda, device_cache, kernel, kernels, launch, to_device
 from .memory import empty_cpu, empty_cuda, flat
+from .tiles import Period
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -186,17 +187,21 @@ def _array(start, stop, step):
 
 def _listed_indices(index, n):
     """The indices as an array on the device."""
-    return _array(*(slice(None) if index is None else index).indices(n)) if index is None or isinstance(index, slice) else index
+    if index is None or isinstance(index, slice):
+        return _array(*(slice(None) if index is None else index).indices(n))
+    return index.kept if isinstance(index, Period) else index
 
 
 def _strided(w, rows, cols, *arrays):
-    """(offset, stride along the kept rows, stride along the kept columns) of w[rows][:, cols] in flat w, and (first row, row
-    step); None where they are no strides, or the card lacks the kernel."""
-    if not gemm_block.available(w, *arrays) or not all(index is None or isinstance(index, slice) for index in (rows, cols)):
+    """(stride along the kept rows of flat w, stride along its kept columns, and what kept `gemm_block_cuda` takes); None where
+    they are no strides, or the card lacks the kernel."""
+    both = rows, cols
+    if not gemm_block.available(w, *arrays) or not all(index is None or isinstance(index, (slice, Period)) for index in both):
         return None
-    (row0, _, row_step), (col0, _, col_step) = ((slice(None) if index is None else index).indices(n)
-                                                for index, n in zip((rows, cols), w.shape, strict=True))
-    return (row0 * w.shape[1] + col0, row_step * w.shape[1], col_step), (row0, row_step)
+    row_step, col_step = (1 if index is None else index.step or 1 for index in both)
+    lists = (_listed_indices(index, n) if index is not None and _length(index, n) else _array(0, 1, 1)
+             for index, n in zip(both, w.shape, strict=True))
+    return row_step * w.shape[1], col_step, None if both == (None, None) else (*lists, w.shape[1], row_step)
 
 
 def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
@@ -205,9 +210,9 @@ def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None)
     _check("gemm_rows (cuda)", x, inner, w, bias, out, kept)
     out = empty_cuda((x.shape[0], kept)) if out is None else out
     if strides := _strided(w, rows, cols, x, out):
-        (start, along_rows, along_cols), bias_at = strides
-        return gemm_block.gemm_block_cuda(flat(x), flat(w), (x.shape[0], kept, inner), (0, inner, 1),
-                                          (start, along_cols, along_rows), out, bias, bias_at, relu, scale=scale)
+        *along, lists = strides
+        return gemm_block.gemm_block_cuda(flat(x), flat(w), (x.shape[0], kept, inner), (inner, 1), along[::-1], out, bias, relu,
+                                          scale=scale, kept=lists)
     launch(_listed(False, TILE), (ceil_div(kept, TILE), ceil_div(x.shape[0], TILE)), (TILE // 2, TILE // 2), x, w,
            _listed_indices(rows, w.shape[0]), _listed_indices(cols, w.shape[1]), flat(w) if bias is None else bias, out,
            bias is not None, relu, scale)
@@ -220,8 +225,9 @@ def gemm_rows_dx_cuda(dy, w, rows, cols, where=None, scale=1.0, out=None):
     _check("gemm_rows_dx (cuda)", dy, inner, w, None, out, kept, where)
     out = empty_cuda((dy.shape[0], kept)) if out is None else out
     if strides := _strided(w, rows, cols, dy, out):
-        return gemm_block.gemm_block_cuda(flat(dy), flat(w), (dy.shape[0], kept, inner), (0, inner, 1), strides[0], out,
-                                          where=where, alpha=scale)
+        *along, lists = strides
+        return gemm_block.gemm_block_cuda(flat(dy), flat(w), (dy.shape[0], kept, inner), (inner, 1), along, out, where=where,
+                                          alpha=scale, kept=lists)
     launch(_listed(True, TILE), (ceil_div(kept, TILE), ceil_div(dy.shape[0], TILE)), (TILE // 2, TILE // 2), dy, w,
            _listed_indices(rows, w.shape[0]), _listed_indices(cols, w.shape[1]), flat(w), out, False, False, scale)
     return out if where is None else relu_grad_cuda(out, where, out=out)

@@ -28,10 +28,10 @@ from . import gemm_listed, threads
 from .elementwise import relu_grad_cpu, relu_grad_cuda
 from .gemm_grouped import available, groups, launch_grouped
 from .indexing import compact_cuda
-from .launch import ceil_div, host_kernel, launch
+from .launch import ceil_div, device_cache, host_kernel, launch
 from .memory import empty_cpu, empty_cuda, full_cpu, full_cuda, upload_cuda
 from .reduce import sum_rows_cuda
-from .tiles import arrangement, elements, grid_of, packed_shape, packed_tiles, row_places
+from .tiles import TileLists, arrangement, elements, grid_of, packed_shape, packed_tiles, row_places, tile_lists
 from .turn import turn_back, turn_in
 
 
@@ -143,11 +143,10 @@ def tile_room_cpu(shape, tile, dp, bias, mix):
     return empty_cpu(packed_shape(shape, tile, dp)), _layout(shape, tile, dp, bias, mix).row_place
 
 
-def tile_order_cpu(order, mean, shape, tile, dp, bias, mix):
-    """What `tile_inputs` takes where tiles meet (x - mean)[:, order], mean (I,) or None: where each column of x goes, mean."""
-    place = np.empty(shape[1], np.int64)
-    place[order] = _layout(shape, tile, dp, bias, mix).col_place
-    return place, mean
+def tile_order_cpu(order, inverse, shift, shape, tile, dp, bias, mix):
+    """What `tile_inputs` takes where tiles meet x[:, order] - shift, shift (I,) or None: where each column of x goes, and what
+    is taken off it."""
+    return _layout(shape, tile, dp, bias, mix).col_place[inverse], None if shift is None else shift[inverse]
 
 
 def tile_inputs_cpu(x, shape, tile, dp, bias, mix, order=None):
@@ -204,7 +203,7 @@ def gemm_tiles_dx_cpu(dy, w, tile, dp, bias, mix, scale=1.0, blocks=None, output
     return out if where is None else relu_grad_cpu(out, where, out=out)
 
 
-def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, outputs=None, out=None):
+def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, mix, scale=1.0, blocks=None, inputs=None, outputs=None, out=None):
     """(dw, db): dw = scale * (dy.T x) on kept tiles, packed, db[o] = sum_n dy[n, o]"""
     shape = (dy.shape[1], x.shape[1])
     _check("gemm_tiles_dw (cpu)", x, shape[1], shape[0], None, None, tile, dp, bias, mix)
@@ -221,9 +220,14 @@ def gemm_tiles_dw_cpu(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, output
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
+@device_cache(maxsize=1024)
+def _lists(*pattern):
+    return TileLists(*map(upload_cuda, tile_lists(*pattern)))
+
+
 def tile_blocks_cuda(w, tile, dp, bias, mix):
-    """Nothing: kernels read kept tiles where they lie."""
-    return None
+    """The lists by which kernels read kept tiles where they lie (`tiles.TileLists`)."""
+    return _lists(tuple(w.shape), tile, dp, bias, mix)
 
 
 def tile_room_cuda(shape, tile, dp, bias, mix):
@@ -231,9 +235,9 @@ def tile_room_cuda(shape, tile, dp, bias, mix):
     return None
 
 
-def tile_order_cuda(order, mean, shape, tile, dp, bias, mix):
-    """What `tile_inputs` takes where tiles meet (x - mean)[:, order], mean (I,) or None: both on the device, in this order."""
-    return upload_cuda(order), None if mean is None else upload_cuda(mean[order])
+def tile_order_cuda(order, inverse, shift, shape, tile, dp, bias, mix):
+    """What `tile_inputs` takes where tiles meet x[:, order] - shift, shift (I,) or None: both."""
+    return order, shift
 
 
 def tile_inputs_cuda(x, shape, tile, dp, bias, mix, order=None):
@@ -253,14 +257,14 @@ def gemm_tiles_cuda(x, w, tile, dp, bias, mix, b=None, relu=False, scale=1.0, bl
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
     _check("gemm_tiles (cuda)", x, w.shape[1], w.shape[0], b, out, tile, dp, bias, mix)
     out = empty_cuda((x.shape[0], w.shape[0])) if out is None else out
+    lists = _lists(tuple(w.shape), tile, dp, bias, mix) if blocks is None else blocks
     if available(x, w, out):
-        rows, cols, starts = groups(w.shape, tile, dp, bias, mix)
+        rows, cols, starts = groups(lists, w.shape, tile, dp)
         return launch_grouped(True, x if inputs is None else inputs, w, out, cols, rows, starts, x.shape[0], (w.shape[1], 1),
                                (1, w.shape[1]), b, relu, scale)
     side = gemm_listed.block_side("gemm_tiles (cuda)", tile)
-    lists = gemm_listed.lists(w.shape, tile, dp, bias, mix)
     launch(gemm_listed.forward(tile), (ceil_div(w.shape[0], tile), ceil_div(x.shape[0], tile)), (side, side),
-           x if inputs is None else inputs, w, lists.row_class, lists.cols, w.reshape(w.size) if b is None else b,
+           x if inputs is None else inputs, w, lists.row_class, lists.tile_cols, w.reshape(w.size) if b is None else b,
            b is not None, relu, scale, out)
     return out
 
@@ -271,32 +275,32 @@ def gemm_tiles_dx_cuda(dy, w, tile, dp, bias, mix, scale=1.0, blocks=None, outpu
     if grid_of(w.shape, tile)[0] < dp:  # there are fewer classes: some columns are kept by no tile row
         out = full_cuda((dy.shape[0], w.shape[1]), 0.0, out=out)
     out = empty_cuda((dy.shape[0], w.shape[1])) if out is None else out
+    lists = _lists(tuple(w.shape), tile, dp, bias, mix) if blocks is None else blocks
     if available(dy, w, out):
-        rows, cols, starts = groups(w.shape, tile, dp, bias, mix)
+        rows, cols, starts = groups(lists, w.shape, tile, dp)
         return launch_grouped(True, dy, w, out, rows, cols, starts, dy.shape[0], (w.shape[0], 1), (w.shape[1], 1), where=where,
                                scale=scale)
     side = gemm_listed.block_side("gemm_tiles_dx (cuda)", tile)
-    lists = gemm_listed.lists(w.shape, tile, dp, bias, mix)
-    classes, most = lists.cols.shape
+    classes, most = lists.tile_cols.shape
     launch(gemm_listed.dx(tile), (most, ceil_div(dy.shape[0], tile), classes), (side, side),
-           dy, w, lists.rows, lists.cols, scale, out)
+           dy, w, lists.tile_rows, lists.tile_cols, scale, out)
     return out if where is None else relu_grad_cuda(out, where, out=out)
 
 
-def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, mix, scale=1.0, inputs=None, outputs=None, out=None):
+def gemm_tiles_dw_cuda(dy, x, tile, dp, bias, mix, scale=1.0, blocks=None, inputs=None, outputs=None, out=None):
     """(dw, db): dw = scale * (dy.T x) on kept tiles, packed, db[o] = sum_n dy[n, o]"""
     shape = (dy.shape[1], x.shape[1])
     _check("gemm_tiles_dw (cuda)", x, shape[1], shape[0], None, None, tile, dp, bias, mix)
     out = empty_cuda(packed_shape(shape, tile, dp)) if out is None else out
+    lists = _lists(shape, tile, dp, bias, mix) if blocks is None else blocks
     if available(dy, x, out):
         db = empty_cuda((shape[0],))
-        launch_grouped(False, dy, x if inputs is None else inputs, out, *groups(shape, tile, dp, bias, mix), dy.shape[0],
+        launch_grouped(False, dy, x if inputs is None else inputs, out, *groups(lists, shape, tile, dp), dy.shape[0],
                        (1, shape[0]), (shape[1], 1), a_sums=db, scale=scale)
         return out, db
     side = gemm_listed.block_side("gemm_tiles_dw (cuda)", tile)
-    lists = gemm_listed.lists(shape, tile, dp, bias, mix)
-    launch(gemm_listed.dw(tile), (lists.cols.shape[1], lists.row_class.shape[0]), (side, side),
-           dy, x if inputs is None else inputs, lists.row_class, lists.row_place, lists.cols, scale, out)
+    launch(gemm_listed.dw(tile), (lists.tile_cols.shape[1], lists.row_class.shape[0]), (side, side),
+           dy, x if inputs is None else inputs, lists.row_class, lists.row_place, lists.tile_cols, scale, out)
     return out, sum_rows_cuda(dy)
 
 

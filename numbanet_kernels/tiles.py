@@ -1,4 +1,4 @@
-"""Which tiles of a weight a pattern keeps, and the order in which they are packed: what plans, kernels and tests share.
+"""What a pattern keeps, as plans, kernels and tests share it: a `Period` of indices, or tiles of a weight, and their order.
 
 A weight (O, I) in tiles of T x T has R = ceil(O / T) tile rows and C = ceil(I / T) tile columns. Of the permutations a of
 0 … R - 1 and b of 0 … C - 1 with the number `mix` (0: a and b in natural order), the tile at (r, c) is kept where
@@ -11,9 +11,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+
+class Period(NamedTuple):
+    """Indices that are `step` apart, in an array of a device: where they begin, kernels find out."""
+
+    kept: Any  # (K,) int32
+    step: int
+
+    @property
+    def size(self) -> int:
+        return self.kept.size
 
 
 def grid_of(shape: tuple[int, int], tile: int) -> tuple[int, int]:
@@ -57,16 +68,54 @@ def packed_tiles(grid: tuple[int, int], dp: int, bias: int, mix: int) -> Packed:
     classes = range(min(dp, grid[0]))
     row_place = np.empty(grid[0], np.int64)
     row_place[np.argsort(a % dp, kind="stable")] = np.arange(grid[0])
-    return Packed(_padded([np.flatnonzero(a % dp == z) for z in classes]),
-                  _padded([np.flatnonzero((z + b) % dp == bias) for z in classes]), a % dp, row_place)
+    most_rows, most_cols = most_tiles(grid, dp)
+    return Packed(_padded([np.flatnonzero(a % dp == z) for z in classes], most_rows),
+                  _padded([np.flatnonzero((z + b) % dp == bias) for z in classes], most_cols), a % dp, row_place)
 
 
-def _padded(lists: Sequence[np.ndarray]) -> np.ndarray:
-    """Lists of numbers as the rows of one array, filled up with -1."""
-    array = np.full((len(lists), max((len(numbers) for numbers in lists), default=0)), -1)
+def most_tiles(grid: tuple[int, int], dp: int) -> tuple[int, int]:
+    """How many tile rows a class has at most, and how many tile columns these keep: the same for every bias and every mix."""
+    return -(-grid[0] // dp), -(-grid[1] // dp)
+
+
+def _padded(lists: Sequence[np.ndarray], most: int, fill: int = -1) -> np.ndarray:
+    """Lists of numbers as the rows of one array, filled up."""
+    array = np.full((len(lists), most), fill)
     for row, numbers in zip(array, lists, strict=True):
         row[:len(numbers)] = numbers
     return array
+
+
+class TileLists(NamedTuple):
+    """What kernels walk: int32 arrays, whose shapes are the same for every bias and every mix."""
+
+    rows: np.ndarray        # (classes, room) the rows of a weight in each class, then 0
+    row_counts: np.ndarray  # (classes,) how many these are
+    cols: np.ndarray        # (classes, room) the columns that they keep, then 0
+    col_counts: np.ndarray  # (classes,)
+    starts: np.ndarray      # (classes,) where the class begins, packed
+    tile_rows: np.ndarray   # the same by tiles, as in `Packed`
+    tile_cols: np.ndarray
+    row_class: np.ndarray
+    row_place: np.ndarray
+
+
+ROOM = 128  # lists of elements reach as far as the largest blocks: they are read without a look at their ends
+
+
+def tile_lists(shape: tuple[int, int], tile: int, dp: int, bias: int, mix: int) -> TileLists:
+    """The kept tiles as lists of tiles, and of their rows and columns."""
+    grid = grid_of(shape, tile)
+    packed = packed_tiles(grid, dp, bias, mix)
+
+    def listed(numbers: np.ndarray, most: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        found = [elements(some, tile, length) for some in numbers]
+        return _padded(found, -(-max(most * tile, 1) // ROOM) * ROOM, 0), np.array([some.size for some in found])
+
+    most_rows, most_cols = most_tiles(grid, dp)
+    return TileLists(*(array.astype(np.int32) for array in (
+        *listed(packed.rows, most_rows, shape[0]), *listed(packed.cols, most_cols, shape[1]),
+        packed.row_place[packed.rows[:, :1].ravel()] * tile, *packed)))
 
 
 def elements(numbers: np.ndarray, tile: int, length: int) -> np.ndarray:

@@ -128,7 +128,7 @@ import numpy as np
 from numbanet_kernels import gemm_block, launch
 
 x, out = launch.to_device(np.ones(64 * 64, np.float32)), launch.device_array((64, 64))
-gemm_block.gemm_block_cuda(x, x, (64, 64, 64), (0, 64, 1), (0, 1, 64), out, tile=64, passes=0)
+gemm_block.gemm_block_cuda(x, x, (64, 64, 64), (64, 1), (1, 64), out, tile=64, passes=0)
 assert (out.copy_to_host() == 64).all()
 stats = gemm_block._block(64, True, True, 0, False, 4).dispatcher.stats
 print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))

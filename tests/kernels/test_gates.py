@@ -151,7 +151,7 @@ def test_no_bank_conflicts_and_few_sectors(rng, tile, ta, tb):
     with launch.emulated():
         c = launch.device_array((128, 128))
     found = counted(lambda: gemm_block.gemm_block_cuda(
-        a.reshape(-1), b.reshape(-1), (128, 128, 48), (0, 1, 128) if ta else (0, 48, 1), (0, 1, 48) if tb else (0, 128, 1), c,
+        a.reshape(-1), b.reshape(-1), (128, 128, 48), (1, 128) if ta else (48, 1), (1, 48) if tb else (128, 1), c,
         tile=tile))
     np.testing.assert_allclose(c, (a.T if ta else a).astype(float) @ (b.T if tb else b), rtol=1e-5, atol=1e-4)
     assert found["bank conflicts"] == 0 and found["divergent branches"] == 0
@@ -165,7 +165,7 @@ def test_a_tile_without_padding_is_seen(rng):
     a, c = put(rng, 64, 48), put(rng, 64, 64)
     for padding, least, most in ((4, 0, 0), (0, 100, 10000)):
         found = counted(lambda: gemm_block.gemm_block_cuda(
-            a.reshape(-1), a.reshape(-1), (64, 64, 48), (0, 48, 1), (0, 1, 48), c, padding=padding))
+            a.reshape(-1), a.reshape(-1), (64, 64, 48), (48, 1), (1, 48), c, padding=padding))
         assert least <= found["bank conflicts"] <= most
 
 

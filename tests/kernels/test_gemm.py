@@ -74,7 +74,7 @@ def test_blocks_share_a_product_along_k(rng, from_8_0, put, get, ta, tb, tile, p
     x, y = put(a).reshape(a.size), put(b).reshape(b.size)
     for span in (32, 32, 112):
         out, sums = put(np.full((m, n), np.nan)), put(np.full(m, np.nan))
-        gemm_block.gemm_block_cuda(x, y, (m, n, k), (0, 1, m) if ta else (0, k, 1), (0, 1, k) if tb else (0, n, 1), out,
+        gemm_block.gemm_block_cuda(x, y, (m, n, k), (1, m) if ta else (k, 1), (1, k) if tb else (n, 1), out,
                                    put(bias), relu=True, a_sums=sums, sums_scale=2.0, tile=tile, passes=passes, span=span)
         results.append((get(out), get(sums)))
         np.testing.assert_allclose(results[-1][0], gemm.gemm_reference(a, b, ta, tb, bias, True), rtol=1e-5, atol=1e-5)
