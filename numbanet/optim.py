@@ -10,13 +10,13 @@ import dataclasses
 import functools
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .device import Device
-from .plan import PackedGradient, Packing, RowPlan, TilePlan, every_block
+from .plan import Blocks, PackedGradient, Packing, RowPlan, TilePlan, every_block
 from .tensor import Tensor
 
 
@@ -85,10 +85,25 @@ class Optimizer(abc.ABC):
             The plans of those weights of which the next step's packed form was made on the way, with that form: for the next
             step alone, before anything else changes the weights.
         """
-        ready: dict[Tensor, RowPlan | TilePlan] = {}
-        self.steps += 1
+        ready = self.apply(wanted)
+        self.advance()
+        return ready
+
+    def _begin(self) -> None:
         if not self.state:
             self.state = [[p.device.full(p.shape, 0.0) for _ in range(self.states)] for p in self.parameters]
+
+    def foresee(self, wanted: Mapping[Tensor, RowPlan | TilePlan]) -> Hashable:
+        """Put what the next `apply(wanted, foreseen=True)` reads where it was read before: recorded launches of it can be done
+        again instead, with `advance` after them. Returns what these depend on, or None where they cannot: here, because each
+        step may have numbers of its own."""
+        return None
+
+    def apply(self, wanted: Mapping[Tensor, RowPlan | TilePlan] | None = None,
+              foreseen: bool = False) -> dict[Tensor, RowPlan | TilePlan]:
+        """What a step does to the weights; `advance` does the rest. As `step`, and what is wanted may have been foreseen."""
+        ready: dict[Tensor, RowPlan | TilePlan] = {}
+        self._begin()
         due: dict[Device, list[Due]] = {}
         for parameter, state in zip(self.parameters, self.state, strict=True):
             g = parameter.gradient
@@ -101,12 +116,16 @@ class Optimizer(abc.ABC):
             else:
                 self.settle(parameter)
         for dev, parameters in due.items():
-            ready.update(self.update(dev, parameters))
-        self.zero_grad()
+            ready.update(self.update(dev, parameters, foreseen))
         return ready
 
+    def advance(self) -> None:
+        """A step was applied: go on to the next, without gradients."""
+        self.steps += 1
+        self.zero_grad()
+
     @abc.abstractmethod
-    def update(self, dev: Device, due: list[Due]) -> dict[Tensor, RowPlan | TilePlan]:
+    def update(self, dev: Device, due: list[Due], foreseen: bool) -> dict[Tensor, RowPlan | TilePlan]:
         """Change parameters that live on one device, and their state, in place.
 
         Returns the plans of those for which something was prepared, with it."""
@@ -138,31 +157,47 @@ class Optimizer(abc.ABC):
 
 
 class _Debt:
-    """The steps that are left undone in the blocks of one weight; all in terms of `numbanet_kernels.update`."""
+    """The steps that are left undone in the blocks of one weight; all in terms of `numbanet_kernels.update`. Its arrays stay,
+    because recorded updates read them."""
 
     LIMIT = 256  # steps that a block can miss: then all of the weight is brought up to date
 
-    def __init__(self, dev: Any, shape: tuple[int, int], block: tuple[int, int], numbers: tuple) -> None:
-        self.block, self.numbers, self.step = block, numbers, 0
-        self.whole = 0  # the last step after which all blocks were up to date
+    def __init__(self, dev: Device, shape: tuple[int, int], block: tuple[int, int], numbers: tuple) -> None:
+        self.dev, self.block, self.numbers, self.missed = dev, block, numbers, 0
         blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
-        self.since, self.after = (dev.upload(np.zeros(blocks, np.int32)) for _ in range(2))
-        self.every = self.held = every_block(blocks, dev)
-        self.powers = _powers(dev, self.LIMIT + 1, numbers)
+        self.none, self.every = every_block(blocks, dev)
+        self.behind, self.after = (dev.copy(self.none) for _ in range(2))
+        self.held, self.wanted = (dev.copy(self.every) for _ in range(2))
+        self.powers = dev.copy(_powers(dev, self.LIMIT + 1, numbers))
+        self.partly = False  # whether some blocks are not wanted
 
-    def late(self, wanted: Any, step: int) -> tuple:
+    @property
+    def late(self) -> tuple:
         """What the kernels take."""
-        return self.since, self.after, self.held, wanted, self.powers, self.block, step
+        return self.behind, self.after, self.held, self.wanted, self.powers, self.block
 
-    def stepped(self, wanted: Any) -> None:
+    def want(self, blocks: Blocks | None) -> None:
+        """What will be read before the next step; None: everything."""
+        self.partly = blocks is not None and self.missed + 1 < self.LIMIT
+        self.dev.copy(blocks.wanted if self.partly else self.every, out=self.wanted)
+
+    def stepped(self) -> None:
         """A step was done: what it wrote is what the next one reads."""
-        self.since, self.after, self.held, self.step = self.after, self.since, wanted, self.step + 1
-        if wanted is self.every:
-            self.whole = self.step
+        self.behind, self.after, self.held, self.wanted = self.after, self.behind, self.wanted, self.held
+        self.missed = self.missed + 1 if self.partly else 0
+
+    def settled(self, numbers: tuple | None = None) -> None:
+        """All blocks are up to date; from here on steps may have other numbers."""
+        self.dev.copy(self.none, out=self.behind)
+        self.dev.copy(self.every, out=self.held)
+        self.missed = 0
+        if numbers is not None:
+            self.dev.copy(_powers(self.dev, self.LIMIT + 1, numbers), out=self.powers)
+            self.numbers = numbers
 
 
 @functools.lru_cache(maxsize=64)
-def _powers(dev: Any, count: int, numbers: tuple) -> Any:
+def _powers(dev: Device, count: int, numbers: tuple) -> Any:
     return dev.sgd_powers(count, *numbers)
 
 
@@ -198,39 +233,71 @@ class SGD(Optimizer):
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
         self.debts: dict[Tensor, _Debt] = {}
+        self.due: list[_Debt] = []  # those that the step has a part in that is being done
+        self.rates: dict[Device, tuple[float, Any]] = {}
 
-    def update(self, dev, due):
-        numbers = (self.learning_rate, self.momentum, self.nesterov, self.weight_decay)
-        updates, done, ready = [], [], {}
+    @property
+    def _numbers(self) -> tuple:
+        return self.learning_rate, self.momentum, self.nesterov, self.weight_decay
+
+    def foresee(self, wanted):
+        if len({p.device for p in self.parameters}) > 1:
+            return None
+        self._begin()
+        for p in self.parameters:
+            self._arrange(p, wanted.get(p))
+        self.due, dev = list(self.debts.values()), self.parameters[0].device
+        rate, array = self.rates.get(dev, (None, None))
+        if rate != self.learning_rate:
+            array = dev.copy(dev.upload(np.array([self.learning_rate]), np.float32), out=array)
+            self.rates[dev] = self.learning_rate, array
+        read = [array, *(v for (v,) in self.state), *(a for debt in self.due for a in (debt.behind, debt.held))]
+        return self._numbers[1:], *map(id, read)
+
+    def update(self, dev, due, foreseen):
+        updates, ready, self.due = [], {}, []
         for parameter, (w, v), g, kept, plan in due:
-            blocks = plan.blocks(w.shape, dev) if plan is not None and dev.late_pays(w.size) else None
+            if not foreseen:
+                self._arrange(parameter, plan)
             debt = self.debts.get(parameter)
-            if debt and (debt.numbers != numbers or (blocks and debt.block != blocks.size)):
-                self.settle(parameter)
-                debt = None
-            if debt is None and blocks:
-                debt = self.debts[parameter] = _Debt(dev, w.shape, blocks.size, numbers)
-            if debt is None:
-                updates.append((w, v, g, kept, None, None))
-                continue
-            some = blocks and debt.step + 1 - debt.whole < debt.LIMIT
-            wanted, into = (blocks.wanted, plan.room(dev)) if some else (debt.every, None)
-            updates.append((w, v, g, kept, debt.late(wanted, debt.step + 1), into))
-            done.append((debt, wanted))
+            into = plan.room(dev) if debt and debt.partly else None
+            updates.append((w, v, g, kept, debt and debt.late, into))
+            if debt:
+                self.due.append(debt)
             if into is not None:
                 ready[parameter] = dataclasses.replace(plan, prepared=into[0])
-        dev.sgd(updates, *numbers)
-        for debt, wanted in done:
-            debt.stepped(wanted)
+        dev.sgd(updates, self.rates[dev][1] if foreseen else self.learning_rate, *self._numbers[1:])
         return ready
+
+    def _arrange(self, parameter: Tensor, plan: RowPlan | TilePlan | None) -> None:
+        """Tell the parameter's debt what is wanted; make one that fits where there is none."""
+        dev, debt = parameter.device, self.debts.get(parameter)
+        blocks = plan.blocks(parameter.shape, dev) if plan is not None and dev.late_pays(parameter.size) else None
+        fits = debt and debt.dev is dev and (blocks is None or blocks.size == debt.block)
+        if debt and not (fits and debt.numbers == self._numbers):
+            self.settle(parameter)
+            debt.settled(self._numbers)
+            if not fits:
+                del self.debts[parameter]
+        if blocks and not fits:
+            debt = self.debts[parameter] = _Debt(dev, parameter.shape, blocks.size, self._numbers)
+        if parameter in self.debts:
+            debt.want(blocks)
+
+    def advance(self):
+        super().advance()
+        for debt in self.due:
+            debt.stepped()
+        self.due = []
 
     def settle(self, parameter=None):
         for i, p in enumerate(self.parameters):
             if p in self.debts and parameter in (None, p):
-                debt = self.debts.pop(p)
-                if debt.whole < debt.step:
-                    w, v = _matrix(p, p.data), _matrix(p, self.state[i][0])
-                    p.device.sgd_settle(w, v, debt.late(debt.every, debt.step))
+                debt = self.debts[p]
+                if debt.missed:
+                    p.device.sgd_settle(_matrix(p, p.data), _matrix(p, self.state[i][0]), debt.late)
+                debt.settled()
+                self.due = [other for other in self.due if other is not debt]
 
     def reset(self):
         super().reset()
@@ -238,7 +305,10 @@ class SGD(Optimizer):
 
     def restore(self, saved):
         super().restore(saved)
-        self.debts = {}
+        self.debts, self.due, self.rates = {}, [], {}
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "debts": {}, "due": [], "rates": {}}
 
 
 class Adam(Optimizer):
@@ -272,7 +342,7 @@ class Adam(Optimizer):
         self.betas = tuple(_check("betas", b, 0, 1) for b in betas)
         self.eps = _check("eps", eps, 0)
 
-    def update(self, dev, due):
-        dev.adam([(*d.arrays, d.g, d.kept) for d in due], self.learning_rate, *self.betas, self.eps, self.steps,
+    def update(self, dev, due, foreseen):
+        dev.adam([(*d.arrays, d.g, d.kept) for d in due], self.learning_rate, *self.betas, self.eps, self.steps + 1,
                  self.weight_decay)
         return {}

@@ -435,9 +435,9 @@ Plan = RowPlan | TilePlan | BernoulliPlan
 
 
 @functools.lru_cache(maxsize=64)
-def every_block(shape: tuple[int, int], dev: Device):
-    """(block rows, block columns) bool device array: all are wanted."""
-    return dev.upload(np.ones(shape, bool))
+def every_block(shape: tuple[int, int], dev: Device) -> tuple[Any, Any]:
+    """(block rows, block columns) device arrays: int32, none is behind, and bool, all are wanted."""
+    return dev.upload(np.zeros(shape, np.int32)), dev.upload(np.ones(shape, bool))
 
 
 class PackedGradient(NamedTuple):

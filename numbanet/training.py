@@ -1,6 +1,6 @@
 """Training: fit -> epochs -> epoch -> step. What an estimator needs to turn a model, data and a policy into weights.
 
-    step    draw plans, forward, loss, backward, update
+    step    draw plans, forward, loss, backward, update: on a card one graph, which is replayed
     epoch   a shuffled pass over the samples, one host synchronisation at its end
     epochs  until done: records, validation, early stopping, callbacks, interruption, a loss that is no number
 """
@@ -128,29 +128,35 @@ class Trainer:
         self.optimizer.zero_grad()  # an earlier step may have been broken off
         plans, self.drawn = self.plans() if self.drawn is None else self.drawn, None
         with self.dev.session(**self.session_options):
-            loss, answer = self._passes(x, y, weights, plans)
+            drawn = None if last else self.plans()
+            wanted = self.model.reads(drawn)
+            loss, answer, updated = self._passes(x, y, weights, plans, wanted)
             flops = self.model.flops(x.shape[0], plans)
             del plans  # what was prepared for them makes room for what the update prepares
-            self.drawn = None if last else self.plans()
-            ready = self.optimizer.step(self.model.reads(self.drawn))
-            if ready:
-                self.drawn = {layer: ready.get(layer.weight, plan) for layer, plan in self.drawn.items()}
+            ready = {} if updated else self.optimizer.apply(wanted)
+            self.optimizer.advance()
+            self.drawn = drawn and {layer: ready.get(layer.weight, plan) for layer, plan in drawn.items()}
             return Tensor.wrap(loss, self.dev), answer, flops
 
-    def _passes(self, x: Tensor, y: Any, weights: Any, plans: dict) -> tuple[Any, Any]:
-        """(loss, what was predicted), arrays on the device; leaves the gradients."""
+    def _passes(self, x: Tensor, y: Any, weights: Any, plans: dict, wanted: dict) -> tuple[Any, Any, bool]:
+        """(loss, what was predicted), arrays on the device; and whether the update is done, too: else gradients are left."""
+        key, updated = None, False
+        inputs = (("x", x.data), ("y", y), ("weights", weights))
+        if self.replay.possible and all(self.replay.holds(*given) for given in inputs) and self._repeatable(plans):
+            plans = {layer: self.replay.reading(layer, plan) for layer, plan in plans.items()}
+            kinds, foreseen = tuple((layer, plan.kind) for layer, plan in plans.items()), self.optimizer.foresee(wanted)
+            key = tuple(self.model.layers), kinds, x.shape, weights is None, foreseen  # a callback may exchange layers
+            updated = foreseen is not None
+
         def work() -> tuple[Any, Any]:
             output = self.model(x, plans)
             loss = self.loss(output, y, weights)
             loss.backward()
+            if updated:
+                self.optimizer.apply(wanted, foreseen=True)
             return loss.data, self.answer(self.dev, output.data)
 
-        key, inputs = None, (("x", x.data), ("y", y), ("weights", weights))
-        if self.replay.possible and all(self.replay.holds(*given) for given in inputs) and self._repeatable(plans):
-            plans = {layer: self.replay.reading(layer, plan) for layer, plan in plans.items()}
-            kinds = tuple((layer, plan.kind) for layer, plan in plans.items())
-            key = tuple(self.model.layers), kinds, x.shape, weights is None  # a callback may exchange layers
-        return self.replay(key, work)
+        return *self.replay(key, work), updated
 
     def _repeatable(self, plans: dict) -> bool:
         """Whether what a pass launches is known to depend on nothing but the kinds of its plans: layers, loss and answer are

@@ -100,10 +100,10 @@ def _updates() -> Works:
     """
     powers = sgd_powers_cpu(4, 0.01, 0.9)
     for side in (*SIDES, 2 * SIDES[-1]):
-        rows, step = np.arange(side), 3
+        rows = np.arange(side)
         held, wanted = (rows % 2 == 0)[:, None], (rows % 4 < 2)[:, None]
-        since = np.where(held, step - 1, 0).astype(np.int32)
-        late = (since, np.zeros_like(since), held, wanted, powers, (1, side), step)
+        behind = np.where(held, 0, 2).astype(np.int32)
+        late = (behind, np.zeros_like(behind), held, wanted, powers, (1, side))
         columns = np.arange(side, dtype=np.int32)[None]
         kept = (np.where(held[:, 0], rows // 2, -1).astype(np.int32), np.zeros(side, np.int32), columns, columns)
         weights = itertools.cycle([(_random(side, side), _random(side, side)) for _ in range(WEIGHTS)])

@@ -145,6 +145,7 @@ def full_cuda(shape, value, dtype=np.float32, out=None):
 def upload_cuda(host, dtype=None):
     """The array of this device with the values of a host array."""
     host = np.asarray(host, dtype, order="C")
+    host = np.array(host, order="C") if 0 in host.strides else host  # Numba takes an axis without a stride for a repeated one
     return copy_cuda(host, empty_cuda(host.shape, host.dtype))
 
 

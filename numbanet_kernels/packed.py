@@ -45,9 +45,9 @@ def check_fit(op, w, states, g, kept, late=None):
         row_pos, row_class, _, col_pos = kept
         fits = fits and g.ndim == 2 and row_pos.shape == row_class.shape == w.shape[:1] and col_pos.shape[1:] == w.shape[1:]
     if late is not None:
-        since, after, held, wanted, _, (height, width), _ = late
+        behind, after, held, wanted, _, (height, width) = late
         blocks = (ceil_div(w.shape[0], height), ceil_div(w.shape[1], width))
-        fits = fits and since.shape == after.shape == held.shape == wanted.shape == blocks
+        fits = fits and behind.shape == after.shape == held.shape == wanted.shape == blocks
     if w.size > LARGEST:
         raise ValueError(f"{op}: a weight has {LARGEST} elements at most, not {w.size}")
     if not fits:

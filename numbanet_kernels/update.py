@@ -7,24 +7,25 @@
 as PyTorch computes them. w, v, m, s are (R, C). The gradient is dense (R, C), or packed (`packed`).
 
 A step without a gradient is linear, (w, v) -> M (w, v), so sgd can leave it undone where nobody reads w, and do k such steps at
-once as M^k when somebody will. With late = (since, after, held, wanted, powers, block, step), w is divided into U x B blocks:
+once as M^k when somebody will. With late = (behind, after, held, wanted, powers, block), w is divided into U x B blocks:
 
-    since (U, B)     int32, the step up to which each block is done
+    behind (U, B)    int32, how many steps each block misses
     after (U, B)     int32, the same after this step: what the update writes
     held (U, B)      bool, the blocks that were wanted for this step: they are up to date and take the step with g
     wanted (U, B)    bool, the blocks that will be read before the next step: they catch up; all others fall behind
-    powers (K, 4)    float32, M^0, M^1, …, row by row (`sgd_powers`); step - since is less than K everywhere
+    powers (K, 4)    float32, M^0, M^1, …, row by row (`sgd_powers`); K is more than after is anywhere
     block            (rows, columns) of a block; those at the far edges may stick out
-    step             number of this step, from 1
 
 With into = (packed, places), on the CPU, the wanted blocks of row r, in order, are written to packed[places[r]] as well.
 
 sgd and adam take several weights at once: a list of (w, v, g, kept, late, into), or of (w, m, s, g, kept), each with Nones for
-what it has not, and all that are late with the same powers. On CUDA up to TOGETHER of them are one launch.
+what it has not, and all that are late with the same powers. On CUDA up to TOGETHER of them are one launch; there sgd takes lr
+as an array (1,) of the device, too, so that a recorded launch can be done with another one.
 """
 from __future__ import annotations
 
 import math
+import numbers
 
 import numba
 import numpy as np
@@ -32,7 +33,7 @@ from numba import float32, int32
 
 from . import costs, threads
 from .intrinsics import chosen, owner
-from .launch import ceil_div, cuda, host_kernel, kernel, kernels, launch, to_device
+from .launch import ceil_div, cuda, device_cache, host_kernel, kernel, kernels, launch, to_device
 from .memory import THREADS, blocks_for, flat
 from .packed import check_fit, packing, unpack_gradient_reference, unread
 
@@ -67,16 +68,16 @@ def sgd_powers_reference(count, lr, momentum=0.0, nesterov=False, decay=0.0):
 
 def sgd_late_reference(w, v, g, lr, momentum, nesterov, decay, kept, late):
     """(w, v, after) after the step, float64: with g where a block is held, all it missed without g where it is wanted."""
-    since, _, held, wanted, _, (height, width), step = late
-    new_w, new_v, after = np.array(w, np.float64), np.array(v, np.float64), np.array(since)
+    behind, _, held, wanted, _, (height, width) = late
+    new_w, new_v, after = np.array(w, np.float64), np.array(v, np.float64), np.array(behind) + 1
     g = unpack_gradient_reference(g, kept, w.shape)
-    for u, b in np.ndindex(*since.shape):
+    for u, b in np.ndindex(*behind.shape):
         own = slice(u * height, (u + 1) * height), slice(b * width, (b + 1) * width)
-        missed = step - since[u, b] - 1
+        missed = behind[u, b]
         if held[u, b] or wanted[u, b]:
             for gradient in [np.zeros_like(g[own])] * (missed + 1) if missed else [g[own]]:
                 new_w[own], new_v[own] = sgd_reference(new_w[own], new_v[own], gradient, lr, momentum, nesterov, decay)
-            after[u, b] = step
+            after[u, b] = 0
     return new_w, new_v, after
 
 
@@ -114,19 +115,19 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, lr, momentum, nesterov, deca
 
 # Where the kept columns of a block lie side by side in a packed gradient, they are read there.
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4, f4, b1, f4,"
-             " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, i8, f4[:, ::1], i8[::1])")
+             " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, f4[:, ::1], i8[::1])")
 def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum, nesterov, decay,
-                since, after, held, wanted, powers, height, width, step, into, places_into):
+                behind, after, held, wanted, powers, height, width, into, places_into):
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
-    spread_class, due = -1, np.empty(since.shape[1], np.int64)
+    spread_class, due = -1, np.empty(behind.shape[1], np.int64)
     for r in range(w.shape[0]):
         u, is_spread = r // height, False
         if r % height == 0:
             count = 0
-            for b in range(since.shape[1]):
-                after[u, b] = since[u, b]
+            for b in range(behind.shape[1]):
+                after[u, b] = behind[u, b] + 1
                 if held[u, b] or wanted[u, b]:
-                    after[u, b], due[count] = step, b
+                    after[u, b], due[count] = 0, b
                     count += 1
         row, velocity, packed_row, places, written = w[r], v[r], nothing, cols[0], 0
         if packed and row_pos[r] >= 0:
@@ -150,7 +151,7 @@ def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum
                     velocity[c] = momentum * velocity[c] + slope
                     row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
             else:
-                steps = step - since[u, b]
+                steps = behind[u, b] + 1
                 ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
                 for c in range(c0, c1):
                     before = row[c]
@@ -191,14 +192,14 @@ def _sgd_one(w, v, g, kept, late, into, numbers):
         _share_rows(_sgd, (w, v), g, kept, numbers)
         return
     row_pos, row_class, cols, col_pos = _ALL if kept is None else kept
-    *states, powers, block, step = late
+    *states, powers, block = late
     packed, places = into or _NOWHERE
 
     def work(part):
         units = part.of(states[0].shape[0])
         rows = slice(units.start * block[0], units.stop * block[0])
         _sgd_blocks(w[rows], v[rows], g[rows] if kept is None else g, kept is not None, row_pos[rows], row_class[rows],
-                    cols, col_pos, *numbers, *(state[units] for state in states), powers, *block, step, packed, places[rows])
+                    cols, col_pos, *numbers, *(state[units] for state in states), powers, *block, packed, places[rows])
 
     threads.share(work, threads.worthwhile(w.size))
 
@@ -213,11 +214,11 @@ def sgd_powers_cpu(count, lr, momentum=0.0, nesterov=False, decay=0.0):
     return sgd_powers_reference(count, lr, momentum, nesterov, decay).astype(np.float32)
 
 
-@host_kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], f4[:, ::1], i8, i8, i8)")
-def _settle(w, v, since, powers, height, width, step):
+@host_kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], f4[:, ::1], i8, i8)")
+def _settle(w, v, behind, powers, height, width):
     for r in range(w.shape[0]):
-        for b in range(since.shape[1]):
-            steps = step - since[r // height, b]
+        for b in range(behind.shape[1]):
+            steps = behind[r // height, b]
             if steps > 0:
                 row, velocity = w[r, b * width:(b + 1) * width], v[r, b * width:(b + 1) * width]
                 ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
@@ -228,14 +229,14 @@ def _settle(w, v, since, powers, height, width, step):
 
 
 def sgd_settle_cpu(w, v, late):
-    """(w, v) -> M^(step - since) (w, v) in every block, in place: all that `sgd` left undone up to `step`"""
+    """(w, v) -> M^behind (w, v) in every block, in place: all that `sgd` left undone"""
     check_fit("sgd_settle (cpu)", w, (v,), w, None, late)
-    since, _, _, _, powers, (height, width), step = late
+    behind, _, _, _, powers, (height, width) = late
 
     def work(part):
-        units = part.of(since.shape[0])
+        units = part.of(behind.shape[0])
         rows = slice(units.start * height, units.stop * height)
-        _settle(w[rows], v[rows], since[units], powers, height, width, step)
+        _settle(w[rows], v[rows], behind[units], powers, height, width)
 
     threads.share(work, threads.worthwhile(w.size))
 
@@ -276,31 +277,31 @@ WEIGHTS, LISTS, FLAGS, NUMBERS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("
 @kernels
 def _updates():
     @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {FLAGS}, {FLAGS}, f4[:, ::1],"
-            f" {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, f4, f4, b1, f4)")
-    def sgd_step(ws, vs, gs, row_places, row_classes, col_places, sinces, afters, helds, wanteds, powers,
-                 firsts, widths, g_widths, heights, block_widths, blocks_across, steps, lr, momentum, nesterov, decay):
-        """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing. A weight that is not lazy: step 0.
+            f" f4[::1], {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, f4, b1, f4)")
+    def sgd_step(ws, vs, gs, row_places, row_classes, col_places, behinds, afters, helds, wanteds, powers, rates,
+                 firsts, widths, g_widths, heights, block_widths, blocks_across, momentum, nesterov, decay):
+        """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing. Not lazy: blocks of height 0.
 
         Lazy: a thread whose block is neither held nor wanted leaves its weights alone.
         """
         block = int32(cuda.blockIdx.x)
         k = owner(firsts, block)
-        w, v, g, since, after = chosen(ws, k), chosen(vs, k), chosen(gs, k), chosen(sinces, k), chosen(afters, k)
+        w, v, g, behind, after = chosen(ws, k), chosen(vs, k), chosen(gs, k), chosen(behinds, k), chosen(afters, k)
         row_pos, row_class, col_pos = chosen(row_places, k), chosen(row_classes, k), chosen(col_places, k)
         held, wanted, width, g_width = chosen(helds, k), chosen(wanteds, k), chosen(widths, k), chosen(g_widths, k)
         height, block_width, across = chosen(heights, k), chosen(block_widths, k), chosen(blocks_across, k)
-        step = chosen(steps, k)
+        lr = rates[0]
         first = (block - chosen(firsts, k)) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
         for j in range(EACH):
             i = int32(first + j * THREADS)
             if i < w.size:
                 r, c = i // width, i % width
                 missed, due = int32(1), True
-                if step > 0:
+                if height > 0:
                     at = (r // height) * across + c // block_width
-                    missed, due = step - since[at], held[at] or wanted[at]
+                    missed, due = behind[at] + int32(1), held[at] or wanted[at]
                     if r % height == 0 and c % block_width == 0:
-                        after[at] = step if due else since[at]
+                        after[at] = int32(0) if due else missed
                 if due and missed == 1:
                     place = i
                     if g_width >= 0:
@@ -317,13 +318,13 @@ def _updates():
                     w[i] = powers[missed, 0] * before + powers[missed, 1] * velocity
                     v[i] = powers[missed, 2] * before + powers[missed, 3] * velocity
 
-    @kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], f4[:, ::1], i4, i4, i4)")
-    def settle(w, v, since, powers, height, width, step):
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], f4[:, ::1], i4, i4)")
+    def settle(w, v, behind, powers, height, width):
         """One thread, one weight: the steps that its block missed, as one."""
         i = cuda.grid(1)
         if i < w.size:
             r, c = i // w.shape[1], i % w.shape[1]
-            steps = step - since[r // height, c // width]
+            steps = behind[r // height, c // width]
             if steps > 0:
                 before, velocity = w[r, c], v[r, c]
                 w[r, c] = powers[steps, 0] * before + powers[steps, 1] * velocity
@@ -361,11 +362,16 @@ def _updates():
 
 
 def _lateness(late):
-    """(since, after, held, wanted), flat, and (rows of a block, columns of a block, blocks across, step or 0)"""
+    """(behind, after, held, wanted), flat, and (rows of a block or 0, columns of a block, blocks across)"""
     if late is None:
-        return (unread(np.int32),) * 2 + (unread(np.bool_),) * 2, (1, 1, 1, 0)
-    *arrays, _, block, step = late
-    return tuple(map(flat, arrays)), (*block, arrays[0].shape[1], step)
+        return (unread(np.int32),) * 2 + (unread(np.bool_),) * 2, (0, 1, 1)
+    *arrays, _, block = late
+    return tuple(map(flat, arrays)), (*block, arrays[0].shape[1])
+
+
+@device_cache(maxsize=256)
+def _rate(lr):
+    return to_device(np.array([lr], np.float32))
 
 
 def _together(kernel, weights, shared, numbers):
@@ -388,7 +394,8 @@ def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
         powers = powers if late is None else late[4]
         if w.size:
             weights.append(((flat(w), flat(v), flat(g), *lists, *states), (*widths, *facts)))
-    _together(_updates()[0], weights, (unread(np.float32, 2) if powers is None else powers,), (lr, momentum, nesterov, decay))
+    shared = unread(np.float32, 2) if powers is None else powers, _rate(float(lr)) if isinstance(lr, numbers.Real) else lr
+    _together(_updates()[0], weights, shared, (momentum, nesterov, decay))
 
 
 def late_pays_cuda(elements):
@@ -402,10 +409,10 @@ def sgd_powers_cuda(count, lr, momentum=0.0, nesterov=False, decay=0.0):
 
 
 def sgd_settle_cuda(w, v, late):
-    """(w, v) -> M^(step - since) (w, v) in every block, in place: all that `sgd` left undone up to `step`"""
+    """(w, v) -> M^behind (w, v) in every block, in place: all that `sgd` left undone"""
     check_fit("sgd_settle (cuda)", w, (v,), w, None, late)
-    since, _, _, _, powers, block, step = late
-    launch(_updates()[1], blocks_for(w.size), THREADS, w, v, since, powers, *block, step)
+    behind, _, _, _, powers, block = late
+    launch(_updates()[1], blocks_for(w.size), THREADS, w, v, behind, powers, *block)
 
 
 def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0):

@@ -38,10 +38,10 @@ def lazily(put, shape, block=(9, 20)):
     """A late weight in blocks: some held, some wanted, some left alone."""
     blocks = tuple(-(-n // b) for n, b in zip(shape, block))
     held, wanted = put.rng.random(blocks) < 0.5, put.rng.random(blocks) < 0.5
-    since = np.where(held, 4, put.rng.integers(1, 4, size=blocks)).astype(np.int32)
+    behind = np.where(held, 0, put.rng.integers(1, 4, size=blocks)).astype(np.int32)
     upload = put.dev.upload
-    return (upload(since), upload(np.zeros(blocks, np.int32)), upload(held), upload(wanted),
-            put.dev.sgd_powers(8, 0.1, 0.9), block, 5)
+    return (upload(behind), upload(np.zeros(blocks, np.int32)), upload(held), upload(wanted),
+            put.dev.sgd_powers(8, 0.1, 0.9), block)
 
 
 def sgd(put, lazy):
