@@ -11,8 +11,9 @@ import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .lists import PackedGradient
 from .losses import absolute_error, sigmoid_cross_entropy, softmax_cross_entropy, squared_error  # noqa: F401  ops as well
-from .plan import BernoulliPlan, Order, PackedGradient, RowPlan, TilePlan, pack_rows
+from .plan import BernoulliPlan, Order, RowPlan, TilePlan, pack_rows
 from .tensor import Fusing, Tensor, common_device, op
 
 

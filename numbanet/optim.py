@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .device import Device
-from .plan import Blocks, PackedGradient, Packing, RowPlan, TilePlan, every_block
+from .lists import Blocks, PackedGradient, Packing, every_block
+from .plan import RowPlan, TilePlan
 from .tensor import Tensor
 
 
@@ -93,10 +94,10 @@ class Optimizer(abc.ABC):
         if not self.state:
             self.state = [[p.device.full(p.shape, 0.0) for _ in range(self.states)] for p in self.parameters]
 
-    def foresee(self, wanted: Mapping[Tensor, RowPlan | TilePlan]) -> Hashable:
+    def foresee(self, wanted: Mapping[Tensor, RowPlan | TilePlan]) -> tuple[Hashable, list[Any]] | None:
         """Put what the next `apply(wanted, foreseen=True)` reads where it was read before: recorded launches of it can be done
-        again instead, with `advance` after them. Returns what these depend on, or None where they cannot: here, because each
-        step may have numbers of its own."""
+        again instead, with `advance` after them. Returns the numbers and the arrays that these depend on, or None where they
+        cannot: here, because each step may have numbers of its own."""
         return None
 
     def apply(self, wanted: Mapping[Tensor, RowPlan | TilePlan] | None = None,
@@ -186,14 +187,16 @@ class _Debt:
         self.behind, self.after, self.held, self.wanted = self.after, self.behind, self.wanted, self.held
         self.missed = self.missed + 1 if self.partly else 0
 
-    def settled(self, numbers: tuple | None = None) -> None:
-        """All blocks are up to date; from here on steps may have other numbers."""
+    def settled(self) -> None:
+        """All blocks are up to date."""
         self.dev.copy(self.none, out=self.behind)
         self.dev.copy(self.every, out=self.held)
         self.missed = 0
-        if numbers is not None:
-            self.dev.copy(_powers(self.dev, self.LIMIT + 1, numbers), out=self.powers)
-            self.numbers = numbers
+
+    def renumber(self, numbers: tuple) -> None:
+        """Steps have other numbers from here on, where all blocks are up to date."""
+        self.dev.copy(_powers(self.dev, self.LIMIT + 1, numbers), out=self.powers)
+        self.numbers = numbers
 
 
 @functools.lru_cache(maxsize=64)
@@ -233,7 +236,8 @@ class SGD(Optimizer):
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
         self.debts: dict[Tensor, _Debt] = {}
-        self.due: list[_Debt] = []  # those that the step has a part in that is being done
+        self.stepping: list[_Debt] = []  # those that the present step changes
+        self.foreseeable = True          # whether a step has changed all that were foreseen
         self.rates: dict[Device, tuple[float, Any]] = {}
 
     @property
@@ -241,29 +245,41 @@ class SGD(Optimizer):
         return self.learning_rate, self.momentum, self.nesterov, self.weight_decay
 
     def foresee(self, wanted):
-        if len({p.device for p in self.parameters}) > 1:
+        if not self.foreseeable or len({p.device for p in self.parameters}) > 1:
             return None
         self._begin()
         for p in self.parameters:
-            self._arrange(p, wanted.get(p))
-        self.due, dev = list(self.debts.values()), self.parameters[0].device
+            if p.requires_grad:
+                self._arrange(p, wanted.get(p))
+            elif p in self.debts:  # frozen meanwhile
+                self.settle(p)
+                del self.debts[p]
+        self.stepping, dev = list(self.debts.values()), self.parameters[0].device
         rate, array = self.rates.get(dev, (None, None))
         if rate != self.learning_rate:
             array = dev.copy(dev.upload(np.array([self.learning_rate]), np.float32), out=array)
             self.rates[dev] = self.learning_rate, array
-        read = [array, *(v for (v,) in self.state), *(a for debt in self.due for a in (debt.behind, debt.held))]
-        return self._numbers[1:], *map(id, read)
+        read = [array, *(v for (v,) in self.state), *(a for debt in self.stepping for a in (debt.behind, debt.held))]
+        return self._numbers[1:], read
+
+    def apply(self, wanted=None, foreseen=False):
+        expected, self.stepping = len(self.stepping), []
+        ready = super().apply(wanted, foreseen)
+        self.foreseeable &= not foreseen or len(self.stepping) == expected  # else some of them got no gradient
+        return ready
 
     def update(self, dev, due, foreseen):
-        updates, ready, self.due = [], {}, []
+        updates, ready = [], {}
         for parameter, (w, v), g, kept, plan in due:
             if not foreseen:
                 self._arrange(parameter, plan)
             debt = self.debts.get(parameter)
+            if debt and not (foreseen or debt.missed or debt.partly):
+                debt = None  # it has nothing to say
             into = plan.room(dev) if debt and debt.partly else None
             updates.append((w, v, g, kept, debt and debt.late, into))
             if debt:
-                self.due.append(debt)
+                self.stepping.append(debt)
             if into is not None:
                 ready[parameter] = dataclasses.replace(plan, prepared=into[0])
         dev.sgd(updates, self.rates[dev][1] if foreseen else self.learning_rate, *self._numbers[1:])
@@ -276,7 +292,7 @@ class SGD(Optimizer):
         fits = debt and debt.dev is dev and (blocks is None or blocks.size == debt.block)
         if debt and not (fits and debt.numbers == self._numbers):
             self.settle(parameter)
-            debt.settled(self._numbers)
+            debt.renumber(self._numbers)
             if not fits:
                 del self.debts[parameter]
         if blocks and not fits:
@@ -286,9 +302,9 @@ class SGD(Optimizer):
 
     def advance(self):
         super().advance()
-        for debt in self.due:
+        for debt in self.stepping:
             debt.stepped()
-        self.due = []
+        self.stepping = []
 
     def settle(self, parameter=None):
         for i, p in enumerate(self.parameters):
@@ -296,8 +312,7 @@ class SGD(Optimizer):
                 debt = self.debts[p]
                 if debt.missed:
                     p.device.sgd_settle(_matrix(p, p.data), _matrix(p, self.state[i][0]), debt.late)
-                debt.settled()
-                self.due = [other for other in self.due if other is not debt]
+                    debt.settled()
 
     def reset(self):
         super().reset()
@@ -305,10 +320,10 @@ class SGD(Optimizer):
 
     def restore(self, saved):
         super().restore(saved)
-        self.debts, self.due, self.rates = {}, [], {}
+        self.debts, self.stepping, self.rates = {}, [], {}
 
     def __getstate__(self):
-        return {**super().__getstate__(), "debts": {}, "due": [], "rates": {}}
+        return {**super().__getstate__(), "debts": {}, "stepping": [], "rates": {}}
 
 
 class Adam(Optimizer):

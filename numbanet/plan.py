@@ -1,7 +1,8 @@
 """Plan: which part of a matrix product is computed this step. Made on the host by a dropout policy, consumed by planned ops.
 
 A plan is small, immutable and hashable, and knows nothing of devices; the index arrays that kernels read are derived from it
-once a device and cached. Every planned op satisfies, with M = plan.mask(),
+once a device and cached (`at` and `prepared`, which do not count when plans are compared, are where such arrays lie that are
+there already). Every planned op satisfies, with M = plan.mask(),
 
     planned(x, W, plan) == dense(x, W * M)            for y, dx and dW.
 
@@ -11,68 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from numbanet_kernels import tiles
 
 from .device import Device
-
-
-class Packing(NamedTuple):
-    """How a packed gradient lies in its (R, C) weight: int32 device arrays, as `numbanet_kernels.packed` defines them."""
-
-    row_pos: object     # (R,)
-    row_class: object   # (R,)
-    cols: object        # (L, K)
-    col_pos: object     # (L, C)
-
-
-class RowLists(NamedTuple):
-    """The kept indices of an axis of length n, as kernels read them: int32 arrays."""
-
-    places: Any     # (n,) place of each index among the kept ones, -1 where dropped
-    classes: Any    # (n,) zeros: for a `Packing`, which has the other two with another axis, too
-    kept: Any       # (K,)
-    cols: Any       # (1, K)
-    col_pos: Any    # (1, n)
-
-
-class Lists(NamedTuple):
-    """The index arrays of a plan on a device, in one array: all of them are copied at once."""
-
-    whole: Any      # int32
-    parts: Any      # parts of it, a `RowLists`, or the arrays of a `Packing` and a `TileLists`
-
-    @classmethod
-    def uploaded(cls, host: tuple, dev: Device) -> Lists:
-        """Host arrays as the lists of a device."""
-        padded = [np.pad(array.reshape(-1).astype(np.int32), (0, -array.size % APART)) for array in host]
-        return cls._of(dev.upload(np.concatenate(padded)), host, dev)
-
-    @classmethod
-    def _of(cls, whole: Any, like: tuple, dev: Device) -> Lists:
-        parts, start = [], 0
-        for array in like:
-            found = dev.part(whole, start, start + array.size) if array.size else dev.empty((0,), np.int32)
-            parts.append(dev.reshape(found, array.shape))
-            start += array.size + -array.size % APART
-        return cls(whole, RowLists(*parts) if isinstance(like, RowLists) else tuple(parts))
-
-    def place(self, dev: Device) -> Lists:
-        """Room for lists of this kind."""
-        return self._of(dev.empty(self.whole.shape, np.int32), self.parts, dev)
-
-
-APART = 64  # numbers between the starts of two lists: 256 bytes, as a device aligns its own arrays
-
-
-class Blocks(NamedTuple):
-    """A division of a weight into blocks, and which of them a plan reads."""
-
-    size: tuple[int, int]   # rows and columns of a block
-    wanted: object          # (block rows, block columns) bool device array
+from .lists import Blocks, Lists, Packing, RowLists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +81,8 @@ class RowPlan:
         """The kept indices on a device."""
         return _row_lists(self.n, self.dp, self.bias, dev)
 
-    def reading(self, parts: RowLists) -> RowPlan:
-        """The plan, with other arrays that hold its lists."""
+    def with_lists(self, parts: RowLists) -> RowPlan:
+        """The same plan, whose lists are read in other arrays."""
         return dataclasses.replace(self, at=parts)
 
     def mask(self) -> np.ndarray:
@@ -162,17 +109,17 @@ class RowPlan:
             return None
         return slice(self.bias, self.n, self.dp) if self.at is None else tiles.Period(self.at.kept, self.dp)
 
-    def read(self, dev: Device) -> RowLists:
-        """The lists that kernels read."""
+    def arrays(self, dev: Device) -> RowLists:
+        """The lists, where kernels read them."""
         return self.lists(dev).parts if self.at is None else self.at
 
     def positions(self, dev: Device) -> Any:
         """(n,) int32 device array: place of each index among the kept ones, -1 where dropped."""
-        return self.read(dev).places
+        return self.arrays(dev).places
 
     def kept(self, dev: Device) -> Any:
         """(count,) int32 device array: the kept indices."""
-        return self.read(dev).kept
+        return self.arrays(dev).kept
 
 
 @functools.lru_cache(maxsize=4096)
@@ -190,7 +137,7 @@ def _row_mask(n: int, dp: int, bias: int, dev: Device) -> Any:
 
 def pack_rows(rows: RowPlan, cols: RowPlan, dev: Device) -> Packing:
     """Packing of the gradient of w[kept rows, kept columns]."""
-    of_rows, of_cols = rows.read(dev), cols.read(dev)
+    of_rows, of_cols = rows.arrays(dev), cols.arrays(dev)
     return Packing(of_rows.places, of_rows.classes, of_cols.cols, of_cols.col_pos)
 
 
@@ -263,8 +210,8 @@ class TilePlan:
         """The kept tiles on a device, and how a gradient is packed."""
         return _tile_lists(*self.pattern, dev)
 
-    def reading(self, parts: tuple) -> TilePlan:
-        """The plan, with other arrays that hold its lists."""
+    def with_lists(self, parts: tuple) -> TilePlan:
+        """The same plan, whose lists are read in other arrays."""
         count = len(Packing._fields)
         return dataclasses.replace(self, at=Packing(*parts[:count]), prepared=tiles.TileLists(*parts[count:]))
 
@@ -432,22 +379,3 @@ class BernoulliPlan:
 
 
 Plan = RowPlan | TilePlan | BernoulliPlan
-
-
-@functools.lru_cache(maxsize=64)
-def every_block(shape: tuple[int, int], dev: Device) -> tuple[Any, Any]:
-    """(block rows, block columns) device arrays: int32, none is behind, and bool, all are wanted."""
-    return dev.upload(np.zeros(shape, np.int32)), dev.upload(np.ones(shape, bool))
-
-
-class PackedGradient(NamedTuple):
-    """Gradient of a weight on what a plan kept: `values` packed as `packing` says, zero elsewhere."""
-
-    values: object
-    packing: Packing
-    shape: tuple[int, ...]
-
-    def dense(self, dev: Device):
-        """The gradient as an array of the weight's shape."""
-        matrix = self.shape if len(self.shape) == 2 else (1, self.shape[0])
-        return dev.reshape(dev.unpack_gradient(self.values, self.packing, matrix), self.shape)

@@ -1,10 +1,10 @@
-"""Replay: a pass that came before, forward and backward, is done again as the device recorded it (`numbanet_kernels.graph`).
+"""Replay: a pass that came before, forward and backward, and with SGD its update, is done again as the device recorded it.
 
 With patterns of the same periods and the same number of samples a pass is the same launches on the same arrays: only what is
 in them is new, the batch and the lists of what the patterns keep. On a card a small one takes less time than Python takes to
-launch it, and a graph is launched at once. A pass that is met for the second time is recorded; as there are few periods, nearly
-all passes of a fit are replayed. What passes compute lies in one memory for all of them, which is used up before the next one
-is done.
+launch it, and a graph (`numbanet_kernels.graph`) is launched at once. A pass that is met for the second time is recorded; as
+there are few periods, nearly all passes of a fit are replayed. What passes compute lies in one memory for all of them, which is
+used up before the next one is done.
 """
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from . import profile
 from .device import Device
-from .plan import Lists, RowPlan, TilePlan
+from .lists import Lists
+from .plan import RowPlan, TilePlan
 from .tensor import Tensor
 
 
@@ -23,7 +24,13 @@ class _Pass(NamedTuple):
 
     graph: Any
     gradients: list[Any]    # of the parameters, written anew by each replay
-    held: list[Any]         # the parameters' arrays, so that no other ones are taken for them
+    held: list[Any]         # the arrays of its key, so that no other ones are taken for them
+
+
+def _done(work: Callable[[], tuple[Any, Any]], done: Callable[[], None]) -> tuple[Any, Any]:
+    results = work()
+    done()
+    return results
 
 
 class Replay:
@@ -44,7 +51,7 @@ class Replay:
 
     MOST = 1 << 30      # bytes that recorded passes may take, all of them together; a larger one is not recorded
     RECORDED = 1 << 11  # passes that are recorded: a driver keeps some memory for each
-    MET = 1 << 14       # passes that are remembered, recorded or not; and plans
+    MET = 1 << 14       # passes that are remembered, recorded or not, and plans
     TRIED = 4           # passes that could not be recorded: then no other is tried, if none could
 
     def __init__(self, dev: Device, parameters: Sequence[Tensor]) -> None:
@@ -76,46 +83,47 @@ class Replay:
             return array
         return self.dev.copy(array, out=self.place(name, array.shape, array.dtype))
 
-    def reading(self, name: Hashable, plan: RowPlan | TilePlan) -> RowPlan | TilePlan:
-        """The plan, whose lists were put where passes find those of all plans of its kind and this name."""
+    def put_lists(self, name: Hashable, plan: RowPlan | TilePlan) -> RowPlan | TilePlan:
+        """The plan, its lists put where passes find those of all plans of its kind and this name."""
         if plan.dp == 1:  # there is no other one
             return plan
         if (name, plan) not in self._plans:
             if len(self._plans) == self.MET:
                 self._plans.clear()
-            lists = plan.lists(self.dev)
             if (name, plan.kind) not in self._lists:
-                self._lists[name, plan.kind] = lists.place(self.dev)
+                self._lists[name, plan.kind] = plan.lists(self.dev).place(self.dev)
             place = self._lists[name, plan.kind]
-            self._plans[name, plan] = lists.whole, place.whole, plan.reading(place.parts)
-        own, place, reading = self._plans[name, plan]
-        self.dev.copy(own, out=place)
-        return reading
+            self._plans[name, plan] = place.whole, plan.with_lists(place.parts)
+        place, placed = self._plans[name, plan]
+        self.dev.copy(plan.lists(self.dev).whole, out=place)
+        return placed
 
-    def __call__(self, key: Hashable, work: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
+    def __call__(self, key: Hashable, work: Callable[[], tuple[Any, Any]], arrays: Sequence[Any] = (),
+                 done: Callable[[], None] = lambda: None) -> tuple[Any, Any]:
         """The two arrays that work() returns, which leaves gradients: computed, or replayed where this key was met before.
 
-        The key, with the arrays of the parameters, says all that decides what is launched, and None that nothing does; inputs
-        are in their places.
+        The key, with some arrays and those of the parameters, says all that decides what is launched, and None that nothing
+        does; inputs are in their places. done() is called at once when all was launched.
         """
         if not self.possible or key is None:
-            return work()
-        key = key, *((id(p.data), p.requires_grad) for p in self.parameters)
+            return _done(work, done)
+        key = key, tuple(map(id, arrays)), *((id(p.data), p.requires_grad) for p in self.parameters)
         if key not in self._met:
             if len(self._met) < self.MET:
                 self._met[key] = None
-            return work()
+            return _done(work, done)
         found = self._met[key]
         if found is None:
-            found = self._met[key] = self._record(work)
+            found = self._met[key] = self._record(work, arrays)
         if not found:
-            return work()
+            return _done(work, done)
         found.graph.replay()
         for parameter, gradient in zip(self.parameters, found.gradients, strict=True):
             parameter.gradient = gradient
+        done()
         return tuple(self.dev.copy(array) for array in found.graph.result)  # the next replay writes to the same memory
 
-    def _record(self, work: Callable[[], tuple[Any, Any]]) -> _Pass | tuple[()]:
+    def _record(self, work: Callable[[], tuple[Any, Any]], arrays: Sequence[Any]) -> _Pass | tuple[()]:
         if len(self._recorded) == self.RECORDED:
             return ()
         try:
@@ -132,4 +140,4 @@ class Replay:
             self.possible &= bool(self._recorded) or self._failed < self.TRIED
             return ()
         self._recorded.append(graph)
-        return _Pass(graph, [p.gradient for p in self.parameters], [p.data for p in self.parameters])
+        return _Pass(graph, [p.gradient for p in self.parameters], [*arrays, *(p.data for p in self.parameters)])

@@ -18,7 +18,7 @@ import numpy as np
 
 from . import profile
 from .device import Device, device, problem
-from .plan import PackedGradient
+from .lists import PackedGradient
 
 _recording = contextvars.ContextVar("recording", default=True)  # one for each thread
 

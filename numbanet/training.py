@@ -133,30 +133,32 @@ class Trainer:
             loss, answer, updated = self._passes(x, y, weights, plans, wanted)
             flops = self.model.flops(x.shape[0], plans)
             del plans  # what was prepared for them makes room for what the update prepares
-            ready = {} if updated else self.optimizer.apply(wanted)
-            self.optimizer.advance()
+            ready = {} if updated else self.optimizer.step(wanted)
             self.drawn = drawn and {layer: ready.get(layer.weight, plan) for layer, plan in drawn.items()}
             return Tensor.wrap(loss, self.dev), answer, flops
 
     def _passes(self, x: Tensor, y: Any, weights: Any, plans: dict, wanted: dict) -> tuple[Any, Any, bool]:
         """(loss, what was predicted), arrays on the device; and whether the update is done, too: else gradients are left."""
-        key, updated = None, False
+        key, foreseen = None, None
         inputs = (("x", x.data), ("y", y), ("weights", weights))
         if self.replay.possible and all(self.replay.holds(*given) for given in inputs) and self._repeatable(plans):
-            plans = {layer: self.replay.reading(layer, plan) for layer, plan in plans.items()}
+            plans = {layer: self.replay.put_lists(layer, plan) for layer, plan in plans.items()}
             kinds, foreseen = tuple((layer, plan.kind) for layer, plan in plans.items()), self.optimizer.foresee(wanted)
-            key = tuple(self.model.layers), kinds, x.shape, weights is None, foreseen  # a callback may exchange layers
-            updated = foreseen is not None
+            key = tuple(self.model.layers), kinds, x.shape, weights is None  # a callback may exchange layers
 
         def work() -> tuple[Any, Any]:
             output = self.model(x, plans)
             loss = self.loss(output, y, weights)
             loss.backward()
-            if updated:
+            answer = self.answer(self.dev, output.data)
+            if foreseen:  # last: what fails before leaves the weights as they are
                 self.optimizer.apply(wanted, foreseen=True)
-            return loss.data, self.answer(self.dev, output.data)
+            return loss.data, answer
 
-        return *self.replay(key, work), updated
+        if foreseen is None:
+            return *self.replay(key, work), False
+        numbers, arrays = foreseen
+        return *self.replay((key, numbers), work, arrays, self.optimizer.advance), True
 
     def _repeatable(self, plans: dict) -> bool:
         """Whether what a pass launches is known to depend on nothing but the kinds of its plans: layers, loss and answer are

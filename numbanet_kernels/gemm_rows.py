@@ -6,7 +6,7 @@
     dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm_dw), because activations are compact
 
 The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices, int32 arrays of
-the device, a `tiles.Period`, or None for all.
+the device, on CUDA a `tiles.Period` as well, or None for all.
 Versions: masked (a teaching step: the whole grid starts, and a block whose row is dropped returns before its first barrier),
 listed (any lists: the grid is sized by them, dropped work is never launched) and, for the kept indices of a pattern, which are
 a stride, the blocks of `gemm_block`.

@@ -11,8 +11,9 @@ Tile rows with the same a[r] mod dp keep the same tile columns: they are a class
 permutation the kept matrix is block-diagonal: dp dense products. 2 N O I / dp FLOPs.
 
 Packed dw (R T, ceil(C / dp) T): tile rows sorted by class (class 0 first), then by r; in each row its kept columns, in order.
-Elements of tiles that stick out over the edges of w are unset. What two of the three products need is prepared once, if asked:
-`blocks` of w by `tile_blocks`, `inputs` of x by `tile_inputs`, `outputs` of dy by `tile_outputs`.
+Elements of tiles that stick out over the edges of w are unset. What several of the products need is prepared once, if asked:
+`blocks` by `tile_blocks`, on the CPU what is kept of w, which dw does not need, on CUDA the lists of it; `inputs` of x by
+`tile_inputs`; `outputs` of dy by `tile_outputs`.
 Versions: masked (a teaching step: every tile is visited, dropped ones skipped by a test that is uniform over the block), listed
 (a block walks the list of the tiles that its class keeps, dropped work is never launched; both in `gemm_listed`) and grouped
 (the one used where a card has it: each class is a dense product, all in one launch; `gemm_grouped`).

@@ -13,7 +13,7 @@ once as M^k when somebody will. With late = (behind, after, held, wanted, powers
     after (U, B)     int32, the same after this step: what the update writes
     held (U, B)      bool, the blocks that were wanted for this step: they are up to date and take the step with g
     wanted (U, B)    bool, the blocks that will be read before the next step: they catch up; all others fall behind
-    powers (K, 4)    float32, M^0, M^1, …, row by row (`sgd_powers`); K is more than after is anywhere
+    powers (K, 4)    float32, M^0, M^1, …, row by row (`sgd_powers`); behind + 1 is less than K everywhere
     block            (rows, columns) of a block; those at the far edges may stick out
 
 With into = (packed, places), on the CPU, the wanted blocks of row r, in order, are written to packed[places[r]] as well.
@@ -25,7 +25,6 @@ as an array (1,) of the device, too, so that a recorded launch can be done with 
 from __future__ import annotations
 
 import math
-import numbers
 
 import numba
 import numpy as np
@@ -394,7 +393,7 @@ def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
         powers = powers if late is None else late[4]
         if w.size:
             weights.append(((flat(w), flat(v), flat(g), *lists, *states), (*widths, *facts)))
-    shared = unread(np.float32, 2) if powers is None else powers, _rate(float(lr)) if isinstance(lr, numbers.Real) else lr
+    shared = unread(np.float32, 2) if powers is None else powers, _rate(float(lr)) if np.isscalar(lr) else lr
     _together(_updates()[0], weights, shared, (momentum, nesterov, decay))
 
 

@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 
 from numbanet import SGD, Adam, Linear, ReLU, RowPlan, Sequential, Tanh, Tensor, TilePlan, ops, optim
-from numbanet.plan import PackedGradient
+from numbanet.device import problem
+from numbanet.lists import PackedGradient
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -153,6 +154,25 @@ def test_a_step_without_a_gradient_or_a_wish_settles(rng):
             optimizer.step(wanted)
         if wanted is None or not gradient:
             np.testing.assert_allclose(weight.numpy(), dense.numpy(), rtol=1e-5)
+
+
+@pytest.mark.skipif(problem("emulated") is not None, reason="needs NVVM")
+def test_weights_on_two_devices_are_late_each_for_itself(rng):
+    weights = [[Tensor(w, device=where, requires_grad=True) for where in ("cpu", "emulated")]
+               for w in [rng.standard_normal((6, 4)).astype(np.float32)] * 2]
+    (mine, other), dense = weights
+    lazy, whole = SGD([mine, other], 0.1, 0.9), SGD(dense, 0.1, 0.9)
+    plan = RowPlan(6, 3, 1)
+    for step in range(5):
+        for a, b in zip((mine, other), dense, strict=True):
+            if a is other or step % 2:
+                g = np.outer(plan.mask(), rng.standard_normal(4)).astype(np.float32)
+                a.gradient, b.gradient = (p.device.upload(g) for p in (a, b))
+        lazy.step({other: plan})
+        whole.step()
+    lazy.settle()
+    for a, b in zip((mine, other), dense, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("make, message", [

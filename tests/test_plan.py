@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from numbanet import RowPlan, TilePlan, device
-from numbanet.plan import PackedGradient, pack_rows
+from numbanet.lists import PackedGradient
+from numbanet.plan import pack_rows
 from numbanet_kernels.tiles import arrangement
 
 CPU = device("cpu")

@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 
 from numbanet import Linear, Order, ReLU, RowPlan, Sequential, Shuffle, Tanh, Tensor, TilePlan, check_grad, ops
-from numbanet.plan import BernoulliPlan, PackedGradient
+from numbanet.lists import PackedGradient
+from numbanet.plan import BernoulliPlan
 
 N = 5
 ROWS = [(None, None), ((2, 1), None), (None, (3, 0)), ((2, 0), (3, 2)), ((8, 7), (2, 1)), ((2, 1), (16, 14))]

@@ -68,11 +68,11 @@ def test_replayed_passes_train_the_same(monkeypatch, replays, options):
 def test_one_graph_serves_every_bias_mix_and_rate(monkeypatch, replays, options):
     drawn = set()
 
-    def reading(self, name, plan, original=Replay.reading):
+    def put_lists(self, name, plan, original=Replay.put_lists):
         drawn.add((name, plan))
         return original(self, name, plan)
 
-    monkeypatch.setattr(Replay, "reading", reading)
+    monkeypatch.setattr(Replay, "put_lists", put_lists)
     options = {"layers": (6,), "epochs": 7, **options}
     ours, layers = fit(np.random.default_rng(0), **options), {name for name, _ in drawn}
     most = np.prod([len({plan.kind for layer, plan in drawn if layer is name}) for name in layers])
@@ -95,9 +95,9 @@ class Own(Layer):
 def test_what_may_do_something_else_each_time_is_not_recorded(monkeypatch, rng, replays, options):
     keys = []
 
-    def call(self, key, work, original=Replay.__call__):
+    def call(self, key, *given, original=Replay.__call__):
         keys.append(key)
-        return original(self, key, work)
+        return original(self, key, *given)
 
     monkeypatch.setattr(Replay, "__call__", call)
     fit(rng, **{"dropout": "none", **options}, epochs=1)
@@ -178,6 +178,22 @@ def test_layers_that_are_exchanged_are_the_ones_that_train(replays):
     options = {"dropout": "none", "activation": "relu"}
     ours, plain = (fit(np.random.default_rng(0), **options, callbacks=found) for found in ([exchange], None))
     assert len(replays) == 3 + 1 and ours.history_[-1]["loss"] != plain.history_[-1]["loss"]
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_weight_that_is_frozen_stays_as_it_is(monkeypatch, replays, place):
+    def freeze(net, record):
+        frozen.append(np.array(net.model_.layers[place].weight.numpy()))
+        net.model_.layers[place].weight.requires_grad = False
+        found.append(sum(replays.values()))
+
+    frozen, found = [], []
+    ours = fit(np.random.default_rng(0), callbacks=[freeze], epochs=5)
+    np.testing.assert_array_equal(frozen[0], ours.model_.layers[place].weight.numpy())
+    found.append(sum(replays.values()))
+    assert found[-1] - found[0] >= 12 - 4 * 2  # of four epochs; passes are met anew when a weight is frozen
+    monkeypatch.setattr(Replay, "possible", property(lambda self: False, lambda self, value: None), raising=False)
+    equal(ours, fit(np.random.default_rng(0), callbacks=[freeze], epochs=5))
 
 
 def test_weights_that_are_exchanged_are_the_ones_that_train(replays):

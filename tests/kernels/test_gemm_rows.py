@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from numbanet_kernels import gemm_rows
+from numbanet_kernels.tiles import Period
 
 # (N, O, I), (dp, bias) of the rows, (dp, bias) of the columns; None: all
 CASES = [((3, 4, 5), None, None), ((5, 9, 11), (2, 1), None), ((5, 9, 11), None, (3, 2)), ((5, 9, 11), (2, 0), (3, 1)),
@@ -10,21 +11,25 @@ CASES = [((3, 4, 5), None, None), ((5, 9, 11), (2, 1), None), ((5, 9, 11), None,
          ((33, 37, 35), (2, 1), (1, 0))]
 
 
-def lists(n, pattern, put=None):
-    """(what kernels take, the host's list) of the indices bias, bias + dp, …: a slice, or an array where `put` is given."""
+def lists(n, pattern, kind="slice", put=None):
+    """(what kernels take, the host's list) of the indices bias, bias + dp, …: a slice, an array or a period."""
     if pattern is None:
         return None, np.arange(n)
     dp, bias = pattern
     host = np.arange(bias, n, dp)
-    return put(np.int32(host)) if put else slice(bias, n, dp), host
+    if kind == "slice":
+        return slice(bias, n, dp), host
+    return put(np.int32(host)) if kind == "array" else Period(put(np.int32(host)), dp), host
 
 
-@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("kind", ["slice", "array", "period"])
 @pytest.mark.parametrize("shape, row_pattern, col_pattern", CASES)
-def test_forward_and_dx_equal_reference(suffix, put, get, rng, shape, row_pattern, col_pattern, numbered):
+def test_forward_and_dx_equal_reference(suffix, put, get, rng, shape, row_pattern, col_pattern, kind):
+    if kind == "period" and suffix == "cpu":
+        pytest.skip("the CPU takes slices")
     n, o, i = shape
-    rows, host_rows = lists(o, row_pattern, put if numbered else None)
-    cols, host_cols = lists(i, col_pattern, put if numbered else None)
+    rows, host_rows = lists(o, row_pattern, kind, put)
+    cols, host_cols = lists(i, col_pattern, kind, put)
     w, b = rng.standard_normal((o, i)), rng.standard_normal(o)
     x, dy = rng.standard_normal((n, host_cols.size)), rng.standard_normal((n, host_rows.size))
     y = getattr(gemm_rows, f"gemm_rows_{suffix}")(put(x), put(w), rows, cols, put(b), True, 2.0)

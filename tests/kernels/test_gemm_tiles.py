@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels import gemm_tiles, tiles
+from numbanet_kernels import gemm_block, gemm_tiles, tiles
 
 # (N, O, I), tile, dp: ragged edges, one tile, dp that divides the number of tile columns and dp that does not
 CASES = [((5, 9, 11), 4, 1), ((5, 9, 11), 4, 2), ((5, 9, 11), 4, 3), ((6, 8, 16), 4, 4), ((6, 8, 16), 4, 3), ((1, 1, 1), 4, 2),
@@ -84,6 +84,10 @@ def test_classes_share_no_column_and_cover_the_kept_tiles(grid, dp, mix):
         assert len(columns) == len(set(columns))
         in_order = [r for rows, _ in classes for r in rows]
         np.testing.assert_array_equal(packed.row_place[in_order], np.arange(grid[0]))
+
+
+def test_lists_reach_as_far_as_blocks_do():
+    assert all(tiles.ROOM % tile == 0 for tile in gemm_block.TILES)
 
 
 def test_arrangements_are_permutations_of_their_own():

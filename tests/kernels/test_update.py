@@ -41,6 +41,16 @@ def test_sgd_equals_reference(suffix, put, get, problem, momentum, nesterov, dec
         np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_rate_in_memory_of_the_device(on_cuda, put, get, rng):
+    arrays, rate = [put(rng.standard_normal((3, 5))) for _ in range(3)], put(np.array([0.1]))
+    for lr in (0.1, 0.3):
+        expected = update.sgd_reference(*map(get, arrays), lr, 0.9)
+        rate.copy_to_device(np.array([lr], np.float32))
+        update.sgd_cuda([(*arrays, None, None, None)], rate, 0.9)
+        for found, wanted in zip(arrays, expected):
+            np.testing.assert_allclose(get(found), wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("step, decay", [(1, 0.0), (7, 0.01)])
 def test_adam_equals_reference(suffix, put, get, problem, step, decay):
     w, m, s, g, kept = problem
