@@ -257,7 +257,7 @@ class SGD(Optimizer):
         self.stepping, dev = list(self.debts.values()), self.parameters[0].device
         rate, array = self.rates.get(dev, (None, None))
         if rate != self.learning_rate:
-            array = dev.copy(dev.upload(np.array([self.learning_rate]), np.float32), out=array)
+            array = dev.full((1,), self.learning_rate, out=array)
             self.rates[dev] = self.learning_rate, array
         read = [array, *(v for (v,) in self.state), *(a for debt in self.stepping for a in (debt.behind, debt.held))]
         return self._numbers[1:], read

@@ -22,11 +22,18 @@ def lists(n, pattern, kind="slice", put=None):
     return put(np.int32(host)) if kind == "array" else Period(put(np.int32(host)), dp), host
 
 
-@pytest.mark.parametrize("kind", ["slice", "array", "period"])
+@pytest.mark.parametrize("kind", ["slice", "array"])
 @pytest.mark.parametrize("shape, row_pattern, col_pattern", CASES)
 def test_forward_and_dx_equal_reference(suffix, put, get, rng, shape, row_pattern, col_pattern, kind):
-    if kind == "period" and suffix == "cpu":
-        pytest.skip("the CPU takes slices")
+    products_equal_reference(suffix, put, get, rng, shape, row_pattern, col_pattern, kind)
+
+
+@pytest.mark.parametrize("shape, row_pattern, col_pattern", CASES)
+def test_a_period_that_the_kernel_finds_the_start_of(on_cuda, put, get, rng, shape, row_pattern, col_pattern):
+    products_equal_reference("cuda", put, get, rng, shape, row_pattern, col_pattern, "period")
+
+
+def products_equal_reference(suffix, put, get, rng, shape, row_pattern, col_pattern, kind):
     n, o, i = shape
     rows, host_rows = lists(o, row_pattern, kind, put)
     cols, host_cols = lists(i, col_pattern, kind, put)
