@@ -1,29 +1,34 @@
 # make demo | make test | make bench | make gpu: each sets up .venv by itself, then runs. PYTHON=python3.12 chooses another Python.
+# make test-all runs the long tests as well
 PYTHON ?= python3
 BIN := .venv/bin
-# kernels compiled by tests and benchmarks are compiled anew: a cache does not see changes in another file
-FRESH = rm -rf .venv/compiled && NUMBA_CACHE_DIR=$(CURDIR)/.venv/compiled
+WORKERS ?= 2
+# what tests and benchmarks compile lies in a folder named by its sources, as Numba does not see changes in another file; four stay
+COMPILED = $$(find numbanet_kernels -name '*.py' | LC_ALL=C sort | xargs cat | (sha256sum || shasum -a 256) | cut -c1-16)
+CACHED = rm -rf $$(ls -dt .venv/compiled/*/ 2>/dev/null | tail -n +4) && NUMBA_CACHE_DIR="$(CURDIR)/.venv/compiled/$(COMPILED)"
 
-.PHONY: demo test lint bench gpu clean
+.PHONY: demo test test-all lint bench gpu clean
 .DELETE_ON_ERROR:
 
 demo: .venv/ready-plots
 	$(BIN)/numbanet demo
 
-test: .venv/ready-test
-	$(FRESH) NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest tests/test_cuda_net.py
-	$(FRESH) $(BIN)/python -m pytest
+# two workers of one thread each; tests that measure time or send signals run after the others, with nothing beside them
+test: LONG = and not long
+test test-all: .venv/ready-test
+	$(CACHED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not alone $(LONG)"
+	$(CACHED) $(BIN)/python -m pytest -m "alone $(LONG)"
 
 lint: .venv/ready-test
 	$(BIN)/ruff check .
 
 bench: .venv/ready-bench
-	$(FRESH) $(BIN)/python -m bench mlp --against torch
+	$(CACHED) $(BIN)/python -m bench mlp --against torch
 
 # on a machine with a card the Python that is there may have all it needs, and no way to install more
 gpu:
 	@if $(PYTHON) -c 'import numba.cuda, pytest, rich, sklearn' 2>/dev/null; then python=$(PYTHON); \
-	else $(MAKE) .venv/ready-test && python=$(BIN)/python; fi && $(FRESH) $$python -m bench gpu
+	else $(MAKE) .venv/ready-test && python=$(BIN)/python; fi && $(CACHED) $$python -m bench gpu
 
 # Debian ships Python without ensurepip: there, `virtualenv` from pip or Debian makes the same environment.
 .venv/bin/python:

@@ -2,7 +2,7 @@
 import re
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 here = Path(__file__).parent
 version = re.search(r'^__version__ = "(.+)"$', (here / "numbanet/__init__.py").read_text(encoding="utf-8"), re.M).group(1)
@@ -23,7 +23,7 @@ setup(
     license="BSD-3-Clause",
     license_files=["LICENSE"],
     python_requires=">=3.10",
-    packages=["numbanet", "numbanet.datasets", "numbanet_kernels", "numbanet_kernels.ptx"],
+    packages=[*find_packages(include=["numbanet*"]), "numbanet.datasets"],
     package_dir={"numbanet.datasets": "datasets"},
     package_data={"numbanet": ["py.typed"], "numbanet_kernels": ["py.typed"]},
     install_requires=["numba>=0.60", "numpy>=1.26", "scikit-learn>=1.6", "rich>=13", "threadpoolctl>=3"],

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from . import gpu, report, table
+from . import gpu, kernels, report, table
 from .harness import Options, run_cases
 from .results import Results
 
-SUITES = ("elementwise", "reduce", "loss", "gemm", "gemm_rows", "gemm_tiles", "update", "random", "memory", "mlp",
-          "mlp-small", "mlp-scaling", "mlp-memory", "mlp-accuracy", "mlp-settings", "papers-mlp")
+FAMILIES = kernels.families()
+SUITES = (*FAMILIES, "mlp", "mlp-small", "mlp-epochs", "mlp-scaling", "mlp-memory", "mlp-accuracy", "mlp-settings",
+          "papers-mlp")
 COMMANDS = ("list", "report", "gpu")
 
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in chosen.suites if name not in (*SUITES, *COMMANDS)]
     if unknown:
         parser.error(f"there is no suite {unknown[0]!r}; choose from {', '.join(SUITES)}")
-    alone = [name for name in chosen.suites if name in COMMANDS or hasattr(_module(name), "run")]
+    alone = [name for name in chosen.suites if name not in FAMILIES and (name in COMMANDS or hasattr(_module(name), "run"))]
     if len(chosen.suites) > 1 and alone:
         parser.error(f"{alone[0]} stands alone")
     try:
@@ -73,7 +74,7 @@ def _module(suite: str) -> ModuleType:
 def _list() -> int:
     width = max(map(len, SUITES))
     for suite in SUITES:
-        print(f"{suite:{width}}  {_module(suite).__doc__.splitlines()[0]}")
+        print(f"{suite:{width}}  {FAMILIES.get(suite) or _module(suite).__doc__.splitlines()[0]}")
     return 0
 
 
@@ -97,18 +98,19 @@ def _measure(parser: _Parser, chosen: argparse.Namespace) -> int:
     options = Options(chosen.device, chosen.against, chosen.quick)
     results = Results(chosen.json, **dataclasses.asdict(options))
     for suite in dict.fromkeys(chosen.suites):
-        module = _module(suite)
-        if hasattr(module, "run"):
-            rows = module.run(options, results, _say)
+        if suite in FAMILIES:
+            rows = run_cases(suite, kernels.suite(suite, options), options, results, _say)
+        elif hasattr(_module(suite), "run"):
+            rows = _module(suite).run(options, results, _say)
         else:
-            rows = run_cases(suite, module.cases(options), options, results, _say)
+            rows = run_cases(suite, _module(suite).cases(options), options, results, _say)
         table.show(suite, rows)
     if chosen.plot:
         from . import plots
 
-        module = _module(chosen.suites[0])
-        if hasattr(module, "plot"):
-            module.plot(results, chosen.plot)
+        own = None if chosen.suites[0] in FAMILIES else getattr(_module(chosen.suites[0]), "plot", None)
+        if own:
+            own(results, chosen.plot)
         else:
             plots.plot_ratios(results.rows, chosen.plot)
     problems = [row for row in results.rows if row.get("problem")]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from numbanet_kernels.gemm import gemm_reference, gemm_version_cuda
+from numbanet_kernels.families.gemm import gemm_reference, gemm_version
 
 from . import kernels
 from .harness import Case, Options
@@ -47,21 +47,21 @@ def _bytes(n, o, i):
 
 
 def _linear(numbanet):
-    return Kernel(_layer, numbanet, _torch_linear, _linear_reference, flops=_flops, bytes=_bytes)
+    return Kernel(_layer, numbanet, _torch_linear, _linear_reference, flops=_flops, bytes=_bytes, op="gemm")
 
 
 def _version(name):
     version, tile = LADDER[name]
-    return _linear(lambda dev, x, w, b, **_: lambda: gemm_version_cuda(version, tile, x, w, tb=True, bias=b, relu=True))
+    return _linear(lambda dev, x, w, b, **_: lambda: gemm_version(version, tile, x, w, tb=True, bias=b, relu=True))
 
 
 KERNELS = {
     "linear": _linear(lambda dev, x, w, b, **_: lambda: dev.gemm(x, w, tb=True, bias=b, relu=True)),
     "dx": Kernel(_back, lambda dev, dy, w, x, **_: lambda: dev.gemm(dy, w), lambda t, dy, w, x, **_: lambda: dy @ w,
-                 lambda dy, w, x, **_: gemm_reference(dy, w), flops=_flops, bytes=_bytes),
+                 lambda dy, w, x, **_: gemm_reference(dy, w), flops=_flops, bytes=_bytes, op="gemm"),
     "dw": Kernel(_back, lambda dev, dy, w, x, **_: lambda: dev.gemm(dy, x, ta=True),
                  lambda t, dy, w, x, **_: lambda: dy.T @ x,
-                 lambda dy, w, x, **_: gemm_reference(dy, x, ta=True), flops=_flops, bytes=_bytes),
+                 lambda dy, w, x, **_: gemm_reference(dy, x, ta=True), flops=_flops, bytes=_bytes, op="gemm"),
     **{name: _version(name) for name in LADDER},
 }
 

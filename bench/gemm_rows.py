@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from numbanet.plan import RowPlan
-from numbanet_kernels.gemm_rows import gemm_rows_masked_cuda
+from numbanet.plans import RowPlan, kept
+from numbanet_kernels.families.gemm_rows import gemm_rows_masked
 
 from . import kernels
 from .harness import Case, Options
@@ -64,25 +64,25 @@ def _compact(dev, x, plan):
 
 
 def _forward(dev, x, w, b, mask, n, o, i, dp):
-    rows = _plans(o, i, dp)[0].index
+    rows = kept(_plans(o, i, dp)[0], dev).index
     return lambda: dev.gemm_rows(x, w, rows, None, bias=b, relu=True)
 
 
 def _both(dev, x, w, b, mask, n, o, i, dp):
     rows, cols = _plans(o, i, dp)
-    at, x = (rows.index, cols.index), _compact(dev, x, cols)
+    at, x = (kept(rows, dev).index, kept(cols, dev).index), _compact(dev, x, cols)
     return lambda: dev.gemm_rows(x, w, *at, bias=b, relu=True)
 
 
 def _dx(dev, dy, w, mask, n, o, i, dp):
     rows, cols = _plans(o, i, dp)
-    at, dy = (rows.index, cols.index), _compact(dev, dy, rows)
+    at, dy = (kept(rows, dev).index, kept(cols, dev).index), _compact(dev, dy, rows)
     return lambda: dev.gemm_rows_dx(dy, w, *at)
 
 
 def _masked(dev, x, w, mask, n, o, i, dp):
     kept = dev.upload(dev.download(mask).astype(bool))
-    return lambda: gemm_rows_masked_cuda(x, w, kept)
+    return lambda: gemm_rows_masked(x, w, kept)
 
 
 def _reference(x, w, b, mask, **_):
@@ -111,7 +111,7 @@ def _flops(n, o, i, dp):
 
 def _both_flops(n, o, i, dp):
     rows, cols = _plans(o, i, dp)
-    return float(rows.flops(n, cols.count))
+    return 2.0 * n * rows.count * cols.count
 
 
 def _work(flops):
@@ -119,10 +119,10 @@ def _work(flops):
 
 
 KERNELS = {
-    "forward": Kernel(_forward_inputs, _forward, _torch, _reference, _expanded(0), **_work(_flops)),
+    "forward": Kernel(_forward_inputs, _forward, _torch, _reference, _expanded(0), op="gemm_rows", **_work(_flops)),
     "both": Kernel(_both_inputs, _both, _torch, _reference, _expanded(0), **_work(_both_flops)),
     "dx": Kernel(_back_inputs, _dx, lambda t, dy, w, mask, **_: lambda: (dy @ w) * mask,
-                 lambda dy, w, mask, **_: (np.float64(dy) @ w) * mask, _expanded(1), **_work(_both_flops)),
+                 lambda dy, w, mask, **_: (np.float64(dy) @ w) * mask, _expanded(1), op="gemm_rows_dx", **_work(_both_flops)),
     # the teaching step on CUDA: dropped rows are skipped in the kernel, not left out of the grid
     "masked": Kernel(_masked_inputs, _masked,
                      lambda t, x, w, mask, **_: lambda: t.nn.functional.linear(x, w) * mask,

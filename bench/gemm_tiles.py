@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from numbanet.device import device
-from numbanet.plan import TilePlan
-from numbanet_kernels.gemm_tiles import gemm_tiles_dw_reference, gemm_tiles_masked_cuda
-from numbanet_kernels.packed import unpack_gradient_reference
+from numbanet.plans import TilePlan, kept
+from numbanet_kernels.families.gemm_tiles import gemm_tiles_dw_reference, gemm_tiles_masked
+from numbanet_kernels.families.packed import unpack_gradient_reference
 
 from . import kernels
 from .harness import Case, Options
@@ -46,37 +46,32 @@ def _back(rng, n, o, i, dp):
     return rng.standard_normal((n, o), np.float32), w, x, mask
 
 
-def _pattern(o, i, dp):
-    plan = _plan(o, i, dp)
-    return plan.pattern[1:]
-
-
 def _forward(dev, x, w, b, mask, n, o, i, dp):
-    return lambda: dev.gemm_tiles(x, w, *_pattern(o, i, dp), b=b, relu=True)
+    return lambda: dev.gemm_tiles(x, w, _plan(o, i, dp).pattern, b=b, relu=True)
 
 
 def _dx(dev, dy, w, x, mask, n, o, i, dp):
-    return lambda: dev.gemm_tiles_dx(dy, w, *_pattern(o, i, dp))
+    return lambda: dev.gemm_tiles_dx(dy, w, _plan(o, i, dp).pattern)
 
 
 def _dw(dev, dy, w, x, mask, n, o, i, dp):
-    return lambda: dev.gemm_tiles_dw(dy, x, *_pattern(o, i, dp))[0]
+    return lambda: dev.gemm_tiles_dw(dy, x, _plan(o, i, dp).pattern)[0]
 
 
 def _masked(dev, x, w, mask, n, o, i, dp):
-    tiles = dev.upload(_plan(o, i, dp).tile_mask())
-    return lambda: gemm_tiles_masked_cuda(x, w, tiles, TILE)
+    tiles = dev.upload(_plan(o, i, dp).tile_mask().astype(np.int32))
+    return lambda: gemm_tiles_masked(x, w, tiles, TILE)
 
 
 def _dense(dw, n, o, i, dp):
     """The dense form of a packed gradient."""
     if dw.shape == (o, i):
         return dw
-    return unpack_gradient_reference(dw, _plan(o, i, dp).packing(device("cpu")), (o, i))
+    return unpack_gradient_reference(dw, kept(_plan(o, i, dp), device("cpu")).packing, (o, i))
 
 
 def _flops(n, o, i, dp):
-    return float(_plan(o, i, dp).flops(n))
+    return 2.0 * n * _plan(o, i, dp).size
 
 
 def _ceiling(n, o, i, dp):
@@ -88,12 +83,13 @@ _work = {"flops": _flops, "ceiling": _ceiling}
 KERNELS = {
     "forward": Kernel(_layer, _forward,
                       lambda t, x, w, b, mask, **_: lambda: t.relu(t.nn.functional.linear(x, w * mask, b)),
-                      lambda x, w, b, mask, **_: np.maximum(np.float64(x) @ np.float64(w * mask).T + b, 0), **_work),
+                      lambda x, w, b, mask, **_: np.maximum(np.float64(x) @ np.float64(w * mask).T + b, 0),
+                      op="gemm_tiles", **_work),
     "dx": Kernel(_back, _dx, lambda t, dy, w, x, mask, **_: lambda: dy @ (w * mask),
-                 lambda dy, w, x, mask, **_: np.float64(dy) @ (w * mask), **_work),
+                 lambda dy, w, x, mask, **_: np.float64(dy) @ (w * mask), op="gemm_tiles_dx", **_work),
     "dw": Kernel(_back, _dw, lambda t, dy, w, x, mask, **_: lambda: (dy.T @ x) * mask,
-                 lambda dy, w, x, mask, n, o, i, dp: gemm_tiles_dw_reference(dy, x, *_pattern(o, i, dp)), _dense,
-                 **_work),
+                 lambda dy, w, x, mask, n, o, i, dp: gemm_tiles_dw_reference(dy, x, _plan(o, i, dp).pattern), _dense,
+                 op="gemm_tiles_dw", **_work),
     # the teaching step on CUDA: every tile is visited, dropped ones are skipped by a test
     "masked": Kernel(_masked_layer, _masked, lambda t, x, w, mask, **_: lambda: t.nn.functional.linear(x, w * mask),
                      lambda x, w, mask, **_: np.float64(x) @ np.float64(w * mask).T, **_work),

@@ -1,16 +1,25 @@
 """Kernel: one operation in isolation, on numbanet's device table and as the PyTorch op that a user would call instead.
 
-A family file is a table KERNELS of these and a list of sizes; workers look the operation up by name.
+The suite of a family has its operations from the examples that the family names (`numbanet_kernels.examples`). A file
+`bench/<family>.py` says what else there is to know, none of it needed:
+
+    PEERS     {example: what PyTorch has in its place, a function (torch, *its arrays)}
+    SIZES     (N, I, O) of the examples
+    KERNELS   {name: Kernel}, measured as `cases(options)` says, in place of the examples of their operations
 """
 from __future__ import annotations
 
 import dataclasses
 import functools
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from numbanet_kernels import cpu, examples
 
 from .harness import Case, Implementation, Options, relative_error
 from .worker import Task, numbanet_on, torch_on
@@ -48,21 +57,94 @@ class Kernel:
         (**sizes) -> useful work.
     ceiling : callable, default: 1
         (**sizes) -> work of the PyTorch op over useful work.
+    op : str, optional
+        The operation, where the kernel's name is another one.
     """
 
     inputs: Callable[..., tuple[np.ndarray, ...]]
     numbanet: Callable[..., Callable[[], Any]]
-    torch: Callable[..., Callable[[], Any]]
+    torch: Callable[..., Callable[[], Any]] | None
     reference: Callable[..., Any]
     dense: Callable[..., np.ndarray] = _as_it_is
     error: Callable[..., float] | None = None
     flops: Callable[..., float] | None = None
     bytes: Callable[..., float] | None = None
     ceiling: Callable[..., float] = _same
+    op: str | None = None
+
+
+SIZES = (128, 2048, 2048), (2048, 2048, 2048)  # N, I, O
+
+
+def families() -> dict[str, str]:
+    """{family: what its suite measures}"""
+    modules = dict.fromkeys(module for module in examples.families().values() if ".families." in module.__name__)
+    found = {module.__name__.rpartition(".")[2]: module for module in modules}
+    return {name: (_own(name) or module).__doc__.splitlines()[0] for name, module in found.items()}
+
+
+def _own(family: str) -> ModuleType | None:
+    """The file of the bench for a family."""
+    name = f"bench.{family}"
+    return importlib.import_module(name) if importlib.util.find_spec(name) else None
+
+
+def suite(family: str, options: Options) -> Iterator[Case]:
+    """What the family's file measures, and the examples of all other operations."""
+    own = _own(family)
+    if hasattr(own, "cases"):
+        yield from own.cases(options)
+    covered = {kernel.op or name for name, kernel in getattr(own, "KERNELS", {}).items()}
+    sizes = [(32, 48, 64)] if options.quick else getattr(own, "SIZES", SIZES)
+    seen = set()
+    for name, module in examples.families().items():
+        for size in sizes if module.__name__.endswith(f".families.{family}") and name.partition(",")[0] not in covered else ():
+            call = examples.example(name, size)
+            key = name, tuple(array.shape for array in _arrays(call))
+            if key not in seen:  # some are of one size
+                seen.add(key)
+                yield from cases(family, [(name, dict(zip("nio", size)))], options)
+
+
+def _arrays(value: Any) -> list[np.ndarray]:
+    """All arrays in a nest of tuples, lists and dicts."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return [value] if isinstance(value, np.ndarray) else [array for part in parts for array in _arrays(part)]
+
+
+def _of_example(family: str, name: str) -> Kernel:
+    """The kernel of an example, whose arrays do not come from `inputs`."""
+    module, peer = examples.families()[name], getattr(_own(family), "PEERS", {}).get(name)
+
+    def call(n: int, i: int, o: int) -> examples.Example:
+        return examples.example(name, (n, i, o))
+
+    def numbanet(dev: Any, *arrays: Any, **sizes: int) -> Callable[[], Any]:
+        ours = call(**sizes).on(dev)
+        changed = tuple(array for array in ours.arguments if hasattr(array, "shape"))  # where nothing is returned
+
+        def run() -> Any:
+            found = ours.run(dev)
+            return changed if found is None else found
+
+        return run
+
+    def reference(*arrays: np.ndarray, **sizes: int) -> Any:
+        """By the float64 reference; where there is none, the CPU's operation is NumPy's."""
+        ours = call(**sizes)
+        found = getattr(module, f"{ours.op}_reference", None) or getattr(cpu, ours.op)
+        return found(*ours.arguments, **ours.options)
+
+    def moved(**sizes: int) -> float:
+        ours = call(**sizes)
+        return float(sum(array.nbytes for array in (*_arrays(ours), *_arrays(ours.run(cpu)))))
+
+    return Kernel(lambda rng, **sizes: tuple(_arrays(call(**sizes))), numbanet,
+                  peer and (lambda torch, *arrays, **sizes: lambda: peer(torch, *arrays)), reference, bytes=moved)
 
 
 def _kernel(family: str, op: str) -> Kernel:
-    return importlib.import_module(f"bench.{family}").KERNELS[op]
+    return getattr(_own(family), "KERNELS", {}).get(op) or _of_example(family, op)
 
 
 def _inputs(kernel: Kernel, sizes: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
@@ -115,7 +197,7 @@ def cases(family: str, chosen: Iterable[tuple[str, dict[str, Any]]], options: Op
         kernel = _kernel(family, op)
         parameters = {"family": family, "op": op, "device": options.device, "sizes": sizes}
         work = {"flops": kernel.flops and kernel.flops(**sizes), "bytes": kernel.bytes and kernel.bytes(**sizes)}
-        torch = options.against == "torch"
+        torch = options.against == "torch" and kernel.torch is not None
         ours = Implementation("numbanet", numbanet_task, parameters, "torch" if torch else None,
                               kernel.ceiling(**sizes) if torch else None, **work)
         theirs = (Implementation("torch", torch_task, parameters),) if torch else ()

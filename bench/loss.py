@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from numbanet_kernels import loss as L
+from numbanet_kernels.families import loss as L
 
 from . import kernels
 from .harness import Case, Options

@@ -64,61 +64,59 @@ def batches(batch: int = BATCH) -> Iterator[np.ndarray]:
 def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: int = BATCH, replayed: bool = True) -> Task:
     """Training steps through numbanet's Trainer; not replayed: each of its launches is made by Python."""
     from numbanet import device as named
+    from numbanet.training.data import Data, in_order
 
     dev = named(device)
     X, y = samples()
-    data = dev.upload(X)
+    data = Data(dev.upload(X), y)
 
-    def fed(by):
-        """What steps take, batch after batch, and whether it is the last one of its pass."""
+    def fed():
+        """Batch after batch, and whether it is the last one of its pass; the short one at the end is left out."""
         for order in orders():
-            feed, stop = by.feed(order, y), len(order) - batch + 1
-            for start in range(0, stop, batch):
-                yield *by.batch(data, feed, start), start + batch >= stop
+            whole = order[:len(order) // batch * batch]
+            for number, some in enumerate(in_order(data, whole, batch, dev), 1):
+                yield some, number * batch == len(whole)
 
-    trainer = _trainer(dev, hidden, dropout, rate, batch, replayed)
-    taken = fed(trainer)
+    trainer, taken = _trainer(dev, hidden, dropout, rate, batch, replayed), fed()
 
     def step(by=trainer, at=taken, last=False):
-        *given, ends = next(at)
-        by.step(*given, last=last or ends)
+        some, ends = next(at)
+        by.step(data.X, some, last=last or ends)
 
     def outputs():
         fresh, drawn = _trainer(dev, hidden, dropout, rate, batch, replayed), []
-        at = fed(fresh)
-        draw = fresh.plans
+        at, draw = fed(), fresh.draw
 
-        def record():
-            drawn.append(draw())
+        def record(following=None):
+            drawn.append(draw(following))
             return drawn[-1]
 
-        fresh.plans = record
+        fresh.draw = record
         for number in range(CHECKED_STEPS):
             step(fresh, at, last=number + 1 == CHECKED_STEPS)
-        layers, first = fresh.model.droppable(), fresh.model.layers[0]
+        sites, first = fresh.model.droppable(), fresh.model.layers[0]
         before = getattr(first, "order", None)
         return {"order": slice(None) if before is None else before.order, "mean": 0.0 if before is None else before.mean,
                 "weights": [np.array(dev.download(p.data)) for p in fresh.optimizer.parameters],
-                "factors": [[_factors(plans.get(layer), batch) for layer in layers] for plans in drawn]}
+                "factors": [[_factors(step.plan(site.layer), batch) for site in sites] for step in drawn]}
 
     return Task(step, outputs, **numbanet_on(dev))
 
 
 def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int, replayed: bool) -> Any:
     """A Trainer of the network with the shared initial weights."""
-    from numbanet import Net
     from numbanet.dropout import policy
-    from numbanet.optim import SGD
-    from numbanet.training import Trainer
+    from numbanet.training.optim import SGD
+    from numbanet.training.streams import Streams
+    from numbanet.training.task import Classification
+    from numbanet.training.trainer import Trainer
 
     chosen = policy(dropout, rate)
     model = network(hidden, dev, chosen.shuffle)
     for parameter, values in zip(model.parameters(), initial_weights(hidden), strict=True):
         dev.copy(dev.upload(values), out=parameter.data)
-    trainer = Trainer(
-        model=model, optimizer=SGD(model.parameters(), RATE, MOMENTUM), policy=chosen,
-        rng=np.random.default_rng(3), dev=dev, batch_size=batch,
-        loss=Net._loss, answer=Net._answer, score=lambda y, answers, weights: float(np.mean(y == answers)))
+    optimizer = SGD(model.parameters(), RATE, MOMENTUM)
+    trainer = Trainer(model, optimizer, chosen, Classification(), Streams.from_seed(3), dev, batch)
     trainer.replay.possible &= replayed
     return trainer
 
@@ -134,8 +132,8 @@ def network(hidden: int, dev: Any = "cpu", shuffle: bool = False) -> Any:
 
 def _factors(plan: Any, batch: int) -> tuple[Any, Any]:
     """What a plan multiplies a layer's weight with, and what its activation, in the dense picture."""
-    from numbanet.plan import BernoulliPlan, RowPlan
-    from numbanet_kernels.random import dropout_reference
+    from numbanet.plans import BernoulliPlan, RowPlan
+    from numbanet_kernels.families.random import dropout_reference
 
     if plan is None:
         return 1.0, 1.0
@@ -316,23 +314,28 @@ def update_error(hidden: int, batch: int, outputs: Mapping[str, Any]) -> float:
 def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
     """FLOPs of the matrix products of a step, averaged exactly over the policy's patterns."""
     from numbanet.dropout import policy
-    from numbanet.plan import RowPlan, TilePlan
-    from numbanet.search import pattern_distribution
+    from numbanet.dropout.search import pattern_distribution
+    from numbanet.layers import Form, Step
+    from numbanet.plans import RowPlan, TilePlan
 
     model = network(hidden)
+
+    def flops(plans=None):
+        return float(model.cost(Form((batch, FEATURES)), Step(plans=plans))[0].flops)
+
     if dropout not in ("rdp", "tdp"):
-        return float(model.flops(batch))
+        return flops()
     chosen = policy(dropout, rate)
     distribution = pattern_distribution(rate, chosen.dp_max, chosen.search)
     first, second = model.droppable()
 
-    def drawn(layer):
+    def drawn(site):
         """(probability, plan) of every pattern."""
-        shape = layer.weight.shape
+        shape = site.shape
         return [(p / dp, RowPlan(shape[0], dp, bias) if dropout == "rdp" else TilePlan(shape, chosen.tile, dp, bias))
                 for dp, p in enumerate(distribution, 1) for bias in range(dp)]
 
-    return sum(p * q * model.flops(batch, {first: a, second: b}) for p, a in drawn(first) for q, b in drawn(second))
+    return sum(p * q * flops({first: a, second: b}) for p, a in drawn(first) for q, b in drawn(second))
 
 
 def numbanet_implementation(options: Options, hidden: int, batch: int, dropout: str, rate: float,

@@ -55,13 +55,13 @@ def _measured(make: Callable[[int], Task], hidden: int, steps: int) -> Task:
 def numbanet_peak(hidden: int, dropout: str, rate: float, batch: int, steps: int, dp: int | None = None) -> Task:
     """numbanet's steps; with a dp, every step keeps the same share."""
     from numbanet.dropout import Dropout
-    from numbanet.plan import RowPlan
+    from numbanet.plans import RowPlan
 
     class Fixed(Dropout):
         name = "fixed"
 
-        def plan(self, layer, shape, rng):
-            return RowPlan(shape[0], dp, int(rng.integers(dp)), float(dp))
+        def plan(self, site, rng):
+            return RowPlan(site.shape[0], dp, int(rng.integers(dp)), float(dp))
 
     return _measured(lambda width: mlp.numbanet_task("cpu", width, Fixed() if dp else dropout, rate, batch), hidden, steps)
 
@@ -100,7 +100,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     if options.device != "cpu":
         raise ValueError("mlp-memory reads the memory of a process: --device cpu")
     hidden, rows = 128 if options.quick else HIDDEN, []
-    for batch in BATCHES:
+    for batch in BATCHES[:1 if options.quick else None]:
         say(f"mlp-memory: batch {batch}")
         peaks: dict[str, float] = {}
         for name, build, parameters, peer, least in _implementations(options, hidden, batch):

@@ -16,7 +16,7 @@ from .table import markdown
 
 MARKED = re.compile(r"(?P<start><!-- bench:(?P<suite>[\w-]+)(?: (?P<cases>.+?))? -->)\n.*?"
                     r"(?P<end><!-- /bench:(?P=suite) -->)", re.S)
-PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md", ROOT / "numbanet" / "dropout.py")
+PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md", ROOT / "numbanet" / "dropout" / "patterns.py")
 FOLDER = ROOT / "bench" / "results"
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from numbanet.plan import RowPlan, TilePlan, pack_rows
-from numbanet_kernels.gemm_tiles import packed_shape
-from numbanet_kernels.update import adam_reference, sgd_reference
+from numbanet.plans import RowPlan, TilePlan, kept
+from numbanet.plans.kept import packing
+from numbanet_kernels.families.update import adam_reference, sgd_reference
+from numbanet_kernels.layouts.packed import AdamUpdate, SGDUpdate
 
 from . import kernels
 from .harness import Case, Options
@@ -46,7 +47,7 @@ def _inputs(mask):
 
 def _sgd(dev, w, v, g, **_):
     def run():
-        dev.sgd([(w, v, g, None, None, None)], RATE, MOMENTUM)
+        dev.sgd([SGDUpdate(w, v, g)], RATE, MOMENTUM)
         return w, v
     return run
 
@@ -61,19 +62,19 @@ def _packed_sgd(dev, w, v, g, packing, shape):
     values = dev.upload(values)
 
     def run():
-        dev.sgd([(w, v, values, packing, None, None)], RATE, MOMENTUM)
+        dev.sgd([SGDUpdate(w, v, values, packing)], RATE, MOMENTUM)
         return w, v
     return run
 
 
 def _sgd_rows(dev, w, v, g, o, i, dp):
     rows, cols = _rows(o, i, dp)
-    return _packed_sgd(dev, w, v, g, pack_rows(rows, cols, dev), (rows.count, cols.count))
+    return _packed_sgd(dev, w, v, g, packing(kept(rows, dev), kept(cols, dev)), (rows.count, cols.count))
 
 
 def _sgd_tiles(dev, w, v, g, o, i, dp):
     plan = _tiles(o, i, dp)
-    return _packed_sgd(dev, w, v, g, plan.packing(dev), packed_shape(plan.shape, plan.tile, plan.dp))
+    return _packed_sgd(dev, w, v, g, kept(plan, dev).packing, plan.pattern.packed_shape)
 
 
 def _torch_sgd(t, w, v, g, **_):
@@ -102,7 +103,7 @@ def _adam(dev, w, m, s, g, **_):
     steps = iter(range(1, 1 << 62))
 
     def run():
-        dev.adam([(w, m, s, g, None)], *ADAM, next(steps))
+        dev.adam([AdamUpdate(w, m, s, g)], *ADAM, next(steps))
         return w, m, s
     return run
 

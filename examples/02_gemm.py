@@ -6,14 +6,12 @@
 # C[m, n] = Σ_k A[m, k] B[k, n]
 #
 # The arithmetic is simple. What makes it fast or slow is how often each number is fetched. This walkthrough takes the
-# three kernels of `numbanet_kernels/gemm.py`, counts what they fetch, and runs them: on a GPU if there is one, else in
-# Numba's simulator.
+# three kernels of `numbanet_kernels/families/gemm.py`, counts what they fetch, and runs them: on a GPU if there is one, else
+# emulated.
 
 # %%
 import inspect
 import os
-import subprocess
-import sys
 import textwrap
 from fractions import Fraction
 from pathlib import Path
@@ -26,10 +24,12 @@ import matplotlib.pyplot as plt
 import numba
 import numpy as np
 
-import numbanet_kernels
-from numbanet_kernels.gemm import gemm_reference, gemm_version_cuda
-from numbanet_kernels.launch import SIMULATED, all_kernels, cuda, cuda_problem, nvvm_problem
-from numbanet_kernels.memory import download_cuda, upload_cuda
+from numbanet_kernels.families.gemm import gemm_reference, gemm_version
+from numbanet_kernels.ptx import class_of
+from numbanet_kernels.runtime.availability import cuda_problem, nvvm_problem
+from numbanet_kernels.runtime.declare import all_kernels, cuda
+from numbanet_kernels.runtime.emulation import counters, emulated
+from numbanet_kernels.runtime.memory import download_cuda, upload_cuda
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,8 @@ for name, product in (("loop", lambda: by_the_formula(a, b, c)), ("BLAS", lambda
 # formula again. `am, ak` are the strides of A: A[m, k] = a[m·am + k·ak], so a transposed operand costs nothing.
 
 # %%
-KERNELS = {kernel.__name__.removeprefix("gemm_"): kernel for kernel in all_kernels() if kernel.family == "gemm"}
+KERNELS = {name: next(kernel for kernel in all_kernels() if kernel.__name__ == f"gemm_{name}")
+           for name in ("naive", "tiled", "register")}
 
 
 def excerpt(version, first, last):
@@ -245,58 +246,39 @@ else:
 # %% [markdown]
 # ## Running them
 #
-# On a GPU we compare each version with the float64 reference, and time it. Without one, Numba's *simulator* runs the
-# same source as Python threads, in a process of its own, because the simulator is chosen when Numba is imported. It is
-# slow, so the matrices are small. But it can do what no GPU can: count. We replace the operands by arrays that count
-# their reads.
+# On a GPU we compare each version with the float64 reference, and time it. Without one, the *emulated device* runs the
+# compiled kernels on the CPU. It is slow, so the matrices are small. But it can do what no GPU can: count.
 
 # %%
-SIMULATION = '''
-import itertools
-
-import numpy as np
-from numbanet_kernels.gemm import gemm_reference, gemm_version_cuda
-from numbanet_kernels.memory import download_cuda, upload_cuda
+TILES = {"naive": 16, "tiled": 16, "register": 64}
 
 
-class Counting(np.ndarray):
-    reads = itertools.count()  # the simulator's threads run side by side: += would lose some
-
-    def __getitem__(self, index):
-        next(Counting.reads)
-        return super().__getitem__(index)
-
-
-def counting(host):
-    array = upload_cuda(host)
-    array._ary = array._ary.view(Counting)  # where the simulator keeps the values of a device array
-    return array
-
-
-rng = np.random.default_rng(0)
-for m, n, k in ((16, 16, 8), (13, 10, 11)):
-    a, b = rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal((k, n), dtype=np.float32)
-    for version, tile in (("naive", 4), ("tiled", 4), ("register", 8)):
-        Counting.reads = itertools.count()
-        c = gemm_version_cuda(version, tile, counting(a), counting(b))
-        error = np.abs(download_cuda(c) - gemm_reference(a, b)).max()
-        assert error < 1e-5, (version, error)
-        print(f"({m}, {k}) x ({k}, {n})   {version:8s} T = {tile}   largest error {error:.1e}   "
-              f"global loads per multiply-add {next(Counting.reads) / (m * n * k):.3f}")
-'''
+def run_emulated():
+    for m, n, k in ((64, 64, 64), (50, 60, 45)):
+        a, b = rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal((k, n), dtype=np.float32)
+        for version, tile in TILES.items():
+            counters.clear()
+            with emulated():
+                c = download_cuda(gemm_version(version, tile, upload_cuda(a), upload_cuda(b)))
+            error = np.abs(c - gemm_reference(a, b)).max()
+            (found,) = counters.values()
+            loads = sum(lanes for lanes, instruction in zip(found.lanes, found.program.instructions)
+                        if class_of(instruction) == "global load")
+            print(f"({m}, {k}) x ({k}, {n})   {version:8s} T = {tile:2d}   largest error {error:.1e}   "
+                  f"global loads per multiply-add {loads / (m * n * k):.3f}")
 
 
 def run_on_gpu(side=2048, repeats=10):
     a, b = rng.standard_normal((2, side, side), dtype=np.float32)
     expected = gemm_reference(a, b)
     a, b = upload_cuda(a), upload_cuda(b)
-    for version, tile in (("naive", 16), ("tiled", 16), ("register", 64)):
-        c = gemm_version_cuda(version, tile, a, b)
+    for version, tile in TILES.items():
+        c = gemm_version(version, tile, a, b)
         error = np.abs(download_cuda(c) - expected).max()
         start, stop = cuda.event(), cuda.event()
         start.record()
         for _ in range(repeats):
-            gemm_version_cuda(version, tile, a, b, out=c)
+            gemm_version(version, tile, a, b, out=c)
         stop.record()
         stop.synchronize()
         seconds = cuda.event_elapsed_time(start, stop) / 1e3 / repeats
@@ -304,22 +286,16 @@ def run_on_gpu(side=2048, repeats=10):
               f"{flops(side, side, side) / seconds / 1e12:6.2f} TFLOP/s")
 
 
-def run_in_simulator():
-    root = Path(numbanet_kernels.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", SIMULATION], env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}, cwd=root,
-                          text=True, capture_output=True)
-    print(done.stdout or done.stderr)
-    done.check_returncode()
-
-
-if cuda_problem() is None and not SIMULATED:
+if cuda_problem() is None:
     run_on_gpu()
+elif nvvm_problem() is None:
+    print("emulated, because:", cuda_problem())
+    run_emulated()
 else:
-    print("in the simulator, because:", cuda_problem() or "it was asked for")
-    run_in_simulator()
+    print("neither here nor emulated:", cuda_problem(), nvvm_problem())
 
 # %% [markdown]
-# For sides that are multiples of the tile the simulator counts what the formulas say: 2, then 2/4, then 2/8. For ragged
+# For sides that are multiples of the tile the emulated device counts what the formulas say: 2, then 2/16, then 2/64. For ragged
 # sides a tile sticks out over the edge; the guards fill it with zeros, which are not loads but still get multiplied.
 #
 # What is left to do? Wider loads, loading the next tile while multiplying this one, tensor cores: each again a way to

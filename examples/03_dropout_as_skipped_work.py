@@ -19,8 +19,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from numbanet import BernoulliPlan, Linear, ReLU, RowPlan, Sequential, Tensor, TilePlan, no_grad, ops
-from numbanet.search import pattern_distribution
+from numbanet import BernoulliPlan, Linear, ReLU, RowPlan, Sequential, Step, Tensor, TilePlan, no_grad, ops
+from numbanet.dropout.search import pattern_distribution
+from numbanet.layers import Form
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)
@@ -129,7 +130,7 @@ save("dropout_weights.png")
 
 # %%
 tile_rows, tile_cols = tiles.grid
-P = tiles.classes
+P = min(tiles.dp, tiles.grid[0])
 print(f"{tile_rows} tile rows, dp = {tiles.dp}: {P} classes")
 
 class_of_row = np.arange(tile_rows) % P
@@ -211,6 +212,11 @@ layers = [Linear(n_in, n_out, rng=0) for n_in, n_out in zip(WIDTHS, WIDTHS[1:])]
 network = Sequential([layers[0], ReLU(), layers[1], ReLU(), layers[2]])
 
 
+def flops(plans=None):
+    """FLOPs of a training step of 128 samples under these plans."""
+    return network.cost(Form((128, WIDTHS[0])), Step(plans=plans))[0].flops
+
+
 def share(policy, p):
     """Mean FLOPs of a training step over those of dense training."""
     d = pattern_distribution(p)
@@ -221,8 +227,8 @@ def share(policy, p):
                 plans = {layers[0]: RowPlan(WIDTHS[1], i, 0), layers[1]: RowPlan(WIDTHS[2], j, 0)}
             else:
                 plans = {layer: TilePlan(layer.weight.shape, 32, dp, 0) for layer, dp in zip(layers, (i, j))}
-            total += d_i * d_j * network.flops(128, plans)
-    return total / network.flops(128)
+            total += d_i * d_j * flops(plans)
+    return total / flops()
 
 
 rates = np.linspace(0, 0.85, 18)

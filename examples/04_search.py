@@ -18,7 +18,7 @@ matplotlib.use("Agg")  # pictures go to files: no display needed
 import matplotlib.pyplot as plt
 import numpy as np
 
-from numbanet.search import drop_rates, pattern_distribution, search_exact, search_loss, search_sgd
+from numbanet.dropout.search import drop_rates, pattern_distribution, search_exact, search_loss, search_sgd
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)

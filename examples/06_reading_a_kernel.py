@@ -18,10 +18,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 from numba import float32
 
-from numbanet_kernels import launch, ptx
-from numbanet_kernels.gemm import gemm_version_cuda
-from numbanet_kernels.gemm_block import gemm_block_cuda
-from numbanet_kernels.launch import cuda, device_array, emulated, kernel, nvvm_problem, to_device
+from numbanet_kernels import ptx
+from numbanet_kernels.blocks.gemm_block import launch_block
+from numbanet_kernels.families.gemm import gemm_version
+from numbanet_kernels.runtime import emulation
+from numbanet_kernels.runtime.arrays import device_array, to_device
+from numbanet_kernels.runtime.availability import nvvm_problem
+from numbanet_kernels.runtime.declare import cuda, kernel
+from numbanet_kernels.runtime.emulation import EMULATED, emulated, program
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)
@@ -51,22 +55,22 @@ a, b = rng.standard_normal((SIDE, DEPTH), dtype=np.float32), rng.standard_normal
 
 
 def block(x, y, padding=4):
-    return gemm_block_cuda(x.reshape(-1), y.reshape(-1), (SIDE, SIDE, DEPTH), (DEPTH, 1), (SIDE, 1),
+    return launch_block(x.reshape(-1), y.reshape(-1), (SIDE, SIDE, DEPTH), (DEPTH, 1), (SIDE, 1),
                            device_array((SIDE, SIDE)), tile=128, padding=padding)
 
 
 def counted(product):
     """(the result, the counters) of one product."""
-    launch.counters.clear()
+    emulation.counters.clear()
     with emulated():
         result = product(to_device(a), to_device(b))
-    (found,) = launch.counters.values()
+    (found,) = emulation.counters.values()
     return result, found
 
 
-VERSIONS = {"naive": lambda x, y: gemm_version_cuda("naive", 16, x, y),
-            "tiled": lambda x, y: gemm_version_cuda("tiled", 16, x, y),
-            "register": lambda x, y: gemm_version_cuda("register", 64, x, y),
+VERSIONS = {"naive": lambda x, y: gemm_version("naive", 16, x, y),
+            "tiled": lambda x, y: gemm_version("tiled", 16, x, y),
+            "register": lambda x, y: gemm_version("register", 64, x, y),
             "block": block}
 counters = {}
 for name, product in VERSIONS.items():
@@ -204,7 +208,7 @@ def turned(x, y):
 
 x, y = np.arange(128, dtype=np.float32), np.empty(128, np.float32)
 try:
-    ptx.run(turned.program, (1,), (64,), (x, y), name="turned")
+    ptx.run(program(turned, EMULATED), (1,), (64,), (x, y), name="turned")
 except ptx.PtxError as error:
     print(error)
 

@@ -12,14 +12,29 @@ import importlib
 from typing import Any
 
 from . import ops
+from .autograd import no_grad, op
 from .check import check_grad
 from .device import device
 from .dropout import BernoulliDropout, Dropout, NoDropout, RowDropout, TileDropout
-from .layers import GELU, Flatten, Layer, Linear, ReLU, Sequential, Shuffle, Sigmoid, Tanh
-from .ops import concatenate
-from .optim import SGD, Adam
-from .plan import BernoulliPlan, Order, RowPlan, TilePlan
-from .tensor import Tensor, from_dlpack, no_grad, op
+from .layers import (
+    GELU,
+    BatchNorm1d,
+    Flatten,
+    Flow,
+    Layer,
+    Linear,
+    ReLU,
+    Sequential,
+    Shuffle,
+    Sigmoid,
+    Site,
+    Step,
+    Tanh,
+)
+from .ops import Order, concatenate
+from .plans import AxisPlan, BernoulliPlan, IndexPlan, Plan, RowPlan, TilePlan
+from .tensor import Tensor, from_dlpack
+from .training.optim import SGD, Adam, Optimizer
 
 __version__ = "0.1.0"
 
@@ -29,20 +44,30 @@ __all__ = [
     "GELU",
     "SGD",
     "Adam",
+    "AxisPlan",
+    "BatchNorm1d",
     "BernoulliDropout",
-    "BernoulliPlan", "Dropout",
+    "BernoulliPlan",
+    "Dropout",
     "Flatten",
-    "Layer", "Linear",
+    "Flow",
+    "IndexPlan",
+    "Layer",
+    "Linear",
     "Net",
     "NetRegressor",
     "NoDropout",
+    "Optimizer",
     "Order",
+    "Plan",
     "ReLU",
     "RowDropout",
     "RowPlan",
     "Sequential",
     "Shuffle",
     "Sigmoid",
+    "Site",
+    "Step",
     "Tanh",
     "Tensor",
     "TileDropout",
@@ -59,7 +84,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _ESTIMATORS:
-        return getattr(importlib.import_module(".net", __name__), name)
+        return getattr(importlib.import_module(".estimators.net", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .tensor import Tensor, no_grad
+from .autograd import no_grad
+from .tensor import Tensor
 
 
 def check_grad(function: Callable[..., Tensor], inputs: Sequence[Tensor], step: float = 1e-2, tolerance: float = 2e-2,

@@ -124,12 +124,12 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _devices(options: argparse.Namespace) -> int:
-    from numbanet_kernels import launch
+    from numbanet_kernels.runtime import availability
 
     from .device import NAMES, device, problem
 
     rows = [[name, "ready" if problem(name) is None else "not here", problem(name) or ""] for name in NAMES]
-    missing = launch.nvvm_problem()
+    missing = availability.nvvm_problem()
     rows.append(["CUDA compiler", "ready" if missing is None else "not here", missing or "kernels can be compiled and read"])
     _print_table("devices", ["device", "state", "why, and what to do"], rows)
     print(f"device='auto' chooses {device('auto').name!r} here")
@@ -139,18 +139,20 @@ def _devices(options: argparse.Namespace) -> int:
 
 
 def _calibrate() -> None:
-    from numbanet_kernels import costs
-    from numbanet_kernels.calibrate import calibrate
+    from numbanet_kernels.host import thresholds
+    from numbanet_kernels.host.calibration import calibrate
 
-    found, usual = calibrate(), costs.Costs()
+    from .device import device
+
+    found, usual = calibrate(device("cpu")), thresholds.Thresholds()
     _print_table("from which size on it pays", ["cost", "here", "by default"],
                  [[name, f"{value:,}", f"{getattr(usual, name):,}"] for name, value in found._asdict().items()])
-    print(f"written to {costs.save(found)}")
+    print(f"written to {thresholds.save(found)}")
 
 
 def _counters(names: Sequence[str], target: Path | None) -> int:
-    """Counters of the samples of some operations, one line a kernel."""
-    from numbanet_kernels import samples
+    """Counters of the examples of some operations, one line a kernel."""
+    from numbanet_kernels.examples import counted
 
     from . import plots
     from .device import device
@@ -158,18 +160,18 @@ def _counters(names: Sequence[str], target: Path | None) -> int:
     device("emulated")  # RuntimeError with the reason where it is not available
     if target:
         plots.check_target(target)
-    counted = {name: samples.counted(name) for name in dict.fromkeys(names)}
-    found = [(name, kernel, counters.summary()) for name, kernels in counted.items() for kernel, counters in kernels.items()]
+    found = {name: counted(name) for name in dict.fromkeys(names)}
+    rows = [(name, kernel, counters.summary()) for name, kernels in found.items() for kernel, counters in kernels.items()]
     _print_table("", ("operation", "kernel", "issued", "fma", "FLOPs", "bytes", "x least", "FLOP/B", "banks", "parted"), [
         (name, kernel.__name__, _short(c["issued"]), f"{(c['issued fma'] + c['issued mma']) / c['issued']:.0%}",
          _short(c["flops"]), _short(c["bytes"]), f"{c['sectors'] / max(c['least sectors'], 1):.2f}", f"{c['intensity']:.2f}",
-         _short(c["bank conflicts"]), _short(c["divergent branches"])) for name, kernel, c in found], narrow=True)
+         _short(c["bank conflicts"]), _short(c["divergent branches"])) for name, kernel, c in rows], narrow=True)
     print("Counted on the emulated device. issued: instructions of whole warps; fma: how many of them multiply and add;\n"
           "bytes: 32 for each sector of global memory that a warp touches; x least: times as many as its data would fit in;\n"
           "banks: cycles that shared memory waits; parted: branches at which a warp goes both ways")
     if target:
         shown = {name if len(kernels) == 1 else f"{name} {i}": counters.summary()["intensity"]
-                 for name, kernels in counted.items() for i, counters in enumerate(kernels.values(), 1)}
+                 for name, kernels in found.items() for i, counters in enumerate(kernels.values(), 1)}
         print(f"drawn to {plots.rooflines(shown, target)}")
     return 0
 
@@ -188,7 +190,7 @@ def _kernels(options: argparse.Namespace) -> int:
         raise ValueError("--plot goes with --counters OPERATION")
     import importlib
 
-    from numbanet_kernels import launch
+    from numbanet_kernels.runtime import declare
 
     from .device import NAMES, operations
 
@@ -198,7 +200,7 @@ def _kernels(options: argparse.Namespace) -> int:
         formula = (function.__doc__ or "").strip().splitlines()[:1]
         rows.append([function.__module__.rpartition(".")[2], op, *formula])
     _print_table(f"operations of {' and '.join(NAMES)}", ["family", "operation", "formula"], rows)
-    variants = collections.Counter((k.family, k.__name__, k.signature) for k in launch.all_kernels())
+    variants = collections.Counter((k.family, k.__name__, k.signature) for k in declare.all_kernels())
     _print_table("CUDA kernels", ["family", "kernel", "variants", "signature"],
                  [[family, name, str(count), signature] for (family, name, signature), count in variants.items()])
     return 0

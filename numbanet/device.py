@@ -12,7 +12,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from numbanet_kernels import launch
+from numbanet_kernels.runtime import availability
 
 NAMES = ("cpu", "cuda", "emulated")
 
@@ -48,8 +48,8 @@ def problem(name: str) -> str | None:
     if name == "cpu":
         return None
     if name == "emulated":
-        return launch.nvvm_problem()
-    found = launch.cuda_problem()
+        return availability.nvvm_problem()
+    found = availability.cuda_problem()
     return found and f"{found}; it needs an NVIDIA GPU, its driver and: pip install 'numba-cuda[cu13]'"
 
 
@@ -73,7 +73,7 @@ def device(name: str | Device = "auto") -> Device:
     if isinstance(name, Device):
         return name
     if name == "auto":
-        return _made("cpu" if launch.SIMULATED or problem("cuda") else "cuda")
+        return _made("cpu" if problem("cuda") else "cuda")
     if name not in NAMES:
         raise ValueError(f"there is no device {name!r}; choose one of 'auto', {', '.join(map(repr, NAMES))}")
     missing = problem(name)

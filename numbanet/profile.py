@@ -25,9 +25,9 @@ def _timed(name: str, *arrays: Any, static: dict[str, Any] | None = None) -> Ite
     print(f"{name:24s} {milliseconds:9.3f} ms  {shapes}{what}", file=sys.stderr)
 
 
-_NOTHING = contextlib.nullcontext()
+NOTHING = contextlib.nullcontext()
 
 
 def timed(name: str, *arrays: Any, static: dict[str, Any] | None = None):
     """A context that times one op where profiling is on; kernels of other devices are timed by their launch alone."""
-    return _timed(name, *arrays, static=static) if ENABLED else _NOTHING
+    return _timed(name, *arrays, static=static) if ENABLED else NOTHING

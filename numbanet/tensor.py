@@ -1,26 +1,15 @@
-"""Tensor: an array on a device that knows how it was computed; op: the one place where arithmetic meets autograd.
-
-    y = f(x_1, …, x_n)   ->   dx_i = vjp_i(dy),   one vector-Jacobian product an input, called only where a gradient is needed.
-
-`op` lifts `fn(dev, *arrays, **static) -> (array, vjps)` to tensors. Everything that is differentiated runs through it.
-"""
+"""Tensor: an array on a device that knows how it was computed (`autograd`); its methods are the operations of `ops`."""
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from . import profile
 from .device import Device, device, problem
-from .lists import PackedGradient
-
-_recording = contextvars.ContextVar("recording", default=True)  # one for each thread
+from .gradients import Gradient
 
 
 class Tensor:
@@ -60,7 +49,8 @@ class Tensor:
         self._set(self.device.upload(host), requires_grad)
 
     def _set(self, data: Any, requires_grad: bool = False) -> None:
-        self.data, self.requires_grad, self.gradient, self.node = data, requires_grad, None, None
+        self.data, self.requires_grad, self.node = data, requires_grad, None
+        self.gradient: Gradient | None = None
 
     @classmethod
     def wrap(cls, array: Any, dev: Device, requires_grad: bool = False) -> Tensor:
@@ -154,7 +144,7 @@ class Tensor:
         """The gradient that `backward` left, dense; None where there is none."""
         if self.gradient is None:
             return None
-        return Tensor.wrap(_dense(self.gradient, self.device), self.device)
+        return Tensor.wrap(self.gradient.dense(self.device), self.device)
 
     def zero_grad(self) -> None:
         """Forget the gradient."""
@@ -175,40 +165,7 @@ class Tensor:
         ValueError
             If `dy` is missing or has the wrong shape.
         """
-        if not self.requires_grad:
-            raise RuntimeError("backward: this tensor was computed from none that requires a gradient")
-        if dy is None and self.size != 1:
-            raise ValueError(f"backward: a tensor of shape {self.shape} needs dy, the gradient of what follows")
-        order = _topological(self)
-        known = dy is None and self.node is not None and all(hasattr(vjp, "of_one") for vjp in self.node.vjps)
-        if not known:
-            self._accumulate(self._given(np.ones(self.shape, np.float32) if dy is None else dy))
-        for tensor in reversed(order):
-            node, dy = tensor.node, tensor.gradient
-            tensor.node, tensor.gradient = _FREED, None  # gradients and activations of inner nodes are freed on the way
-            if callable(dy) and not isinstance(node.vjps, Fusing):
-                with profile.timed(f"{node.op}.backward", static=node.static):
-                    dy = dy()
-            for x, vjp in zip(node.inputs, node.vjps, strict=True):
-                if x is not None and x.requires_grad:
-                    with profile.timed(f"{node.op}.backward", *(() if dy is None or callable(dy) else (dy,)),
-                                       static=node.static):
-                        x._accumulate(vjp.of_one if dy is None else vjp(dy))
-
-    def _given(self, dy: Any) -> Any:
-        """A copy of a gradient that was given, on this tensor's device."""
-        if isinstance(dy, Tensor):
-            common_device("backward", (self, dy))
-        dy = self.device.copy(dy.data if isinstance(dy, Tensor) else self.device.upload(np.asarray(dy, np.float32)))
-        if tuple(dy.shape) != self.shape:
-            raise ValueError(f"backward: dy {tuple(dy.shape)} does not match the tensor {self.shape}")
-        return dy
-
-    def _accumulate(self, dx: Any) -> None:
-        if self.gradient is None:
-            self.gradient = dx() if callable(dx) and self.node is None else dx
-            return
-        self.gradient = self.device.add(_dense(self.gradient, self.device), _dense(dx, self.device))
+        autograd.backward(self, dy)
 
     # --- arithmetic: the operations are functions of `ops` ------------------------------------------------------------
     def __add__(self, other):
@@ -312,13 +269,6 @@ class Tensor:
         return ops.log_softmax(self)
 
 
-def _dense(gradient: Any, dev: Device) -> Any:
-    """A gradient, whatever its form, as an array."""
-    if isinstance(gradient, PackedGradient):
-        return gradient.dense(dev)
-    return gradient() if callable(gradient) else gradient
-
-
 def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
     """A pickled tensor, on its device, or on the CPU where that is not there."""
     missing = problem(name)
@@ -329,84 +279,6 @@ def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
 
 def _device(name: str | Device) -> Device:
     return device(name)  # inside Tensor.__init__ the name `device` is its parameter
-
-
-class Fusing(tuple):
-    """vjps that take, in place of dy, a function (where=None, scale=1.0) -> dy of a product that is still to be done: what they
-    do to it first, where a ReLU let nothing through, is done on its way. Other vjps are given what it gives."""
-
-
-class Node:
-    """How a tensor was computed: the op's name, its inputs, one vjp an input, and what carries no gradient."""
-
-    __slots__ = ("inputs", "op", "static", "vjps")
-
-    def __init__(self, op: str, inputs: tuple[Tensor | None, ...], vjps: Sequence[Callable], static: dict[str, Any]) -> None:
-        self.op, self.inputs, self.vjps, self.static = op, inputs, vjps, static
-
-
-_FREED = Node("freed", (), (), {})
-
-
-def _topological(root: Tensor) -> list[Tensor]:
-    """The tensors between `root` and the leaves, inputs before outputs; iterative, so that depth is no limit."""
-    order, seen, stack = [], set(), [(root, False)]
-    while stack:
-        tensor, expanded = stack.pop()
-        if expanded:
-            order.append(tensor)
-        elif tensor.node is not None and id(tensor) not in seen:
-            if tensor.node is _FREED:
-                raise RuntimeError("backward: the graph was freed by an earlier backward; compute the tensor again")
-            seen.add(id(tensor))
-            stack.append((tensor, True))
-            stack.extend((x, False) for x in tensor.node.inputs if x is not None and x.requires_grad)
-    return order
-
-
-# --- op ---------------------------------------------------------------------------------------------------------------
-def op(fn: Callable[..., tuple[Any, Sequence[Callable]]]) -> Callable[..., Tensor]:
-    """Lift `fn(dev, *arrays, **static) -> (array, vjps)` to tensors.
-
-    Inputs are tensors on one device (arrays and numbers are taken there), or None. What carries no gradient is
-    keyword-only. Each vjp maps the gradient of the result to the gradient of its input; if it has an attribute `of_one`, that
-    is vjp(1), which costs nothing where the result is what `backward` starts from.
-    """
-    name = fn.__name__.strip("_")
-
-    @functools.wraps(fn)
-    def run(*inputs: Any, **static: Any) -> Tensor:
-        dev = common_device(name, inputs)
-        tensors = tuple(x if isinstance(x, Tensor) or x is None else Tensor(x, dev) for x in inputs)
-        with profile.timed(name, *(t.data for t in tensors if t is not None), static=static):
-            array, vjps = fn(dev, *(None if t is None else t.data for t in tensors), **static)
-        result = Tensor.wrap(array, dev)
-        if _recording.get() and any(t is not None and t.requires_grad for t in tensors):
-            result.requires_grad = True
-            left_out = (None,) * (len(vjps) - len(tensors))
-            result.node = Node(name, tensors + left_out, vjps, static)
-        return result
-
-    return run
-
-
-def common_device(name: str, inputs: Sequence[Any]) -> Device:
-    """The one device of the tensors among the inputs, or ValueError; the CPU where there is none."""
-    devices = {t.device for t in inputs if isinstance(t, Tensor)}
-    if len(devices) > 1:
-        raise ValueError(f"{name}: the inputs are on {' and '.join(sorted(d.name for d in devices))}; "
-                         "move them to one device with .to(device)")
-    return devices.pop() if devices else device("cpu")
-
-
-@contextlib.contextmanager
-def no_grad() -> Iterator[None]:
-    """Record nothing inside: what is computed here has no gradient and keeps no activations alive."""
-    token = _recording.set(False)
-    try:
-        yield
-    finally:
-        _recording.reset(token)
 
 
 def from_dlpack(array: Any, device: str | Device | None = None) -> Tensor:
@@ -431,4 +303,4 @@ def from_dlpack(array: Any, device: str | Device | None = None) -> Tensor:
     return tensor if device is None else tensor.to(device)
 
 
-from . import ops  # noqa: E402  the operations need Tensor and op, and Tensor's methods need the operations
+from . import autograd, ops  # noqa: E402  they need Tensor, and Tensor's methods need them

@@ -3,7 +3,8 @@
 Arrays lie in the memory of the host, so what other libraries give and take is theirs as on the CPU.
 """
 from . import cpu as _cpu, cuda as _cuda
-from .launch import emulated as _emulated, to_device as _to_device
+from .runtime.arrays import to_device as _to_device
+from .runtime.emulation import emulated as _emulated
 
 _OF_THE_HOST = ("cuda_array_interface", "dlpack_device", "to_dlpack")
 

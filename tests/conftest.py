@@ -1,20 +1,21 @@
-"""Tests of tensors run on the CPU, on the emulated device where NVVM is installed, and on CUDA where a card answers or the
-simulator is on (NUMBA_ENABLE_CUDASIM=1)."""
+"""Tests of tensors run on the CPU, on the emulated device where NVVM is installed, and on CUDA where a card answers."""
 import os
+import signal
 
 import numpy as np
 import pytest
+import threadpoolctl
 
 os.environ["NUMBANET_COSTS"] = os.path.join(os.path.dirname(__file__), "no-such-file")  # whatever this machine has measured
 
 from numbanet.device import NAMES, device, problem
-from numbanet_kernels import costs
+from numbanet_kernels.host import thresholds
 
 
 @pytest.fixture(autouse=True)
 def small_networks_skip_too():
     """Tests use small networks, of which by default the whole weight would be updated."""
-    with costs.using(costs.Costs(lazy_elements=0)):
+    with thresholds.using(thresholds.Thresholds(lazy_elements=0)):
         yield
 
 
@@ -22,6 +23,21 @@ def small_networks_skip_too():
 def dev(request):
     """Each device that answers here."""
     return device(request.param)
+
+
+@pytest.fixture
+def two_threads():
+    """For tests that mean the work of the CPU to be shared: `make test` gives its workers one thread each."""
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        yield
+
+
+@pytest.fixture
+def interruptible():
+    """Ctrl-C interrupts, which background jobs of a shell ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

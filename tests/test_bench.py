@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import gpu, harness, mlp, mlp_accuracy, mlp_memory, mlp_scaling, mlp_settings, papers_mlp, report, training
+from bench import gpu, harness, kernels, mlp, mlp_accuracy, mlp_memory, mlp_scaling, mlp_settings, papers_mlp, report, training
 from bench.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
 from bench.results import Results, load
 from bench.table import markdown
 from bench.worker import Task, Worker, WorkerError, Workers
 from numbanet import Net
+from numbanet_kernels import examples
 
 ROOT = Path(__file__).resolve().parent.parent
 FAST = Schedule(pairs=5, turn=0.01, pause=0.0, warm_up=1)
@@ -43,6 +44,7 @@ def workers():
 
 
 # --- harness ----------------------------------------------------------------------------------------------------------
+@pytest.mark.alone
 def test_known_ratio_is_found(workers):
     slow = Implementation("slow", sleeper, {"seconds": 0.02})
     fast = Implementation("fast", sleeper, {"seconds": 0.005}, peer="slow", ceiling=4.0)
@@ -64,6 +66,7 @@ class _Event:
         return 1e4 * (end.at - self.at)
 
 
+@pytest.mark.alone
 def test_a_card_is_timed_by_its_own_clock_as_well():
     task = Task(lambda: time.sleep(0.002), dict, event=_Event)
     wall, on_card = task.seconds(5)
@@ -149,6 +152,17 @@ def _rows(path):
     return record["rows"]
 
 
+@pytest.mark.parametrize("family", kernels.families())
+def test_the_suite_of_a_family_has_all_its_operations_and_their_references(family):
+    ops = {name.partition(",")[0] for name, module in examples.families().items() if module.__name__.endswith(f".{family}")}
+    for case in kernels.suite(family, harness.Options(quick=True)):
+        (ours,) = case.implementations
+        assert case.error(ours.build(**ours.parameters).outputs()) <= case.tolerance, case.name
+        name = ours.parameters["op"]
+        ops -= {kernels._kernel(family, name).op or name.partition(",")[0]}
+    assert not ops
+
+
 def test_kernel_suite_end_to_end(tmp_path):
     pytest.importorskip("torch")
     done = _run("loss", "--quick", "--against", "torch", "--json", tmp_path / "a.json")
@@ -191,10 +205,11 @@ def test_step_of_a_wrong_model_is_seen():
 @pytest.mark.parametrize("dropout", ["rdp", "tdp"])
 def test_mean_flops_agree_with_drawn_plans(dropout):
     from numbanet.dropout import policy
+    from numbanet.layers import Form, Step
 
     model, chosen, rng = mlp.network(64), policy(dropout, 0.5), np.random.default_rng(0)
-    drawn = [model.flops(mlp.BATCH, {layer: chosen.plan(i, layer.weight.shape, rng)
-                                     for i, layer in enumerate(model.droppable())}) for _ in range(4000)]
+    steps = [Step(plans={site: chosen.plan(site, rng) for site in model.droppable()}) for _ in range(4000)]
+    drawn = [model.cost(Form((mlp.BATCH, 784)), step)[0].flops for step in steps]
     spread = np.std(drawn) / np.sqrt(len(drawn))
     assert abs(np.mean(drawn) - mlp.mean_flops(64, mlp.BATCH, dropout, 0.5)) < 5 * spread
 
@@ -209,16 +224,19 @@ def test_slope_above_the_fixed_time_is_found():
     assert "| 1.00 |" in markdown([first])
 
 
-def test_scaling_and_memory_suites_end_to_end(tmp_path):
-    pytest.importorskip("torch")
+def test_scaling_suite_end_to_end(tmp_path):
     done = _run("mlp-scaling", "--quick", "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")
     assert done.returncode == 0, done.stderr
     slopes = {row["implementation"]: row["slope"] for row in _rows(tmp_path / "a.json") if "slope" in row}
     assert set(slopes) == {"none", "rdp", "tdp"} and (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_memory_suite_end_to_end(tmp_path):
+    pytest.importorskip("torch")
     done = _run("mlp-memory", "--quick", "--against", "torch", "--json", tmp_path / "b.json", "--plot", tmp_path / "b.png")
     assert done.returncode == 0, done.stderr
     rows = _rows(tmp_path / "b.json")
-    assert len(rows) == 18 and not any(row.get("problem") for row in rows) and (tmp_path / "b.png").stat().st_size > 1000
+    assert len(rows) == 9 and not any(row.get("problem") for row in rows) and (tmp_path / "b.png").stat().st_size > 1000
     assert all(row["peer"] == ("torch" if row["implementation"] == "none" else "torch nn.Dropout")
                for row in rows if not row["implementation"].startswith("torch"))
 
@@ -327,6 +345,7 @@ def test_seconds_are_compared_on_one_processor_alone():
     assert markdown([untimed]).count("|  |") >= 1
 
 
+@pytest.mark.alone
 def test_what_fails_on_a_card_does_not_keep_the_rest_from_running(tmp_path, monkeypatch):
     path, said = tmp_path / "card.json", []
     rows = json.dumps({"machine": {}, "rows": [{"suite": "gemm"}]})

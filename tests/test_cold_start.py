@@ -3,6 +3,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 FIT = """
 import time
 start = time.perf_counter()
@@ -30,10 +32,12 @@ def seconds(code, **environment):
     return [float(line) for line in done.stdout.split()]
 
 
+@pytest.mark.alone
 def test_import_costs_under_half_a_second_beyond_numba():
     assert min(seconds(IMPORT)[0] for _ in range(3)) < 0.5
 
 
+@pytest.mark.alone
 def test_a_cold_fit_compiles_in_under_15_seconds_and_a_warm_one_takes_under_2(tmp_path):
     for dropout in ("none", "tdp"):
         cold, warm = seconds(FIT.format(dropout), NUMBA_CACHE_DIR=str(tmp_path / dropout))

@@ -1,4 +1,5 @@
-"""A network trained on CUDA, emulated or in the simulator gives the weights of the CPU: same plans, same steps."""
+"""A network trained on CUDA, or emulated, gives the weights of the CPU: same plans, same steps."""
+import contextvars
 import itertools
 import os
 import subprocess
@@ -7,27 +8,21 @@ import sys
 import numpy as np
 import pytest
 
-from numbanet import SGD, Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, TileDropout, ops
+from numbanet import SGD, Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, TileDropout
 from numbanet.device import device, problem
-from numbanet.training import Trainer
-from numbanet_kernels import gemm, gemm_rows, launch, pool
+from numbanet.training.data import Data, in_order
+from numbanet.training.streams import Streams
+from numbanet.training.task import Classification
+from numbanet.training.trainer import Trainer
+from numbanet_kernels.runtime import arrays, availability, emulation, pool
 
 OTHERS = [name for name in ("cuda", "emulated") if problem(name) is None]
-needs_cuda = pytest.mark.skipif("cuda" not in OTHERS, reason="needs a GPU or NUMBA_ENABLE_CUDASIM=1")
 
 
 @pytest.fixture(params=OTHERS)
 def other(request):
     """The name of each device but the CPU that answers here."""
     return request.param
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
-    """The simulator runs every thread of a block in Python: small blocks, though not on a card."""
-    if launch.SIMULATED:
-        monkeypatch.setattr(gemm, "TILE", 8)
-        monkeypatch.setattr(gemm_rows, "TILE", 4)
 
 
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", TileDropout(0.5, tile=4)])
@@ -41,29 +36,30 @@ def test_net_on_cuda_equals_net_on_the_cpu(rng, other, dropout, optimizer):
     np.testing.assert_allclose(*(net.predict_proba(x[:5]) for net in nets), rtol=1e-4, atol=1e-5)
 
 
-@needs_cuda
 @pytest.mark.parametrize("dropout", ["rdp", "tdp"])
-def test_a_step_asks_the_driver_for_no_memory_after_the_first_ones(rng, monkeypatch, dropout):
-    """Of two patterns in turn, once both have been met."""
-    chosen = TileDropout(0.5, tile=4) if dropout == "tdp" else RowDropout(0.5)
+def test_a_step_asks_the_driver_for_no_memory_after_the_first_ones(rng, monkeypatch, other, dropout):
+    """Of two patterns in turn, once both have been met; emulated, arrays lie in a pool here, which asks for each of them."""
+    pools = [pool.device_pool, pool.small_device_pool]
+    if other == "emulated":
+        pools = [pool.Pool(lambda size: arrays.device_array(size, np.uint8), 256, 1 << 26, arrays.ALIGNMENT)]
+        monkeypatch.setattr(pool, "_lender", contextvars.ContextVar("lender", default=pools[0]))
+    chosen = TileDropout(0.5, tile=4, mixes=1) if dropout == "tdp" else RowDropout(0.5)
     monkeypatch.setattr(chosen, "draw", lambda layer, rng: (2, next(biases) // 2 % 2, 2.0))
-    biases, dev = itertools.count(), device("cuda")
+    biases, dev = itertools.count(), device(other)
     model = Sequential([Linear(5, 8, rng=0, device=dev), ReLU(), Linear(8, 8, rng=1, device=dev), ReLU(),
                         Linear(8, 3, rng=2, device=dev)])
-    by = Trainer(model, SGD(model.parameters(), 0.01, 0.9), chosen, rng, dev, 3,
-                 lambda output, y, weights: ops.softmax_cross_entropy(output, labels=y, weights=weights),
-                 lambda dev, output: dev.argmax(output), lambda y, answers, weights: 0.0)
-    X, y = dev.upload(rng.random((20, 5), np.float32)), rng.integers(3, size=20).astype(np.int32)
+    by = Trainer(model, SGD(model.parameters(), 0.01, 0.9), chosen, Classification(), Streams.from_seed(0), dev, 3)
+    data = Data(dev.upload(rng.random((20, 5), np.float32)), rng.integers(3, size=20).astype(np.int32))
 
     def steps(count):
         for _ in range(count):
             rows = rng.integers(20, size=3).astype(np.int32)
-            by.step(*by.batch(X, by.feed(rows, y), 0), last=False)
+            by.step(data.X, next(in_order(data, rows, 3, dev)), last=False)
 
     def asked():
-        return pool.device_pool.allocations + pool.small_device_pool.allocations
+        return sum(source.allocations for source in pools)
 
-    steps(4)
+    steps(8)
     before = asked()
     assert before
     steps(2)
@@ -89,17 +85,17 @@ def test_layers_and_nets_move_between_devices(rng, other):
 
 
 @pytest.mark.skipif("emulated" not in OTHERS, reason="needs NVVM")
-@pytest.mark.parametrize("dropout", ["none", "rdp", TileDropout(0.5, tile=8)], ids=str)
+@pytest.mark.parametrize("dropout", ["none", "rdp", TileDropout(0.5, dp_max=2, tile=8)], ids=str)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_step_is_at_most_fourteen_launches(rng, dropout, optimizer):
     """Two hidden layers: batch, three layers, loss, its sum, answers; three gradients of weights, two of activations; an
     update. Tiles meet their features shuffled."""
     x, y, launches = rng.standard_normal((40, 24)), np.arange(40) % 3, []
     for samples in (20, 40):
-        launch.counters.clear()
+        emulation.counters.clear()
         Net((24, 24), epochs=1, batch_size=20, random_state=0, device="emulated", dropout=dropout, optimizer=optimizer).fit(
             x[:samples], y[:samples])
-        launches.append(sum(found.launches for found in launch.counters.values()))
+        launches.append(sum(found.launches for found in emulation.counters.values()))
     assert launches[1] - launches[0] == (14 if isinstance(dropout, TileDropout) else 13)
 
 
@@ -115,6 +111,7 @@ def test_imprecise_products_train_nearly_the_same(rng, dropout):
 
 
 @pytest.mark.skipif("emulated" not in OTHERS, reason="needs NVVM")
+@pytest.mark.alone
 def test_a_step_is_emulated_soon_enough(rng):
     """A step of 64-64-10 with 32 samples in less than 5 s, its kernels compiled before."""
     x, y = rng.standard_normal((96, 64)), np.arange(96) % 10
@@ -125,17 +122,18 @@ def test_a_step_is_emulated_soon_enough(rng):
 
 COMPILED = """
 import numpy as np
-from numbanet_kernels import gemm_block, launch
+from numbanet_kernels.blocks import gemm_block
+from numbanet_kernels.runtime import arrays
 
-x, out = launch.to_device(np.ones(64 * 64, np.float32)), launch.device_array((64, 64))
-gemm_block.gemm_block_cuda(x, x, (64, 64, 64), (64, 1), (1, 64), out, tile=64, passes=0)
+x, out = arrays.to_device(np.ones(64 * 64, np.float32)), arrays.device_array((64, 64))
+gemm_block.launch_block(x, x, (64, 64, 64), (64, 1), (1, 64), out, tile=64, passes=0)
 assert (out.copy_to_host() == 64).all()
 stats = gemm_block._block(64, True, True, 0, False, 4).dispatcher.stats
 print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 
 
-@pytest.mark.skipif("cuda" not in OTHERS or launch.SIMULATED or launch.capability() < (8, 0),
+@pytest.mark.skipif("cuda" not in OTHERS or availability.capability() < (8, 0),
                     reason="needs a card of compute capability 8.0")
 def test_a_later_process_loads_compiled_kernels(tmp_path):
     """Those with code of their own, too: nothing that changes from process to process is in what names them."""

@@ -5,13 +5,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numbanet import BernoulliDropout, Dropout, Net, RowDropout, TileDropout
+from numbanet import BernoulliDropout, Dropout, Net, RowDropout, Site, TileDropout
 from numbanet.dropout import POLICIES, policy
-from numbanet.search import pattern_distribution
+from numbanet.dropout.search import pattern_distribution
 
 STEPS = 20_000
 ROOT_OF_SHARE = float(pattern_distribution(0.6) @ np.arange(1, 4) ** -0.5)  # E[dp^(-1/2)] at the rate of `test_scale`
 CONFIDENCE = 1 - 1e-4  # of each test as a whole: one false alarm in ten thousand runs with fresh seeds (the seeds are fixed)
+
+
+def site(o, i, number=0):
+    return Site(None, "output", "output", (o, i), number)
 
 
 def check_frequencies(masks, rate):
@@ -25,25 +29,25 @@ def check_frequencies(masks, rate):
 @pytest.mark.parametrize("rate", [0.3, 0.5, 0.7])
 def test_every_neuron_is_dropped_at_the_rate(rate):
     rng, rows = np.random.default_rng(1), RowDropout(rate)
-    check_frequencies(np.array([rows.plan(0, (50, 9), rng).mask() for _ in range(STEPS)]), rate)
+    check_frequencies(np.array([rows.plan(site(50, 9), rng).mask() for _ in range(STEPS)]), rate)
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.7])
 def test_every_tile_is_dropped_at_the_rate(rate):
     rng, tiles = np.random.default_rng(2), TileDropout(rate, tile=2)
-    check_frequencies(np.array([tiles.plan(0, (10, 14), rng).tile_mask().ravel() for _ in range(STEPS)]), rate)
+    check_frequencies(np.array([tiles.plan(site(10, 14), rng).tile_mask().ravel() for _ in range(STEPS)]), rate)
 
 
 def test_the_check_itself_finds_a_wrong_rate():
     rng, rows = np.random.default_rng(1), RowDropout(0.5)
     with pytest.raises(AssertionError, match="more or less often"):
-        check_frequencies(np.array([rows.plan(0, (50, 9), rng).mask() for _ in range(STEPS)]), 0.52)
+        check_frequencies(np.array([rows.plan(site(50, 9), rng).mask() for _ in range(STEPS)]), 0.52)
 
 
 @pytest.mark.parametrize("name", ["rdp", "tdp"])
 def test_layers_draw_independently(name):
     rng, drawn = np.random.default_rng(3), {"rdp": RowDropout, "tdp": TileDropout}[name](0.5, dp_max=8)
-    pairs = np.array([[drawn.plan(layer, (64, 64), rng).dp for layer in (0, 1)] for _ in range(STEPS)])
+    pairs = np.array([[drawn.plan(site(64, 64, layer), rng).dp for layer in (0, 1)] for _ in range(STEPS)])
     table = np.array([[np.sum((pairs[:, 0] == i) & (pairs[:, 1] == j)) for j in range(1, 9)] for i in range(1, 9)])
     assert stats.chi2_contingency(table).pvalue > 1 - CONFIDENCE
 
@@ -51,7 +55,7 @@ def test_layers_draw_independently(name):
 @pytest.mark.parametrize("name", ["rdp", "tdp"])
 def test_masks_change_from_step_to_step(name):
     rng, drawn = np.random.default_rng(4), {"rdp": RowDropout, "tdp": TileDropout}[name](0.5, dp_max=8)
-    plans = [drawn.plan(0, (64, 64), rng) for _ in range(10_000)]
+    plans = [drawn.plan(site(64, 64), rng) for _ in range(10_000)]
     # two steps are alike with probability sum_dp d(dp)^2 / dp, at most 0.3 here; dense steps (dp = 1) among them
     assert np.mean([a == b for a, b in zip(plans, plans[1:])]) < 0.3
     assert len(set(plans)) == (sum(range(1, 9)) if name == "rdp" else 1 + 4 * sum(range(2, 9)))
@@ -59,7 +63,7 @@ def test_masks_change_from_step_to_step(name):
 
 def test_the_same_seed_gives_the_same_plans():
     for name in POLICIES:
-        drawn = [[policy(name, 0.5).plan(0, (64, 32), rng) for _ in range(5)]
+        drawn = [[policy(name, 0.5).plan(site(64, 32), rng) for _ in range(5)]
                  for rng in (np.random.default_rng(5), np.random.default_rng(5))]
         assert drawn[0] == drawn[1]
 
@@ -72,7 +76,7 @@ def test_keeps_of_conventional_dropout(name, expected):
 @pytest.mark.parametrize("scale", ["rate", "root", "pattern"])
 def test_keeps_is_what_of_the_mean_square_was_there_before(scale):
     rows, rng = RowDropout((0.0, 0.6), dp_max=8, scale=scale), np.random.default_rng(8)
-    squares = [plan.scale**2 * plan.mask().mean() for plan in (rows.plan(1, (840, 1), rng) for _ in range(STEPS))]
+    squares = [plan.scale**2 * plan.mask().mean() for plan in (rows.plan(site(840, 1, 1), rng) for _ in range(STEPS))]
     share = pytest.approx(1 / np.mean(squares), rel=0.03)
     assert rows.keeps(2) == [1, 1, share] and TileDropout((0.0, 0.6), dp_max=8, scale=scale).keeps(2) == [1, share, 1]
 
@@ -81,7 +85,7 @@ def test_a_policy_of_ones_own_leaves_initial_weights_alone():
     class Mine(Dropout):
         name = "mine"
 
-        def plan(self, layer, shape, rng):
+        def plan(self, site, rng):
             return None
 
     assert Mine().keeps(2) == [1, 1, 1]
@@ -94,14 +98,14 @@ def test_a_policy_of_ones_own_leaves_initial_weights_alone():
 def test_scale(kind, scale, expected):
     rng, drawn = np.random.default_rng(6), kind(0.6, scale=scale)
     for _ in range(20):
-        plan = drawn.plan(0, (64, 64), rng)
+        plan = drawn.plan(site(64, 64), rng)
         assert plan.scale == pytest.approx(expected(plan, 0.6))
 
 
 def test_all_scales_leave_the_mean_as_it_is():
     for scale in ("rate", "root", "pattern"):
         rng, drawn = np.random.default_rng(7), RowDropout(0.5, scale=scale)
-        plans = [drawn.plan(0, (40, 1), rng) for _ in range(STEPS)]
+        plans = [drawn.plan(site(40, 1), rng) for _ in range(STEPS)]
         kept = np.array([plan.scale * plan.mask() for plan in plans])
         error = kept.std(0) / np.sqrt(STEPS) * stats.norm.isf((1 - CONFIDENCE) / 2 / 40)
         assert (np.abs(kept.mean(0) - 1) <= error).all()
@@ -109,7 +113,7 @@ def test_all_scales_leave_the_mean_as_it_is():
 
 def test_rates_by_layer():
     rng, drawn = np.random.default_rng(8), RowDropout((0.0, 0.5))
-    assert drawn.plan(0, (64, 64), rng) is None and drawn.plan(1, (64, 64), rng) is not None
+    assert drawn.plan(site(64, 64), rng) is None and drawn.plan(site(64, 64, 1), rng) is not None
     drawn.check(2)
     with pytest.raises(ValueError, match="2 entries for 3 hidden layers"):
         drawn.check(3)
@@ -133,7 +137,7 @@ def test_bad_arguments_are_named(make, message):
 
 
 def test_high_rates_work_by_default_and_objects_show_what_they_are():
-    assert RowDropout(0.95).plan(0, (64, 64), np.random.default_rng(0)).dp >= 1
+    assert RowDropout(0.95).plan(site(64, 64), np.random.default_rng(0)).dp >= 1
     assert repr(BernoulliDropout(0.3)) == "BernoulliDropout(rate=0.3)"
     assert policy(RowDropout(0.2), 0.9).rate == 0.2
 
@@ -144,7 +148,7 @@ def test_high_rates_work_by_default_and_objects_show_what_they_are():
     (TileDropout(0.5, tile=8), (16, 64), None), (RowDropout(0.5), (16, 64), None), (TileDropout(0.0), (16, 16), None),
     (RowDropout((0.0, 0.5)), (2, 64), None), (BernoulliDropout(0.5), (1, 1), None)])
 def test_layers_too_small_for_a_pattern_are_a_concern(chosen, shape, message):
-    said = chosen.concern(0, shape)
+    said = chosen.concern(site(*shape))
     assert said is None if message is None else re.search(message, said)
 
 

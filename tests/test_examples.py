@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="the walkthroughs draw: pip install matplotlib")
 from matplotlib import image
 
-from numbanet_kernels import launch
+from numbanet_kernels.runtime import availability
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9][0-9]_*.py"))
@@ -44,7 +44,7 @@ def test_there_are_examples():
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_runs_and_draws(example, tmp_path):
-    if example.name.startswith("06") and launch.nvvm_problem() is not None:
+    if example.name.startswith("06") and availability.nvvm_problem() is not None:
         pytest.skip("compiles kernels, and NVVM is missing")
     before = os.times()
     done, pictures = run(example, tmp_path)

@@ -2,8 +2,28 @@
 import numpy as np
 import pytest
 
-from numbanet import GELU, Flatten, Linear, ReLU, RowPlan, Sequential, Shuffle, Sigmoid, Tanh, Tensor, TilePlan
-from numbanet.plan import BernoulliPlan
+from numbanet import (
+    GELU,
+    BatchNorm1d,
+    BernoulliPlan,
+    Flatten,
+    Flow,
+    Layer,
+    Linear,
+    Plan,
+    ReLU,
+    RowPlan,
+    Sequential,
+    Shuffle,
+    Sigmoid,
+    Step,
+    Tanh,
+    Tensor,
+    TilePlan,
+    device,
+)
+from numbanet.layers import Form
+from numbanet.plans import kept
 
 
 @pytest.mark.parametrize("init, keep, variance", [("he", 1.0, 2 / 300), ("glorot", 1.0, 2 / 500), ("he", 0.3, 0.6 / 300)])
@@ -42,7 +62,7 @@ def test_a_layer_that_is_not_elementwise_sees_the_dense_activation(rng):
     (lambda: Sequential([Shuffle([1, 0]), Linear(2, 2)])(Tensor(np.ones((4, 5, 2)))), "shuffle: x .* must have two axes"),
     (lambda: Shuffle([1, 0])(Tensor(np.ones((4, 3)))), r"x \(4, 3\) must have two axes, the last one of 2 features"),
     (lambda: Linear(4, 3)(Tensor(np.ones((2, 5)))), r"x \(2, 5\) does not match weight \(3, 4\)"),
-    (lambda: Linear(4, 3)(Tensor(np.ones((2, 4))), kept=RowPlan(4, 2, 0)), r"must be 2")])
+    (lambda: Linear(4, 3).forward(Flow(Tensor(np.ones((2, 4))), kept(RowPlan(4, 2, 0), device("cpu"))), Step()), r"must be 2")])
 def test_misuse_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -71,5 +91,78 @@ def test_reads_names_the_weights_of_which_a_step_reads_a_part():
     first, second, last = Linear(6, 8), Linear(8, 8), Linear(8, 3)
     model = Sequential([first, ReLU(), second, ReLU(), second, ReLU(), last])
     rows = RowPlan(8, 2, 1)
-    assert model.reads({first: rows, second: rows}) == {first.weight: rows}  # the second is used twice
-    assert model.reads({first: RowPlan(8, 1, 0), second: BernoulliPlan(8, 0.5, 1)}) == model.reads(None) == {}
+    read = model.reads(Step(plans={first: rows, second: rows}))
+    assert {weight: part.plan for weight, part in read.items()} == {first.weight: rows}  # the second is used twice
+    assert model.reads(Step(plans={first: RowPlan(8, 1, 0), second: BernoulliPlan(8, 0.5, 1)})) == model.reads(Step()) == {}
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+def test_a_state_has_pytorchs_names_and_shapes():
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
+    ours = Sequential([Linear(6, 8, rng=0), BatchNorm1d(8), ReLU(), Sequential([Linear(8, 3, bias=False, rng=1)])])
+    theirs = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(),
+                                 torch.nn.Sequential(torch.nn.Linear(8, 3, bias=False)))
+    ours.load_state_dict(theirs.state_dict())
+    state = ours.state_dict()
+    assert [(name, value.shape) for name, value in state.items()] == [
+        (name, tuple(value.shape)) for name, value in theirs.state_dict().items()]
+    for name, value in theirs.state_dict().items():
+        np.testing.assert_array_equal(state[name], value)
+    state["0.bias"][:] = 7  # a copy
+    assert not (ours.layers[0].bias.numpy() == 7).any()
+    theirs.load_state_dict({name: torch.from_numpy(value) for name, value in ours.state_dict().items()})
+
+
+@pytest.mark.parametrize("change, error, message", [
+    (lambda s: s.pop("0.bias"), ValueError, "lacks 0.bias"),
+    (lambda s: s.update(extra=1), ValueError, "unknown entries: extra"),
+    (lambda s: s.update({"1.weight": np.ones((3, 9))}), ValueError, r"1.weight has shape \(3, 9\), the layer's is \(3, 8\)"),
+    (lambda s: s.update({"1.weight": "many"}), TypeError, "1.weight is no array of numbers")])
+def test_a_state_that_does_not_fit_changes_nothing(change, error, message):
+    layer = Sequential([Linear(6, 8, rng=0), Linear(8, 3, rng=1)])
+    before = layer.state_dict()
+    state = {name: value + 1 for name, value in before.items()}
+    change(state)
+    with pytest.raises(error, match=message):
+        layer.load_state_dict(state)
+    for name, value in layer.state_dict().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_a_layer_of_ones_own_has_its_tensors_named():
+    class Own(Layer):
+        def __init__(self):
+            self.gain, self.others = Tensor([1.0], requires_grad=True), [Tensor([2.0], requires_grad=True)]
+
+        def parameters(self):
+            return iter([self.gain, *self.others])
+
+        def __call__(self, x):
+            return x * self.gain
+
+    assert [name for name, _, trained in Sequential([Own()]).named() if trained] == ["0.gain", "0.parameters.1"]
+
+
+def test_a_layer_that_does_nothing_is_refused():
+    with pytest.raises(TypeError, match="Nothing defines neither"):
+        Sequential([type("Nothing", (Layer,), {})()])
+
+
+# --- cost -------------------------------------------------------------------------------------------------------------
+def test_costs_follow_shapes_through_any_layers():
+    model = Sequential([Flatten(), Linear(12, 5), ReLU(), BatchNorm1d(5), Linear(5, 2)])
+    cost, form = model.cost(Form((7, 3, 4)), Step())
+    assert form.shape == (7, 2) and cost.flops == 2 * 7 * (2 * 12 * 5 + 3 * 5 * 2) and cost.bytes_forward > 4 * 7 * 12
+    with pytest.raises(ValueError, match=r"Linear\(5, 2\): it takes 5 features, and its input has \(6,\)"):
+        Sequential([Linear(4, 6), Linear(5, 2)]).cost(Form((7, 4)), Step())
+
+
+@pytest.mark.parametrize("plan, error, message", [
+    (RowPlan(9, 2, 0), ValueError, r"Linear\(4, 8\): RowPlan\(n=9.* is not made for its weight \(8, 4\)"),
+    (TilePlan((4, 8), 2, 2, 0), ValueError, "is not made for"), (BernoulliPlan(4, 0.5, 1), ValueError, "is not made for"),
+    (type("P", (Plan,), {"mask": lambda self: np.ones(8)})(), TypeError, "does not know the plan"),
+    (3, TypeError, "is not a Plan")])
+def test_a_plan_that_does_not_fit_is_refused(rng, plan, error, message):
+    layer = Linear(4, 8)
+    with pytest.raises(error, match=message):
+        layer(Tensor(rng.standard_normal((3, 4))), {layer: plan})

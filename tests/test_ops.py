@@ -4,17 +4,22 @@ import pytest
 from scipy import special
 
 from numbanet import Order, Tensor, check_grad, op, ops
-from numbanet.plan import BernoulliPlan, RowPlan
+from numbanet.plans import BernoulliPlan, RowPlan
 
 LABELS = np.array([2, 0, 1, 1], np.int32)
 WEIGHTS = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 TARGET = np.linspace(0.1, 0.9, 12, dtype=np.float32).reshape(4, 3)
 INDEX = np.array([2, 0, 2])
+MEAN, VARIANCE = np.array([[0.5, -1.0, 0.0], [0.3, 1.0, 2.0]], np.float32)
 PICK = np.array([True, False, True, True])
 
 
 def softmax(x):
     return special.softmax(np.float64(x), axis=-1)
+
+
+def batch_norm(x, mean, variance, gamma, beta):
+    return gamma * (x - mean) / np.sqrt(variance + 0.1) + beta
 
 
 def binary_cross_entropy(z, t):
@@ -72,6 +77,11 @@ CASES = {
     "linear, scaled, no bias": (lambda x, w: ops.linear(x, w, scale=1.5), lambda x, w: 1.5 * x @ w.T, [(3, 4), (5, 4)], ANY),
     "linear, ReLU": (lambda x, w, b: ops.linear(x, w, b, relu=True), lambda x, w, b: np.maximum(x @ w.T + b, 0),
                      [(3, 4), (5, 4), (5,)], ANY),
+    "batch norm": (lambda x, g, b: ops.batch_norm(x, g, b, eps=0.1), lambda x, g, b: batch_norm(x, x.mean(0), x.var(0), g, b),
+                   [(6, 4), (4,), (4,)], ANY),
+    "batch norm, given": (
+        lambda x, g, b: ops.batch_norm_apply(x, g, b, mean=x.device.upload(MEAN), variance=x.device.upload(VARIANCE), eps=0.1),
+        lambda x, g, b: batch_norm(x, MEAN, VARIANCE, g, b), [(5, 3), (3,), (3,)], ANY),
     "expand": (lambda x: ops.expand(x, plan=RowPlan(5, 2, 1)),
                lambda x: np.stack([0 * x[:, 0], x[:, 0], 0 * x[:, 0], x[:, 1], 0 * x[:, 0]], 1), [(3, 2)], ANY),
     "shuffle": (lambda x: ops.shuffle(x, order=Order([2, 0, 1])), lambda x: x[:, [2, 0, 1]], [(4, 3)], ANY),

@@ -2,9 +2,10 @@
 import numpy as np
 import pytest
 
-from numbanet import SGD, Adam, Linear, ReLU, RowPlan, Sequential, Tanh, Tensor, TilePlan, ops, optim
+from numbanet import SGD, Adam, Linear, ReLU, RowPlan, Sequential, Step, Tanh, Tensor, TilePlan, ops
 from numbanet.device import problem
-from numbanet.lists import PackedGradient
+from numbanet.gradients import Dense, Packed
+from numbanet.training.lazy import Missed
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -96,10 +97,11 @@ def test_packed_gradients_update_like_dense_ones(rng, kind, name):
     optimizers = [OPTIMIZERS[name][0](parameters) for parameters in (packed, dense)]
     x = rng.standard_normal((N, 12))
     for _ in range(3):
-        ops.softmax_cross_entropy(ours(Tensor(x), PLANS[kind](*ours.droppable())), labels=LABELS).backward()
-        assert sum(isinstance(p.gradient, PackedGradient) for p in ours.parameters()) >= 2
+        plans = PLANS[kind](*(site.layer for site in ours.droppable()))
+        ops.softmax_cross_entropy(ours(Tensor(x), plans), labels=LABELS).backward()
+        assert sum(isinstance(p.gradient, Packed) for p in ours.parameters()) >= 2
         for source, a, b in zip(ours.parameters(), packed, dense):
-            a.gradient, b.gradient = source.gradient, source.grad.data
+            a.gradient, b.gradient = source.gradient, Dense(source.grad.data)
             source.zero_grad()
         for optimizer in optimizers:
             optimizer.step()
@@ -115,27 +117,28 @@ DRAWN = {"rows": lambda rng, shape: RowPlan(shape[0], dp := int(rng.integers(1, 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_200_lazy_steps_equal_dense_ones(rng, monkeypatch, kind, name):
     """What a plan reads is up to date in every step, everything is in the end, and something was left undone on the way."""
-    monkeypatch.setattr(optim._Debt, "LIMIT", 50)  # passed several times
+    monkeypatch.setattr(Missed, "LIMIT", 50)  # passed several times
     model, _ = pair()
     dense = [Tensor(p.numpy().copy(), requires_grad=True) for p in model.parameters()]
     lazy, whole = (OPTIMIZERS[name][0](parameters) for parameters in (model.parameters(), dense))
-    plans, behind, prepared = {}, 0, 0
+    layers = [site.layer for site in model.droppable()]
+    now, behind, prepared = Step(), 0, 0
     for step in range(200):
-        for layer, weight in zip(model.droppable(), dense[::2]):
-            mask = np.broadcast_to(np.ones(1, bool), weight.shape) if layer not in plans else (
-                plans[layer].mask() if kind == "tiles" else np.broadcast_to(plans[layer].mask()[:, None], weight.shape))
+        for layer, weight in zip(layers, dense[::2]):
+            plan = now.plan(layer)
+            mask = np.broadcast_to(np.ones(1, bool), weight.shape) if plan is None else (
+                plan.mask() if kind == "tiles" else np.broadcast_to(plan.mask()[:, None], weight.shape))
             difference, norm = layer.weight.numpy() - weight.numpy(), np.linalg.norm(weight.numpy())
             assert np.linalg.norm(difference[mask]) <= 1e-5 * norm
             behind += np.linalg.norm(difference) > 1e-4 * norm
-        ops.softmax_cross_entropy(model(Tensor(rng.standard_normal((N, 12))), plans), labels=LABELS).backward()
+        ops.softmax_cross_entropy(model(Tensor(rng.standard_normal((N, 12))), now), labels=LABELS).backward()
         for p, q in zip(model.parameters(), dense):
-            q.gradient = None if p.gradient is None else p.grad.data
-        plans = {layer: DRAWN[kind](rng, layer.weight.shape) for layer in model.droppable()}
+            q.gradient = p.gradient and Dense(p.grad.data)
+        now = Step(plans={layer: DRAWN[kind](rng, layer.weight.shape) for layer in layers})
         if step == 120:
             lazy.learning_rate = whole.learning_rate = 0.003
-        ready = lazy.step(model.reads(plans))
-        plans = {layer: ready.get(layer.weight, plan) for layer, plan in plans.items()}
-        prepared += any(getattr(plan, "prepared", None) is not None for plan in plans.values())
+        now.ready = lazy.step(model.reads(now))
+        prepared += bool(now.ready)
         whole.step()
     assert (prepared > 100) == (isinstance(lazy, SGD) and kind == "tiles")
     assert (behind > 100) == (isinstance(lazy, SGD) and lazy.momentum > 0)
@@ -150,7 +153,7 @@ def test_a_step_without_a_gradient_or_a_wish_settles(rng):
     optimizers = SGD([weight], 0.1, 0.9), SGD([dense], 0.1, 0.9)
     for wanted, gradient in (({weight: RowPlan(6, 3, 1)}, True), ({weight: RowPlan(6, 2, 0)}, False), (None, True)):
         for p, optimizer in zip((weight, dense), optimizers):
-            p.gradient = np.outer(RowPlan(6, 3, 1).mask(), np.ones(4)).astype(np.float32) if gradient else None
+            p.gradient = Dense(np.outer(RowPlan(6, 3, 1).mask(), np.ones(4)).astype(np.float32)) if gradient else None
             optimizer.step(wanted)
         if wanted is None or not gradient:
             np.testing.assert_allclose(weight.numpy(), dense.numpy(), rtol=1e-5)
@@ -167,7 +170,7 @@ def test_weights_on_two_devices_are_late_each_for_itself(rng):
         for a, b in zip((mine, other), dense, strict=True):
             if a is other or step % 2:
                 g = np.outer(plan.mask(), rng.standard_normal(4)).astype(np.float32)
-                a.gradient, b.gradient = (p.device.upload(g) for p in (a, b))
+                a.gradient, b.gradient = (Dense(p.device.upload(g)) for p in (a, b))
         lazy.step({other: plan})
         whole.step()
     lazy.settle()

@@ -3,10 +3,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from numbanet import RowPlan, TilePlan, device
-from numbanet.lists import PackedGradient
-from numbanet.plan import pack_rows
-from numbanet_kernels.tiles import arrangement
+from numbanet import BernoulliPlan, IndexPlan, RowPlan, TilePlan, device
+from numbanet.gradients import Packed
+from numbanet.plans import kept
+from numbanet.plans.kept import packing
+from numbanet_kernels.layouts.tiles import arrangement
 
 CPU = device("cpu")
 
@@ -24,16 +25,23 @@ def tile_plans(draw):
     return TilePlan(shape, draw(st.integers(1, 8)), dp, draw(st.integers(0, dp - 1)), mix=draw(st.integers(0, 3)))
 
 
-@given(row_plans())
+@st.composite
+def index_plans(draw):
+    n = draw(st.integers(1, 40))
+    return IndexPlan(n, np.sort(draw(st.lists(st.integers(0, n - 1), unique=True))))
+
+
+@given(st.one_of(row_plans(), index_plans()))
 def test_row_plan_views_agree_with_the_mask(plan):
     mask = plan.mask()
-    np.testing.assert_array_equal(np.flatnonzero(mask), plan.kept(CPU))
-    assert plan.count == mask.sum() and plan.flops(3, 5) == 2 * 3 * 5 * plan.count
+    np.testing.assert_array_equal(np.flatnonzero(mask), kept(plan, CPU).kept)
+    assert plan.count == mask.sum()
     assert plan.density == (mask.mean() if plan.n else 1.0)
-    positions = plan.positions(CPU)
+    positions = kept(plan, CPU).places
     np.testing.assert_array_equal(positions >= 0, mask)
     np.testing.assert_array_equal(positions[mask], np.arange(plan.count))
-    assert all(i % plan.dp == plan.bias for i in np.flatnonzero(mask))
+    if isinstance(plan, RowPlan):
+        assert all(i % plan.dp == plan.bias for i in np.flatnonzero(mask))
 
 
 @given(tile_plans())
@@ -43,7 +51,7 @@ def test_tile_plan_keeps_one_tile_in_dp(plan):
         for c in range(cols):
             block = mask[r * plan.tile:(r + 1) * plan.tile, c * plan.tile:(c + 1) * plan.tile]
             assert block.all() == block.any() == ((a[r] + b[c]) % plan.dp == plan.bias)
-    assert plan.size == mask.sum() and plan.flops(3) == 6 * plan.size
+    assert plan.size == mask.sum()
     assert plan.density == (mask.mean() if mask.size else 1.0)
 
 
@@ -51,33 +59,57 @@ def test_tile_plan_keeps_one_tile_in_dp(plan):
 @given(tile_plans(), st.integers(0, 2**32 - 1))
 def test_packing_and_unpacking_keeps_what_the_mask_keeps(plan, seed):
     dense = np.random.default_rng(seed).standard_normal(plan.shape).astype(np.float32)
-    packing = plan.packing(CPU)
-    packed = np.full((packing.row_pos.max(initial=-1) + 1, packing.cols.shape[1]), np.nan, np.float32)
-    for r, (place, z) in enumerate(zip(packing.row_pos, packing.row_class)):
-        kept = packing.cols[z][packing.cols[z] >= 0]
-        packed[place, :kept.size] = dense[r, kept]
-    np.testing.assert_array_equal(PackedGradient(packed, packing, plan.shape).dense(CPU), dense * plan.mask())
+    at = kept(plan, CPU).packing
+    packed = np.full((at.row_pos.max(initial=-1) + 1, at.cols.shape[1]), np.nan, np.float32)
+    for r, (place, z) in enumerate(zip(at.row_pos, at.row_class)):
+        columns = at.cols[z][at.cols[z] >= 0]
+        packed[place, :columns.size] = dense[r, columns]
+    np.testing.assert_array_equal(Packed(packed, at, plan.shape).dense(CPU), dense * plan.mask())
 
 
-@given(row_plans(), row_plans(), st.integers(0, 2**32 - 1))
+@given(st.one_of(row_plans(), index_plans()), row_plans(), st.integers(0, 2**32 - 1))
 def test_row_packing_keeps_what_both_masks_keep(rows, cols, seed):
     dense = np.random.default_rng(seed).standard_normal((rows.n, cols.n)).astype(np.float32)
     packed = np.ascontiguousarray(dense[rows.mask()][:, cols.mask()])
-    gradient = PackedGradient(packed, pack_rows(rows, cols, CPU), dense.shape)
+    gradient = Packed(packed, packing(kept(rows, CPU), kept(cols, CPU)), dense.shape)
     np.testing.assert_array_equal(gradient.dense(CPU), dense * rows.mask()[:, None] * cols.mask())
 
 
-@given(row_plans(), tile_plans())
-def test_plans_are_values(rows, tiles):
-    for plan in (rows, tiles):
+@given(row_plans(), tile_plans(), index_plans())
+def test_plans_are_values(rows, tiles, indices):
+    for plan in (rows, tiles, indices):
         assert plan == type(plan)(**{f: getattr(plan, f) for f in plan.__dataclass_fields__}) and hash(plan) == hash(plan)
         with pytest.raises(AttributeError):
-            plan.dp = 1
+            plan.scale = 2.0
+
+
+@given(st.one_of(row_plans(), index_plans(), tile_plans()))
+def test_a_region_is_what_the_mask_says(plan):
+    """Of a weight with the plan's axis in front, or of the plan's shape."""
+    shape = plan.shape if isinstance(plan, TilePlan) else (plan.n, 3)
+    mask = np.broadcast_to(plan.mask() if isinstance(plan, TilePlan) else plan.mask()[:, None], shape)
+    region = plan.region(shape)
+    if region is None:
+        assert mask.all()
+    else:
+        blocks = np.kron(region.wanted, np.ones(region.block, bool))[:shape[0], :shape[1]]
+        np.testing.assert_array_equal(blocks, mask)
+
+
+def test_plans_of_one_kind_have_lists_of_the_same_shapes():
+    for one, other in ((RowPlan(9, 2, 0), RowPlan(9, 4, 1)), (RowPlan(8, 2, 0), RowPlan(8, 2, 1)),
+                       (IndexPlan(9, [1, 2, 5]), IndexPlan(9, [0, 7, 8])), (IndexPlan(9, [1]), IndexPlan(9, [])),
+                       (TilePlan((9, 11), 4, 3, 0), TilePlan((9, 11), 4, 3, 2, mix=3))):
+        shapes = [[np.shape(array) for array in plan.lists()] for plan in (one, other)]
+        assert (one.kind == other.kind) == (shapes[0] == shapes[1])
+    assert BernoulliPlan(4, 0.5, 1).kind is None
 
 
 @pytest.mark.parametrize("make", [lambda: RowPlan(4, 0, 0), lambda: RowPlan(4, 2, 2), lambda: RowPlan(-1, 2, 0),
                                   lambda: TilePlan((4, 4), 0, 2, 0), lambda: TilePlan((4, 4), 2, 2, -1),
-                                  lambda: TilePlan((4, 4), 2, 2, 0, mix=-1)])
+                                  lambda: TilePlan((4, 4), 2, 2, 0, mix=-1), lambda: IndexPlan(4, [1, 1]),
+                                  lambda: IndexPlan(4, [2, 4]), lambda: IndexPlan(4, [-1, 2]), lambda: IndexPlan(4, [0.5]),
+                                  lambda: IndexPlan(4, [[1]]), lambda: IndexPlan(4, [3, 1])])
 def test_impossible_plans_are_refused(make):
     with pytest.raises(ValueError, match="Plan: "):
         make()

@@ -2,11 +2,27 @@
 import numpy as np
 import pytest
 
-from numbanet import Linear, Order, ReLU, RowPlan, Sequential, Shuffle, Tanh, Tensor, TilePlan, check_grad, ops
-from numbanet.lists import PackedGradient
-from numbanet.plan import BernoulliPlan
+from numbanet import (
+    IndexPlan,
+    Linear,
+    Order,
+    ReLU,
+    RowPlan,
+    Sequential,
+    Shuffle,
+    Step,
+    Tanh,
+    Tensor,
+    TilePlan,
+    check_grad,
+    ops,
+)
+from numbanet.gradients import Packed
+from numbanet.layers import Form
+from numbanet.plans import BernoulliPlan
 
 N = 5
+ANY = [([1, 2, 6], None), (None, [0, 3, 4, 8]), ([0, 6], [2, 3]), ([], [1]), ([3], [])]
 ROWS = [(None, None), ((2, 1), None), (None, (3, 0)), ((2, 0), (3, 2)), ((8, 7), (2, 1)), ((2, 1), (16, 14))]
 TILES = [((9, 11), 4, 1), ((9, 11), 4, 3), ((8, 16), 4, 4), ((18, 10), 4, 5), ((3, 2), 2, 6)]
 
@@ -25,10 +41,14 @@ def close(found, expected):
 
 
 @pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("row_pattern, col_pattern", ROWS)
+@pytest.mark.parametrize("row_pattern, col_pattern", [*ROWS, *ANY])
 def test_rows(dev, rng, row_pattern, col_pattern, relu):
+    """Indices of a pattern, given by a period and a bias, and any indices."""
+    def plan(n, pattern, scale=1.0):
+        return IndexPlan(n, pattern, scale) if isinstance(pattern, list) else RowPlan(n, *(pattern or (1, 0)), scale)
+
     o, i, scale = 7, 9, 1.75
-    rows, cols = RowPlan(o, *(row_pattern or (1, 0)), scale), RowPlan(i, *(col_pattern or (1, 0)))
+    rows, cols = plan(o, row_pattern, scale), plan(i, col_pattern)
     x, w, b, dy = (rng.standard_normal(s) for s in ((N, i), (o, i), (o,), (N, o)))
     x, dy = x * cols.mask(), dy * rows.mask()
     X, W, B = (Tensor(a, dev, requires_grad=True) for a in (x[:, cols.mask()], w, b))
@@ -39,8 +59,8 @@ def test_rows(dev, rng, row_pattern, col_pattern, relu):
     close(ops.expand(X.grad, plan=cols).numpy(), expected[1])
     close(W.grad.numpy(), expected[2])
     close(B.grad.numpy(), expected[3])
-    assert isinstance(W.gradient, PackedGradient) and W.gradient.values.shape == (rows.count, cols.count)
-    assert isinstance(B.gradient, PackedGradient) and B.gradient.values.size == rows.count
+    assert isinstance(W.gradient, Packed) and W.gradient.values.shape == (rows.count, cols.count)
+    assert isinstance(B.gradient, Packed) and B.gradient.values.size == rows.count
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -56,7 +76,7 @@ def test_tiles(dev, rng, shape, tile, dp, relu):
         expected = masked_dense(x, w, b, plan.mask(), relu, scale, 1.0, dy)
         for found, wanted in zip((y, X.grad, W.grad, B.grad), expected):
             close(found.numpy(), wanted)
-        assert isinstance(W.gradient, PackedGradient) == (dp > 1)  # all tiles are the dense product
+        assert isinstance(W.gradient, Packed) == (dp > 1)  # all tiles are the dense product
 
 
 @pytest.mark.parametrize("dp", [1, 3])
@@ -64,7 +84,7 @@ def test_tiles_of_shuffled_inputs(dev, rng, dp):
     order, plan = rng.permutation(11), TilePlan((9, 11), 4, dp, 0, 1.75)
     x, w, b, mean, dy = (rng.standard_normal(s).astype(np.float32) for s in ((N, 11), (9, 11), (9,), (11,), (N, 9)))
     X, W, B = (Tensor(a, dev, requires_grad=True) for a in (x, w, b))
-    y = ops.linear_tiles(X, W, B, plan=plan, relu=True, order=Order(order, mean))
+    y = ops.linear_tiles(ops.shuffle(X, order=Order(order, mean)), W, B, plan=plan, relu=True)
     y.backward(dy)
     value, dx, *others = masked_dense((x - mean)[:, order], w, b, plan.mask(), True, plan.scale, 1.0, dy)
     dx_in_order = np.empty_like(dx)
@@ -92,6 +112,10 @@ def test_gradients_of_planned_ops_by_differences(dev, rng):
     check_grad(lambda *t: ops.linear_tiles(*t, plan=TilePlan((6, 8), 2, 3, 1, 2.0)), [x, w, b])
 
 
+def flops(model, plans=None):
+    return model.cost(Form((N, 6)), Step(plans=plans))[0].flops
+
+
 def two_hidden_layers(dev, activation=ReLU):
     return Sequential([Linear(6, 9, rng=0, device=dev), activation(), Linear(9, 7, rng=1, device=dev), activation(),
                        Linear(7, 3, rng=2, device=dev)])
@@ -101,7 +125,7 @@ def two_hidden_layers(dev, activation=ReLU):
 @pytest.mark.parametrize("patterns", [((2, 1), (3, 0)), ((2, 0), None), (None, (3, 2)), ((16, 9), (2, 0))])
 def test_a_network_with_row_plans_equals_the_masked_network(dev, rng, patterns, activation, act):
     model = two_hidden_layers(dev, activation)
-    layers = model.droppable()
+    layers = [site.layer for site in model.droppable()]
     plans = {layer: RowPlan(layer.out_features, *pattern, scale=1.5 * pattern[0])
              for layer, pattern in zip(layers, patterns) if pattern}
     x = rng.standard_normal((N, 6))
@@ -116,7 +140,7 @@ def test_a_network_with_row_plans_equals_the_masked_network(dev, rng, patterns, 
 
 def test_activations_stay_compact_between_layers(dev, rng):
     model = two_hidden_layers(dev)
-    first, second = model.droppable()
+    first, second = (site.layer for site in model.droppable())
     plans = {first: RowPlan(9, 2, 1, 2.0), second: RowPlan(7, 3, 0, 3.0)}
     model(Tensor(rng.standard_normal((N, 6)), dev), plans).sum().backward()
     kept = [layer.weight.gradient.values.shape for layer in (first, second, model.layers[-1])]
@@ -125,17 +149,17 @@ def test_activations_stay_compact_between_layers(dev, rng):
 
 def test_the_flops_of_a_step_are_those_of_the_kept_products():
     model = two_hidden_layers("cpu")
-    first, second = model.droppable()
-    assert model.flops(N) == 2 * N * (2 * 9 * 6 + 3 * 7 * 9 + 3 * 3 * 7)
+    first, second = (site.layer for site in model.droppable())
+    assert flops(model) == 2 * N * (2 * 9 * 6 + 3 * 7 * 9 + 3 * 3 * 7)
     rows = {first: RowPlan(9, 2, 1), second: RowPlan(7, 3, 0)}
-    assert model.flops(N, rows) == 2 * N * (2 * 4 * 6 + 3 * 3 * 4 + 3 * 3 * 3)
+    assert flops(model, rows) == 2 * N * (2 * 4 * 6 + 3 * 3 * 4 + 3 * 3 * 3)
     tiles = {first: TilePlan((9, 6), 2, 2, 0)}
-    assert model.flops(N, tiles) == 2 * N * (2 * tiles[first].mask().sum() + 3 * 7 * 9 + 3 * 3 * 7)
+    assert flops(model, tiles) == 2 * N * (2 * tiles[first].mask().sum() + 3 * 7 * 9 + 3 * 3 * 7)
 
 
 def test_bernoulli_drops_after_the_activation(dev, rng):
     model = two_hidden_layers(dev, Tanh)
-    first = model.droppable()[0]
+    first = model.droppable()[0].layer
     x = Tensor(rng.standard_normal((N, 6)), dev)
     hidden = ops.dropout(first(x).tanh(), plan=BernoulliPlan(9, 0.5, 3, 2.0))
     expected = model.layers[-1](model.layers[2](hidden).tanh())

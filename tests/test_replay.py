@@ -6,10 +6,11 @@ import pytest
 
 from numbanet import GELU, Flatten, Layer, Linear, Net, NetRegressor, ReLU, RowDropout, TileDropout
 from numbanet.device import problem
-from numbanet.replay import Replay
-from numbanet_kernels import graph, launch, pool
+from numbanet.training.replay import Replay
+from numbanet.training.task import Classification
+from numbanet_kernels.runtime import graph, pool
 
-DEVICES = [name for name in ("cuda", "emulated") if problem(name) is None and not launch.SIMULATED]
+DEVICES = [name for name in ("cuda", "emulated") if problem(name) is None]
 
 
 @pytest.fixture(autouse=True, params=DEVICES)
@@ -68,14 +69,14 @@ def test_replayed_passes_train_the_same(monkeypatch, replays, options):
 def test_one_graph_serves_every_bias_mix_and_rate(monkeypatch, replays, options):
     drawn = set()
 
-    def put_lists(self, name, plan, original=Replay.put_lists):
-        drawn.add((name, plan))
-        return original(self, name, plan)
+    def put_plans(self, step, original=Replay.put_plans):
+        drawn.update(step.plans.items())
+        original(self, step)
 
-    monkeypatch.setattr(Replay, "put_lists", put_lists)
+    monkeypatch.setattr(Replay, "put_plans", put_plans)
     options = {"layers": (6,), "epochs": 7, **options}
     ours, layers = fit(np.random.default_rng(0), **options), {name for name, _ in drawn}
-    most = np.prod([len({plan.kind for layer, plan in drawn if layer is name}) for name in layers])
+    most = np.prod([len({plan.kind for site, plan in drawn if site == name}) for name in layers])
     most *= 1 if "optimizer" in options else 2  # what an update by SGD writes is what the next one reads, in turn
     assert 1 < len(replays) <= most and sum(replays.values()) >= 21 - 2 * most
     assert len({plan for _, plan in drawn}) > 3 and most <= 2 * 3 ** len(layers)
@@ -90,7 +91,7 @@ class Own(Layer):
 
 @pytest.mark.parametrize("options", [{"dropout": "bernoulli"}, {"layers": [Linear(6, 5), Own(), Linear(5, 3)]},
                                      {"layers": [Linear(6, 5), ReLU(), type("L", (Linear,), {})(5, 3)]},
-                                     {"net": type("N", (Net,), {"_loss": staticmethod(lambda *given: Net._loss(*given))})}],
+                                     {"net": type("N", (Net,), {"task": type("C", (Classification,), {})()})}],
                          ids=str)
 def test_what_may_do_something_else_each_time_is_not_recorded(monkeypatch, rng, replays, options):
     keys = []
@@ -119,7 +120,7 @@ def test_passes_share_one_memory(monkeypatch, replays):
 
         with monkeypatch.context() as patch:
             patch.setattr(graph.Graph, "__init__", init)
-            return fit(np.random.default_rng(0))
+            return fit(np.random.default_rng(0), epochs=5)
 
     ours = fitted("shared")
     equal(ours, fitted("alone"))
@@ -128,7 +129,7 @@ def test_passes_share_one_memory(monkeypatch, replays):
     assert shared[-1] < 1.5 * max(alone) < sum(alone)
     monkeypatch.setattr(Replay, "MOST", shared[-1] // 2)  # a pass needs more
     replays.clear()
-    equal(ours, fit(np.random.default_rng(0)))
+    equal(ours, fit(np.random.default_rng(0), epochs=5))
     assert not replays
 
 
@@ -202,5 +203,6 @@ def test_weights_that_are_exchanged_are_the_ones_that_train(replays):
         for p in net.model_.parameters():
             p.data = p.device.copy(p.data)
 
-    equal(fit(np.random.default_rng(0), callbacks=[exchange]), fit(np.random.default_rng(0)))
+    ours, theirs = (fit(np.random.default_rng(0), callbacks=[callback]) for callback in (exchange, lambda net, record: None))
+    equal(ours, theirs)
     assert replays

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from numbanet.search import drop_rates, pattern_distribution, search_exact, search_loss, search_sgd
+from numbanet.dropout.search import drop_rates, pattern_distribution, search_exact, search_loss, search_sgd
 
 SIZES = st.integers(1, 40)
 SHARES = st.floats(0, 1)  # a rate as a share of the largest that N reaches: every N gets rates of its whole range
@@ -43,6 +43,7 @@ def test_64_periods_put_nearly_half_of_the_mass_beyond_20(search):
     assert 0.46 < search(0.7, 64)[20:].sum() < 0.47
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("search", [search_exact, search_sgd])
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 0.875])
 def test_search_of_eight_periods_is_fast(search, rate):
@@ -237,5 +238,5 @@ def test_import_loads_neither_numba_nor_scipy():
         "spec.loader.exec_module(importlib.util.module_from_spec(spec));"
         "sys.exit(bool({'numba', 'scipy'} & set(sys.modules)))"
     )
-    path = sys.modules["numbanet.search"].__file__
+    path = sys.modules["numbanet.dropout.search"].__file__
     assert subprocess.run([sys.executable, "-c", code, path]).returncode == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numbanet import Tensor, device, from_dlpack, no_grad, op, ops
-from numbanet_kernels.memory import empty_cpu
+from numbanet_kernels.runtime.memory import empty_cpu
 
 
 def test_a_tensor_used_twice_adds_its_gradients(dev):

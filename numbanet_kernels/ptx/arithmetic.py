@@ -25,8 +25,8 @@ def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     total = a + b
     part = total - a
     error = (a - (total - part)) + (b - part)  # Knuth's TwoSum: a + b = total + error exactly
-    inexact = (error != 0) & np.isfinite(total) & (total.view(np.uint64) & np.uint64(1) == 0)
-    return np.where(inexact, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)
+    bits, away = total.view(np.int64), np.where((error > 0) == (total > 0), 1, -1)  # a neighbour's bits are one more or less
+    return (bits + away * ((error > 0) | (error < 0)) * (bits & 1 == 0)).view(np.float64)
 
 
 def narrowed(x: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"]) -> np.ndarray:

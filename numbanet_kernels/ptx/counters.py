@@ -73,7 +73,7 @@ class Counters:
     def access(self, instruction: Instruction, space: str, address: np.ndarray, width: int, lanes: np.ndarray) -> None:
         pc = self.number[id(instruction)]
         if space == "global":
-            touched, least = sectors(address, width, lanes // WARP)
+            touched, least = sectors(address, width, lanes)
             self.sectors[pc] += touched
             self.least[pc] += least
         else:

@@ -294,7 +294,7 @@ def _plain(program: Program, i: Instruction) -> Step | None:
     dtype, read = TYPES[result], [reader(program, o, k) for o, k in zip(sources, kinds, strict=True)]
 
     def run(wave: Wave) -> None:
-        value = function(*(r(wave) for r in read))
+        value = function(*[r(wave) for r in read])
         wave.assign(target, value if value.dtype == dtype else value.astype(dtype))
 
     return Step(run)

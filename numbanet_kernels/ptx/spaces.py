@@ -12,8 +12,10 @@ Who last read, wrote or changed it by an atomic instruction is kept for every by
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,6 +48,7 @@ class Store:
 
     def __init__(self, data: np.ndarray, unset: bool) -> None:
         self.data, self.unset = data, np.ones(data.size, np.uint8) if unset else None
+        self.unit = 16 if unset else math.gcd(data.ctypes.data, 16)  # in which all accesses so far agree
         self.last: dict[str, _Last] = {}
 
     def _units(self, array: np.ndarray, width: int) -> np.ndarray:
@@ -74,28 +77,29 @@ class Store:
     def touch(self, offset: np.ndarray, width: int, who: Who, writing: bool, atomic: bool = False) -> None:
         """Notes who reads, writes or changes; Fault if another one did, since the last barrier that both have passed, and it
         matters who comes first."""
-        if not self.last:
-            # units in which all accesses so far agree: words, unless smaller ones are touched
-            self.unit = min(width, WORD)
-            self.last = {kind: _Last(-(-self.data.size // self.unit)) for kind in ("read", "written", "changed")}
-        elif width < self.unit:
+        unit = math.gcd(width, self.unit)
+        if unit < self.unit:
             for last in self.last.values():
-                last.split(self.unit // width)
-            self.unit = width
+                last.split(self.unit // unit)
+            self.unit = unit
         kind = "changed" if atomic else "written" if writing else "read"
         against = {"read": ("written", "changed"), "written": ("written", "read", "changed"),
                    "changed": ("written", "read")}[kind]
-        for first in range(0, width, self.unit):
-            at = (offset + first) // self.unit
-            for other_kind in against:
-                other = self.last[other_kind].conflict(at, who)
-                if (other != NOBODY).any():
-                    i = int(np.flatnonzero(other != NOBODY)[0])
-                    raise Fault(f"race: {kind} here, and {other_kind} by {_name(int(other[i]))} with no barrier between", i)
-            self.last[kind].note(at, who)
-            if kind == "written" and (self.last[kind].who[at] != who.threads).any():
-                raise Fault("race: written by several threads at once",
-                            int(np.flatnonzero(self.last[kind].who[at] != who.threads)[0]))
+        at = offset // unit
+        if width > unit:
+            at = (at + np.arange(width // unit)[:, None]).ravel()
+            who = Who(*(np.tile(part, width // unit) for part in who))
+        for other_kind in filter(self.last.get, against):
+            other = self.last[other_kind].conflict(at, who)
+            if other is not None:
+                i = int(np.flatnonzero(other != NOBODY)[0])
+                raise Fault(f"race: {kind} here, and {other_kind} by {_name(int(other[i]))} with no barrier between",
+                            i % offset.size)
+        if kind not in self.last:
+            self.last[kind] = _Last(-(-self.data.size // unit))
+        self.last[kind].note(at, who)
+        if kind == "written" and (wrong := self.last[kind].who[at] != who.threads).any():
+            raise Fault("race: written by several threads at once", int(np.flatnonzero(wrong)[0]) % offset.size)
 
 
 class _Last:
@@ -108,22 +112,28 @@ class _Last:
         """Into smaller units."""
         self.who, self.epoch, self.warp_epoch = (a.repeat(parts) for a in (self.who, self.epoch, self.warp_epoch))
 
-    def conflict(self, at: np.ndarray, who: Who) -> np.ndarray:
-        """Who else touched the words in the same stretch, or NOBODY."""
-        other, warps = self.who[at], who.threads // WARP
-        there = (other != NOBODY) & (other != who.threads) & (self.epoch[at] == who.epochs)
-        synchronised = (_warp(other) == warps) & (self.warp_epoch[at] != who.warp_epochs)
-        return np.where(there & ~synchronised, other, NOBODY)
+    def conflict(self, at: np.ndarray, who: Who) -> np.ndarray | None:
+        """Who else touched the units in the same stretch, or NOBODY; None where nobody did."""
+        there = self.epoch[at] == who.epochs
+        if not there.any():
+            return None
+        other = self.who[at]
+        there &= other != who.threads
+        if not there.any():
+            return None
+        there &= (_warp(other) != who.threads // WARP) | (self.warp_epoch[at] == who.warp_epochs)
+        return np.where(there, other, NOBODY) if there.any() else None
 
     def note(self, at: np.ndarray, who: Who) -> None:
-        warps = who.threads // WARP
-        earlier = self.conflict(at, who)
-        mixed = np.where(_warp(earlier) == warps, OF_WARP - warps, MANY)
-        self.who[at] = np.where(earlier == NOBODY, who.threads, mixed)
-        self.epoch[at], self.warp_epoch[at] = who.epochs, who.warp_epochs
-        lost = (self.who[at] != who.threads) & (earlier == NOBODY)  # several threads in this very instruction
+        threads, earlier = who.threads, self.conflict(at, who)
+        if earlier is not None:
+            warps = threads // WARP
+            mixed = np.where(_warp(earlier) == warps, OF_WARP - warps, MANY)
+            threads = np.where(earlier == NOBODY, threads, mixed)
+        self.who[at], self.epoch[at], self.warp_epoch[at] = threads, who.epochs, who.warp_epochs
+        lost = (self.who[at] != who.threads) & (threads == who.threads)  # several threads in this very instruction
         if lost.any():
-            places, w = at[lost], warps[lost]
+            places, w = at[lost], who.threads[lost] // WARP
             self.who[places] = np.where(_warp(self.who[places]) == w, OF_WARP - w, MANY)
 
 
@@ -190,14 +200,26 @@ def check_alignment(address: np.ndarray, width: int) -> None:
 
 
 # --- what accesses cost -----------------------------------------------------------------------------------------------
-def sectors(address: np.ndarray, width: int, warps: np.ndarray) -> tuple[int, int]:
-    """(sectors of 32 bytes that warps touch, the fewest that could hold the bytes they ask for); `warps` has each access's."""
-    near = address - (address.min() & ~(SECTOR - 1))
-    touched = np.unique(warps << 40 | near // SECTOR).size
-    asked = np.unique(np.unique(warps << 40 | near // width) >> 40, return_counts=True)[1] * width
+def _by_pattern(count: Callable[..., Any]) -> Callable[..., Any]:
+    """count(address, width, threads), remembered: it is the same wherever in memory a pattern begins, up to whole sectors."""
+    @functools.lru_cache(256)
+    def known(pattern: bytes, width: int) -> Any:
+        packed = np.frombuffer(pattern, np.int64)
+        return count(packed >> 20, width, packed & (1 << 20) - 1)
+
+    return lambda address, width, threads: known((address - (address.min() & -SECTOR) << 20 | threads).tobytes(), width)
+
+
+@_by_pattern
+def sectors(address: np.ndarray, width: int, threads: np.ndarray) -> tuple[int, int]:
+    """(sectors of 32 bytes that warps touch, the fewest that could hold the bytes they ask for); 32 threads are a warp."""
+    warps = threads // WARP
+    touched = np.unique(warps << 40 | address // SECTOR).size
+    asked = np.unique(np.unique(warps << 40 | address // width) >> 40, return_counts=True)[1] * width
     return touched, int((-(-asked // SECTOR)).sum())
 
 
+@_by_pattern
 def conflicts(address: np.ndarray, width: int, lanes: np.ndarray) -> int:
     """Cycles that warps wait because several words of one bank are asked for at once.
 

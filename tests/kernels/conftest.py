@@ -1,13 +1,15 @@
 """Every kernel test runs on the CPU, on the CPU with its work shared by three threads however small it is, on the emulated
-device where NVVM is installed, and on CUDA where a card or the simulator answers (NUMBA_ENABLE_CUDASIM=1)."""
+device where NVVM is installed, and on CUDA where a card answers."""
 import numpy as np
 import pytest
 import threadpoolctl
 
-from numbanet_kernels import costs, gemm, launch, memory
+from numbanet_kernels.families import gemm
+from numbanet_kernels.host import thresholds
+from numbanet_kernels.runtime import availability, emulation, memory
 
-DEVICES = ["cpu", "cpu shared", *(["cuda"] if launch.cuda_problem() is None else []),
-           *(["emulated"] if launch.nvvm_problem() is None else [])]
+DEVICES = ["cpu", "cpu shared", *(["cuda"] if availability.cuda_problem() is None else []),
+           *(["emulated"] if availability.nvvm_problem() is None else [])]
 
 
 def pytest_generate_tests(metafunc):
@@ -19,7 +21,7 @@ def pytest_generate_tests(metafunc):
     if "on_cuda" in metafunc.fixturenames:
         names = [name for name in names if not name.startswith("cpu")]
     if "from_8_0" in metafunc.fixturenames:
-        names = [name for name in names if name == "emulated" or (name == "cuda" and launch.capability() >= (8, 0))]
+        names = [name for name in names if name == "emulated" or (name == "cuda" and availability.capability() >= (8, 0))]
     metafunc.parametrize("suffix", names, indirect=True)
 
 
@@ -28,8 +30,8 @@ def suffix(request, monkeypatch):
     """The ending of the names of a device's functions: "cpu" or "cuda"."""
     if request.param.startswith("emulated"):
         if request.param.endswith("7.5"):
-            monkeypatch.setattr(launch, "EMULATED", (7, 5))
-        with launch.emulated():
+            monkeypatch.setattr(emulation, "EMULATED", (7, 5))
+        with emulation.emulated():
             yield "cuda"
         return
     if request.param != "cpu shared":
@@ -37,7 +39,7 @@ def suffix(request, monkeypatch):
         return
     for name in ("LEAST_ROWS", "LEAST_DEPTH"):
         monkeypatch.setattr(gemm, name, 1)
-    with costs.using(costs.Costs(1, 1, 0)), threadpoolctl.threadpool_limits(3, user_api="blas"):
+    with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(3, user_api="blas"):
         yield "cpu"
 
 

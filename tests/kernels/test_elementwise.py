@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels import elementwise
+from numbanet_kernels.families import elementwise
 
 SHAPES = [(), (0, 4), (2, 3, 5)]
 ANY, POSITIVE, APART_FROM_ZERO = range(3)
@@ -83,7 +83,7 @@ def test_values_at_the_edges(suffix, put, get):
 @pytest.mark.parametrize("op", [case[0] for case in CASES if case[1] == 2])
 def test_shapes_must_be_equal(op, suffix, put):
     a, b = put(np.ones((3, 2))), put(np.ones((3, 1)))
-    with pytest.raises(ValueError, match=rf"^{op} \({suffix}\): .*\(3, 2\) does not match .*\(3, 1\)"):
+    with pytest.raises(ValueError, match=rf"^{op} \({suffix}\): .*\(3, 2\), .*\(3, 1\) do not match"):
         op_named(f"{op}_{suffix}")(a, b)
-    with pytest.raises(ValueError, match=rf"^{op} \({suffix}\): out \(3, 2\)"):
+    with pytest.raises(ValueError, match=rf"^{op} \({suffix}\): .*out \(3, 2\) do.* must be \(3, 1\)"):
         op_named(f"{op}_{suffix}")(b, b, out=a)

@@ -8,22 +8,16 @@ import time
 
 import numpy as np
 import pytest
-from test_compile import PROBLEM, PTXAS
+from assembly import PROBLEM, PTXAS, assembled
 
-from numbanet_kernels import gemm, gemm_block, gemm_grouped, gemm_rows, gemm_tiles, indexing, launch, random, update
+from numbanet_kernels.blocks import gemm_block, grouped
+from numbanet_kernels.families import gemm, gemm_rows, gemm_tiles, indexing, late, random
+from numbanet_kernels.layouts.tiles import Pattern
+from numbanet_kernels.runtime import arrays, emulation, files, trust
 
-NVDISASM = PTXAS and PTXAS.replace("ptxas", "nvdisasm")
 CARDS = [(8, 0), (9, 0)]
 ALONG = [(True, True), (True, False), (False, True), (False, False)]
 pytestmark = pytest.mark.skipif(PROBLEM is not None, reason=PROBLEM or "")
-
-
-def assembled(kernel, card, tmp_path):
-    """(what ptxas says, SASS) of a kernel for a card."""
-    source, binary = tmp_path / "kernel.ptx", tmp_path / "kernel.cubin"
-    source.write_text(kernel.ptx(card))
-    said = subprocess.run([PTXAS, "-v", f"-arch=sm_{card[0]}{card[1]}", source, "-o", binary], capture_output=True, text=True)
-    return said.stderr, subprocess.run([NVDISASM, "-c", binary], capture_output=True, text=True, check=True).stdout
 
 
 def loop_of(kind, sass):
@@ -49,10 +43,10 @@ PRODUCTS = pytest.mark.parametrize("inner, a_along_k, b_along_k",
 SUMMED = pytest.mark.parametrize("summed", [False, True])
 
 
-def inner_loop(kernel, kind, card, tmp_path):
+def inner_loop(kernel, kind, card):
     """(the instructions of the inner loop, how many of each kind) of a kernel that needs no more registers than two blocks of
     256 threads have on a multiprocessor, and no local memory."""
-    said, sass = assembled(kernel, card, tmp_path)
+    said, _, sass = assembled(kernel, card, disassembled=True).partition("SASS\n")
     assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
     loop = loop_of(kind, sass)
@@ -63,10 +57,10 @@ def inner_loop(kernel, kind, card, tmp_path):
 
 @CARD
 @pytest.mark.parametrize("a_along_k, b_along_k, summed", [*((*along, False) for along in ALONG), (False, False, True)])
-def test_the_inner_loop_multiplies(summed, a_along_k, b_along_k, card, tmp_path):
+def test_the_inner_loop_multiplies(summed, a_along_k, b_along_k, card):
     """At least 85 % of the instructions are fused multiply-adds, and shared memory is read 16 bytes at once, apart from what is
     summed."""
-    loop, kinds = inner_loop(gemm_block._block(128, a_along_k, b_along_k, summed=summed), "FFMA", card, tmp_path)
+    loop, kinds = inner_loop(gemm_block._block(128, a_along_k, b_along_k, summed=summed), "FFMA", card)
     assert kinds["FFMA"] == 1024 and kinds["FFMA"] / len(loop) >= 0.85, kinds
     assert sum(name.startswith("LDS.128") for name in loop) == 64 and kinds["LDS"] == 64 + 8 * summed
     assert kinds["LDGSTS"] == 16
@@ -74,9 +68,9 @@ def test_the_inner_loop_multiplies(summed, a_along_k, b_along_k, card, tmp_path)
 
 @CARD
 @PRODUCTS
-def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card, tmp_path):
+def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card):
     """Though rows and columns are looked up."""
-    loop, kinds = inner_loop(gemm_grouped._grouped(inner, 128, a_along_k, b_along_k), "FFMA", card, tmp_path)
+    loop, kinds = inner_loop(grouped._grouped(inner, 128, a_along_k, b_along_k), "FFMA", card)
     assert kinds["FFMA"] == 1024 and kinds["FFMA"] / len(loop) >= 0.845, kinds
     assert sum(name.startswith("LDS.128") for name in loop) == 64 and kinds["LDGSTS"] == 16
 
@@ -85,39 +79,43 @@ def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card, t
 @READ
 @SUMMED
 @pytest.mark.parametrize("passes", [3, 1])
-def test_tensor_cores_multiply(passes, summed, a_along_k, b_along_k, card, tmp_path):
+def test_tensor_cores_multiply(passes, summed, a_along_k, b_along_k, card):
     """32 products of fragments a k-tile and pass, and each number is loaded once by a thread."""
-    _, kinds = inner_loop(gemm_block._block(128, a_along_k, b_along_k, passes, summed), "HMMA", card, tmp_path)
+    _, kinds = inner_loop(gemm_block._block(128, a_along_k, b_along_k, passes, summed), "HMMA", card)
     assert kinds["HMMA"] == 32 * passes and kinds["LDS"] <= 48 + 8 * summed and kinds["LDGSTS"] == 16
 
 
 @CARD
 @PRODUCTS
 @pytest.mark.parametrize("passes", [3, 1])
-def test_tensor_cores_multiply_tiles(passes, inner, a_along_k, b_along_k, card, tmp_path):
-    _, kinds = inner_loop(gemm_grouped._grouped(inner, 128, a_along_k, b_along_k, passes), "HMMA", card, tmp_path)
+def test_tensor_cores_multiply_tiles(passes, inner, a_along_k, b_along_k, card):
+    _, kinds = inner_loop(grouped._grouped(inner, 128, a_along_k, b_along_k, passes), "HMMA", card)
     assert kinds["HMMA"] == 32 * passes
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kernel", [gemm_block._block(128, False, False, 0, True), gemm_block._block(128, True, True, 3),
-                                    gemm_grouped._grouped(True, 128, True, True)], ids=["block", "tensor", "tiles"])
-def test_the_largest_kernels_are_soon_compiled(kernel, tmp_path):
+                                    grouped._grouped(True, 128, True, True)], ids=["block", "tensor", "tiles"])
+def test_the_largest_kernels_are_soon_compiled(kernel, tmp_path, monkeypatch):
     """With ptxas in less than eight times what the smallest one takes: 1.5 s where that takes 0.19 s. At least once in four."""
+    monkeypatch.setattr(files, "kept", lambda name, decides, make: make())
+
     def seconds(kernel):
         start = time.perf_counter()
         (tmp_path / "kernel.ptx").write_text(kernel.ptx((9, 0)))
         subprocess.run([PTXAS, "-arch=sm_90", tmp_path / "kernel.ptx", "-o", tmp_path / "kernel.cubin"], check=True)
         return time.perf_counter() - start
 
-    assert any(seconds(kernel) < 8 * seconds(update._updates()[1]) for _ in range(4))
+    assert any(seconds(kernel) < 8 * seconds(late._settling()) for _ in range(4))
 
 
 NAMED = """
 import hashlib
 from numba.core.serialize import dumps
-from numbanet_kernels import gemm_block, gemm_grouped, update
+from numbanet_kernels.blocks import gemm_block, grouped
+from numbanet_kernels.families import late, update
 
-for kernel in (gemm_block._block(128, False, False, 3, True), gemm_grouped._grouped(), *update._updates()):
+for kernel in (gemm_block._block(128, False, False, 3, True), grouped._grouped(), *update._updates(), late._settling()):
     cells = tuple(cell.cell_contents for cell in kernel.function.__closure__ or ())
     print(kernel.__name__, hashlib.sha256(dumps(cells)).hexdigest())
 """
@@ -132,25 +130,25 @@ def test_later_processes_find_compiled_kernels():
 
 def counted(call):
     """The counters of the one kernel that a call runs on the emulated device."""
-    launch.counters.clear()
-    with launch.emulated():
+    emulation.counters.clear()
+    with emulation.emulated():
         call()
-    (found,) = launch.counters.values()
+    (found,) = emulation.counters.values()
     return found.summary()
 
 
 def put(rng, *shape):
-    with launch.emulated():
-        return launch.to_device(rng.standard_normal(shape).astype(np.float32))
+    with emulation.emulated():
+        return arrays.to_device(rng.standard_normal(shape).astype(np.float32))
 
 
 @pytest.mark.parametrize("tile", [64, 128])
 @pytest.mark.parametrize("ta, tb", ALONG)
 def test_no_bank_conflicts_and_few_sectors(rng, tile, ta, tb):
     a, b = put(rng, *((48, 128) if ta else (128, 48))), put(rng, *((128, 48) if tb else (48, 128)))
-    with launch.emulated():
-        c = launch.device_array((128, 128))
-    found = counted(lambda: gemm_block.gemm_block_cuda(
+    with emulation.emulated():
+        c = arrays.device_array((128, 128))
+    found = counted(lambda: gemm_block.launch_block(
         a.reshape(-1), b.reshape(-1), (128, 128, 48), (1, 128) if ta else (48, 1), (1, 48) if tb else (128, 1), c,
         tile=tile))
     np.testing.assert_allclose(c, (a.T if ta else a).astype(float) @ (b.T if tb else b), rtol=1e-5, atol=1e-4)
@@ -164,7 +162,7 @@ def test_no_bank_conflicts_and_few_sectors(rng, tile, ta, tb):
 def test_a_tile_without_padding_is_seen(rng):
     a, c = put(rng, 64, 48), put(rng, 64, 64)
     for padding, least, most in ((4, 0, 0), (0, 100, 10000)):
-        found = counted(lambda: gemm_block.gemm_block_cuda(
+        found = counted(lambda: gemm_block.launch_block(
             a.reshape(-1), a.reshape(-1), (64, 64, 48), (48, 1), (1, 48), c, padding=padding))
         assert least <= found["bank conflicts"] <= most
 
@@ -200,7 +198,7 @@ def test_three_passes_have_the_error_of_float32(rng, ta, tb):
     exact = host[0].astype(float) @ host[1]
     errors, results = {}, {}
     for version in ("tensor", "tf32"):
-        found = counted(lambda: results.update({version: gemm.gemm_version_cuda(version, None, a, b, ta, tb)}))
+        found = counted(lambda: results.update({version: gemm.gemm_version(version, None, a, b, ta, tb)}))
         errors[version] = np.abs(results[version] - exact).max() / np.abs(exact).max()
         assert found["bank conflicts"] == 0 and found["issued mma"] > 0
     plain = np.abs(gemm_reference_float32(*host) - exact).max() / np.abs(exact).max()
@@ -222,31 +220,31 @@ def test_dropped_tiles_cost_nothing(rng, product):
     whole = counted({"forward": lambda: gemm.gemm_cuda(x, w, tb=True), "dx": lambda: gemm.gemm_cuda(dy, w),
                      "dw": lambda: gemm.gemm_cuda(dy, x, ta=True)}[product])
     for dp in (2, 4):
-        pattern = 32, dp, 1, 0
-        kept = counted({"forward": lambda: gemm_tiles.gemm_tiles_cuda(x, w, *pattern),
-                        "dx": lambda: gemm_tiles.gemm_tiles_dx_cuda(dy, w, *pattern),
-                        "dw": lambda: gemm_tiles.gemm_tiles_dw_cuda(dy, x, *pattern)}[product])
+        pattern = Pattern((512, 512), 32, dp, 1)
+        kept = counted({"forward": lambda: gemm_tiles.gemm_tiles_cuda(x, w, pattern),
+                        "dx": lambda: gemm_tiles.gemm_tiles_dx_cuda(dy, w, pattern),
+                        "dw": lambda: gemm_tiles.gemm_tiles_dw_cuda(dy, x, pattern)}[product])
         assert kept["launches"] == 1 and kept["bank conflicts"] == 0
         assert kept["flops"] == pytest.approx(whole["flops"] / dp, rel=0.05)
         assert kept["issued fma"] == pytest.approx(whole["issued fma"] / dp, rel=0.01)
         assert kept["sectors"] <= whole["sectors"]
 
 
-@pytest.mark.parametrize("module", [gemm_block, gemm_grouped])
+@pytest.mark.parametrize("module", [gemm_block, grouped])
 def test_a_fast_kernel_is_checked_once_on_a_card(module):
     """On the emulated device as if it were a card: it agrees; one that does not is not used, and says so."""
     passed = module._agrees.passed
     passed.cache_clear()
-    with launch.emulated():
+    with emulation.emulated():
         assert passed() and passed() and passed.cache_info().misses == 1 and module.available()
 
 
 @pytest.mark.parametrize("check, why", [(lambda: 0.5, "its error is 5.0e-01"), (lambda: float("nan"), "its error is nan"),
                                         (lambda: 1 / 0, "ZeroDivisionError: division by zero")])
 def test_a_kernel_that_a_card_gets_wrong_is_not_used(check, why):
-    verdict = launch.trusted(check)
+    verdict = trust.trusted(check)
     with pytest.warns(UserWarning, match=f"its fast way is not taken on this card, {why}; the simple one is"):
         assert not verdict()
     assert not verdict()
-    with launch.emulated():
+    with emulation.emulated():
         assert verdict()

@@ -5,7 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from numbanet_kernels import gemm, gemm_block, gemm_grouped, gemm_rows, gemm_tiles, launch
+from numbanet_kernels.blocks import gemm_block, grouped
+from numbanet_kernels.families import gemm, gemm_rows, gemm_tiles
+from numbanet_kernels.layouts.tiles import Pattern
+from numbanet_kernels.runtime import emulation, precision
 
 SHAPES = [(1, 1, 1), (7, 9, 11), (8, 8, 8), (10, 3, 17), (0, 4, 3), (4, 0, 3), (4, 3, 0)]  # (M, N, K)
 FLAGS = list(itertools.product([False, True], repeat=2))
@@ -49,7 +52,7 @@ def test_gemm_dw_equals_reference(suffix, put, get, rng, n, o, i):
 
 def version_equals_reference(rng, put, get, version, tile, ta, tb):
     a, b, bias = operands(rng, 10, 9, 11, ta, tb)
-    c = get(gemm.gemm_version_cuda(version, tile, put(a), put(b), ta, tb, put(bias), True, 2.0))
+    c = get(gemm.gemm_version(version, tile, put(a), put(b), ta, tb, put(bias), True, 2.0))
     np.testing.assert_allclose(c, gemm.gemm_reference(a, b, ta, tb, bias, True, 2.0), rtol=1e-5, atol=1e-5)
 
 
@@ -65,8 +68,12 @@ def test_every_version_for_newer_cards(rng, from_8_0, put, get, version, tile, t
     version_equals_reference(rng, put, get, version, tile, ta, tb)
 
 
-@pytest.mark.parametrize("tile, passes", [(64, 0), (128, 0), (128, 3)])
-@pytest.mark.parametrize("ta, tb", FLAGS)
+# each way to multiply with either layout of A and either of B, and each pair of layouts; the other half is long
+SHARED = [pytest.param(*way, *flags, marks=pytest.mark.long if (i + sum(flags)) % 2 else ())
+          for i, way in enumerate([(64, 0), (128, 0), (128, 3)]) for flags in FLAGS]
+
+
+@pytest.mark.parametrize("tile, passes, ta, tb", SHARED)
 def test_blocks_share_a_product_along_k(rng, from_8_0, put, get, ta, tb, tile, passes):
     """And the sums of A's rows; the same bits each time, as the order in which blocks are done does not matter."""
     (m, n, k), results = (70, 66, 100), []
@@ -74,7 +81,7 @@ def test_blocks_share_a_product_along_k(rng, from_8_0, put, get, ta, tb, tile, p
     x, y = put(a).reshape(a.size), put(b).reshape(b.size)
     for span in (32, 32, 112):
         out, sums = put(np.full((m, n), np.nan)), put(np.full(m, np.nan))
-        gemm_block.gemm_block_cuda(x, y, (m, n, k), (1, m) if ta else (k, 1), (1, k) if tb else (n, 1), out,
+        gemm_block.launch_block(x, y, (m, n, k), (1, m) if ta else (k, 1), (1, k) if tb else (n, 1), out,
                                    put(bias), relu=True, a_sums=sums, sums_scale=2.0, tile=tile, passes=passes, span=span)
         results.append((get(out), get(sums)))
         np.testing.assert_allclose(results[-1][0], gemm.gemm_reference(a, b, ta, tb, bias, True), rtol=1e-5, atol=1e-5)
@@ -93,17 +100,17 @@ def test_a_product_deep_and_small_is_shared(rng, from_8_0, put, get):
 def test_products_on_tensor_cores(rng, from_8_0, put, get, kind, monkeypatch):
     """Of rows and tiles, too. With 10 bits of the operands they are further off than float32, and by no more than these bits;
     where tensor cores are faster, products are as near as without."""
-    x, w, pattern = rng.standard_normal((40, 96)), rng.standard_normal((72, 96)), (8, 3, 1, 2)
+    x, w, pattern = rng.standard_normal((40, 96)), rng.standard_normal((72, 96)), Pattern((72, 96), 8, 3, 1, 2)
     rows = slice(1, None, 2)
     expected = {"gemm": gemm.gemm_reference(x, w, tb=True), "rows": gemm_rows.gemm_rows_reference(x, w, rows, None),
-                "tiles": gemm_tiles.gemm_tiles_reference(x, w, *pattern)}[kind]
+                "tiles": gemm_tiles.gemm_tiles_reference(x, w, pattern)}[kind]
     found = []
     for precise, pays in ((True, False), (True, True), (False, False)):
         monkeypatch.setattr(gemm_block, "three_passes", lambda pays=pays: 0.25 if pays else np.inf)
-        with contextlib.nullcontext() if precise else launch.tf32():
+        with contextlib.nullcontext() if precise else precision.tf32():
             found.append(get({"gemm": lambda: gemm.gemm_cuda(put(x), put(w), tb=True),
                               "rows": lambda: gemm_rows.gemm_rows_cuda(put(x), put(w), rows, None),
-                              "tiles": lambda: gemm_tiles.gemm_tiles_cuda(put(x), put(w), *pattern)}[kind]()))
+                              "tiles": lambda: gemm_tiles.gemm_tiles_cuda(put(x), put(w), pattern)}[kind]()))
     plain, three, one = (np.abs(y - expected).max() / np.abs(expected).max() for y in found)
     assert max(plain, three) < 1e-6 < 1e-5 < one < 1e-3 and not np.array_equal(found[0], found[1])
 
@@ -117,7 +124,8 @@ def test_tensor_cores_are_measured_once(from_8_0, monkeypatch, milliseconds, lon
     try:
         with contextlib.nullcontext() if milliseconds else pytest.warns(UserWarning, match="not measured: KeyError: 3"):
             assert measured() == longer
-        assert measured.cache_info().currsize == 1 and gemm_block.three_passes() == (np.inf if launch.emulating() else longer)
+        assert measured.cache_info().currsize == 1
+        assert gemm_block.three_passes() == (np.inf if emulation.emulating() else longer)
     finally:
         measured.cache_clear()
 
@@ -131,10 +139,10 @@ def test_tensor_cores_serve_products_that_they_do_sooner(from_8_0, monkeypatch, 
     assert gemm_block.way_for(rows, cols) == way
 
 
-@pytest.mark.parametrize("module", [gemm_block, gemm_grouped])
+@pytest.mark.parametrize("module", [gemm_block, grouped])
 def test_three_passes_are_as_exact_on_a_card(from_8_0, monkeypatch, module):
     """Of a deep product, too; if not, they are not used."""
-    if launch.emulating():
+    if emulation.emulating():
         monkeypatch.setattr(gemm_block, "DEEP", 100)  # a deeper one takes long
     assert module._tensor_agrees[3].check() < 1e-6
     assert gemm_block.exact_enough(lambda passes, k=1: 5e-7 if passes else 1e-7) == np.inf

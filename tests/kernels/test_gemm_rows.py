@@ -2,8 +2,8 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels import gemm_rows
-from numbanet_kernels.tiles import Period
+from numbanet_kernels.families import gemm_rows
+from numbanet_kernels.layouts.rows import Period
 
 # (N, O, I), (dp, bias) of the rows, (dp, bias) of the columns; None: all
 CASES = [((3, 4, 5), None, None), ((5, 9, 11), (2, 1), None), ((5, 9, 11), None, (3, 2)), ((5, 9, 11), (2, 0), (3, 1)),
@@ -12,28 +12,22 @@ CASES = [((3, 4, 5), None, None), ((5, 9, 11), (2, 1), None), ((5, 9, 11), None,
 
 
 def lists(n, pattern, kind="slice", put=None):
-    """(what kernels take, the host's list) of the indices bias, bias + dp, …: a slice, an array or a period."""
+    """(what kernels take, the host's list) of the indices bias, bias + dp, …: a slice, an array or a period; or of as many that
+    are no period."""
     if pattern is None:
         return None, np.arange(n)
     dp, bias = pattern
-    host = np.arange(bias, n, dp)
+    host, indices = np.arange(bias, n, dp), slice(bias, n, dp)
+    if kind == "any":
+        host = np.sort(np.random.default_rng(n).permutation(n)[:host.size])
     if kind == "slice":
-        return slice(bias, n, dp), host
-    return put(np.int32(host)) if kind == "array" else Period(put(np.int32(host)), dp), host
+        return indices, host
+    return Period(put(np.int32(host)), indices) if kind == "period" else put(np.int32(host)), host
 
 
-@pytest.mark.parametrize("kind", ["slice", "array"])
+@pytest.mark.parametrize("kind", ["slice", "array", "period", "any"])
 @pytest.mark.parametrize("shape, row_pattern, col_pattern", CASES)
 def test_forward_and_dx_equal_reference(suffix, put, get, rng, shape, row_pattern, col_pattern, kind):
-    products_equal_reference(suffix, put, get, rng, shape, row_pattern, col_pattern, kind)
-
-
-@pytest.mark.parametrize("shape, row_pattern, col_pattern", CASES)
-def test_a_period_that_the_kernel_finds_the_start_of(on_cuda, put, get, rng, shape, row_pattern, col_pattern):
-    products_equal_reference("cuda", put, get, rng, shape, row_pattern, col_pattern, "period")
-
-
-def products_equal_reference(suffix, put, get, rng, shape, row_pattern, col_pattern, kind):
     n, o, i = shape
     rows, host_rows = lists(o, row_pattern, kind, put)
     cols, host_cols = lists(i, col_pattern, kind, put)
@@ -59,7 +53,7 @@ def test_reference_equals_masked_dense(rng, dp, bias):
 
 def test_masked_version(rng, on_cuda, put, get):
     x, w, mask = rng.standard_normal((5, 6)), rng.standard_normal((9, 6)), np.arange(9) % 2 == 1
-    y = get(gemm_rows.gemm_rows_masked_cuda(put(x), put(w), put(mask)))
+    y = get(gemm_rows.gemm_rows_masked(put(x), put(w), put(mask)))
     np.testing.assert_allclose(y, x @ (w * mask[:, None]).T, rtol=1e-5, atol=1e-5)
 
 
@@ -67,3 +61,18 @@ def test_shapes_that_do_not_match_are_named(suffix, put):
     rows, _ = lists(9, (2, 1))
     with pytest.raises(ValueError, match=rf"gemm_rows \({suffix}\).*\(4, 5\).*\(9, 6\)"):
         getattr(gemm_rows, f"gemm_rows_{suffix}")(put(np.zeros((4, 5))), put(np.zeros((9, 6))), rows, None)
+
+
+@pytest.mark.parametrize("rows", [slice(0, 8, 2), slice(0, None, -1), slice(0, 10, 1), np.arange(10, dtype=np.int32)])
+def test_indices_of_another_axis_are_named(suffix, put, rows):
+    rows = rows if isinstance(rows, slice) else put(rows)
+    with pytest.raises(ValueError, match=rf"gemm_rows \({suffix}\): .* no indices of an axis of length 9"):
+        getattr(gemm_rows, f"gemm_rows_{suffix}")(put(np.zeros((4, 6))), put(np.zeros((9, 6))), rows, None)
+
+
+@pytest.mark.parametrize("rows", [[-1, 2], [3, 9]])
+def test_indices_outside_an_axis_are_named_where_they_are_on_the_host(rows):
+    x, w, dy = (np.zeros(shape, np.float32) for shape in ((4, 6), (9, 6), (4, 2)))
+    for product, operand in ((gemm_rows.gemm_rows_cpu, x), (gemm_rows.gemm_rows_dx_cpu, dy)):
+        with pytest.raises(ValueError, match="outside an axis of length 9"):
+            product(operand, w, np.array(rows, np.int32), None)

@@ -2,20 +2,22 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels import cpu, elementwise, graph, indexing, launch, memory, pool
+from numbanet_kernels import cpu
+from numbanet_kernels.families import elementwise, indexing
+from numbanet_kernels.runtime import arrays, availability, emulation, graph, launch, memory, pool
 
-DEVICES = [*(["cuda"] if launch.cuda_problem() is None and not launch.SIMULATED else []),
-           *(["emulated"] if launch.nvvm_problem() is None else [])]
+DEVICES = [*(["cuda"] if availability.cuda_problem() is None else []),
+           *(["emulated"] if availability.nvvm_problem() is None else [])]
 
 
 @pytest.fixture(autouse=True, params=DEVICES)
 def where(request):
-    with launch.emulated(request.param == "emulated"):
+    with emulation.emulated(request.param == "emulated"):
         yield
 
 
 def test_a_graph_computes_with_what_its_arrays_hold(rng):
-    x, rows = launch.to_device(np.zeros((4, 3), np.float32)), launch.to_device(np.array([2, 2, 0], np.int32))
+    x, rows = arrays.to_device(np.zeros((4, 3), np.float32)), arrays.to_device(np.array([2, 2, 0], np.int32))
 
     def work():
         return elementwise.relu_cuda(indexing.take_rows_cuda(x, rows))
@@ -32,13 +34,13 @@ def test_a_graph_computes_with_what_its_arrays_hold(rng):
 
 
 def test_nothing_is_launched_while_recording():
-    x = launch.to_device(np.zeros(3, np.float32))
+    x = arrays.to_device(np.zeros(3, np.float32))
     graph.record_cuda(lambda: memory.full_cuda((3,), 1.0, out=x))
     assert not x.copy_to_host().any()
 
 
-REFUSED = {"upload": lambda: memory.upload_cuda(np.ones(2)), "to_device": lambda: launch.to_device(np.ones(2)),
-           "download": lambda: memory.download_cuda(launch.device_array(2))}
+REFUSED = {"upload": lambda: memory.upload_cuda(np.ones(2)), "to_device": lambda: arrays.to_device(np.ones(2)),
+           "download": lambda: memory.download_cuda(arrays.device_array(2))}
 
 
 @pytest.mark.parametrize("work", REFUSED.values(), ids=REFUSED)

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels import loss
+from numbanet_kernels.families import loss
 
 ERRORS = ["squared_error", "absolute_error", "sigmoid_cross_entropy"]
 SHAPES = [(1, 1), (3, 10), (7, 3), (2, 35), (0, 4)]
@@ -85,13 +85,13 @@ def test_out_is_used(suffix, put, get, rng):
 def test_shapes_that_do_not_fit(suffix, put):
     p, t, labels = put(np.zeros((3, 2))), put(np.zeros((3, 1))), put(np.zeros(3, np.int32))
     error, entropy = (getattr(loss, f"{op}_{suffix}") for op in ("squared_error", "softmax_cross_entropy"))
-    with pytest.raises(ValueError, match=rf"^squared_error \({suffix}\): prediction \(3, 2\) .* target \(3, 1\)"):
+    with pytest.raises(ValueError, match=rf"^squared_error \({suffix}\): prediction \(3, 2\), target \(3, 1\) do not match"):
         error(p, t)
-    with pytest.raises(ValueError, match=r"weights \(2,\) do not match 3 rows"):
+    with pytest.raises(ValueError, match=r"weights \(2,\) do not match: weights must be \(3,\)"):
         error(p, p, put(np.ones(2)))
     with pytest.raises(ValueError, match=rf"^softmax_cross_entropy \({suffix}\): logits \(3, 2\)"):
         entropy(p, put(np.zeros(4, np.int32)))
-    with pytest.raises(ValueError, match="int64, not int32"):
+    with pytest.raises(TypeError, match=r"labels must be a contiguous int32 array, not int64 \(3,\)"):
         entropy(p, put(np.zeros(3, np.int64)))
     with pytest.raises(ValueError, match="out"):
         entropy(p, labels, out=(put(np.zeros(3)), put(np.zeros(3))))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from numbanet_kernels.memory import empty_cpu
-from numbanet_kernels.pool import Pool
+from numbanet_kernels.runtime.memory import empty_cpu
+from numbanet_kernels.runtime.pool import Pool
 
 STEP, CHUNK = 16, 1024
 
@@ -99,13 +99,14 @@ def test_where_memory_is_short_all_pools_give_up_what_is_idle():
     del pieces
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that sends signals")
 def test_an_exception_from_a_signal_leaves_no_lock_behind():
     """In a process of its own: what is raised inside a finaliser is reported, and ignored."""
     program = """if True:
         import signal, sys, time
         import numpy as np
-        from numbanet_kernels import pool as pools
+        from numbanet_kernels.runtime import pool as pools
 
         def interrupt(number, frame):
             if expected:
@@ -122,7 +123,7 @@ def test_an_exception_from_a_signal_leaves_no_lock_behind():
                 expected = True
                 signal.setitimer(signal.ITIMER_REAL, 2e-4)
                 while True:
-                    pools.lend_cpu(64, (16,), np.dtype(np.float32))
+                    pools.lend_host(64, (16,), np.dtype(np.float32))
                     if pool.lock.locked():
                         raise SystemExit("the lock is held by nobody")
                     if signal.getitimer(signal.ITIMER_REAL)[0] == 0:  # it rang in a finaliser, or Python is about to see it

@@ -6,12 +6,13 @@ import textwrap
 import numpy as np
 import pytest
 
-from numbanet_kernels import launch, ptx
+from numbanet_kernels import ptx
 from numbanet_kernels.ptx import arithmetic as A
 from numbanet_kernels.ptx.parse import Address, Number, parse
+from numbanet_kernels.runtime import arrays, availability, declare, emulation
 
 F = np.float32
-needs_nvvm = pytest.mark.skipif(launch.nvvm_problem() is not None, reason=launch.nvvm_problem() or "")
+needs_nvvm = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=availability.nvvm_problem() or "")
 
 
 def kernel(body, arrays=1, shared=0):
@@ -621,10 +622,10 @@ def test_a_predicate_counts_those_it_lets_through():
 def test_a_forgotten_barrier_of_a_compiled_kernel(rng, forgotten):
     from numba import float32
 
-    cuda = launch.cuda
+    cuda = declare.cuda
     before, after = forgotten != "before", forgotten != "after"
 
-    @launch.kernel("void(f4[::1], f4[::1])")
+    @declare.kernel("void(f4[::1], f4[::1])")
     def turned(x, y):
         """y = x in the reverse order, in pieces of 64."""
         tile = cuda.shared.array(64, float32)
@@ -640,9 +641,9 @@ def test_a_forgotten_barrier_of_a_compiled_kernel(rng, forgotten):
     x, y = rng.standard_normal(128).astype(F), np.zeros(128, F)
     if forgotten:
         with pytest.raises(ptx.PtxError, match=r"turned, line \d+: .*\.shared\.f32.*: shared race"):
-            ptx.run(turned.program, (1,), (64,), (x, y), name="turned")
+            ptx.run(emulation.program(turned, emulation.EMULATED), (1,), (64,), (x, y), name="turned")
         return
-    counters = ptx.run(turned.program, (1,), (64,), (x, y))
+    counters = ptx.run(emulation.program(turned, emulation.EMULATED), (1,), (64,), (x, y))
     np.testing.assert_array_equal(y, x.reshape(2, 64)[:, ::-1].ravel())
     assert counters.summary()["issued barrier"] == 8
 
@@ -653,9 +654,9 @@ def test_library_functions_equal_numpy(name):
     """With libdevice's tables and local memory: sin and cos of large numbers."""
     from scipy import special
 
-    cuda, function = launch.cuda, getattr(math, name)
+    cuda, function = declare.cuda, getattr(math, name)
 
-    @launch.kernel("void(f4[::1], f4[::1])")
+    @declare.kernel("void(f4[::1], f4[::1])")
     def mapped(x, y):
         i = cuda.grid(1)
         if i < x.size:
@@ -663,33 +664,35 @@ def test_library_functions_equal_numpy(name):
 
     x = np.concatenate([np.linspace(0.01, 9, 50), np.geomspace(10, 1e6 if name in ("sin", "cos") else 80, 46)]).astype(F)
     y = np.zeros_like(x)
-    ptx.run(mapped.program, (2,), (64,), (x, y))
+    ptx.run(emulation.program(mapped, emulation.EMULATED), (2,), (64,), (x, y))
     expected = getattr(special if name == "erf" else np, name)(x.astype(float))
     np.testing.assert_allclose(y, expected, rtol=3e-6, atol=3e-6 if name in ("sin", "cos") else 0)
 
 
 @needs_nvvm
-def test_every_sample_runs_and_leaves_the_counters_alone():
-    from numbanet_kernels import samples
+def test_examples_are_counted_and_the_counters_left_alone():
+    from numbanet_kernels import examples
 
-    launch.counters.clear()
-    for name in samples.SAMPLES:
-        found = samples.counted(name)
-        assert found and all(counters.summary()["issued"] > 0 for counters in found.values()) and not launch.counters
+    emulation.counters.clear()
+    assert all(examples.example(name).op == name.partition(",")[0] for name in examples.families())
+    for name in {module: name for name, module in examples.families().items()}.values():  # one of each family
+        found = examples.counted(name)
+        assert found and all(counters.summary()["issued"] > 0 for counters in found.values()) and not emulation.counters
 
 
 @needs_nvvm
+@pytest.mark.alone
 def test_a_product_is_soon_done(rng):
     """128 x 128 x 64 in less than 2 s, its kernel compiled before."""
     import time
 
-    from numbanet_kernels import gemm
+    from numbanet_kernels.families import gemm
 
     a, b = rng.standard_normal((128, 64)).astype(F), rng.standard_normal((64, 128)).astype(F)
-    with launch.emulated():
-        gemm.gemm_cuda(*(launch.to_device(x[:1, :1].copy()) for x in (a, b)))
+    with emulation.emulated():
+        gemm.gemm_cuda(*(arrays.to_device(x[:1, :1].copy()) for x in (a, b)))
         start = time.perf_counter()
-        c = gemm.gemm_cuda(launch.to_device(a), launch.to_device(b))
+        c = gemm.gemm_cuda(arrays.to_device(a), arrays.to_device(b))
         seconds = time.perf_counter() - start
     np.testing.assert_allclose(c, a.astype(float) @ b, rtol=1e-4, atol=1e-4)
     assert seconds < 2

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels import random
+from numbanet_kernels.families import random
 
 FULL = 0xFFFFFFFF
 KNOWN = [  # counter, key, words: the known-answer tests of Random123 for philox4x32-10

@@ -1,5 +1,6 @@
 """Threads: every part once, errors, several users at a time, fork, and what is left of BLAS's threads."""
 import concurrent.futures
+import operator
 import os
 import signal
 import threading
@@ -10,8 +11,8 @@ import pytest
 import scipy.linalg  # noqa: F401  a BLAS of its own, loaded before the first session looks for them
 import threadpoolctl
 
-from numbanet_kernels import threads
-from numbanet_kernels.gemm import dx_cpu
+from numbanet_kernels.families.gemm import gemm_cpu, multiply_back
+from numbanet_kernels.host import threads
 
 
 @pytest.fixture(params=[1, 2, 5])
@@ -76,7 +77,7 @@ def test_sharing_inside_a_part_and_from_other_threads_gives_the_same_bits(rng):
     a, b = rng.standard_normal((40, 600)).astype(np.float32), rng.standard_normal((600, 400)).astype(np.float32)
 
     def product():
-        return dx_cpu(a, lambda part: b[part.of(600)], np.empty((40, 400), np.float32))
+        return multiply_back(a, lambda part: b[part.of(600)], np.empty((40, 400), np.float32))
 
     with threadpoolctl.threadpool_limits(3, user_api="blas"):
         expected, inside, others = product(), [], []
@@ -150,7 +151,8 @@ def interrupt(times=1):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_an_interrupt_waits_for_the_end_of_the_outermost_session(count):
+@pytest.mark.alone
+def test_an_interrupt_waits_for_the_end_of_the_outermost_session(count, interruptible):
     reached = []
     with pytest.raises(KeyboardInterrupt):
         with threads.session():
@@ -163,7 +165,8 @@ def test_an_interrupt_waits_for_the_end_of_the_outermost_session(count):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_second_interrupt_does_not_wait():
+@pytest.mark.alone
+def test_a_second_interrupt_does_not_wait(interruptible):
     with pytest.raises(KeyboardInterrupt), threads.session():
         interrupt(2)
         pytest.fail("this is not reached")  # pragma: no cover
@@ -171,6 +174,7 @@ def test_a_second_interrupt_does_not_wait():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signal.setitimer")
 def test_what_a_signal_handler_raises_comes_after_all_parts():
     finished = []
@@ -193,3 +197,34 @@ def test_what_a_signal_handler_raises_comes_after_all_parts():
             assert sorted(finished) == [0, 0, 1, 1]
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def microseconds(call, times=200):
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - start) / times * 1e6
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("threads_of_blas", [1, 2])
+def test_a_small_product_takes_little_more_than_numpys(rng, threads_of_blas):
+    """At most 3.3 times as long, as 10 microseconds are to 3. At least once in four."""
+    x, w = rng.standard_normal((32, 64)).astype(np.float32), rng.standard_normal((48, 64)).astype(np.float32)
+
+    def ratio():
+        pairs = [(microseconds(lambda: gemm_cpu(x, w, tb=True)), microseconds(lambda: np.matmul(x, w.T))) for _ in range(15)]
+        return operator.truediv(*map(min, zip(*pairs, strict=True)))
+
+    with threadpoolctl.threadpool_limits(threads_of_blas, user_api="blas"):
+        assert any(ratio() <= 3.3 for _ in range(4))
+
+
+@pytest.mark.parametrize("shape", [(5, 20, 30), (64, 64, 62), (64, 65, 64), (1, 300, 2000)])
+def test_products_that_are_not_shared_have_the_bits_of_one_thread(rng, shape):
+    m, n, k = shape
+    x, w = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((n, k)).astype(np.float32)
+    with threads.session(1):
+        expected = gemm_cpu(x, w, tb=True)
+    with threadpoolctl.threadpool_limits(4, user_api="blas"):
+        np.testing.assert_array_equal(gemm_cpu(x, w, tb=True), expected)

@@ -1,0 +1,163 @@
+"""op: the one place where arithmetic meets autograd; backward: the walk through what ops left behind.
+
+    y = f(x_1, …, x_n)   ->   dx_i = vjp_i(dy),   one vector-Jacobian product an input, called only where a gradient is needed.
+
+`op` lifts `fn(dev, *arrays, **static) -> (array, vjps)` to tensors. Everything that is differentiated runs through it.
+"""
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import profile
+from .device import Device, device
+from .gradients import Dense, Gradient, One, Pending
+from .tensor import Tensor
+
+_recording = contextvars.ContextVar("recording", default=True)  # one for each thread
+
+
+class Node:
+    """How a tensor was computed: the op's name, its inputs, one vjp an input, what carries no gradient, and whether the vjps
+    take a Gradient in any form (`op`, fuses)."""
+
+    __slots__ = ("fuses", "inputs", "op", "static", "vjps")
+
+    def __init__(self, op: str, inputs: tuple[Tensor | None, ...], vjps: Sequence[Callable], static: dict[str, Any],
+                 fuses: bool = False) -> None:
+        self.op, self.inputs, self.vjps, self.static, self.fuses = op, inputs, vjps, static, fuses
+
+
+FREED = Node("freed", (), (), {})
+
+
+# --- op ---------------------------------------------------------------------------------------------------------------
+def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses: bool = False) -> Callable[..., Any]:
+    """Lift `fn(dev, *arrays, **static) -> (array, vjps)` to tensors.
+
+    Inputs are tensors on one device (arrays and numbers are taken there), or None. What carries no gradient is keyword-only.
+    Each vjp maps dy, the gradient of the result, to the gradient of its input, an array or a `Gradient`.
+
+    Parameters
+    ----------
+    fuses : bool, default=False
+        Whether the vjps take dy as a `Gradient`, which may be a product still to be done; else they take an array.
+
+    Raises
+    ------
+    TypeError
+        When the op is called: if `fn` gives another number of vjps than it has inputs.
+    ValueError
+        If inputs are on several devices; in `backward`, if a vjp gives another shape than that of its input.
+    """
+    if fn is None:
+        return functools.partial(op, fuses=fuses)
+    name = fn.__name__.strip("_")
+    kinds = [p.kind for p in inspect.signature(fn).parameters.values()]
+    many = inspect.Parameter.VAR_POSITIONAL in kinds
+    most = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD) - 1
+
+    @functools.wraps(fn)
+    def run(*inputs: Any, **static: Any) -> Tensor:
+        dev = common_device(name, inputs)
+        tensors = tuple(x if isinstance(x, Tensor) or x is None else Tensor(x, dev) for x in inputs)
+        with profile.timed(name, *(t.data for t in tensors if t is not None), static=static):
+            array, vjps = fn(dev, *(None if t is None else t.data for t in tensors), **static)
+        if len(vjps) != (len(tensors) if many else most):
+            raise TypeError(f"{name}: it gives {len(vjps)} vjps for {len(tensors) if many else most} inputs")
+        result = Tensor.wrap(array, dev)
+        if _recording.get() and any(t is not None and t.requires_grad for t in tensors):
+            result.requires_grad = True
+            left_out = (None,) * (len(vjps) - len(tensors))
+            result.node = Node(name, tensors + left_out, vjps, static, fuses)
+        return result
+
+    return run
+
+
+def common_device(name: str, inputs: Sequence[Any]) -> Device:
+    """The one device of the tensors among the inputs, or ValueError; the CPU where there is none."""
+    devices = {t.device for t in inputs if isinstance(t, Tensor)}
+    if len(devices) > 1:
+        raise ValueError(f"{name}: the inputs are on {' and '.join(sorted(d.name for d in devices))}; "
+                         "move them to one device with .to(device)")
+    return devices.pop() if devices else device("cpu")
+
+
+@contextlib.contextmanager
+def no_grad() -> Iterator[None]:
+    """Record nothing inside: what is computed here has no gradient and keeps no activations alive."""
+    token = _recording.set(False)
+    try:
+        yield
+    finally:
+        _recording.reset(token)
+
+
+# --- backward ---------------------------------------------------------------------------------------------------------
+def backward(root: Tensor, dy: Any = None) -> None:
+    """`Tensor.backward`: gradients flow from the root to the leaves; those of inner nodes are freed on the way."""
+    if not root.requires_grad:
+        raise RuntimeError("backward: this tensor was computed from none that requires a gradient")
+    if dy is None and root.size != 1:
+        raise ValueError(f"backward: a tensor of shape {root.shape} needs dy, the gradient of what follows")
+    order = _topological(root)
+    accumulate(root, One(root.shape) if dy is None else Dense(_given(root, dy)), "backward")
+    for tensor in reversed(order):
+        node, gradient = tensor.node, tensor.gradient
+        tensor.node, tensor.gradient = FREED, None
+        if not node.fuses:
+            with profile.timed(f"{node.op}.backward", static=node.static) if isinstance(gradient, Pending) else profile.NOTHING:
+                gradient = gradient.dense(tensor.device)
+        for x, vjp in zip(node.inputs, node.vjps, strict=True):
+            if x is not None and x.requires_grad:
+                with profile.timed(f"{node.op}.backward", *(() if node.fuses else (gradient,)), static=node.static):
+                    accumulate(x, vjp(gradient), node.op)
+
+
+def accumulate(x: Tensor, dx: Any, name: str) -> None:
+    """Add a gradient, an array or a `Gradient`, to that of a tensor; `name` is the op's that gives it."""
+    if not isinstance(dx, Gradient):
+        if not hasattr(dx, "shape"):
+            raise TypeError(f"{name}: a vjp gives {type(dx).__name__}, not an array or a Gradient")
+        dx = Dense(dx)
+    if dx.shape != x.shape:
+        raise ValueError(f"{name}: a vjp gives a gradient of shape {dx.shape} for an input of shape {x.shape}")
+    if x.gradient is not None:
+        x.gradient = x.gradient.add(dx, x.device)
+    elif isinstance(dx, (Pending, One)) and x.node is None:  # a leaf: nothing will ask for the product
+        x.gradient = Dense(dx.dense(x.device))
+    else:
+        x.gradient = dx
+
+
+def _given(root: Tensor, dy: Any) -> Any:
+    """A copy of a gradient that was given, on the tensor's device."""
+    if isinstance(dy, Tensor):
+        common_device("backward", (root, dy))
+    dy = root.device.copy(dy.data if isinstance(dy, Tensor) else root.device.upload(np.asarray(dy, np.float32)))
+    if tuple(dy.shape) != root.shape:
+        raise ValueError(f"backward: dy {tuple(dy.shape)} does not match the tensor {root.shape}")
+    return dy
+
+
+def _topological(root: Tensor) -> list[Tensor]:
+    """The tensors between `root` and the leaves, inputs before outputs; iterative, so that depth is no limit."""
+    order, seen, stack = [], set(), [(root, False)]
+    while stack:
+        tensor, expanded = stack.pop()
+        if expanded:
+            order.append(tensor)
+        elif tensor.node is not None and id(tensor) not in seen:
+            if tensor.node is FREED:
+                raise RuntimeError("backward: the graph was freed by an earlier backward; compute the tensor again")
+            seen.add(id(tensor))
+            stack.append((tensor, True))
+            stack.extend((x, False) for x in tensor.node.inputs if x is not None and x.requires_grad)
+    return order

@@ -1,0 +1,1 @@
+"""Estimators: networks with the interface of scikit-learn."""

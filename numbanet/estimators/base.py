@@ -1,0 +1,367 @@
+"""What the estimators share: parameters, checks, and the training run."""
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import inspect
+import numbers
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from joblib import effective_n_jobs
+from sklearn.base import BaseEstimator
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from ..device import device
+from ..dropout import Dropout, Rate, policy
+from ..layers import ACTIVATIONS, Form, Layer, Sequential, Step, to
+from ..training import schedule
+from ..training.data import Data, on_device
+from ..training.loop import Epochs, forward
+from ..training.optim import SGD, Adam, Optimizer
+from ..training.progress import Progress
+from ..training.streams import Streams
+from ..training.task import Task
+from ..training.trainer import Trainer
+from .build import build, merged
+
+PRECISIONS = ("float32", "tf32")
+SHARED = {"activation": "relu", "dropout": "none", "dropout_rate": 0.5, "optimizer": "sgd", "learning_rate": 0.01,
+          "momentum": 0.9, "nesterov": False, "weight_decay": 0.0, "schedule": None, "epochs": 20, "batch_size": 128,
+          "early_stopping": False, "validation_fraction": 0.1, "patience": 5, "callbacks": None, "device": "auto",
+          "precision": "float32", "n_jobs": None, "random_state": None, "verbose": 0}
+PARAMETERS = """
+    Parameters
+    ----------
+    layers : tuple of int or sequence of Layer, default=(256,)
+        Widths of the hidden layers; or the layers themselves, from input to output, which `fit` copies and trains on from
+        their present weights. These may take samples of any shape, and integers where the first is an `Embedding`.
+    activation : {"relu", "tanh", "sigmoid", "gelu"}, default="relu"
+        Between hidden layers given by their widths.
+    dropout : {"none", "bernoulli", "rdp", "tdp"} or Dropout, default="none"
+        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. Layers that are built
+        from widths are made for it: their initial weights have less variance where sums are thinned out (`Linear`, keep), and
+        before tiles features come nearly centred and in random order (`Shuffle`).
+    dropout_rate : float or sequence of float, default=0.5
+        Probability to drop, in [0, 1), for all hidden layers or one for each.
+    optimizer : {"sgd", "adam"} or callable, default="sgd", for a regressor "adam"
+        How weights follow the gradient; a callable, such as a subclass of `Optimizer`, is given parameters and learning rate.
+        Adam's step is bounded whatever the gradient: that of least squares is not.
+    learning_rate : float, default=0.01, for a regressor 0.001
+        Step size; 0.01 suits SGD with momentum, 0.001 Adam.
+    momentum : float, default=0.9
+        Of SGD, in [0, 1).
+    nesterov : bool, default=False
+        Nesterov's form of momentum, for SGD.
+    weight_decay : float, default=0.0
+        L2 penalty on all parameters.
+    schedule : {"cosine", "linear"}, callable or None, default=None
+        Factor on the learning rate as a function of the epoch, counted from 0.
+    epochs : int, default=20
+        Passes over the samples.
+    batch_size : int, default=128
+        Samples of a step, as in the papers.
+    early_stopping : bool, default=False
+        Whether to stop when the score on held-out samples does not improve for `patience` epochs, and to keep the best weights.
+    validation_fraction : float, default=0.1
+        Share of the samples held out for early stopping, in (0, 1); not used where `fit` is given validation data.
+    patience : int, default=5
+        Epochs without improvement before stopping.
+    callbacks : sequence of callable or None, default=None
+        Each is called after every epoch as callback(net, record); training stops where one returns True.
+    device : {"auto", "cpu", "cuda", "emulated"}, default="auto"
+        Where to run: CUDA if a GPU answers, else the CPU. "emulated" runs the CUDA kernels on the CPU, for looking into them.
+    precision : {"float32", "tf32"}, default="float32"
+        Of matrix products on CUDA. "tf32" keeps 10 bits of the operands' mantissas, for tensor cores (compute capability 8.0
+        and above, and the emulated device); sums, updates and all else stay float32. No effect elsewhere. "float32" may use
+        tensor cores as well, in three passes that together keep its bits, where the card is found to be faster that way.
+    n_jobs : int or None, default=None
+        Threads of the CPU to use, at most; None or -1 for as many as BLAS has (by cores, or its environment variables).
+    random_state : int, RandomState or None, default=None
+        Seed of initial weights, shuffling and plans: same seed, same result; bit for bit on the CPU with the same number of
+        threads.
+    verbose : int, default=0
+        1 shows a progress bar.
+"""
+
+
+def storing(parameters: Mapping[str, Any]) -> Callable[..., None]:
+    """An `__init__` that stores `layers` and these parameters, as scikit-learn wants it, and does nothing else."""
+    kinds = inspect.Parameter
+    signature = inspect.Signature([kinds("self", kinds.POSITIONAL_OR_KEYWORD),
+                                   kinds("layers", kinds.POSITIONAL_OR_KEYWORD, default=(256,)),
+                                   *(kinds(name, kinds.KEYWORD_ONLY, default=value) for name, value in parameters.items())])
+
+    def __init__(*given: Any, **named: Any) -> None:
+        bound = signature.bind(*given, **named)
+        bound.apply_defaults()
+        self = bound.arguments.pop("self")
+        for name, value in bound.arguments.items():
+            setattr(self, name, value)
+
+    __init__.__signature__ = signature
+    return __init__
+
+
+class BaseNet(BaseEstimator):
+    """What classifier and regressor share: checking, building, training."""
+
+    least_to_score = 1  # samples
+    task: Task
+    __init__ = storing(SHARED)
+
+    # --- public -------------------------------------------------------------------------------------------------------
+    def fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None,
+            validation_data: tuple | None = None):
+        """Train from new weights.
+
+        Ctrl-C ends training after the present step and keeps what was learned, with a warning, if at least one epoch is done;
+        before that it raises KeyboardInterrupt and leaves the Net as it was.
+
+        Parameters
+        ----------
+        X : array_like of shape (n_samples, n_features)
+            Finite numbers; (n_samples, …) for layers that take samples of such a shape.
+        y : array_like of shape (n_samples,)
+            Labels, or target values; (n_samples, n_outputs) for a regressor with several outputs.
+        sample_weight : array_like of shape (n_samples,), optional
+            How much each sample counts, not negative.
+        dropout, dropout_rate : optional
+            Replace the Net's own for this call.
+        validation_data : tuple (X, y), optional
+            Scored after every epoch as `validation_score`; early stopping watches it.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            If the data or a parameter is unfit; the Net is then as it was before.
+        FloatingPointError
+            If the loss is not finite in the first epoch; the Net is then as it was before.
+        """
+        with self._unchanged_on_error():
+            settings = self._settings(dropout, dropout_rate)
+            X, y, weights = self._check_data(X, y, sample_weight, reset=True)
+            self._start(X, weights, settings)
+            self._train(X, y, weights, self.epochs, settings, validation_data)
+        return self
+
+    def check(self) -> None:
+        """Raise what `fit` would raise for the parameters, before any data is at hand."""
+        self._settings(None, None)
+
+    def partial_fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None):
+        """One pass over the samples, going on from the present weights and optimiser state; parameters as for `fit`."""
+        return self._partial_fit(X, y, sample_weight, dropout, dropout_rate)
+
+    def _partial_fit(self, X, y, sample_weight, dropout, dropout_rate, **target_options):
+        with self._unchanged_on_error():
+            settings = self._settings(dropout, dropout_rate)
+            fresh = not hasattr(self, "model_")
+            X, y, weights = self._check_data(X, y, sample_weight, reset=fresh, **target_options)
+            if fresh:
+                self._start(X, weights, settings)
+            settings["early_stopping"] = False
+            self._train(X, y, weights, 1, settings, None)
+        return self
+
+    # --- checking -----------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _unchanged_on_error(self):
+        """Put the attributes and the weights back as they were if an error leaves the block."""
+        before = dict(vars(self))
+        fitted = hasattr(self, "model_")
+        if fitted:
+            weights = [(tensor, tensor.device, tensor.numpy().copy()) for _, tensor, _ in self.model_.named()]
+            optimizer, history, streams = self.optimizer_.snapshot(), list(self.history_), self._streams.state()
+        try:
+            yield
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            if fitted:
+                for tensor, dev, saved in weights:
+                    tensor.move(dev)
+                    dev.copy(dev.upload(saved), out=tensor.data)
+                self.optimizer_.zero_grad()
+                self.optimizer_.restore(optimizer)
+                self.history_[:] = history
+                self._streams.restore(streams)
+            raise
+
+    def _settings(self, dropout, dropout_rate) -> dict[str, Any]:
+        """The checked parameters of one fit, before anything is changed."""
+        for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
+                raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+        if not (isinstance(self.validation_fraction, numbers.Real) and 0 < self.validation_fraction < 1):
+            raise ValueError(f"validation_fraction must be a number in (0, 1), got {self.validation_fraction!r}")
+        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
+            raise ValueError(f"there is no activation {self.activation!r}; choose one of {', '.join(map(repr, ACTIVATIONS))}")
+        if self.callbacks is not None and not (isinstance(self.callbacks, Sequence) and all(map(callable, self.callbacks))):
+            raise ValueError(f"callbacks must be a list of functions callback(net, record), got {self.callbacks!r}")
+        self._make_optimizer([])
+        self._session_options()
+        if dropout_rate is not None and isinstance(self.dropout if dropout is None else dropout, Dropout):
+            raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")
+        chosen = policy(self.dropout if dropout is None else dropout,
+                        self.dropout_rate if dropout_rate is None else dropout_rate)
+        chosen.check(len(Sequential(self.layers).droppable()) if self._given_layers() else len(self._widths()))
+        return {"policy": chosen, "device": device(self.device), "schedule": schedule.named(self.schedule, self.epochs),
+                "early_stopping": self.early_stopping}
+
+    def _session_options(self) -> dict:
+        """What sessions of the device are asked for (`Trainer`), or ValueError."""
+        if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be {' or '.join(map(repr, PRECISIONS))}, got {self.precision!r}")
+        if self.n_jobs is None:
+            return {"precision": self.precision}
+        if isinstance(self.n_jobs, bool) or not isinstance(self.n_jobs, numbers.Integral) or self.n_jobs == 0:
+            raise ValueError(f"n_jobs must be None or an integer other than 0, got {self.n_jobs!r}")
+        return {"limit": effective_n_jobs(int(self.n_jobs)), "precision": self.precision}
+
+    def _given_layers(self) -> bool:
+        return isinstance(self.layers, Sequence) and len(self.layers) > 0 and all(isinstance(x, Layer) for x in self.layers)
+
+    def _widths(self) -> tuple[int, ...]:
+        """Widths of the hidden layers, or ValueError."""
+        widths = (self.layers,) if isinstance(self.layers, numbers.Integral) else self.layers
+        if isinstance(widths, (str, bytes)) or not isinstance(widths, (Sequence, np.ndarray)) or not all(
+                isinstance(n, numbers.Integral) and not isinstance(n, bool) and n > 0 for n in widths):
+            raise ValueError(f"layers must be the widths of the hidden layers, such as (256, 256), or a list of layers; "
+                             f"got {self.layers!r}")
+        return tuple(int(n) for n in widths)
+
+    def _make_optimizer(self, parameters) -> Optimizer:
+        if self.optimizer == "sgd":
+            return SGD(parameters, self.learning_rate, self.momentum, self.nesterov, self.weight_decay)
+        if self.optimizer == "adam":
+            return Adam(parameters, self.learning_rate, weight_decay=self.weight_decay)
+        if callable(self.optimizer):
+            return self.optimizer(parameters, self.learning_rate)
+        raise ValueError(f"there is no optimizer {self.optimizer!r}; choose 'sgd' or 'adam', or give a class")
+
+    def _check_data(self, X, y, sample_weight, reset, **target_options):
+        X, y = self._checked(X, y, reset=reset)
+        weights = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, X, dtype=np.float32, ensure_non_negative=True)
+            if not weights.sum() > 0:
+                raise ValueError("sample_weight must not be zero for every sample")
+        if len(y) <= self.batch_size:
+            X, y, weights = merged(X, y, weights)
+        return X, *self._check_target(y, weights, reset, **target_options)
+
+    def _checked(self, X, *y, reset=False, **options):
+        """X, or X and y, as training takes them; layers that were given may take samples of any shape, and integers."""
+        own = self._given_layers()
+        symbols = Sequential(self.layers).symbols if own else None
+        found = validate_data(self, X, *y, dtype="numeric" if symbols else np.float32, order="C", reset=reset, allow_nd=own,
+                              **(self._y_options() if y else {}), **options)
+        X, *y = found if y else (found,)
+        if symbols:
+            if X.dtype.kind not in "iu" or X.min() < 0 or X.max() >= symbols:
+                raise ValueError(f"X holds {X.dtype} from {X.min()} to {X.max()}, and {self.layers[0]!r} takes integers from 0 "
+                                 f"to {symbols - 1}")
+            X = X.astype(np.int32, copy=False)
+        if reset:
+            self.input_shape_ = X.shape[1:]
+        elif X.shape[1:] != self.input_shape_:
+            raise ValueError(f"X has samples of shape {X.shape[1:]}, and {type(self).__name__} expects {self.input_shape_}")
+        return (X, *y) if y else X
+
+    def _y_options(self) -> dict[str, Any]:
+        return {}
+
+    # --- building and training ----------------------------------------------------------------------------------------
+    def _start(self, X, weights, settings) -> None:
+        """A new model and optimiser."""
+        self._streams = Streams.from_seed(check_random_state(self.random_state).randint(2**31))
+        if self._given_layers():
+            model = Sequential(copy.deepcopy(list(self.layers)))
+        else:
+            model = build(X, weights, (X.shape[1], *self._widths(), self._outputs()), self.activation, settings["policy"],
+                          self._streams.weights, settings["device"])
+        self._check_layers(model)
+        to(model, settings["device"])
+        self.model_, self.history_ = model, []
+        self.optimizer_ = self._make_optimizer(model.parameters())
+
+    def _check_layers(self, model: Sequential) -> None:
+        """ValueError unless the layers take the samples and give the outputs."""
+        if not any(True for _ in model.parameters()):
+            raise ValueError(f"layers: there is nothing to train in {model}")
+        shape = model.cost(Form((self.batch_size, *self.input_shape_)), Step("cpu"))[1].shape
+        if len(shape) != 2 or shape[1] not in (None, self._outputs()):
+            raise ValueError(f"layers: the last one must give {self._outputs()} outputs, not {shape[1:]} a sample; got {model}")
+
+    def _train(self, X, y, weights, epochs, settings, validation_data) -> None:
+        dev = settings["device"]
+        if next(self.model_.parameters()).device is not dev:
+            state = self.optimizer_.snapshot()
+            to(self.model_, dev)
+            self.optimizer_.restore(state)
+        validation = rows = None
+        if validation_data is not None:
+            validation = Data(*self._check_validation(validation_data))
+            validation.X = on_device(validation.X, dev)
+        elif settings["early_stopping"]:
+            rows, held = self._split(y)
+        for site in self.model_.droppable():
+            if message := settings["policy"].concern(site):
+                warnings.warn(message, stacklevel=3)
+        trainer = Trainer(self.model_, self.optimizer_, settings["policy"], self.task, self._streams, dev, self.batch_size,
+                          self._session_options())
+        data = Data(on_device(X, dev), y, weights, rows)
+        if rows is not None:
+            validation = dataclasses.replace(data, rows=held)
+        with contextlib.ExitStack() as stack:
+            bar = stack.enter_context(Progress(epochs * len(data))) if self.verbose else None
+
+            def report(record: dict) -> bool:
+                if bar:
+                    bar.show(record, len(data))
+                said = [callback(self, record) for callback in self.callbacks or ()]
+                return any(isinstance(answer, (bool, np.bool_)) and answer for answer in said)
+
+            Epochs(trainer, data, self.history_, validation=validation, schedule=settings["schedule"],
+                   patience=self.patience if settings["early_stopping"] else None, report=report, watched=bool(self.callbacks),
+                   **({"tick": bar.tick} if bar else {})).run(epochs)
+        self.n_iter_ = len(self.history_)
+
+    def _check_validation(self, validation_data):
+        try:
+            X, y = validation_data
+        except (TypeError, ValueError):
+            raise ValueError("validation_data must be a pair (X, y)") from None
+        X, y = self._checked(X, y, ensure_min_samples=self.least_to_score)
+        return X, *self._check_target(y, None, reset=False)
+
+    def _split(self, y):
+        """The numbers of the training samples, and of the validation samples held out of them."""
+        seed = int(self._streams.rows.integers(2**31))
+        try:
+            rows, held = train_test_split(np.arange(len(y)), test_size=self.validation_fraction, random_state=seed,
+                                          stratify=self._strata(y))
+            if len(held) < self.least_to_score:
+                raise ValueError(f"the score needs {self.least_to_score} held-out samples, not {len(held)}")
+        except ValueError as error:
+            raise ValueError(f"early_stopping: {len(y)} samples cannot be split with validation_fraction="
+                             f"{self.validation_fraction} ({error})") from error
+        return rows, held
+
+    def _output(self, X) -> np.ndarray:
+        """The model's output for host samples X."""
+        check_is_fitted(self)
+        X = self._checked(X)
+        dev = next(self.model_.parameters()).device
+        return forward(self.model_, dev, on_device(X, dev), np.arange(len(X)), self._session_options())

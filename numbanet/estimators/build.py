@@ -1,0 +1,65 @@
+"""Building: layers from widths, made for their dropout; samples as training takes them."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..device import Device
+from ..dropout import Dropout
+from ..layers import ACTIVATIONS, Layer, Linear, Sequential, Shuffle
+
+MEAN_SAMPLES = 4096  # so many tell the mean of a feature to a sixtieth of its standard deviation
+COMMON_NOISE = 0.2   # see `centre`
+
+
+def build(X: np.ndarray, weights: np.ndarray | None, widths: Sequence[int], activation: str, dropout: Dropout,
+          rng: np.random.Generator, dev: Device) -> Sequential:
+    """Linear layers of these widths, from the features to the outputs, with an activation between them.
+
+    Initial weights have less variance where dropout thins out sums; before tiles features come nearly centred and shuffled.
+    """
+    layers: list[Layer] = []
+    keeps = dropout.keeps(len(widths) - 2)
+    for i, (n_in, n_out) in enumerate(zip(widths, widths[1:])):
+        hidden = i < len(widths) - 2
+        init = "he" if hidden and activation in ("relu", "gelu") else "glorot"
+        layers.append(Linear(n_in, n_out, init=init, keep=keeps[i], rng=rng, device=dev))
+        if hidden:
+            layers.append(ACTIVATIONS[activation]())
+    if dropout.shuffle and keeps[0] < 1:
+        layers.insert(0, Shuffle(rng.permutation(widths[0]), centre(X, weights)))
+    return Sequential(layers)
+
+
+def centre(X, weights):
+    """What `Shuffle` takes off each feature: most of its mean, found from some samples from all over X.
+
+    What a tile leaves out of x is noise of mean square |x - centre|², the variance v where the centre is the mean. A little
+    more, v (1 + COMMON_NOISE) if the mean is large enough, is left: networks learn as fast and predict better.
+    """
+    every = -(-len(X) // MEAN_SAMPLES)
+    some = X[::every]
+    counted = np.ones(len(some)) if weights is None else np.float64(weights[::every])
+    share = counted / counted.sum() if counted.any() else np.full(len(some), 1 / len(some))
+    mean = np.einsum("n,ni->i", share, some, dtype=np.float64)  # no copy of X, which may be larger than memory
+    common = mean @ mean
+    variance = np.einsum("n,ni,ni->", share, some, some, dtype=np.float64) - common
+    left = min(math.sqrt(COMMON_NOISE * max(variance, 0.0) / common), 1.0) if common else 1.0
+    return np.float32((1 - left) * mean)
+
+
+def merged(X, y, weights):
+    """The distinct samples in a fixed order, weighted by how often they occur: samples without weight are left out.
+
+    Done where all samples fit into one batch: gradient descent then depends only on which samples there are and how often,
+    and this makes the result depend on nothing else, to the last bit.
+    """
+    weights = np.ones(len(y), np.float32) if weights is None else weights
+    codes = np.unique(y, axis=0, return_inverse=True)[1].reshape(-1, 1)
+    counted = np.flatnonzero(weights)
+    samples = np.hstack([X.reshape(len(X), -1), codes])[counted]
+    _, first, place = np.unique(samples, axis=0, return_index=True, return_inverse=True)
+    rows = counted[first]
+    return X[rows], y[rows], np.bincount(place.reshape(-1), weights[counted]).astype(np.float32)

@@ -1,0 +1,186 @@
+"""Net, NetRegressor: neural networks as scikit-learn estimators.
+
+    net = Net((2048, 2048), dropout="rdp", dropout_rate=0.7, epochs=20).fit(X, y)
+    net.predict(X); net.predict_proba(X); net.score(X, y); net.history_
+"""
+from __future__ import annotations
+
+import numbers
+
+import numpy as np
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
+
+from ..device import device
+from ..dropout import Dropout, Rate
+from ..training.task import Classification, Regression
+from .base import PARAMETERS, SHARED, BaseNet, storing
+
+
+class Net(ClassifierMixin, BaseNet):
+    __doc__ = f"""A neural network that classifies, trained with dropout that saves time.
+{PARAMETERS}
+    class_weight : dict, "balanced" or None, default=None
+        Weight of each class, multiplied into the weight of its samples.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    n_features_in_ : int
+    model_ : Sequential
+        The trained layers.
+    history_ : list of dict
+        One record an epoch: epoch, loss, score (of the predictions made while training), seconds, flops_share (FLOPs done
+        over those of dense training), learning_rate, and validation_score where there is validation.
+    n_iter_ : int
+        Epochs trained.
+
+    Examples
+    --------
+    >>> from numbanet import Net
+    >>> from numbanet.datasets import load_digits
+    >>> X_train, y_train, X_test, y_test = load_digits()
+    >>> net = Net((64,), dropout="rdp", random_state=0).fit(X_train, y_train)
+    >>> bool(net.score(X_test, y_test) > 0.9)
+    True
+    """
+
+    task = Classification()
+    __init__ = storing({**SHARED, "class_weight": None})
+
+    def partial_fit(self, X, y, classes=None, sample_weight=None, *, dropout: str | Dropout | None = None,
+                    dropout_rate: Rate | None = None):
+        """One pass over the samples, going on from the present weights and optimiser state.
+
+        Parameters
+        ----------
+        X, y, sample_weight, dropout, dropout_rate
+            As for `fit`.
+        classes : array_like, optional
+            All labels that will ever be seen; needed in the first call unless y has them all.
+
+        Raises
+        ------
+        ValueError
+            As for `fit`, and if y has a label that is not among the classes.
+        """
+        return self._partial_fit(X, y, sample_weight, dropout, dropout_rate, classes=classes)
+
+    def predict_proba(self, X) -> np.ndarray:
+        """Probability of each class, (n_samples, n_classes) float32, columns in the order of `classes_`."""
+        return device("cpu").softmax(self._output(X))
+
+    def predict(self, X) -> np.ndarray:
+        """The most probable label of each sample, (n_samples,)."""
+        best = np.argmax(self._output(X), axis=1)
+        return self.classes_[best]
+
+    # --- what a classifier is -----------------------------------------------------------------------------------------
+    def _check_target(self, y, weights, reset, classes=None):
+        """Labels as positions in `classes_`, int32, and the weights of the samples times those of their classes."""
+        check_classification_targets(y)
+        if classes is not None and not reset and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError(f"partial_fit: classes={np.unique(classes).tolist()} differ from those of the first call, "
+                             f"{self.classes_.tolist()}")
+        if reset:
+            self.classes_ = np.unique(classes) if classes is not None else unique_labels(y)
+        if len(self.classes_) < 2:
+            raise ValueError(f"Classifier can't train when only one class is present: {self.classes_.tolist()[0]!r}")
+        places = np.minimum(np.searchsorted(self.classes_, y), len(self.classes_) - 1)
+        unseen = np.unique(y[self.classes_[places] != y])
+        if unseen.size:
+            raise ValueError(f"y has labels that are not among the classes {self.classes_.tolist()}: {unseen.tolist()}; "
+                             "fit on samples of all classes, or name them in the first partial_fit(X, y, classes=...)")
+        return places.astype(np.int32), self._weighted(places, weights)
+
+    def _weighted(self, y, weights):
+        """The weights of the samples times those of their classes; "balanced" gives every class the same total."""
+        if self.class_weight is None:
+            return weights
+        weights = np.ones(len(y), np.float32) if weights is None else weights
+        if isinstance(self.class_weight, str):
+            if self.class_weight != "balanced":
+                raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {self.class_weight!r}")
+            totals = np.bincount(y, weights, minlength=len(self.classes_))
+            factors = np.divide(totals.sum(), np.count_nonzero(totals) * totals, out=np.ones_like(totals), where=totals > 0)
+        else:
+            if not isinstance(self.class_weight, dict):
+                raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {self.class_weight!r}")
+            classes, unknown = self.classes_.tolist(), [label for label in self.class_weight if label not in self.classes_]
+            if unknown and not set(classes) <= set(self.class_weight):
+                raise ValueError(f"class_weight names {unknown}, which are not among the classes {classes}")
+            factors = np.array([self.class_weight.get(label, 1.0) for label in classes], object)
+            if not all(isinstance(factor, numbers.Real) for factor in factors):
+                raise ValueError(f"class_weight must hold numbers, got {self.class_weight!r}")
+            factors = factors.astype(np.float64)
+            if not (np.isfinite(factors).all() and (factors >= 0).all()):
+                raise ValueError(f"class_weight must be finite and not negative, got {self.class_weight!r}")
+        weighted = (weights * factors[y]).astype(np.float32)
+        if not weighted.sum() > 0:
+            raise ValueError(f"class_weight {self.class_weight!r} leaves no sample any weight")
+        return weighted
+
+    def _outputs(self) -> int:
+        return len(self.classes_)
+
+    def _strata(self, y):
+        return y if np.bincount(y).min(initial=2, where=np.bincount(y) > 0) >= 2 else None
+
+
+
+class NetRegressor(RegressorMixin, BaseNet):
+    __doc__ = f"""A neural network that predicts numbers, by least squares, trained with dropout that saves time.
+
+    Targets are standardised for training and predictions scaled back, so that learning rates mean the same whatever the unit;
+    mean and scale are those of the first call of `fit` or `partial_fit`.
+{PARAMETERS}
+    Attributes
+    ----------
+    n_features_in_ : int
+    n_outputs_ : int
+    model_ : Sequential
+        The trained layers; they predict (y - target_mean_) / target_scale_.
+    target_mean_, target_scale_ : ndarray of shape (n_outputs_,)
+        Mean and standard deviation of y.
+    history_ : list of dict
+        One record an epoch, as for `Net`; the scores are R².
+    n_iter_ : int
+        Epochs trained.
+    """
+
+    task = Regression()
+    __init__ = storing({**SHARED, "optimizer": "adam", "learning_rate": 0.001})
+    least_to_score = 2  # R² of one sample is not defined
+
+    def predict(self, X) -> np.ndarray:
+        """The predicted values, (n_samples,), or (n_samples, n_outputs) where y had several columns."""
+        values = self._output(X) * self.target_scale_ + self.target_mean_
+        return values.reshape(len(values)) if self._flat_target else values
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    # --- what a regressor is ------------------------------------------------------------------------------------------
+    def _y_options(self):
+        return {"multi_output": True, "y_numeric": True}
+
+    def _check_target(self, y, weights, reset):
+        """Standardised targets, (n, outputs) float32, and the weights of the samples."""
+        flat, y = y.ndim == 1, np.asarray(y, np.float64).reshape(len(y), -1)
+        if reset:
+            self._flat_target, self.n_outputs_ = flat, y.shape[1]
+            self.target_mean_ = np.average(y, axis=0, weights=weights)
+            spread = np.sqrt(np.average((y - self.target_mean_) ** 2, axis=0, weights=weights))
+            self.target_scale_ = np.where(spread > 0, spread, 1.0)
+        elif y.shape[1] != self.n_outputs_:
+            raise ValueError(f"y has {y.shape[1]} outputs, but the first call had {self.n_outputs_}")
+        return ((y - self.target_mean_) / self.target_scale_).astype(np.float32), weights
+
+    def _outputs(self) -> int:
+        return self.n_outputs_
+
+    def _strata(self, y):
+        return None
+

@@ -1,0 +1,93 @@
+"""Gradient: what `backward` leaves at a tensor, in the form that is cheapest to make and to use.
+
+    Dense     an array of the tensor's shape
+    Packed    values of what a plan kept: rows x columns or tiles of a weight, rows of an embedding; zero elsewhere
+    Pending   a product that is not done yet, so that its epilogue may take a ReLU's mask or a scale
+    One       ones: where `backward` begins, at a tensor of one value
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from numbanet_kernels.layouts.packed import Packing
+
+from .device import Device
+
+
+class Gradient:
+    """Base of the forms. `values` is what processes that train together exchange; `shape` that of the dense gradient."""
+
+    values: Any
+    shape: tuple[int, ...]
+
+    dense: Callable[[Device], Any]  # the gradient as an array of the tensor's shape
+
+    def through(self, dev: Device, where: Any = None, scale: float = 1.0) -> Any:
+        """scale * gradient as an array; given `where`, 0 unless where > 0: the gradient before a ReLU that gave `where`."""
+        array = self.dense(dev)
+        if where is not None:
+            return dev.relu_grad(array, where, scale)
+        return array if scale == 1.0 else dev.affine(array, mul=scale)
+
+    def add(self, other: Gradient, dev: Device) -> Gradient:
+        """The sum, compact where both are compact in the same way."""
+        return Dense(dev.add(self.dense(dev), other.dense(dev)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Dense(Gradient):
+    """An array of the tensor's shape."""
+
+    values: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def dense(self, dev):
+        return self.values
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Packed(Gradient):
+    """Gradient of a weight on what a plan kept: `values` lie as `packing` says, and all else is zero."""
+
+    values: Any
+    packing: Packing
+    shape: tuple[int, ...]
+
+    def dense(self, dev):
+        matrix = self.shape if len(self.shape) == 2 else (1, self.shape[0])
+        return dev.reshape(dev.unpack_gradient(self.values, self.packing, matrix), self.shape)
+
+    def add(self, other, dev):
+        alike = isinstance(other, Packed) and all(a is b for a, b in zip(self.packing, other.packing, strict=True))
+        return dataclasses.replace(self, values=dev.add(self.values, other.values)) if alike else Gradient.add(self, other, dev)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Pending(Gradient):
+    """product(where=None, scale=1.0) -> array does the product when it is asked for, and `through` on its way."""
+
+    product: Callable[..., Any]
+    shape: tuple[int, ...]
+
+    def dense(self, dev):
+        return self.product()
+
+    def through(self, dev, where=None, scale=1.0):
+        return self.product(where=where, scale=scale)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class One(Gradient):
+    """d y / d y of a tensor y of one value."""
+
+    shape: tuple[int, ...]
+
+    def dense(self, dev):
+        return dev.upload(np.ones(self.shape, np.float32))

@@ -1,0 +1,55 @@
+"""Activations: elementwise functions, which take compact activations as they are."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from .. import ops
+from ..tensor import Tensor
+from .base import Cost, Layer
+
+
+class Activation(Layer):
+    """An elementwise function of its input. With f(0) = 0 or not, what a plan dropped is zero after it."""
+
+    function: ClassVar[Callable[[Tensor], Tensor]]
+
+    def forward(self, flow, step):
+        return flow._replace(x=type(self).function(flow.x))
+
+    def cost(self, form, step):
+        return Cost(), form
+
+    def commutes(self, plan):
+        return True
+
+
+class ReLU(Activation):
+    """y = max(x, 0)"""
+
+    recordable = True
+    function = ops.relu
+
+
+class Tanh(Activation):
+    """y = tanh x"""
+
+    recordable = True
+    function = ops.tanh
+
+
+class Sigmoid(Activation):
+    """y = 1 / (1 + e^-x)"""
+
+    recordable = True
+    function = ops.sigmoid
+
+
+class GELU(Activation):
+    """y = x Phi(x), Phi the distribution function of the standard normal"""
+
+    recordable = True
+    function = ops.gelu
+
+
+ACTIVATIONS: dict[str, type[Activation]] = {"relu": ReLU, "tanh": Tanh, "sigmoid": Sigmoid, "gelu": GELU}

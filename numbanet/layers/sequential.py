@@ -1,0 +1,99 @@
+"""Sequential: a loop over layers, which knows none of them by name."""
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+
+from ..plans import Kept
+from ..tensor import Tensor
+from .base import Cost, Flow, Layer
+from .step import Site, Step
+
+
+class Sequential(Layer):
+    """Layers one after the other; activations between them stay compact where layers take them so.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        Each maps a tensor to a tensor. The list may be changed later.
+
+    Raises
+    ------
+    TypeError
+        If one of them is no layer, or defines neither `__call__` nor `forward`.
+    """
+
+    recordable = True
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers, self._found = list(layers), None
+        for layer in self.layers:
+            if not isinstance(layer, Layer):
+                raise TypeError(f"Sequential: {layer!r} is not a Layer; make a subclass of numbanet.Layer that calls it")
+            if type(layer).__call__ is Layer.__call__ and type(layer).forward is Layer.forward:
+                raise TypeError(f"Sequential: {type(layer).__name__} defines neither __call__(x) nor forward(flow, step)")
+
+    @property
+    def symbols(self) -> int | None:
+        return self.layers[0].symbols if self.layers else None
+
+    @property
+    def records(self) -> bool:
+        return super().records and all(layer.records for layer in self.layers)
+
+    def _stages(self) -> Iterator[tuple[Layer, Callable[[Flow, Step], Flow]]]:
+        """Each layer with what it does, those that are fused together."""
+        i = 0
+        while i < len(self.layers):
+            layer = self.layers[i]
+            both = layer.absorb(self.layers[i + 1]) if i + 1 < len(self.layers) else None
+            yield layer, both or layer.forward
+            i += 2 if both else 1
+
+    def forward(self, flow, step):
+        for layer, stage in self._stages():
+            if not all(layer.commutes(plan) for plan in flow.due):
+                flow = flow.settled()
+            flow = stage(flow, step)
+        return flow
+
+    def _facts(self) -> tuple:
+        """(layers, what `droppable` gives, tensors that several layers have), found once for these layers."""
+        layers = tuple(self.layers)
+        if self._found is None or self._found[0] != layers:
+            sites = self.sites()
+            last = len(sites) - (bool(sites) and sites[-1].kind == "output")
+            uses = collections.Counter(tensor for _, tensor, _ in self.named())
+            self._found = (layers, tuple(site._replace(number=i) for i, site in enumerate(sites[:last])),
+                           frozenset(tensor for tensor, count in uses.items() if count > 1))
+        return self._found
+
+    def sites(self):
+        return tuple(site for layer in self.layers for site in layer.sites())
+
+    def droppable(self) -> tuple[Site, ...]:
+        """The sites that a policy draws plans for, numbered: all but the outputs of the last layer, which are the answer."""
+        return self._facts()[1]
+
+    def cost(self, form, step):
+        total = Cost()
+        for layer in self.layers:
+            own, form = layer.cost(form, step)
+            total = total.plus(own)
+        return total, form
+
+    def reads(self, step):
+        """Of a weight that several layers use, all is read."""
+        found: dict[Tensor, Kept] = {}
+        for i, layer in enumerate(self.layers):
+            found.update(layer.reads(step.inner() if i else step))
+        shared = self._facts()[2]
+        return {weight: kept for weight, kept in found.items() if weight not in shared}
+
+    def named(self):
+        for i, layer in enumerate(self.layers):
+            yield from ((f"{i}.{name}", tensor, trained) for name, tensor, trained in layer.named())
+
+    def __repr__(self) -> str:
+        return f"Sequential([{', '.join(map(repr, self.layers))}])"

@@ -1,0 +1,93 @@
+"""Step: one pass through a model, and what layers have to know of it; Site: a place of a layer that dropout may thin out."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..device import Device, device
+from ..plans import Kept, Plan, kept
+
+if TYPE_CHECKING:
+    from ..tensor import Tensor
+    from .base import Flow, Layer
+
+
+class Site(NamedTuple):
+    """A place of a layer that may be thinned out."""
+
+    layer: Layer
+    name: str               # which of the layer's sites: "output" of a `Linear`
+    kind: str               # what is thinned out: "output", the layer's neurons, or the weight that gives them
+    shape: tuple[int, ...]  # of the weight there
+    number: int = 0         # which of the model's sites, from 0: policies with a rate for each go by it
+
+
+class Step:
+    """One pass through a model.
+
+    Parameters
+    ----------
+    dev : str or Device, default="cpu"
+        Where it runs.
+    plans : mapping, optional
+        What is kept, by `Site`; for a layer with one site the layer may stand for it.
+    training : bool, default=False
+        Whether layers behave as in training (`BatchNorm1d`).
+    noise : numpy.random.Generator, optional
+        The random stream of what layers draw themselves.
+    inputs : ndarray, optional
+        The model's input, where it is integers on the host: which rows of an `Embedding` are read.
+    look : callable, optional
+        (layer, name of the site, x, w) -> Plan or None: the plan of a site that has none, chosen from what comes to the layer
+        (`Dropout.look`).
+
+    Attributes
+    ----------
+    ready : dict
+        By weight, what the update before packed for this step on its way.
+    placed : dict
+        By (layer, name of the site), its plan on the device where it does not lie in arrays of its own (`training.replay`).
+    """
+
+    def __init__(self, dev: str | Device = "cpu", plans: Mapping[Any, Plan] | None = None, training: bool = False,
+                 noise: np.random.Generator | None = None, inputs: np.ndarray | None = None,
+                 look: Callable[..., Plan | None] | None = None) -> None:
+        self.device, self.training, self.noise, self.inputs, self._look = device(dev), training, noise, inputs, look
+        self.ready: dict[Tensor, Any] = {}
+        self.placed: dict[tuple[Layer, str], Kept] = {}
+        self.plans: dict[tuple[Layer, str], Plan] = {}
+        for place, plan in (plans or {}).items():
+            for site in [place] if isinstance(place, Site) else place.sites()[:1]:
+                if not isinstance(plan, Plan):
+                    raise TypeError(f"{site.layer!r}: {plan!r} is not a Plan; make a subclass of numbanet.Plan or AxisPlan")
+                if not plan.trivial:
+                    self.plans[site.layer, site.name] = plan
+
+    def plan(self, layer: Layer, name: str = "output") -> Plan | None:
+        """What is kept at a layer's site; None: everything."""
+        return self.plans.get((layer, name))
+
+    def look(self, layer: Layer, flow: Flow, w: Tensor, name: str = "output") -> None:
+        """Let the policy choose what is kept at a site from what comes to the layer and its weight, where nothing was drawn."""
+        if self._look is not None and (layer, name) not in self.plans:
+            plan = self._look(layer, name, flow.dense(), w)
+            if plan is not None and not plan.trivial:
+                self.plans[layer, name] = plan
+
+    def inner(self) -> Step:
+        """The step as layers see it that do not take the model's input."""
+        step = copy.copy(self)
+        step.inputs = None
+        return step
+
+    def on(self, plan: Plan) -> Kept:
+        """A plan on this step's device."""
+        return kept(plan, self.device)
+
+    def kept(self, layer: Layer, name: str = "output") -> Kept | None:
+        """The plan of a layer's site on this step's device; None: everything is kept."""
+        plan = self.plan(layer, name)
+        return plan and (self.placed.get((layer, name)) or self.on(plan))

@@ -1,0 +1,12 @@
+"""The operations on tensors: each states its formula, computes it on the device, and gives one vjp an input.
+
+x, y, a, b, w are tensors; dy is the gradient of the result. Shapes are in the docstrings: N batch, I in, O out, K kept.
+"""
+# ruff: noqa: F403  whatever operation a file defines is one
+from .elementwise import *
+from .linear import *
+from .loss import *
+from .norm import *
+from .order import *
+from .reduce import *
+from .shape import *

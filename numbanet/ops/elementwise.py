@@ -1,0 +1,182 @@
+"""Elementwise operations, with broadcasting; dy is the gradient of the result."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..autograd import common_device, op
+from ..plans import BernoulliPlan
+from ..tensor import Tensor
+from .shape import broadcast_shape, broadcast_to
+
+
+def _binary(equal_shapes: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
+    """An op on two tensors of one shape, with broadcasting before it: so the derivative of broadcasting is written once."""
+    def run(a: Any, b: Any) -> Tensor:
+        name = equal_shapes.__name__.strip("_")
+        dev = common_device(name, (a, b))
+        a, b = (x if isinstance(x, Tensor) else Tensor(x, dev) for x in (a, b))
+        if a.shape != b.shape:
+            shape = broadcast_shape(name, a.shape, b.shape)
+            a, b = (x if x.shape == shape else broadcast_to(x, shape=shape) for x in (a, b))
+        return equal_shapes(a, b)
+
+    run.__name__, run.__doc__ = equal_shapes.__name__, equal_shapes.__doc__
+    return run
+
+
+def _number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
+@_binary
+@op
+def _add(dev, a, b):
+    return dev.add(a, b), (lambda dy: dy, lambda dy: dy)
+
+
+@_binary
+@op
+def _sub(dev, a, b):
+    return dev.sub(a, b), (lambda dy: dy, lambda dy: dev.affine(dy, mul=-1.0))
+
+
+@_binary
+@op
+def _mul(dev, a, b):
+    return dev.mul(a, b), (lambda dy: dev.mul(dy, b), lambda dy: dev.mul(dy, a))
+
+
+@_binary
+@op
+def _div(dev, a, b):
+    y = dev.div(a, b)
+    return y, (lambda dy: dev.div(dy, b), lambda dy: dev.affine(dev.div(dev.mul(dy, y), b), mul=-1.0))
+
+
+def add(a: Any, b: Any) -> Tensor:
+    """y = a + b, with broadcasting."""
+    a, b = (b, a) if _number(a) else (a, b)
+    return affine(a, add=float(b)) if _number(b) else _add(a, b)
+
+
+def sub(a: Any, b: Any) -> Tensor:
+    """y = a - b, with broadcasting."""
+    if _number(a):
+        return affine(b, mul=-1.0, add=float(a))
+    return affine(a, add=-float(b)) if _number(b) else _sub(a, b)
+
+
+def mul(a: Any, b: Any) -> Tensor:
+    """y = a b, with broadcasting."""
+    a, b = (b, a) if _number(a) else (a, b)
+    return affine(a, mul=float(b)) if _number(b) else _mul(a, b)
+
+
+def div(a: Any, b: Any) -> Tensor:
+    """y = a / b, with broadcasting."""
+    return affine(a, mul=1.0 / b) if _number(b) and b else _div(a, b)
+
+
+@_binary
+@op
+def maximum(dev, a, b):
+    """y = max(a, b), with broadcasting; where they are equal the gradient goes to b."""
+    larger = dev.greater(a, b)
+    return dev.maximum(a, b), (lambda dy: dev.mul(dy, larger),
+                               lambda dy: dev.mul(dy, dev.affine(larger, mul=-1.0, add=1.0)))
+
+
+@_binary
+@op
+def minimum(dev, a, b):
+    """y = min(a, b), with broadcasting; where they are equal the gradient goes to a."""
+    larger = dev.greater(a, b)
+    return dev.minimum(a, b), (lambda dy: dev.mul(dy, dev.affine(larger, mul=-1.0, add=1.0)),
+                               lambda dy: dev.mul(dy, larger))
+
+
+@op
+def affine(dev, x, *, mul: float = 1.0, add: float = 0.0):
+    """y = mul x + add, for numbers mul and add."""
+    return dev.affine(x, mul=mul, add=add), (lambda dy: dev.affine(dy, mul=mul),)
+
+
+@op
+def power(dev, x, *, exponent: float):
+    """y = x ** exponent, for a number exponent."""
+    return dev.power(x, exponent), (
+        lambda dy: (dev.mul(dy, dev.affine(dev.power(x, exponent - 1.0), mul=exponent)) if exponent else
+                    dev.affine(dy, mul=0.0)),)
+
+
+@op
+def exp(dev, x):
+    """y = e^x"""
+    y = dev.exp(x)
+    return y, (lambda dy: dev.mul(dy, y),)
+
+
+@op
+def log(dev, x):
+    """y = ln x"""
+    return dev.log(x), (lambda dy: dev.div(dy, x),)
+
+
+@op
+def sqrt(dev, x):
+    """y = x ** 0.5"""
+    y = dev.sqrt(x)
+    return y, (lambda dy: dev.affine(dev.div(dy, y), mul=0.5),)
+
+
+@op
+def abs(dev, x):
+    """y = |x|; the gradient at 0 is 0."""
+    return dev.abs(x), (lambda dy: dev.mul(dy, dev.sign(x)),)
+
+
+@op
+def tanh(dev, x):
+    """y = tanh x"""
+    y = dev.tanh(x)
+    return y, (lambda dy: dev.tanh_grad(dy, y),)
+
+
+@op
+def sigmoid(dev, x):
+    """y = 1 / (1 + e^-x)"""
+    y = dev.sigmoid(x)
+    return y, (lambda dy: dev.sigmoid_grad(dy, y),)
+
+
+@op
+def relu(dev, x):
+    """y = max(x, 0)"""
+    y = dev.relu(x)
+    return y, (lambda dy: dev.relu_grad(dy, y),)
+
+
+@op
+def gelu(dev, x):
+    """y = x Phi(x), Phi the distribution function of the standard normal (Hendrycks & Gimpel 2016, eq. 1)"""
+    return dev.gelu(x), (lambda dy: dev.gelu_grad(dy, x),)
+
+
+@op
+def dropout(dev, x, *, plan: BernoulliPlan):
+    """y = scale x where the plan's random bits keep it, else 0: linear and its own adjoint, so nothing is stored.
+
+    Raises
+    ------
+    ValueError
+        If the last axis of x is not the plan's.
+    TypeError
+        If the plan is no BernoulliPlan.
+    """
+    if not isinstance(plan, BernoulliPlan):
+        raise TypeError(f"dropout: it takes a BernoulliPlan, not {plan!r}")
+    if not x.shape or x.shape[-1] != plan.n:
+        raise ValueError(f"dropout: x {tuple(x.shape)} does not match {plan}: its last axis must be {plan.n}")
+    return (dev.dropout(x, plan.rate, plan.key, 0, scale=plan.scale),
+            (lambda dy: dev.dropout(dy, plan.rate, plan.key, 0, scale=plan.scale),))

@@ -1,0 +1,169 @@
+"""Matrix products: dense, and with what a plan keeps of a weight; dy is the gradient of the result.
+
+Their vjps take a gradient in any form: a ReLU's mask and a scale are fused into the product that gives dy (`Pending`).
+"""
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..autograd import common_device, op
+from ..gradients import Gradient, Packed, Pending
+from ..plans import AxisPlan, Kept, TilePlan
+from ..plans.kept import KeptAxis, KeptTiles, on, packing, whole_axis
+from ..tensor import Tensor
+from .shape import reshape
+
+
+def once(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """f, remembering its result: what several vjps of one op share is computed once."""
+    memory: list[Any] = []
+
+    def shared(dy: Any) -> Any:
+        if not memory:
+            memory.append(f(dy))
+        return memory[0]
+
+    return shared
+
+
+def _weight_vjps(dev: Any, x: Any, b: Any, dz: Callable[[Any], Any], db_scale: float = 1.0) -> tuple[Callable, Callable]:
+    """(dy -> dw, dy -> db) of z = x w.T + b: dw brings db, unless there is no b; db alone, of a frozen w, is a sum."""
+    found: list[Any] = []
+
+    def dw(dy):
+        if b is None:
+            return dev.gemm(dz(dy), x, ta=True)
+        values, sums = dev.gemm_dw(dz(dy), x, db_scale)
+        found.append(sums)
+        return values
+
+    return dw, lambda dy: found.pop() if found else dev.sum_rows(dz(dy), db_scale)
+
+
+def _check(name: str, x: Any, w: Any, b: Any, width: int | None = None) -> None:
+    """ValueError unless x (N, width), w (O, I) and b (O,) fit; the width is I by default."""
+    fits = len(x.shape) == len(w.shape) == 2 and (b is None or tuple(b.shape) == (w.shape[0],))
+    if not (fits and x.shape[1] == (w.shape[1] if width is None else width)):
+        extra = ("" if b is None else f" and b {tuple(b.shape)}") + ("" if width is None else f" with {width} inputs kept")
+        raise ValueError(f"{name}: x {tuple(x.shape)} does not match w {tuple(w.shape)}{extra}")
+
+
+# --- dense ------------------------------------------------------------------------------------------------------------
+@op
+def _matmul(dev, a, b):
+    return dev.gemm(a, b), (lambda dy: dev.gemm(dy, b, tb=True), lambda dy: dev.gemm(a, dy, ta=True))
+
+
+def matmul(a: Any, b: Any) -> Tensor:
+    """y[…, m, n] = sum_k a[…, m, k] b[k, n]; vectors as in NumPy, b with at most two axes.
+
+    Raises
+    ------
+    ValueError
+        If the inner lengths differ, or b has more than two axes.
+    """
+    dev = common_device("matmul", (a, b))
+    a, b = (x if isinstance(x, Tensor) else Tensor(x, dev) for x in (a, b))
+    if not (a.ndim >= 1 and 1 <= b.ndim <= 2 and a.shape[-1] == b.shape[0]):
+        raise ValueError(f"matmul: a {a.shape} does not match b {b.shape} (b must have one or two axes)")
+    rows = reshape(a, shape=(math.prod(a.shape[:-1]), a.shape[-1]))
+    columns = b if b.ndim == 2 else reshape(b, shape=(b.shape[0], 1))
+    return reshape(_matmul(rows, columns), shape=a.shape[:-1] + b.shape[1:])
+
+
+@op(fuses=True)
+def linear(dev, x, w, b=None, *, relu: bool = False, scale: float = 1.0):
+    """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0"""
+    _check("linear", x, w, b)
+    y = dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
+    dz = once(lambda dy: dy.through(dev, y if relu else None, scale))
+    dw, db = _weight_vjps(dev, x, b, dz, 1 / scale)  # dz is scaled, once for dx and dw, which are larger
+    return y, (lambda dy: Pending(functools.partial(dev.gemm, dz(dy), w), tuple(x.shape)), dw, db)
+
+
+# --- planned ----------------------------------------------------------------------------------------------------------
+def _axis(plan: AxisPlan | Kept | None, n: int, dev: Any) -> KeptAxis:
+    return whole_axis(n, dev) if plan is None else on("linear_rows", plan, dev, KeptAxis, (n,))
+
+
+@op(fuses=True)
+def linear_rows(dev, x, w, b=None, *, rows: AxisPlan | Kept | None = None, cols: AxisPlan | Kept | None = None,
+                relu: bool = False, scale: float | None = None):
+    """y[n, k] = scale act(sum_j x[n, j] w[rows_k, cols_j] + b[rows_k]), x and y compact; the scale is that of `rows`.
+
+    x (N, J) holds the J kept inputs, w (O, I), b (O,) or None -> y (N, K) holds the K kept outputs. A plan that is None keeps
+    all.
+
+    Raises
+    ------
+    ValueError
+        If a plan is of another axis than that of the weight, or x does not hold what `cols` keeps.
+    TypeError
+        If a plan is none of an axis.
+    """
+    rows, cols = _axis(rows, w.shape[0], dev), _axis(cols, w.shape[1], dev)
+    _check("linear_rows", x, w, b, cols.plan.count)
+    shape, at, scale = tuple(w.shape), (rows.index, cols.index), rows.plan.scale if scale is None else scale
+    y = dev.gemm_rows(x, w, *at, bias=b, relu=relu, scale=scale)
+    dz = once(lambda dy: dy.through(dev, y if relu else None, scale))
+    dw, sums = _weight_vjps(dev, x, b, dz)
+
+    def db(dy):
+        return vector_gradient(sums(dy), rows)
+
+    return y, (lambda dy: Pending(functools.partial(dev.gemm_rows_dx, dz(dy), w, *at), tuple(x.shape)),
+               lambda dy: Packed(dw(dy), packing(rows, cols), shape), db)
+
+
+def vector_gradient(values: Any, kept: KeptAxis) -> Packed:
+    """The gradient of a vector, such as a bias, of which these entries were kept."""
+    dev = kept.device
+    return Packed(dev.reshape(values, (1, kept.plan.count)), packing(whole_axis(1, dev), kept), kept.plan.shape)
+
+
+@op(fuses=True)
+def _linear_tiles(dev, x, w, b=None, *, plan: KeptTiles, relu: bool, blocks: Any):
+    _check("linear_tiles", x, w, b)
+    shape, pattern, scale = tuple(w.shape), plan.plan.pattern, plan.plan.scale
+    blocks = dev.tile_blocks(w, pattern, plan.tiles) if blocks is None else blocks
+    inputs = dev.tile_inputs(x, pattern)
+    y = dev.gemm_tiles(x, w, pattern, b=b, relu=relu, scale=scale, blocks=blocks, inputs=inputs)
+
+    @once
+    def prepared(dy: Gradient):
+        given = dy.product if isinstance(dy, Pending) else dy.dense(dev)
+        return dev.tile_outputs(given, pattern, scale, y if relu else None)
+
+    def product(like_dy, outputs, where=None, scale=1.0):
+        values = dev.gemm_tiles_dx(like_dy, w, pattern, scale=plan.plan.scale, blocks=blocks, outputs=outputs, where=where)
+        return values if scale == 1.0 else dev.affine(values, mul=scale)
+
+    @once
+    def both(dy):
+        like_dy, outputs = prepared(dy)
+        return dev.gemm_tiles_dw(like_dy, x, pattern, scale=scale, blocks=blocks, inputs=inputs, outputs=outputs)
+
+    return y, (lambda dy: Pending(functools.partial(product, *prepared(dy)), tuple(x.shape)),
+               lambda dy: Packed(both(dy)[0], plan.packing, shape), lambda dy: both(dy)[1])
+
+
+def linear_tiles(x: Any, w: Any, b: Any = None, *, plan: TilePlan | Kept, relu: bool = False, blocks: Any = None) -> Tensor:
+    """y[n, o] = act(scale sum_i x[n, i] (w * M)[o, i] + b[o]), M = plan.mask().   x (N, I) -> y (N, O), scale = plan.scale
+
+    All tiles (dp = 1) are `linear`. `blocks` are the kept tiles where an update has packed them (`Optimizer.launch`).
+
+    Raises
+    ------
+    ValueError
+        If the plan is of another weight than this one, or x does not match it.
+    TypeError
+        If the plan is none of tiles.
+    """
+    dev = common_device("linear_tiles", (x, w, b))
+    kept = on("linear_tiles", plan, dev, KeptTiles, tuple(w.shape))
+    if kept.plan.dp > 1:
+        return _linear_tiles(x, w, b, plan=kept, relu=relu, blocks=blocks)
+    return linear(x, w, b, relu=relu, scale=kept.plan.scale)

@@ -1,0 +1,59 @@
+"""Batch normalisation; dy is the gradient of the result."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..autograd import op
+from ..plans.kept import KeptAxis
+from .linear import once, vector_gradient
+
+
+def _own(name: str, dev: Any, x: Any, kept: KeptAxis | None, vectors: tuple[Any, ...]) -> list[Any]:
+    """The kept entries of vectors (C,), or ValueError where x (N, K) does not hold as many."""
+    channels, count = vectors[0].shape[0], vectors[0].shape[0] if kept is None else kept.plan.count
+    if not (len(x.shape) == 2 and x.shape[1] == count and all(v.shape == (channels,) for v in vectors)
+            and (kept is None or kept.plan.n == channels)):
+        raise ValueError(f"{name}: x {tuple(x.shape)} does not match {channels} channels"
+                         f"{'' if kept is None else f' of which {kept.plan} are kept'}")
+    if kept is None:
+        return list(vectors)
+    return [dev.reshape(dev.compact(dev.reshape(v, (1, channels)), kept.kept), (count,)) for v in vectors]
+
+
+@op
+def batch_norm(dev, x, gamma, beta, *, eps: float = 1e-5, kept: KeptAxis | None = None,
+               seen: Callable[[Any, Any], None] = lambda mean, variance: None):
+    """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c], mean and variance over n.
+
+    x (N, C), gamma and beta (C,) -> y (N, C); with `kept`, x and y (N, K) hold the kept channels. seen(mean, variance) is given
+    both, the variance with 1/N (Ioffe & Szegedy 2015, algorithm 1).
+    """
+    own_gamma, own_beta = _own("batch_norm", dev, x, kept, (gamma, beta))
+    y, mean, variance = dev.batch_norm(x, own_gamma, own_beta, eps)
+    seen(mean, variance)
+    gradients = once(lambda dy: dev.batch_norm_grad(dy, x, own_gamma, mean, variance, eps))
+
+    def of_vector(which: int) -> Callable[[Any], Any]:
+        return lambda dy: gradients(dy)[which] if kept is None else vector_gradient(gradients(dy)[which], kept)
+
+    return y, (lambda dy: gradients(dy)[0], of_vector(1), of_vector(2))
+
+
+@op
+def batch_norm_apply(dev, x, gamma, beta, *, mean: Any, variance: Any, eps: float = 1e-5, kept: KeptAxis | None = None):
+    """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c] with a given mean and variance, both (C,)."""
+    own = _own("batch_norm_apply", dev, x, kept, (gamma, beta, mean, variance))
+    y = dev.batch_norm_apply(x, *own, eps)
+
+    gamma, _, mean, variance = own
+    nothing, ones = (dev.full(gamma.shape, value) for value in (0.0, 1.0))
+
+    def dgamma(dy):
+        sums = dev.sum_rows(dev.mul(dy, dev.batch_norm_apply(x, ones, nothing, mean, variance, eps)))
+        return sums if kept is None else vector_gradient(sums, kept)
+
+    def dbeta(dy):
+        return dev.sum_rows(dy) if kept is None else vector_gradient(dev.sum_rows(dy), kept)
+
+    return y, (lambda dy: dev.batch_norm_apply(dy, gamma, nothing, nothing, variance, eps), dgamma, dbeta)

@@ -1,0 +1,52 @@
+"""Order: a fixed order of features, and what is always taken off them."""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from ..device import Device
+
+
+class Order:
+    """A fixed order of features, and what is always taken off them: y[n, j] = (x - mean)[n, order[j]].
+
+    Compared by identity: the index arrays that kernels read are derived from it once a device.
+
+    Parameters
+    ----------
+    order : array_like of int
+        A permutation of 0 … I - 1.
+    mean : array_like of float, optional
+        Of each feature, in the order of x; 0 by default.
+
+    Raises
+    ------
+    ValueError
+        If the order is no permutation, or the mean not I finite numbers.
+    """
+
+    def __init__(self, order: Any, mean: Any = None) -> None:
+        found = np.array(order)
+        if not (found.ndim == 1 and found.dtype.kind in "iu" and np.array_equal(np.sort(found), np.arange(found.size))):
+            raise ValueError(f"order must be a permutation of 0 … n - 1, got {order!r}")
+        self.order = found.astype(np.int32)
+        self.mean = None if mean is None else np.array(mean, np.float32)
+        if self.mean is not None and not (self.mean.shape == found.shape and np.isfinite(self.mean).all()):
+            raise ValueError(f"mean must be {found.size} finite numbers, one for each feature, got {mean}")
+
+    @property
+    def size(self) -> int:
+        """How many features there are, I."""
+        return self.order.size
+
+    def views(self, dev: Device) -> tuple:
+        """(order, its inverse, mean[order] or None) on the device."""
+        return _order_views(self, dev)
+
+
+@functools.lru_cache(maxsize=16)
+def _order_views(of: Order, dev: Device) -> tuple:
+    order = np.array(of.order)  # kernels take no read-only array, such as one mapped from a file
+    return dev.upload(order), dev.upload(np.argsort(order), np.int32), None if of.mean is None else dev.upload(of.mean[order])

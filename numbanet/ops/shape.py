@@ -1,0 +1,125 @@
+"""Operations that change the shape or the place of elements; dy is the gradient of the result."""
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+from ..autograd import op
+from ..plans import AxisPlan, Kept
+from ..plans.kept import KeptAxis, on
+from ..tensor import Tensor
+from .order import Order
+
+
+def axes_of(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The axes, from 0 on and in order; None stands for all."""
+    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, numbers.Integral) else axis
+    if any(not -x.ndim <= a < x.ndim for a in axes):
+        raise ValueError(f"{name}: axis {axis} is not among the {x.ndim} axes of {tuple(x.shape)}")
+    return tuple(sorted({a % x.ndim for a in axes}))
+
+
+def broadcast_shape(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that both broadcast to, or ValueError."""
+    width = max(len(a), len(b))
+    pairs = list(zip((1,) * (width - len(a)) + a, (1,) * (width - len(b)) + b))
+    if any(m != n and 1 not in (m, n) for m, n in pairs):
+        raise ValueError(f"{name}: shapes {a} and {b} do not broadcast")
+    return tuple(n if m == 1 else m for m, n in pairs)
+
+
+@op
+def reshape(dev, x, *, shape: Sequence[int]):
+    """y = x under another shape; one entry may be -1."""
+    shape, before = tuple(shape), x.shape
+    known = math.prod(n for n in shape if n != -1)
+    if shape.count(-1) > 1 or (known != x.size if -1 not in shape else known == 0 or x.size % known):
+        raise ValueError(f"reshape: a tensor of shape {tuple(before)} cannot take the shape {shape}")
+    return dev.reshape(x, shape), (lambda dy: dev.reshape(dy, before),)
+
+
+@op
+def transpose(dev, x, *, axes: Sequence[int] | None = None):
+    """y[i_axes[0], i_axes[1], …] = x[i_0, i_1, …]; axes reversed by default."""
+    axes = tuple(range(x.ndim))[::-1] if axes is None else tuple(a + x.ndim if a < 0 else a for a in axes)
+    if sorted(axes) != list(range(x.ndim)):
+        raise ValueError(f"transpose: axes {axes} are not a permutation of the {x.ndim} axes of {tuple(x.shape)}")
+    inverse = tuple(axes.index(i) for i in range(x.ndim))
+    return dev.transpose(x, axes), (lambda dy: dev.transpose(dy, inverse),)
+
+
+@op
+def broadcast_to(dev, x, *, shape: Sequence[int]):
+    """y[…, i, …] = x[…, 0, …] along every axis that x lacks or has with length 1."""
+    shape, before = tuple(shape), tuple(x.shape)
+    if broadcast_shape("broadcast_to", before, shape) != shape:
+        raise ValueError(f"broadcast_to: a tensor of shape {before} cannot take the shape {shape}")
+    added = len(shape) - len(before)
+    spread = tuple(i for i, n in enumerate(shape) if i < added or (before[i - added] == 1 and n != 1))
+    return dev.broadcast_to(x, shape), (lambda dy: dev.reshape(dev.sum(dy, axis=spread), before) if spread else dy,)
+
+
+@op
+def getitem(dev, x, *, key):
+    """y = x[key]; key as in NumPy: integers, slices, integer arrays, boolean masks."""
+    shape = x.shape
+    return dev.getitem(x, key), (lambda dy: dev.putitem(dy, key, shape),)
+
+
+def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """The tensors joined along one axis; the other axes must agree."""
+    if not tensors:
+        raise ValueError("concatenate: needs at least one tensor")
+    return _concatenate(*tensors, axis=axis)
+
+
+@op
+def _concatenate(dev, *xs, axis):
+    (axis,) = axes_of("concatenate", xs[0], axis)
+    others = {tuple(n for i, n in enumerate(x.shape) if i != axis) for x in xs}
+    if len(others) > 1:
+        raise ValueError(f"concatenate: shapes {[tuple(x.shape) for x in xs]} differ in another axis than {axis}")
+    stops = [sum(x.shape[axis] for x in xs[:i + 1]) for i in range(len(xs))]
+    before = (slice(None),) * axis
+    keys = [(*before, slice(stop - x.shape[axis], stop)) for x, stop in zip(xs, stops)]
+    return dev.concatenate(xs, axis), tuple(lambda dy, key=key: dev.getitem(dy, key) for key in keys)
+
+
+# --- compact and dense activations ------------------------------------------------------------------------------------
+def expand(x: Tensor, *, plan: AxisPlan | Kept) -> Tensor:
+    """y[…, plan's k-th index] = x[…, k], 0 where dropped: the dense form of a compact activation.   (…, K) -> (…, n)
+
+    Raises
+    ------
+    ValueError
+        If the last axis of x has not the length that the plan keeps.
+    """
+    if x.ndim == 2:
+        return _expand(x, plan=plan)
+    rows = _expand(reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1] if x.ndim else 1)), plan=plan)
+    return reshape(rows, shape=(*x.shape[:-1], rows.shape[-1]))
+
+
+@op
+def _expand(dev, x, *, plan):
+    kept = on("expand", plan, dev, KeptAxis)
+    if x.shape[1] != kept.plan.count:
+        raise ValueError(f"expand: x {tuple(x.shape)} does not hold the {kept.plan.count} entries that {kept.plan} keeps")
+    return dev.expand(x, kept.places), (lambda dy: dev.compact(dy, kept.kept),)
+
+
+@op
+def shuffle(dev, x, *, order: Order):
+    """y[n, j] = (x - order.mean)[n, order.order[j]].   x (N, I) -> y (N, I)
+
+    Raises
+    ------
+    ValueError
+        If x has another shape.
+    """
+    if len(x.shape) != 2 or x.shape[1] != order.size:
+        raise ValueError(f"shuffle: x {tuple(x.shape)} must have two axes, the last one of {order.size} features")
+    there, back, shift = order.views(dev)
+    return dev.compact(x, there, shift), (lambda dy: dev.compact(dy, back),)

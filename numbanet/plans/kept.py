@@ -1,0 +1,163 @@
+"""Kept: a plan on a device. The arrays that kernels and gradients read of a plan are made here, once, and owned here."""
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+
+from numbanet_kernels.layouts.packed import Packing
+from numbanet_kernels.layouts.rows import RowLists
+from numbanet_kernels.layouts.tiles import TileLists, tile_packing
+
+from ..device import Device
+from .base import AxisPlan, Plan
+from .rows import RowPlan
+from .tiles import TilePlan
+
+APART = 64  # numbers between the starts of two lists: 256 bytes, as a device aligns its own arrays
+
+
+class Kept:
+    """A plan on a device.
+
+    Parameters
+    ----------
+    plan : Plan
+    dev : Device
+    place : array, optional
+        Where the lists lie, if not in an array of this plan's own: all plans of a kind fit into the same place, so that
+        recorded launches find what is kept now (`training.replay`).
+    """
+
+    def __init__(self, plan: Plan, dev: Device, place: Any = None) -> None:
+        self.plan, self.device, self._place = plan, dev, place
+
+    @property
+    def density(self) -> float:
+        """The kept share, for `profile`."""
+        return self.plan.density
+
+    @functools.cached_property
+    def _host(self) -> tuple[np.ndarray, ...]:
+        return tuple(np.asarray(array, np.int32) for array in self.plan.lists())
+
+    @functools.cached_property
+    def whole(self) -> Any:
+        """All lists in one int32 array of the device, so that one copy moves them."""
+        padded = [np.pad(array.reshape(-1), (0, -array.size % APART)) for array in self._host]
+        return self.device.upload(np.concatenate(padded)) if self._place is None else self._place
+
+    @functools.cached_property
+    def lists(self) -> tuple:
+        """The lists, parts of `whole`."""
+        dev, sizes = self.device, [array.size + -array.size % APART for array in self._host]
+        starts = itertools.accumulate(sizes, initial=0)
+        return tuple(dev.reshape(dev.part(self.whole, start, start + array.size), array.shape) if array.size else
+                     dev.empty(array.shape, np.int32) for array, start in zip(self._host, starts))
+
+    @functools.cached_property
+    def wanted(self) -> Any:
+        """(block rows, block columns) bool array of the device: the blocks of the plan's `Region`."""
+        return self.device.upload(self.plan.region(self.plan.shape).wanted)
+
+    def room(self) -> tuple | None:
+        """Where an update may write, on its way, what the next step reads of the weight packed; None: nothing is packed."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"{self.plan!r} on {self.device.name}"
+
+
+class KeptAxis(Kept):
+    """Kept indices of an axis."""
+
+    plan: AxisPlan
+
+    @functools.cached_property
+    def lists(self) -> RowLists:
+        return RowLists(*Kept.lists.func(self))
+
+    @functools.cached_property
+    def index(self) -> Any:
+        """What planned products take: None for all."""
+        return None if self.plan.count == self.plan.n else self.plan.index(self.lists.kept)
+
+    @property
+    def places(self) -> Any:
+        """(n,) int32: place of each index among the kept ones, -1 where dropped."""
+        return self.lists.places
+
+    @property
+    def kept(self) -> Any:
+        """(count,) int32: the kept indices."""
+        return self.lists.kept
+
+    @functools.cached_property
+    def columns(self) -> tuple[Any, Any]:
+        """(1, count) and (1, n): the indices and the places as a `Packing` has them of one class of columns."""
+        return self.device.reshape(self.kept, (1, self.plan.count)), self.device.reshape(self.places, (1, self.plan.n))
+
+
+def packing(rows: KeptAxis, cols: KeptAxis) -> Packing:
+    """How the gradient of w[kept rows, kept columns] lies in that of w."""
+    return Packing(rows.places, rows.lists.classes, *cols.columns)
+
+
+class KeptTiles(Kept):
+    """Kept tiles of a weight."""
+
+    plan: TilePlan
+
+    @functools.cached_property
+    def packing(self) -> Packing:
+        """How a gradient of the kept tiles is packed."""
+        if self._place is None:
+            return Packing(*map(self.device.upload, tile_packing(self.plan.pattern)))
+        return Packing(*self.lists[:len(Packing._fields)])
+
+    @functools.cached_property
+    def tiles(self) -> TileLists | None:
+        """What kernels walk, where it lies in a place that was given; None: they have lists of their own for the pattern."""
+        return None if self._place is None else TileLists(*self.lists[len(Packing._fields):])
+
+    def room(self):
+        return self.device.tile_room(self.plan.pattern)
+
+
+def place_kept(plan: Plan, dev: Device, place: Any = None) -> Kept:
+    """The plan on a device, its lists in a place that is given, or their own."""
+    kind = KeptAxis if isinstance(plan, AxisPlan) else KeptTiles if isinstance(plan, TilePlan) else Kept
+    return kind(plan, dev, place)
+
+
+kept = functools.lru_cache(maxsize=1024)(place_kept)
+kept.__doc__ = "The plan on a device; made once."
+
+
+def on(name: str, plan: Plan | Kept, dev: Device, kind: type[Kept], shape: tuple[int, ...] | None = None) -> Any:
+    """The plan on the device, for the operation of that name, which takes plans of one kind, and of one shape where given.
+
+    Raises
+    ------
+    TypeError
+        If it is no such plan.
+    ValueError
+        If the plan is of another shape, or on another device.
+    """
+    found = plan if isinstance(plan, Kept) else kept(plan, dev) if isinstance(plan, Plan) else None
+    if not isinstance(found, kind):
+        known = "an axis" if kind is KeptAxis else "tiles"
+        raise TypeError(f"{name}: it does not know the plan {plan!r}; it takes one of {known}")
+    if found.device is not dev:
+        raise ValueError(f"{name}: the plan is on {found.device.name}, the arrays on {dev.name}")
+    if shape is not None and found.plan.shape != shape:
+        raise ValueError(f"{name}: {found.plan} is of shape {found.plan.shape}, not {shape}")
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def whole_axis(n: int, dev: Device) -> KeptAxis:
+    """An axis of which everything is kept."""
+    return place_kept(RowPlan(n, 1, 0), dev)

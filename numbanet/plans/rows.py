@@ -1,0 +1,107 @@
+"""Plans of an axis: every dp-th index (`RowPlan`), or any (`IndexPlan`)."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from numbanet_kernels.layouts.rows import Period
+
+from .base import AxisPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPlan(AxisPlan):
+    """Keep the indices bias, bias + dp, bias + 2 dp, … of an axis of length n (*Approximate Random Dropout*, row pattern).
+
+    On a layer's output axis it drops neurons: rows of this layer's weight and columns of the next one's.
+
+    Parameters
+    ----------
+    n : int
+        Length of the axis.
+    dp : int
+        Period of the pattern: one index in dp is kept.
+    bias : int
+        First kept index, 0 … dp - 1.
+    scale : float, default=1.0
+        What the kept values are multiplied by.
+
+    Raises
+    ------
+    ValueError
+        If n is negative, dp < 1 or bias is not in 0 … dp - 1.
+    """
+
+    n: int
+    dp: int
+    bias: int
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.n < 0 or self.dp < 1 or not 0 <= self.bias < self.dp:
+            raise ValueError(f"RowPlan: n {self.n} must be >= 0, dp {self.dp} >= 1 and bias {self.bias} in 0 … dp - 1")
+
+    @property
+    def count(self) -> int:
+        return len(range(self.bias, self.n, self.dp))
+
+    @property
+    def kind(self):
+        return RowPlan, self.n, self.dp, self.count, self.scale
+
+    def indices(self):
+        return np.arange(self.bias, self.n, self.dp)
+
+    def index(self, kept: Any) -> Period | None:
+        return None if self.dp == 1 else Period(kept, slice(self.bias, self.n, self.dp))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IndexPlan(AxisPlan):
+    """Keep any increasing indices of an axis of length n.
+
+    Parameters
+    ----------
+    n : int
+        Length of the axis.
+    chosen : array_like of int
+        The kept indices, increasing, in 0 … n - 1.
+    scale : float, default=1.0
+        What the kept values are multiplied by.
+
+    Raises
+    ------
+    ValueError
+        If the indices are not increasing integers of that range.
+    """
+
+    n: int
+    chosen: np.ndarray
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        chosen = np.array(self.chosen)
+        if chosen.ndim != 1 or (chosen.size and (chosen.dtype.kind not in "iu" or chosen[0] < 0 or chosen[-1] >= self.n or
+                                                 (np.diff(chosen.astype(np.int64)) <= 0).any())):
+            raise ValueError(f"IndexPlan: indices must be increasing integers from 0 to {self.n - 1}, got {self.chosen!r}")
+        chosen = chosen.astype(np.int32)
+        chosen.flags.writeable = False
+        object.__setattr__(self, "chosen", chosen)
+
+    def _value(self) -> tuple:
+        return self.n, self.chosen.tobytes(), self.scale
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IndexPlan) and self._value() == other._value()
+
+    def __hash__(self) -> int:
+        return hash(self._value())
+
+    @property
+    def kind(self):
+        return IndexPlan, self.n, self.count, self.scale
+
+    def indices(self):
+        return self.chosen

@@ -1,0 +1,1 @@
+"""Training: what an estimator needs to turn a model, data and a policy into weights."""

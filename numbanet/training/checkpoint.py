@@ -1,0 +1,53 @@
+"""Checkpoint: where a training run can go back to."""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .trainer import Trainer
+
+
+class Checkpoint:
+    """Copies of a model's parameters and buffers, on the device, and where all else that training depends on was.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        Of which; no steps of its weights are missed.
+    epoch : int
+        How many epochs are done.
+    whole : bool, default=True
+        Whether training can go on from here as if nothing had come after; else the optimiser starts anew.
+    old : Checkpoint, optional
+        Whose arrays are used again.
+    """
+
+    def __init__(self, trainer: Trainer, epoch: int, whole: bool = True, old: Checkpoint | None = None) -> None:
+        self.epoch, self.whole, optimizer = epoch, whole, trainer.optimizer
+        self.streams, self.steps = trainer.streams.state(), optimizer.steps
+        self.upcoming = trainer.upcoming and trainer.upcoming.plans
+        self.arrays: list[Any] = []
+        old_arrays = old.arrays if old else []
+        state = [array for arrays in optimizer.state for array in arrays] if whole else []
+        for i, array in enumerate([*(tensor.data for _, tensor, _ in trainer.model.named()), *state]):
+            self.arrays.append(trainer.dev.copy(array, out=old_arrays[i] if i < len(old_arrays) else None))
+
+    def restore(self, trainer: Trainer) -> None:
+        """Go back."""
+        dev, optimizer, arrays = trainer.dev, trainer.optimizer, iter(self.arrays)
+        for _, tensor, _ in trainer.model.named():
+            dev.copy(next(arrays), out=tensor.data)
+        optimizer.reset()
+        optimizer.zero_grad()
+        if self.whole and self.steps:
+            optimizer.steps = self.steps
+            optimizer.state = [[dev.copy(next(arrays)) for _ in range(optimizer.states)] for _ in optimizer.parameters]
+        if self.whole:
+            trainer.streams.restore(self.streams)
+        trainer.resume(self.upcoming if self.whole else None)
+
+
+def finite(trainer: Trainer) -> bool:
+    """Whether every parameter and buffer is: a step may have broken them after its loss was taken."""
+    dev = trainer.dev
+    return all(math.isfinite(float(dev.download(dev.sum(tensor.data)))) for _, tensor, _ in trainer.model.named())

@@ -1,0 +1,81 @@
+"""Missed steps: blocks of a weight that nobody reads are left alone, and brought up to date when somebody does.
+
+A step of SGD without a gradient is linear, (w, v) -> M (w, v), so that k missed ones are M^k
+(`numbanet_kernels.families.update`).
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from numbanet_kernels.layouts.packed import Late
+
+from ..device import Device
+from ..plans import Kept
+
+
+@functools.lru_cache(maxsize=64)
+def _every_block(blocks: tuple[int, int], dev: Device) -> tuple[Any, Any]:
+    """Device arrays: int32, none is behind, and bool, all are wanted."""
+    return dev.upload(np.zeros(blocks, np.int32)), dev.upload(np.ones(blocks, bool))
+
+
+@functools.lru_cache(maxsize=64)
+def _powers(dev: Device, count: int, numbers: tuple) -> Any:
+    return dev.sgd_powers(count, *numbers)
+
+
+class Missed:
+    """The steps that the blocks of one weight miss. Its arrays stay, because recorded updates read them.
+
+    Parameters
+    ----------
+    dev : Device
+    shape, block : tuple of int
+        Rows and columns of the weight, and of a block of it.
+    numbers : tuple
+        Learning rate, momentum, nesterov and weight decay: what a step without a gradient does.
+    """
+
+    LIMIT = 256  # steps that a block can miss: then all of the weight is brought up to date
+
+    def __init__(self, dev: Device, shape: tuple[int, int], block: tuple[int, int], numbers: tuple) -> None:
+        self.dev, self.block, self.numbers, self.count = dev, block, numbers, 0
+        self.none, self.every = _every_block(tuple(-(-n // size) for n, size in zip(shape, block, strict=True)), dev)
+        self.behind, self.after = (dev.copy(self.none) for _ in range(2))
+        self.held, self.wanted = (dev.copy(self.every) for _ in range(2))
+        self.powers = dev.copy(_powers(dev, self.LIMIT + 1, numbers))
+        self.partly = False  # whether some blocks are not wanted
+
+    @property
+    def late(self) -> Late:
+        """What the kernels take."""
+        return Late(self.behind, self.after, self.held, self.wanted, self.powers, self.block)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all blocks are up to date and wanted."""
+        return not (self.count or self.partly)
+
+    def want(self, kept: Kept | None) -> None:
+        """What will be read before the next step; None: everything."""
+        self.partly = kept is not None and self.count + 1 < self.LIMIT
+        self.dev.copy(kept.wanted if self.partly else self.every, out=self.wanted)
+
+    def stepped(self) -> None:
+        """A step was done: what it wrote is what the next one reads."""
+        self.behind, self.after, self.held, self.wanted = self.after, self.behind, self.wanted, self.held
+        self.count = self.count + 1 if self.partly else 0
+
+    def settled(self) -> None:
+        """All blocks are up to date."""
+        self.dev.copy(self.none, out=self.behind)
+        self.dev.copy(self.every, out=self.held)
+        self.count = 0
+
+    def renumber(self, numbers: tuple) -> None:
+        """Steps have other numbers from here on, where all blocks are up to date."""
+        self.dev.copy(_powers(self.dev, self.LIMIT + 1, numbers), out=self.powers)
+        self.numbers = numbers

@@ -1,0 +1,339 @@
+"""Optimisers: how parameters follow their gradients. One fused kernel for all; a packed gradient is never made dense.
+
+    SGD    g += decay w;  v = momentum v + g;  w -= lr v        (Nesterov: w -= lr (g + momentum v))
+    Adam   m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;  w -= lr m' / (sqrt(s') + eps), m', s' corrected for their start at 0
+
+A step is prepare -> forward and backward passes -> reduce -> launch -> advance; `step` is all of it but the passes.
+"""
+from __future__ import annotations
+
+import abc
+import math
+import numbers
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numbanet_kernels.layouts.packed import AdamUpdate, Packing, SGDUpdate
+
+from ..device import Device
+from ..gradients import Packed
+from ..plans import Kept, Plan, kept
+from ..tensor import Tensor
+from .lazy import Missed
+
+
+def _check(name: str, value: Any, low: float, high: float = math.inf) -> float:
+    """The value as a float, or ValueError unless low <= value < high."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= value < high:
+        raise ValueError(f"{name} must be a number in [{low:g}, {high:g}), got {value!r}")
+    return float(value)
+
+
+def _matrix(tensor: Tensor, array: Any) -> Any:
+    """A parameter-shaped array as (R, C): what update kernels take."""
+    shape = tensor.shape
+    return array if len(shape) == 2 else tensor.device.reshape(array, (1, -1) if len(shape) < 2 else (shape[0], -1))
+
+
+class Due(NamedTuple):
+    """A parameter that has a gradient: its values and its state as (R, C), the gradient, and what of it is packed."""
+
+    parameter: Tensor
+    arrays: list[Any]
+    g: Any
+    packing: Packing | None
+
+
+class Optimizer(abc.ABC):
+    """Base of the optimisers: parameters, a learning rate, and the state that each parameter carries.
+
+    Subclasses define `update`. `state` holds, for each parameter, arrays of its shape, made at the first step.
+    """
+
+    states = 1  # how many arrays of state a parameter carries
+
+    def __init__(self, parameters: Iterable[Tensor], learning_rate: float, weight_decay: float = 0.0) -> None:
+        if isinstance(parameters, Tensor):
+            raise TypeError("parameters must be a list of tensors; for one tensor w write [w]")
+        self.parameters = list(parameters)
+        for p in self.parameters:
+            if not (isinstance(p, Tensor) and p.requires_grad):
+                raise TypeError(f"parameters must be tensors made with requires_grad=True, got {p!r}")
+        self.parameters = list(dict.fromkeys(self.parameters))  # one that is given twice takes one step
+        self.learning_rate = _check("learning_rate", learning_rate, 0)
+        self.weight_decay = _check("weight_decay", weight_decay, 0)
+        self.steps = 0
+        self.state: list[list[Any]] = []
+        self.wanted: dict[Tensor, Kept] = {}  # what is read of them before the next step
+
+    # --- a step, in order ---------------------------------------------------------------------------------------------
+    def step(self, wanted: Mapping[Tensor, Kept | Plan] | None = None) -> dict[Tensor, Any]:
+        """Update every parameter that has a gradient, and forget the gradients: prepare, reduce, launch and advance.
+
+        Parameters
+        ----------
+        wanted : mapping of Tensor to Kept or Plan, optional
+            Weights of which nothing but this part is read before the next step. The rest of them may be left as it is until a
+            step wants it, or `settle`, where that saves time and gives the same weights (`SGD`).
+
+        Returns
+        -------
+        dict of Tensor to array
+            Of some weights, what the next step reads of them, packed on the way (`Step.ready`): for the next step alone,
+            before anything else changes the weights.
+
+        Raises
+        ------
+        ValueError
+            If a plan is of another weight than the one it is given for, before anything is changed.
+        """
+        self.prepare(wanted)
+        self.reduce()
+        ready = self.launch()
+        self.advance()
+        return ready
+
+    def prepare(self, wanted: Mapping[Tensor, Kept | Plan] | None = None) -> None:
+        """Before the passes of a step: what is read of the weights before the next one (`step`)."""
+        self.wanted = {w: kept(plan, w.device) if isinstance(plan, Plan) else plan for w, plan in (wanted or {}).items()}
+        for w, part in self.wanted.items():
+            region = part.plan.region(w.shape) if isinstance(part, Kept) else None
+            if region is None or part.plan.shape not in (w.shape, w.shape[:1]) or part.device is not w.device:
+                raise ValueError(f"{type(self).__name__}: {part} is no part of a weight of shape {w.shape} on {w.device.name}")
+        if not self.state:
+            self.state = [[p.device.full(p.shape, 0.0) for _ in range(self.states)] for p in self.parameters]
+
+    def recorded_by(self) -> tuple[Hashable, list[Any]] | None:
+        """After `prepare`: the numbers and the arrays that decide what `launch` launches, where it may be recorded with the
+        passes before it and done again with equal ones. None, as by default: each step may have numbers of its own."""
+        return None
+
+    def reduce(self) -> None:  # noqa: B027  in one process there is nothing to do
+        """After the passes: make gradients those of all processes that train together."""
+
+    def launch(self) -> dict[Tensor, Any]:
+        """What a step does to the weights; returns what `step` does."""
+        ready: dict[Tensor, Any] = {}
+        due: dict[Device, list[Due]] = {}
+        for parameter, state in zip(self.parameters, self.state, strict=True):
+            g = parameter.gradient
+            if g is None:
+                self.settle(parameter)
+                continue
+            arrays = [matrix(parameter, array) for array in (parameter.data, *state)]
+            due.setdefault(parameter.device, []).append(
+                Due(parameter, arrays, g.values, g.packing) if isinstance(g, Packed) else
+                Due(parameter, arrays, matrix(parameter, g.dense(parameter.device)), None))
+        for dev, parameters in due.items():
+            ready.update(self.update(dev, parameters) or {})
+        return ready
+
+    def advance(self) -> None:
+        """A step was launched: go on to the next, without gradients."""
+        self.steps += 1
+        self.zero_grad()
+
+    # --- what optimisers differ in ------------------------------------------------------------------------------------
+    @abc.abstractmethod
+    def update(self, dev: Device, due: list[Due]) -> dict[Tensor, Any] | None:
+        """Change parameters that live on one device, and their state, in place; returns what was packed on the way, if any."""
+
+    def settle(self, parameter: Tensor | None = None) -> None:  # noqa: B027  most optimisers leave nothing undone
+        """Bring a parameter, or all, up to date where steps were left undone."""
+
+    # --- state --------------------------------------------------------------------------------------------------------
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters:
+            parameter.zero_grad()
+
+    def reset(self) -> None:
+        """Forget all state, as before the first step."""
+        self.steps, self.state = 0, []
+
+    def snapshot(self) -> dict[str, Any]:
+        """The steps and the state, on the host."""
+        self.settle()
+        return {"steps": self.steps, "state": [[np.array(p.device.download(s)) for s in state]
+                                               for p, state in zip(self.parameters, self.state)]}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go back to a snapshot, on the devices where the parameters are now."""
+        self.steps = saved["steps"]
+        self.state = [[p.device.upload(np.array(a)) for a in state] for p, state in zip(self.parameters, saved["state"])]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), **self.snapshot(), "wanted": {}}
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        vars(self).update(saved)
+        self.restore(saved)
+
+
+def matrix(tensor: Tensor, array: Any) -> Any:
+    """A parameter-shaped array as (R, C): what update kernels take."""
+    shape = tensor.shape
+    return array if len(shape) == 2 else tensor.device.reshape(array, (1, -1) if len(shape) < 2 else (shape[0], -1))
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent with momentum, as PyTorch defines it.
+
+    Lazy where it is told what is read next (`step(wanted)`): a step that brings a block of a weight no gradient is a linear map
+    of (w, v), so that several of them are one, done when somebody reads the block. An update then costs what two successive
+    plans keep, not the size of the weight, and gives the weights of the dense update to rounding.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor
+    learning_rate : float, default=0.01
+    momentum : float, default=0.0
+        In [0, 1): share of the last step's velocity that is kept (Polyak 1964).
+    nesterov : bool, default=False
+        Whether to look ahead along the velocity (Nesterov 1983, in the form of Sutskever et al. 2013).
+    weight_decay : float, default=0.0
+        L2 penalty: weight_decay * w is added to the gradient.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or nesterov is asked for without momentum.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.01, momentum: float = 0.0,
+                 nesterov: bool = False, weight_decay: float = 0.0) -> None:
+        super().__init__(parameters, learning_rate, weight_decay)
+        self.momentum = _check("momentum", momentum, 0, 1)
+        self.nesterov = bool(nesterov)
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0")
+        self.missed: dict[Tensor, Missed] = {}
+        self.stepping: list[Missed] = []  # those that the present step changes
+        self.rates: dict[Device, tuple[float, Any]] = {}  # where devices record: recorded launches read the rate in an array
+
+    @property
+    def _numbers(self) -> tuple:
+        return self.learning_rate, self.momentum, self.nesterov, self.weight_decay
+
+    def prepare(self, wanted=None):
+        super().prepare(wanted)
+        for p in self.parameters:
+            if p.requires_grad:
+                self._arrange(p, self.wanted.get(p))
+            elif p in self.missed:  # frozen meanwhile
+                self.settle(p)
+                del self.missed[p]
+        self.stepping = list(self.missed.values())
+        for dev in {p.device for p in self.parameters}:
+            rate, array = self.rates.get(dev, (None, None))
+            if dev.records() and rate != self.learning_rate:
+                self.rates[dev] = self.learning_rate, dev.full((1,), self.learning_rate, out=array)
+
+    def recorded_by(self):
+        devices = {p.device for p in self.parameters}
+        if len(devices) != 1 or devices != self.rates.keys():
+            return None
+        ((_, rate),) = self.rates.values()
+        return self._numbers[1:], [rate, *(v for (v,) in self.state),
+                                   *(a for missed in self.stepping for a in (missed.behind, missed.held))]
+
+    def launch(self):
+        for parameter, missed in self.missed.items():
+            if parameter.gradient is None:  # copies, as `settled` makes, are not recorded
+                self.settle(parameter)
+                missed.settled()
+                self.stepping.remove(missed)
+        return super().launch()
+
+    def update(self, dev, due):
+        updates, ready = [], {}
+        for parameter, (w, v), g, packing in due:
+            missed, into = self.missed.get(parameter), None
+            if missed and missed.idle and not dev.records():
+                missed = None  # it has nothing to say; where passes are recorded, it may have by the next time
+            if missed and missed.partly:
+                into = self.wanted[parameter].room()
+            updates.append(SGDUpdate(w, v, g, packing, missed and missed.late, into))
+            if into is not None:
+                ready[parameter] = into[0]
+        dev.sgd(updates, self.rates[dev][1] if dev in self.rates else self.learning_rate, *self._numbers[1:])
+        return ready
+
+    def _arrange(self, parameter: Tensor, part: Kept | None) -> None:
+        """Tell what a parameter misses what is wanted; start to count where nothing fits."""
+        dev, missed = parameter.device, self.missed.get(parameter)
+        part = part if part is not None and dev.late_pays(parameter.size) else None
+        block = part and part.plan.region(parameter.shape).block
+        fits = missed and missed.dev is dev and block in (None, missed.block)
+        if missed and not (fits and missed.numbers == self._numbers):
+            self.settle(parameter)
+            missed.renumber(self._numbers)
+            if not fits:
+                del self.missed[parameter]
+        if part and not fits:
+            shape = parameter.shape[0], parameter.size // max(parameter.shape[0], 1)
+            self.missed[parameter] = Missed(dev, shape, block, self._numbers)
+        if parameter in self.missed:
+            self.missed[parameter].want(part)
+
+    def advance(self):
+        super().advance()
+        for missed in self.stepping:
+            missed.stepped()
+        self.stepping = []
+
+    def settle(self, parameter=None):
+        for i, p in enumerate(self.parameters):
+            missed = self.missed.get(p) if parameter in (None, p) else None
+            if missed and missed.count:
+                p.device.sgd_settle(matrix(p, p.data), matrix(p, self.state[i][0]), missed.late)
+                missed.settled()
+
+    def reset(self):
+        super().reset()
+        self.missed = {}
+
+    def restore(self, saved):
+        super().restore(saved)
+        self.missed, self.stepping, self.rates = {}, [], {}
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "missed": {}, "stepping": [], "rates": {}}
+
+
+class Adam(Optimizer):
+    """Adam (Kingma & Ba 2015, algorithm 1), as PyTorch defines it.
+
+    Never lazy: its step without a gradient is not linear (a square root, eps, and corrections that change every step), so
+    missed steps cannot be done as one without another result.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor
+    learning_rate : float, default=0.001
+    betas : tuple of float, default=(0.9, 0.999)
+        How slowly the means of g and g² move, each in [0, 1).
+    eps : float, default=1e-8
+        Keeps the division finite.
+    weight_decay : float, default=0.0
+        L2 penalty: weight_decay * w is added to the gradient.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    states = 2
+
+    def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.001, betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8, weight_decay: float = 0.0) -> None:
+        super().__init__(parameters, learning_rate, weight_decay)
+        self.betas = tuple(_check("betas", b, 0, 1) for b in betas)
+        self.eps = _check("eps", eps, 0)
+
+    def update(self, dev, due):
+        updates = [AdamUpdate(*d.arrays, d.g, d.packing) for d in due]
+        dev.adam(updates, self.learning_rate, *self.betas, self.eps, self.steps + 1, self.weight_decay)

@@ -1,0 +1,146 @@
+"""Trainer: the training step. Draw plans, forward, loss, backward, update: on a card one graph, which is replayed."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..device import Device
+from ..dropout import Dropout
+from ..layers import Form, Layer, Sequential, Step
+from ..plans import Plan
+from ..tensor import Tensor
+from .data import Batch
+from .optim import Optimizer
+from .replay import Replay
+from .streams import Streams
+from .task import Task
+
+FLOAT32 = np.dtype(np.float32)
+
+
+class Done(NamedTuple):
+    """What a step gives: the loss, what was predicted on the way, and the FLOPs done and of dense training."""
+
+    loss: Tensor
+    answer: Any
+    flops: float
+    dense: float
+
+
+@dataclasses.dataclass
+class Trainer:
+    """What a training step needs."""
+
+    model: Sequential
+    optimizer: Optimizer
+    policy: Dropout
+    task: Task
+    streams: Streams
+    dev: Device
+    batch_size: int
+    session_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # `limit` of threads, `precision` of products
+    upcoming: Step | None = None    # the next step, where it is drawn already
+
+    def __post_init__(self) -> None:
+        self.replay = Replay(self.dev, self.model)
+        self._dense: dict[tuple[int, ...], float] = {}  # FLOPs without plans, by the shape of the inputs
+        self._counted: dict[tuple, float] = {}          # with plans
+
+    def draw(self, batch: Batch | None = None) -> Step:
+        """A step with plans drawn for it."""
+        plans = {site: self.policy.plan(site, self.streams.plans) for site in self.model.droppable()}
+        return self._begin({site: plan for site, plan in plans.items() if plan is not None}, batch)
+
+    def _begin(self, plans: Mapping[Any, Plan], batch: Batch | None = None) -> Step:
+        return Step(self.dev, plans, training=True, noise=self.streams.noise, inputs=batch and batch.ids,
+                    look=self._look if self.policy.looks else None)
+
+    def _look(self, layer: Layer, name: str, x: Tensor, w: Tensor) -> Plan | None:
+        """What the policy says of a site, unless it gives the answer."""
+        site = next((site for site in self.model.droppable() if (site.layer, site.name) == (layer, name)), None)
+        return site and self.policy.look(site, x, w)
+
+    def resume(self, plans: Mapping[tuple[Layer, str], Plan] | None) -> None:
+        """The next step has these plans; None: they are to be drawn."""
+        self.upcoming = None
+        if plans is not None:
+            self.upcoming = self._begin({})
+            self.upcoming.plans = dict(plans)
+
+    def step(self, X: Any, batch: Batch, following: Batch | None = None, last: bool = True) -> Done:
+        """One update with a batch of samples X.
+
+        Unless it is the last one before the weights are read as a whole, the next step's plans are drawn here already, and what
+        they do not read is brought up to date later (`SGD`). The batch that follows, where it is known, says which rows of an
+        `Embedding` that step reads.
+        """
+        self.optimizer.zero_grad()  # an earlier step may have been broken off
+        step, self.upcoming = self.upcoming, None
+        with self.dev.session(**self.session_options):
+            step = step or self.draw(batch)
+            batch = self._put(X, batch)
+            upcoming = None if last else self.draw(following)
+            self.optimizer.prepare(upcoming and self.model.reads(upcoming))
+            loss, answer, ready = self._passes(step, batch)
+            if upcoming:
+                upcoming.ready = ready
+            self.upcoming = upcoming
+            shape = tuple(batch.inputs.shape)
+            if shape not in self._dense:
+                self._dense[shape] = self.model.cost(Form(shape), Step(self.dev))[0].flops
+            flops = self._flops(shape, step) if step.plans else self._dense[shape]
+        return Done(Tensor.wrap(loss, self.dev), answer, flops, self._dense[shape])
+
+    def _flops(self, shape: tuple[int, ...], step: Step) -> float:
+        """Of a step with inputs of this shape; plans of one kind and one density do the same."""
+        key = shape, *[(site, plan.kind, plan.density) for site, plan in step.plans.items()]
+        if any(plan.kind is None for plan in step.plans.values()):
+            return self.model.cost(Form(shape), step)[0].flops
+        if key not in self._counted:
+            self._counted[key] = self.model.cost(Form(shape), step)[0].flops
+        return self._counted[key]
+
+    def _put(self, X: Any, batch: Batch) -> Batch:
+        """The batch where a step can replay what it does with it: the next batch overwrites it."""
+        out = None if batch.ids is not None else self.replay.place("x", (len(batch.rows), *X.shape[1:]), FLOAT32)
+        batch = batch.fetch(X, self.dev, out)
+        return batch._replace(targets=self.replay.put("y", batch.targets), weights=self.replay.put("weights", batch.weights))
+
+    def _passes(self, step: Step, batch: Batch) -> tuple[Any, Any, dict[Tensor, Any]]:
+        """(loss, what was predicted), arrays on the device, and what the update packed for the next step."""
+        key, x, arrays, ready = self._key(step, batch), Tensor.wrap(batch.inputs, self.dev), [], {}
+        recorded = None if key is None else self.optimizer.recorded_by()
+        if key is not None:
+            self.replay.put_plans(step)
+        if recorded:
+            key, arrays = (key, recorded[0]), recorded[1]
+
+        def work() -> tuple[Any, Any]:
+            output = self.model(x, step)
+            loss = self.task.loss(output, batch.targets, batch.weights)
+            loss.backward()
+            answer = self.task.answer(self.dev, output.data)
+            if recorded:  # last: what fails before leaves the weights as they are
+                self.optimizer.reduce()
+                self.optimizer.launch()
+            return loss.data, answer
+
+        loss, answer = self.replay(key, work, arrays)
+        step.ready = {}  # makes room for what the update packs
+        if not recorded:
+            self.optimizer.reduce()
+            ready = self.optimizer.launch()
+        self.optimizer.advance()
+        return loss, answer, ready
+
+    def _key(self, step: Step, batch: Batch) -> Hashable | None:
+        """What decides which launches the passes are; None where that is not known, or they are more than launches."""
+        inputs = (("x", batch.inputs), ("y", batch.targets), ("weights", batch.weights))
+        kinds = tuple((site, plan.kind) for site, plan in step.plans.items())
+        if not (self.replay.possible and all(self.replay.holds(*given) for given in inputs) and self.model.records
+                and self.task.records and not self.policy.looks and all(kind is not None for _, kind in kinds)):
+            return None
+        return tuple(self.model.layers), kinds, batch.inputs.shape, batch.weights is None  # a callback may exchange layers

@@ -1,0 +1,1 @@
+"""What fast CUDA kernels are made of, and products in blocks that several families launch."""

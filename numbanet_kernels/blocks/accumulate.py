@@ -1,0 +1,304 @@
+"""What a thread does with its sums, as LLVM code: it multiplies tiles in shared memory, and stores what it has.
+
+    sums_of      8 x 8 (or 4 x 4) sums a thread: fused multiply-adds
+    fragments    4 x 4 fragments a warp: tensor cores, mma.sync.m16n8k8 in TF32
+    rows_of      the sums of A's rows, on the way
+
+Sums are one tuple, so that they stay in registers. Fragments of m16n8k8, g = lane // 4 and t = lane % 4 (PTX ISA, "Matrix
+fragments for mma.m16n8k8"):
+
+    A  (g, t) (g + 8, t) (g, t + 4) (g + 8, t + 4)      B  (t, g) (t + 4, g)
+    C  (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from llvmlite import ir
+from numba import types
+
+from ..runtime.declare import intrinsic
+from .copies import DEPTH, THREADS
+from .intrinsics import F32, I32, I64, constant, data_of, element, loaded, numbers_of
+
+QUAD = ir.VectorType(F32, 4)
+FRAGMENTS = types.UniTuple(types.float32, 64)
+
+
+def _gates(builder, data, masked, places, wanted):
+    """Whether the elements of `where` at some places are above 0; all are as good as that, and none is read, unless masked."""
+    zero = ir.Constant(F32, 0.0)
+    return [builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, zero))
+            for value in loaded(builder, data, places, wanted, masked)]
+
+
+def _results(builder, sums, place_of, biases, relu, alpha, scale):
+    """(i, j, open) -> scale act(alpha sums[place_of(i, j)] + biases[j]) if open, else 0; NaN stays."""
+    zero = ir.Constant(F32, 0.0)
+
+    def result(i, j, open_):
+        sum_ = builder.fadd(builder.fmul(alpha, builder.extract_value(sums, place_of(i, j))), biases[j])
+        negative = builder.and_(relu, builder.fcmp_ordered("<", sum_, zero))
+        return builder.select(open_, builder.fmul(scale, builder.select(negative, zero, sum_)), zero)
+
+    return result
+
+
+def stores_of(kind, rows_at, cols_at, place_of, group):
+    """(store, scatter): what writes a thread's sums, those of rows rows_at and columns cols_at of its block; `group`
+    neighbouring columns are one store where they are aligned."""
+    vector = ir.VectorType(F32, group)
+
+    @intrinsic(str(kind), *rows_at, *cols_at, group)
+    def store(typing_context, sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, where, masked, relu,
+              alpha, scale):
+        """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols, and if
+        masked 0 unless `where` is above 0 there: st.global.v4.f32 (or v2) where `aligned`, else st.global.f32."""
+        def generate(context, builder, signature, arguments):
+            (sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, where, masked, relu, alpha,
+             scale) = arguments
+            inside = [builder.icmp_signed("<", constant(j), cols) for j in cols_at]
+            biases = loaded(builder, data_of(context, builder, signature.args[7], bias),
+                            [builder.add(bias_at, builder.mul(constant(j), bias_step)) for j in cols_at], inside, biased)
+            c, where = data_of(context, builder, signature.args[1], c), data_of(context, builder, signature.args[11], where)
+            result = _results(builder, sums, place_of, biases, relu, alpha, scale)
+            for i, row in enumerate(rows_at):
+                with builder.if_then(builder.icmp_signed("<", constant(row), rows)):
+                    start = builder.add(at, builder.mul(constant(row), width))
+                    places = [builder.add(start, constant(j)) for j in cols_at]
+                    gates = _gates(builder, where, masked, places, inside)
+                    for j in range(0, len(cols_at), group):
+                        first, values = element(builder, c, places[j]), [result(i, k, gates[k]) for k in range(j, j + group)]
+                        with builder.if_else(builder.and_(aligned, inside[j + group - 1])) as (together, apart):
+                            with together:
+                                quad = ir.Constant(vector, ir.Undefined)
+                                for k, value in enumerate(values):
+                                    quad = builder.insert_element(quad, value, constant(k))
+                                at_once = builder.bitcast(first, ir.PointerType(vector, first.type.addrspace))
+                                builder.store(quad, at_once, align=4 * group)
+                            with apart:
+                                for k, value in enumerate(values):
+                                    with builder.if_then(inside[j + k]):
+                                        builder.store(value, builder.gep(first, [ir.Constant(I64, k)]))
+            return context.get_dummy_value()
+
+        return types.void(kind, c, *[types.int32] * 4, types.boolean, bias, types.int32, types.int32, types.boolean, where,
+                          types.boolean, types.boolean, types.float32, types.float32), generate
+
+    @intrinsic(str(kind), *rows_at, *cols_at)
+    def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale):
+        """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols, and if
+        masked 0 unless `where` is above 0 there."""
+        def generate(context, builder, signature, arguments):
+            sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale = arguments
+            inside = [builder.icmp_signed("<", constant(j), cols) for j in cols_at]
+            columns = numbers_of(context, builder, signature.args[6], to, to_at, [constant(j) for j in cols_at])
+            biases = loaded(builder, data_of(context, builder, signature.args[8], bias), columns, inside, biased)
+            c, where = data_of(context, builder, signature.args[1], c), data_of(context, builder, signature.args[10], where)
+            result = _results(builder, sums, place_of, biases, relu, alpha, scale)
+            for i, row in enumerate(rows_at):
+                with builder.if_then(builder.icmp_signed("<", constant(row), rows)):
+                    start = builder.add(at, builder.mul(constant(row), width))
+                    to_places = [builder.add(start, column) for column in columns]
+                    gates = _gates(builder, where, masked, to_places, inside)
+                    for j in range(len(cols_at)):
+                        with builder.if_then(inside[j]):
+                            builder.store(result(i, j, gates[j]), element(builder, c, to_places[j]))
+            return context.get_dummy_value()
+
+        return types.void(kind, c, *[types.int32] * 4, to, types.int32, bias, types.boolean, where, types.boolean,
+                          types.boolean, types.float32, types.float32), generate
+
+    return store, scatter
+
+
+class Sums(NamedTuple):
+    """What a thread does with its sums: intrinsics.
+
+    corner: t -> (the row or column that it copies, where neighbours copy along k; row and column of its first sum; where its
+    numbers begin in a tile of A and of B). `multiply` is given the number of the step, whose last bit says which of two tiles
+    is meant; zeros, multiply, store and scatter say themselves what they do.
+    """
+
+    corner: Callable
+    zeros: Callable
+    multiply: Callable
+    store: Callable
+    scatter: Callable
+
+
+CORNER = types.UniTuple(types.int32, 5)
+
+
+def _current(context, builder, kind, array, at, step, layout):
+    """Where a thread's numbers begin in the tile of this step."""
+    stage = builder.mul(builder.and_(step, constant(1)), constant(layout.stage))
+    return element(builder, data_of(context, builder, kind, array), builder.add(stage, at))
+
+
+@functools.cache
+def rows_of(tile, layout):
+    """(first, add): a block's threads sum the rows of A, each of them a part of one row's numbers in a tile."""
+    share = DEPTH * tile // THREADS
+
+    @intrinsic(tile, layout)
+    def first(typing_context, t):
+        """Where a thread's part begins in a tile: rows stand side by side."""
+        def generate(context, builder, signature, arguments):
+            (t,) = arguments
+            part, row = builder.udiv(t, constant(tile)), builder.urem(t, constant(tile))
+            return builder.add(builder.mul(part, constant(share * layout.step)), builder.mul(row, constant(layout.side)))
+
+        return types.int32(types.int32), generate
+
+    @intrinsic(tile, layout)
+    def add(typing_context, total, a, at, step):
+        """total + its numbers in the tile of this step: add.f32, one k after the other."""
+        def generate(context, builder, signature, arguments):
+            total, a, at, step = arguments
+            data = _current(context, builder, signature.args[1], a, at, step, layout)
+            for k in range(share):
+                total = builder.fadd(total, builder.load(builder.gep(data, [ir.Constant(I64, k * layout.step)])))
+            return total
+
+        return types.float32(types.float32, a, types.int32, types.int32), generate
+
+    return first, add
+
+
+@functools.cache
+def sums_of(side, layout):
+    """Sums of 8 x 8 (or 4 x 4) a thread, in rows and columns 0 … 3 and, if 8, 64 … 67, of tiles that both lie like this."""
+    pitch = layout.step
+    kind, places = types.UniTuple(types.float32, side * side), [64 * half + i for half in range(side // 4) for i in range(4)]
+
+    def place_of(i, j):
+        return side * i + j
+
+    @intrinsic(side, layout)
+    def corner(typing_context, t):
+        """Threads stand 16 x 16, and copy in rows of 8."""
+        def generate(context, builder, signature, arguments):
+            (t,) = arguments
+            row, col = (builder.shl(n, constant(2)) for n in (builder.lshr(t, constant(4)), builder.and_(t, constant(15))))
+            return context.make_tuple(builder, CORNER, [builder.lshr(t, constant(3)), row, col, row, col])
+
+        return CORNER(types.int32), generate
+
+    @intrinsic(side, layout)
+    def zeros(typing_context):
+        """side x side zeros."""
+        def generate(context, builder, signature, arguments):
+            return context.make_tuple(builder, kind, [ir.Constant(F32, 0.0)] * side**2)
+
+        return kind(), generate
+
+    def quads(builder, pointer, k):
+        """A thread's numbers in row k of a tile: ld.shared.v4.f32 at 0 and 64."""
+        for half in range(side // 4):
+            at = builder.gep(pointer, [ir.Constant(I64, k * pitch + 64 * half)])
+            quad = builder.load(builder.bitcast(at, ir.PointerType(QUAD, at.type.addrspace)), align=16)
+            yield from (builder.extract_element(quad, constant(i)) for i in range(4))
+
+    @intrinsic(side, layout)
+    def multiply(typing_context, sums, a, a_at, b, b_at, step):
+        """sums[i, j] += a[k, i] b[k, j] for the 16 k of a tile, i from a_at and j from b_at on: fma.rn.f32."""
+        def generate(context, builder, signature, arguments):
+            values = [builder.extract_value(arguments[0], i) for i in range(side**2)]
+            left = _current(context, builder, signature.args[1], *arguments[1:3], arguments[5], layout)
+            right = _current(context, builder, signature.args[3], *arguments[3:], layout)
+            for k in range(DEPTH):
+                row, col = list(quads(builder, left, k)), list(quads(builder, right, k))
+                for i in range(side):
+                    for j in range(side):
+                        values[side * i + j] = builder.fma(row[i], col[j], values[side * i + j])
+            return context.make_tuple(builder, kind, values)
+
+        return kind(kind, a, types.int32, b, types.int32, types.int32), generate
+
+    return Sums(corner, zeros, multiply, *stores_of(kind, places, places, place_of, 4))
+
+
+# --- tensor cores -----------------------------------------------------------------------------------------------------
+@functools.cache
+def fragments(passes, of_a, of_b):
+    """Sums of a thread's part of 4 x 4 fragments of C, of tiles that lie like this."""
+    a_k, a_m, b_k, b_n = of_a.step, of_a.side, of_b.step, of_b.side
+
+    @intrinsic(passes, of_a, of_b)
+    def corner(typing_context, t):
+        """Warps stand 2 x 4. Copies along k go to rows 0 2 4 6 of eight, then 1 3 5 7: four rows of 20 floats begin 8 banks
+        apart."""
+        def generate(context, builder, signature, arguments):
+            (t,) = arguments
+
+            def bits(n, first, count, to):
+                """Bits first … first + count - 1 of n, moved to bit `to`."""
+                found = builder.and_(builder.lshr(n, constant(first)), constant((1 << count) - 1))
+                return builder.shl(found, constant(to))
+
+            def at(k, k_step, side, side_step):
+                return builder.add(builder.mul(k, constant(k_step)), builder.mul(side, constant(side_step)))
+
+            place = builder.lshr(t, constant(3))
+            place = builder.or_(bits(place, 3, 2, 3), builder.or_(bits(place, 0, 2, 1), bits(place, 2, 1, 0)))
+            k, g = bits(t, 0, 2, 0), bits(t, 2, 3, 0)
+            row, col = builder.add(bits(t, 7, 1, 6), g), bits(t, 5, 2, 5)
+            first = builder.add(col, bits(t, 0, 2, 1))
+            corner = [place, row, first, at(k, a_k, row, a_m), at(k, b_k, builder.add(col, g), b_n)]
+            return context.make_tuple(builder, CORNER, corner)
+
+        return CORNER(types.int32), generate
+
+    @intrinsic(passes, of_a, of_b)
+    def zeros(typing_context):
+        """64 zeros."""
+        def generate(context, builder, signature, arguments):
+            return context.make_tuple(builder, FRAGMENTS, [ir.Constant(F32, 0.0)] * 64)
+
+        return FRAGMENTS(), generate
+
+    def split(builder, x):
+        """(big, small) as bits of TF32: cvt.rna.tf32.f32 of x and of what it leaves."""
+        convert = ir.InlineAsm(ir.FunctionType(I32, [F32]), "cvt.rna.tf32.f32 $0, $1;", "=r,f")
+        big = builder.call(convert, [x])
+        return big, builder.call(convert, [builder.fsub(x, builder.bitcast(big, F32))]) if passes == 3 else None
+
+    @intrinsic(passes, of_a, of_b)
+    def multiply(typing_context, sums, a, a_at, b, b_at, step):
+        """C += A B for the 16 k of a tile: mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32, the small parts first."""
+        def generate(context, builder, signature, arguments):
+            sums = [builder.extract_value(arguments[0], i) for i in range(64)]
+            left = _current(context, builder, signature.args[1], *arguments[1:3], arguments[5], of_a)
+            right = _current(context, builder, signature.args[3], *arguments[3:], of_b)
+            result = ir.LiteralStructType([F32] * 4)
+            mma = ir.InlineAsm(
+                ir.FunctionType(result, [I32] * 6 + [F32] * 4),
+                "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {$0,$1,$2,$3},{$4,$5,$6,$7},{$8,$9},{$10,$11,$12,$13};",
+                "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f")
+
+            def parts(base, offset):
+                return split(builder, builder.load(builder.gep(base, [ir.Constant(I64, offset)])))
+
+            for k in (0, 8):
+                columns = [[parts(right, (k + dk) * b_k + 8 * j * b_n) for dk in (0, 4)] for j in range(4)]
+                for i in range(4):
+                    row = [parts(left, (k + dk) * a_k + (16 * i + dm) * a_m) for dk in (0, 4) for dm in (0, 8)]
+                    for part_a, part_b in ((1, 0), (0, 1), (0, 0)) if passes == 3 else ((0, 0),):
+                        for j in range(4):
+                            at = 4 * (4 * i + j)
+                            fragments = [f[part_a] for f in row] + [f[part_b] for f in columns[j]] + sums[at:at + 4]
+                            found = builder.call(mma, fragments)
+                            sums[at:at + 4] = [builder.extract_value(found, q) for q in range(4)]
+            return context.make_tuple(builder, FRAGMENTS, sums)
+
+        return FRAGMENTS(FRAGMENTS, a, types.int32, b, types.int32, types.int32), generate
+
+    rows_at, cols_at = [16 * i + 8 * h for i in range(4) for h in (0, 1)], [8 * j + e for j in range(4) for e in (0, 1)]
+
+    def place_of(i, j):
+        return 4 * (4 * (i // 2) + j // 2) + 2 * (i % 2) + j % 2
+
+    return Sums(corner, zeros, multiply, *stores_of(FRAGMENTS, rows_at, cols_at, place_of, 2))

@@ -1,0 +1,135 @@
+"""How the threads of a block copy a tile of an operand into shared memory, as LLVM code.
+
+    cp.async.ca.shared.global [to], [source], 4, inside ? 4 : 0     one float, or 0, soon; nothing is read where not inside
+
+While one tile is multiplied the next one is on its way, so there are two of each operand: step s is copied to tile s & 1.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from llvmlite import ir
+from numba import types
+
+from ..runtime.declare import intrinsic
+from .intrinsics import F32, I32, I64, constant, data_of, element, numbers_of
+
+DEPTH = 16     # of a tile, along k
+THREADS = 256  # of a block
+
+
+class Layout(NamedTuple):
+    """How a block's threads copy an operand's tiles, and how these lie in shared memory."""
+
+    along_k: bool  # whether neighbouring threads copy along k, or across
+    deep: int      # k that are copied at once,
+    wide: int      # and rows or columns
+    count: int     # of all of these
+    step: int      # from one k to the next
+    side: int      # from one row or column to the next
+    stage: int     # floats of a tile
+
+
+def layout(tile, along_k, passes=0, padding=4):
+    """Of an operand that neighbouring threads read along k, or across, for tiles of so many rows or columns."""
+    walk = (True, 8, 32, tile) if along_k else (False, THREADS // tile, tile, tile)
+    if passes and along_k:
+        return Layout(*walk, 1, DEPTH + 4, tile * (DEPTH + 4))
+    pitch = tile + (8 if passes else padding)
+    return Layout(*walk, pitch, 1, DEPTH * pitch)
+
+
+class Copies(NamedTuple):
+    """What a thread copies: intrinsics.
+
+    first(t, place, tile) -> (k, row or column, address in shared memory) of the first number; place is what `accumulate` says.
+    strided, listed: all its numbers of a tile.
+    """
+
+    first: Callable
+    strided: Callable
+    listed: Callable
+
+
+@intrinsic()
+def address(typing_context, array, at):
+    """The address of array[at] in global memory, as an integer."""
+    def generate(context, builder, signature, arguments):
+        array, at = arguments
+        return builder.ptrtoint(element(builder, data_of(context, builder, signature.args[0], array), at), I64)
+
+    return types.int64(array, types.int32), generate
+
+
+THREE = types.UniTuple(types.int32, 3)
+COPY = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [I32, I64, I32]), "cp.async.ca.shared.global [$0], [$1], 4, $2;", "r,l,r",
+                    side_effect=True)  # that memory changes is said by `wait_for_all_but_one`: nothing is reloaded before
+
+
+@functools.cache
+def copies_of(layout, k_listed=False, side_listed=False):
+    """Of tiles that lie like this; `listed` looks up the numbers of k, or of rows or columns, or of both."""
+    parts = [(i, j) for i in range(0, DEPTH, layout.deep) for j in range(0, layout.count, layout.wide)]
+
+    @intrinsic(layout)
+    def first(typing_context, t, place, array):
+        """Along k threads stand in rows of 8."""
+        def generate(context, builder, signature, arguments):
+            t, place, array = arguments
+            k, side = ((builder.and_(t, constant(7)), place) if layout.along_k else
+                       (builder.udiv(t, constant(layout.wide)), builder.urem(t, constant(layout.wide))))
+            at = builder.add(builder.mul(k, constant(layout.step)), builder.mul(side, constant(layout.side)))
+            there = element(builder, data_of(context, builder, signature.args[2], array), at)
+            there = builder.ptrtoint(builder.addrspacecast(there, ir.PointerType(F32, 3)), I32)
+            return context.make_tuple(builder, THREE, [k, side, there])
+
+        return THREE(types.int32, types.int32, array), generate
+
+    def copied(builder, to, step, sources, depth, sides):
+        """A copy from each of the sources, to where it belongs in the tile of this step."""
+        to = builder.add(to, builder.mul(builder.and_(step, constant(1)), constant(4 * layout.stage)))
+        for (i, j), source in zip(parts, sources, strict=True):
+            inside = builder.and_(builder.icmp_signed("<", constant(i), depth), builder.icmp_signed("<", constant(j), sides))
+            there = builder.add(to, constant(4 * (i * layout.step + j * layout.side)))
+            builder.call(COPY, [there, source, builder.select(inside, constant(4), constant(0))])
+
+    @intrinsic(layout)
+    def strided(typing_context, to, step, source, k_step, side_step, depth, sides):
+        """From the address `source` on, in steps of so many floats: -> the address where the next tile begins. depth k and so
+        many rows or columns are inside, counted from this thread's first ones, and k from the first step."""
+        def generate(context, builder, signature, arguments):
+            to, step, source, k_step, side_step, depth, sides = arguments
+
+            def bytes_on(k, side):
+                return builder.add(*(builder.mul(ir.Constant(I64, 4 * count), builder.sext(floats, I64)) for count, floats in
+                                     ((k, k_step), (side, side_step))))
+
+            sources = [builder.add(source, bytes_on(i, j)) for i, j in parts]
+            copied(builder, to, step, sources, builder.sub(depth, builder.mul(step, constant(DEPTH))), sides)
+            return builder.add(source, bytes_on(DEPTH, 0))
+
+        return types.int64(types.int32, types.int32, types.int64, *[types.int32] * 4), generate
+
+    @intrinsic(layout, k_listed, side_listed)
+    def listed(typing_context, to, step, array, k, side, k_step, side_step, depth, sides, k_list, k_at, side_list, side_at):
+        """array[K k_step + S side_step], K the k-th number of a list that begins at k_at, or k itself, S likewise; depth k and
+        so many rows or columns are inside. Of a list, all places that a tile reaches can be read."""
+        def generate(context, builder, signature, arguments):
+            to, step, array, k, side, k_step, side_step, depth, sides, k_list, k_at, side_list, side_at = arguments
+            k = builder.add(k, builder.mul(step, constant(DEPTH)))
+            deep = [builder.add(k, constant(i)) for i in range(0, DEPTH, layout.deep)]
+            wide = [builder.add(side, constant(j)) for j in range(0, layout.count, layout.wide)]
+            deep = numbers_of(context, builder, signature.args[9], k_list, k_at, deep) if k_listed else deep
+            wide = numbers_of(context, builder, signature.args[11], side_list, side_at, wide) if side_listed else wide
+            deep, wide = [builder.mul(n, k_step) for n in deep], [builder.mul(n, side_step) for n in wide]
+            data = data_of(context, builder, signature.args[2], array)
+            sources = [builder.ptrtoint(element(builder, data, builder.add(n, m)), I64) for n in deep for m in wide]
+            copied(builder, to, step, sources, builder.sub(depth, k), builder.sub(sides, side))
+            return context.get_dummy_value()
+
+        return types.void(types.int32, types.int32, array, *[types.int32] * 6, k_list, types.int32, side_list,
+                          types.int32), generate
+
+    return Copies(first, strided, listed)

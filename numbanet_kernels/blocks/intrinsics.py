@@ -1,0 +1,129 @@
+"""Instructions that Numba has no name for, as LLVM code: updates are made of them, and with `copies` and `accumulate` products.
+
+    commit, wait_for_all_but_one    cp.async: groups of copies that go on while something is multiplied
+    parking, fence                  sums that other blocks add up: strong stores and loads
+    chosen, owner                   one of several arrays or numbers that a kernel was given as a tuple, and which one
+"""
+from __future__ import annotations
+
+import functools
+
+from llvmlite import ir
+from numba import types
+
+from ..runtime.declare import intrinsic
+
+F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+
+
+def constant(value):
+    """An int32."""
+    return ir.Constant(I32, value)
+
+
+def data_of(context, builder, kind, array):
+    """Where an array argument begins."""
+    return context.make_array(kind)(context, builder, array).data
+
+
+def element(builder, data, index):
+    """Where element `index` lies of the array that begins at `data`."""
+    return builder.gep(data, [builder.sext(index, I64)])
+
+
+def numbers_of(context, builder, kind, array, at, numbers):
+    """array[at + n] for some numbers n."""
+    data = data_of(context, builder, kind, array)
+    return [builder.load(element(builder, data, builder.add(at, n))) for n in numbers]
+
+
+def loaded(builder, data, places, wanted, some):
+    """The elements at some places of an array, 0 where not wanted. Nothing is read unless `some`, and otherwise the first
+    element in place of what is not wanted: so this is one branch."""
+    zero, before = ir.Constant(data.type.pointee, 0), builder.block
+    with builder.if_then(some):
+        values = [builder.load(element(builder, data, builder.select(flag, place, constant(0))))
+                  for place, flag in zip(places, wanted, strict=True)]
+        values, after = [builder.select(flag, value, zero) for flag, value in zip(wanted, values, strict=True)], builder.block
+    found = [builder.phi(zero.type) for _ in values]
+    for phi, value in zip(found, values, strict=True):
+        phi.add_incoming(zero, before)
+        phi.add_incoming(value, after)
+    return found
+
+
+@intrinsic()
+def chosen(typing_context, several, number):
+    """several[number], both known at run time: selp, where indexing would be a branch."""
+    def generate(context, builder, signature, arguments):
+        several, number = arguments
+        found = builder.extract_value(several, 0)
+        for i in range(1, signature.args[0].count):
+            is_it = builder.icmp_signed("==", number, constant(i))
+            found = builder.select(is_it, builder.extract_value(several, i), found)
+        return found
+
+    return several.dtype(several, types.int32), generate
+
+
+@intrinsic()
+def owner(typing_context, firsts, number):
+    """Which of several ranges a number is in; firsts[k] is where range k begins, increasing from 0: the last one that is not
+    above it, found without a branch."""
+    def generate(context, builder, signature, arguments):
+        firsts, number = arguments
+        later = (builder.extract_value(firsts, i) for i in range(1, signature.args[0].count))
+        return functools.reduce(builder.add, (builder.zext(builder.icmp_signed(">=", number, first), I32) for first in later))
+
+    return types.int32(firsts, types.int32), generate
+
+
+def _statement(text):
+    """An intrinsic that is one instruction without operands."""
+    @intrinsic(text)
+    def run(typing_context):
+        def generate(context, builder, signature, arguments):
+            builder.call(ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), text, "~{memory}", side_effect=True), [])
+            return context.get_dummy_value()
+
+        return types.void(), generate
+
+    return run
+
+
+fence = _statement("fence.acq_rel.gpu;")
+commit, wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement("cp.async.wait_group 1;")
+
+
+@functools.cache
+def parking(every):
+    """(park, add): values that a thread leaves in memory, so many floats apart, and that another block adds up."""
+    @intrinsic(every)
+    def park(typing_context, values, to, at):
+        """to[at + i every] = values[i]: st.relaxed.gpu, so that other blocks may read it after a `fence`."""
+        def generate(context, builder, signature, arguments):
+            values, to, at = arguments
+            address = builder.ptrtoint(element(builder, data_of(context, builder, signature.args[1], to), at), I64)
+            kind = ir.FunctionType(ir.VoidType(), [I64, F32])
+            for i in range(signature.args[0].count):
+                store = ir.InlineAsm(kind, f"st.relaxed.gpu.global.f32 [$0+{4 * i * every}], $1;", "l,f", side_effect=True)
+                builder.call(store, [address, builder.extract_value(values, i)])
+            return context.get_dummy_value()
+
+        return types.void(values, to, types.int32), generate
+
+    @intrinsic(every)
+    def add(typing_context, values, source, at):
+        """values[i] + source[at + i every]: ld.relaxed.gpu of what other blocks parked, after a `fence`."""
+        def generate(context, builder, signature, arguments):
+            values, source, at = arguments
+            address = builder.ptrtoint(element(builder, data_of(context, builder, signature.args[1], source), at), I64)
+            kind, sums = ir.FunctionType(F32, [I64]), []
+            for i in range(signature.args[0].count):
+                load = ir.InlineAsm(kind, f"ld.relaxed.gpu.global.f32 $0, [$1+{4 * i * every}];", "=f,l", side_effect=True)
+                sums.append(builder.fadd(builder.extract_value(values, i), builder.call(load, [address])))
+            return context.make_tuple(builder, signature.return_type, sums)
+
+        return values(values, source, types.int32), generate
+
+    return park, add

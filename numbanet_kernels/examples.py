@@ -1,0 +1,103 @@
+"""Examples: small calls of the operations. The tests run them emulated, the counters count them, the bench times them.
+
+    example("sum, rows")        an operation and its arguments, arrays of the host
+    counted("sum")              {kernel: Counters} of all its examples, on the emulated device
+
+A family names them in its function `examples(dev, a, N, I, O)`: the name of the operation, a comma and what is special.
+"""
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .runtime import declare, emulation
+from .tables import modules
+
+SIZES = 128, 256, 192  # N, I, O: batch, in, out; a few blocks, none ragged
+
+
+class Example(NamedTuple):
+    """A call of an operation."""
+
+    op: str
+    arguments: tuple
+    options: dict[str, Any]
+
+    def on(self, dev: Any) -> Example:
+        """The same call, its arrays on a device."""
+        return _uploaded(self, dev)
+
+    def run(self, dev: Any) -> Any:
+        """What the operation gives, with the arguments that are on that device."""
+        return getattr(dev, self.op)(*self.arguments, **self.options)
+
+
+def _uploaded(value: Any, dev: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return dev.upload(value)
+    if isinstance(value, dict):
+        return {name: _uploaded(part, dev) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        parts = [_uploaded(part, dev) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+class _Calls:
+    """Stands for a device: its operations are listed, not done."""
+
+    def __getattr__(self, op: str) -> Any:
+        return lambda *arguments, **options: Example(op, arguments, options)
+
+
+class _Arrays:
+    """Makes arrays of random numbers, the same ones each time."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(3)
+
+    def __call__(self, *shape: int, above: float | None = None) -> np.ndarray:
+        values = self.rng.standard_normal(shape, np.float32)
+        return values if above is None else above + np.abs(values)
+
+    def indices(self, below: int, *shape: int) -> np.ndarray:
+        return self.rng.integers(below, size=shape).astype(np.int32)
+
+
+@functools.cache
+def families() -> dict[str, ModuleType]:
+    """{name of an example: its module}"""
+    return {name: module for module in modules() if hasattr(module, "examples") for name in module.examples(None, None, *SIZES)}
+
+
+def example(name: str, sizes: tuple[int, int, int] = SIZES) -> Example:
+    """The example of that name, for N samples, I inputs and O outputs."""
+    return families()[name].examples(_Calls(), _Arrays(), *sizes)[name]()
+
+
+def counted(op: str) -> dict[declare.Kernel, Any]:
+    """What the kernels of an operation did in its examples.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    from . import emulated
+
+    names = [name for name in families() if op in (name, name.partition(",")[0])]
+    if not names:
+        ops = dict.fromkeys(name.partition(",")[0] for name in families())
+        raise ValueError(f"there is no example of {op!r}; choose from {', '.join(ops)}")
+    before = dict(emulation.counters)
+    emulation.counters.clear()
+    try:
+        for name in names:
+            example(name).on(emulated).run(emulated)
+        return dict(emulation.counters)
+    finally:
+        emulation.counters.clear()
+        emulation.counters.update(before)

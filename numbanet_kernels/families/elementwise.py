@@ -1,0 +1,359 @@
+"""Elementwise maps: y[i] = f(x[i]), y[i] = f(a[i], b[i]), and the backward maps dx[i] = dy[i] f'(.); equal shapes.
+
+unary     exp, log, sqrt, tanh, abs, sign; sigmoid = 1/2 + tanh(x/2)/2, which cannot overflow; relu = max(x, 0);
+          gelu = x Phi(x) with Phi(x) = (1 + erf(x/sqrt 2))/2; affine = x*mul + add; power = x^exponent
+binary    add, sub, mul, div, maximum, minimum; greater = 1 where a > b, else 0
+backward  relu_grad = scale*dy where y > 0, else 0; tanh_grad = dy (1 - y^2); sigmoid_grad = dy y (1 - y);
+          gelu_grad = dy (Phi(x) + x phi(x)) with phi the density of the standard normal
+
+NaN propagates, except that greater(NaN, b) = 0. `out` may be one of the arguments. Arrays are C-contiguous.
+"""
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+from numba import float32
+
+from ..host import threads
+from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.launch import launch
+from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, output
+
+EXP, LOG, SQRT, TANH, SIGMOID, RELU, ABS, SIGN, GELU = range(9)
+ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, GREATER, TANH_GRAD, SIGMOID_GRAD, GELU_GRAD = range(10)
+RELU_GRAD, RELU_MAP, GELU_MAP = range(10, 13)  # on the CPU only
+ROOT_HALF = math.sqrt(0.5)
+NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)
+LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
+
+
+def named(name, formula, function):
+    """Give a generated function the name and the one-line docstring that a written one would have."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = formula
+    return function
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+_float64 = functools.partial(functools.partial, dtype=np.float64)  # a ufunc that computes in float64
+exp_reference, log_reference, sqrt_reference = _float64(np.exp), _float64(np.log), _float64(np.sqrt)
+tanh_reference, abs_reference, sign_reference = _float64(np.tanh), _float64(np.absolute), _float64(np.sign)
+add_reference, sub_reference, mul_reference = _float64(np.add), _float64(np.subtract), _float64(np.multiply)
+div_reference = _float64(np.divide)
+maximum_reference, minimum_reference = _float64(np.maximum), _float64(np.minimum)
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def sigmoid_reference(x):
+    """y = 1 / (1 + exp(-x))"""
+    return 0.5 + 0.5 * np.tanh(0.5 * np.asarray(x, np.float64))
+
+
+def relu_reference(x):
+    """y = max(x, 0)"""
+    return np.maximum(np.asarray(x, np.float64), 0)
+
+
+def gelu_reference(x):
+    """y = x Phi(x)"""
+    x = np.asarray(x, np.float64)
+    return x * (0.5 + 0.5 * _erf(x * ROOT_HALF))
+
+
+def affine_reference(x, mul=1.0, add=0.0):
+    """y = x*mul + add"""
+    return np.asarray(x, np.float64) * mul + add
+
+
+def power_reference(x, exponent):
+    """y = x^exponent"""
+    return np.asarray(x, np.float64) ** exponent
+
+
+def greater_reference(a, b):
+    """y = 1 where a > b, else 0"""
+    return (np.asarray(a) > np.asarray(b)).astype(np.float64)
+
+
+def relu_grad_reference(dy, y, scale=1.0):
+    """dx = scale*dy where y > 0, else 0"""
+    return np.where(np.asarray(y) > 0, np.asarray(dy, np.float64) * scale, 0)
+
+
+def tanh_grad_reference(dy, y):
+    """dx = dy (1 - y^2)"""
+    return np.asarray(dy, np.float64) * (1 - np.asarray(y, np.float64) ** 2)
+
+
+def sigmoid_grad_reference(dy, y):
+    """dx = dy y (1 - y)"""
+    y = np.asarray(y, np.float64)
+    return np.asarray(dy, np.float64) * y * (1 - y)
+
+
+def gelu_grad_reference(dy, x):
+    """dx = dy (Phi(x) + x phi(x))"""
+    x = np.asarray(x, np.float64)
+    return np.asarray(dy, np.float64) * (0.5 + 0.5 * _erf(x * ROOT_HALF) + x * NORMAL_DENSITY * np.exp(-0.5 * x * x))
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+LEAST_COLUMNS = 64  # of a thread's part of a row
+
+
+@host_kernel("void(i4, f4[:, ::1], f4[:, ::1], f4, f4[:, ::1], i8, i8)")
+def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
+    """The backward maps with a = dy, and relu and gelu (their b is not read): what NumPy lacks, or does more slowly.
+
+    On the columns start … stop - 1, whose rows are taken as arrays of their own: the loops become vector instructions.
+    """
+    zero, half, one = float32(0), float32(0.5), float32(1)
+    for n in range(dense_out.shape[0]):
+        a, b, out = dense_a[n, start:stop], dense_b[n, start:stop], dense_out[n, start:stop]
+        if formula == RELU_GRAD:
+            for i in range(out.size):
+                v = scale * a[i]  # before the choice, so that no branch has to guess a random sign
+                out[i] = v if b[i] > zero else zero
+        elif formula == RELU_MAP:
+            for i in range(out.size):
+                out[i] = zero if a[i] <= zero else a[i]  # in this order NaN passes
+        elif formula == TANH_GRAD:
+            for i in range(out.size):
+                out[i] = a[i] * (one - b[i] * b[i])
+        elif formula == SIGMOID_GRAD:
+            for i in range(out.size):
+                out[i] = a[i] * b[i] * (one - b[i])
+        else:
+            # Phi(-|x|) = e t q(t) / 2 with e = exp(-x^2/2), t = 1/(1 + p |x|/sqrt 2): Abramowitz and Stegun 7.1.26, within
+            # 1e-7; e = 2^k r(z) is written out, as calls to the C library would keep the loop from being vectorised
+            for i in range(out.size):
+                x = b[i] if formula == GELU_GRAD else a[i]
+                power = -half * x * x
+                k = np.floor(power * LOG2_E + half)
+                z = power - k * LOG_2
+                r = float32(1 / 24) + z * (float32(1 / 120) + z * float32(1 / 720))
+                r = one + z * (one + z * (half + z * (float32(1 / 6) + z * r)))
+                e = r * np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
+                e = e if power > float32(-87) else zero
+                t = one / (one + abs(x) * float32(0.3275911 * ROOT_HALF))
+                q = float32(1.421413741) + t * (float32(-1.453152027) + t * float32(1.061405429))
+                tail = half * e * t * (float32(0.254829592) + t * (float32(-0.284496736) + t * q))
+                share = one - tail if x > zero else tail
+                out[i] = a[i] * (share + x * float32(NORMAL_DENSITY) * e) if formula == GELU_GRAD else x * share
+
+
+def _sigmoid(x, out):
+    np.tanh(np.multiply(x, 0.5, out=out), out=out)
+    return np.add(np.multiply(out, 0.5, out=out), 0.5, out=out)
+
+
+def _share_maps(formula, a, b, scale, out):
+    """Each thread on its columns, as whoever made these arrays and will read them; on its part of narrow or flat ones."""
+    columns = out.shape[-1] if out.ndim > 1 and out.shape[-1] >= LEAST_COLUMNS * threads.count() else out.size
+    a, b, y = (x.reshape(out.size // columns if columns else 0, columns) for x in (a, b, out))
+
+    def work(part):
+        own = part.of(columns)
+        _maps(formula, a, b, scale, y, own.start, own.stop)
+
+    threads.share(work, out.size)
+    return out
+
+
+def affine_cpu(x, mul=1.0, add=0.0, out=None):
+    """y = x*mul + add"""
+    out = output("affine (cpu)", empty_cpu, out, x=x)
+    if mul == 1.0:
+        return np.add(x, add, out=out)
+    np.multiply(x, mul, out=out)
+    return out if add == 0.0 else np.add(out, add, out=out)
+
+
+def power_cpu(x, exponent, out=None):
+    """y = x^exponent"""
+    out = output("power (cpu)", empty_cpu, out, x=x)
+    return np.square(x, out=out) if exponent == 2 else np.power(x, exponent, out=out)
+
+
+def relu_grad_cpu(dy, y, scale=1.0, out=None):
+    """dx = scale*dy where y > 0, else 0"""
+    return _share_maps(RELU_GRAD, dy, y, scale, output("relu_grad (cpu)", empty_cpu, out, dy=dy, y=y))
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels("elementwise")
+def _unary_kernels():
+    """One kernel a formula, in the order of the constants; the compiler knows `formula` and keeps one branch."""
+    def declared(formula):
+        @kernel("void(f4[::1], f4[::1])")
+        def unary(x, y):
+            i = cuda.grid(1)
+            if i < y.size:
+                v = x[i]
+                if formula == EXP:
+                    y[i] = math.exp(v)
+                elif formula == LOG:
+                    y[i] = math.log(v)
+                elif formula == SQRT:
+                    y[i] = math.sqrt(v)
+                elif formula == TANH:
+                    y[i] = math.tanh(v)
+                elif formula == SIGMOID:
+                    y[i] = float32(0.5) + float32(0.5) * math.tanh(float32(0.5) * v)
+                elif formula == RELU:
+                    y[i] = float32(0) if v <= float32(0) else v  # in this order NaN passes
+                elif formula == GELU:
+                    y[i] = v * (float32(0.5) + float32(0.5) * math.erf(v * float32(ROOT_HALF)))
+                elif formula == ABS:
+                    y[i] = math.fabs(v)
+                elif formula == SIGN:
+                    y[i] = v if v != v else float32(v > float32(0)) - float32(v < float32(0))
+        return unary
+
+    return tuple(declared(formula) for formula in range(GELU + 1))
+
+
+@kernels("elementwise")
+def _binary_kernels():
+    """One kernel a formula, in the order of the constants; the last three are backward maps with a = dy."""
+    def declared(formula):
+        @kernel("void(f4[::1], f4[::1], f4[::1])")
+        def binary(a, b, y):
+            i = cuda.grid(1)
+            if i < y.size:
+                u, v = a[i], b[i]
+                if formula == ADD:
+                    y[i] = u + v
+                elif formula == SUB:
+                    y[i] = u - v
+                elif formula == MUL:
+                    y[i] = u * v
+                elif formula == DIV:
+                    y[i] = u / v
+                elif formula == MAXIMUM:
+                    y[i] = u if u > v or u != u else v
+                elif formula == MINIMUM:
+                    y[i] = u if u < v or u != u else v
+                elif formula == GREATER:
+                    y[i] = float32(u > v)
+                elif formula == TANH_GRAD:
+                    y[i] = u * (float32(1) - v * v)
+                elif formula == SIGMOID_GRAD:
+                    y[i] = u * v * (float32(1) - v)
+                else:
+                    share = float32(0.5) + float32(0.5) * math.erf(v * float32(ROOT_HALF))
+                    y[i] = u * (share + v * float32(NORMAL_DENSITY) * math.exp(float32(-0.5) * v * v))
+        return binary
+
+    return tuple(declared(formula) for formula in range(GELU_GRAD + 1))
+
+
+@kernels("elementwise")
+def _scaled_kernels():
+    @kernel("void(f4[::1], f4, f4, f4[::1])")
+    def affine(x, mul, add, y):
+        i = cuda.grid(1)
+        if i < y.size:
+            y[i] = x[i] * mul + add
+
+    @kernel("void(f4[::1], f4, f4[::1])")
+    def power(x, exponent, y):
+        i = cuda.grid(1)
+        if i < y.size:
+            y[i] = x[i] * x[i] if exponent == float32(2) else math.pow(x[i], exponent)  # squares: common, pow is slow
+
+    @kernel("void(f4[::1], f4[::1], f4, f4[::1])")
+    def relu_grad(dy, y, scale, dx):
+        i = cuda.grid(1)
+        if i < dx.size:
+            dx[i] = scale * dy[i] if y[i] > float32(0) else float32(0)
+
+    return affine, power, relu_grad
+
+
+def affine_cuda(x, mul=1.0, add=0.0, out=None):
+    out = output("affine (cuda)", empty_cuda, out, x=x)
+    launch(_scaled_kernels()[0], blocks_for(out.size), THREADS, flat(x), mul, add, flat(out))
+    return out
+
+
+def power_cuda(x, exponent, out=None):
+    out = output("power (cuda)", empty_cuda, out, x=x)
+    launch(_scaled_kernels()[1], blocks_for(out.size), THREADS, flat(x), exponent, flat(out))
+    return out
+
+
+def relu_grad_cuda(dy, y, scale=1.0, out=None):
+    out = output("relu_grad (cuda)", empty_cuda, out, dy=dy, y=y)
+    launch(_scaled_kernels()[2], blocks_for(out.size), THREADS, flat(dy), flat(y), scale, flat(out))
+    return out
+
+
+# --- one line an operation --------------------------------------------------------------------------------------------
+def _unary(op, formula, ufunc, which):
+    """(op_cpu, op_cuda)"""
+    def unary_cpu(x, out=None):
+        return ufunc(x, out=output(f"{op} (cpu)", empty_cpu, out, x=x))
+
+    def unary_cuda(x, out=None):
+        out = output(f"{op} (cuda)", empty_cuda, out, x=x)
+        launch(_unary_kernels()[which], blocks_for(out.size), THREADS, flat(x), flat(out))
+        return out
+
+    return named(f"{op}_cpu", formula, unary_cpu), named(f"{op}_cuda", formula, unary_cuda)
+
+
+def _binary(op, formula, ufunc, which, names=("a", "b")):
+    """(op_cpu, op_cuda)"""
+    def binary_cpu(a, b, out=None):
+        return ufunc(a, b, out=output(f"{op} (cpu)", empty_cpu, out, **dict(zip(names, (a, b)))))
+
+    def binary_cuda(a, b, out=None):
+        out = output(f"{op} (cuda)", empty_cuda, out, **dict(zip(names, (a, b))))
+        launch(_binary_kernels()[which], blocks_for(out.size), THREADS, flat(a), flat(b), flat(out))
+        return out
+
+    return named(f"{op}_cpu", formula, binary_cpu), named(f"{op}_cuda", formula, binary_cuda)
+
+
+def _mapped(formula):
+    return lambda dy, at, out: _share_maps(formula, dy, at, 1.0, out)
+
+
+exp_cpu, exp_cuda = _unary("exp", "y = exp(x)", np.exp, EXP)
+log_cpu, log_cuda = _unary("log", "y = log(x), the natural logarithm", np.log, LOG)
+sqrt_cpu, sqrt_cuda = _unary("sqrt", "y = sqrt(x)", np.sqrt, SQRT)
+tanh_cpu, tanh_cuda = _unary("tanh", "y = tanh(x)", np.tanh, TANH)
+sigmoid_cpu, sigmoid_cuda = _unary("sigmoid", "y = 1 / (1 + exp(-x))", _sigmoid, SIGMOID)
+relu_cpu, relu_cuda = _unary("relu", "y = max(x, 0)", lambda x, out: _share_maps(RELU_MAP, x, x, 1.0, out), RELU)
+gelu_cpu, gelu_cuda = _unary("gelu", "y = x Phi(x)", lambda x, out: _share_maps(GELU_MAP, x, x, 1.0, out), GELU)
+abs_cpu, abs_cuda = _unary("abs", "y = |x|", np.absolute, ABS)
+sign_cpu, sign_cuda = _unary("sign", "y = -1, 0 or 1 as x < 0, = 0 or > 0", np.sign, SIGN)
+add_cpu, add_cuda = _binary("add", "y = a + b", np.add, ADD)
+sub_cpu, sub_cuda = _binary("sub", "y = a - b", np.subtract, SUB)
+mul_cpu, mul_cuda = _binary("mul", "y = a b", np.multiply, MUL)
+div_cpu, div_cuda = _binary("div", "y = a / b", np.divide, DIV)
+maximum_cpu, maximum_cuda = _binary("maximum", "y = max(a, b)", np.maximum, MAXIMUM)
+minimum_cpu, minimum_cuda = _binary("minimum", "y = min(a, b)", np.minimum, MINIMUM)
+greater_cpu, greater_cuda = _binary("greater", "y = 1 where a > b, else 0", np.greater, GREATER)
+tanh_grad_cpu, tanh_grad_cuda = _binary("tanh_grad", "dx = dy (1 - y^2)", _mapped(TANH_GRAD), TANH_GRAD, ("dy", "y"))
+sigmoid_grad_cpu, sigmoid_grad_cuda = _binary(
+    "sigmoid_grad", "dx = dy y (1 - y)", _mapped(SIGMOID_GRAD), SIGMOID_GRAD, ("dy", "y"))
+gelu_grad_cpu, gelu_grad_cuda = _binary("gelu_grad", "dx = dy (Phi(x) + x phi(x))", _mapped(GELU_GRAD), GELU_GRAD, ("dy", "x"))
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    unary = ("exp", "tanh", "sigmoid", "relu", "gelu", "abs", "sign")
+    binary = ("add", "sub", "mul", "maximum", "minimum", "greater", "relu_grad", "tanh_grad", "sigmoid_grad", "gelu_grad")
+    return {
+        **{op: lambda op=op: getattr(dev, op)(a(N, O)) for op in unary},
+        **{op: lambda op=op: getattr(dev, op)(a(N, O), a(N, O)) for op in binary},
+        "log": lambda: dev.log(a(N, O, above=0.1)),
+        "sqrt": lambda: dev.sqrt(a(N, O, above=0.1)),
+        "div": lambda: dev.div(a(N, O), a(N, O, above=0.5)),
+        "affine": lambda: dev.affine(a(N, O), mul=2.5, add=-1.0),
+        "power": lambda: dev.power(a(N, O, above=0.1), 1.5),
+    }

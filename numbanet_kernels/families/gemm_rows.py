@@ -1,0 +1,283 @@
+"""Matrix product with kept rows and kept columns of a weight; w (O, I), rows (K,) of O, cols (J,) of I:
+
+    forward   y[n, k]  = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])      x (N, J) -> y (N, K)
+    dx        dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]]                          dy (N, K) -> dx (N, J)
+              with an array `where` (N, J), 0 unless where[n, j] > 0
+    dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm_dw), because activations are compact
+
+The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices, each ending where its axis does, increasing int32
+arrays of the device, both in a `layouts.rows.Period`, or None for all.
+Versions: masked (a teaching step: the whole grid starts, and a block whose row is dropped returns before its first barrier),
+listed (any lists: the grid is sized by them, dropped work is never launched) and, for the kept indices of a pattern, which are
+a stride, the blocks of `gemm_block`.
+"""
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numba import float32
+
+from ..blocks import gemm_block
+from ..layouts.rows import Period
+from ..runtime.arrays import device_cache, to_device
+from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.expect import BOOL, INT32, expect
+from ..runtime.launch import ceil_div, launch
+from ..runtime.memory import empty_cpu, empty_cuda, flat, output
+from .elementwise import relu_grad_cpu, relu_grad_cuda
+from .gemm import multiply_back, multiply_forward
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def _kept(w, rows, cols):
+    """w[rows][:, cols]; rows and cols are lists, slices or None for all."""
+    w = w if rows is None else w[rows]
+    return w if cols is None else w[:, cols]
+
+
+def gemm_rows_reference(x, w, rows, cols, bias=None, relu=False, scale=1.0):
+    """y[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]]) in float64."""
+    y = np.float64(x) @ _kept(np.float64(w), rows, cols).T
+    if bias is not None:
+        y = y + np.float64(bias)[slice(None) if rows is None else rows]
+    return scale * (np.maximum(y, 0) if relu else y)
+
+
+def gemm_rows_dx_reference(dy, w, rows, cols, where=None, scale=1.0):
+    """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]] in float64, 0 unless where > 0."""
+    dx = scale * (np.float64(dy) @ _kept(np.float64(w), rows, cols))
+    return dx if where is None else np.where(np.asarray(where) > 0, dx, 0)
+
+
+def _indices(op, w, *both):
+    """[(indices of an axis of w as a slice or an int32 array, how many), for its rows and its columns]"""
+    lists = [index.kept if isinstance(index, Period) else None for index in both]
+    expect(op, w=(w, ("O", "I")), rows=(lists[0], ("K",), INT32), cols=(lists[1], ("J",), INT32))
+    found = []
+    for index, n in zip(both, w.shape, strict=True):
+        chosen = index.slice if isinstance(index, Period) else slice(None) if index is None else index
+        if isinstance(chosen, slice):
+            count = len(range(*chosen.indices(n)))
+            fits = chosen.stop in (None, n) and (chosen.step or 1) > 0
+            fits = fits and (not isinstance(index, Period) or index.size == count)
+        else:
+            count = expect(op, indices=(index, ("K",), INT32))["K"]
+            fits = count <= n
+        if not fits:
+            raise ValueError(f"{op}: {chosen} are no indices of an axis of length {n}; a slice ends where its axis does")
+        found.append((chosen, count))
+    return found
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+# Kept rows that are a stride BLAS takes without a copy; other rows, and kept columns, are gathered, each row by its own thread.
+@host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4[:, ::1])")
+def _gather(w, rows, cols, kept):
+    """kept[k, j] = w[rows[k], cols[j]]; w has all these rows and columns."""
+    for k in range(rows.size):
+        row, out = w[rows[k]], kept[k]
+        for j in range(cols.size):
+            out[j] = row[np.uint32(cols[j])]
+
+
+_numbers = functools.lru_cache(maxsize=64)(lambda *indices: np.arange(*indices, dtype=np.int32))
+
+
+def _numbered(op, index, n):
+    """The indices as an array, none outside an axis of length n."""
+    if isinstance(index, slice):
+        return _numbers(*index.indices(n))
+    if index.size and not 0 <= index.min() <= index.max() < n:
+        raise ValueError(f"{op}: some of the indices {index} lie outside an axis of length {n}")
+    return index
+
+
+def _kept_rows(op, w, rows, cols):
+    """part -> its kept rows of w[:, cols], with unit stride along a row: a view where only rows are dropped, else a copy."""
+    sliced = isinstance(rows, slice) and isinstance(cols, slice)
+    if not sliced:
+        rows, cols = (_numbered(op, index, n) for index, n in zip((rows, cols), w.shape, strict=True))
+    kept = w[rows, cols] if sliced else np.broadcast_to(w[:1, :1], (rows.size, cols.size))
+
+    def own(part):
+        mine = part.of(kept.shape[0])
+        if sliced and cols.step in (None, 1):
+            return kept[mine]
+        out = empty_cpu(kept[mine].shape)
+        if sliced:
+            np.copyto(out, kept[mine])
+        else:
+            _gather(w, rows[mine], cols, out)
+        return out
+
+    return own
+
+
+def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
+    """y[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])"""
+    (rows, kept), (cols, inner) = _indices("gemm_rows (cpu)", w, rows, cols)
+    own = _kept_rows("gemm_rows (cpu)", w, rows, cols)
+    out = output("gemm_rows (cpu)", empty_cpu, out, ("N", kept), x=(x, ("N", inner)), w=(w, ("O", "I")), bias=(bias, ("O",)))
+    return multiply_forward(x, own, out, bias if bias is None else np.ascontiguousarray(bias[rows]), relu, scale)
+
+
+def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
+    """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]], given `where` 0 unless where[n, j] > 0"""
+    (rows, inner), (cols, kept) = _indices("gemm_rows_dx (cpu)", w, rows, cols)
+    own = _kept_rows("gemm_rows_dx (cpu)", w, rows, cols)
+    out = output("gemm_rows_dx (cpu)", empty_cpu, out, ("N", kept), dy=(dy, ("N", inner)), where=(where, ("N", kept)))
+    if where is None:
+        return multiply_back(dy, own, out, alpha=scale)
+    return relu_grad_cpu(multiply_back(dy, own, out), where, scale, out=out)
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels("gemm_rows")
+def _masked(tile=16):
+    padded = tile + 1
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], b1[::1], f4[:, ::1])")
+    def gemm_rows_masked(x, w, mask, y):
+        """Teaching step: y = x (w * mask[:, None]).T, one block for `tile` samples and one row of w, dense x and y.
+
+        The mask is read once a block and is the same for all its threads, so they return together, before any barrier.
+        """
+        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+        row, n = cuda.blockIdx.x, cuda.blockIdx.y * tile + ty
+        if not mask[row]:
+            if tx == 0 and n < y.shape[0]:
+                y[n, row] = float32(0)
+            return
+        partial = cuda.shared.array((tile, padded), float32)
+        acc = float32(0)
+        if n < x.shape[0]:
+            for i in range(tx, x.shape[1], tile):
+                acc += x[n, i] * w[row, i]
+        partial[ty, tx] = acc
+        cuda.syncthreads()
+        if tx == 0 and n < y.shape[0]:
+            for i in range(1, tile):
+                acc += partial[ty, i]
+            y[n, row] = acc
+
+    return gemm_rows_masked
+
+
+@kernels("gemm_rows")
+def _listed(backward=False, tile=32):
+    side = tile // 2     # thread (ty, tx) owns rows ty, ty + side and columns tx, tx + side of the tile of outputs
+    padded = tile + 1
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], f4[::1], f4[:, ::1], b1, b1, f4)")
+    def gemm_rows_listed(a, w, rows, cols, bias, c, biased, relu, scale):
+        """c[n, q] = sum_p a[n, p] W[q, p], W = w[rows][:, cols] or, backward, its transpose: 2 x 2 outputs a thread."""
+        a_tile = cuda.shared.array((tile, padded), float32)
+        w_tile = cuda.shared.array((tile, padded), float32)
+        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+        n0, q0 = cuda.blockIdx.y * tile, cuda.blockIdx.x * tile
+        zero = float32(0)
+        c00 = c01 = c10 = c11 = zero
+        for p0 in range(0, a.shape[1], tile):
+            # load: threadIdx.x walks along a row of a and along a row of w
+            for i in range(ty, tile, side):
+                for j in range(tx, tile, side):
+                    inside = n0 + i < a.shape[0] and p0 + j < a.shape[1]
+                    a_tile[i, j] = a[n0 + i, p0 + j] if inside else zero
+                    if backward:
+                        inside = p0 + i < rows.size and q0 + j < cols.size
+                        w_tile[j, i] = w[rows[p0 + i], cols[q0 + j]] if inside else zero
+                    else:
+                        inside = q0 + i < rows.size and p0 + j < cols.size
+                        w_tile[i, j] = w[rows[q0 + i], cols[p0 + j]] if inside else zero
+            cuda.syncthreads()
+            # multiply
+            for p in range(tile):
+                a0, a1 = a_tile[ty, p], a_tile[ty + side, p]
+                w0, w1 = w_tile[tx, p], w_tile[tx + side, p]
+                c00, c01 = c00 + a0 * w0, c01 + a0 * w1
+                c10, c11 = c10 + a1 * w0, c11 + a1 * w1
+            cuda.syncthreads()
+        # store
+        for i in range(2):
+            for j in range(2):
+                n, q = n0 + ty + i * side, q0 + tx + j * side
+                if n < c.shape[0] and q < c.shape[1]:
+                    value = (c11 if j else c10) if i else (c01 if j else c00)
+                    if biased:
+                        value += bias[rows[q]]
+                    if relu and value < zero:
+                        value = zero
+                    c[n, q] = scale * value
+
+    return gemm_rows_listed
+
+
+TILE = 32  # 256 threads, 2 x 2 outputs each
+
+
+@device_cache(maxsize=1024)
+def _array(start, stop, step):
+    return to_device(np.arange(start, stop, step, dtype=np.int32))
+
+
+def _listed_indices(index, n):
+    """The indices as an array on the device."""
+    if isinstance(index, Period):
+        return index.kept
+    return _array(*index.indices(n)) if isinstance(index, slice) else _array(0, n, 1) if index is None else index
+
+
+def _strided(w, rows, cols, *arrays):
+    """(stride along the kept rows of flat w, stride along its kept columns, and what kept `launch_block` takes); None where
+    they are no strides, or the card lacks the kernel."""
+    both = [index.slice if isinstance(index, Period) else index for index in (rows, cols)]
+    if not gemm_block.available(w, *arrays) or not all(index is None or isinstance(index, slice) for index in both):
+        return None
+    row_step, col_step = (1 if index is None else index.step or 1 for index in both)
+    lists = [_array(0, 1, 1) if index is None else _listed_indices(index, n) for index, n in zip((rows, cols), w.shape)]
+    lists = [found if found.size else _array(0, 1, 1) for found in lists]  # an index is read even if none is kept
+    return row_step * w.shape[1], col_step, None if both == [None, None] else (*lists, w.shape[1], row_step)
+
+
+def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
+    (_, kept), (_, inner) = _indices("gemm_rows (cuda)", w, rows, cols)
+    out = output("gemm_rows (cuda)", empty_cuda, out, ("N", kept), x=(x, ("N", inner)), w=(w, ("O", "I")), bias=(bias, ("O",)))
+    if strides := _strided(w, rows, cols, x, out):
+        *along, lists = strides
+        return gemm_block.launch_block(flat(x), flat(w), (x.shape[0], kept, inner), (inner, 1), along[::-1], out, bias, relu,
+                                          scale=scale, kept=lists)
+    launch(_listed(False, TILE), (ceil_div(kept, TILE), ceil_div(x.shape[0], TILE)), (TILE // 2, TILE // 2), x, w,
+           _listed_indices(rows, w.shape[0]), _listed_indices(cols, w.shape[1]), flat(w) if bias is None else bias, out,
+           bias is not None, relu, scale)
+    return out
+
+
+def gemm_rows_dx_cuda(dy, w, rows, cols, where=None, scale=1.0, out=None):
+    (_, inner), (_, kept) = _indices("gemm_rows_dx (cuda)", w, rows, cols)
+    out = output("gemm_rows_dx (cuda)", empty_cuda, out, ("N", kept), dy=(dy, ("N", inner)), where=(where, ("N", kept)))
+    if strides := _strided(w, rows, cols, dy, out):
+        *along, lists = strides
+        return gemm_block.launch_block(flat(dy), flat(w), (dy.shape[0], kept, inner), (inner, 1), along, out, where=where,
+                                          alpha=scale, kept=lists)
+    launch(_listed(True, TILE), (ceil_div(kept, TILE), ceil_div(dy.shape[0], TILE)), (TILE // 2, TILE // 2), dy, w,
+           _listed_indices(rows, w.shape[0]), _listed_indices(cols, w.shape[1]), flat(w), out, False, False, scale)
+    return out if where is None else relu_grad_cuda(out, where, out=out)
+
+
+def gemm_rows_masked(x, w, mask, out=None):
+    """Teaching step: y = x (w * mask[:, None]).T with dense x and y; the grid covers every row, kept or not."""
+    out = output("gemm_rows_masked (cuda)", empty_cuda, out, ("N", "O"), x=(x, ("N", "I")), w=(w, ("O", "I")),
+                 mask=(mask, ("O",), BOOL))
+    tile = min(TILE // 2, 16)
+    launch(_masked(tile), (w.shape[0], ceil_div(x.shape[0], tile)), (tile, tile), x, w, mask, out)
+    return out
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    kept = slice(1, None, 3), slice(0, None, 2)
+    return {
+        "gemm_rows": lambda: dev.gemm_rows(a(N, ceil_div(I, 2)), a(3 * O, I), *kept, a(3 * O), relu=True),
+        "gemm_rows_dx": lambda: dev.gemm_rows_dx(a(N, O), a(3 * O, 2 * I), *kept),
+    }

@@ -1,0 +1,367 @@
+"""Indexing: elements moved to other places, x[...] -> y[...].
+
+The reference of every function is the NumPy expression in its docstring, or written below. Nobody looks at index arrays before
+they are used, as they lie on the device: a row outside x counts as the nearest one, a column as 0.
+"""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import float32, int32
+
+from ..host import threads
+from ..runtime import arrays
+from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.expect import INT32, expect
+from ..runtime.launch import ceil_div, launch
+from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, full_cuda, output, upload_cuda
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def take_rows_reference(x, rows):
+    """y[k, ...] = x[rows[k], ...], rows (...) of 0 ... len(x) - 1"""
+    return np.take(x, rows, axis=0, mode="clip")
+
+
+def expand_reference(x, pos):
+    """y[n, i] = x[n, pos[i]] where x has such a column, else 0.   x (N, K), pos (I,) -> y (N, I)"""
+    x, pos = np.asarray(x), np.asarray(pos)
+    y = np.zeros((x.shape[0], pos.size), x.dtype)
+    there = (pos >= 0) & (pos < x.shape[1])
+    y[:, there] = x[:, pos[there]]
+    return y
+
+
+def _axes(op, x, axes):
+    expect(op, x=x)
+    if sorted(axes) != list(range(x.ndim)):
+        raise ValueError(f"{op}: axes {tuple(axes)} are no permutation of those of x {x.shape}")
+    return axes
+
+
+def _spread(op, x, shape):
+    expect(op, x=x)
+    fits = len(shape) >= x.ndim and all(n in (1, m) for n, m in zip(x.shape[::-1], tuple(shape)[::-1]))
+    if not fits or min(shape, default=0) < 0:
+        raise ValueError(f"{op}: x {x.shape} cannot take the shape {tuple(shape)}")
+    return shape
+
+
+def _joined(op, xs, axis):
+    """The shape of a concatenation."""
+    shapes = [x.shape for x in xs]
+    if not shapes or not -len(shapes[0]) <= axis < len(shapes[0]):
+        raise ValueError(f"{op}: axis {axis} does not fit {shapes}")
+    axis %= len(shapes[0])
+    before, after = shapes[0][:axis], shapes[0][axis + 1:]
+    expect(op, **{f"x{i}": (x, (*before, f"length {i}", *after)) for i, x in enumerate(xs)})
+    return (*before, sum(shape[axis] for shape in shapes), *after)
+
+
+def _taken(op, empty, x, rows, out):
+    expect(op, rows=(rows, None, INT32))
+    if rows.size and not x.shape[:1] > (0,):
+        raise ValueError(f"{op}: x {x.shape} has no rows to take {rows.shape} from")
+    return output(op, empty, out, (*rows.shape, *x.shape[1:]), x.dtype, x=(x, None, x.dtype))
+
+
+def _columns(op, empty, x, columns, shift, out):
+    return output(op, empty, out, ("N", "K"), x=(x, ("N", "I")), columns=(columns, ("K",), INT32), shift=(shift, ("K",)))
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+def transpose_cpu(x, axes):
+    """y = np.transpose(x, axes), contiguous."""
+    return np.asarray(x.transpose(_axes("transpose (cpu)", x, axes)), order="C")
+
+
+def broadcast_to_cpu(x, shape):
+    """y = np.broadcast_to(x, shape), copied so that it is contiguous."""
+    return np.array(np.broadcast_to(x, _spread("broadcast_to (cpu)", x, shape)), order="C")
+
+
+def getitem_cpu(x, key):
+    """y = x[key], contiguous; where x[key] is so already, the same memory."""
+    return np.asarray(x[key], order="C")
+
+
+def putitem_cpu(dy, key, shape):
+    """dx = 0; dx[key] += dy, repeated positions adding up: the adjoint of getitem."""
+    dx = np.zeros(shape, dy.dtype)
+    expect("putitem (cpu)", dy=(dy, dx[key].shape))
+    np.add.at(dx, key, dy)
+    return dx
+
+
+def concatenate_cpu(xs, axis):
+    """y = np.concatenate(xs, axis)"""
+    _joined("concatenate (cpu)", xs, axis)
+    return np.concatenate(xs, axis)
+
+
+def take_rows_cpu(x, rows, out=None):
+    """y[k, ...] = x[rows[k], ...], rows (...) of 0 ... len(x) - 1"""
+    return np.take(x, rows, axis=0, out=_taken("take_rows (cpu)", empty_cpu, x, rows, out), mode="clip")
+
+
+@host_kernel("void(f4[:, ::1], i4[::1], f4[::1], f4[:, ::1], i8, i8)")
+def _take_columns(x, columns, shift, y, first, stop):
+    """y[n, k] = x[n, columns[k]] - shift[k], x 0 where it has no such column, for first <= n < stop; an empty shift is 0."""
+    for n in range(first, stop):
+        row, out = x[n], y[n]
+        for k in range(columns.size):
+            out[k] = row[np.uint64(columns[k])] if 0 <= columns[k] < row.size else np.float32(0)
+        if shift.size:
+            for k in range(shift.size):
+                out[k] -= shift[k]
+
+
+def _share_columns(x, columns, shift, y):
+    """By each thread's rows."""
+    def work(part):
+        own = part.of(x.shape[0])
+        _take_columns(x, columns, shift, y, own.start, own.stop)
+
+    threads.share(work, y.size)
+    return y
+
+
+_NO_SHIFT = np.zeros(0, np.float32)
+
+
+def expand_cpu(x, pos, out=None):
+    """y[n, i] = x[n, pos[i]] where x has such a column, else 0.   x (N, K), pos (I,) -> y (N, I)"""
+    return _share_columns(x, pos, _NO_SHIFT, _columns("expand (cpu)", empty_cpu, x, pos, None, out))
+
+
+def compact_cpu(x, list_, shift=None, out=None):
+    """y[n, k] = x[n, list[k]] - shift[k]; no shift: the adjoint of expand.   x (N, I), list (K,), shift (K,) -> y (N, K)"""
+    out = _columns("compact (cpu)", empty_cpu, x, list_, shift, out)
+    return _share_columns(x, list_, _NO_SHIFT if shift is None else shift, out)
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels("indexing")
+def _copies():
+    @kernel("void(f4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4)")
+    def strided_copy(x, y, n1, n2, n3, s0, s1, s2, s3):
+        """y[i0, i1, i2, i3] = x[i0*s0 + i1*s1 + i2*s2 + i3*s3], y contiguous."""
+        i = cuda.grid(1)
+        if i < y.size:
+            i3, rest = i % n3, i // n3
+            i2, rest = rest % n2, rest // n2
+            i1, i0 = rest % n1, rest // n1
+            y[i] = x[i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3]
+
+    @kernel("void(f4[::1], i4[::1], f4[::1])")
+    def gather(x, positions, y):
+        """y[k] = x[positions[k]]"""
+        k = cuda.grid(1)
+        if k < y.size:
+            y[k] = x[positions[k]]
+
+    @kernel("void(f4[::1], i4[::1], f4[::1])")
+    def scatter_add(dy, positions, dx):
+        """dx[positions[k]] += dy[k]; atomic, because positions may repeat."""
+        k = cuda.grid(1)
+        if k < dy.size:
+            cuda.atomic.add(dx, positions[k], dy[k])
+
+    @kernel("void(f4[::1], i4[::1], f4[::1], i4, i4)")
+    def take_rows(x, rows, y, count, width):
+        i = cuda.grid(1)
+        if i < y.size:
+            y[i] = x[min(max(rows[i // width], int32(0)), count - int32(1)) * width + i % width]
+
+    @kernel("void(f4[::1], i4[::1], f4[::1], f4[::1], i4, i4)")
+    def take_columns(x, columns, shift, y, x_width, y_width):
+        """y[n, i] = x[n, columns[i]] - shift[i], x 0 where it has no such column: both expand and compact."""
+        i = cuda.grid(1)
+        if i < y.size:
+            column = columns[i % y_width]
+            found = x[(i // y_width) * x_width + column] if 0 <= column < x_width else np.float32(0)
+            y[i] = found - shift[i % y_width]
+
+    @kernel("void(f4[::1], f4[::1], i4, i4, i4)")
+    def paste(x, y, x_width, y_width, offset):
+        """y[r, offset + c] = x[r, c]: one part of a concatenation."""
+        i = cuda.grid(1)
+        if i < x.size:
+            y[(i // x_width) * y_width + offset + i % x_width] = x[i]
+
+    return strided_copy, gather, scatter_add, take_rows, take_columns, paste
+
+
+EDGE, HEIGHT = 32, 8  # of the square that a block turns, and of its threads
+SQUARE = EDGE * (EDGE + 1)  # a column's numbers lie in 32 banks
+MOST_BLOCKS = 65535  # along the second and third axis of a grid
+
+
+@kernels("indexing")
+def _turning():
+    @kernel("void(f4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4, i4, i4)")
+    def turned_copy(x, y, n_a, n_b, s_b, t_a, n1, s0, t0, s1, t1):
+        """y[i0 t0 + i1 t1 + a t_a + b] = x[i0 s0 + i1 s1 + a + b s_b]: a is contiguous in x, b in y. By way of shared memory
+        neighbouring threads read neighbours and write neighbours."""
+        square = cuda.shared.array(SQUARE, float32)
+        tx, ty, outer = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.z)
+        a0, b0 = int32(cuda.blockIdx.y * EDGE), int32(cuda.blockIdx.x * EDGE)
+        i0, i1 = outer // n1, outer % n1
+        for j in range(0, EDGE, HEIGHT):
+            if a0 + tx < n_a and b0 + ty + j < n_b:
+                square[(ty + j) * (EDGE + 1) + tx] = x[i0 * s0 + i1 * s1 + a0 + tx + (b0 + ty + j) * s_b]
+        cuda.syncthreads()
+        for j in range(0, EDGE, HEIGHT):
+            if a0 + ty + j < n_a and b0 + tx < n_b:
+                y[i0 * t0 + i1 * t1 + (a0 + ty + j) * t_a + b0 + tx] = square[tx * (EDGE + 1) + ty + j]
+
+    return turned_copy
+
+
+def _strided(x, shape, strides):
+    """Copy with up to four axes after neighbours that step together are merged."""
+    axes = [(n, s) for n, s in zip(shape, strides) if n != 1]
+    merged: list[tuple[int, int]] = []
+    for n, s in axes:
+        if merged and merged[-1][1] == n * s:
+            merged[-1] = (merged[-1][0] * n, s)
+        else:
+            merged.append((n, s))
+    if len(merged) > 4:
+        raise ValueError(f"cuda: a copy to shape {tuple(shape)} needs {len(merged)} separate axes, at most 4 are supported")
+    merged = [(1, 0)] * (4 - len(merged)) + merged
+    y = empty_cuda(tuple(shape))
+    if not _turned(x, y, merged):
+        (_, s0), (n1, s1), (n2, s2), (n3, s3) = merged
+        launch(_copies()[0], blocks_for(y.size), THREADS, flat(x), flat(y), n1, n2, n3, s0, s1, s2, s3)
+    return y
+
+
+def _turned(x, y, axes):
+    """The copy in squares, where another axis of y than its last is contiguous in x; else False.   axes: (n, step in x)"""
+    *outer, (n_b, s_b) = axes
+    steps, contiguous = _element_strides([n for n, _ in axes]), [i for i, (n, s) in enumerate(outer) if s == 1 and n > 1]
+    if s_b < 2 or not contiguous:
+        return False
+    n_a, t_a = outer[contiguous[0]][0], steps[contiguous[0]]
+    (n0, s0, t0), (n1, s1, t1) = [(*outer[i], steps[i]) for i in range(3) if i != contiguous[0]]
+    grid = ceil_div(n_b, EDGE), ceil_div(n_a, EDGE), n0 * n1
+    if min(n_a, n_b) < EDGE // 2 or max(grid[1:]) > MOST_BLOCKS:  # of a narrow one most of a square would be empty
+        return False
+    launch(_turning(), grid, (EDGE, HEIGHT), flat(x), flat(y), n_a, n_b, s_b, t_a, n1, s0, t0, s1, t1)
+    return True
+
+
+def _element_strides(shape):
+    return [math.prod(shape[i + 1:]) for i in range(len(shape))]
+
+
+def transpose_cuda(x, axes):
+    """y = np.transpose(x, axes), copied so that it is contiguous."""
+    strides, axes = _element_strides(x.shape), _axes("transpose (cuda)", x, axes)
+    return _strided(x, [x.shape[a] for a in axes], [strides[a] for a in axes])
+
+
+def broadcast_to_cuda(x, shape):
+    _spread("broadcast_to (cuda)", x, shape)
+    missing = len(shape) - x.ndim
+    strides = [0] * missing + [0 if n == 1 else s for n, s in zip(x.shape, _element_strides(x.shape))]
+    return _strided(x, shape, strides)
+
+
+@arrays.device_cache(maxsize=64)
+def _positions(shape, key):
+    """Flat positions that x[key] reads, computed once a shape and key."""
+    unpacked = tuple(slice(*k[1:]) if isinstance(k, tuple) and k[:1] == ("slice",) else
+                     np.frombuffer(k[1], np.int64).reshape(k[2]) if isinstance(k, tuple) else k for k in key)
+    positions = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)[unpacked]
+    return arrays.to_device(np.ascontiguousarray(positions).reshape(-1)), positions.shape
+
+
+def _hashable(key, shape):
+    """A key of x[key], x of that shape, as something a cache can hold; boolean masks become positions."""
+    parts = []
+    for k in key if isinstance(key, tuple) else (key,):
+        if isinstance(k, slice):
+            parts.append(("slice", k.start, k.stop, k.step))
+        elif isinstance(k, (list, np.ndarray)):
+            k = np.asarray(k)
+            if k.dtype == bool:
+                np.broadcast_to(False, shape)[key]  # IndexError where a mask has another shape than what it masks
+            arrays = np.nonzero(k) if k.dtype == bool else (k.astype(np.int64),)
+            parts.extend(("array", a.tobytes(), a.shape) for a in arrays)
+        else:
+            parts.append(k)
+    return tuple(parts)
+
+
+def getitem_cuda(x, key):
+    """y = x[key], copied so that it is contiguous."""
+    expect("getitem (cuda)", x=x)
+    positions, shape = _positions(x.shape, _hashable(key, x.shape))
+    y = empty_cuda(shape)
+    launch(_copies()[1], blocks_for(y.size), THREADS, flat(x), positions, flat(y))
+    return y
+
+
+def putitem_cuda(dy, key, shape):
+    positions, of_dy = _positions(tuple(shape), _hashable(key, shape))
+    expect("putitem (cuda)", dy=(dy, of_dy))
+    dx = full_cuda(shape, 0.0)
+    launch(_copies()[2], blocks_for(dy.size), THREADS, flat(dy), positions, flat(dx))
+    return dx
+
+
+def concatenate_cuda(xs, axis):
+    shape = _joined("concatenate (cuda)", xs, axis)
+    y, inner, offset = empty_cuda(shape), math.prod(shape[axis % len(shape) + 1:]), 0
+    for x in xs:
+        width = x.shape[axis] * inner
+        launch(_copies()[5], blocks_for(x.size), THREADS, flat(x), flat(y), width, shape[axis] * inner, offset)
+        offset += width
+    return y
+
+
+def take_rows_cuda(x, rows, out=None):
+    out = _taken("take_rows (cuda)", empty_cuda, x, rows, out)
+    if x.dtype.itemsize != 4:
+        raise TypeError(f"take_rows (cuda): x must have elements of 4 bytes, not {x.dtype}")
+    bits = [flat(array).view(np.float32) for array in (x, out)]
+    launch(_copies()[3], blocks_for(out.size), THREADS, bits[0], flat(rows), bits[1], x.shape[0], math.prod(x.shape[1:]))
+    return out
+
+
+@arrays.device_cache(maxsize=16)
+def _no_shift(size):
+    return upload_cuda(np.zeros(size, np.float32))
+
+
+def _launch_columns(x, columns, shift, out):
+    shift = _no_shift(columns.size) if shift is None else shift
+    launch(_copies()[4], blocks_for(out.size), THREADS, flat(x), columns, shift, flat(out), x.shape[1], columns.size)
+    return out
+
+
+def expand_cuda(x, pos, out=None):
+    return _launch_columns(x, pos, None, _columns("expand (cuda)", empty_cuda, x, pos, None, out))
+
+
+def compact_cuda(x, list_, shift=None, out=None):
+    return _launch_columns(x, list_, shift, _columns("compact (cuda)", empty_cuda, x, list_, shift, out))
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    return {
+        "transpose": lambda: dev.transpose(a(N, I), (1, 0)),
+        "transpose, three axes": lambda: dev.transpose(a(7, 33, 40), (1, 0, 2)),
+        "transpose, four axes": lambda: dev.transpose(a(3, 35, 2, 37), (3, 0, 1, 2)),
+        "broadcast_to": lambda: dev.broadcast_to(a(N, 1), (N, I)),
+        "getitem": lambda: dev.getitem(a(N, I), (slice(1, None, 2), slice(None, None, -1))),
+        "putitem": lambda: dev.putitem(a(N, I), [n // 2 for n in range(N)], (N, I)),
+        "concatenate": lambda: dev.concatenate([a(N, 9), a(N, I)], 1),
+        "take_rows": lambda: dev.take_rows(a(4 * N, I), a.indices(4 * N, N)),
+        "expand": lambda: dev.expand(a(N, I), a.indices(2 * I, 2 * I) - I),
+        "compact": lambda: dev.compact(a(N, I), a.indices(I, I // 2), a(I // 2)),
+    }

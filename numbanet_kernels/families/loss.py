@@ -1,0 +1,286 @@
+"""Losses with their gradients: forward and backward in one pass, so that nothing between the two is stored.
+
+With w[n] = weights[n] (sum 1: the caller normalises), or 1/N where `weights` is None, sum_n losses[n] is the weighted
+mean loss and the second result its gradient. Classes c < C, outputs o < O (all axes after the first).
+
+softmax_cross_entropy  losses[n] = w[n] (log sum_c exp(x[n, c]) - x[n, label[n]]),
+                       dlogits[n, c] = w[n] (softmax(x[n])[c] - [c = label[n]]).
+                       The loss of a label outside 0 .. C-1 is NaN
+the others             losses[n] = w[n]/O sum_o v[n, o],   dprediction[n, o] = w[n]/O s[n, o],  d = prediction - target:
+squared_error          v = d^2, s = 2 d
+absolute_error         v = |d|, s = sign(d)
+sigmoid_cross_entropy  v = max(x, 0) - x t + log(1 + exp(-|x|)), s = sigmoid(x) - t: logits x, targets t in [0, 1]
+"""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import float32
+
+from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.expect import INT32, expect, pair
+from ..runtime.launch import launch
+from ..runtime.memory import empty_cpu, empty_cuda
+from .elementwise import named
+
+SQUARED, ABSOLUTE, SIGMOID = range(3)
+NARROW, WIDE = 32, 256  # threads a row
+LOWEST, NAN = np.float32(-np.inf), np.float32(np.nan)
+LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
+
+
+def _results(op, empty, weights, out, **arrays):
+    """(losses, gradient, weights, uniform weight); a weight of 0 says: read the array, else it is never read."""
+    shape, (losses, gradient) = next(iter(arrays.values())).shape, pair(op, "out", out)
+    if not shape or "labels" in arrays and not shape[-1]:
+        raise ValueError(f"{op}: {', '.join(arrays)} of shape {shape} have no samples along a first axis, or no classes")
+    if "labels" in arrays:
+        arrays |= {"logits": (arrays["logits"], (shape[0], "C")), "labels": (arrays["labels"], shape[:1], INT32)}
+    expect(op, **arrays, weights=(weights, shape[:1]), **{"out[0]": (losses, shape[:1]), "out[1]": (gradient, shape)})
+    losses, gradient = (empty(shape[:1]), empty(shape)) if out is None else out
+    return losses, gradient, *((losses, 1 / max(shape[0], 1)) if weights is None else (weights, 0.0))
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def _weighted(values, slopes, weights):
+    """losses[n] = w[n]/O sum_o values[n, o], gradient[n, o] = w[n]/O slopes[n, o]"""
+    rows = len(values)
+    w = np.full(rows, 1 / max(rows, 1)) if weights is None else np.asarray(weights, np.float64)
+    width = math.prod(values.shape[1:])
+    share = w / max(1, width)
+    return share * values.reshape(rows, width).sum(axis=1), (slopes.T * share).T
+
+
+def softmax_cross_entropy_reference(logits, labels, weights=None):
+    """losses[n] = w[n] (log sum_c exp(x[n, c]) - x[n, label[n]]), and the gradient of their sum"""
+    x = np.asarray(logits, np.float64)
+    rows = np.arange(len(x))
+    z = x - x.max(axis=1, keepdims=True)
+    logarithms = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    slopes = np.exp(logarithms)
+    slopes[rows, labels] -= 1
+    losses, _ = _weighted(-logarithms[rows, labels], slopes[:, 0], weights)
+    return losses, _weighted(slopes, slopes * x.shape[1], weights)[1]
+
+
+def squared_error_reference(prediction, target, weights=None):
+    """losses[n] = w[n]/O sum_o (p - t)^2, and the gradient of their sum"""
+    d = np.asarray(prediction, np.float64) - target
+    return _weighted(d * d, 2 * d, weights)
+
+
+def absolute_error_reference(prediction, target, weights=None):
+    """losses[n] = w[n]/O sum_o |p - t|, and the gradient of their sum"""
+    d = np.asarray(prediction, np.float64) - target
+    return _weighted(np.abs(d), np.sign(d), weights)
+
+
+def sigmoid_cross_entropy_reference(logits, target, weights=None):
+    """losses[n] = -w[n]/O sum_o (t log sigmoid(x) + (1 - t) log(1 - sigmoid(x))), and the gradient of their sum"""
+    x, t = np.asarray(logits, np.float64), np.asarray(target, np.float64)
+    return _weighted(np.logaddexp(0, x) - x * t, 0.5 + 0.5 * np.tanh(x / 2) - t, weights)
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+@host_kernel("void(f4[:, ::1], i4[::1], f4[::1], f4, f4[::1], f4[:, ::1])")
+def _cross_entropy(logits, labels, weights, uniform, losses, dlogits):
+    """exp(z) = 2^k p(z - k log 2) is written out: a call to the C library would keep the loop from being vectorised."""
+    width = logits.shape[1]
+    for n in range(logits.shape[0]):
+        top = LOWEST
+        for c in range(width):
+            top = max(logits[n, c], top)
+        total = float32(0)
+        for c in range(width):
+            z = logits[n, c] - top
+            k = np.floor(z * LOG2_E + float32(0.5))
+            r = z - k * LOG_2
+            p = float32(1 / 24) + r * (float32(1 / 120) + r * float32(1 / 720))
+            p = float32(1) + r * (float32(1) + r * (float32(0.5) + r * (float32(1 / 6) + r * p)))
+            power = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
+            e = p * power if z > float32(-87) else float32(0)
+            e = z if z != z else e  # NaN passes
+            dlogits[n, c] = e
+            total += e
+        weight = uniform if uniform > float32(0) else weights[n]
+        scale = weight / total if total != float32(0) else total
+        for c in range(width):
+            dlogits[n, c] *= scale
+        label = labels[n]
+        if 0 <= label < width:
+            dlogits[n, label] -= weight
+            losses[n] = weight * (math.log(total) + (top - logits[n, label]))
+        else:
+            losses[n] = NAN
+
+
+@host_kernel("void(i4, f4[:, ::1], f4[:, ::1], f4[::1], f4, f4[::1], f4[:, ::1])")
+def _errors(formula, prediction, target, weights, uniform, losses, gradient):
+    width = prediction.shape[1]
+    zero, one = float32(0), float32(1)
+    for n in range(prediction.shape[0]):
+        share = (uniform if uniform > zero else weights[n]) / float32(max(width, 1))
+        total = zero
+        for o in range(width):
+            p, t = prediction[n, o], target[n, o]
+            d = p - t
+            if formula == SQUARED:
+                value, slope = d * d, d + d
+            elif formula == ABSOLUTE:
+                value, slope = abs(d), one if d > zero else -one if d < zero else d
+            else:
+                e = math.exp(-abs(p))
+                value = (p if p > zero else zero) - p * t + math.log1p(e)
+                slope = (one if p > zero else e) / (one + e) - t
+            total += value
+            gradient[n, o] = slope * share
+        losses[n] = total * share
+
+
+def softmax_cross_entropy_cpu(logits, labels, weights=None, out=None):
+    """losses[n] = w[n] (log sum_c exp(x[n, c]) - x[n, label[n]]), dlogits.   -> (N,), (N, C)"""
+    losses, dlogits, w, uniform = _results("softmax_cross_entropy (cpu)", empty_cpu, weights, out, logits=logits, labels=labels)
+    _cross_entropy(logits, labels, w, uniform, losses, dlogits)
+    return losses, dlogits
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels("loss")
+def _cross_entropy_kernels():
+    """With NARROW and with WIDE threads a row; a block does one row."""
+    def declared(lanes):
+        @kernel("void(f4[:, ::1], i4[::1], f4[::1], f4, f4[::1], f4[:, ::1])")
+        def cross_entropy(logits, labels, weights, uniform, losses, dlogits):
+            shared = cuda.shared.array(lanes, float32)
+            lane, row = cuda.threadIdx.x, cuda.blockIdx.x
+            width = logits.shape[1]
+            top = LOWEST
+            for c in range(lane, width, lanes):
+                top = logits[row, c] if logits[row, c] > top else top  # NaN is passed over here and caught by the sum
+            shared[lane] = top
+            cuda.syncthreads()
+            half = lanes // 2
+            while half > 0:
+                if lane < half and shared[lane + half] > shared[lane]:
+                    shared[lane] = shared[lane + half]
+                cuda.syncthreads()
+                half //= 2
+            top = shared[0]
+            cuda.syncthreads()  # all have read the maximum before its place is used again
+            total = float32(0)
+            for c in range(lane, width, lanes):
+                total += math.exp(logits[row, c] - top)
+            shared[lane] = total
+            cuda.syncthreads()
+            half = lanes // 2
+            while half > 0:
+                if lane < half:
+                    shared[lane] += shared[lane + half]
+                cuda.syncthreads()
+                half //= 2
+            total = shared[0]
+            weight = uniform if uniform > float32(0) else weights[row]
+            scale = weight / total
+            label = labels[row]
+            for c in range(lane, width, lanes):
+                share = math.exp(logits[row, c] - top) * scale
+                dlogits[row, c] = share - weight if c == label else share
+            if lane == 0:
+                known = label >= 0 and label < width
+                losses[row] = weight * (math.log(total) + (top - logits[row, label])) if known else NAN
+        return cross_entropy
+
+    return declared(NARROW), declared(WIDE)
+
+
+@kernels("loss")
+def _error_kernels():
+    """SQUARED, ABSOLUTE, SIGMOID: `formula` is a constant to the compiler, which keeps one branch."""
+    def declared(formula):
+        @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4, f4[::1], f4[:, ::1])")
+        def errors(prediction, target, weights, uniform, losses, gradient):
+            shared = cuda.shared.array(NARROW, float32)
+            lane, row = cuda.threadIdx.x, cuda.blockIdx.x
+            width = prediction.shape[1]
+            share = (uniform if uniform > float32(0) else weights[row]) / float32(max(width, 1))
+            total = float32(0)
+            for o in range(lane, width, NARROW):
+                p = prediction[row, o]
+                t = target[row, o]
+                d = p - t
+                if formula == SQUARED:
+                    value = d * d
+                    slope = d + d
+                elif formula == ABSOLUTE:
+                    value = math.fabs(d)
+                    slope = float32(1) if d > float32(0) else float32(-1) if d < float32(0) else d
+                else:
+                    e = math.exp(-math.fabs(p))
+                    value = (p if p > float32(0) else float32(0)) - p * t + math.log1p(e)
+                    slope = (float32(1) if p > float32(0) else e) / (float32(1) + e) - t
+                total += value
+                gradient[row, o] = slope * share
+            shared[lane] = total
+            cuda.syncthreads()
+            half = NARROW // 2
+            while half > 0:
+                if lane < half:
+                    shared[lane] += shared[lane + half]
+                cuda.syncthreads()
+                half //= 2
+            if lane == 0:
+                losses[row] = shared[lane] * share
+        return errors
+
+    return tuple(declared(formula) for formula in (SQUARED, ABSOLUTE, SIGMOID))
+
+
+def softmax_cross_entropy_cuda(logits, labels, weights=None, out=None):
+    losses, dlogits, *w = _results("softmax_cross_entropy (cuda)", empty_cuda, weights, out, logits=logits, labels=labels)
+    wide = logits.shape[1] > 32 * NARROW
+    block = WIDE if wide else NARROW
+    launch(_cross_entropy_kernels()[wide], losses.size, block, logits, labels, *w, losses, dlogits)
+    return losses, dlogits
+
+
+# --- one line an operation --------------------------------------------------------------------------------------------
+def _as_rows(losses, *arrays):
+    return [array.reshape(losses.size, array.size // max(losses.size, 1)) for array in arrays]
+
+
+def _error(op, formula, which):
+    """(op_cpu, op_cuda)"""
+    def error_cpu(prediction, target, weights=None, out=None):
+        losses, gradient, *w = _results(f"{op} (cpu)", empty_cpu, weights, out, prediction=prediction, target=target)
+        x, y, dx = _as_rows(losses, prediction, target, gradient)
+        _errors(which, x, y, *w, losses, dx)
+        return losses, gradient
+
+    def error_cuda(prediction, target, weights=None, out=None):
+        losses, gradient, *w = _results(f"{op} (cuda)", empty_cuda, weights, out, prediction=prediction, target=target)
+        x, y, dx = _as_rows(losses, prediction, target, gradient)
+        launch(_error_kernels()[which], losses.size, NARROW, x, y, *w, losses, dx)
+        return losses, gradient
+
+    return named(f"{op}_cpu", formula, error_cpu), named(f"{op}_cuda", formula, error_cuda)
+
+
+squared_error_cpu, squared_error_cuda = _error(
+    "squared_error", "losses[n] = w[n]/O sum_o (p - t)^2, dprediction.   -> (N,), (N, O)", SQUARED)
+absolute_error_cpu, absolute_error_cuda = _error(
+    "absolute_error", "losses[n] = w[n]/O sum_o |p - t|, dprediction.   -> (N,), (N, O)", ABSOLUTE)
+sigmoid_cross_entropy_cpu, sigmoid_cross_entropy_cuda = _error(
+    "sigmoid_cross_entropy", "losses[n] = w[n]/O sum_o (max(x, 0) - x t + log(1 + exp(-|x|))), dlogits.   -> (N,), (N, O)",
+    SIGMOID)
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    return {
+        "softmax_cross_entropy": lambda: dev.softmax_cross_entropy(a(N, 10), a.indices(10, N)),
+        "softmax_cross_entropy, wide": lambda: dev.softmax_cross_entropy(a(7, 1100), a.indices(1100, 7)),
+        "squared_error": lambda: dev.squared_error(a(N, O), a(N, O)),
+        "absolute_error": lambda: dev.absolute_error(a(N, O), a(N, O)),
+        "sigmoid_cross_entropy": lambda: dev.sigmoid_cross_entropy(a(N, O), a(N, O, above=0.0)),
+    }

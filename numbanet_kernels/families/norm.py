@@ -1,0 +1,243 @@
+"""Batch normalisation of x (N, C) over its first axis, C channels, eps above 0:
+
+    mean[c] = 1/N sum_n x[n, c]           variance[c] = 1/N sum_n (x[n, c] - mean[c])²
+    h[n, c] = (x[n, c] - mean[c]) / sqrt(variance[c] + eps)
+
+    batch_norm        y = gamma h + beta, mean, variance
+    batch_norm_apply  y = gamma h + beta for a mean and a variance that are given
+    batch_norm_grad   dbeta[c] = sum_n dy[n, c],  dgamma[c] = sum_n dy[n, c] h[n, c],
+                      dx[n, c] = gamma[c] / sqrt(variance[c] + eps) (dy[n, c] - dbeta[c] / N - h[n, c] dgamma[c] / N)
+
+The variance takes a pass of its own, after the mean: no digits are lost where the mean is large. On the CPU sums are float64,
+and a thread has its own channels; on CUDA a block has ACROSS of them, whose threads lie along the contiguous axis.
+"""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import float32, int32
+
+from ..host import threads
+from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.expect import expect
+from ..runtime.launch import ceil_div, launch
+from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
+
+ACROSS, DOWN = 32, 8  # threads of a block along the channels and along the samples
+BLOCK = ACROSS * DOWN
+CHANNELS = ("C",)
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def batch_norm_apply_reference(x, gamma, beta, mean, variance, eps):
+    """y = gamma (x - mean) / sqrt(variance + eps) + beta, float64"""
+    x, gamma, beta, mean, variance = map(np.float64, (x, gamma, beta, mean, variance))
+    return gamma * (x - mean) / np.sqrt(variance + eps) + beta
+
+
+def batch_norm_reference(x, gamma, beta, eps):
+    """(y, mean, variance), float64"""
+    mean, variance = np.float64(x).mean(0), np.float64(x).var(0)
+    return batch_norm_apply_reference(x, gamma, beta, mean, variance, eps), mean, variance
+
+
+def batch_norm_grad_reference(dy, x, gamma, mean, variance, eps):
+    """(dx, dgamma, dbeta), float64"""
+    dy, x, gamma, mean, variance = map(np.float64, (dy, x, gamma, mean, variance))
+    inverse = 1 / np.sqrt(variance + eps)
+    h = (x - mean) * inverse
+    dgamma, dbeta = (dy * h).sum(0), dy.sum(0)
+    return gamma * inverse * (dy - dbeta / len(x) - h * dgamma / len(x)), dgamma, dbeta
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+@host_kernel("void(f4[:, ::1], f4[::1], f4[::1], i8, i8)")
+def _moments(x, mean, variance, start, stop):
+    """Mean and variance of the channels start … stop - 1."""
+    sums, total = np.zeros(stop - start, np.float64), np.float64(max(x.shape[0], 1))
+    for n in range(x.shape[0]):
+        row = x[n, start:stop]
+        for c in range(row.size):
+            sums[c] += row[c]
+    centre = sums / total
+    sums[:] = 0
+    for n in range(x.shape[0]):
+        row = x[n, start:stop]
+        for c in range(row.size):
+            sums[c] += (row[c] - centre[c]) ** 2
+    for c in range(sums.size):
+        mean[start + c], variance[start + c] = float32(centre[c]), float32(sums[c] / total)
+
+
+@host_kernel("void(f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[::1], f4, f4[:, ::1], i8, i8)")
+def _apply(x, gamma, beta, mean, variance, eps, y, start, stop):
+    """y = gamma h + beta in the channels start … stop - 1."""
+    factor = gamma[start:stop] / np.sqrt(variance[start:stop] + eps)
+    centre, offset = mean[start:stop], beta[start:stop]
+    for n in range(x.shape[0]):
+        row, out = x[n, start:stop], y[n, start:stop]
+        for c in range(row.size):
+            out[c] = factor[c] * (row[c] - centre[c]) + offset[c]
+
+
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1], i8, i8)")
+def _backward(dy, x, gamma, mean, variance, eps, dx, dgamma, dbeta, start, stop):
+    """dx, dgamma and dbeta of the channels start … stop - 1."""
+    inverse, centre = float32(1) / np.sqrt(variance[start:stop] + eps), mean[start:stop]
+    of_gamma, of_beta = np.zeros(stop - start, np.float64), np.zeros(stop - start, np.float64)
+    for n in range(x.shape[0]):
+        slope, row = dy[n, start:stop], x[n, start:stop]
+        for c in range(row.size):
+            of_beta[c] += slope[c]
+            of_gamma[c] += slope[c] * (row[c] - centre[c]) * inverse[c]
+    share = float32(1) / float32(max(x.shape[0], 1))
+    factor = gamma[start:stop] * inverse
+    for c in range(of_beta.size):
+        dgamma[start + c], dbeta[start + c] = float32(of_gamma[c]), float32(of_beta[c])
+    less, tilt = dbeta[start:stop] * share, dgamma[start:stop] * share * inverse
+    for n in range(x.shape[0]):
+        slope, row, out = dy[n, start:stop], x[n, start:stop], dx[n, start:stop]
+        for c in range(row.size):
+            out[c] = factor[c] * (slope[c] - less[c] - (row[c] - centre[c]) * tilt[c])
+
+
+def _share(kernel, channels, elements, *arrays):
+    """The kernel on each thread's channels."""
+    def work(part):
+        own = part.of(channels)
+        kernel(*arrays, own.start, own.stop)
+
+    threads.share(work, elements)
+
+
+def batch_norm_cpu(x, gamma, beta, eps):
+    """y = gamma h + beta, and mean and variance of each channel"""
+    expect("batch_norm (cpu)", x=(x, ("N", "C")), gamma=(gamma, CHANNELS), beta=(beta, CHANNELS))
+    y, mean, variance = empty_cpu(x.shape), empty_cpu(gamma.shape), empty_cpu(gamma.shape)
+    _share(_moments, gamma.size, x.size, x, mean, variance)
+    _share(_apply, gamma.size, x.size, x, gamma, beta, mean, variance, eps, y)
+    return y, mean, variance
+
+
+def batch_norm_apply_cpu(x, gamma, beta, mean, variance, eps):
+    """y = gamma (x - mean) / sqrt(variance + eps) + beta"""
+    expect("batch_norm_apply (cpu)", x=(x, ("N", "C")), **_channels(gamma=gamma, beta=beta, mean=mean, variance=variance))
+    y = empty_cpu(x.shape)
+    _share(_apply, gamma.size, x.size, x, gamma, beta, mean, variance, eps, y)
+    return y
+
+
+def batch_norm_grad_cpu(dy, x, gamma, mean, variance, eps):
+    """(dx, dgamma, dbeta) of batch_norm"""
+    expect("batch_norm_grad (cpu)", dy=(dy, ("N", "C")), x=(x, ("N", "C")),
+           **_channels(gamma=gamma, mean=mean, variance=variance))
+    dx, dgamma, dbeta = empty_cpu(x.shape), empty_cpu(gamma.shape), empty_cpu(gamma.shape)
+    _share(_backward, gamma.size, x.size, dy, x, gamma, mean, variance, eps, dx, dgamma, dbeta)
+    return dx, dgamma, dbeta
+
+
+def _channels(**arrays):
+    return {name: (array, CHANNELS) for name, array in arrays.items()}
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels("norm")
+def _norm_kernels():
+    @kernel("void(f4[:, ::1], f4[::1], f4[::1])")
+    def moments(x, mean, variance):
+        """A block has ACROSS channels: the mean of each, then what its values differ from it."""
+        shared = cuda.shared.array(BLOCK, float32)
+        tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
+        c, samples = int32(cuda.blockIdx.x * ACROSS) + tx, float32(max(x.shape[0], 1))
+        centre = float32(0)
+        for turn in range(2):
+            total = float32(0)
+            if c < mean.size:
+                for n in range(ty, x.shape[0], DOWN):
+                    d = x[n, c] - centre
+                    total += d * d if turn else d
+            shared[ty * ACROSS + tx] = total
+            cuda.syncthreads()
+            total = float32(0)
+            for j in range(DOWN):
+                total += shared[j * ACROSS + tx]
+            cuda.syncthreads()
+            if turn == 0:
+                centre = total / samples
+            if ty == 0 and c < mean.size:
+                if turn == 0:
+                    mean[c] = centre
+                else:
+                    variance[c] = total / samples
+
+    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4, f4[::1], i4)")
+    def apply(x, gamma, beta, mean, variance, eps, y, channels):
+        """One thread, one value."""
+        i = cuda.grid(1)
+        if i < y.size:
+            c = i % channels
+            y[i] = gamma[c] * (x[i] - mean[c]) / math.sqrt(variance[c] + eps) + beta[c]
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1])")
+    def backward(dy, x, gamma, mean, variance, eps, dx, dgamma, dbeta):
+        """A block has ACROSS channels: both sums of each, then dx."""
+        of_gamma, of_beta = cuda.shared.array(BLOCK, float32), cuda.shared.array(BLOCK, float32)
+        tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
+        c, inside = int32(cuda.blockIdx.x * ACROSS) + tx, int32(cuda.blockIdx.x * ACROSS) + tx < gamma.size
+        centre, inverse, first, second = float32(0), float32(0), float32(0), float32(0)
+        if inside:
+            centre, inverse = mean[c], float32(1) / math.sqrt(variance[c] + eps)
+            for n in range(ty, x.shape[0], DOWN):
+                first += dy[n, c] * (x[n, c] - centre) * inverse
+                second += dy[n, c]
+        of_gamma[ty * ACROSS + tx], of_beta[ty * ACROSS + tx] = first, second
+        cuda.syncthreads()
+        first, second = float32(0), float32(0)
+        for j in range(DOWN):
+            first += of_gamma[j * ACROSS + tx]
+            second += of_beta[j * ACROSS + tx]
+        if inside:
+            if ty == 0:
+                dgamma[c], dbeta[c] = first, second
+            share = float32(1) / float32(max(x.shape[0], 1))
+            for n in range(ty, x.shape[0], DOWN):
+                h = (x[n, c] - centre) * inverse
+                dx[n, c] = gamma[c] * inverse * (dy[n, c] - second * share - h * first * share)
+
+    return moments, apply, backward
+
+
+def batch_norm_cuda(x, gamma, beta, eps):
+    """y = gamma h + beta, and mean and variance of each channel"""
+    expect("batch_norm (cuda)", x=(x, ("N", "C")), gamma=(gamma, CHANNELS), beta=(beta, CHANNELS))
+    mean, variance = empty_cuda(gamma.shape), empty_cuda(gamma.shape)
+    launch(_norm_kernels()[0], ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), x, mean, variance)
+    return batch_norm_apply_cuda(x, gamma, beta, mean, variance, eps), mean, variance
+
+
+def batch_norm_apply_cuda(x, gamma, beta, mean, variance, eps):
+    """y = gamma (x - mean) / sqrt(variance + eps) + beta"""
+    expect("batch_norm_apply (cuda)", x=(x, ("N", "C")), **_channels(gamma=gamma, beta=beta, mean=mean, variance=variance))
+    y = empty_cuda(x.shape)
+    launch(_norm_kernels()[1], blocks_for(y.size), THREADS, flat(x), gamma, beta, mean, variance, eps, flat(y), gamma.size)
+    return y
+
+
+def batch_norm_grad_cuda(dy, x, gamma, mean, variance, eps):
+    """(dx, dgamma, dbeta) of batch_norm"""
+    expect("batch_norm_grad (cuda)", dy=(dy, ("N", "C")), x=(x, ("N", "C")),
+           **_channels(gamma=gamma, mean=mean, variance=variance))
+    dx, dgamma, dbeta = empty_cuda(x.shape), empty_cuda(gamma.shape), empty_cuda(gamma.shape)
+    launch(_norm_kernels()[2], ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), dy, x, gamma, mean, variance, eps, dx, dgamma,
+           dbeta)
+    return dx, dgamma, dbeta
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    return {
+        "batch_norm": lambda: dev.batch_norm(a(N, O), a(O), a(O), 1e-5),
+        "batch_norm_apply": lambda: dev.batch_norm_apply(a(N, O), a(O), a(O), a(O), a(O, above=0.1), 1e-5),
+        "batch_norm_grad": lambda: dev.batch_norm_grad(a(N, O), a(N, O), a(O), a(O), a(O, above=0.1), 1e-5),
+    }

@@ -1,0 +1,255 @@
+"""Reductions over chosen axes.
+
+sum       y = the sum of x over axes (None: all)
+max       y = the maximum of x over axes (None: all); NaN if one of them is NaN
+sum_rows  y[o] = scale * sum_n x[n, o]                     x (N, O) -> y (O,)
+argmax    y[n] = the first c with x[n, c] = max_c x[n, c]  x (..., C) -> y (...) int32; NaN counts as the largest
+
+On CUDA neighbouring axes merge, so that x is (outer, n, inner) and y (outer, inner). The x threads of a block lie along
+inner, where memory is contiguous, the y threads along n; they meet in a tree in shared memory. With inner = 1 there is
+one x thread, and the y threads read neighbours. The order of additions depends on the shape alone: results repeat bit
+by bit.
+"""
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+from numba import float32, int32
+
+from ..host import blas, threads
+from ..runtime.declare import cuda, kernel, kernels
+from ..runtime.expect import INT32
+from ..runtime.launch import ceil_div, launch
+from ..runtime.memory import THREADS, copy_cuda, empty_cpu, empty_cuda, flat, output
+from .elementwise import affine_cuda
+
+SUM, MAX = range(2)
+BLOCKS = (32, 8), (1, 32), (1, 256)  # threads along inner and along n: inner > 1, inner = 1 and n small, n large
+LANES = 32  # threads that share a row of argmax
+LOWEST = np.float32(-np.inf)
+
+
+def _axes(op, device, x, axis):
+    """The sorted, non-negative axes that `axis` (None, an int or a tuple) names."""
+    axes = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    if any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
+        raise ValueError(f"{op} ({device}): axis {axis} does not fit x {x.shape}")
+    axes = tuple(sorted(a % x.ndim for a in axes))
+    if op == "max" and any(x.shape[a] == 0 for a in axes):
+        raise ValueError(f"max ({device}): x {x.shape} is empty along axis {axis}")
+    return axes
+
+
+def _reduced_shape(x, axes, keepdims):
+    return tuple(1 if a in axes else n for a, n in enumerate(x.shape) if keepdims or a not in axes)
+
+
+def _places(op, empty, x, out):
+    if x.shape[-1:] in ((), (0,)):
+        raise ValueError(f"{op}: x {x.shape} has nothing along its last axis")
+    return output(op, empty, out, x.shape[:-1], INT32, x=x)
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def sum_reference(x, axis=None, keepdims=False):
+    """y = the sum of x over axes"""
+    return np.sum(x, axis=axis, keepdims=keepdims, dtype=np.float64)
+
+
+def max_reference(x, axis=None, keepdims=False):
+    """y = the maximum of x over axes"""
+    return np.max(np.asarray(x, np.float64), axis=axis, keepdims=keepdims)
+
+
+def sum_rows_reference(x, scale=1.0):
+    """y[o] = scale * sum_n x[n, o]"""
+    return scale * np.sum(x, axis=0, dtype=np.float64)
+
+
+def argmax_reference(x):
+    """y[n] = the first c with x[n, c] = max_c x[n, c]"""
+    return np.argmax(x, axis=-1).astype(np.int32)
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+@functools.lru_cache(maxsize=256)
+def _filled(n, value):
+    return np.full(n, value, np.float32)
+
+
+def sum_cpu(x, axis=None, keepdims=False, out=None):
+    """y = the sum of x over axes (None: all)"""
+    axes = _axes("sum", "cpu", x, axis)
+    out = output("sum (cpu)", empty_cpu, out, _reduced_shape(x, axes, keepdims), x=x)
+    return np.add.reduce(x, axis=axes, keepdims=keepdims, out=out)
+
+
+def max_cpu(x, axis=None, keepdims=False, out=None):
+    """y = the maximum of x over axes (None: all)"""
+    axes = _axes("max", "cpu", x, axis)
+    out = output("max (cpu)", empty_cpu, out, _reduced_shape(x, axes, keepdims), x=x)
+    return np.maximum.reduce(x, axis=axes, keepdims=keepdims, out=out)
+
+
+def sum_rows_cpu(x, scale=1.0, out=None):
+    """y[o] = scale * sum_n x[n, o]"""
+    out = output("sum_rows (cpu)", empty_cpu, out, ("O",), x=(x, ("N", "O")))
+    with threads.held(2 * x.size):  # BLAS sums in registers, add.reduce in memory
+        return blas.matmul(_filled(x.shape[0], scale), x, out=out)
+
+
+def argmax_cpu(x, out=None):
+    """y[n] = the first c with x[n, c] = max_c x[n, c]"""
+    out = _places("argmax (cpu)", empty_cpu, x, out)
+    out[...] = np.argmax(x, axis=-1)
+    return out
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels("reduce")
+def _reduce_kernels():
+    """For SUM, then for MAX, one kernel for each of BLOCKS. A group of n elements is cut into `parts` of `chunk`, each
+    for a block of its own: the second pass of a long reduction works on their results."""
+    def declared(formula, block):
+        across, down = block
+
+        @kernel("void(f4[::1], f4[::1], i4, i4, i4, i4)")
+        def reduce(x, y, n, inner, chunk, parts):
+            shared = cuda.shared.array(THREADS, float32)
+            tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+            tiles = (inner + across - 1) // across
+            part = cuda.blockIdx.x // tiles
+            i = (cuda.blockIdx.x % tiles) * across + tx
+            start = (part // parts) * n
+            first = (part % parts) * chunk
+            total = float32(0) if formula == SUM else LOWEST
+            if i < inner:
+                for k in range(first + ty, min(n, first + chunk), down):
+                    v = x[(start + k) * inner + i]
+                    if formula == SUM:
+                        total += v
+                    else:
+                        total = v if v > total or v != v else total
+            own = ty * across + tx
+            shared[own] = total
+            cuda.syncthreads()
+            half = down // 2
+            while half > 0:  # a tree over the y threads of the block
+                if ty < half:
+                    v = shared[own + half * across]
+                    if formula == SUM:
+                        total += v
+                    else:
+                        total = v if v > total or v != v else total
+                    shared[own] = total
+                cuda.syncthreads()
+                half //= 2
+            if i < inner and ty == 0:
+                y[part * inner + i] = total
+        return reduce
+
+    return tuple(declared(formula, block) for formula in (SUM, MAX) for block in BLOCKS)
+
+
+@kernels("reduce")
+def _argmax_kernel():
+    @kernel("void(f4[:, ::1], i4[::1])")
+    def argmax(x, y):
+        values = cuda.shared.array(LANES, float32)
+        places = cuda.shared.array(LANES, int32)
+        lane = cuda.threadIdx.x
+        row = cuda.blockIdx.x
+        width = x.shape[1]
+        value = x[row, lane] if lane < width else LOWEST
+        place = lane
+        for c in range(lane + LANES, width, LANES):
+            v = x[row, c]
+            if v > value or (v != v and value == value):
+                value = v
+                place = int32(c)
+        values[lane] = value
+        places[lane] = place
+        cuda.syncthreads()
+        half = LANES // 2
+        while half > 0:  # a tree over the lanes of the row; among equals the first place wins
+            if lane < half:
+                v = values[lane + half]
+                p = places[lane + half]
+                equal = v == value or (v != v and value != value)
+                if v > value or (v != v and value == value) or (equal and p < place):
+                    value = v
+                    place = p
+                    values[lane] = value
+                    places[lane] = place
+            cuda.syncthreads()
+            half //= 2
+        if lane == 0:
+            y[row] = place
+
+    return argmax
+
+
+def _reduce(formula, x, outer, n, inner, out):
+    """out[o, i] = the reduction of x[o, :, i]; long groups in two or more passes, so that all multiprocessors work."""
+    chunk = 4096 if inner == 1 else 1024
+    parts = max(1, ceil_div(n, chunk))
+    y = flat(out) if parts == 1 else empty_cuda(outer * parts * inner)
+    shape = 0 if inner > 1 else 1 if n <= 1024 else 2
+    grid = outer * parts * ceil_div(inner, BLOCKS[shape][0])
+    launch(_reduce_kernels()[len(BLOCKS) * formula + shape], grid, BLOCKS[shape], flat(x), y, n, inner, chunk, parts)
+    if parts > 1:
+        _reduce(formula, y, outer, parts, inner, out)
+
+
+def _reduce_axes(op, formula, x, axis, keepdims, out):
+    """One pass for each group of neighbouring axes, the last group first."""
+    axes = _axes(op, "cuda", x, axis)
+    out = output(f"{op} (cuda)", empty_cuda, out, _reduced_shape(x, axes, keepdims), x=x)
+    if not axes or out.size == 0:
+        return copy_cuda(x, out) if out.size else out
+    shape, left = x.shape, list(axes)
+    while left:
+        stop = left.pop() + 1
+        start = stop - 1
+        while left and left[-1] == start - 1:
+            start = left.pop()
+        outer, n, inner = math.prod(shape[:start]), math.prod(shape[start:stop]), math.prod(shape[stop:])
+        shape = shape[:start] + shape[stop:]
+        y = empty_cuda(shape) if left else out
+        _reduce(formula, x, outer, n, inner, y)
+        x = y
+    return out
+
+
+def sum_cuda(x, axis=None, keepdims=False, out=None):
+    return _reduce_axes("sum", SUM, x, axis, keepdims, out)
+
+
+def max_cuda(x, axis=None, keepdims=False, out=None):
+    return _reduce_axes("max", MAX, x, axis, keepdims, out)
+
+
+def sum_rows_cuda(x, scale=1.0, out=None):
+    out = output("sum_rows (cuda)", empty_cuda, out, ("O",), x=(x, ("N", "O")))
+    _reduce(SUM, x, 1, x.shape[0], x.shape[1], out)
+    return out if scale == 1.0 else affine_cuda(out, mul=scale, out=out)
+
+
+def argmax_cuda(x, out=None):
+    out = _places("argmax (cuda)", empty_cuda, x, out)
+    launch(_argmax_kernel(), out.size, LANES, x.reshape(out.size, x.shape[x.ndim - 1]), flat(out))
+    return out
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    return {
+        **{f"{op}, all": lambda op=op: getattr(dev, op)(a(N, O)) for op in ("sum", "max")},
+        **{f"{op}, rows": lambda op=op: getattr(dev, op)(a(N, O), axis=1) for op in ("sum", "max")},
+        **{f"{op}, columns": lambda op=op: getattr(dev, op)(a(N, 2 * O), axis=0) for op in ("sum", "max")},
+        **{f"{op}, few": lambda op=op: getattr(dev, op)(a(9, 2 * O), axis=0) for op in ("sum", "max")},
+        "sum_rows": lambda: dev.sum_rows(a(N, O), 0.5),
+        "argmax": lambda: dev.argmax(a(N, O)),
+    }

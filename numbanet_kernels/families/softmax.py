@@ -1,0 +1,204 @@
+"""Softmax over the last axis, its logarithm, and the gradient of both.   x, y, dy, dx (..., C)
+
+softmax           y[n, c] = exp(x[n, c] - m[n]) / sum_c exp(x[n, c] - m[n]),    m[n] = max_c x[n, c]
+log_softmax       y[n, c] = x[n, c] - m[n] - log sum_c exp(x[n, c] - m[n])
+softmax_grad      dx[n, c] = y[n, c] (dy[n, c] - sum_c dy[n, c] y[n, c])
+log_softmax_grad  dx[n, c] = dy[n, c] - exp(y[n, c]) sum_c dy[n, c]
+
+On CUDA a block does one row: each pass over it ends in a tree in shared memory; later passes read from cache.
+"""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import float32
+
+from ..runtime.declare import cuda, kernel, kernels
+from ..runtime.launch import launch
+from ..runtime.memory import empty_cpu, empty_cuda, output
+
+PLAIN, LOG = range(2)
+NARROW, WIDE = 32, 256  # threads a row
+LOWEST = np.float32(-np.inf)
+
+
+def _output(op, empty, out, x):
+    if x.shape[-1:] in ((), (0,)):
+        raise ValueError(f"{op}: x {x.shape} has nothing along its last axis")
+    return output(op, empty, out, x=x)
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def softmax_reference(x):
+    """y[n, c] = exp(x[n, c] - m[n]) / sum_c exp(x[n, c] - m[n])"""
+    return np.exp(log_softmax_reference(x))
+
+
+def log_softmax_reference(x):
+    """y[n, c] = x[n, c] - m[n] - log sum_c exp(x[n, c] - m[n])"""
+    x = np.asarray(x, np.float64)
+    z = x - x.max(axis=-1, keepdims=True, initial=-np.inf)
+    return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+
+
+def softmax_grad_reference(dy, y):
+    """dx[n, c] = y[n, c] (dy[n, c] - sum_c dy[n, c] y[n, c])"""
+    dy, y = np.asarray(dy, np.float64), np.asarray(y, np.float64)
+    return y * (dy - (dy * y).sum(axis=-1, keepdims=True))
+
+
+def log_softmax_grad_reference(dy, y):
+    """dx[n, c] = dy[n, c] - exp(y[n, c]) sum_c dy[n, c]"""
+    dy, y = np.asarray(dy, np.float64), np.asarray(y, np.float64)
+    return dy - np.exp(y) * dy.sum(axis=-1, keepdims=True)
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+def softmax_cpu(x, out=None):
+    """y[n, c] = exp(x[n, c] - m[n]) / sum_c exp(x[n, c] - m[n])"""
+    out = _output("softmax (cpu)", empty_cpu, out, x)
+    np.exp(np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), out=out), out=out)
+    return np.divide(out, np.add.reduce(out, axis=-1, keepdims=True), out=out)
+
+
+def log_softmax_cpu(x, out=None):
+    """y[n, c] = x[n, c] - m[n] - log sum_c exp(x[n, c] - m[n])"""
+    out = _output("log_softmax (cpu)", empty_cpu, out, x)
+    np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), out=out)
+    return np.subtract(out, np.log(np.add.reduce(np.exp(out), axis=-1, keepdims=True)), out=out)
+
+
+def softmax_grad_cpu(dy, y, out=None):
+    """dx[n, c] = y[n, c] (dy[n, c] - sum_c dy[n, c] y[n, c])"""
+    out = output("softmax_grad (cpu)", empty_cpu, out, dy=dy, y=y)
+    share = np.add.reduce(dy * y, axis=-1, keepdims=True)
+    return np.multiply(dy - share, y, out=out)
+
+
+def log_softmax_grad_cpu(dy, y, out=None):
+    """dx[n, c] = dy[n, c] - exp(y[n, c]) sum_c dy[n, c]"""
+    out = output("log_softmax_grad (cpu)", empty_cpu, out, dy=dy, y=y)
+    return np.subtract(dy, np.exp(y) * np.add.reduce(dy, axis=-1, keepdims=True), out=out)
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels("softmax")
+def _softmax_kernels():
+    """softmax and log_softmax with NARROW threads a row, then with WIDE."""
+    def declared(formula, lanes):
+        @kernel("void(f4[:, ::1], f4[:, ::1])")
+        def softmax(x, y):
+            shared = cuda.shared.array(lanes, float32)
+            lane, row = cuda.threadIdx.x, cuda.blockIdx.x
+            width = x.shape[1]
+            top = LOWEST
+            for c in range(lane, width, lanes):
+                top = x[row, c] if x[row, c] > top else top  # NaN is passed over here and caught by the sum
+            shared[lane] = top
+            cuda.syncthreads()
+            half = lanes // 2
+            while half > 0:
+                if lane < half and shared[lane + half] > shared[lane]:
+                    shared[lane] = shared[lane + half]
+                cuda.syncthreads()
+                half //= 2
+            top = shared[0]
+            cuda.syncthreads()  # all have read the maximum before its place is used again
+            total = float32(0)
+            for c in range(lane, width, lanes):
+                total += math.exp(x[row, c] - top)
+            shared[lane] = total
+            cuda.syncthreads()
+            half = lanes // 2
+            while half > 0:
+                if lane < half:
+                    shared[lane] += shared[lane + half]
+                cuda.syncthreads()
+                half //= 2
+            if formula == PLAIN:
+                scale = float32(1) / shared[0]
+                for c in range(lane, width, lanes):
+                    y[row, c] = math.exp(x[row, c] - top) * scale
+            else:
+                logarithm = math.log(shared[0])
+                for c in range(lane, width, lanes):
+                    y[row, c] = (x[row, c] - top) - logarithm
+        return softmax
+
+    return tuple(declared(formula, lanes) for lanes in (NARROW, WIDE) for formula in (PLAIN, LOG))
+
+
+@kernels("softmax")
+def _softmax_grad_kernels():
+    """softmax_grad and log_softmax_grad with NARROW threads a row, then with WIDE."""
+    def declared(formula, lanes):
+        @kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1])")
+        def softmax_grad(dy, y, dx):
+            shared = cuda.shared.array(lanes, float32)
+            lane, row = cuda.threadIdx.x, cuda.blockIdx.x
+            width = y.shape[1]
+            total = float32(0)
+            for c in range(lane, width, lanes):
+                total += dy[row, c] * y[row, c] if formula == PLAIN else dy[row, c]
+            shared[lane] = total
+            cuda.syncthreads()
+            half = lanes // 2
+            while half > 0:
+                if lane < half:
+                    shared[lane] += shared[lane + half]
+                cuda.syncthreads()
+                half //= 2
+            total = shared[0]
+            for c in range(lane, width, lanes):
+                if formula == PLAIN:
+                    dx[row, c] = y[row, c] * (dy[row, c] - total)
+                else:
+                    dx[row, c] = dy[row, c] - math.exp(y[row, c]) * total
+        return softmax_grad
+
+    return tuple(declared(formula, lanes) for lanes in (NARROW, WIDE) for formula in (PLAIN, LOG))
+
+
+def _launch_rows(pair, out, *arrays):
+    """Launch the narrow or wide version of a row kernel on arrays seen as (rows, last axis)."""
+    width = out.shape[out.ndim - 1]
+    if out.size == 0:
+        return out
+    rows = out.size // width
+    views = [x.reshape(rows, width) for x in (*arrays, out)]
+    wide = width > 32 * NARROW
+    launch(pair[wide], rows, WIDE if wide else NARROW, *views)
+    return out
+
+
+def softmax_cuda(x, out=None):
+    return _launch_rows(_softmax_kernels()[PLAIN::2], _output("softmax (cuda)", empty_cuda, out, x), x)
+
+
+def log_softmax_cuda(x, out=None):
+    return _launch_rows(_softmax_kernels()[LOG::2], _output("log_softmax (cuda)", empty_cuda, out, x), x)
+
+
+def softmax_grad_cuda(dy, y, out=None):
+    out = output("softmax_grad (cuda)", empty_cuda, out, dy=dy, y=y)
+    return _launch_rows(_softmax_grad_kernels()[PLAIN::2], out, dy, y)
+
+
+def log_softmax_grad_cuda(dy, y, out=None):
+    out = output("log_softmax_grad (cuda)", empty_cuda, out, dy=dy, y=y)
+    return _launch_rows(_softmax_grad_kernels()[LOG::2], out, dy, y)
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    return {
+        "softmax": lambda: dev.softmax(a(N, O)),
+        "softmax, wide": lambda: dev.softmax(a(7, 1100)),
+        "softmax_grad": lambda: dev.softmax_grad(a(N, O), softmax_cpu(a(N, O))),
+        "softmax_grad, wide": lambda: dev.softmax_grad(a(7, 1100), softmax_cpu(a(7, 1100))),
+        "log_softmax": lambda: dev.log_softmax(a(N, O)),
+        "log_softmax, wide": lambda: dev.log_softmax(a(7, 1100)),
+        "log_softmax_grad": lambda: dev.log_softmax_grad(a(N, O), log_softmax_cpu(a(N, O))),
+        "log_softmax_grad, wide": lambda: dev.log_softmax_grad(a(7, 1100), log_softmax_cpu(a(7, 1100))),
+    }

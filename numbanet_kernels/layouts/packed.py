@@ -1,0 +1,52 @@
+"""How gradients and late blocks lie in a weight, and what an update takes of each weight."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Packing(NamedTuple):
+    """How a packed gradient lies in its (R, C) weight: int32 arrays, as `families.packed` defines them."""
+
+    row_pos: Any    # (R,)
+    row_class: Any  # (R,)
+    cols: Any       # (L, K)
+    col_pos: Any    # (L, C)
+
+
+class Late(NamedTuple):
+    """The steps that blocks of a weight miss, as `families.update` defines them."""
+
+    behind: Any     # (U, B) int32
+    after: Any      # (U, B) int32
+    held: Any       # (U, B) bool
+    wanted: Any     # (U, B) bool
+    powers: Any     # (K, 4) float32
+    block: tuple[int, int]
+
+
+class Into(NamedTuple):
+    """Where an update writes the wanted blocks of a weight."""
+
+    packed: Any     # float32
+    places: Any     # (R,) int64
+
+
+class SGDUpdate(NamedTuple):
+    """A weight, its velocity and its gradient."""
+
+    w: Any
+    v: Any
+    g: Any
+    kept: Packing | None = None     # how g is packed; None: dense
+    late: Late | None = None        # None: all blocks are up to date
+    into: Into | None = None
+
+
+class AdamUpdate(NamedTuple):
+    """A weight, its two moments and its gradient."""
+
+    w: Any
+    m: Any
+    s: Any
+    g: Any
+    kept: Packing | None = None

@@ -1,0 +1,151 @@
+"""Which tiles of a weight a pattern keeps, and in which order they are packed.
+
+A weight (O, I) in tiles of T x T has R = ceil(O / T) tile rows and C = ceil(I / T) tile columns. Of the permutations a of
+0 … R - 1 and b of 0 … C - 1 with the number `mix` (0: a and b in natural order), the tile at (r, c) is kept where
+
+    (a[r] + b[c]) mod dp = bias
+
+Tile rows with the same a[r] mod dp keep the same tile columns: they are a class, and no two classes share a column.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .packed import Packing
+
+
+class Pattern(NamedTuple):
+    """The kept tiles of a weight."""
+
+    shape: tuple[int, int]
+    tile: int
+    dp: int
+    bias: int
+    mix: int = 0
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(R, C)"""
+        return -(-self.shape[0] // self.tile), -(-self.shape[1] // self.tile)
+
+    @property
+    def most(self) -> tuple[int, int]:
+        """How many tile rows a class has at most, and how many tile columns these keep: the same for every bias and mix."""
+        rows, cols = self.grid
+        return -(-rows // self.dp), -(-cols // self.dp)
+
+    @property
+    def packed_shape(self) -> tuple[int, int]:
+        """Shape of the packed kept tiles: in each row as many tiles as a class keeps at most."""
+        return self.grid[0] * self.tile, self.most[1] * self.tile
+
+
+@functools.lru_cache(maxsize=256)
+def arrangement(grid: tuple[int, int], mix: int) -> tuple[np.ndarray, np.ndarray]:
+    """(a, b) of this number."""
+    if not mix:
+        return np.arange(grid[0]), np.arange(grid[1])
+    rng = np.random.default_rng((mix, *grid))
+    return rng.permutation(grid[0]), rng.permutation(grid[1])
+
+
+def kept_tiles(pattern: Pattern) -> np.ndarray:
+    """(R, C) bool, True where (a[r] + b[c]) mod dp = bias."""
+    a, b = arrangement(pattern.grid, pattern.mix)
+    return (a[:, None] + b) % pattern.dp == pattern.bias
+
+
+class Packed(NamedTuple):
+    """The classes, and where tile rows are when packed: class after class, within a class in the order of the weight."""
+
+    rows: np.ndarray        # (classes, most rows) the tile rows of each class, increasing, then -1
+    cols: np.ndarray        # (classes, most columns) the tile columns that these keep, increasing, then -1
+    row_class: np.ndarray   # (R,)
+    row_place: np.ndarray   # (R,)
+
+
+def packed_tiles(pattern: Pattern) -> Packed:
+    """How the kept tiles are packed; there are min(dp, R) classes."""
+    (a, b), dp, rows = arrangement(pattern.grid, pattern.mix), pattern.dp, pattern.grid[0]
+    classes = range(min(dp, rows))
+    row_place = np.empty(rows, np.int64)
+    row_place[np.argsort(a % dp, kind="stable")] = np.arange(rows)
+    most_rows, most_cols = pattern.most
+    return Packed(_padded([np.flatnonzero(a % dp == z) for z in classes], most_rows),
+                  _padded([np.flatnonzero((z + b) % dp == pattern.bias) for z in classes], most_cols), a % dp, row_place)
+
+
+def _padded(lists: Sequence[np.ndarray], most: int, fill: int = -1) -> np.ndarray:
+    """Lists of numbers as the rows of one array, filled up."""
+    array = np.full((len(lists), most), fill)
+    for row, numbers in zip(array, lists, strict=True):
+        row[:len(numbers)] = numbers
+    return array
+
+
+class TileLists(NamedTuple):
+    """What kernels walk: int32 arrays, whose shapes are the same for every bias and every mix."""
+
+    rows: np.ndarray        # (classes, room) the rows of a weight in each class, then 0
+    row_counts: np.ndarray  # (classes,) how many these are
+    cols: np.ndarray        # (classes, room) the columns that they keep, then 0
+    col_counts: np.ndarray  # (classes,)
+    starts: np.ndarray      # (classes,) where the class begins, packed
+    tile_rows: np.ndarray   # the same by tiles, as in `Packed`
+    tile_cols: np.ndarray
+    row_class: np.ndarray
+    row_place: np.ndarray
+
+
+ROOM = 128  # lists of elements reach as far as the largest blocks: they are read without a look at their ends
+
+
+@functools.lru_cache(maxsize=1024)
+def list_shapes(pattern: Pattern) -> TileLists:
+    """The shapes of `tile_lists`."""
+    (rows, _), (most_rows, most_cols) = pattern.grid, pattern.most
+    classes = min(pattern.dp, rows)
+    of_rows, of_cols = ((classes, -(-max(n * pattern.tile, 1) // ROOM) * ROOM) for n in (most_rows, most_cols))
+    return TileLists(of_rows, (classes,), of_cols, (classes,), (classes,),
+                     (classes, most_rows), (classes, most_cols), (rows,), (rows,))
+
+
+def tile_lists(pattern: Pattern) -> TileLists:
+    """The kept tiles as lists of tiles, and of their rows and columns."""
+    packed, shapes = packed_tiles(pattern), list_shapes(pattern)
+
+    def listed(numbers: np.ndarray, shape: tuple[int, int], length: int) -> tuple[np.ndarray, np.ndarray]:
+        found = [elements(some, pattern.tile, length) for some in numbers]
+        return _padded(found, shape[1], 0), np.array([some.size for some in found])
+
+    (of_rows, row_counts), (of_cols, col_counts) = map(listed, packed[:2], (shapes.rows, shapes.cols), pattern.shape)
+    return TileLists(*(array.astype(np.int32) for array in (
+        of_rows, row_counts, of_cols, col_counts, packed.row_place[packed.rows[:, :1].ravel()] * pattern.tile, *packed)))
+
+
+def tile_packing(pattern: Pattern) -> Packing:
+    """How the gradient of the kept tiles is packed: tile rows by class, in each row its kept columns."""
+    packed, (length, width), tile = packed_tiles(pattern), pattern.shape, pattern.tile
+    kept = [elements(some, tile, width) for some in packed.cols]
+    col_pos = np.full((len(kept), width), -1)
+    for places, columns in zip(col_pos, kept, strict=True):
+        places[columns] = np.arange(columns.size)
+    row_class = packed.row_class[np.arange(length) // tile]
+    return Packing(*(array.astype(np.int32) for array in (
+        row_places(pattern), row_class, _padded(kept, pattern.packed_shape[1]), col_pos)))
+
+
+def elements(numbers: np.ndarray, tile: int, length: int) -> np.ndarray:
+    """The elements of these tiles of an axis, tile by tile; the last tile of the axis may be shorter, -1 is none."""
+    inside = (numbers[numbers >= 0, None] * tile + np.arange(tile)).ravel()
+    return inside[inside < length]
+
+
+def row_places(pattern: Pattern) -> np.ndarray:
+    """(O,) where each row of the weight is when packed."""
+    o = np.arange(pattern.shape[0])
+    return packed_tiles(pattern).row_place[o // pattern.tile] * pattern.tile + o % pattern.tile

@@ -1,0 +1,72 @@
+"""Arrays of the card and of the emulated device."""
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .declare import cuda
+from .emulation import emulating
+from .launch import refuse_to_record
+
+ALIGNMENT = 256
+
+
+class EmulatedArray(np.ndarray):
+    """Host memory that stands for memory of the emulated device, with the methods of a device array that launchers use."""
+
+    def copy_to_host(self) -> np.ndarray:
+        return np.array(self)
+
+    def copy_to_device(self, values: Any) -> None:
+        self[...] = values
+
+
+def device_array(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
+    """An array of unset values on the card; of NaN and -1 on the emulated device, aligned as on a card."""
+    if not emulating():
+        return cuda.device_array(shape, dtype)
+    size = math.prod(shape if isinstance(shape, Sequence) else (shape,)) * np.dtype(dtype).itemsize
+    memory = np.full(size + ALIGNMENT, 255, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start:start + size].view(dtype).reshape(shape).view(EmulatedArray)
+
+
+def to_device(host: Any) -> Any:
+    """A copy of a host array on the card or the emulated device."""
+    refuse_to_record("an upload")
+    if not emulating():
+        return cuda.to_device(host)
+    array = device_array(host.shape, host.dtype)
+    array.copy_to_device(host)
+    return array
+
+
+def device_cache(maxsize: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """lru_cache for functions that make device arrays: one for cards, one for the emulated device."""
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        caches = {on: functools.lru_cache(maxsize)(lambda *args, on=on: function(*args)) for on in (False, True)}
+        return functools.wraps(function)(lambda *args: caches[emulating()](*args))
+
+    return decorate
+
+
+lent: dict[int, Any] = {}  # memory in use: Numba counts the references to a pointer, and somebody has to hold it till then
+
+
+def device_array_in(context: Any, memory: Any, address: int, size: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
+    """A device array in bytes address … address + size - 1, which lie in another; `owner` is held until it and all its views
+    are gone."""
+    from numba.cuda.cudadrv.devicearray import DeviceNDArray
+    from numba.cuda.cudadrv.driver import AutoFreePointer
+
+    pointer = AutoFreePointer(weakref.proxy(context), type(memory.gpu_data.device_pointer)(address), size,
+                              finalizer=lambda: lent.pop(key))
+    key = id(pointer)
+    lent[key] = pointer, owner
+    strides = tuple(math.prod(shape[i + 1:]) * dtype.itemsize for i in range(len(shape)))
+    return DeviceNDArray(shape, strides, dtype, gpu_data=pointer.own())

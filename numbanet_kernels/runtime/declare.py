@@ -1,0 +1,193 @@
+"""Declaring kernels: how they are written, compiled and cached.
+
+A kernel is declared with its only signature and compiled at its first launch, never at import:
+
+    @kernels("elementwise")                    # its family; lru_cache over the tile sizes, a place in the list of kernels
+    def _kernels(tile=16):
+        @kernel("void(f4[::1], f4[::1], i4)")
+        def double(x, y, n):
+            i = cuda.grid(1)
+            if i < n:
+                y[i] = x[i] + x[i]
+        return double
+
+    launch(_kernels(), ceil_div(n, 256), 256, x, y, n)
+
+One signature a kernel means: scalars arrive as declared (no 64-bit index arithmetic by accident), nothing is compiled twice
+because of an array's layout, and the tests assemble exactly what a card would run.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import llvmlite
+import numba
+
+from . import files
+
+try:
+    from numba import cuda
+    from numba.cuda import extending
+except ImportError:  # a Numba without its CUDA half: kernels can be listed, not launched
+    from numba import extending
+
+    cuda = None
+
+PACKAGE = pathlib.Path(__file__).parents[1]
+_FACTORIES: list[Callable[..., Any]] = []
+
+
+class Kernel:
+    """A CUDA kernel: a Python function and its one signature, compiled for the current card at the first launch.
+
+    `family` is the one that `kernels` names, `variant` the constants that its factory fixed, such as "tile=32", `least` the
+    lowest compute capability that has its instructions, and `bounds`, if any, (threads of a block, blocks that a multiprocessor
+    shall hold): what a thread's registers must leave room for.
+    """
+
+    family, made_by = "", None  # until `kernels` says which factory made it, and of what
+
+    def __init__(self, function: Callable[..., None], signature: str, fastmath: bool, least: tuple[int, int],
+                 bounds: tuple[int, int] | None) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.signature = signature
+        self.least = least
+        self.options = {"fastmath": fastmath}
+        if bounds and _takes_bounds():
+            self.options["launch_bounds"] = bounds
+        constants = inspect.getclosurevars(function).nonlocals
+        self.variant = ", ".join(f"{name}={value}" for name, value in sorted(constants.items())
+                                 if isinstance(value, (int, tuple)))
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        try:
+            return cuda.jit(self.signature, cache=True, **self.options)(self.function)
+        except (RuntimeError, OSError):  # no writable place for a cache: compile in this process only
+            return cuda.jit(self.signature, **self.options)(self.function)
+
+    @functools.cached_property
+    def parameters(self) -> list[tuple[str, str]]:
+        """(dtype, axes or "") of each parameter, such as ("f4", "[:, ::1]"); a tuple's elements are parameters of their own."""
+        flat = re.sub(r"UniTuple\((.*?), (\d+)\)", lambda found: f"{found[1]}, " * int(found[2]), self.signature)
+        return re.findall(r"(\w\d)(\[.*?\])?", flat.partition("(")[2])
+
+    def ptx(self, compute_capability: tuple[int, int]) -> str:
+        """PTX text for a compute capability such as (8, 0). Needs NVVM (extra `cuda`) but no GPU and no driver.
+
+        The texts of this package's kernels are kept on disk, until a source file or a compiler changes.
+        """
+        def compiled() -> str:
+            text, _ = cuda.compile_ptx(self.function, self.signature, cc=compute_capability, **self.options)
+            return text.decode() if isinstance(text, bytes) else text
+
+        if self.made_by is None:
+            return compiled()
+        decides = digest(PACKAGE), _compilers(), self.signature, sorted(self.options.items())
+        return files.kept((self.made_by, compute_capability), decides, compiled)
+
+
+@functools.cache
+def _compilers() -> tuple[Any, ...]:
+    """What decides, apart from the sources, on the PTX of a kernel."""
+    from numba.cuda.cudadrv import libs
+
+    library = pathlib.Path(libs.get_cudalib("nvvm"))
+    found = library.stat() if library.is_file() else None
+    return (sys.version, llvmlite.__version__, numba.__version__, getattr(sys.modules.get("numba_cuda"), "__version__", None),
+            str(library), found and (found.st_size, found.st_mtime_ns),
+            [os.environ.get(name) for name in ("NUMBA_OPT", "NUMBA_CUDA_DEBUGINFO")])
+
+
+@functools.cache
+def _takes_bounds() -> bool:
+    """Whether this Numba can be told how many threads and blocks a kernel shall leave room for."""
+    return "launch_bounds" in inspect.signature(cuda.jit).parameters
+
+
+def kernel(signature: str, fastmath: bool = False, least: tuple[int, int] = (7, 5),
+           bounds: tuple[int, int] | None = None) -> Callable[[Callable[..., None]], Kernel]:
+    """Declare a CUDA kernel by its one signature, for example "void(f4[:, ::1], i4)"."""
+    return lambda function: Kernel(function, signature, fastmath, least, bounds)
+
+
+def intrinsic(*key: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Declare LLVM code that kernels call, as `numba.cuda.extending.intrinsic` does; `key` tells those of one factory apart.
+
+    Numba keeps compiled kernels by what their closures hold. Here an intrinsic is the same in every process, until a source
+    file of the kernels changes.
+    """
+    def declare(function: Callable[..., Any]) -> Any:
+        made = extending.intrinsic(function)
+        if hasattr(made, "_set_uuid"):
+            made._set_uuid(f"{function.__module__}.{function.__qualname__}.{key}.{digest(PACKAGE)}")
+        return made
+
+    return declare
+
+
+@functools.cache
+def digest(folder: pathlib.Path) -> str:
+    """A digest of the source files in a folder and those below it, apart from the PTX machine, which only reads kernels."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        if path.parent != folder / "ptx":
+            found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def kernels(family: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a factory of a family's kernels: called once for each choice of its arguments, and listed by `all_kernels`."""
+    def decorate(factory: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.cache
+        def cached(*args: Any, **options: Any) -> Any:
+            made = factory(*args, **options)
+            for place, kernel in enumerate(made if isinstance(made, tuple) else (made,)):
+                kernel.family = family
+                if factory.__module__.startswith(f"{PACKAGE.name}."):  # the files that `digest` sees
+                    kernel.made_by = factory.__module__, factory.__qualname__, args, sorted(options.items()), place
+            return made
+
+        _FACTORIES.append(cached)
+        return cached
+
+    return decorate
+
+
+def all_kernels() -> Iterator[Kernel]:
+    """Every declared kernel at its default tile sizes, family by family."""
+    for factory in _FACTORIES:
+        made = factory()
+        yield from made if isinstance(made, tuple) else (made,)
+
+
+def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare a CPU loop by its one signature: Numba compiles it at the first call and caches it on disk.
+
+    A loop runs on the thread that calls it, without the GIL: `threads.share` calls it on parts of its arrays at the same time.
+    """
+    def declare(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.cache
+        def compiled() -> Callable[..., None]:
+            options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
+            try:
+                return numba.njit(signature, cache=True, **options)(function)
+            except (RuntimeError, OSError):  # no writable place for a cache: compile in this process only
+                return numba.njit(signature, **options)(function)
+
+        @functools.wraps(function)
+        def call(*args: Any) -> None:
+            compiled()(*args)
+
+        return call
+
+    return declare

@@ -1,0 +1,53 @@
+"""The emulated device: compiled kernels that the PTX machine runs on the CPU, and counts."""
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .context import within
+from .declare import Kernel
+
+EMULATED = (8, 0)  # the compute capability that kernels are compiled for to be emulated
+_emulating = contextvars.ContextVar("emulating", default=False)
+counters: dict[Kernel, Any] = {}  # of every kernel that was emulated; clear it to count anew
+_counting = threading.Lock()      # launches take turns
+
+
+def emulating() -> bool:
+    """Whether operations of CUDA run on the PTX machine, their arrays in the memory of the host."""
+    return _emulating.get()
+
+
+def emulated(on: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Operations of CUDA, called inside and by this thread, run on the PTX machine."""
+    return within(_emulating, on)
+
+
+@functools.cache
+def program(kernel: Kernel, compute_capability: tuple[int, int]) -> Any:
+    """What the emulated device runs: the compiled kernel, read by the PTX machine."""
+    from .. import ptx
+
+    return ptx.parse(kernel.ptx(compute_capability))
+
+
+def emulate(kernel: Kernel, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
+    """Launch on the PTX machine."""
+    from .. import ptx
+
+    args = [part for arg in args for part in (arg if isinstance(arg, tuple) else (arg,))]
+    for argument, (code, axes) in zip(args, kernel.parameters, strict=True):
+        if axes and (argument.dtype != np.dtype(code) or argument.ndim != axes.count(",") + 1):
+            raise TypeError(f"{kernel.__name__}: an argument is {argument.dtype} with {argument.ndim} axes, not {code}{axes}")
+    compiled = program(kernel, EMULATED)
+    with _counting:
+        found = counters.get(kernel)
+        if found is None or found.program is not compiled:
+            found = counters[kernel] = ptx.Counters(compiled)
+        ptx.run(compiled, grid, block, args, counters=found, name=kernel.__name__)

@@ -1,0 +1,81 @@
+"""What an operation may be given, checked before any work: no loop and no kernel reads or writes outside an array."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+FLOAT32, INT32, BOOL = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.bool_)
+
+
+def expect(op: str, **arrays: Any) -> dict[str, Any]:
+    """Check arrays, each given as (array, shape) or (array, shape, dtype); an array that is None is left out.
+
+    A shape is a tuple of numbers and of names of lengths, the name of a whole shape, or None for any; a name means the same
+    everywhere. An array by itself has the shape "S", and dtypes are float32 unless given.
+
+    Returns
+    -------
+    dict
+        The lengths and shapes by name.
+
+    Raises
+    ------
+    TypeError
+        If one is no array, of another dtype or not contiguous.
+    ValueError
+        If the shapes do not fit together.
+    """
+    return check(op, arrays)
+
+
+def check(op: str, arrays: dict[str, Any]) -> dict[str, Any]:
+    """As `expect`, of arrays in a dict."""
+    found: dict[str, Any] = {}
+    for name, given in arrays.items():
+        if given.__class__ is tuple:
+            array, shape = given[0], given[1]
+            dtype = given[2] if len(given) > 2 else FLOAT32
+        else:
+            array, shape, dtype = given, "S", FLOAT32
+        if array is None:
+            continue
+        kind = getattr(array, "dtype", None)
+        if (kind is not dtype and kind != dtype) or not array.flags["C_CONTIGUOUS"]:
+            raise TypeError(f"{op}: {name} must be a contiguous {dtype} array, not {_kind(array)}")
+        there = array.shape
+        if shape.__class__ is str:
+            fits = found.setdefault(shape, there) == there
+        elif shape is None or shape == there:
+            continue
+        elif fits := len(shape) == len(there):
+            for length, wanted in zip(there, shape):
+                if length != (found.setdefault(wanted, length) if wanted.__class__ is str else wanted):
+                    fits = False
+        if not fits:
+            wanted = found[shape] if shape.__class__ is str else tuple(found.get(n, n) for n in shape)
+            raise ValueError(_misfit(op, name, str(wanted).replace("'", ""), arrays))
+    return found
+
+
+def pair(op: str, name: str, given: Any) -> tuple[Any, Any]:
+    """Two things given together, or None and None."""
+    if given is None:
+        return None, None
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise TypeError(f"{op}: {name} is a pair of arrays, not {_kind(given)}")
+    return tuple(given)
+
+
+def _kind(array: Any) -> str:
+    if not hasattr(array, "dtype"):
+        return f"a {type(array).__name__}"
+    return f"{array.dtype} {array.shape}{'' if array.flags['C_CONTIGUOUS'] else ' in pieces'}"
+
+
+def _misfit(op: str, name: str, wanted: str, arrays: dict[str, Any]) -> str:
+    arrays = {other: given[0] if type(given) is tuple else given for other, given in arrays.items()}
+    shapes = {other: array.shape for other, array in arrays.items() if hasattr(array, "shape")}
+    if len(shapes) == 1:
+        return f"{op}: {name} {shapes[name]} does not match {wanted}"
+    return f"{op}: {', '.join(f'{other} {shape}' for other, shape in shapes.items())} do not match: {name} must be {wanted}"

@@ -1,0 +1,200 @@
+"""Memory: where arrays live, how they come and go, and what other libraries see of them.
+
+CPU arrays are `numpy.ndarray`, CUDA arrays Numba's device arrays; both are C-contiguous.
+"""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from . import arrays
+from .declare import cuda, kernel, kernels
+from .expect import FLOAT32, check
+from .launch import ceil_div, launch, refuse_to_record, synchronize
+from .pool import SMALL, lend_device, lend_host
+
+THREADS = 256
+
+
+def output(op, empty, out, shape="S", dtype=FLOAT32, **arrays):
+    """What an operation writes its result to: `out` where it is given, else a new array. Before, arrays and `out` are checked
+    (`expect`, which says what a shape is)."""
+    if out is not None:
+        arrays["out"] = out, shape, dtype
+    found = check(op, arrays)
+    if out is not None:
+        return out
+    return empty(found[shape] if shape.__class__ is str else tuple([found.get(n, n) for n in shape]), dtype)
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+def _sized(shape, dtype):
+    """(bytes, shape as a tuple, dtype as NumPy's)"""
+    shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
+    return math.prod(shape) * dtype.itemsize, shape, dtype
+
+
+def empty_cpu(shape, dtype=np.float32):
+    """An array of unset values."""
+    size, shape, dtype = _sized(shape, dtype)
+    return np.empty(shape, dtype) if size < SMALL else lend_host(size, shape, dtype)
+
+
+def full_cpu(shape, value, dtype=np.float32, out=None):
+    """y[...] = value"""
+    out = output("full (cpu)", empty_cpu, out, (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype))
+    out.fill(value)
+    return out
+
+
+def upload_cpu(host, dtype=None):
+    """The array of this device with the values of a host array; no copy where none is needed."""
+    return np.asarray(host, dtype, order="C")
+
+
+def download_cpu(x):
+    """The values as a NumPy array; no copy on the CPU."""
+    return x
+
+
+def copy_cpu(x, out=None):
+    """y = x, in memory of its own."""
+    out = output("copy (cpu)", empty_cpu, out, x.shape, x.dtype)
+    np.copyto(out, x)
+    return out
+
+
+def part_cpu(x, start, stop):
+    """x[start:stop], the same memory."""
+    return x[start:stop]
+
+
+def reshape_cpu(x, shape):
+    """The same memory under another shape."""
+    return x.reshape(shape)
+
+
+def from_foreign_cpu(array):
+    """An array of another library as an array of this device, the same memory where it is float32 and contiguous."""
+    host = np.asarray(np.from_dlpack(array), np.float32, order="C")
+    return host if host.flags.writeable else host.copy()
+
+
+def to_dlpack_cpu(x, **options):
+    """The DLPack capsule of the array: the same memory for another library."""
+    return x.__dlpack__(**options)
+
+
+def dlpack_device_cpu(x):
+    """(device type, device number) in DLPack's numbering."""
+    return x.__dlpack_device__()
+
+
+def cuda_array_interface_cpu(x):
+    """Not for memory of the CPU: AttributeError, which is how this interface says no."""
+    raise AttributeError("__cuda_array_interface__: the array is on the CPU")
+
+
+def synchronize_cpu():
+    """Wait until all work handed to the device is done: on the CPU it always is."""
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels("memory")
+def _filling():
+    @kernel("void(f4[::1], f4)")
+    def fill(y, value):
+        i = cuda.grid(1)
+        if i < y.size:
+            y[i] = value
+
+    return fill
+
+
+def flat(x):
+    """The same memory as one axis: what one-dimensional kernels take."""
+    return x.reshape(x.size)
+
+
+def blocks_for(size: int) -> int:
+    """How many blocks of THREADS threads cover `size` elements."""
+    return ceil_div(size, THREADS)
+
+
+def empty_cuda(shape, dtype=np.float32):
+    size, shape, dtype = _sized(shape, dtype)
+    return lend_device(size, shape, dtype) if size else arrays.device_array(shape, dtype)
+
+
+def full_cuda(shape, value, dtype=np.float32, out=None):
+    if np.dtype(dtype) != np.float32:
+        return upload_cuda(np.full(shape, value, dtype))
+    out = output("full (cuda)", empty_cuda, out, (shape,) if isinstance(shape, int) else tuple(shape))
+    launch(_filling(), blocks_for(out.size), THREADS, flat(out), value)
+    return out
+
+
+def upload_cuda(host, dtype=None):
+    """The array of this device with the values of a host array."""
+    host = np.asarray(host, dtype, order="C")
+    host = np.array(host, order="C") if 0 in host.strides else host  # Numba takes an axis without a stride for a repeated one
+    return copy_cuda(host, empty_cuda(host.shape, host.dtype))
+
+
+def download_cuda(x):
+    """The values as a NumPy array."""
+    refuse_to_record("a download")
+    return x.copy_to_host()
+
+
+def copy_cuda(x, out=None):
+    refuse_to_record("a copy")
+    out = output("copy (cuda)", empty_cuda, out, x.shape, x.dtype)
+    if x.size:
+        out.copy_to_device(x)
+    return out
+
+
+def part_cuda(x, start, stop):
+    return x[start:stop]
+
+
+def reshape_cuda(x, shape):
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if -1 in shape:
+        shape = tuple(x.size // -math.prod(shape) if n == -1 else n for n in shape)
+    return x.reshape(*shape) if shape else x.reshape(())
+
+
+def from_foreign_cuda(array):
+    foreign = cuda.as_cuda_array(array)
+    if foreign.dtype == np.float32 and foreign.is_c_contiguous():
+        return foreign
+    return upload_cuda(foreign.copy_to_host(), np.float32)
+
+
+def to_dlpack_cuda(x, **options):
+    """Refused: Numba's device arrays speak __cuda_array_interface__, which PyTorch and CuPy take without a copy."""
+    raise BufferError("__dlpack__: not offered on CUDA; torch.as_tensor(t) and cupy.asarray(t) take the tensor as it is, "
+                      "through __cuda_array_interface__")
+
+
+def dlpack_device_cuda(x):
+    """(device type, device number) in DLPack's numbering: 2 is CUDA."""
+    return 2, cuda.get_current_device().id
+
+
+def cuda_array_interface_cuda(x):
+    """The description of the memory that PyTorch, CuPy and Numba share arrays by."""
+    return x.__cuda_array_interface__
+
+
+def synchronize_cuda():
+    """Wait until all work handed to the device is done."""
+    synchronize()
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    return {"full": lambda: dev.full((N, O), 2.5)}

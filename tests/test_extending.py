@@ -1,0 +1,207 @@
+"""What users write themselves, each in at most 40 lines and with nothing but public names: they train like numbanet's own."""
+import dataclasses
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+
+from numbanet import (
+    SGD,
+    AxisPlan,
+    Dropout,
+    IndexPlan,
+    Layer,
+    Linear,
+    Net,
+    Optimizer,
+    Plan,
+    ReLU,
+    RowDropout,
+    Tensor,
+    check_grad,
+    op,
+)
+from numbanet.layers import Cost
+
+
+# --- an op, and a layer that calls it ---------------------------------------------------------------------------------
+@op
+def swish(dev, x, gain):
+    """y[n, i] = x[n, i] sigmoid(gain[0] x[n, i])"""
+    g = dev.broadcast_to(dev.reshape(gain, (1, 1)), x.shape)
+    s = dev.sigmoid(dev.mul(g, x))
+
+    def slope(dy, other):
+        """dy x s (1 - s) other"""
+        return dev.mul(dev.sigmoid_grad(dev.mul(dy, x), s), other)
+
+    return dev.mul(x, s), (lambda dy: dev.add(dev.mul(dy, s), slope(dy, g)),
+                           lambda dy: dev.reshape(dev.sum(slope(dy, x)), (1,)))
+
+
+class Swish(Layer):
+    """An activation with a parameter of its own."""
+
+    def __init__(self):
+        self.gain = Tensor([1.0], requires_grad=True)
+
+    def __call__(self, x):
+        return swish(x, self.gain)
+
+    def cost(self, form, step):
+        size = float(np.prod(form.shape))
+        return Cost(4 * size, 8 * size), form._replace(kept=None, differentiable=True)
+
+
+# --- a plan and its policy --------------------------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class Run(AxisPlan):
+    """Keep `length` neurons side by side, from `start` on, around the end."""
+
+    n: int
+    start: int
+    length: int
+    scale: float = 1.0
+
+    def indices(self):
+        return np.sort((self.start + np.arange(self.length)) % self.n)
+
+
+class RunDropout(Dropout):
+    name = "run"
+
+    def plan(self, site, rng):
+        n = site.shape[0]
+        length = max(1, round(n * (1 - self.rate_of(site))))
+        return Run(n, int(rng.integers(n)), length, n / length)
+
+
+class LoudDropout(Dropout):
+    """Keeps the neurons whose weights answer loudest to the batch: a plan that is chosen in the step."""
+
+    name, looks = "loud", True
+
+    def plan(self, site, rng):
+        return None
+
+    def look(self, site, x, w):
+        loud = np.abs(x.numpy() @ w.numpy().T).sum(0)
+        count = max(1, round(len(loud) * (1 - self.rate_of(site))))
+        return IndexPlan(len(loud), np.sort(np.argsort(loud)[-count:]), len(loud) / count)
+
+
+# --- an optimiser -----------------------------------------------------------------------------------------------------
+class RMSprop(Optimizer):
+    """s = 0.9 s + 0.1 g²;  w -= lr g / (sqrt(s) + eps)"""
+
+    def update(self, dev, due):
+        for parameter, (w, s), g, packing in due:
+            g = parameter.gradient.dense(dev) if packing else g
+            g = dev.reshape(g, w.shape)
+            dev.add(dev.affine(s, mul=0.9), dev.affine(dev.mul(g, g), mul=0.1), out=s)
+            dev.sub(w, dev.affine(dev.div(g, dev.affine(dev.sqrt(s), add=1e-6)), mul=self.learning_rate), out=w)
+
+
+# --- they work --------------------------------------------------------------------------------------------------------
+CASES = {
+    "op and layer": {"layers": lambda: [Linear(6, 9, rng=0), Swish(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4)},
+    "plan and policy": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RunDropout(0.5)},
+    "policy that looks": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": LoudDropout(0.5)},
+    "optimiser": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4),
+                  "optimizer": RMSprop, "learning_rate": 0.01},
+}
+
+
+def fitted(name, rng, n=60, **options):
+    y = np.arange(n) % 3
+    X = 0.4 * rng.standard_normal((n, 6)) + y[:, None]
+    given = {key: value() if key == "layers" else value for key, value in CASES[name].items()}
+    return Net(**{"epochs": 40, "batch_size": 12, "random_state": 0, **given, **options}).fit(X, y), X, y
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_fits_predicts_pickles_and_counts(name, rng):
+    net, X, y = fitted(name, rng)
+    assert net.score(X, y) > 0.75 and net.history_[-1]["loss"] < net.history_[0]["loss"]
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(net)).predict(X), net.predict(X))
+    shares = [record["flops_share"] for record in net.history_]
+    assert all(0 < share <= 1 for share in shares) and np.mean(shares) < 0.9
+    assert np.array_equal(net.partial_fit(X, y).predict(X), net.predict(X))
+
+
+def test_a_policy_looks_at_each_site_but_the_answer(rng):
+    """Also where what comes to a layer is compact: it sees the dense form."""
+    seen = set()
+
+    class Watch(LoudDropout):
+        def look(self, site, x, w):
+            seen.add((site.number, x.shape[1], w.shape))
+            return super().look(site, x, w)
+
+    y = np.arange(24) % 3
+    Net((8, 5), dropout=Watch((0.5, 0.3)), epochs=1, random_state=0).fit(rng.standard_normal((24, 6)), y)
+    assert seen == {(0, 6, (8, 6)), (1, 8, (5, 8))}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_runs_where_passes_are_recorded(dev, name):
+    nets = [fitted(name, np.random.default_rng(0), 24, epochs=2, device=where)[0] for where in ("cpu", dev.name)]
+    for ours, theirs in zip(*(net.model_.parameters() for net in nets), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_op_has_the_right_gradient(dev, rng):
+    check_grad(swish, [Tensor(rng.standard_normal((4, 3)), dev, requires_grad=True), Tensor([0.7], dev, requires_grad=True)])
+
+
+@pytest.mark.parametrize("written", [swish.__wrapped__, Swish, Run, RunDropout, LoudDropout, RMSprop])
+def test_it_is_short(written):
+    assert len(inspect.getsource(written).splitlines()) <= 40
+
+
+class OnlyAMask:
+    """What is no plan: nothing says how to compute with it."""
+
+    scale, density, trivial = 1.0, 0.5, False
+
+    def mask(self):
+        return np.arange(9) % 2 == 0
+
+
+class Unknown(Plan):
+    """A plan that no layer knows."""
+
+    def mask(self):
+        return np.arange(9) % 2 == 0
+
+
+@pytest.mark.parametrize("plan", [OnlyAMask, Unknown])
+def test_a_plan_that_nobody_knows_is_refused_not_ignored(plan, rng):
+    class Mine(Dropout):
+        name = "mine"
+
+        def plan(self, site, rng):
+            return plan()
+
+    CASES["unknown"] = {"layers": lambda: [Linear(6, 9), ReLU(), Linear(9, 3)], "dropout": Mine(0.5)}
+    with pytest.raises(TypeError, match=r"Linear\(6, 9\): .*(is not a Plan|it does not know the plan)"):
+        fitted("unknown", rng)
+    del CASES["unknown"]
+
+
+def test_vjps_are_counted_and_their_shapes_checked():
+    @op
+    def one_too_few(dev, a, b):
+        return dev.add(a, b), (lambda dy: dy,)
+
+    @op
+    def wrong_shape(dev, a):
+        return dev.sum(a, axis=1), (lambda dy: dy,)
+
+    x = Tensor(np.ones((2, 3)), requires_grad=True)
+    with pytest.raises(TypeError, match="one_too_few: it gives 1 vjps for 2 inputs"):
+        one_too_few(x, x)
+    with pytest.raises(ValueError, match=r"wrong_shape: a vjp gives a gradient of shape \(2,\) for an input of shape \(2, 3\)"):
+        wrong_shape(x).backward(np.ones(2))
+    assert x.gradient is None and SGD([x], 0.1).step() == {}
