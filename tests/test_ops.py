@@ -12,6 +12,7 @@ TARGET = np.linspace(0.1, 0.9, 12, dtype=np.float32).reshape(4, 3)
 INDEX = np.array([2, 0, 2])
 MEAN, VARIANCE = np.array([[0.5, -1.0, 0.0], [0.3, 1.0, 2.0]], np.float32)
 PICK = np.array([True, False, True, True])
+IDS = np.array([[4, 1], [1, 0]])
 
 
 def softmax(x):
@@ -84,6 +85,7 @@ CASES = {
         lambda x, g, b: batch_norm(x, MEAN, VARIANCE, g, b), [(5, 3), (3,), (3,)], ANY),
     "expand": (lambda x: ops.expand(x, plan=RowPlan(5, 2, 1)),
                lambda x: np.stack([0 * x[:, 0], x[:, 0], 0 * x[:, 0], x[:, 1], 0 * x[:, 0]], 1), [(3, 2)], ANY),
+    "embedding": (lambda w: ops.embedding(w, ids=IDS), lambda w: w[IDS], [(5, 3)], ANY),
     "shuffle": (lambda x: ops.shuffle(x, order=Order([2, 0, 1])), lambda x: x[:, [2, 0, 1]], [(4, 3)], ANY),
     "shuffle and mean": (lambda x: ops.shuffle(x, order=Order([2, 0, 1], mean=[3, 4, 5])),
                          lambda x: x[:, [2, 0, 1]] - np.array([5, 3, 4]), [(4, 3)], ANY),

@@ -6,9 +6,12 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..autograd import op
-from ..plans import AxisPlan, Kept
-from ..plans.kept import KeptAxis, on
+from ..gradients import Packed
+from ..plans import AxisPlan, IndexPlan, Kept
+from ..plans.kept import KeptAxis, on, packing, place_kept, whole_axis
 from ..tensor import Tensor
 from .order import Order
 
@@ -123,3 +126,36 @@ def shuffle(dev, x, *, order: Order):
         raise ValueError(f"shuffle: x {tuple(x.shape)} must have two axes, the last one of {order.size} features")
     there, back, shift = order.views(dev)
     return dev.compact(x, there, shift), (lambda dy: dev.compact(dy, back),)
+
+
+# --- rows of a table --------------------------------------------------------------------------------------------------
+@op
+def embedding(dev, w, *, ids: Any):
+    """y[…, d] = w[ids[…], d].   w (V, D), ids (…) integers of the host or int32 of the device -> y (…, D)
+
+    The gradient holds the rows that were looked up and no others: dw[v] = sum of dy[…] where ids[…] = v.
+
+    Raises
+    ------
+    ValueError
+        If an id is not in 0 … V - 1.
+    TypeError
+        If the ids are no integers.
+    """
+    host = np.asarray(ids if isinstance(ids, np.ndarray) else dev.download(ids))
+    if host.dtype.kind not in "iu":
+        raise TypeError(f"embedding: ids are {host.dtype}, not integers")
+    if host.size and not (host.min() >= 0 and host.max() < w.shape[0]):
+        raise ValueError(f"embedding: ids from {host.min()} to {host.max()} do not fit a table of {w.shape[0]} rows")
+    flat = host.reshape(-1).astype(np.int32)
+    y = dev.reshape(dev.take_rows(w, dev.upload(flat)), (*host.shape, w.shape[1]))
+
+    def dw(dy):
+        rows, counts = np.unique(flat, return_counts=True)
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        order = np.argsort(flat, kind="stable").astype(np.int32)
+        values = dev.sum_by_row(dev.reshape(dy, (flat.size, w.shape[1])), dev.upload(order), dev.upload(starts))
+        kept = place_kept(IndexPlan(w.shape[0], rows), dev)
+        return Packed(values, packing(kept, whole_axis(w.shape[1], dev)), tuple(w.shape))
+
+    return y, (dw,)
