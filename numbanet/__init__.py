@@ -19,6 +19,7 @@ from .dropout import BernoulliDropout, Dropout, NoDropout, RowDropout, TileDropo
 from .layers import (
     GELU,
     BatchNorm1d,
+    Embedding,
     Flatten,
     Flow,
     Layer,
@@ -49,6 +50,7 @@ __all__ = [
     "BernoulliDropout",
     "BernoulliPlan",
     "Dropout",
+    "Embedding",
     "Flatten",
     "Flow",
     "IndexPlan",

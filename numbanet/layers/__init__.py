@@ -1,6 +1,7 @@
 """Layers: what holds parameters or shape, and turns a Flow into a Flow under a Step."""
 from .activation import ACTIVATIONS, GELU, Activation, ReLU, Sigmoid, Tanh
 from .base import Cost, Flow, Form, Layer, to
+from .embedding import Embedding
 from .linear import Linear
 from .norm import BatchNorm1d
 from .sequential import Sequential
@@ -8,6 +9,6 @@ from .shape import Flatten, Shuffle
 from .step import Site, Step
 
 __all__ = [
-    "ACTIVATIONS", "GELU", "Activation", "BatchNorm1d", "Cost", "Flatten", "Flow", "Form", "Layer", "Linear",
+    "ACTIVATIONS", "GELU", "Activation", "BatchNorm1d", "Cost", "Embedding", "Flatten", "Flow", "Form", "Layer", "Linear",
     "ReLU", "Sequential", "Shuffle", "Sigmoid", "Site", "Step", "Tanh", "to",
 ]

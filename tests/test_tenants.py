@@ -1,0 +1,268 @@
+"""BatchNorm1d and Embedding: equal to PyTorch's, compact and lazy where they may be, kept whole by all that keeps a network."""
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+from numbanet import (
+    SGD,
+    BatchNorm1d,
+    BernoulliDropout,
+    Dropout,
+    Embedding,
+    Flatten,
+    Flow,
+    IndexPlan,
+    Linear,
+    Net,
+    ReLU,
+    RowDropout,
+    RowPlan,
+    Sequential,
+    Step,
+    Tensor,
+    ops,
+)
+from numbanet.gradients import Packed
+from numbanet.layers import to
+from numbanet.plans import kept
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
+
+
+def close(ours, theirs, tolerance=1e-5):
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=tolerance, atol=tolerance)
+
+
+# --- BatchNorm1d ------------------------------------------------------------------------------------------------------
+def pair(dev, channels=5):
+    theirs, rng = torch.nn.BatchNorm1d(channels), np.random.default_rng(1)
+    with torch.no_grad():
+        theirs.weight.copy_(torch.from_numpy(rng.uniform(0.5, 2, channels)))
+        theirs.bias.copy_(torch.from_numpy(rng.standard_normal(channels)))
+    ours = BatchNorm1d(channels, device=dev)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+@pytest.mark.parametrize("shape", [(12, 5), (7, 5, 3)], ids=str)
+def test_batch_norm_equals_pytorchs_over_20_steps(dev, rng, shape):
+    ours, theirs = pair(dev)
+    optimizers = SGD(ours.parameters(), 0.1, 0.9), torch.optim.SGD(theirs.parameters(), 0.1, 0.9)
+    for _ in range(20 if dev.name == "cpu" else 3):
+        host, dy = (rng.normal(3, 2, shape).astype(np.float32), rng.standard_normal(shape).astype(np.float32))
+        x, x_theirs = Tensor(host, dev, requires_grad=True), torch.from_numpy(host).requires_grad_()
+        y, y_theirs = ours(x, Step(dev, training=True)), theirs(x_theirs)
+        y.backward(dy)
+        y_theirs.backward(torch.from_numpy(dy))
+        close(y.numpy(), y_theirs.detach())
+        close(x.grad.numpy(), x_theirs.grad, 2e-5)
+        for name, (mine, other) in {"weight": (ours.weight, theirs.weight), "bias": (ours.bias, theirs.bias)}.items():
+            np.testing.assert_allclose(mine.grad.numpy(), other.grad, rtol=1e-4, atol=1e-4, err_msg=name)
+        for optimizer in optimizers:
+            optimizer.step()
+        theirs.zero_grad()
+    for name, value in ours.state_dict().items():
+        close(value, theirs.state_dict()[name])
+    theirs.eval()
+    host = rng.standard_normal(shape).astype(np.float32)
+    x, x_theirs = Tensor(host, dev, requires_grad=True), torch.from_numpy(host).requires_grad_()
+    y, y_theirs = ours(x), theirs(x_theirs)
+    y.backward(host)
+    y_theirs.backward(torch.from_numpy(host))
+    for mine, other in ((y.numpy(), y_theirs.detach()), (x.grad.numpy(), x_theirs.grad),
+                        (ours.weight.grad.numpy(), theirs.weight.grad), (ours.bias.grad.numpy(), theirs.bias.grad)):
+        close(mine, other, 5e-5)
+
+
+@pytest.mark.parametrize("plan", [RowPlan(6, 2, 1, 2.0), IndexPlan(6, [0, 1, 5], 1.5)], ids=str)
+def test_batch_norm_stays_compact(dev, rng, plan):
+    """Linear, BatchNorm1d, ReLU, Linear with dropped neurons: as if the others had never been there."""
+    layers = [Linear(4, 6, rng=0, device=dev), BatchNorm1d(6, device=dev), ReLU(), Linear(6, 3, rng=1, device=dev)]
+    rows, x = plan.mask(), Tensor(rng.standard_normal((8, 4)), dev)
+    step = Step(dev, {layers[0]: plan}, training=True)
+    flow = Sequential(layers[:3]).forward(Flow(x), step)
+    assert flow.x.shape == (8, 3) and flow.kept.plan == plan and flow.due == (plan,)
+    y = Sequential(layers)(x, step)
+    y.sum().backward()
+    assert isinstance(layers[1].weight.gradient, Packed) and isinstance(layers[3].weight.gradient, Packed)
+    dense = [Tensor(np.float32(p.numpy()), dev, requires_grad=True) for layer in layers for p in layer.parameters()]
+    w1, b1, gamma, beta, w2, b2 = dense
+    z = ops.linear(x, w1[rows], b1[rows])
+    h = ops.relu(ops.batch_norm(z, gamma[rows], beta[rows])) * plan.scale
+    expected = h @ w2.T[rows] + b2
+    expected.sum().backward()
+    close(y.numpy(), expected.numpy(), 2e-5)
+    for mine, other in zip((p for layer in layers for p in layer.parameters()), dense, strict=True):
+        close(mine.grad.numpy(), other.grad.numpy(), 5e-5)
+    assert (layers[1].running_mean.numpy()[~rows] == 0).all() and (layers[1].running_mean.numpy()[rows] != 0).all()
+
+
+def normed(dev="cpu"):
+    return [Linear(6, 8, rng=0, device=dev), BatchNorm1d(8, device=dev), ReLU(), Linear(8, 3, rng=1, device=dev)]
+
+
+def samples(rng, n=90):
+    y = np.arange(n) % 3
+    return 0.4 * rng.standard_normal((n, 6)) + y[:, None], y
+
+
+@pytest.mark.parametrize("dropout", ["none", RowDropout(0.4), BernoulliDropout(0.3)], ids=str)
+def test_a_net_with_batch_norm_keeps_its_statistics(rng, dropout):
+    X, y = samples(rng)
+    net = Net(normed(), dropout=dropout, epochs=30, batch_size=30, random_state=0).fit(X, y)
+    state, answers = net.model_.state_dict(), net.predict_proba(X)
+    assert state["1.num_batches_tracked"] == 90 and (state["1.running_var"] != 1).all() and net.score(X, y) > 0.8
+    for again in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):
+        np.testing.assert_array_equal(again.predict_proba(X), answers)
+    other = Sequential(normed())
+    other.load_state_dict(state)
+    np.testing.assert_array_equal(other(Tensor(X)).numpy(), net.model_(Tensor(X)).numpy())
+    np.testing.assert_array_equal(net.predict_proba(X), answers)  # prediction moves nothing
+
+
+def test_early_stopping_and_errors_put_statistics_back(rng):
+    X, y = samples(rng)
+    seen = []
+    net = Net(normed(), epochs=40, batch_size=30, learning_rate=0.5, early_stopping=True, patience=2, random_state=0,
+              callbacks=[lambda net, record: seen.append((record["validation_score"], net.model_.state_dict()))]).fit(X, y)
+    best = max(range(len(seen)), key=lambda i: (seen[i][0], -i))
+    for name, value in net.model_.state_dict().items():
+        np.testing.assert_array_equal(value, seen[best][1][name])
+    before = net.model_.state_dict()
+    with pytest.raises(RuntimeError, match="full disk"):
+        net.set_params(callbacks=[lambda net, record: (_ for _ in ()).throw(RuntimeError("full disk"))]).partial_fit(X, y)
+    for name, value in net.model_.state_dict().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_statistics_move_with_the_layer(dev):
+    layer, _ = pair("cpu")
+    to(layer, dev)
+    assert {tensor.device for _, tensor, _ in layer.named()} == {dev}
+    assert [name for name, _, trained in layer.named() if not trained] == ["running_mean", "running_var", "num_batches_tracked"]
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: BatchNorm1d(0), "num_features 0"), (lambda: BatchNorm1d(3, momentum=2), "momentum 2"),
+    (lambda: BatchNorm1d(3)(Tensor(np.ones((1, 3))), Step(training=True)), "more than one value"),
+    (lambda: BatchNorm1d(3)(Tensor(np.ones((4, 2)))), r"x \(4, 2\) does not match 3 channels")])
+def test_misuse_of_batch_norm_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# --- Embedding --------------------------------------------------------------------------------------------------------
+def test_embedding_equals_pytorchs(dev, rng):
+    theirs = torch.nn.Embedding(9, 4)
+    ours = Embedding(9, 4, device=dev)
+    ours.load_state_dict(theirs.state_dict())
+    ids, dy = rng.integers(9, size=(5, 3)), rng.standard_normal((5, 3, 4)).astype(np.float32)
+    y = ops.embedding(ours.weight, ids=ids)
+    y.backward(dy)
+    other = theirs(torch.from_numpy(ids))
+    other.backward(torch.from_numpy(dy))
+    close(y.numpy(), other.detach())
+    assert isinstance(ours.weight.gradient, Packed) and len(ours.weight.gradient.values) == len(np.unique(ids))
+    close(ours.weight.grad.numpy(), theirs.weight.grad)
+    y = ops.embedding(ours.weight, ids=ids)
+    y.backward(dy)  # other lookups add up
+    close(ours.weight.grad.numpy(), 2 * theirs.weight.grad)
+
+
+@pytest.mark.parametrize("ids, error, message", [
+    (np.array([9]), ValueError, "do not fit a table of 9 rows"), (np.array([-1]), ValueError, "do not fit"),
+    (np.ones(2), TypeError, "not integers")])
+def test_ids_are_checked(dev, ids, error, message):
+    with pytest.raises(error, match=message):
+        ops.embedding(Embedding(9, 4, device=dev).weight, ids=ids)
+
+
+def words(rng, n=120):
+    """Sequences of three symbols of twelve; the class is that of the first."""
+    X = rng.integers(12, size=(n, 3))
+    return X, X[:, 0] // 4
+
+
+def texts(dev="cpu"):
+    return [Embedding(12, 5, rng=0, device=dev), Flatten(), Linear(15, 8, rng=1, device=dev), ReLU(),
+            Linear(8, 3, rng=2, device=dev)]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_net_learns_from_integers(rng, optimizer):
+    X, y = words(rng)
+    net = Net(texts(), dropout=RowDropout(0.3), optimizer=optimizer, epochs=60, batch_size=16, random_state=0).fit(X, y)
+    assert net.score(*words(rng)) > 0.8
+    again = pickle.loads(pickle.dumps(net))
+    np.testing.assert_array_equal(again.predict(X), net.predict(X))
+    with pytest.raises(ValueError, match=r"float64 .*Embedding\(12, 5\) takes integers"):
+        net.fit(X + 0.5, y)
+    with pytest.raises(ValueError, match="from 1 to 12, and .*from 0 to 11"):
+        net.fit(X + 1, y)
+
+
+def test_rows_of_an_embedding_that_no_step_reads_are_late_and_right(monkeypatch, rng):
+    """The weights are those of dense updates, and some were left undone on the way."""
+    X, y = words(rng)
+    missed = []
+
+    def fit(lazy):
+        with monkeypatch.context() as patch:
+            if not lazy:
+                patch.setattr(Sequential, "reads", lambda self, step: {})
+            else:
+                advance = SGD.advance
+
+                def watched(self):
+                    advance(self)
+                    missed.append({m.count for m in self.missed.values()})
+
+                patch.setattr(SGD, "advance", watched)
+            return Net(texts(), epochs=5, batch_size=2, random_state=0).fit(X, y).model_.state_dict()
+
+    lazy, dense = fit(True), fit(False)
+    for name, value in lazy.items():
+        close(value, dense[name])
+    assert any(max(counts, default=0) > 2 for counts in missed)
+
+
+def test_integers_train_the_same_where_cuda_kernels_run(dev, rng):
+    X, y = words(rng, 12)
+    nets = [Net(texts(), epochs=1, batch_size=6, random_state=0, device=name).fit(X, y) for name in ("cpu", dev.name)]
+    for ours, theirs in zip(*(net.model_.parameters() for net in nets), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+# --- any neurons ------------------------------------------------------------------------------------------------------
+class RandomRows(Dropout):
+    """Any sorted set of neurons, of the same size in each step."""
+
+    name = "random-rows"
+
+    def plan(self, site, rng):
+        n, rate = site.shape[0], self.rate_of(site)
+        count = max(1, round(n * (1 - rate)))
+        return IndexPlan(n, np.sort(rng.permutation(n)[:count]), n / count)
+
+
+def test_random_rows_learn_and_are_lazy(rng):
+    X, y = samples(rng, 300)
+    net = Net((64, 64), dropout=RandomRows(0.5), epochs=30, batch_size=50, random_state=0).fit(X, y)
+    assert net.score(X, y) > 0.85 and net.history_[-1]["flops_share"] < 0.5
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_random_rows_train_the_same_on_all_devices(dev, rng, optimizer):
+    """Recorded where the device records: their lists are read from device memory."""
+    X, y = samples(rng, 24)
+    options = {"dropout": RandomRows(0.5), "optimizer": optimizer, "epochs": 2, "batch_size": 8, "random_state": 0}
+    nets = [Net((7, 6), **options, device=name).fit(X, y) for name in ("cpu", dev.name)]
+    for ours, theirs in zip(*(net.model_.parameters() for net in nets), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_plan_is_made_once_a_device(dev):
+    plan = IndexPlan(5, [1, 3])
+    assert kept(plan, dev) is kept(IndexPlan(5, [1, 3]), dev)
