@@ -8,24 +8,8 @@ LAYERS, RATE, EPOCHS = (1024, 1024), 0.5, 30
 
 def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tuple[int, ...] = LAYERS,
         epochs: int = EPOCHS) -> int:
-    """Train with none, bernoulli, rdp and tdp; print a table of what each learned and cost, and draw the learning curves.
-
-    Parameters
-    ----------
-    path : str or path, default="demo.png"
-        Where to draw; without matplotlib nothing is drawn.
-    device : str, default="auto"
-        Where to train.
-    layers : tuple of int, default=(1024, 1024)
-        Widths of the hidden layers.
-    epochs : int, default=30
-        Passes over the samples.
-
-    Returns
-    -------
-    int
-        0, the exit status.
-    """
+    """Train with none, bernoulli, rdp and tdp; print a table of what each learned and cost, and draw the learning curves,
+    unless matplotlib is missing. Returns the exit status: 0, or 130 where training was interrupted."""
     from rich.console import Console
     from rich.table import Table
 

@@ -12,15 +12,8 @@ COLOURS = {"none": "#6b6b6b", "bernoulli": "#b07aa1", "rdp": "#1f6fb4", "tdp": "
 
 
 def check_target(path: str | os.PathLike) -> Path:
-    """The path, or an error that says why no picture could be written there: asked for before the work, not after.
-
-    Raises
-    ------
-    RuntimeError
-        If matplotlib is missing.
-    ValueError
-        If the folder does not exist or the ending names no format.
-    """
+    """The path, or an error that says why no picture could be written there: asked for before the work, not after. It is a
+    RuntimeError where matplotlib is missing, else a ValueError."""
     path = Path(path)
     if importlib.util.find_spec("matplotlib") is None:
         raise RuntimeError("plots need matplotlib: pip install matplotlib")
@@ -32,20 +25,8 @@ def check_target(path: str | os.PathLike) -> Path:
 
 
 def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path: str | os.PathLike) -> Path:
-    """Test score and training loss by epoch, one line a history.
-
-    Parameters
-    ----------
-    histories : mapping of str to list of dict
-        `history_` of fitted nets, by the name to show; the score drawn is `validation_score` where there is one.
-    path : str or path
-        Where to write: .png, .pdf or .svg. The file appears whole or not at all.
-
-    Returns
-    -------
-    Path
-        The file.
-    """
+    """Test score and training loss by epoch, drawn to a file: one line a history (`history_` of fitted nets, by the name to
+    show). The score drawn is `validation_score` where there is one."""
     path = check_target(path)
     from matplotlib.figure import Figure
 
@@ -72,20 +53,8 @@ ROOFS = {"H200": (67e12, 4.8e12), "A100": (19.5e12, 2.0e12)}  # float32 FLOP/s w
 
 
 def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path:
-    """What two cards could reach at most with so many FLOPs for each byte of memory: the roofline of each kernel.
-
-    Parameters
-    ----------
-    intensities : mapping of str to float
-        FLOPs a byte, by the name to show; kernels without FLOPs are left out.
-    path : str or path
-        Where to write: .png, .pdf or .svg.
-
-    Returns
-    -------
-    Path
-        The file.
-    """
+    """What two cards could reach at most, drawn to a file: the roofline of each kernel, given its FLOPs for each byte of
+    memory by the name to show. Kernels without FLOPs are left out."""
     path = check_target(path)
     import numpy as np
     from matplotlib.figure import Figure

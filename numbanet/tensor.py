@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .device import Device, device, problem
+from .device import Device, device as named, problem  # parameters are called `device`
 from .gradients import Gradient
 
 
@@ -40,7 +40,7 @@ class Tensor:
         if data is None or (isinstance(data, (list, tuple)) and any(isinstance(x, Tensor) for x in data)):
             raise TypeError("Tensor: the values are missing" if data is None else
                             "Tensor: a list of tensors would lose their graph; use concatenate, or .numpy()")
-        self.device = _device(device)
+        self.device = named(device)
         try:
             host = np.asarray(data, np.float32)
         except (TypeError, ValueError) as error:
@@ -122,7 +122,7 @@ class Tensor:
 
     def to(self, other: str | Device) -> Tensor:
         """This tensor on another device, outside the graph; itself where it is there already."""
-        other = device(other)
+        other = named(other)
         return self if other is self.device else Tensor(self.numpy(), other, self.requires_grad)
 
     def move(self, other: Device) -> None:
@@ -277,10 +277,6 @@ def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
     return Tensor(values, "cpu" if missing else name, requires_grad)
 
 
-def _device(name: str | Device) -> Device:
-    return device(name)  # inside Tensor.__init__ the name `device` is its parameter
-
-
 def from_dlpack(array: Any, device: str | Device | None = None) -> Tensor:
     """A tensor around another library's array (NumPy, PyTorch, CuPy), without a copy where the device allows.
 
@@ -298,7 +294,7 @@ def from_dlpack(array: Any, device: str | Device | None = None) -> Tensor:
     """
     if not (hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack__")):
         raise TypeError(f"from_dlpack: {type(array).__name__} has neither __dlpack__ nor __cuda_array_interface__")
-    dev = _device("cuda" if hasattr(array, "__cuda_array_interface__") else "cpu")
+    dev = named("cuda" if hasattr(array, "__cuda_array_interface__") else "cpu")
     tensor = Tensor.wrap(dev.from_foreign(array), dev)
     return tensor if device is None else tensor.to(device)
 

@@ -79,13 +79,7 @@ def example(name: str, sizes: tuple[int, int, int] = SIZES) -> Example:
 
 
 def counted(op: str) -> dict[declare.Kernel, Any]:
-    """What the kernels of an operation did in its examples.
-
-    Raises
-    ------
-    ValueError
-        If there is none.
-    """
+    """What the kernels of an operation did in its examples; ValueError if there are none."""
     from . import emulated
 
     names = [name for name in families() if op in (name, name.partition(",")[0])]

@@ -28,6 +28,8 @@ has to be made up by steps that drop nothing (dp = 1: 23 %). The papers' example
 learns better (`dropout` has the figures): so the default is `default_dp_max`, the smallest period that drops more than
 the rate, but at least three: N = 3 for p = 0.5, N = 4 for p = 0.7.
 
+Every function checks its arguments: a ValueError names what is out of range, or the smallest N that reaches the rate.
+
 Source: Song, Wang, Ren, Liu, Fan, Liu, Jiang, "Approximate Random Dropout for DNN training acceleration in GPGPU"
 (2018), Algorithm 1 "SGD-based Search Algorithm". The exponential form and the exact search are derived above.
 """
@@ -43,6 +45,7 @@ import numpy as np
 __all__ = ["DP_MAX", "default_dp_max", "drop_rates", "pattern_distribution", "search_exact", "search_loss", "search_sgd"]
 
 DP_MAX = 8  # the default largest period: see "Why N is small" above
+LAMBDA1, LAMBDA2 = 0.9, 0.1  # weights of the squared rate error and of the negative entropy, as in the paper
 
 
 # --- checks ---------------------------------------------------------------------------------------------------------
@@ -82,23 +85,7 @@ def _check_reach(rate, dp_max) -> tuple[float, np.ndarray]:
 
 
 def drop_rates(dp_max: int) -> np.ndarray:
-    """p_u[dp] = (dp - 1)/dp for dp = 1..dp_max, the share that each period drops.
-
-    Parameters
-    ----------
-    dp_max : int
-        The largest period N, at least 1.
-
-    Returns
-    -------
-    ndarray (N,), float64
-        Ascending, from 0 (dp = 1 keeps everything) to (N - 1)/N.
-
-    Raises
-    ------
-    ValueError
-        If `dp_max` is not an integer of at least 1.
-    """
+    """p_u[dp] = (dp - 1)/dp for dp = 1..dp_max, the share that each period drops: (N,), float64, ascending."""
     dp = np.arange(1, _check_dp_max(dp_max) + 1)
     return (dp - 1) / dp
 
@@ -118,30 +105,14 @@ def _centred_slope(d, log_d, rate, p_u, lambda1, lambda2) -> np.ndarray:
 
 
 def search_loss(
-    v: np.ndarray, rate: float, *, lambda1: float = 0.9, lambda2: float = 0.1
+    v: np.ndarray,  # (N,), the logits of the periods 1..N
+    rate: float,
+    *,
+    lambda1: float = LAMBDA1,
+    lambda2: float = LAMBDA2,
 ) -> tuple[float, np.ndarray]:
-    """loss(v) = lambda1 (d . p_u - rate)^2 + lambda2 (1/N) sum_i d_i log d_i with d = softmax(v), and dloss/dv (N,).
-
-    Parameters
-    ----------
-    v : ndarray (N,)
-        The logits of the periods 1..N.
-    rate : float
-        The wanted drop rate p, in [0, 1).
-    lambda1, lambda2 : float
-        Weights of the squared rate error and of the negative entropy; defaults as in the paper.
-
-    Returns
-    -------
-    loss : float
-    gradient : ndarray (N,)
-        dloss/dv_j = d_j (g_j - d . g) with g = dloss/dd.
-
-    Raises
-    ------
-    ValueError
-        If `rate` is not a number in [0, 1).
-    """
+    """loss(v) = lambda1 (d . p_u - rate)^2 + lambda2 (1/N) sum_i d_i log d_i with d = softmax(v), and dloss/dv (N,):
+    dloss/dv_j = d_j (g_j - d . g) with g = dloss/dd."""
     rate, p_u = _check_rate(rate), drop_rates(len(v))
     d, log_d = _softmax(np.asarray(v, dtype=np.float64))
     loss = lambda1 * (d @ p_u - rate) ** 2 + lambda2 / len(d) * (d @ log_d)
@@ -149,14 +120,14 @@ def search_loss(
 
 
 def search_sgd(
-    rate: float,
+    rate: float,  # in [0, (N - 1)/N]
     dp_max: int = DP_MAX,
     *,
-    lambda1: float = 0.9,
-    lambda2: float = 0.1,
+    lambda1: float = LAMBDA1,
+    lambda2: float = LAMBDA2,
     learning_rate: float | None = None,
-    tolerance: float = 1e-13,
-    max_steps: int = 200_000,
+    tolerance: float = 1e-13,  # of slopes, times lambda1 + lambda2: just above rounding, log d is linear in p_u to 1e-11
+    max_steps: int = 200_000,  # before giving up with a RuntimeError: N = 8 needs under 400 at any rate
 ) -> np.ndarray:
     """d = softmax(v) at the minimum of `search_loss`, by gradient descent from v = 0 (Algorithm 1 of the paper).
 
@@ -165,36 +136,12 @@ def search_sgd(
     the paper's descent; but a period that has lost its mass still moves. The plain step stalls there: N = 8 and rate 0
     take it 9456 steps with learning rate 64, against 123. Nothing is random: the same arguments give the same bits.
 
-    Parameters
-    ----------
-    rate : float
-        The wanted drop rate p, in [0, (N - 1)/N]. The result misses it by c lambda2 / (2 N lambda1), towards the
-        rate of the uniform distribution. So ``rate=0`` does not mean no dropout here: with N = 8 the entropy term still
-        ends at a rate of 0.0451. `search_exact` puts all mass on dp = 1.
-    dp_max : int
-        The largest period N.
-    lambda1, lambda2 : float
-        Weights of the squared rate error and of the negative entropy, both positive; defaults as in the paper.
-    learning_rate : float, optional
-        Default 1.5 / (lambda1/2 + lambda2/N). The curvature along a step is lambda2/N + 2 lambda1 Var_d(p_u), and rates
-        in [0, 1) have a variance below 1/4: 2 / (...) is the limit of stability, and 1.5 leaves a margin.
-    tolerance : float
-        Stop when the largest entry of dloss/dd - d . dloss/dd is at most tolerance (lambda1 + lambda2). The default,
-        just above rounding, makes log d linear in p_u to about 1e-11.
-    max_steps : int
-        Steps before giving up. N = 8 needs under 400 at any rate.
+    The default learning rate is 1.5 / (lambda1/2 + lambda2/N). The curvature along a step is lambda2/N +
+    2 lambda1 Var_d(p_u), and rates in [0, 1) have a variance below 1/4: 2 / (...) is the limit of stability, and 1.5
+    leaves a margin.
 
-    Returns
-    -------
-    ndarray (N,), float64
-        d[dp - 1] is the probability of the period dp.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range, or `dp_max` cannot reach `rate`.
-    RuntimeError
-        If `max_steps` do not suffice.
+    The result misses the rate by c lambda2 / (2 N lambda1), towards the rate of the uniform distribution. So ``rate=0``
+    does not mean no dropout here: with N = 8 the entropy term still ends at a rate of 0.0451.
     """
     rate, p_u = _check_reach(rate, dp_max)
     if not (0 < lambda1 < math.inf and 0 < lambda2 < math.inf):
@@ -219,25 +166,7 @@ def search_exact(rate: float, dp_max: int = DP_MAX) -> np.ndarray:
     """d_i = exp(c p_u,i) / sum_j exp(c p_u,j) with d . p_u = rate: the most entropy at exactly this rate.
 
     d . p_u rises strictly with c (its derivative is the variance of p_u under d), from 0 to (N - 1)/N, so there is
-    exactly one c.
-
-    Parameters
-    ----------
-    rate : float
-        The drop rate p, in [0, (N - 1)/N]. The two ends are points, not limits: all mass on dp = 1, or on dp = N.
-    dp_max : int
-        The largest period N.
-
-    Returns
-    -------
-    ndarray (N,), float64
-        d[dp - 1] is the probability of the period dp.
-
-    Raises
-    ------
-    ValueError
-        If `rate` is not a number in [0, 1), or lies above the largest rate of `dp_max`; the message names the
-        smallest `dp_max` that will do.
+    exactly one c. The two ends are points, not limits: all mass on dp = 1, or on dp = N.
     """
     from scipy.optimize import brentq
 
@@ -266,38 +195,15 @@ _SEARCHES = {"exact": search_exact, "sgd": search_sgd}
 
 
 def default_dp_max(rate: float) -> int:
-    """max(3, floor(1/(1 - rate)) + 1): the smallest period that drops more than the rate, at least three so that patterns vary.
-
-    Raises
-    ------
-    ValueError
-        If `rate` is not a number in [0, 1).
-    """
+    """max(3, floor(1/(1 - rate)) + 1): the smallest period that drops more than the rate; three or more, for variety."""
     # rounded first: 1/(1 - 0.8) is 4.999999999999999
     return max(3, math.floor(round(1 / (1 - _check_rate(rate)), 9)) + 1)
 
 
 def pattern_distribution(rate: float, dp_max: int | None = None, search: str = "exact") -> np.ndarray:
-    """d (N,), the probability of each period dp = 1..N at this drop rate; searched once, then remembered.
+    """d (N,), the probability of each period dp = 1..N at this drop rate; searched once, then remembered, so it is read-only.
 
-    Parameters
-    ----------
-    rate : float
-        The drop rate p, in [0, 1).
-    dp_max : int, optional
-        The largest period N. Default: `default_dp_max(rate)`, the smallest that drops more than the rate.
-    search : {"exact", "sgd"}
-        `search_exact`, the default, since it meets the rate; or `search_sgd`, the algorithm of the paper.
-
-    Returns
-    -------
-    ndarray (N,), float64, read-only
-        d[dp - 1] is the probability of the period dp. The same object for the same arguments.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range, `dp_max` cannot reach `rate`, or `search` is not a known name.
+    N is `default_dp_max(rate)` unless given; search is "exact", which meets the rate, or "sgd", the algorithm of the paper.
     """
     rate = _check_rate(rate)
     if not isinstance(search, str) or search not in _SEARCHES:

@@ -10,20 +10,12 @@ from .trainer import Trainer
 class Checkpoint:
     """Copies of a model's parameters and buffers, on the device, and where all else that training depends on was.
 
-    Parameters
-    ----------
-    trainer : Trainer
-        Of which; no steps of its weights are missed.
-    epoch : int
-        How many epochs are done.
-    whole : bool, default=True
-        Whether training can go on from here as if nothing had come after; else the optimiser starts anew.
-    old : Checkpoint, optional
-        Whose arrays are used again.
+    No steps of the trainer's weights may be missed. The arrays of an old checkpoint are used again.
     """
 
     def __init__(self, trainer: Trainer, epoch: int, whole: bool = True, old: Checkpoint | None = None) -> None:
-        self.epoch, self.whole, optimizer = epoch, whole, trainer.optimizer
+        self.epoch, optimizer = epoch, trainer.optimizer  # how many epochs are done
+        self.whole = whole  # whether training can go on as if nothing had come after; else the optimiser starts anew
         self.streams, self.steps = trainer.streams.state(), optimizer.steps
         self.upcoming = trainer.upcoming and trainer.upcoming.plans
         self.arrays: list[Any] = []

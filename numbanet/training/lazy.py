@@ -30,13 +30,8 @@ def _powers(dev: Device, count: int, numbers: tuple) -> Any:
 class Missed:
     """The steps that the blocks of one weight miss. Its arrays stay, because recorded updates read them.
 
-    Parameters
-    ----------
-    dev : Device
-    shape, block : tuple of int
-        Rows and columns of the weight, and of a block of it.
-    numbers : tuple
-        Learning rate, momentum, nesterov and weight decay: what a step without a gradient does.
+    shape and block are rows and columns of the weight, and of a block of it; numbers are learning rate, momentum, nesterov and
+    weight decay: what a step without a gradient does.
     """
 
     LIMIT = 256  # steps that a block can miss: then all of the weight is brought up to date

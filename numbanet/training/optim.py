@@ -31,7 +31,7 @@ def _check(name: str, value: Any, low: float, high: float = math.inf) -> float:
     return float(value)
 
 
-def _matrix(tensor: Tensor, array: Any) -> Any:
+def matrix(tensor: Tensor, array: Any) -> Any:
     """A parameter-shaped array as (R, C): what update kernels take."""
     shape = tensor.shape
     return array if len(shape) == 2 else tensor.device.reshape(array, (1, -1) if len(shape) < 2 else (shape[0], -1))
@@ -170,12 +170,6 @@ class Optimizer(abc.ABC):
     def __setstate__(self, saved: dict[str, Any]) -> None:
         vars(self).update(saved)
         self.restore(saved)
-
-
-def matrix(tensor: Tensor, array: Any) -> Any:
-    """A parameter-shaped array as (R, C): what update kernels take."""
-    shape = tensor.shape
-    return array if len(shape) == 2 else tensor.device.reshape(array, (1, -1) if len(shape) < 2 else (shape[0], -1))
 
 
 class SGD(Optimizer):

@@ -29,20 +29,7 @@ class _Pass(NamedTuple):
 
 
 class Replay:
-    """The recorded passes of one training run.
-
-    Parameters
-    ----------
-    dev : Device
-        Where they run.
-    model : Layer
-        What they pass through: they leave gradients in its parameters.
-
-    Attributes
-    ----------
-    possible : bool
-        Whether the device can, and nobody has said no. False on the CPU, and where every operation shall be seen (`profile`).
-    """
+    """The recorded passes of one training run through a model: they leave gradients in its parameters."""
 
     MOST = 1 << 30      # bytes that recorded passes may take, all of them together; a larger one is not recorded
     RECORDED = 1 << 11  # passes that are recorded: a driver keeps some memory for each
@@ -51,7 +38,7 @@ class Replay:
 
     def __init__(self, dev: Device, model: Layer) -> None:
         self.dev, self.model = dev, model
-        self.possible = not profile.ENABLED and dev.records()
+        self.possible = not profile.ENABLED and dev.records()  # False on the CPU, and where every operation shall be seen
         self._recorded: list[Any] = []
         self._failed = 0
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()

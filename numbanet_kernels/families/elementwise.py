@@ -47,54 +47,44 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def sigmoid_reference(x):
-    """y = 1 / (1 + exp(-x))"""
     return 0.5 + 0.5 * np.tanh(0.5 * np.asarray(x, np.float64))
 
 
 def relu_reference(x):
-    """y = max(x, 0)"""
     return np.maximum(np.asarray(x, np.float64), 0)
 
 
 def gelu_reference(x):
-    """y = x Phi(x)"""
     x = np.asarray(x, np.float64)
     return x * (0.5 + 0.5 * _erf(x * ROOT_HALF))
 
 
 def affine_reference(x, mul=1.0, add=0.0):
-    """y = x*mul + add"""
     return np.asarray(x, np.float64) * mul + add
 
 
 def power_reference(x, exponent):
-    """y = x^exponent"""
     return np.asarray(x, np.float64) ** exponent
 
 
 def greater_reference(a, b):
-    """y = 1 where a > b, else 0"""
     return (np.asarray(a) > np.asarray(b)).astype(np.float64)
 
 
 def relu_grad_reference(dy, y, scale=1.0):
-    """dx = scale*dy where y > 0, else 0"""
     return np.where(np.asarray(y) > 0, np.asarray(dy, np.float64) * scale, 0)
 
 
 def tanh_grad_reference(dy, y):
-    """dx = dy (1 - y^2)"""
     return np.asarray(dy, np.float64) * (1 - np.asarray(y, np.float64) ** 2)
 
 
 def sigmoid_grad_reference(dy, y):
-    """dx = dy y (1 - y)"""
     y = np.asarray(y, np.float64)
     return np.asarray(dy, np.float64) * y * (1 - y)
 
 
 def gelu_grad_reference(dy, x):
-    """dx = dy (Phi(x) + x phi(x))"""
     x = np.asarray(x, np.float64)
     return np.asarray(dy, np.float64) * (0.5 + 0.5 * _erf(x * ROOT_HALF) + x * NORMAL_DENSITY * np.exp(-0.5 * x * x))
 

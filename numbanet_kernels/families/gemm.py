@@ -24,9 +24,9 @@ from ..host import blas, threads
 from ..host.threads import WHOLE
 from ..host.transposition import NOTHING, turn_back
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
-from ..runtime.expect import expect
+from ..runtime.expect import shapes
 from ..runtime.launch import ceil_div, launch
-from ..runtime.memory import empty_cpu, empty_cuda, flat, output
+from ..runtime.memory import empty_cpu, empty_cuda, flat
 from .elementwise import relu_grad_cpu, relu_grad_cuda
 from .reduce import sum_rows_cpu, sum_rows_cuda
 
@@ -46,9 +46,18 @@ def gemm_dw_reference(dy, x, db_scale=1.0):
     return np.float64(dy).T @ np.float64(x), db_scale * np.float64(dy).sum(0)
 
 
-def _output(op, empty, a, b, ta, tb, bias, where, out):
-    return output(op, empty, out, ("M", "N"), a=(a, ("K", "M") if ta else ("M", "K")), b=(b, ("N", "K") if tb else ("K", "N")),
-                  bias=(bias, ("N",)), where=(where, ("M", "N")))
+def _checks(op):
+    """[ta][tb] -> the check of a product whose operands are read so: (M, K, N) or (K, M, N)."""
+    return [[shapes(op, a="KM" if ta else "MK", b="NK" if tb else "KN", bias="N", where="MN", out="MN") for tb in (0, 1)]
+            for ta in (0, 1)]
+
+
+_CHECKS = {empty_cpu: _checks("gemm (cpu)"), empty_cuda: _checks("gemm (cuda)")}
+
+
+def _output(empty, a, b, ta, tb, bias, where, out):
+    first, second, n = _CHECKS[empty][bool(ta)][bool(tb)](a, b, bias, where, out)
+    return empty((second if ta else first, n)) if out is None else out
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
@@ -104,9 +113,10 @@ def _few(rows):
 def multiply_forward(x, own, out, bias=None, relu=False, scale=1.0, alpha=1.0):
     """out = scale * act(alpha * x w.T + bias); own(part) gives a thread's rows of w."""
     n, depth = out.shape[1], x.shape[1]
-    if _few(n):
+    shared = threads.worthwhile(flops=2 * out.size * depth)
+    if (shared or threads.worthwhile(x.size)) and _few(n):
         return _forward_by_columns(x, own(WHOLE), out, bias, relu, scale, alpha)
-    if not threads.worthwhile(flops=2 * out.size * depth):
+    if not shared:
         return _by_rows(x, own(WHOLE).T, out, bias, relu, scale, alpha)
     turned = empty_cpu((1, n, x.shape[0]))
 
@@ -122,7 +132,7 @@ def multiply_forward(x, own, out, bias=None, relu=False, scale=1.0, alpha=1.0):
 def _forward_by_columns(x, w, out, bias, relu, scale, alpha):
     """out = scale * act(alpha * x w.T + bias), each thread on its part of the sum."""
     depth = x.shape[1]
-    if not threads.worthwhile(x.size, 2 * out.size * depth) or depth < LEAST_DEPTH * threads.count():
+    if depth < LEAST_DEPTH * threads.count():
         return _by_rows(x, w.T, out, bias, relu, scale, alpha)
     with threads.session():
         terms = empty_cpu((threads.count(), out.shape[1], out.shape[0]))
@@ -154,7 +164,7 @@ def multiply_back(dy, own, out, bias=None, relu=False, alpha=1.0):
 
 def gemm_cpu(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, out=None):
     """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]), given `where` 0 unless where[m, n] > 0"""
-    out = _output("gemm (cpu)", empty_cpu, a, b, ta, tb, bias, where, out)
+    out = _output(empty_cpu, a, b, ta, tb, bias, where, out)
     if ta:
         (_by_columns if _few(out.shape[0]) else _by_rows)(a.T, b.T if tb else b, out, bias, relu, alpha=scale)
     else:
@@ -162,9 +172,12 @@ def gemm_cpu(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=N
     return out if where is None else relu_grad_cpu(out, where, out=out)
 
 
+_CHECK_DW = shapes("gemm_dw", dy="NO", x="NI")
+
+
 def gemm_dw_cpu(dy, x, db_scale=1.0):
     """(dw, db): dw[o, i] = sum_n dy[n, o] x[n, i], db[o] = db_scale * sum_n dy[n, o]"""
-    expect("gemm_dw (cpu)", dy=(dy, ("N", "O")), x=(x, ("N", "I")))
+    _CHECK_DW(dy, x)
     return gemm_cpu(dy, x, ta=True), sum_rows_cpu(dy, db_scale)
 
 
@@ -292,7 +305,7 @@ PASSES = {"block": 0, "tensor": 3, "tf32": 1}
 def gemm_version(version, tile, a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, out=None):
     """The product by one version of the ladder, the first four at one tile size; "tf32" keeps 10 bits of the operands. None: by
     the last version, in the precision that is asked for."""
-    out = _output("gemm (cuda)", empty_cuda, a, b, ta, tb, bias, where, out)
+    out = _output(empty_cuda, a, b, ta, tb, bias, where, out)
     (m, n), k = out.shape, a.shape[0 if ta else 1]
     am, ak = (1, m) if ta else (k, 1)
     bk, bn = (1, k) if tb else (n, 1)
@@ -310,13 +323,13 @@ TILE = 64  # of the register version: 256 threads, 4 x 4 outputs each
 
 
 def gemm_cuda(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, out=None):
-    out = _output("gemm (cuda)", empty_cuda, a, b, ta, tb, bias, where, out)
+    out = _output(empty_cuda, a, b, ta, tb, bias, where, out)
     version, tile = (None, None) if gemm_block.available(a, b, out) else ("register", TILE)
     return gemm_version(version, tile, a, b, ta, tb, bias, relu, scale, where, out=out)
 
 
 def gemm_dw_cuda(dy, x, db_scale=1.0):
-    m, n, k = (expect("gemm_dw (cuda)", dy=(dy, ("K", "M")), x=(x, ("K", "N")))[name] for name in "MNK")
+    k, m, n = _CHECK_DW(dy, x)
     if not gemm_block.available(dy, x) or m * n >= 2**31 or not m * n * k:
         return gemm_cuda(dy, x, ta=True), sum_rows_cuda(dy, db_scale)
     dw, db = empty_cuda((m, n)), empty_cuda((m,))

@@ -22,7 +22,7 @@ from ..blocks import gemm_block
 from ..layouts.rows import Period
 from ..runtime.arrays import device_cache, to_device
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
-from ..runtime.expect import BOOL, INT32, expect
+from ..runtime.expect import BOOL, INT32, expect, shapes
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import empty_cpu, empty_cuda, flat, output
 from .elementwise import relu_grad_cpu, relu_grad_cuda
@@ -50,24 +50,39 @@ def gemm_rows_dx_reference(dy, w, rows, cols, where=None, scale=1.0):
     return dx if where is None else np.where(np.asarray(where) > 0, dx, 0)
 
 
-def _indices(op, w, *both):
-    """[(indices of an axis of w as a slice or an int32 array, how many), for its rows and its columns]"""
-    lists = [index.kept if isinstance(index, Period) else None for index in both]
-    expect(op, w=(w, ("O", "I")), rows=(lists[0], ("K",), INT32), cols=(lists[1], ("J",), INT32))
-    found = []
-    for index, n in zip(both, w.shape, strict=True):
-        chosen = index.slice if isinstance(index, Period) else slice(None) if index is None else index
-        if isinstance(chosen, slice):
-            count = len(range(*chosen.indices(n)))
-            fits = chosen.stop in (None, n) and (chosen.step or 1) > 0
-            fits = fits and (not isinstance(index, Period) or index.size == count)
-        else:
-            count = expect(op, indices=(index, ("K",), INT32))["K"]
-            fits = count <= n
-        if not fits:
-            raise ValueError(f"{op}: {chosen} are no indices of an axis of length {n}; a slice ends where its axis does")
-        found.append((chosen, count))
-    return found
+ALL = slice(None)
+
+
+def _chosen(op, index, n):
+    """(kept indices of an axis of length n as a slice or an int32 array, how many)"""
+    if index is None:
+        return ALL, n
+    chosen, kept = (index.slice, index.kept) if isinstance(index, Period) else (index, index)
+    if isinstance(chosen, slice):
+        count = len(range(*chosen.indices(n)))
+        fits = chosen.stop in (None, n) and (chosen.step or 1) > 0
+    else:
+        count = expect(op, indices=(index, ("K",), INT32))["K"]
+        fits = count <= n
+    if kept is not chosen and not (kept.dtype is INT32 and kept.shape == (count,)):
+        expect(op, indices=(kept, (count,), INT32))
+    if not fits:
+        raise ValueError(f"{op}: {chosen} are no indices of an axis of length {n}; a slice ends where its axis does")
+    return chosen, count
+
+
+_CHECKS = {op: shapes(op, x="NP", w="OI", bias="O") for op in
+           ("gemm_rows (cpu)", "gemm_rows (cuda)", "gemm_rows_dx (cpu)", "gemm_rows_dx (cuda)")}
+
+
+def _arguments(op, empty, x, w, rows, cols, bias=None, where=None, out=None):
+    """What is kept of the rows and of the columns of w, as `_chosen` says, and where the product is written to."""
+    n, width, height, depth = _CHECKS[op](x, w, bias)
+    rows, cols = _chosen(op, rows, height), _chosen(op, cols, depth)
+    inner, outer = (rows[1], cols[1]) if "_dx" in op else (cols[1], rows[1])
+    if width != inner or where is not None or out is not None:
+        expect(op, x=(x, (n, inner)), where=(where, (n, outer)), out=(out, (n, outer)), w=(w, (height, depth)))
+    return rows, cols, empty((n, outer)) if out is None else out
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
@@ -116,17 +131,15 @@ def _kept_rows(op, w, rows, cols):
 
 def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     """y[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])"""
-    (rows, kept), (cols, inner) = _indices("gemm_rows (cpu)", w, rows, cols)
+    (rows, _), (cols, _), out = _arguments("gemm_rows (cpu)", empty_cpu, x, w, rows, cols, bias, out=out)
     own = _kept_rows("gemm_rows (cpu)", w, rows, cols)
-    out = output("gemm_rows (cpu)", empty_cpu, out, ("N", kept), x=(x, ("N", inner)), w=(w, ("O", "I")), bias=(bias, ("O",)))
     return multiply_forward(x, own, out, bias if bias is None else np.ascontiguousarray(bias[rows]), relu, scale)
 
 
 def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
     """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]], given `where` 0 unless where[n, j] > 0"""
-    (rows, inner), (cols, kept) = _indices("gemm_rows_dx (cpu)", w, rows, cols)
+    (rows, _), (cols, _), out = _arguments("gemm_rows_dx (cpu)", empty_cpu, dy, w, rows, cols, where=where, out=out)
     own = _kept_rows("gemm_rows_dx (cpu)", w, rows, cols)
-    out = output("gemm_rows_dx (cpu)", empty_cpu, out, ("N", kept), dy=(dy, ("N", inner)), where=(where, ("N", kept)))
     if where is None:
         return multiply_back(dy, own, out, alpha=scale)
     return relu_grad_cpu(multiply_back(dy, own, out), where, scale, out=out)
@@ -241,8 +254,7 @@ def _strided(w, rows, cols, *arrays):
 
 
 def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
-    (_, kept), (_, inner) = _indices("gemm_rows (cuda)", w, rows, cols)
-    out = output("gemm_rows (cuda)", empty_cuda, out, ("N", kept), x=(x, ("N", inner)), w=(w, ("O", "I")), bias=(bias, ("O",)))
+    (_, kept), (_, inner), out = _arguments("gemm_rows (cuda)", empty_cuda, x, w, rows, cols, bias, out=out)
     if strides := _strided(w, rows, cols, x, out):
         *along, lists = strides
         return gemm_block.launch_block(flat(x), flat(w), (x.shape[0], kept, inner), (inner, 1), along[::-1], out, bias, relu,
@@ -254,8 +266,7 @@ def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None)
 
 
 def gemm_rows_dx_cuda(dy, w, rows, cols, where=None, scale=1.0, out=None):
-    (_, inner), (_, kept) = _indices("gemm_rows_dx (cuda)", w, rows, cols)
-    out = output("gemm_rows_dx (cuda)", empty_cuda, out, ("N", kept), dy=(dy, ("N", inner)), where=(where, ("N", kept)))
+    (_, inner), (_, kept), out = _arguments("gemm_rows_dx (cuda)", empty_cuda, dy, w, rows, cols, where=where, out=out)
     if strides := _strided(w, rows, cols, dy, out):
         *along, lists = strides
         return gemm_block.launch_block(flat(dy), flat(w), (dy.shape[0], kept, inner), (inner, 1), along, out, where=where,

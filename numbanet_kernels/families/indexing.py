@@ -20,12 +20,10 @@ from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, f
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def take_rows_reference(x, rows):
-    """y[k, ...] = x[rows[k], ...], rows (...) of 0 ... len(x) - 1"""
     return np.take(x, rows, axis=0, mode="clip")
 
 
 def expand_reference(x, pos):
-    """y[n, i] = x[n, pos[i]] where x has such a column, else 0.   x (N, K), pos (I,) -> y (N, I)"""
     x, pos = np.asarray(x), np.asarray(pos)
     y = np.zeros((x.shape[0], pos.size), x.dtype)
     there = (pos >= 0) & (pos < x.shape[1])
@@ -258,7 +256,6 @@ def _element_strides(shape):
 
 
 def transpose_cuda(x, axes):
-    """y = np.transpose(x, axes), copied so that it is contiguous."""
     strides, axes = _element_strides(x.shape), _axes("transpose (cuda)", x, axes)
     return _strided(x, [x.shape[a] for a in axes], [strides[a] for a in axes])
 

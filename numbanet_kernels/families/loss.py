@@ -23,10 +23,10 @@ from ..runtime.expect import INT32, expect, pair
 from ..runtime.launch import launch
 from ..runtime.memory import empty_cpu, empty_cuda
 from .elementwise import named
+from .softmax import LOWEST, NARROW, WIDE, row_sums
 
 SQUARED, ABSOLUTE, SIGMOID = range(3)
-NARROW, WIDE = 32, 256  # threads a row
-LOWEST, NAN = np.float32(-np.inf), np.float32(np.nan)
+NAN = np.float32(np.nan)
 LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 
 
@@ -53,7 +53,6 @@ def _weighted(values, slopes, weights):
 
 
 def softmax_cross_entropy_reference(logits, labels, weights=None):
-    """losses[n] = w[n] (log sum_c exp(x[n, c]) - x[n, label[n]]), and the gradient of their sum"""
     x = np.asarray(logits, np.float64)
     rows = np.arange(len(x))
     z = x - x.max(axis=1, keepdims=True)
@@ -65,13 +64,11 @@ def softmax_cross_entropy_reference(logits, labels, weights=None):
 
 
 def squared_error_reference(prediction, target, weights=None):
-    """losses[n] = w[n]/O sum_o (p - t)^2, and the gradient of their sum"""
     d = np.asarray(prediction, np.float64) - target
     return _weighted(d * d, 2 * d, weights)
 
 
 def absolute_error_reference(prediction, target, weights=None):
-    """losses[n] = w[n]/O sum_o |p - t|, and the gradient of their sum"""
     d = np.asarray(prediction, np.float64) - target
     return _weighted(np.abs(d), np.sign(d), weights)
 
@@ -150,36 +147,14 @@ def softmax_cross_entropy_cpu(logits, labels, weights=None, out=None):
 def _cross_entropy_kernels():
     """With NARROW and with WIDE threads a row; a block does one row."""
     def declared(lanes):
+        _, exponentials = row_sums(lanes)
+
         @kernel("void(f4[:, ::1], i4[::1], f4[::1], f4, f4[::1], f4[:, ::1])")
         def cross_entropy(logits, labels, weights, uniform, losses, dlogits):
             shared = cuda.shared.array(lanes, float32)
             lane, row = cuda.threadIdx.x, cuda.blockIdx.x
             width = logits.shape[1]
-            top = LOWEST
-            for c in range(lane, width, lanes):
-                top = logits[row, c] if logits[row, c] > top else top  # NaN is passed over here and caught by the sum
-            shared[lane] = top
-            cuda.syncthreads()
-            half = lanes // 2
-            while half > 0:
-                if lane < half and shared[lane + half] > shared[lane]:
-                    shared[lane] = shared[lane + half]
-                cuda.syncthreads()
-                half //= 2
-            top = shared[0]
-            cuda.syncthreads()  # all have read the maximum before its place is used again
-            total = float32(0)
-            for c in range(lane, width, lanes):
-                total += math.exp(logits[row, c] - top)
-            shared[lane] = total
-            cuda.syncthreads()
-            half = lanes // 2
-            while half > 0:
-                if lane < half:
-                    shared[lane] += shared[lane + half]
-                cuda.syncthreads()
-                half //= 2
-            total = shared[0]
+            top, total = exponentials(shared, lane, logits, row)
             weight = uniform if uniform > float32(0) else weights[row]
             scale = weight / total
             label = labels[row]
@@ -197,6 +172,8 @@ def _cross_entropy_kernels():
 @kernels("loss")
 def _error_kernels():
     """SQUARED, ABSOLUTE, SIGMOID: `formula` is a constant to the compiler, which keeps one branch."""
+    tree, _ = row_sums(NARROW)
+
     def declared(formula):
         @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4, f4[::1], f4[:, ::1])")
         def errors(prediction, target, weights, uniform, losses, gradient):
@@ -221,16 +198,9 @@ def _error_kernels():
                     slope = (float32(1) if p > float32(0) else e) / (float32(1) + e) - t
                 total += value
                 gradient[row, o] = slope * share
-            shared[lane] = total
-            cuda.syncthreads()
-            half = NARROW // 2
-            while half > 0:
-                if lane < half:
-                    shared[lane] += shared[lane + half]
-                cuda.syncthreads()
-                half //= 2
+            total = tree(shared, lane, total, False)
             if lane == 0:
-                losses[row] = shared[lane] * share
+                losses[row] = total * share
         return errors
 
     return tuple(declared(formula) for formula in (SQUARED, ABSOLUTE, SIGMOID))

@@ -26,7 +26,6 @@ from ..runtime.memory import THREADS, blocks_for, empty_cuda, flat
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def unpack_gradient_reference(g, kept, shape):
-    """The dense gradient: dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] where both are >= 0, else 0."""
     if kept is None:
         return np.float64(g)
     row_pos, row_class, _, col_pos = map(np.asarray, kept)
@@ -73,6 +72,8 @@ def check_update(op, update):
         (height, width), blocks = late.block, (found["U"], found["B"])
         if min(late.block) < 1 or blocks != (ceil_div(found["R"], height), ceil_div(found["C"], width)):
             raise ValueError(f"{op}: w {found['R'], found['C']} is not divided into blocks {blocks} of {late.block}")
+        if not found["steps"]:
+            raise ValueError(f"{op}: powers {late.powers.shape} have none")
     if into is not None and (late is None or found["P"] != found["U"] * height or found["Q"] % width):
         raise ValueError(f"{op}: packed {found['P'], found['Q']} has no room for blocks of {late and late.block}")
 
@@ -80,14 +81,23 @@ def check_update(op, update):
 def _fits(update, kept):
     """Whether all is well with an update that is late nowhere: sooner found than what is wrong."""
     try:
-        *states, g = (part for name, part in zip(update._fields, update) if len(name) == 1)
+        states, g = update[:update._fields.index("g")], update.g
         rows, cols = shape = states[0].shape
-        floats, lists = (*states, g), () if kept is None else kept
-        return (all(a.dtype is FLOAT32 and a.flags["C_CONTIGUOUS"] for a in floats) and rows * cols <= LARGEST
-                and all(a.dtype is INT32 and a.flags["C_CONTIGUOUS"] for a in lists) and all(a.shape == shape for a in states)
-                and (g.shape == shape if kept is None else kept.__class__ is Packing and len(g.shape) == 2
-                     and kept.row_pos.shape == kept.row_class.shape == (rows,) and kept.cols.shape[1:] == g.shape[1:]
-                     and kept.col_pos.shape == (kept.cols.shape[0], cols)))
+        for array in (*states, g):
+            if array.dtype is not FLOAT32 or not array.flags["C_CONTIGUOUS"]:
+                return False
+        for array in states:
+            if array.shape != shape:
+                return False
+        if kept is None:
+            return g.shape == shape and rows * cols <= LARGEST
+        for array in kept:
+            if array.dtype is not INT32 or not array.flags["C_CONTIGUOUS"]:
+                return False
+        row_pos, row_class, kept_cols, col_pos = kept
+        return (kept.__class__ is Packing and len(g.shape) == 2 and rows * cols <= LARGEST
+                and row_pos.shape == row_class.shape == (rows,) and kept_cols.shape[1:] == g.shape[1:]
+                and col_pos.shape == (kept_cols.shape[0], cols))
     except (AttributeError, ValueError):
         return False
 

@@ -58,7 +58,6 @@ def philox_reference(counter, key):
 
 
 def random_bits_reference(key, counter, size):
-    """bits[i] = word i % 4 of Philox(key; i//4, counter).   -> (size,) uint32"""
     calls = np.arange(ceil_div(size, 4), dtype=np.uint64)
     upper = [np.full(calls.size, word, np.uint64) for word in _words(counter, "counter")]
     words = philox_reference(np.stack([calls & LOW, calls >> WORD, *upper], axis=-1), _words(key, "key"))
@@ -66,12 +65,10 @@ def random_bits_reference(key, counter, size):
 
 
 def uniform_reference(key, counter, shape):
-    """u[i] = floor(bits[i] / 2^8) / 2^24"""
     return (random_bits_reference(key, counter, math.prod(shape)) >> 8).reshape(shape) / 2.0**24
 
 
 def normal_reference(key, counter, shape):
-    """z[2j], z[2j+1] = r (cos, sin)(2 pi u[2j+1]), r = sqrt(-2 log(1 - u[2j]))"""
     size = math.prod(shape)
     u = uniform_reference(key, counter, (ceil_div(size, 2), 2))
     r = np.sqrt(-2 * np.log(1 - u[:, 0]))
@@ -80,7 +77,6 @@ def normal_reference(key, counter, shape):
 
 
 def dropout_reference(x, rate, key, counter, scale=None):
-    """y[i] = x[i] scale where bits[i] / 2^32 >= rate, else 0; scale = 1/(1 - rate) unless given"""
     x = np.asarray(x, np.float64)
     kept = random_bits_reference(key, counter, x.size).reshape(x.shape) / 2.0**32 >= rate
     return np.where(kept, x * (1 / (1 - rate) if scale is None else scale), 0)

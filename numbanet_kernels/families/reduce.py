@@ -19,8 +19,8 @@ import numpy as np
 from numba import float32, int32
 
 from ..host import blas, threads
-from ..runtime.declare import cuda, kernel, kernels
-from ..runtime.expect import INT32
+from ..runtime.declare import cuda, inlined, kernel, kernels
+from ..runtime.expect import INT32, shapes
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import THREADS, copy_cuda, empty_cpu, empty_cuda, flat, output
 from .elementwise import affine_cuda
@@ -54,22 +54,18 @@ def _places(op, empty, x, out):
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def sum_reference(x, axis=None, keepdims=False):
-    """y = the sum of x over axes"""
     return np.sum(x, axis=axis, keepdims=keepdims, dtype=np.float64)
 
 
 def max_reference(x, axis=None, keepdims=False):
-    """y = the maximum of x over axes"""
     return np.max(np.asarray(x, np.float64), axis=axis, keepdims=keepdims)
 
 
 def sum_rows_reference(x, scale=1.0):
-    """y[o] = scale * sum_n x[n, o]"""
     return scale * np.sum(x, axis=0, dtype=np.float64)
 
 
 def argmax_reference(x):
-    """y[n] = the first c with x[n, c] = max_c x[n, c]"""
     return np.argmax(x, axis=-1).astype(np.int32)
 
 
@@ -93,11 +89,15 @@ def max_cpu(x, axis=None, keepdims=False, out=None):
     return np.maximum.reduce(x, axis=axes, keepdims=keepdims, out=out)
 
 
+_CHECK_ROWS = shapes("sum_rows (cpu)", x="NO", out="O")
+
+
 def sum_rows_cpu(x, scale=1.0, out=None):
     """y[o] = scale * sum_n x[n, o]"""
-    out = output("sum_rows (cpu)", empty_cpu, out, ("O",), x=(x, ("N", "O")))
+    n, width = _CHECK_ROWS(x, out)
+    out = empty_cpu((width,)) if out is None else out
     with threads.held(2 * x.size):  # BLAS sums in registers, add.reduce in memory
-        return blas.matmul(_filled(x.shape[0], scale), x, out=out)
+        return blas.matmul(_filled(n, scale), x, out=out)
 
 
 def argmax_cpu(x, out=None):
@@ -115,6 +115,10 @@ def _reduce_kernels():
     def declared(formula, block):
         across, down = block
 
+        @inlined
+        def reduced(total, v):
+            return total + v if formula == SUM else v if v > total or v != v else total
+
         @kernel("void(f4[::1], f4[::1], i4, i4, i4, i4)")
         def reduce(x, y, n, inner, chunk, parts):
             shared = cuda.shared.array(THREADS, float32)
@@ -127,22 +131,14 @@ def _reduce_kernels():
             total = float32(0) if formula == SUM else LOWEST
             if i < inner:
                 for k in range(first + ty, min(n, first + chunk), down):
-                    v = x[(start + k) * inner + i]
-                    if formula == SUM:
-                        total += v
-                    else:
-                        total = v if v > total or v != v else total
+                    total = reduced(total, x[(start + k) * inner + i])
             own = ty * across + tx
             shared[own] = total
             cuda.syncthreads()
             half = down // 2
             while half > 0:  # a tree over the y threads of the block
                 if ty < half:
-                    v = shared[own + half * across]
-                    if formula == SUM:
-                        total += v
-                    else:
-                        total = v if v > total or v != v else total
+                    total = reduced(total, shared[own + half * across])
                     shared[own] = total
                 cuda.syncthreads()
                 half //= 2

@@ -9,12 +9,13 @@ On CUDA a block does one row: each pass over it ends in a tree in shared memory;
 """
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 from numba import float32
 
-from ..runtime.declare import cuda, kernel, kernels
+from ..runtime.declare import cuda, inlined, kernel, kernels
 from ..runtime.launch import launch
 from ..runtime.memory import empty_cpu, empty_cuda, output
 
@@ -31,25 +32,21 @@ def _output(op, empty, out, x):
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def softmax_reference(x):
-    """y[n, c] = exp(x[n, c] - m[n]) / sum_c exp(x[n, c] - m[n])"""
     return np.exp(log_softmax_reference(x))
 
 
 def log_softmax_reference(x):
-    """y[n, c] = x[n, c] - m[n] - log sum_c exp(x[n, c] - m[n])"""
     x = np.asarray(x, np.float64)
     z = x - x.max(axis=-1, keepdims=True, initial=-np.inf)
     return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
 
 
 def softmax_grad_reference(dy, y):
-    """dx[n, c] = y[n, c] (dy[n, c] - sum_c dy[n, c] y[n, c])"""
     dy, y = np.asarray(dy, np.float64), np.asarray(y, np.float64)
     return y * (dy - (dy * y).sum(axis=-1, keepdims=True))
 
 
 def log_softmax_grad_reference(dy, y):
-    """dx[n, c] = dy[n, c] - exp(y[n, c]) sum_c dy[n, c]"""
     dy, y = np.asarray(dy, np.float64), np.asarray(y, np.float64)
     return dy - np.exp(y) * dy.sum(axis=-1, keepdims=True)
 
@@ -83,45 +80,59 @@ def log_softmax_grad_cpu(dy, y, out=None):
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
+@functools.cache
+def row_sums(lanes):
+    """(tree, exponentials) for the kernels of rows that so many lanes share; `shared` has a place for each lane."""
+    @inlined
+    def tree(shared, lane, value, largest):
+        """The sum of all lanes' values, or the largest of them, for every lane."""
+        shared[lane] = value
+        cuda.syncthreads()
+        half = lanes // 2
+        while half > 0:
+            if lane < half:
+                if not largest:
+                    shared[lane] += shared[lane + half]
+                elif shared[lane + half] > shared[lane]:
+                    shared[lane] = shared[lane + half]
+            cuda.syncthreads()
+            half //= 2
+        return shared[0]
+
+    @inlined
+    def exponentials(shared, lane, x, row):
+        """top = max_c x[row, c] and sum_c exp(x[row, c] - top), for every lane."""
+        top = LOWEST
+        for c in range(lane, x.shape[1], lanes):
+            top = x[row, c] if x[row, c] > top else top  # NaN is passed over here and caught by the sum
+        top = tree(shared, lane, top, True)
+        cuda.syncthreads()  # all have read the maximum before its place is used again
+        total = float32(0)
+        for c in range(lane, x.shape[1], lanes):
+            total += math.exp(x[row, c] - top)
+        return top, tree(shared, lane, total, False)
+
+    return tree, exponentials
+
+
 @kernels("softmax")
 def _softmax_kernels():
     """softmax and log_softmax with NARROW threads a row, then with WIDE."""
     def declared(formula, lanes):
+        _, exponentials = row_sums(lanes)
+
         @kernel("void(f4[:, ::1], f4[:, ::1])")
         def softmax(x, y):
             shared = cuda.shared.array(lanes, float32)
             lane, row = cuda.threadIdx.x, cuda.blockIdx.x
             width = x.shape[1]
-            top = LOWEST
-            for c in range(lane, width, lanes):
-                top = x[row, c] if x[row, c] > top else top  # NaN is passed over here and caught by the sum
-            shared[lane] = top
-            cuda.syncthreads()
-            half = lanes // 2
-            while half > 0:
-                if lane < half and shared[lane + half] > shared[lane]:
-                    shared[lane] = shared[lane + half]
-                cuda.syncthreads()
-                half //= 2
-            top = shared[0]
-            cuda.syncthreads()  # all have read the maximum before its place is used again
-            total = float32(0)
-            for c in range(lane, width, lanes):
-                total += math.exp(x[row, c] - top)
-            shared[lane] = total
-            cuda.syncthreads()
-            half = lanes // 2
-            while half > 0:
-                if lane < half:
-                    shared[lane] += shared[lane + half]
-                cuda.syncthreads()
-                half //= 2
+            top, total = exponentials(shared, lane, x, row)
             if formula == PLAIN:
-                scale = float32(1) / shared[0]
+                scale = float32(1) / total
                 for c in range(lane, width, lanes):
                     y[row, c] = math.exp(x[row, c] - top) * scale
             else:
-                logarithm = math.log(shared[0])
+                logarithm = math.log(total)
                 for c in range(lane, width, lanes):
                     y[row, c] = (x[row, c] - top) - logarithm
         return softmax
@@ -133,6 +144,8 @@ def _softmax_kernels():
 def _softmax_grad_kernels():
     """softmax_grad and log_softmax_grad with NARROW threads a row, then with WIDE."""
     def declared(formula, lanes):
+        tree, _ = row_sums(lanes)
+
         @kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1])")
         def softmax_grad(dy, y, dx):
             shared = cuda.shared.array(lanes, float32)
@@ -141,15 +154,7 @@ def _softmax_grad_kernels():
             total = float32(0)
             for c in range(lane, width, lanes):
                 total += dy[row, c] * y[row, c] if formula == PLAIN else dy[row, c]
-            shared[lane] = total
-            cuda.syncthreads()
-            half = lanes // 2
-            while half > 0:
-                if lane < half:
-                    shared[lane] += shared[lane + half]
-                cuda.syncthreads()
-                half //= 2
-            total = shared[0]
+            total = tree(shared, lane, total, False)
             for c in range(lane, width, lanes):
                 if formula == PLAIN:
                     dx[row, c] = y[row, c] * (dy[row, c] - total)

@@ -135,6 +135,12 @@ def intrinsic(*key: Any) -> Callable[[Callable[..., Any]], Any]:
     return declare
 
 
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare code that becomes part of the kernels that call it. Their factory makes it anew: Numba keeps compiled kernels by
+    what their closures hold, and would not see that a global function has changed."""
+    return cuda.jit(device=True, inline="always")(function) if cuda else function
+
+
 @functools.cache
 def digest(folder: pathlib.Path) -> str:
     """A digest of the source files in a folder and those below it, apart from the PTX machine, which only reads kernels."""

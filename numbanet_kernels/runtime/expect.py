@@ -1,6 +1,7 @@
 """What an operation may be given, checked before any work: no loop and no kernel reads or writes outside an array."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,41 @@ def check(op: str, arrays: dict[str, Any]) -> dict[str, Any]:
             wanted = found[shape] if shape.__class__ is str else tuple(found.get(n, n) for n in shape)
             raise ValueError(_misfit(op, name, str(wanted).replace("'", ""), arrays))
     return found
+
+
+def shapes(op: str, **specs: str) -> Callable[..., tuple[int, ...]]:
+    """A check of float32 arrays, written out: what each training step calls has no time for the loop of `expect`.
+
+    Parameters
+    ----------
+    op : str
+        Named in errors, which are those of `expect`.
+    **specs : str
+        By array, a letter for the length of each axis. An array may be None where the ones before it have all its letters.
+
+    Returns
+    -------
+    callable
+        (the arrays, in that order) -> the lengths, in the order in which letters come first.
+    """
+    known: list[str] = []
+    unpacked, tests = [], []
+    for name, letters in specs.items():
+        kind = f"{name}.dtype is FLOAT32 and {name}.flags['C_CONTIGUOUS']"
+        if set(letters) <= set(known):
+            tests.append(f"({name} is None or {name}.shape == ({', '.join(letters)},) and {kind})")
+            continue
+        unpacked.append(f"{', '.join(n + '_' if n in known else n for n in letters)}, = {name}.shape")
+        tests += [f"{n}_ == {n}" for n in letters if n in known] + [kind]
+        known += [n for n in letters if n not in known]
+    arrays, lengths = ", ".join(specs), ", ".join(known)
+    given = ", ".join(f"{name!r}: ({name}, {tuple(letters)})" for name, letters in specs.items())
+    source = (f"def shapes({arrays}):\n    try:\n        {'; '.join(unpacked)}\n        if {' and '.join(tests)}:\n"
+              f"            return {lengths},\n    except (AttributeError, TypeError, ValueError):\n        pass\n"
+              f"    found = check({op!r}, {{{given}}})\n    return tuple([found[n] for n in {known}])\n")
+    scope: dict[str, Any] = {"FLOAT32": FLOAT32, "check": check}
+    exec(source, scope)
+    return scope["shapes"]
 
 
 def pair(op: str, name: str, given: Any) -> tuple[Any, Any]:

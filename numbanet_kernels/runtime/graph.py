@@ -21,19 +21,10 @@ from .trust import trusted
 
 
 class Graph:
-    """What a recorded function returned, and its launches.
+    """What a recorded function returned, and its launches: work() is run for it, without launching anything.
 
-    Parameters
-    ----------
-    work : callable
-        What is recorded, and run for it, without launching anything.
-    arena : Arena
-        Where the arrays lie that it makes. Graphs that share one write over each other's.
-
-    Attributes
-    ----------
-    result : object
-        What the function returned; arrays in it have their values from a `replay` until a graph of the same arena is replayed.
+    The arrays that it makes lie in the arena. Graphs that share one write over each other's: arrays of `result` have their
+    values from a `replay` until a graph of the same arena is replayed.
     """
 
     def __init__(self, work: Callable[[], Any], arena: Arena) -> None:

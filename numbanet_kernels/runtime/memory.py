@@ -87,7 +87,7 @@ def to_dlpack_cpu(x, **options):
 
 
 def dlpack_device_cpu(x):
-    """(device type, device number) in DLPack's numbering."""
+    """(device type, device number) in DLPack's numbering: 1 is the CPU, 2 is CUDA."""
     return x.__dlpack_device__()
 
 
@@ -136,14 +136,12 @@ def full_cuda(shape, value, dtype=np.float32, out=None):
 
 
 def upload_cuda(host, dtype=None):
-    """The array of this device with the values of a host array."""
     host = np.asarray(host, dtype, order="C")
     host = np.array(host, order="C") if 0 in host.strides else host  # Numba takes an axis without a stride for a repeated one
     return copy_cuda(host, empty_cuda(host.shape, host.dtype))
 
 
 def download_cuda(x):
-    """The values as a NumPy array."""
     refuse_to_record("a download")
     return x.copy_to_host()
 
@@ -181,7 +179,6 @@ def to_dlpack_cuda(x, **options):
 
 
 def dlpack_device_cuda(x):
-    """(device type, device number) in DLPack's numbering: 2 is CUDA."""
     return 2, cuda.get_current_device().id
 
 
@@ -191,7 +188,6 @@ def cuda_array_interface_cuda(x):
 
 
 def synchronize_cuda():
-    """Wait until all work handed to the device is done."""
     synchronize()
 
 

@@ -75,30 +75,20 @@ class Pool:
 
     Pieces come back at any moment, from any thread and out of the garbage collector: into a deque, whose append is atomic.
     Chunks are changed only under a lock, which is held for no longer than that.
-
-    Parameters
-    ----------
-    allocate : callable
-        bytes -> an array of so many bytes.
-    chunk : int
-        Bytes that are asked for at once, or more where a request is larger.
-    keep : int
-        Of chunks that nobody uses, at most so many bytes are kept for later.
-    step : int
-        Bytes that all sizes are rounded up to.
-    family : list of Pool, optional
-        The pools that share one memory; this one joins them. Where it is short, all give up what nobody uses.
     """
 
     LARGE = 1 << 24  # bytes: so large a piece is seen to at once when it comes back, others when the next one is taken
 
     def __init__(self, allocate: Callable[[int], Any], chunk: int, keep: int, step: int,
                  family: list[Pool] | None = None) -> None:
-        self.allocate, self.chunk, self.keep, self.step = allocate, chunk, keep, step
+        self.allocate = allocate  # bytes -> an array of so many bytes
+        self.chunk = chunk  # bytes that are asked for at once, or more where a request is larger
+        self.keep = keep  # bytes: of chunks that nobody uses, so many are kept for later
+        self.step = step  # bytes that all sizes are rounded up to
         self.returned: collections.deque[tuple[_Chunk, int, int]] = collections.deque()
         self.chunks: list[_Chunk] = []
         self.allocations = 0
-        self.family = [] if family is None else family
+        self.family = [] if family is None else family  # pools of one memory: where it is short, all give up what nobody uses
         self.family.append(self)
         self.renew()
 
@@ -192,18 +182,12 @@ small_device_pool = _of_device(chunk=1 << 20, keep=1 << 26)  # an epoch's losses
 
 
 class Arena:
-    """Memory for what is done at different times, never at once: each `lending` starts anew, with all of it free.
-
-    Parameters
-    ----------
-    most : int
-        Bytes that it may take of the device.
-    """
+    """Memory for what is done at different times, never at once: each `lending` starts anew, with all of it free."""
 
     CHUNK = 1 << 26
 
     def __init__(self, most: int) -> None:
-        self.most = most
+        self.most = most  # bytes that it may take of the device
         self.chunks: list[Any] = []  # arrays of bytes
 
     @property
