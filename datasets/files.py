@@ -51,7 +51,7 @@ def read_data_file(name: str, folders: Sequence[Path], mirrors: Sequence[str], d
     mirrors : sequence of str
         URLs ending in "/", tried in order.
     digests : mapping of file name to SHA-256
-        One for `name`.gz and one for `name`, in hexadecimal.
+        One for `name`.gz, and one for `name` if that serves as well, in hexadecimal.
     download : bool
         Whether a missing file may be downloaded.
 
@@ -62,17 +62,18 @@ def read_data_file(name: str, folders: Sequence[Path], mirrors: Sequence[str], d
     ValueError
         If a file found has another SHA-256, or cannot be decompressed.
     """
-    candidates = [folder / file for folder in folders for file in (f"{name}.gz", name)]
+    files = [file for file in (f"{name}.gz", name) if file in digests]
+    candidates = [folder / file for folder in folders for file in files]
     path = next((path for path in candidates if path.is_file()), None)
     if path is None:
         searched = " or ".join(str(folder) for folder in folders)
         if not download:
-            raise FileNotFoundError(f"{name}.gz (or {name}) is missing: it was expected in {searched}. Put it there, "
+            raise FileNotFoundError(f"{' or '.join(files)} is missing: it was expected in {searched}. Put it there, "
                                     f"or allow the download, or set NUMBANET_DATA to a folder with {folders[-1].name}/ in it")
         try:
             path = download_file(f"{name}.gz", folders[-1], mirrors, digests[f"{name}.gz"])
         except FileNotFoundError as error:
-            raise FileNotFoundError(f"{name}.gz (or {name}) is not in {searched}, and {error}") from error
+            raise FileNotFoundError(f"{' or '.join(files)} is not in {searched}, and {error}") from error
     content = path.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != digests[path.name]:

@@ -46,7 +46,7 @@ FASHION_MNIST_DIGESTS = {
 
 
 # --- loaders ----------------------------------------------------------------------------------------------------------
-def load_mnist(folder: str | os.PathLike[str] | None = None, download: bool = True) -> Splits:
+def load_mnist(folder: str | os.PathLike[str] | None = None, download: bool = True, flat: bool = True) -> Splits:
     """MNIST handwritten digits: X_train (60000, 784), y_train (60000,), X_test (10000, 784), y_test (10000,).
 
     Parameters
@@ -56,11 +56,13 @@ def load_mnist(folder: str | os.PathLike[str] | None = None, download: bool = Tr
         `$NUMBANET_DATA/mnist` if it has them, else `mnist` in numbanet's folder of the user's cache.
     download : bool, default True
         Download what is missing (12 MB in all), into `folder` or else the cache.
+    flat : bool, default True
+        Whether an image is a row of 784 pixels; else X is (n, 1, 28, 28), as convolutions take it.
 
     Returns
     -------
     X_train, y_train, X_test, y_test : ndarrays
-        Images as float32 in [0, 1], one row of 28 * 28 pixels an image, row by row; labels as int64 in 0 ... 9.
+        Images as float32 in [0, 1], one row of 28 * 28 pixels an image, row by row, or (1, 28, 28); labels as int64 in 0 ... 9.
 
     Raises
     ------
@@ -78,10 +80,10 @@ def load_mnist(folder: str | os.PathLike[str] | None = None, download: bool = Tr
     --------
     >>> X_train, y_train, X_test, y_test = load_mnist()         # doctest: +SKIP
     """
-    return load_splits(search_folders("mnist", folder), MNIST_MIRRORS, MNIST_DIGESTS, download)
+    return load_splits(search_folders("mnist", folder), MNIST_MIRRORS, MNIST_DIGESTS, download, flat)
 
 
-def load_fashion_mnist(folder: str | os.PathLike[str] | None = None, download: bool = True) -> Splits:
+def load_fashion_mnist(folder: str | os.PathLike[str] | None = None, download: bool = True, flat: bool = True) -> Splits:
     """Fashion-MNIST, pictures of clothes in MNIST's format: X_train (60000, 784), y_train, X_test (10000, 784), y_test.
 
     Classes 0 ... 9: T-shirt/top, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot.
@@ -93,11 +95,13 @@ def load_fashion_mnist(folder: str | os.PathLike[str] | None = None, download: b
         `$NUMBANET_DATA/fashion-mnist` if it has them, else `fashion-mnist` in numbanet's folder of the user's cache.
     download : bool, default True
         Download what is missing (31 MB in all), into `folder` or else the cache.
+    flat : bool, default True
+        Whether an image is a row of 784 pixels; else X is (n, 1, 28, 28), as convolutions take it.
 
     Returns
     -------
     X_train, y_train, X_test, y_test : ndarrays
-        Images as float32 in [0, 1], one row of 28 * 28 pixels an image, row by row; labels as int64 in 0 ... 9.
+        Images as float32 in [0, 1], one row of 28 * 28 pixels an image, row by row, or (1, 28, 28); labels as int64 in 0 ... 9.
 
     Raises
     ------
@@ -111,17 +115,18 @@ def load_fashion_mnist(folder: str | os.PathLike[str] | None = None, download: b
     H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a novel image dataset for benchmarking machine learning
     algorithms", arXiv:1708.07747, 2017.
     """
-    return load_splits(search_folders("fashion-mnist", folder), FASHION_MNIST_MIRRORS, FASHION_MNIST_DIGESTS, download)
+    return load_splits(search_folders("fashion-mnist", folder), FASHION_MNIST_MIRRORS, FASHION_MNIST_DIGESTS, download, flat)
 
 
 def load_splits(folders: Sequence[os.PathLike[str]], mirrors: Sequence[str], digests: Mapping[str, str],
-                download: bool) -> Splits:
+                download: bool, flat: bool = True) -> Splits:
     """Find, check and parse the four files of a data set in MNIST's format."""
     splits: list[np.ndarray] = []
     for split in ("train", "t10k"):
         images, images_path = read_data_file(f"{split}-images-idx3-ubyte", folders, mirrors, digests, download)
         labels, labels_path = read_data_file(f"{split}-labels-idx1-ubyte", folders, mirrors, digests, download)
-        splits += pair(parse_idx(images, 3, images_path), parse_idx(labels, 1, labels_path), images_path, labels_path)
+        X, y = pair(parse_idx(images, 3, images_path), parse_idx(labels, 1, labels_path), images_path, labels_path)
+        splits += X if flat else X.reshape(-1, 1, SIDE, SIDE), y
     return tuple(splits)
 
 

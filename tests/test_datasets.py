@@ -104,6 +104,10 @@ def test_small_files_load(tmp_path, compressed):
     for array, content, scale in zip(arrays, contents.values(), (255, 1) * 2, strict=True):
         expected = np.frombuffer(content[-array.size:], np.uint8).reshape(array.shape) / scale
         np.testing.assert_allclose(array, expected, rtol=1e-6)
+    images = load_splits([tmp_path], (), digests, download=False, flat=False)
+    assert [a.shape for a in images] == [(7, 1, 28, 28), (7,), (4, 1, 28, 28), (4,)]
+    for image, row in zip(images, arrays, strict=True):
+        np.testing.assert_array_equal(image.reshape(row.shape), row)
 
 
 def repack(change):
@@ -331,7 +335,7 @@ def test_shim_without_loaders_says_where_it_looked(tmp_path):
 def test_import_is_lean(tmp_path):
     """Importing the loaders loads neither scikit-learn, nor the network, nor the rest of numbanet."""
     shutil.copytree(LOADERS, tmp_path / "alone", ignore=shutil.ignore_patterns("__pycache__"))
-    result = run_python("import sys, alone.digits, alone.mnist\n"
+    result = run_python("import sys, alone.digits, alone.mnist, alone.cifar10\n"
                         "print(*sorted({'sklearn', 'urllib.request', 'http.client', 'numba', 'numbanet',"
                         " 'numbanet_kernels'} & set(sys.modules)), end='')", tmp_path)
     assert (result.stdout, result.returncode) == ("", 0), result.stderr

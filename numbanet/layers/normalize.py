@@ -1,0 +1,59 @@
+"""Normalize: inputs brought to mean 0 and standard deviation 1 by numbers that are known beforehand."""
+from __future__ import annotations
+
+import numpy as np
+
+from ..device import Device
+from ..tensor import Tensor
+from .base import Cost, Layer
+
+
+class Normalize(Layer):
+    """y[n, c, …] = (x[n, c, …] - mean[c]) / std[c].   x, y (N, C, …): images, or rows of features
+
+    As the first layer of a network it belongs to the model: predictions normalise as training did, and what is saved has it.
+    Means and deviations are not trained; `state_dict` has them as `mean` and `std`.
+
+    Parameters
+    ----------
+    mean, std : array_like of shape (C,), or float
+        Of each channel or feature over the training samples, such as X.mean((0, 2, 3)) and X.std((0, 2, 3)) of images; one
+        number is that of all.
+    device : str or Device, default="cpu"
+        Where the tensors live.
+
+    Raises
+    ------
+    ValueError
+        If they are not finite, of different lengths, or a deviation is not positive.
+    """
+
+    buffers = ("mean", "std")
+    recordable = True
+
+    def __init__(self, mean: np.ndarray | float, std: np.ndarray | float, device: str | Device = "cpu") -> None:
+        given = np.atleast_1d(np.float32(mean)), np.atleast_1d(np.float32(std))
+        if given[0].ndim != 1 or given[0].shape != given[1].shape or not given[0].size:
+            raise ValueError(f"Normalize: mean {given[0].shape} and std {given[1].shape} must have one number a channel each")
+        if not np.isfinite(given).all() or not (given[1] > 0).all():
+            raise ValueError(f"Normalize: mean {given[0]} and std {given[1]} must be finite, and std positive; give 1 where a "
+                             "feature is constant")
+        self.mean, self.std = (Tensor(values, device) for values in given)
+
+    def __call__(self, x, step=None):
+        self._check(x.shape)
+        shape = (1, -1, *(1,) * (x.ndim - 2))
+        return (x - self.mean.reshape(*shape)) / self.std.reshape(*shape)
+
+    def _check(self, shape):
+        """ValueError unless a batch of this shape has the channels; a length that is not known is None."""
+        if len(shape) < 2 or self.mean.shape[0] != 1 and shape[1] not in (None, self.mean.shape[0]):
+            raise ValueError(f"{self!r}: x {shape} must be (N, C, …) with C = {self.mean.shape[0]} on its second axis")
+
+    def cost(self, form, step):
+        self._check(form.shape)
+        size = 4.0 * np.prod([n or 1 for n in form.shape])
+        return Cost(0.0, 0.0, 2 * size, 2 * size * form.differentiable), form._replace(kept=None)
+
+    def __repr__(self) -> str:
+        return f"Normalize({self.mean.shape[0]} channels)"

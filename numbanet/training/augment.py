@@ -1,0 +1,50 @@
+"""Augmentation: what a training step does to its samples before the network sees them; prediction and validation do not."""
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from typing import Any
+
+import numpy as np
+
+from ..device import Device
+
+
+@dataclasses.dataclass(frozen=True)
+class FlipsAndCrops:
+    """Images moved by up to `padding` pixels each way, and mirrored with probability 1/2, for `Net(augment=FlipsAndCrops())`.
+
+    That is a crop of the image with a border of zeros, and a horizontal flip, as is usual for CIFAR-10 (He et al., "Deep
+    residual learning for image recognition", 2016, section 4.2). The zeros are black where a `Normalize` is the first layer,
+    and the mean where X is normalised already.
+
+    Parameters
+    ----------
+    padding : int, default=4
+        Pixels, the same up, down, left and right; 4 is usual for images of 32 x 32.
+    flip : bool, default=True
+        Whether images are mirrored; digits and letters should not be.
+
+    Raises
+    ------
+    ValueError
+        If the padding is no integer or below 0; when called, if samples are not of shape (C, H, W).
+    """
+
+    padding: int = 4
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.padding, bool) or not isinstance(self.padding, numbers.Integral) or self.padding < 0:
+            raise ValueError(f"{self!r}: padding must be an integer of at least 0")
+
+    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """(count, 3) int32: for each image how far down and to the right its crop lies, and whether it is mirrored."""
+        moves = rng.integers(-self.padding, self.padding, (count, 2), np.int32, endpoint=True)
+        return np.hstack([moves, rng.integers(2 if self.flip else 1, size=(count, 1), dtype=np.int32)])
+
+    def __call__(self, x: Any, rng: np.random.Generator, dev: Device) -> Any:
+        """The images x (n, C, H, W), an array of the device, moved and mirrored by what is drawn."""
+        if len(x.shape) != 4:
+            raise ValueError(f"{self!r}: samples of shape (C, H, W) expected, found {tuple(x.shape[1:])}")
+        return dev.crop_flip(x, dev.upload(self.draw(x.shape[0], rng)))
