@@ -148,10 +148,12 @@ class Epochs:
     def _one(self) -> bool:
         """One epoch; returns whether training ends."""
         trainer, number = self.trainer, len(self.history)
+        trainer.enter(number)
         trainer.optimizer.learning_rate = self.rate * factor_of(self.schedule, number)
         whole = self.watched or number + 1 == self.end
         record = {"epoch": number + 1, **epoch(trainer, self.data, self.tick, whole),
-                  "learning_rate": trainer.optimizer.learning_rate}
+                  "learning_rate": trainer.optimizer.learning_rate, "dropout_rate": trainer.rate(),
+                  **trainer.current.report()}
         looking = whole or trainer.optimizer.steps >= self.good.steps + APART
         if looking:
             with trainer.dev.session(**trainer.session_options):

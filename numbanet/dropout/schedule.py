@@ -1,0 +1,179 @@
+"""Dropout rates that change with the epoch: a rate may be any function epoch -> number in [0, 1), epochs counted from 0.
+
+`Dropout.at(epoch)` is the policy with the numbers of one epoch; training takes it when the epoch begins.
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Schedule = Callable[[int], float]
+Rate = float | Schedule | Sequence[float | Schedule]
+
+
+def is_rate(value: Any) -> bool:
+    """Whether a value is a number in [0, 1)."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= value < 1
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def rate_at(rate: float | Schedule, epoch: int) -> float:
+    """The rate of an epoch; ValueError where a function gives none."""
+    if not callable(rate):
+        return rate
+    value = rate(epoch)
+    if not is_rate(value):
+        raise ValueError(f"dropout_rate gave {value!r} for epoch {epoch}, counted from 0; it must be a number in [0, 1)")
+    return float(value)
+
+
+def mean(rates: Sequence[float]) -> float:
+    """The mean of rates: of equal ones exactly this rate, so that they train what the number trains."""
+    return rates[0] + math.fsum(rate - rates[0] for rate in rates) / len(rates)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantSchedule:
+    """The same rate in every epoch: what other schedules are compared with. It trains what the plain number trains.
+
+    Parameters
+    ----------
+    rate : float
+        Probability to drop, in [0, 1).
+
+    Raises
+    ------
+    ValueError
+        If the rate is not a number in [0, 1).
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not is_rate(self.rate):
+            raise ValueError(f"ConstantSchedule: rate must be a number in [0, 1), got {self.rate!r}")
+
+    def __call__(self, epoch: int) -> float:
+        """The rate of an epoch."""
+        return float(self.rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class SkewNormalSchedule:
+    """Rates that are low at first, rise, and are low at the end, with a mean that is given.
+
+    A network that has learned nothing yet should see most of its inputs, and one that converges should settle; between them
+    much can be dropped. The rates follow the density of the skew normal distribution over the training, from 0 to 1,
+
+        f(y) = 2 / σ φ((y - μ) / σ) Φ(λ (y - μ) / σ)                                    (eq. 4)
+        centre = μ + m σ         with   m = sqrt(2 / π) λ / sqrt(1 + λ²)                (eq. 5)
+        spread² = (1 - m²) σ²                                                           (eq. 6)
+
+    at the middle of each epoch: rate(epoch) = min(c f, ceiling), with the one factor c that makes the mean of the rates over
+    the epochs the rate asked for, up to rounding. What the ceiling cuts off is so given to the other epochs, in proportion.
+    After its epochs, as in `partial_fit`, a schedule stays at its last rate.
+
+    Parameters
+    ----------
+    rate : float
+        Mean of the rates over the epochs, in [0, 1).
+    epochs : int
+        How many epochs it is for: those of the fit. A fit of another length has another mean.
+    skew : float, default=-2.0
+        λ: below 0 the rate rises slowly and falls fast, as in the paper's account; 0 is the normal distribution.
+    centre : float, default=0.5
+        Expectation of the distribution, as a share of the training, in [0, 1].
+    spread : float, default=0.25
+        Its standard deviation, as a share of the training. With the defaults, from ten epochs on and up to a mean of 0.6,
+        the first and the last rate are less than half of it.
+    ceiling : float, optional
+        Largest rate, from `rate` to below 1. Default: (1 + rate) / 2, so that every epoch keeps at least half of what is kept
+        in the mean: the periods of patterns, whose largest one decides what dropping costs (`numbanet.dropout`), double at
+        most.
+
+    Attributes
+    ----------
+    rates : tuple of float
+        The rate of each epoch.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, or no factor gives the mean under the ceiling.
+
+    Notes
+    -----
+    *Approximate Random Dropout for DNN training acceleration in GPGPU*, section 5.3. The paper does not say how the density,
+    whose integral is 1, becomes a rate; the factor and the ceiling are of this implementation.
+    """
+
+    rate: float
+    epochs: int
+    skew: float = -2.0
+    centre: float = 0.5
+    spread: float = 0.25
+    ceiling: float | None = None
+    rates: tuple[float, ...] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        right = {"rate": (is_rate(self.rate), "a number in [0, 1)"),
+                 "epochs": (isinstance(self.epochs, numbers.Integral) and self.epochs is not True and self.epochs > 0,
+                            "an integer of at least 1"),
+                 "skew": (_is_finite(self.skew), "a finite number"),
+                 "centre": (_is_finite(self.centre) and 0 <= self.centre <= 1, "a number in [0, 1]"),
+                 "spread": (_is_finite(self.spread) and self.spread > 0, "a positive number"),
+                 "ceiling": (self.ceiling is None or is_rate(self.ceiling) and is_rate(self.rate) and self.ceiling >= self.rate,
+                             f"None or a number in [0, 1), and at least the mean rate, {self.rate!r}")}
+        for name, (fits, wanted) in right.items():
+            if not fits:
+                raise ValueError(f"SkewNormalSchedule: {name} must be {wanted}; got {getattr(self, name)!r}")
+        ceiling = (1 + self.rate) / 2 if self.ceiling is None else self.ceiling
+        object.__setattr__(self, "rates", self._rates(float(self.rate), float(ceiling)))
+
+    def _rates(self, rate: float, ceiling: float) -> tuple[float, ...]:
+        density = self._density()
+        rates = _scaled(density, rate, ceiling)
+        if rates is None:
+            raise ValueError(
+                f"SkewNormalSchedule: no factor gives the mean {rate} under the ceiling {ceiling}, as the density is 0 in "
+                f"{np.count_nonzero(density == 0)} of {self.epochs} epochs; take a larger spread, a skew nearer to 0, a higher "
+                "ceiling or a lower rate")
+        return tuple(rates.tolist())
+
+    def _density(self) -> np.ndarray:
+        """f (epochs,) at the middle of each epoch: eqs. 4 to 6."""
+        from scipy.stats import skewnorm
+
+        m = math.sqrt(2 / math.pi) * self.skew / math.hypot(1, self.skew)
+        sigma = self.spread / math.sqrt(1 - m * m)
+        return skewnorm.pdf((np.arange(self.epochs) + 0.5) / self.epochs, self.skew, self.centre - m * sigma, sigma)
+
+    def __call__(self, epoch: int) -> float:
+        """The rate of an epoch, counted from 0."""
+        return self.rates[min(epoch, self.epochs - 1)]
+
+
+def _scaled(density: np.ndarray, mean: float, ceiling: float) -> np.ndarray | None:
+    """min(c density, ceiling) with the c that gives this mean; None if there is none.
+
+    Where the k largest values are cut off, c = (n mean - k ceiling) / (sum of the others): k is the first for which none of
+    these is above the ceiling.
+    """
+    count, falling = len(density), np.sort(density)[::-1]
+    others = np.cumsum(falling[::-1])[::-1]
+    reached = np.flatnonzero(others)  # 0 … as many as are not 0
+    factors = (count * mean - reached * ceiling) / others[reached]
+    fits = factors * falling[reached] <= ceiling
+    if len(reached) == count:
+        fits[-1] = True  # as mean <= ceiling, whatever rounding says
+    if not fits.any():
+        return None
+    return np.minimum(factors[np.argmax(fits)] * density, ceiling)
