@@ -15,15 +15,31 @@ from . import ops
 from .autograd import no_grad, op
 from .check import check_grad
 from .device import device
-from .dropout import BernoulliDropout, Dropout, NoDropout, RowDropout, TileDropout
+from .dropout import (
+    BernoulliDropout,
+    BlockSensitiveDropout,
+    ConstantSchedule,
+    Dropout,
+    NoDropout,
+    RowDropout,
+    RowSensitiveDropout,
+    SkewNormalSchedule,
+    TileDropout,
+)
 from .layers import (
     GELU,
+    AdaptiveAvgPool2d,
+    AvgPool2d,
     BatchNorm1d,
+    BatchNorm2d,
+    Conv2d,
     Embedding,
     Flatten,
     Flow,
     Layer,
     Linear,
+    MaxPool2d,
+    Normalize,
     ReLU,
     Sequential,
     Shuffle,
@@ -33,60 +49,77 @@ from .layers import (
     Tanh,
 )
 from .ops import Order, concatenate
-from .plans import AxisPlan, BernoulliPlan, IndexPlan, Plan, RowPlan, TilePlan
+from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, TilePlan
 from .tensor import Tensor, from_dlpack
+from .training.augment import FlipsAndCrops
 from .training.optim import SGD, Adam, Optimizer
 
 __version__ = "0.1.0"
 
-_ESTIMATORS = ("Net", "NetRegressor")  # loaded when asked for: scikit-learn costs more than everything else together
+# loaded when asked for: scikit-learn costs more than everything else together
+_LATER = {"Net": "net", "NetRegressor": "net", "alexnet": "zoo", "lenet5": "zoo", "vgg19": "zoo"}
 
 __all__ = [
     "GELU",
     "SGD",
     "Adam",
+    "AdaptiveAvgPool2d",
+    "AvgPool2d",
     "AxisPlan",
     "BatchNorm1d",
+    "BatchNorm2d",
     "BernoulliDropout",
     "BernoulliPlan",
+    "BlockPlan",
+    "BlockSensitiveDropout",
+    "ConstantSchedule",
+    "Conv2d",
     "Dropout",
     "Embedding",
     "Flatten",
+    "FlipsAndCrops",
     "Flow",
     "IndexPlan",
     "Layer",
     "Linear",
+    "MaxPool2d",
     "Net",
     "NetRegressor",
     "NoDropout",
+    "Normalize",
     "Optimizer",
     "Order",
     "Plan",
     "ReLU",
     "RowDropout",
     "RowPlan",
+    "RowSensitiveDropout",
     "Sequential",
     "Shuffle",
     "Sigmoid",
     "Site",
+    "SkewNormalSchedule",
     "Step",
     "Tanh",
     "Tensor",
     "TileDropout",
     "TilePlan",
+    "alexnet",
     "check_grad",
     "concatenate",
     "device",
     "from_dlpack",
+    "lenet5",
     "no_grad",
     "op",
     "ops",
+    "vgg19",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ESTIMATORS:
-        return getattr(importlib.import_module(".estimators.net", __name__), name)
+    if name in _LATER:
+        return getattr(importlib.import_module(f".estimators.{_LATER[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,7 @@ class Packed(Gradient):
     shape: tuple[int, ...]
 
     def dense(self, dev):
-        matrix = self.shape if len(self.shape) == 2 else (1, self.shape[0])
+        matrix = (1, *self.shape) if len(self.shape) < 2 else (self.shape[0], math.prod(self.shape[1:]))
         return dev.reshape(dev.unpack_gradient(self.values, self.packing, matrix), self.shape)
 
     def add(self, other, dev):

@@ -5,6 +5,7 @@ from scipy import special
 
 from numbanet import Order, Tensor, check_grad, op, ops
 from numbanet.plans import BernoulliPlan, RowPlan
+from numbanet_kernels.layouts.windows import Window
 
 LABELS = np.array([2, 0, 1, 1], np.int32)
 WEIGHTS = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
@@ -21,6 +22,11 @@ def softmax(x):
 
 def batch_norm(x, mean, variance, gamma, beta):
     return gamma * (x - mean) / np.sqrt(variance + 0.1) + beta
+
+
+def windows(x):
+    """(N, OH, OW, 2, 2, C): the windows of 2 x 2 of x (N, H, W, C), two apart along the height and one along the width."""
+    return np.moveaxis(np.lib.stride_tricks.sliding_window_view(x, (2, 2), (1, 2))[:, ::2], 3, 5)
 
 
 def binary_cross_entropy(z, t):
@@ -89,6 +95,15 @@ CASES = {
     "shuffle": (lambda x: ops.shuffle(x, order=Order([2, 0, 1])), lambda x: x[:, [2, 0, 1]], [(4, 3)], ANY),
     "shuffle and mean": (lambda x: ops.shuffle(x, order=Order([2, 0, 1], mean=[3, 4, 5])),
                          lambda x: x[:, [2, 0, 1]] - np.array([5, 3, 4]), [(4, 3)], ANY),
+    "max pool": (lambda x: ops.max_pool2d(x, window=Window((2, 2), (2, 1))), lambda x: windows(x).max((3, 4)),
+                 [(2, 4, 3, 2)], APART),
+    "average pool": (lambda x: ops.avg_pool2d(x, window=Window((2, 2), (2, 1))), lambda x: windows(x).mean((3, 4)),
+                     [(2, 4, 3, 2)], ANY),
+    "average pool, padding": (lambda x: ops.avg_pool2d(x, window=Window((2, 1), (1, 1), (1, 0)), count_include_pad=False),
+                              lambda x: np.stack([x[:, 0], (x[:, 0] + x[:, 1]) / 2, x[:, 1]], 1), [(2, 2, 1, 3)], ANY),
+    "average pool, adaptive": (lambda x: ops.adaptive_avg_pool2d(x, size=(1, 2)),
+                               lambda x: np.stack([x[:, :, :2].mean((1, 2)), x[:, :, 1:].mean((1, 2))], 1)[:, None],
+                               [(2, 4, 3, 2)], ANY),
     "cross entropy": (lambda z: ops.softmax_cross_entropy(z, labels=np.int64(LABELS)),
                       lambda z: -np.mean(np.log(softmax(z))[np.arange(4), LABELS]), [(4, 3)], ANY),
     "cross entropy, weights": (

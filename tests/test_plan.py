@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from numbanet import BernoulliPlan, IndexPlan, RowPlan, TilePlan, device
+from numbanet import BernoulliPlan, BlockPlan, IndexPlan, RowPlan, TilePlan, device
 from numbanet.gradients import Packed
 from numbanet.plans import kept
 from numbanet.plans.kept import packing
@@ -31,6 +31,14 @@ def index_plans(draw):
     return IndexPlan(n, np.sort(draw(st.lists(st.integers(0, n - 1), unique=True))))
 
 
+@st.composite
+def block_plans(draw):
+    shape = draw(st.tuples(st.integers(0, 30), st.integers(0, 30)))
+    height, width, seed = draw(st.integers(1, 9)), draw(st.integers(1, 9)), draw(st.integers(0, 2**32 - 1))
+    order = np.random.default_rng(seed).random((-(-shape[0] // height), -(-shape[1] // width))).argsort(1)
+    return BlockPlan(shape, height, width, np.sort(order[:, :draw(st.integers(0, order.shape[1]))], 1))
+
+
 @given(st.one_of(row_plans(), index_plans()))
 def test_row_plan_views_agree_with_the_mask(plan):
     mask = plan.mask()
@@ -55,6 +63,16 @@ def test_tile_plan_keeps_one_tile_in_dp(plan):
     assert plan.density == (mask.mean() if mask.size else 1.0)
 
 
+@given(block_plans())
+def test_block_plan_keeps_the_same_number_in_every_block_row(plan):
+    mask, found = plan.mask(), kept(plan, CPU).blocks
+    assert (found.height, found.width) == (plan.height, plan.width) and len(found.kept) == -(-plan.shape[0] // plan.height)
+    assert plan.density == pytest.approx(mask.mean() if mask.size else 1.0)
+    for b, columns in enumerate(np.asarray(found.kept)):
+        rows = mask[b * plan.height:(b + 1) * plan.height]
+        np.testing.assert_array_equal(rows, np.isin(np.arange(plan.shape[1]) // plan.width, columns)[None].repeat(len(rows), 0))
+
+
 @settings(deadline=None)
 @given(tile_plans(), st.integers(0, 2**32 - 1))
 def test_packing_and_unpacking_keeps_what_the_mask_keeps(plan, seed):
@@ -75,9 +93,9 @@ def test_row_packing_keeps_what_both_masks_keep(rows, cols, seed):
     np.testing.assert_array_equal(gradient.dense(CPU), dense * rows.mask()[:, None] * cols.mask())
 
 
-@given(row_plans(), tile_plans(), index_plans())
-def test_plans_are_values(rows, tiles, indices):
-    for plan in (rows, tiles, indices):
+@given(row_plans(), tile_plans(), index_plans(), block_plans())
+def test_plans_are_values(rows, tiles, indices, blocks):
+    for plan in (rows, tiles, indices, blocks):
         assert plan == type(plan)(**{f: getattr(plan, f) for f in plan.__dataclass_fields__}) and hash(plan) == hash(plan)
         with pytest.raises(AttributeError):
             plan.scale = 2.0
@@ -99,7 +117,9 @@ def test_a_region_is_what_the_mask_says(plan):
 def test_plans_of_one_kind_have_lists_of_the_same_shapes():
     for one, other in ((RowPlan(9, 2, 0), RowPlan(9, 4, 1)), (RowPlan(8, 2, 0), RowPlan(8, 2, 1)),
                        (IndexPlan(9, [1, 2, 5]), IndexPlan(9, [0, 7, 8])), (IndexPlan(9, [1]), IndexPlan(9, [])),
-                       (TilePlan((9, 11), 4, 3, 0), TilePlan((9, 11), 4, 3, 2, mix=3))):
+                       (TilePlan((9, 11), 4, 3, 0), TilePlan((9, 11), 4, 3, 2, mix=3)),
+                       (BlockPlan((4, 9), 2, 3, [[0], [1]]), BlockPlan((4, 9), 2, 3, [[2], [2]])),
+                       (BlockPlan((4, 9), 2, 3, [[0], [1]]), BlockPlan((4, 9), 2, 3, [[0, 1], [1, 2]]))):
         shapes = [[np.shape(array) for array in plan.lists()] for plan in (one, other)]
         assert (one.kind == other.kind) == (shapes[0] == shapes[1])
     assert BernoulliPlan(4, 0.5, 1).kind is None
@@ -109,7 +129,13 @@ def test_plans_of_one_kind_have_lists_of_the_same_shapes():
                                   lambda: TilePlan((4, 4), 0, 2, 0), lambda: TilePlan((4, 4), 2, 2, -1),
                                   lambda: TilePlan((4, 4), 2, 2, 0, mix=-1), lambda: IndexPlan(4, [1, 1]),
                                   lambda: IndexPlan(4, [2, 4]), lambda: IndexPlan(4, [-1, 2]), lambda: IndexPlan(4, [0.5]),
-                                  lambda: IndexPlan(4, [[1]]), lambda: IndexPlan(4, [3, 1])])
+                                  lambda: IndexPlan(4, [[1]]), lambda: IndexPlan(4, [3, 1]),
+                                  lambda: BlockPlan((4, 9), 0, 3, [[0]]), lambda: BlockPlan((4, -9), 2, 3, [[0], [0]]),
+                                  lambda: BlockPlan((4, 9), 2, 3, [[0]]), lambda: BlockPlan((4, 9), 2, 3, [0, 1]),
+                                  lambda: BlockPlan((4, 9), 2, 3, [[0], [3]]), lambda: BlockPlan((4, 9), 2, 3, [[-1], [0]]),
+                                  lambda: BlockPlan((4, 9), 2, 3, [[1, 0], [0, 1]]),
+                                  lambda: BlockPlan((4, 9), 2, 3, [[1, 1], [0, 1]]),
+                                  lambda: BlockPlan((4, 9), 2, 3, [[0.5], [1]])])
 def test_impossible_plans_are_refused(make):
     with pytest.raises(ValueError, match="Plan: "):
         make()

@@ -50,7 +50,9 @@ def equal(ours, theirs):
 
 @pytest.mark.parametrize("options", [{"dropout": "none", "optimizer": "adam"},
                                      {"dropout": TileDropout(0.4, dp_max=2, tile=2, mixes=1)},
-                                     {"net": NetRegressor, "schedule": "linear", "weights": True}], ids=str)
+                                     {"dropout": RowDropout((0.0, 0.4, 0.4).__getitem__, dp_max=2)},
+                                     {"net": NetRegressor, "schedule": "linear", "weights": True}],
+                         ids=["adam", "tdp", "rdp by the epoch", "regression"])
 def test_replayed_passes_train_the_same(monkeypatch, replays, options):
     ours = fit(np.random.default_rng(0), **options)
     assert sum(replays.values()) > 2

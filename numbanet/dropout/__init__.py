@@ -1,22 +1,20 @@
 """Dropout policies: each step and for each site of a model, a policy draws the plan that says what is computed."""
 from __future__ import annotations
 
-from .base import BernoulliDropout, Dropout, NoDropout, Rate
+from .base import BernoulliDropout, Dropout, NoDropout
 from .patterns import RowDropout, TileDropout
+from .schedule import ConstantSchedule, Rate, SkewNormalSchedule
+from .sensitive import BlockSensitiveDropout, RowSensitiveDropout, SensitiveDropout
 
-__all__ = ["POLICIES", "BernoulliDropout", "Dropout", "NoDropout", "Rate", "RowDropout", "TileDropout", "policy"]
+__all__ = ["POLICIES", "BernoulliDropout", "BlockSensitiveDropout", "ConstantSchedule", "Dropout", "NoDropout", "Rate",
+           "RowDropout", "RowSensitiveDropout", "SensitiveDropout", "SkewNormalSchedule", "TileDropout", "policy"]
 
-POLICIES = {policy.name: policy for policy in (NoDropout, BernoulliDropout, RowDropout, TileDropout)}
+POLICIES = {policy.name: policy for policy in (NoDropout, BernoulliDropout, RowDropout, TileDropout, RowSensitiveDropout,
+                                               BlockSensitiveDropout)}
 
 
 def policy(dropout: str | Dropout, rate: Rate = 0.5) -> Dropout:
-    """The policy of that name at that rate; a policy object is returned as it is, with its own rate.
-
-    Raises
-    ------
-    ValueError
-        If there is no policy of that name, or the rate is not in [0, 1).
-    """
+    """The policy of that name at that rate, or ValueError; a policy object is returned as it is, with its own rate."""
     if isinstance(dropout, Dropout):
         return dropout
     if not isinstance(dropout, str) or dropout not in POLICIES:

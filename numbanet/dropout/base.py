@@ -2,17 +2,16 @@
 from __future__ import annotations
 
 import abc
-import numbers
+import copy
 from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from ..layers import Site
+from ..layers import Sequential, Site
 from ..plans import BernoulliPlan, Plan
 from ..tensor import Tensor
-
-Rate = float | Sequence[float]
+from .schedule import Rate, is_rate, mean, rate_at
 
 
 class Dropout(abc.ABC):
@@ -20,8 +19,9 @@ class Dropout(abc.ABC):
 
     Parameters
     ----------
-    rate : float or sequence of float, default=0.5
-        Probability to drop, in [0, 1); a sequence gives one for each droppable layer, in order.
+    rate : float, callable, or sequence of these, default=0.5
+        Probability to drop, in [0, 1), or a function that gives it for an epoch, counted from 0 (`SkewNormalSchedule`); a
+        sequence gives one for each droppable layer, in order.
 
     Raises
     ------
@@ -30,6 +30,7 @@ class Dropout(abc.ABC):
     """
 
     name: ClassVar[str]
+    kind: ClassVar[str] = "output"   # of the sites that it has plans for (`Site`)
     looks: ClassVar[bool] = False    # whether plans depend on what comes to a layer (`look`): then passes are not recorded
     shuffle: ClassVar[bool] = False  # whether features should come centred and in random order (`Shuffle`)
 
@@ -37,19 +38,56 @@ class Dropout(abc.ABC):
         several = isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str)
         rates = tuple(rate) if several else (rate,)
         for r in rates:
-            if isinstance(r, bool) or not isinstance(r, numbers.Real) or not 0 <= r < 1:
-                raise ValueError(f"dropout_rate must be a number in [0, 1), or one for each hidden layer; got {rate!r}")
+            if not (callable(r) or is_rate(r)):
+                raise ValueError("dropout_rate must be a number in [0, 1) or a function that gives one for an epoch, or one of "
+                                 f"these for each hidden layer; got {rate!r}")
         if not len(rates):
             raise ValueError("dropout_rate is an empty sequence: give one rate, or one for each hidden layer")
-        self.rate = tuple(map(float, rates)) if several else float(rate)
+        rates = tuple(r if callable(r) else float(r) for r in rates)
+        self.rate = rates if several else rates[0]
+
+    def at(self, epoch: int) -> Dropout:
+        """The policy of an epoch, counted from 0: itself where its rates are numbers, else a copy with those of the epoch.
+
+        The copy is shallow: what a policy learns while it trains belongs in an object that it holds.
+
+        Raises
+        ------
+        ValueError
+            If a function gives no number in [0, 1) for the epoch.
+        """
+        rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
+        if not any(map(callable, rates)):
+            return self
+        rates = tuple(rate_at(r, epoch) for r in rates)
+        return self._with(rates if isinstance(self.rate, tuple) else rates[0])
+
+    def averaged(self, epochs: int) -> Dropout:
+        """The policy with the means of its rates over so many epochs: initial weights are made for it."""
+        if self.at(0) is self:
+            return self
+        rates = [self.at(epoch).rate for epoch in range(epochs)]
+        if not isinstance(self.rate, tuple):
+            return self._with(mean(rates))
+        return self._with(tuple(map(mean, zip(*rates, strict=True))))
+
+    def _with(self, rate: float | tuple[float, ...]) -> Dropout:
+        policy = copy.copy(self)
+        policy.rate = rate
+        return policy
 
     def rate_of(self, site: Site | int) -> float:
-        """The rate of a site, or of that number."""
+        """The rate of a site, or of that number; ValueError where it depends on the epoch (`at`)."""
         number = site.number if isinstance(site, Site) else site
-        return self.rate[number] if isinstance(self.rate, tuple) else self.rate
+        rate = self.rate[number] if isinstance(self.rate, tuple) else self.rate
+        if callable(rate):
+            raise ValueError(f"{self!r}: its rate depends on the epoch; take the policy of one, policy.at(epoch)")
+        return rate
 
     def check(self, layers: int) -> None:
-        """ValueError unless there is one rate for all droppable layers, or one for each."""
+        """ValueError unless there is one rate for all droppable layers, or one for each, and some that it is for."""
+        if self.kind == "patches" and not layers:
+            raise ValueError(f"{self.name}: it is for convolutions, and there are none")
         if isinstance(self.rate, tuple) and len(self.rate) != layers:
             raise ValueError(f"dropout_rate has {len(self.rate)} entries for {layers} hidden layers")
 
@@ -81,18 +119,31 @@ class Dropout(abc.ABC):
             None where everything is computed.
         """
 
-    def look(self, site: Site, x: Tensor, w: Tensor) -> Plan | None:
-        """The plan of a site for which none was drawn, from the layer's input and weight, in the step. Called where `looks`."""
+    def look(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
+        """The plan of a site for which none was drawn, from the layer's input, of images with channels last, and its weight, in
+        the step. Called where `looks`."""
         return None
+
+    def calibrated(self, model: Sequential, x: Tensor) -> Dropout:
+        """The policy for this model, with what it has to know of the data: x are some training samples on the model's device.
+        Called before each epoch, where it `looks`."""
+        return self
+
+    def report(self) -> dict[str, list[float]]:
+        """What it did since the last call, for the record of an epoch."""
+        return {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items() if k[0] != '_')})"
 
 
 class NoDropout(Dropout):
-    """No dropout: nothing is dropped."""
+    """No dropout: nothing is dropped, whatever the rate."""
 
     name = "none"
+
+    def rate_of(self, site):
+        return 0.0
 
     def plan(self, site, rng):
         return None

@@ -72,7 +72,8 @@ import numpy as np
 
 from ..layers import Site
 from ..plans import RowPlan, TilePlan
-from .base import Dropout, Rate
+from .base import Dropout
+from .schedule import Rate
 from .search import pattern_distribution
 
 SCALES = {"rate": 0.0, "root": 0.5, "pattern": 1.0}
@@ -106,8 +107,18 @@ class _PatternDropout(Dropout):
         if not isinstance(scale, str) or scale not in SCALES:
             raise ValueError(f"scale must be one of {', '.join(map(repr, SCALES))}; got {scale!r}")
         self.dp_max, self.search, self.scale = dp_max, search, scale
-        for r in self.rate if isinstance(self.rate, tuple) else (self.rate,):
-            pattern_distribution(r, dp_max, search)  # refuses what is impossible
+        self._check_reach()
+
+    def _check_reach(self) -> None:
+        """ValueError where no mixture of the periods drops as much as a rate."""
+        for rate in self.rate if isinstance(self.rate, tuple) else (self.rate,):
+            if not callable(rate):  # `at` checks the rates of an epoch
+                pattern_distribution(rate, self.dp_max, self.search)
+
+    def at(self, epoch):
+        policy = super().at(epoch)
+        policy._check_reach()
+        return policy
 
     def _of(self, site: Site | int) -> _Periods:
         return _periods(self.rate_of(site), self.dp_max, self.search, self.scale)
@@ -133,11 +144,12 @@ class RowDropout(_PatternDropout):
 
     Parameters
     ----------
-    rate : float or sequence of float, default=0.5
-        Probability to drop, in [0, 1); a sequence gives one for each droppable layer.
+    rate : float, callable, or sequence of these, default=0.5
+        Probability to drop, in [0, 1), or a function that gives it for an epoch; a sequence gives one for each droppable layer.
     dp_max : int, optional
         Largest period. Small by default, the smallest that drops more than p, at least 3: a large one spreads probability
-        over patterns that keep next to nothing (`numbanet.dropout.search`).
+        over patterns that keep next to nothing (`numbanet.dropout.search`). Where the rate depends on the epoch, so does the
+        default; a number holds for all epochs.
     search : {"exact", "sgd"}, default="exact"
         How the distribution of dp is found: of maximum entropy at exactly this rate, or by the papers' Algorithm 1, whose
         rate is off by a little (0.6963 for 0.7 with dp_max=8).

@@ -28,27 +28,32 @@ from ..training.progress import Progress
 from ..training.streams import Streams
 from ..training.task import Task
 from ..training.trainer import Trainer
-from .build import build, merged
+from .build import as_images, build, merged, some
+from .zoo import MODELS, network
 
 PRECISIONS = ("float32", "tf32")
 SHARED = {"activation": "relu", "dropout": "none", "dropout_rate": 0.5, "optimizer": "sgd", "learning_rate": 0.01,
           "momentum": 0.9, "nesterov": False, "weight_decay": 0.0, "schedule": None, "epochs": 20, "batch_size": 128,
-          "early_stopping": False, "validation_fraction": 0.1, "patience": 5, "callbacks": None, "device": "auto",
-          "precision": "float32", "n_jobs": None, "random_state": None, "verbose": 0}
+          "augment": None, "image_shape": None, "early_stopping": False, "validation_fraction": 0.1, "patience": 5,
+          "callbacks": None, "device": "auto", "precision": "float32", "n_jobs": None, "random_state": None, "verbose": 0}
 PARAMETERS = """
     Parameters
     ----------
-    layers : tuple of int or sequence of Layer, default=(256,)
-        Widths of the hidden layers; or the layers themselves, from input to output, which `fit` copies and trains on from
-        their present weights. These may take samples of any shape, and integers where the first is an `Embedding`.
+    layers : tuple of int, str or sequence of Layer, default=(256,)
+        Widths of the hidden layers; the name of a network for images, "lenet5", "alexnet" or "vgg19"; or the layers themselves,
+        from input to output, which `fit` copies and trains on from their present weights. These may take samples of any shape,
+        and integers where the first is an `Embedding`.
+    image_shape : tuple of int or None, default=None
+        (C, H, W) of samples that are given flat, such as in pipelines: they are reshaped to it.
     activation : {"relu", "tanh", "sigmoid", "gelu"}, default="relu"
         Between hidden layers given by their widths.
     dropout : {"none", "bernoulli", "rdp", "tdp"} or Dropout, default="none"
         What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. Layers that are built
         from widths are made for it: their initial weights have less variance where sums are thinned out (`Linear`, keep), and
         before tiles features come nearly centred and in random order (`Shuffle`).
-    dropout_rate : float or sequence of float, default=0.5
-        Probability to drop, in [0, 1), for all hidden layers or one for each.
+    dropout_rate : float, callable, or sequence of these, default=0.5
+        Probability to drop, in [0, 1), for all hidden layers or one for each; or a function that gives it for an epoch, counted
+        from 0, such as `SkewNormalSchedule`. Initial weights are then made for the mean over `epochs`.
     optimizer : {"sgd", "adam"} or callable, default="sgd", for a regressor "adam"
         How weights follow the gradient; a callable, such as a subclass of `Optimizer`, is given parameters and learning rate.
         Adam's step is bounded whatever the gradient: that of least squares is not.
@@ -66,6 +71,9 @@ PARAMETERS = """
         Passes over the samples.
     batch_size : int, default=128
         Samples of a step, as in the papers.
+    augment : callable or None, default=None
+        What training does to the samples of each step first, such as `FlipsAndCrops()`: augment(x, rng, dev) gives an array of
+        the same shape on the same device, where the CPU has NumPy's. Prediction and validation do without.
     early_stopping : bool, default=False
         Whether to stop when the score on held-out samples does not improve for `patience` epochs, and to keep the best weights.
     validation_fraction : float, default=0.1
@@ -209,15 +217,21 @@ class BaseNet(BaseEstimator):
             raise ValueError(f"there is no activation {self.activation!r}; choose one of {', '.join(map(repr, ACTIVATIONS))}")
         if self.callbacks is not None and not (isinstance(self.callbacks, Sequence) and all(map(callable, self.callbacks))):
             raise ValueError(f"callbacks must be a list of functions callback(net, record), got {self.callbacks!r}")
+        if self.augment is not None and not callable(self.augment):
+            raise ValueError(f"augment must be a function augment(x, rng, dev), such as FlipsAndCrops(), got {self.augment!r}")
         self._make_optimizer([])
         self._session_options()
         if dropout_rate is not None and isinstance(self.dropout if dropout is None else dropout, Dropout):
             raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")
         chosen = policy(self.dropout if dropout is None else dropout,
                         self.dropout_rate if dropout_rate is None else dropout_rate)
-        chosen.check(len(Sequential(self.layers).droppable()) if self._given_layers() else len(self._widths()))
-        return {"policy": chosen, "device": device(self.device), "schedule": schedule.named(self.schedule, self.epochs),
-                "early_stopping": self.early_stopping}
+        if not isinstance(self.layers, str):
+            chosen.check(len(Sequential(self.layers).droppable(chosen.kind)) if self._given_layers() else
+                         len(self._widths()) * (chosen.kind == "output"))
+        elif self.layers not in MODELS:
+            raise ValueError(f"there is no network {self.layers!r}; choose {', '.join(map(repr, MODELS))}, or give layers")
+        return {"policy": chosen, "averaged": chosen.averaged(self.epochs), "device": device(self.device),
+                "schedule": schedule.named(self.schedule, self.epochs), "early_stopping": self.early_stopping}
 
     def _session_options(self) -> dict:
         """What sessions of the device are asked for (`Trainer`), or ValueError."""
@@ -263,11 +277,12 @@ class BaseNet(BaseEstimator):
 
     def _checked(self, X, *y, reset=False, **options):
         """X, or X and y, as training takes them; layers that were given may take samples of any shape, and integers."""
-        own = self._given_layers()
-        symbols = Sequential(self.layers).symbols if own else None
+        own = self._given_layers() or isinstance(self.layers, str)
+        symbols = Sequential(self.layers).symbols if self._given_layers() else None
         found = validate_data(self, X, *y, dtype="numeric" if symbols else np.float32, order="C", reset=reset, allow_nd=own,
                               **(self._y_options() if y else {}), **options)
         X, *y = found if y else (found,)
+        X = as_images(X, self.image_shape)
         if symbols:
             if X.dtype.kind not in "iu" or X.min() < 0 or X.max() >= symbols:
                 raise ValueError(f"X holds {X.dtype} from {X.min()} to {X.max()}, and {self.layers[0]!r} takes integers from 0 "
@@ -288,8 +303,11 @@ class BaseNet(BaseEstimator):
         self._streams = Streams.from_seed(check_random_state(self.random_state).randint(2**31))
         if self._given_layers():
             model = Sequential(copy.deepcopy(list(self.layers)))
+        elif isinstance(self.layers, str):
+            model = Sequential(network(self.layers, self.input_shape_, self._outputs(), self._streams.weights))
+            settings["policy"].check(len(model.droppable(settings["policy"].kind)))
         else:
-            model = build(X, weights, (X.shape[1], *self._widths(), self._outputs()), self.activation, settings["policy"],
+            model = build(X, weights, (X.shape[1], *self._widths(), self._outputs()), self.activation, settings["averaged"],
                           self._streams.weights, settings["device"])
         self._check_layers(model)
         to(model, settings["device"])
@@ -316,12 +334,15 @@ class BaseNet(BaseEstimator):
             validation.X = on_device(validation.X, dev)
         elif settings["early_stopping"]:
             rows, held = self._split(y)
-        for site in self.model_.droppable():
-            if message := settings["policy"].concern(site):
-                warnings.warn(message, stacklevel=3)
-        trainer = Trainer(self.model_, self.optimizer_, settings["policy"], self.task, self._streams, dev, self.batch_size,
-                          self._session_options())
+        first = len(self.history_)
+        policies = {chosen.rate: chosen for chosen in map(settings["policy"].at, range(first, first + epochs))}.values()
+        for site in self.model_.droppable(settings["policy"].kind):
+            for message in dict.fromkeys(chosen.concern(site) for chosen in policies):
+                if message:
+                    warnings.warn(message, stacklevel=3)
         data = Data(on_device(X, dev), y, weights, rows)
+        trainer = Trainer(self.model_, self.optimizer_, settings["policy"], self.task, self._streams, dev, self.batch_size,
+                          self._session_options(), augment=self.augment, samples=some(data, dev, settings["policy"]))
         if rows is not None:
             validation = dataclasses.replace(data, rows=held)
         with contextlib.ExitStack() as stack:
@@ -336,6 +357,7 @@ class BaseNet(BaseEstimator):
             Epochs(trainer, data, self.history_, validation=validation, schedule=settings["schedule"],
                    patience=self.patience if settings["early_stopping"] else None, report=report, watched=bool(self.callbacks),
                    **({"tick": bar.tick} if bar else {})).run(epochs)
+        self.policy_ = trainer.policy
         self.n_iter_ = len(self.history_)
 
     def _check_validation(self, validation_data):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,10 @@ import numpy as np
 from ..device import Device
 from ..dropout import Dropout
 from ..layers import ACTIVATIONS, Layer, Linear, Sequential, Shuffle
+from ..tensor import Tensor
+from ..training.data import Data, on_host
 
+CALIBRATION = 64     # samples by which a policy that looks at the data finds its thresholds
 MEAN_SAMPLES = 4096  # so many tell the mean of a feature to a sixtieth of its standard deviation
 COMMON_NOISE = 0.2   # see `centre`
 
@@ -31,6 +35,25 @@ def build(X: np.ndarray, weights: np.ndarray | None, widths: Sequence[int], acti
     if dropout.shuffle and keeps[0] < 1:
         layers.insert(0, Shuffle(rng.permutation(widths[0]), centre(X, weights)))
     return Sequential(layers)
+
+
+def as_images(X: np.ndarray, shape: Sequence[int] | None) -> np.ndarray:
+    """Flat samples as images (N, C, H, W); others, or without a shape, as they are."""
+    if shape is None or X.ndim != 2:
+        return X
+    lengths = tuple(shape) if isinstance(shape, (Sequence, np.ndarray)) else ()
+    positive = all(isinstance(n, numbers.Integral) and n > 0 for n in lengths)
+    if len(lengths) != 3 or not positive or X.shape[1] != math.prod(lengths):
+        raise ValueError(f"image_shape must be (C, H, W) with {X.shape[1]} values, as X has, got {shape!r}")
+    return X.reshape(len(X), *lengths)
+
+
+def some(data: Data, dev: Device, policy: Dropout) -> Tensor | None:
+    """Samples from all over the data, for a policy that looks at them; None for others."""
+    if not policy.looks or on_host(data.X):
+        return None
+    rows = data.at(np.linspace(0, len(data) - 1, min(CALIBRATION, len(data))).astype(np.int32)).astype(np.int32)
+    return Tensor.wrap(dev.take_rows(data.X, dev.upload(rows)), dev)
 
 
 def centre(X, weights):

@@ -31,9 +31,12 @@ class Net(ClassifierMixin, BaseNet):
         The trained layers.
     history_ : list of dict
         One record an epoch: epoch, loss, score (of the predictions made while training), seconds, flops_share (FLOPs done
-        over those of dense training), learning_rate, and validation_score where there is validation.
+        over those of dense training), learning_rate, dropout_rate (the mean over layers), of "rsdp" and "bsdp" dropped and
+        sensitive (shares by convolution), and validation_score where there is validation.
     n_iter_ : int
         Epochs trained.
+    policy_ : Dropout
+        The policy that trained, with what it found out about the data (`SensitiveDropout`, thresholds).
 
     Examples
     --------
@@ -98,14 +101,12 @@ class Net(ClassifierMixin, BaseNet):
         if self.class_weight is None:
             return weights
         weights = np.ones(len(y), np.float32) if weights is None else weights
-        if isinstance(self.class_weight, str):
-            if self.class_weight != "balanced":
-                raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {self.class_weight!r}")
+        if isinstance(self.class_weight, str) and self.class_weight == "balanced":
             totals = np.bincount(y, weights, minlength=len(self.classes_))
             factors = np.divide(totals.sum(), np.count_nonzero(totals) * totals, out=np.ones_like(totals), where=totals > 0)
+        elif not isinstance(self.class_weight, dict):
+            raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {self.class_weight!r}")
         else:
-            if not isinstance(self.class_weight, dict):
-                raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {self.class_weight!r}")
             classes, unknown = self.classes_.tolist(), [label for label in self.class_weight if label not in self.classes_]
             if unknown and not set(classes) <= set(self.class_weight):
                 raise ValueError(f"class_weight names {unknown}, which are not among the classes {classes}")
@@ -146,6 +147,8 @@ class NetRegressor(RegressorMixin, BaseNet):
         One record an epoch, as for `Net`; the scores are R².
     n_iter_ : int
         Epochs trained.
+    policy_ : Dropout
+        The policy that trained, with what it found out about the data (`SensitiveDropout`, thresholds).
     """
 
     task = Regression()

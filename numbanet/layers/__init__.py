@@ -1,14 +1,18 @@
 """Layers: what holds parameters or shape, and turns a Flow into a Flow under a Step."""
 from .activation import ACTIVATIONS, GELU, Activation, ReLU, Sigmoid, Tanh
 from .base import Cost, Flow, Form, Layer, to
+from .conv import Conv2d
 from .embedding import Embedding
 from .linear import Linear
-from .norm import BatchNorm1d
+from .norm import BatchNorm1d, BatchNorm2d
+from .normalize import Normalize
+from .pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from .sequential import Sequential
 from .shape import Flatten, Shuffle
 from .step import Site, Step
 
 __all__ = [
-    "ACTIVATIONS", "GELU", "Activation", "BatchNorm1d", "Cost", "Embedding", "Flatten", "Flow", "Form", "Layer", "Linear",
-    "ReLU", "Sequential", "Shuffle", "Sigmoid", "Site", "Step", "Tanh", "to",
+    "ACTIVATIONS", "GELU", "Activation", "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Conv2d", "Cost",
+    "Embedding", "Flatten", "Flow", "Form", "Layer", "Linear", "MaxPool2d", "Normalize", "ReLU", "Sequential", "Shuffle",
+    "Sigmoid", "Site", "Step", "Tanh", "to",
 ]

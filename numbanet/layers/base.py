@@ -32,6 +32,7 @@ class Flow(NamedTuple):
     x: Tensor
     kept: KeptAxis | None = None    # which entries of the last axis x holds; None: all
     due: tuple[Plan, ...] = ()      # what is still to be multiplied in: a scale, random bits
+    channels_last: bool = False     # x is (N, H, W, C) and stands for (N, C, H, W)
 
     def settled(self) -> Flow:
         """With all that was due applied."""
@@ -43,19 +44,26 @@ class Flow(NamedTuple):
                 x = ops.affine(x, mul=plan.scale)
             else:
                 raise TypeError(f"Flow: it does not know how {plan!r} is multiplied in")
-        return Flow(x, self.kept)
+        return self._replace(x=x, due=())
 
     def dense(self) -> Tensor:
-        """The activation itself: what was due applied, zeros where entries were dropped."""
+        """The activation itself: what was due applied, zeros where entries were dropped, channels on the second axis."""
         flow = self.settled() if self.due else self
-        return flow.x if flow.kept is None else ops.expand(flow.x, plan=flow.kept)
+        x = flow.x if flow.kept is None else ops.expand(flow.x, plan=flow.kept)
+        return x.transpose(0, 3, 1, 2) if self.channels_last else x
+
+    def images(self) -> Flow:
+        """The same with channels last: what layers of images work on."""
+        if self.channels_last:
+            return self
+        return Flow(self.dense().transpose(0, 2, 3, 1), channels_last=True)
 
 
 class Form(NamedTuple):
     """What is known of a Flow before it is computed."""
 
     shape: tuple[int | None, ...]   # of the dense activation; a length that is not known is None
-    kept: AxisPlan | None = None    # which entries of the last axis will be held
+    kept: AxisPlan | None = None    # which features, of images channels, will be held
     differentiable: bool = False    # whether a gradient will flow to it
 
 

@@ -78,7 +78,8 @@ class Linear(Layer):
         What a `RowPlan` keeps is scaled in the product's epilogue after ReLU; else its scale is due. Under a `TilePlan`, inputs
         that were dropped are put back first, as zeros.
         """
-        x, kept, _ = flow.settled() if flow.due else flow
+        flow = Flow(flow.dense()) if flow.channels_last else flow.settled() if flow.due else flow
+        x, kept = flow.x, flow.kept
         if x.ndim < 1 or x.shape[-1] != (self.in_features if kept is None else kept.plan.count):
             raise ValueError(f"Linear: x {x.shape} does not match weight {self.weight.shape}"
                              f"{'' if kept is None else f' under {kept.plan}'}: its last axis must be "

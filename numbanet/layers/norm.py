@@ -1,16 +1,81 @@
 """Batch normalisation."""
 from __future__ import annotations
 
+import math
+from typing import ClassVar
+
 import numpy as np
 
 from .. import ops
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan
+from ..plans.kept import KeptAxis
 from ..tensor import Tensor
 from .base import Cost, Flow, Layer
+from .step import Step
 
 
-class BatchNorm1d(Layer):
+class BatchNorm(Layer):
+    """Base: y = weight (x - mean) / sqrt(variance + eps) + bias for each channel of x (N, C) or (N, C, …)."""
+
+    buffers = ("running_mean", "running_var", "num_batches_tracked")
+    axes: ClassVar[tuple[int, ...]]  # how many x may have
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, device: str | Device = "cpu") -> None:
+        if num_features < 1 or not eps > 0 or not 0 <= momentum <= 1:
+            raise ValueError(f"{type(self).__name__}: num_features {num_features} must be positive, eps {eps} above 0 and "
+                             f"momentum {momentum} in [0, 1]")
+        self.eps, self.momentum = eps, momentum
+        self.weight, self.bias = (Tensor(np.full(num_features, value), device, requires_grad=True) for value in (1.0, 0.0))
+        self.running_mean, self.running_var = (Tensor(np.full(num_features, value), device) for value in (0.0, 1.0))
+        self.num_batches_tracked = Tensor(0.0, device)
+
+    @property
+    def num_features(self) -> int:
+        return self.weight.shape[0]
+
+    def normed(self, x: Tensor, kept: KeptAxis | None, step: Step) -> Tensor:
+        """y for x (N, C), or for the kept channels x (N, K)."""
+        options = {"eps": self.eps, "kept": kept}
+        if not step.training:
+            return ops.batch_norm_apply(x, self.weight, self.bias, mean=self.running_mean.data, variance=self.running_var.data,
+                                        **options)
+        if x.shape[0] < 2:
+            raise ValueError(f"{type(self).__name__}: a batch in training needs more than one value for each channel, got "
+                             f"x {x.shape}")
+
+        def follow(mean, variance):
+            self._follow(self.running_mean, mean, 1.0, kept)
+            self._follow(self.running_var, variance, x.shape[0] / (x.shape[0] - 1), kept)
+            dev, count = self.num_batches_tracked.device, self.num_batches_tracked.data
+            dev.affine(count, add=1.0, out=count)
+
+        return ops.batch_norm(x, self.weight, self.bias, seen=follow, **options)
+
+    def _follow(self, running, batch, factor, kept):
+        """r <- r + momentum (factor b - r) where channels are kept."""
+        dev, m = running.device, self.momentum
+        if kept is None:
+            dev.add(dev.affine(running.data, mul=1 - m), dev.affine(batch, mul=m * factor), out=running.data)
+            return
+        row = dev.compact(dev.reshape(running.data, (1, self.num_features)), kept.kept)
+        change = dev.add(dev.affine(row, mul=-m), dev.affine(dev.reshape(batch, row.shape), mul=m * factor))
+        dev.add(running.data, dev.reshape(dev.expand(change, kept.places), running.shape), out=running.data)
+
+    def cost(self, form, step):
+        if len(form.shape) not in self.axes or form.shape[1] not in (None, self.num_features):
+            raise ValueError(f"{self!r}: its input is of shape {form.shape[1:]} a sample")
+        size = 4.0 * math.prod(n or 1 for n in form.shape) * (1.0 if form.kept is None else form.kept.density)
+        return Cost(0.0, 0.0, 2 * size, 3 * size), form._replace(differentiable=True)
+
+    def commutes(self, plan):
+        return isinstance(plan, (AxisPlan, BernoulliPlan))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.num_features})"
+
+
+class BatchNorm1d(BatchNorm):
     """y = weight (x - mean) / sqrt(variance + eps) + bias, for each channel.   x, y (N, C) or (N, C, L)
 
     In training, mean and variance are those of the batch, and running ones follow them: r <- (1 - momentum) r + momentum b, the
@@ -35,61 +100,47 @@ class BatchNorm1d(Layer):
         If an argument is out of range; when called in training, if there is only one value a channel.
     """
 
-    buffers = ("running_mean", "running_var", "num_batches_tracked")
     recordable = True
-
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, device: str | Device = "cpu") -> None:
-        if num_features < 1 or not eps > 0 or not 0 <= momentum <= 1:
-            raise ValueError(f"BatchNorm1d: num_features {num_features} must be positive, eps {eps} above 0 and momentum "
-                             f"{momentum} in [0, 1]")
-        self.eps, self.momentum = eps, momentum
-        self.weight, self.bias = (Tensor(np.full(num_features, value), device, requires_grad=True) for value in (1.0, 0.0))
-        self.running_mean, self.running_var = (Tensor(np.full(num_features, value), device) for value in (0.0, 1.0))
-        self.num_batches_tracked = Tensor(0.0, device)
-
-    @property
-    def num_features(self) -> int:
-        return self.weight.shape[0]
+    axes = (2, 3)
 
     def forward(self, flow, step):
-        x, kept, due = flow
+        x, kept, due, _ = flow
         if x.ndim == 3 and kept is None:
             n, channels, length = x.shape
             y, *others = self.forward(Flow(x.transpose(0, 2, 1).reshape(n * length, channels), None, due), step)
             return Flow(y.reshape(n, length, channels).transpose(0, 2, 1), *others)
-        options = {"eps": self.eps, "kept": kept}
-        if not step.training:
-            return flow._replace(x=ops.batch_norm_apply(x, self.weight, self.bias, mean=self.running_mean.data,
-                                                        variance=self.running_var.data, **options))
-        if x.shape[0] < 2:
-            raise ValueError(f"BatchNorm1d: a batch in training needs more than one value for each channel, got x {x.shape}")
+        return flow._replace(x=self.normed(x, kept, step))
 
-        def follow(mean, variance):
-            self._follow(self.running_mean, mean, 1.0, kept)
-            self._follow(self.running_var, variance, x.shape[0] / (x.shape[0] - 1), kept)
-            dev, count = self.num_batches_tracked.device, self.num_batches_tracked.data
-            dev.affine(count, add=1.0, out=count)
 
-        return flow._replace(x=ops.batch_norm(x, self.weight, self.bias, seen=follow, **options))
+class BatchNorm2d(BatchNorm):
+    """y = weight (x - mean) / sqrt(variance + eps) + bias, for each channel of images.   x, y (N, C, H, W)
 
-    def _follow(self, running, batch, factor, kept):
-        """r <- r + momentum (factor b - r) where channels are kept."""
-        dev, m = running.device, self.momentum
-        if kept is None:
-            dev.add(dev.affine(running.data, mul=1 - m), dev.affine(batch, mul=m * factor), out=running.data)
-            return
-        row = dev.compact(dev.reshape(running.data, (1, self.num_features)), kept.kept)
-        change = dev.add(dev.affine(row, mul=-m), dev.affine(dev.reshape(batch, row.shape), mul=m * factor))
-        dev.add(running.data, dev.reshape(dev.expand(change, kept.places), running.shape), out=running.data)
+    As `BatchNorm1d`, mean and variance over all N H W values of a channel. Names, shapes and values are PyTorch's. Compact
+    channels stay compact, and those that a step drops keep their running values.
 
-    def cost(self, form, step):
-        if not 2 <= len(form.shape) <= 3 or form.shape[1] not in (None, self.num_features):
-            raise ValueError(f"{self!r}: its input is of shape {form.shape[1:]} a sample")
-        size = 4.0 * np.prod([n or 1 for n in form.shape])
-        return Cost(0.0, 0.0, 2 * size, 3 * size), form._replace(differentiable=True)
+    Parameters
+    ----------
+    num_features : int
+        Channels C.
+    eps : float, default=1e-5
+        Added to the variance.
+    momentum : float, default=0.1
+        How fast the running values follow, in [0, 1].
+    device : str or Device, default="cpu"
+        Where the tensors live.
 
-    def commutes(self, plan):
-        return isinstance(plan, (AxisPlan, BernoulliPlan))
+    Raises
+    ------
+    ValueError
+        If an argument is out of range; when called, if x is no images; in training, if there is only one value a channel.
+    """
 
-    def __repr__(self) -> str:
-        return f"BatchNorm1d({self.num_features})"
+    recordable = True
+    axes = (4,)
+
+    def forward(self, flow, step):
+        if flow.x.ndim != 4:
+            raise ValueError(f"{self!r}: its input is of shape {flow.x.shape[1:]} a sample; it takes (C, H, W)")
+        flow = flow.images()
+        rows = flow.x.reshape(math.prod(flow.x.shape[:3]), flow.x.shape[3])
+        return flow._replace(x=self.normed(rows, flow.kept, step).reshape(*flow.x.shape))

@@ -59,22 +59,25 @@ class Sequential(Layer):
         return flow
 
     def _facts(self) -> tuple:
-        """(layers, what `droppable` gives, tensors that several layers have), found once for these layers."""
+        """(layers, what `droppable` gives by kind, tensors that several layers have), found once for these layers."""
         layers = tuple(self.layers)
         if self._found is None or self._found[0] != layers:
-            sites = self.sites()
-            last = len(sites) - (bool(sites) and sites[-1].kind == "output")
+            kinds: dict[str, list[Site]] = {}
+            for site in self.sites():
+                own = kinds.setdefault(site.kind, [])
+                own.append(site._replace(number=len(own)))
+            kinds["output"] = kinds.get("output", [])[:-1]
             uses = collections.Counter(tensor for _, tensor, _ in self.named())
-            self._found = (layers, tuple(site._replace(number=i) for i, site in enumerate(sites[:last])),
+            self._found = (layers, {kind: tuple(sites) for kind, sites in kinds.items()},
                            frozenset(tensor for tensor, count in uses.items() if count > 1))
         return self._found
 
     def sites(self):
         return tuple(site for layer in self.layers for site in layer.sites())
 
-    def droppable(self) -> tuple[Site, ...]:
-        """The sites that a policy draws plans for, numbered: all but the outputs of the last layer, which are the answer."""
-        return self._facts()[1]
+    def droppable(self, kind: str = "output") -> tuple[Site, ...]:
+        """The sites of a kind that a policy has plans for, numbered: of the outputs all but the last, which is the answer."""
+        return self._facts()[1].get(kind, ())
 
     def cost(self, form, step):
         total = Cost()
@@ -87,7 +90,8 @@ class Sequential(Layer):
         """Of a weight that several layers use, all is read."""
         found: dict[Tensor, Kept] = {}
         for i, layer in enumerate(self.layers):
-            found.update(layer.reads(step.inner() if i else step))
+            found.update(layer.reads(step))
+            step = step if i else step.inner()
         shared = self._facts()[2]
         return {weight: kept for weight, kept in found.items() if weight not in shared}
 

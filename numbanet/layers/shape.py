@@ -1,6 +1,7 @@
 """Layers that move elements: Flatten, Shuffle."""
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -8,21 +9,36 @@ import numpy as np
 
 from .. import ops
 from ..ops import Order
+from ..plans import AxisPlan, IndexPlan
 from .base import Cost, Flow, Form, Layer
 
 
+@functools.lru_cache(maxsize=1024)
+def _pixels(plan: AxisPlan, pixels: int) -> IndexPlan:
+    """The features, in the order (C, H, W), of images of so many pixels of which a plan keeps channels."""
+    return IndexPlan(plan.n * pixels, (np.asarray(plan.indices())[:, None] * pixels + np.arange(pixels)).reshape(-1))
+
+
 class Flatten(Layer):
-    """y[n, …] = x[n, …] as (N, everything else)."""
+    """y[n, …] = x[n, …] as (N, everything else), of images in the order (C, H, W). Compact channels become compact features."""
 
     recordable = True
 
     def forward(self, flow, step):
-        x = flow.dense()
-        return Flow(x.reshape(x.shape[0], math.prod(x.shape[1:])))
+        flow = flow.settled()
+        compact = flow.channels_last and flow.kept is not None and not step.placed
+        x = flow.x.transpose(0, 3, 1, 2) if compact else flow.dense()
+        kept = step.on(_pixels(flow.kept.plan, math.prod(x.shape[2:]))) if compact else None
+        return Flow(x.reshape(x.shape[0], math.prod(x.shape[1:])), kept)
 
     def cost(self, form, step):
+        """Where passes are recorded (`step.placed`), lists of features would have to be made from those of channels on the
+        device: there, the features are dense."""
         width = None if None in form.shape[1:] else math.prod(form.shape[1:])
-        return Cost(), Form((form.shape[0], width), None, form.differentiable)
+        images = len(form.shape) == 4 and width is not None and form.kept is not None and form.kept.n == form.shape[1]
+        compact = images and not step.placed
+        kept = _pixels(form.kept, math.prod(form.shape[2:])) if compact else None
+        return Cost(), Form((form.shape[0], width), kept, form.differentiable)
 
 
 class Shuffle(Layer):

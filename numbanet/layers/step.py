@@ -9,6 +9,7 @@ import numpy as np
 
 from ..device import Device, device
 from ..plans import Kept, Plan, kept
+from ..plans.kept import place_kept
 
 if TYPE_CHECKING:
     from ..tensor import Tensor
@@ -20,7 +21,8 @@ class Site(NamedTuple):
 
     layer: Layer
     name: str               # which of the layer's sites: "output" of a `Linear`
-    kind: str               # what is thinned out: "output", the layer's neurons, or the weight that gives them
+    kind: str               # what is thinned out: "output", the layer's neurons, or the weight that gives them; "patches", the
+                            # input matrix of a convolution
     shape: tuple[int, ...]  # of the weight there
     number: int = 0         # which of the model's sites, from 0: policies with a rate for each go by it
 
@@ -76,9 +78,12 @@ class Step:
             plan = self._look(layer, name, flow.dense(), w)
             if plan is not None and not plan.trivial:
                 self.plans[layer, name] = plan
+                self.placed[layer, name] = place_kept(plan, self.device)  # such a plan hardly comes twice
 
     def inner(self) -> Step:
         """The step as layers see it that do not take the model's input."""
+        if self.inputs is None:
+            return self
         step = copy.copy(self)
         step.inputs = None
         return step

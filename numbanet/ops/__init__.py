@@ -3,10 +3,12 @@
 x, y, a, b, w are tensors; dy is the gradient of the result. Shapes are in the docstrings: N batch, I in, O out, K kept.
 """
 # ruff: noqa: F403  whatever operation a file defines is one
+from .conv import *
 from .elementwise import *
 from .linear import *
 from .loss import *
 from .norm import *
 from .order import *
+from .pooling import *
 from .reduce import *
 from .shape import *

@@ -10,25 +10,20 @@ import numpy as np
 from numbanet_kernels.layouts.packed import Packing
 from numbanet_kernels.layouts.rows import RowLists
 from numbanet_kernels.layouts.tiles import TileLists, tile_packing
+from numbanet_kernels.layouts.windows import Blocks
 
 from ..device import Device
 from .base import AxisPlan, Plan
 from .rows import RowPlan
-from .tiles import TilePlan
+from .tiles import BlockPlan, TilePlan
 
 APART = 64  # numbers between the starts of two lists: 256 bytes, as a device aligns its own arrays
 
 
 class Kept:
-    """A plan on a device.
+    """A plan on a device; `place` is where its lists lie, if not in an array of its own.
 
-    Parameters
-    ----------
-    plan : Plan
-    dev : Device
-    place : array, optional
-        Where the lists lie, if not in an array of this plan's own: all plans of a kind fit into the same place, so that
-        recorded launches find what is kept now (`training.replay`).
+    All plans of a kind fit into the same place, so that recorded launches find what is kept now (`training.replay`).
     """
 
     def __init__(self, plan: Plan, dev: Device, place: Any = None) -> None:
@@ -95,6 +90,11 @@ class KeptAxis(Kept):
         return self.lists.kept
 
     @functools.cached_property
+    def alone(self) -> Any:
+        """The kept indices, where nothing else of the lists is asked for."""
+        return self.device.upload(np.array(self.plan.indices(), np.int32)) if self._place is None else self.lists.kept
+
+    @functools.cached_property
     def columns(self) -> tuple[Any, Any]:
         """(1, count) and (1, n): the indices and the places as a `Packing` has them of one class of columns."""
         return self.device.reshape(self.kept, (1, self.plan.count)), self.device.reshape(self.places, (1, self.plan.n))
@@ -126,9 +126,22 @@ class KeptTiles(Kept):
         return self.device.tile_room(self.plan.pattern)
 
 
+class KeptBlocks(Kept):
+    """Kept blocks of a convolution's input matrix."""
+
+    plan: BlockPlan
+
+    @functools.cached_property
+    def blocks(self) -> Blocks:
+        return Blocks(self.lists[0], self.plan.height, self.plan.width)
+
+
+KINDS = {AxisPlan: KeptAxis, TilePlan: KeptTiles, BlockPlan: KeptBlocks}
+
+
 def place_kept(plan: Plan, dev: Device, place: Any = None) -> Kept:
     """The plan on a device, its lists in a place that is given, or their own."""
-    kind = KeptAxis if isinstance(plan, AxisPlan) else KeptTiles if isinstance(plan, TilePlan) else Kept
+    kind = next((kept for kind, kept in KINDS.items() if isinstance(plan, kind)), Kept)
     return kind(plan, dev, place)
 
 
@@ -137,18 +150,10 @@ kept.__doc__ = "The plan on a device; made once."
 
 
 def on(name: str, plan: Plan | Kept, dev: Device, kind: type[Kept], shape: tuple[int, ...] | None = None) -> Any:
-    """The plan on the device, for the operation of that name, which takes plans of one kind, and of one shape where given.
-
-    Raises
-    ------
-    TypeError
-        If it is no such plan.
-    ValueError
-        If the plan is of another shape, or on another device.
-    """
+    """The plan on the device, for the operation of that name, which takes plans of one kind, and of one shape where given."""
     found = plan if isinstance(plan, Kept) else kept(plan, dev) if isinstance(plan, Plan) else None
     if not isinstance(found, kind):
-        known = "an axis" if kind is KeptAxis else "tiles"
+        known = {KeptAxis: "an axis", KeptTiles: "tiles", KeptBlocks: "blocks"}[kind]
         raise TypeError(f"{name}: it does not know the plan {plan!r}; it takes one of {known}")
     if found.device is not dev:
         raise ValueError(f"{name}: the plan is on {found.device.name}, the arrays on {dev.name}")

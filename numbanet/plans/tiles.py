@@ -1,4 +1,4 @@
-"""Plans of a weight's tiles."""
+"""Plans of tiles and blocks: parts of a weight, or of the input matrix of a convolution."""
 from __future__ import annotations
 
 import dataclasses
@@ -107,3 +107,80 @@ def _size(pattern: tiles.Pattern) -> int:
     heights, widths = (np.diff(np.minimum(np.arange(n + 1) * pattern.tile, length))
                        for n, length in zip(pattern.grid, pattern.shape))
     return int(heights @ tiles.kept_tiles(pattern) @ widths)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockPlan(Plan):
+    """Keep the same number of blocks in every block row of a convolution's input matrix, (N OH OW, KH KW C) with the channels
+    fastest (*DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, 5.2.2: work is balanced by construction).
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Of the input matrix.
+    height, width : int
+        Of a block: output positions, and columns; blocks at the far edges may stick out.
+    chosen : array_like of int, (block rows, Q)
+        The kept block columns of each block row, increasing.
+    scale : float, default=1.0
+        What the kept products are multiplied by.
+
+    Raises
+    ------
+    ValueError
+        If the blocks do not fit the matrix.
+    """
+
+    shape: tuple[int, int]
+    height: int
+    width: int
+    chosen: np.ndarray
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if min(self.height, self.width) < 1 or min(self.shape) < 0:
+            raise ValueError(f"BlockPlan: blocks {self.height} x {self.width} must be at least 1 x 1")
+        chosen = np.array(self.chosen)
+        rows, columns = (-(-n // side) for n, side in zip(self.shape, (self.height, self.width)))
+        fits = chosen.ndim == 2 and len(chosen) == rows and (not chosen.size or chosen.dtype.kind in "iu")
+        if not (fits and (not chosen.size or (chosen.min() >= 0 and chosen.max() < columns and
+                                              (np.diff(chosen.astype(np.int64), axis=1) > 0).all()))):
+            raise ValueError(f"BlockPlan: {rows} rows of increasing block columns from 0 to {columns - 1} are asked for, got "
+                             f"{self.chosen!r}")
+        chosen = chosen.astype(np.int32)
+        chosen.flags.writeable = False
+        object.__setattr__(self, "chosen", chosen)
+
+    def _value(self) -> tuple:
+        return self.shape, self.height, self.width, self.chosen.shape, self.chosen.tobytes(), self.scale
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BlockPlan) and self._value() == other._value()
+
+    def __hash__(self) -> int:
+        return hash(self._value())
+
+    @property
+    def kind(self):
+        return BlockPlan, self.shape, self.height, self.width, self.chosen.shape, self.scale
+
+    @property
+    def density(self) -> float:
+        total = self.shape[0] * self.shape[1]
+        if not total:
+            return 1.0
+        last = -(-self.shape[1] // self.width) - 1
+        widths = np.where(self.chosen == last, self.shape[1] - last * self.width, self.width).sum(1)
+        heights = np.diff(np.minimum(np.arange(len(self.chosen) + 1) * self.height, self.shape[0]))
+        return float(heights @ widths) / total
+
+    def mask(self) -> np.ndarray:
+        """Bool of the input matrix's shape, True where kept."""
+        mask = np.zeros(self.shape, bool)
+        for row, columns in enumerate(self.chosen):
+            for column in columns:
+                mask[row * self.height:(row + 1) * self.height, column * self.width:(column + 1) * self.width] = True
+        return mask
+
+    def lists(self) -> tuple:
+        return (self.chosen,)

@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..device import Device
 from ..dropout import Dropout
+from ..dropout.schedule import mean
 from ..layers import Form, Layer, Sequential, Step
 from ..plans import Plan
 from ..tensor import Tensor
@@ -43,25 +44,41 @@ class Trainer:
     batch_size: int
     session_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # `limit` of threads, `precision` of products
     upcoming: Step | None = None    # the next step, where it is drawn already
+    augment: Callable[..., Any] | None = None   # (inputs, rng, dev) -> inputs: what training does to a batch first
+    samples: Tensor | None = None   # by which the policy is calibrated before each epoch
 
     def __post_init__(self) -> None:
+        self.epoch, self.current = 0, self.policy   # the policy of the present epoch
         self.replay = Replay(self.dev, self.model)
         self._dense: dict[tuple[int, ...], float] = {}  # FLOPs without plans, by the shape of the inputs
         self._counted: dict[tuple, float] = {}          # with plans
 
+    def enter(self, epoch: int) -> None:
+        """Take the policy's rates of an epoch, counted from 0, and let it look at some samples."""
+        if self.samples is not None:
+            with self.dev.session(**self.session_options):
+                self.policy = self.policy.calibrated(self.model, self.samples)
+        self.epoch, self.current = epoch, self.policy.at(epoch)
+
+    def rate(self) -> float:
+        """The dropout rate of the present epoch, the mean over all sites; 0 without any."""
+        return mean([self.current.rate_of(site) for site in self.model.droppable(self.policy.kind)] or [0.0])
+
     def draw(self, batch: Batch | None = None) -> Step:
-        """A step with plans drawn for it."""
-        plans = {site: self.policy.plan(site, self.streams.plans) for site in self.model.droppable()}
+        """A step with plans drawn for it; without a batch, it is the first one of the next epoch, and has its rates."""
+        policy = self.policy.at(self.epoch + 1) if batch is None else self.current
+        plans = {site: policy.plan(site, self.streams.plans) for site in self.model.droppable(self.policy.kind)}
         return self._begin({site: plan for site, plan in plans.items() if plan is not None}, batch)
 
     def _begin(self, plans: Mapping[Any, Plan], batch: Batch | None = None) -> Step:
         return Step(self.dev, plans, training=True, noise=self.streams.noise, inputs=batch and batch.ids,
-                    look=self._look if self.policy.looks else None)
+                    look=self._look if self.current.looks else None)
 
     def _look(self, layer: Layer, name: str, x: Tensor, w: Tensor) -> Plan | None:
         """What the policy says of a site, unless it gives the answer."""
-        site = next((site for site in self.model.droppable() if (site.layer, site.name) == (layer, name)), None)
-        return site and self.policy.look(site, x, w)
+        sites = self.model.droppable(self.policy.kind)
+        site = next((site for site in sites if (site.layer, site.name) == (layer, name)), None)
+        return site and self.current.look(site, x, w, self.streams.plans)
 
     def resume(self, plans: Mapping[tuple[Layer, str], Plan] | None) -> None:
         """The next step has these plans; None: they are to be drawn."""
@@ -74,8 +91,8 @@ class Trainer:
         """One update with a batch of samples X.
 
         Unless it is the last one before the weights are read as a whole, the next step's plans are drawn here already, and what
-        they do not read is brought up to date later (`SGD`). The batch that follows, where it is known, says which rows of an
-        `Embedding` that step reads.
+        they do not read is brought up to date later (`SGD`). The batch that follows says which rows of an `Embedding` that step
+        reads; without one the next step begins an epoch.
         """
         self.optimizer.zero_grad()  # an earlier step may have been broken off
         step, self.upcoming = self.upcoming, None
@@ -105,9 +122,23 @@ class Trainer:
 
     def _put(self, X: Any, batch: Batch) -> Batch:
         """The batch where a step can replay what it does with it: the next batch overwrites it."""
-        out = None if batch.ids is not None else self.replay.place("x", (len(batch.rows), *X.shape[1:]), FLOAT32)
-        batch = batch.fetch(X, self.dev, out)
+        if self.augment is None:
+            out = None if batch.ids is not None else self.replay.place("x", (len(batch.rows), *X.shape[1:]), FLOAT32)
+            batch = batch.fetch(X, self.dev, out)
+        else:
+            batch = batch._replace(inputs=self.replay.put("x", self._augmented(batch.fetch(X, self.dev))))
         return batch._replace(targets=self.replay.put("y", batch.targets), weights=self.replay.put("weights", batch.weights))
+
+    def _augmented(self, batch: Batch) -> Any:
+        """The inputs as `augment` makes them, drawn from the stream of the rows: plans stay those without it."""
+        if batch.ids is not None:
+            raise ValueError(f"augment: {self.augment!r} cannot change integers, which name rows of a table")
+        x = batch.inputs
+        made = self.augment(x, self.streams.rows, self.dev)
+        if getattr(made, "shape", None) != x.shape or made.dtype != x.dtype:
+            raise ValueError(f"augment: {self.augment!r} must give {x.dtype} {x.shape} as it was given, not "
+                             f"{getattr(made, 'dtype', type(made).__name__)} {getattr(made, 'shape', '')}")
+        return made
 
     def _passes(self, step: Step, batch: Batch) -> tuple[Any, Any, dict[Tensor, Any]]:
         """(loss, what was predicted), arrays on the device, and what the update packed for the next step."""
@@ -141,6 +172,6 @@ class Trainer:
         inputs = (("x", batch.inputs), ("y", batch.targets), ("weights", batch.weights))
         kinds = tuple((site, plan.kind) for site, plan in step.plans.items())
         if not (self.replay.possible and all(self.replay.holds(*given) for given in inputs) and self.model.records
-                and self.task.records and not self.policy.looks and all(kind is not None for _, kind in kinds)):
+                and self.task.records and not self.current.looks and all(kind is not None for _, kind in kinds)):
             return None
         return tuple(self.model.layers), kinds, batch.inputs.shape, batch.weights is None  # a callback may exchange layers

@@ -8,8 +8,9 @@
     batch_norm_grad   dbeta[c] = sum_n dy[n, c],  dgamma[c] = sum_n dy[n, c] h[n, c],
                       dx[n, c] = gamma[c] / sqrt(variance[c] + eps) (dy[n, c] - dbeta[c] / N - h[n, c] dgamma[c] / N)
 
-The variance takes a pass of its own, after the mean: no digits are lost where the mean is large. On the CPU sums are float64,
-and a thread has its own channels; on CUDA a block has ACROSS of them, whose threads lie along the contiguous axis.
+On the CPU a thread has its own rows. Sums are float64, of what values differ from the first row's: one pass gives both mean and
+variance, and no digits are lost where the mean is large. On CUDA the variance takes a pass of its own, after the mean, and a
+block has ACROSS channels, whose threads lie along the contiguous axis.
 """
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
 ACROSS, DOWN = 32, 8  # threads of a block along the channels and along the samples
 BLOCK = ACROSS * DOWN
 CHANNELS = ("C",)
+GROUP = 256  # channels that a loop of the CPU has at least: of fewer, rows are joined
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -52,79 +54,90 @@ def batch_norm_grad_reference(dy, x, gamma, mean, variance, eps):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-@host_kernel("void(f4[:, ::1], f4[::1], f4[::1], i8, i8)")
-def _moments(x, mean, variance, start, stop):
-    """Mean and variance of the channels start … stop - 1."""
-    sums, total = np.zeros(stop - start, np.float64), np.float64(max(x.shape[0], 1))
-    for n in range(x.shape[0]):
-        row = x[n, start:stop]
-        for c in range(row.size):
-            sums[c] += row[c]
-    centre = sums / total
-    sums[:] = 0
-    for n in range(x.shape[0]):
-        row = x[n, start:stop]
-        for c in range(row.size):
-            sums[c] += (row[c] - centre[c]) ** 2
-    for c in range(sums.size):
-        mean[start + c], variance[start + c] = float32(centre[c]), float32(sums[c] / total)
+@host_kernel("void(f4[::1], f8[::1], f8[:, ::1])")
+def _moments(x, shift, sums):
+    """sums[0, j] += x - shift, sums[1, j] += (x - shift)², j the place of each number in its group of as many as sums has."""
+    first, second = sums[0], sums[1]
+    for begin in range(0, x.size, shift.size):
+        group = x[begin:begin + shift.size]
+        for j in range(group.size):
+            d = group[j] - shift[j]
+            first[j] += d
+            second[j] += d * d
 
 
-@host_kernel("void(f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[::1], f4, f4[:, ::1], i8, i8)")
-def _apply(x, gamma, beta, mean, variance, eps, y, start, stop):
-    """y = gamma h + beta in the channels start … stop - 1."""
-    factor = gamma[start:stop] / np.sqrt(variance[start:stop] + eps)
-    centre, offset = mean[start:stop], beta[start:stop]
-    for n in range(x.shape[0]):
-        row, out = x[n, start:stop], y[n, start:stop]
-        for c in range(row.size):
-            out[c] = factor[c] * (row[c] - centre[c]) + offset[c]
+@host_kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1])")
+def _apply(x, centre, factor, offset, y):
+    """y = factor (x - centre) + offset"""
+    for begin in range(0, x.size, centre.size):
+        group, out = x[begin:begin + centre.size], y[begin:begin + centre.size]
+        for j in range(group.size):
+            out[j] = factor[j] * (group[j] - centre[j]) + offset[j]
 
 
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1], i8, i8)")
-def _backward(dy, x, gamma, mean, variance, eps, dx, dgamma, dbeta, start, stop):
-    """dx, dgamma and dbeta of the channels start … stop - 1."""
-    inverse, centre = float32(1) / np.sqrt(variance[start:stop] + eps), mean[start:stop]
-    of_gamma, of_beta = np.zeros(stop - start, np.float64), np.zeros(stop - start, np.float64)
-    for n in range(x.shape[0]):
-        slope, row = dy[n, start:stop], x[n, start:stop]
-        for c in range(row.size):
-            of_beta[c] += slope[c]
-            of_gamma[c] += slope[c] * (row[c] - centre[c]) * inverse[c]
-    share = float32(1) / float32(max(x.shape[0], 1))
-    factor = gamma[start:stop] * inverse
-    for c in range(of_beta.size):
-        dgamma[start + c], dbeta[start + c] = float32(of_gamma[c]), float32(of_beta[c])
-    less, tilt = dbeta[start:stop] * share, dgamma[start:stop] * share * inverse
-    for n in range(x.shape[0]):
-        slope, row, out = dy[n, start:stop], x[n, start:stop], dx[n, start:stop]
-        for c in range(row.size):
-            out[c] = factor[c] * (slope[c] - less[c] - (row[c] - centre[c]) * tilt[c])
+@host_kernel("void(f4[::1], f4[::1], f4[::1], f8[:, ::1])")
+def _slopes(dy, x, centre, sums):
+    """sums[0, j] += dy, sums[1, j] += dy (x - centre)"""
+    first, second = sums[0], sums[1]
+    for begin in range(0, x.size, centre.size):
+        slope, group = dy[begin:begin + centre.size], x[begin:begin + centre.size]
+        for j in range(group.size):
+            first[j] += slope[j]
+            second[j] += slope[j] * (group[j] - centre[j])
 
 
-def _share(kernel, channels, elements, *arrays):
-    """The kernel on each thread's channels."""
+@host_kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1])")
+def _backward(dy, x, centre, factor, less, tilt, dx):
+    """dx = factor (dy - less - tilt (x - centre))"""
+    for begin in range(0, x.size, centre.size):
+        slope, group, out = dy[begin:begin + centre.size], x[begin:begin + centre.size], dx[begin:begin + centre.size]
+        for j in range(group.size):
+            out[j] = factor[j] * (slope[j] - less[j] - (group[j] - centre[j]) * tilt[j])
+
+
+def _each(loop, rows, vectors, *out):
+    """loop(rows, vectors, out) on each thread's rows. Groups of rows count as one, so that few channels are vector code too."""
+    n, channels = rows[0].shape
+    vectors = [np.tile(vector, max(1, GROUP // max(channels, 1))) for vector in vectors]
+
     def work(part):
-        own = part.of(channels)
-        kernel(*arrays, own.start, own.stop)
+        own = part.of(n)
+        loop(*(x[own].reshape(-1) for x in rows), *vectors, *(y[own].reshape(-1) for y in out))
 
-    threads.share(work, elements)
+    if n * channels:
+        threads.share(work, n * channels)
+
+
+def _sums(loop, rows, vector):
+    """(2, C) float64: the two sums of `loop` over all rows, those of each thread added in order: each time the same."""
+    n, channels = rows[0].shape
+    groups, found = max(1, GROUP // max(channels, 1)), {}
+    vector = np.tile(vector, groups)
+
+    def work(part):
+        own, sums = part.of(n), np.zeros((2, vector.size))
+        loop(*(x[own].reshape(-1) for x in rows), vector, sums)
+        found[part.number] = sums.reshape(2, groups, channels).sum(1)
+
+    if n * channels:
+        threads.share(work, n * channels)
+    return sum((found[number] for number in sorted(found)), np.zeros((2, channels)))
 
 
 def batch_norm_cpu(x, gamma, beta, eps):
     """y = gamma h + beta, and mean and variance of each channel"""
     expect("batch_norm (cpu)", x=(x, ("N", "C")), gamma=(gamma, CHANNELS), beta=(beta, CHANNELS))
-    y, mean, variance = empty_cpu(x.shape), empty_cpu(gamma.shape), empty_cpu(gamma.shape)
-    _share(_moments, gamma.size, x.size, x, mean, variance)
-    _share(_apply, gamma.size, x.size, x, gamma, beta, mean, variance, eps, y)
-    return y, mean, variance
+    shift = np.float64(x[0] if len(x) else beta)
+    first, second = _sums(_moments, [x], shift) / max(len(x), 1)
+    mean, variance = np.float32(shift + first), np.float32(np.maximum(second - first * first, 0))
+    return batch_norm_apply_cpu(x, gamma, beta, mean, variance, eps), mean, variance
 
 
 def batch_norm_apply_cpu(x, gamma, beta, mean, variance, eps):
     """y = gamma (x - mean) / sqrt(variance + eps) + beta"""
     expect("batch_norm_apply (cpu)", x=(x, ("N", "C")), **_channels(gamma=gamma, beta=beta, mean=mean, variance=variance))
     y = empty_cpu(x.shape)
-    _share(_apply, gamma.size, x.size, x, gamma, beta, mean, variance, eps, y)
+    _each(_apply, [x], [mean, gamma / np.sqrt(variance + np.float32(eps)), beta], y)
     return y
 
 
@@ -132,9 +145,11 @@ def batch_norm_grad_cpu(dy, x, gamma, mean, variance, eps):
     """(dx, dgamma, dbeta) of batch_norm"""
     expect("batch_norm_grad (cpu)", dy=(dy, ("N", "C")), x=(x, ("N", "C")),
            **_channels(gamma=gamma, mean=mean, variance=variance))
-    dx, dgamma, dbeta = empty_cpu(x.shape), empty_cpu(gamma.shape), empty_cpu(gamma.shape)
-    _share(_backward, gamma.size, x.size, dy, x, gamma, mean, variance, eps, dx, dgamma, dbeta)
-    return dx, dgamma, dbeta
+    dx, inverse = empty_cpu(x.shape), 1 / np.sqrt(np.float64(variance) + eps)
+    dbeta, dgamma = _sums(_slopes, [dy, x], mean) * np.stack([np.ones_like(inverse), inverse])
+    factor, less, tilt = np.float32([gamma * inverse, dbeta / max(len(x), 1), dgamma * inverse / max(len(x), 1)])
+    _each(_backward, [dy, x], [mean, factor, less, tilt], dx)
+    return dx, np.float32(dgamma), np.float32(dbeta)
 
 
 def _channels(**arrays):

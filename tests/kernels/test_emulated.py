@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from numbanet_kernels import cpu, examples
-from numbanet_kernels.families import gemm, gemm_rows, gemm_tiles
+from numbanet_kernels.families import conv, gemm, gemm_rows, gemm_tiles
+from numbanet_kernels.layouts.windows import Window
 from numbanet_kernels.runtime import arrays, availability, declare, emulation, launch
 
 pytestmark = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=str(availability.nvvm_problem()))
@@ -38,6 +39,8 @@ SIMPLE = {  # what no operation launches: to look at, or to compare with. What i
                          lambda x, w: x @ (w * ROWS[:, None]).T),
     "gemm_tiles_masked": (lambda x, w: gemm_tiles.gemm_tiles_masked(x, w, arrays.to_device(TILES.astype(np.int32)), 8),
                           lambda x, w: x @ (w * np.kron(TILES, np.ones((8, 8)))[:O, :I]).T),
+    "im2col": (lambda x, w: conv.conv2d_materialised(x.reshape((N, 7, 10, 1)), w.reshape((O, 1, 7, 10)), Window((7, 10))),
+               lambda x, w: (x @ w.T).reshape(N, 1, 1, O)),
 }
 
 

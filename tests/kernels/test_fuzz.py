@@ -128,6 +128,7 @@ def prepared(dev):
     from numbanet_kernels.layouts.packed import Late, SGDUpdate
     from numbanet_kernels.layouts.rows import Period
     from numbanet_kernels.layouts.tiles import Pattern, kept_tiles
+    from numbanet_kernels.layouts.windows import Blocks, Window
 
     N, I, O = SIZES
     rng, pattern = np.random.default_rng(1), Pattern((O, I), 4, 3, 1, 2)
@@ -154,6 +155,16 @@ def prepared(dev):
     yield Example("full", ((N, I), 1.5), {"out": a(N, I)})
     yield Example("reshape", (w, (I, O)), {})
     yield Example("part", (w, 2, 5), {})
+    if hasattr(dev, "conv2d"):
+        images, weight, window, slopes = a(2, 5, 4, 3), a(5, 3, 3, 3), Window((3, 3), (2, 1), (1, 1)), a(2, 3, 4, 5)
+        grouped = a(4, 2, 3, 3), window, 2
+        few = dev.upload(np.arange(1, 24, 3, dtype=np.int32))
+        some = Blocks(dev.upload(np.array([[0, 2], [1, 6], [3, 4], [2, 5]], np.int32)), 7, 4)
+        for thinned in ({}, {"rows": few}, {"blocks": some}):
+            yield Example("conv2d", (images, weight, window), {"bias": a(5), "relu": True, **thinned})
+            yield Example("conv2d_grad", (slopes, images, weight, window), {"where": slopes, "scale": 2.0, **thinned})
+        yield Example("conv2d", (a(2, 5, 4, 4), *grouped), {"rows": few})
+        yield Example("conv2d_grad", (a(2, 3, 4, 4), a(2, 5, 4, 4), *grouped), {"wants_dx": False})
     behind, held = dev.upload(np.zeros(pattern.grid, np.int32)), dev.upload(np.ones(pattern.grid, np.bool_))
     late = Late(behind, behind, held, dev.upload(kept_tiles(pattern)), dev.sgd_powers(8, 0.1, 0.9), (4, 4))
     yield Example("sgd", ([SGDUpdate(w, a(O, I), a(O, I), None, late, dev.tile_room(pattern))], 0.1, 0.9), {})
@@ -165,7 +176,8 @@ def spoiled_call(rng, call, function, values):
     for _ in range(times):
         given = [*inspect.signature(function).parameters][:len(call.arguments)]
         left_out = [p.name for p in inspect.signature(function).parameters.values()
-                    if p.name in ARRAYS and p.name not in (*given, *call.options)]
+                    if p.name in ARRAYS and p.name not in (*given, *call.options)
+                    and (call.op, p.name) not in STRUCTURES]
         if left_out and rng.random() < 0.3:
             call = call._replace(options={**call.options, left_out[rng.integers(len(left_out))]: spoiled(rng, None)})
             continue
@@ -209,6 +221,7 @@ def described(call):
 
 
 ARRAYS = {"out", "bias", "b", "where", "weights", "shift", "blocks", "inputs", "outputs", "lists", "y", "kept", "late", "into"}
+STRUCTURES = {("conv2d", "blocks"), ("conv2d_grad", "blocks")}
 UNNAMED = {"getitem", "putitem", "full", "reshape", "random_bits", "uniform", "normal", "dropout"}  # NumPy or `random` says it
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from numbanet_kernels.families import norm
 
-SHAPES = [(7, 5), (1, 3), (33, 40), (130, 33), (4, 1)]
+SHAPES = [(7, 5), (1, 3), (33, 40), (130, 33), (4, 1), (1000, 6)]
 
 
 def operands(rng, n, c):
@@ -29,6 +29,16 @@ def test_batch_norm(suffix, put, get, rng, shape):
           [norm.batch_norm_apply_reference(x, gamma, beta, mean, variance, 0.1)])
     close(map(get, backward(*map(put, (dy, x, gamma, mean, variance)), 0.1)),
           norm.batch_norm_grad_reference(dy, x, gamma, mean, variance, 0.1))
+
+
+def test_the_same_comes_out_each_time(suffix, put, get, rng):
+    dy, x, gamma, beta, mean, variance = map(put, operands(rng, 1001, 6))
+    forward, backward = (getattr(norm, f"{name}_{suffix}") for name in ("batch_norm", "batch_norm_grad"))
+    found = [[get(array) for array in (*forward(x, gamma, beta, 0.1), *backward(dy, x, gamma, mean, variance, 0.1))]
+             for _ in range(3)]
+    for again in found[1:]:
+        for first, other in zip(found[0], again, strict=True):
+            np.testing.assert_array_equal(first, other)
 
 
 @pytest.mark.parametrize("call, message", [

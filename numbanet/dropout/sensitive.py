@@ -1,0 +1,256 @@
+"""Sensitivity-aware dropout for convolutions (*DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, section 5).
+
+    rsdp    rows of the input matrix, output positions: each is kept or dropped by its rate (5.2.1)
+    bsdp    blocks of it, the same number kept in every block row, sensitive ones rather than others (5.2.2)
+
+The input matrix is cut into regions. Of each, some values are looked at; where more than a share of them is larger than a
+threshold, the region is sensitive, and is dropped at a lower rate m than the others, n (5.1). Both follow from the rate p that
+is asked for and the share s of sensitive regions in the step: m = (1 - contrast) p, and s m + (1 - s) n = p.
+"""
+from __future__ import annotations
+
+import collections
+import copy
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+from ..autograd import no_grad
+from ..layers import Site, Step
+from ..plans import BlockPlan, IndexPlan, Plan
+from ..tensor import Tensor
+from .base import Dropout, Rate
+
+MOST = 0.95       # rates of single regions are at most so high
+SCALED_BY = 4096  # values of an input that tell its scale
+STEPS = 12        # of the search for a threshold: each halves what is not known of it
+LOOKS = 12        # at other places, of each of its steps: with one, the share of sensitive regions comes out up to .11 off
+COLUMNS = 64      # of a block at most: fewer, and products with its rows of the weight are short
+THREADS = 2       # block rows there are at least, where images do not straddle them
+ROWS = 512        # of a block, about: fewer, and gathering its rows of the weight takes longer than the product
+
+
+class SensitiveDropout(Dropout):
+    """Base of rsdp and bsdp: which regions are sensitive, and how often each kind is dropped.
+
+    Parameters
+    ----------
+    rate : float, sequence of float, or function of the epoch, default=0.5
+        Share of the input matrix that is dropped, in [0, 1), for all convolutions or one for each.
+    sample : float, default=0.3
+        Share k of a region's values that is looked at, in (0, 1] (the paper's example).
+    most : int, default=16
+        At most so many values of a region: the paper names no bound, but a share of 4608 values is worth as much as that of a
+        few, and looking at them would cost more than the product saves.
+    votes : float, default=0.5
+        A region is sensitive where more than this share t of them is large (the paper's example).
+    sensitive : float, default=0.3
+        Share of the regions that `calibrated` makes sensitive.
+    contrast : float, default=0.5
+        How much less often than the others sensitive regions are dropped, in [0, 1]: they have the rate (1 - contrast) p. With
+        0 all are dropped alike, by chance.
+    scale : {"none", "rate"}, default="none"
+        What is kept is multiplied by 1, or by 1 / (1 - p), so that sums have the mean they have without dropout.
+    thresholds : dict of int to float, optional
+        By the number of the convolution, what counts as large, in units of its input's mean magnitude. `fit` finds it for
+        those without, from some of the training data (`calibrated`).
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range.
+    """
+
+    kind, looks = "patches", True
+
+    def __init__(self, rate: Rate = 0.5, sample: float = 0.3, most: int = 16, votes: float = 0.5, sensitive: float = 0.3,
+                 contrast: float = 0.5, scale: str = "none", thresholds: dict[int, float] | None = None) -> None:
+        super().__init__(rate)
+        for name, value, low, high in (("sample", sample, 0, 1), ("votes", votes, 0, 1), ("sensitive", sensitive, 0, 1),
+                                       ("contrast", contrast, 0, 1)):
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= value <= high:
+                raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
+        if not isinstance(most, numbers.Integral) or most < 1:
+            raise ValueError(f"most must be a positive integer, got {most!r}")
+        if scale not in ("none", "rate"):
+            raise ValueError(f"scale must be 'none' or 'rate', got {scale!r}")
+        self.sample, self.most, self.votes, self.sensitive = sample, most, votes, sensitive
+        self.contrast, self.scale, self.thresholds = contrast, scale, dict(thresholds or {})
+        self._given = self.thresholds
+        self._seen: dict[int, list] = collections.defaultdict(list)
+
+    # --- what subclasses say ------------------------------------------------------------------------------------------
+    def region(self, images: int, places: int, window: Any, channels: int) -> tuple[int, int]:
+        """Rows and columns of a region, for so many images of so many output positions."""
+        raise NotImplementedError
+
+    def places(self, size: tuple[int, int], count: int, rng: np.random.Generator) -> np.ndarray:
+        """(count, 2): which values of each region are looked at, by their distance from its first row and column."""
+        return np.stack([rng.integers(max(side, 1), size=count) for side in size], 1)
+
+    def choose(self, sensitive: np.ndarray, images: int, shape: tuple[int, int], region: tuple[int, int],
+               rates: tuple[float, float], scale: float, rng: np.random.Generator) -> Plan:
+        """The plan for an input matrix of this shape, of so many images, in which these regions are sensitive; rates (m, n)."""
+        raise NotImplementedError
+
+    # --- sensitivity --------------------------------------------------------------------------------------------------
+    def plan(self, site, rng):
+        return None
+
+    def look(self, site, x, w, rng):
+        rate = self.rate_of(site)
+        if not rate:
+            return None
+        shape, region, counts, looked = self._count(site, x, rng, self.thresholds.get(site.number, 1.0))
+        sensitive = counts > self.votes * looked
+        share = float(sensitive.mean()) if sensitive.size else 0.0
+        plan = self.choose(sensitive, x.shape[0], shape, region, rates_of(rate, share, self.contrast),
+                           1.0 if self.scale == "none" else 1 / (1 - rate), rng)
+        self._seen[site.number].append((1 - plan.density, share))
+        return plan
+
+    def _count(self, site: Site, x: Tensor, rng: np.random.Generator, threshold: float) -> tuple:
+        """(shape of the input matrix, of a region, how many values of each region are large, how many were looked at)"""
+        layer, dev = site.layer, x.device
+        n, height, width, channels = x.shape
+        places, depth = math.prod(layer.window.positions(height, width)), math.prod(layer.window.kernel) * channels
+        region = self.region(n, places, layer.window, channels)
+        size = min(region[0], n * places), min(region[1], depth)
+        looked = max(min(math.ceil(self.sample * math.prod(size)), self.most), 1)
+        offsets = np.sort(self.places(size, looked, rng), axis=0).astype(np.int32)
+        counts = dev.download(dev.count_large(x.data, layer.window, *region, dev.upload(offsets), threshold * scale_of(x)))
+        return (n * places, depth), region, counts, looked
+
+    def calibrated(self, model, x):
+        """This policy with the thresholds that it was not given, found from what comes to the convolutions for samples x: with
+        them the share `sensitive` of the regions is sensitive. They are relative to an input's mean magnitude, because that
+        changes in training; how values are spread around it changes too, so `fit` finds them anew before each epoch."""
+        found, sites = dict(self._given), {(site.layer, site.name): site for site in model.droppable(self.kind)}
+
+        def look(layer, name, values, w):
+            site = sites.get((layer, name))
+            if site is not None and site.number not in found:
+                found[site.number] = self._threshold(site, values)
+
+        with no_grad():
+            model(x, Step(x.device, look=look))
+        policy = copy.copy(self)
+        policy.thresholds, policy._seen = found, collections.defaultdict(list)
+        return policy
+
+    def _threshold(self, site: Site, x: Tensor) -> float:
+        low, high = 0.0, 64.0
+        for _ in range(STEPS):
+            middle, rng = (low + high) / 2, np.random.default_rng(site.number)
+            found = [self._count(site, x, rng, middle)[2:] for _ in range(LOOKS)]
+            share = np.mean([counts > self.votes * looked for counts, looked in found])
+            low, high = (middle, high) if share > self.sensitive else (low, middle)
+        return (low + high) / 2
+
+    def report(self):
+        """{"dropped", "sensitive"}: by convolution, the share of the input matrix that was dropped and that of the regions that
+        were sensitive, in the mean over the steps since the last call."""
+        means = {number: np.mean(seen, axis=0) for number, seen in sorted(self._seen.items())}
+        self._seen.clear()
+        return {name: [float(mean[i]) for mean in means.values()] for i, name in enumerate(("dropped", "sensitive"))}
+
+
+def scale_of(x: Tensor) -> float:
+    """The mean magnitude of some values of a tensor."""
+    every = max(x.size // SCALED_BY, 1) | 1  # odd: channels are often a power of two
+    places = np.arange(0, x.size, every, dtype=np.int32)
+    values = x.device.take_rows(x.device.reshape(x.data, (x.size, 1)), x.device.upload(places))
+    return float(np.abs(x.device.download(values)).mean()) if places.size else 0.0
+
+
+def rates_of(rate: float, share: float, contrast: float) -> tuple[float, float]:
+    """(m, n): the rates of sensitive regions, a share of all, and of the others, whose mean is the rate."""
+    low = (1 - contrast) * rate
+    high = low if share >= 1 else min((rate - share * low) / (1 - share), max(MOST, rate))
+    return (rate if share >= 1 else low if share == 0 else (rate - (1 - share) * high) / share), high
+
+
+class RowSensitiveDropout(SensitiveDropout):
+    """rsdp: rows of a convolution's input matrix are dropped; its output is 0 at their positions (5.2.1).
+
+    Parameters
+    ----------
+    rate, sample, most, votes, sensitive, contrast, scale, thresholds
+        As for `SensitiveDropout`.
+    rows : int, default=8
+        Neighbouring rows of a region: they see nearly the same pixels, and are sensitive together. Each is drawn by itself.
+    together : int, default=1
+        So many images in a row of the batch drop the same positions, by what the first of them is like.
+    """
+
+    name = "rsdp"
+
+    def __init__(self, rate: Rate = 0.5, sample: float = 0.3, most: int = 16, votes: float = 0.5, sensitive: float = 0.3,
+                 contrast: float = 0.5, scale: str = "none", thresholds: dict[int, float] | None = None, rows: int = 8,
+                 together: int = 1) -> None:
+        super().__init__(rate, sample, most, votes, sensitive, contrast, scale, thresholds)
+        for name, value in (("rows", rows), ("together", together)):
+            if not isinstance(value, numbers.Integral) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        self.rows, self.together = rows, together
+
+    def region(self, images, places, window, channels):
+        return self.rows, math.prod(window.kernel) * channels
+
+    def places(self, size, count, rng):  # of one row: where its patch begins is worked out once
+        return np.stack([np.full(count, rng.integers(max(size[0], 1))), rng.integers(max(size[1], 1), size=count)], 1)
+
+    def choose(self, sensitive, images, shape, region, rates, scale, rng):
+        low, high = (np.uint16(min(round(rate * 65536), 65535)) for rate in rates)
+        likely = np.repeat(sensitive[:, 0], self.rows)[:shape[0]].reshape(images, -1)[::self.together]
+        kept = rng.integers(65536, size=likely.shape, dtype=np.uint16) >= np.where(likely, low, high)
+        kept = kept if self.together == 1 else np.repeat(kept, self.together, axis=0)[:images]
+        return IndexPlan(shape[0], np.flatnonzero(kept), scale)
+
+
+class BlockSensitiveDropout(SensitiveDropout):
+    """bsdp: blocks of a convolution's input matrix are dropped, the same number in every block row (5.2.2).
+
+    Of each block row the blocks are kept that come first in a random order, in which a block's chance grows with 1 - its rate.
+
+    Parameters
+    ----------
+    rate, sample, most, votes, sensitive, contrast, scale, thresholds
+        As for `SensitiveDropout`; a block is a region.
+    rows, columns : int, optional
+        Of a block. By default as many output positions as divide an image, or images that fill them, up to 512 and to
+        half of all, so that two threads have some; and the channels of a tap, up to 64.
+    """
+
+    name = "bsdp"
+
+    def __init__(self, rate: Rate = 0.5, sample: float = 0.3, most: int = 16, votes: float = 0.5, sensitive: float = 0.3,
+                 contrast: float = 0.5, scale: str = "none", thresholds: dict[int, float] | None = None,
+                 rows: int | None = None, columns: int | None = None) -> None:
+        super().__init__(rate, sample, most, votes, sensitive, contrast, scale, thresholds)
+        for name, value in (("rows", rows), ("columns", columns)):
+            if value is not None and (not isinstance(value, numbers.Integral) or value < 1):
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        self.rows, self.columns = rows, columns
+
+    def region(self, images, places, window, channels):
+        most = max(min(ROWS, images * places // THREADS), 1)
+        rows = places * max(most // max(places, 1), 1) if places <= most else _divisor(places, most)
+        columns = _divisor(channels, COLUMNS) if channels > 4 else channels * window.kernel[1]
+        return self.rows or rows, self.columns or columns
+
+    def choose(self, sensitive, images, shape, region, rates, scale, rng):
+        count = sensitive.shape[1]
+        wanted = (1 - (sensitive.mean() * rates[0] + (1 - sensitive.mean()) * rates[1])) * count if sensitive.size else count
+        keep = min(int(wanted + rng.random()), count)
+        order = rng.standard_exponential(sensitive.shape, np.float32) / np.where(sensitive, *(np.float32(1 - r) for r in rates))
+        chosen = np.sort(np.argpartition(order, min(keep, count - 1), axis=1)[:, :keep], axis=1)
+        return BlockPlan(shape, *region, chosen, scale)
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest divisor of n up to a bound, or the bound itself where that leaves little."""
+    best = max(d for d in range(1, min(n, most) + 1) if n % d == 0)
+    return best if 2 * best >= min(n, most) else min(n, most)

@@ -1,0 +1,158 @@
+"""Conv2d: a product with patches of images, of which plans may leave out filters, output positions, or blocks."""
+from __future__ import annotations
+
+import functools
+import math
+import numbers
+
+import numpy as np
+
+from numbanet_kernels.layouts.windows import Window
+
+from .. import ops
+from ..device import Device
+from ..plans import AxisPlan, BernoulliPlan, BlockPlan
+from ..tensor import Tensor
+from .activation import ReLU
+from .base import Cost, Flow, Form, Layer, part_of
+from .pooling import Pair, pair
+from .step import Site, Step
+
+
+def positions_of(layer: Layer, form: Form, window: Window, channels: int | None = None) -> tuple[int, int]:
+    """How many positions a window has on the images of a form, which the layer takes; ValueError where it does not."""
+    if len(form.shape) != 4 or (channels is not None and form.shape[1] not in (None, channels)) or None in form.shape[2:]:
+        asked = f"({'C' if channels is None else channels}, H, W)"
+        raise ValueError(f"{layer!r}: it takes images {asked}, and its input is of shape {form.shape[1:]} a sample")
+    found = window.positions(*form.shape[2:])
+    if not min(found):
+        raise ValueError(f"{layer!r}: its window is larger than the images {form.shape[2:]} with their padding")
+    return found
+
+
+class Conv2d(Layer):
+    """y[n, o, oh, ow] = sum x[n, c, oh sh - ph + kh dh, ow sw - pw + kw dw] w[o, c, kh, kw] + b[o].   x (N, C, H, W)
+
+    Inside, images have their channels last, and the sum is a product with the input matrix (N OH OW, KH KW C), which is never
+    built (`numbanet_kernels.families.conv`). An `AxisPlan` at the site "output" keeps some filters: y holds their channels
+    alone. At the site "input" an `AxisPlan` keeps rows of the input matrix, output positions, and a `BlockPlan` blocks of it.
+    Arguments, names and shapes are PyTorch's.
+
+    Parameters
+    ----------
+    in_channels, out_channels : int
+    kernel_size : int or pair
+        Along the height and the width.
+    stride, padding, dilation : int or pair, default=1, 0, 1
+    groups : int, default=1
+        The channels are cut into so many groups, and each output sees those of its own.
+    bias : bool, default=True
+        Whether to add b.
+    init : {"he", "glorot"}, default="he"
+        As for `Linear`, with C KH KW / groups inputs.
+    rng : numpy.random.Generator or int, optional
+        Where the initial weights come from.
+    device : str or Device, default="cpu"
+
+    Raises
+    ------
+    ValueError
+        If a size is out of range, or the groups do not divide the channels; before training, if the images do not fit.
+    TypeError
+        If a length is no int.
+    """
+
+    recordable = True
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0,
+                 dilation: Pair = 1, groups: int = 1, bias: bool = True, init: str = "he",
+                 rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
+        for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
+            if not isinstance(value, numbers.Integral) or value < 1:
+                raise ValueError(f"Conv2d: {name} must be a positive integer, got {value!r}")
+        if in_channels % groups or out_channels % groups:
+            raise ValueError(f"Conv2d: {groups} groups do not divide {in_channels} and {out_channels} channels")
+        if init not in ("he", "glorot"):
+            raise ValueError(f"Conv2d: init must be 'he' or 'glorot', got {init!r}")
+        self.window = Window(pair("Conv2d: kernel_size", kernel_size), pair("Conv2d: stride", stride),
+                             pair("Conv2d: padding", padding), pair("Conv2d: dilation", dilation))
+        if min(*self.window.kernel, *self.window.stride, *self.window.dilation) < 1 or min(self.window.padding) < 0:
+            raise ValueError(f"Conv2d: kernel_size, stride and dilation must be positive, and padding from 0 on: {self.window}")
+        self.groups = int(groups)
+        shape = (out_channels, in_channels // groups, *self.window.kernel)
+        taps = math.prod(self.window.kernel)
+        bound = math.sqrt(6 / (shape[1] * taps + (0 if init == "he" else out_channels // groups * taps)))
+        self.weight = Tensor(np.random.default_rng(rng).uniform(-bound, bound, shape), device, requires_grad=True)
+        self.bias = Tensor(np.zeros(out_channels), device, requires_grad=True) if bias else None
+
+    @property
+    def out_channels(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def in_channels(self) -> int:
+        return self.weight.shape[1] * self.groups
+
+    def sites(self):
+        taps = math.prod(self.window.kernel)
+        return (Site(self, "output", "output", (self.out_channels, self.weight.shape[1] * taps)),
+                Site(self, "input", "patches", (self.out_channels, self.weight.shape[1] * taps)))
+
+    def forward(self, flow: Flow, step: Step, relu: bool = False) -> Flow:
+        """act(conv(x) + b), act the identity or ReLU, as far as the step's plans keep it."""
+        flow = flow.settled() if flow.channels_last else flow
+        if flow.x.ndim != 4 or (flow.kept is None and flow.x.shape[3 if flow.channels_last else 1] != self.in_channels):
+            raise ValueError(f"{self!r}: x {flow.x.shape} is not of images ({self.in_channels}, H, W)")
+        flow = flow.images() if self.groups == 1 or flow.kept is None else Flow(flow.dense()).images()
+        step.look(self, Flow(flow.x), self.weight, "input")
+        own, inner = self._plans(step, math.prod((flow.x.shape[0], *self.window.positions(*flow.x.shape[1:3]))))
+        rows, part = (step.kept(self, name) if isinstance(plan, kind) else None
+                      for name, plan, kind in (("output", own, AxisPlan), ("input", inner, (AxisPlan, BlockPlan))))
+        if isinstance(inner, BlockPlan) and flow.kept is not None:
+            flow = Flow(flow.dense()).images()
+        y = ops.conv2d(flow.x, self.weight, self.bias, window=self.window, groups=self.groups, relu=relu, rows=rows,
+                       cols=flow.kept, **{"blocks" if isinstance(inner, BlockPlan) else "positions": part})
+        return Flow(y, rows, (own,) if isinstance(own, BernoulliPlan) else (), True)
+
+    def _plans(self, step: Step, positions: int | None = None):
+        """The step's plans for the output and the input; TypeError or ValueError where they are not made for this layer."""
+        own, inner = step.plan(self), step.plan(self, "input")
+        if not (own is None or isinstance(own, (AxisPlan, BernoulliPlan))):
+            raise TypeError(f"{self!r}: it does not know the plan {own!r}; its output takes an AxisPlan or a BernoulliPlan")
+        if not (inner is None or isinstance(inner, (AxisPlan, BlockPlan))):
+            raise TypeError(f"{self!r}: it does not know the plan {inner!r}; its input takes an AxisPlan or a BlockPlan")
+        if own is not None and own.n != self.out_channels:
+            raise ValueError(f"{self!r}: {own} is not made for its {self.out_channels} filters")
+        shape = positions, math.prod(self.weight.shape[1:])
+        if inner is not None and positions is not None and inner.shape != shape[:len(inner.shape)]:
+            raise ValueError(f"{self!r}: {type(inner).__name__} of shape {inner.shape} is not made for an input matrix {shape}")
+        if self.groups > 1 and (isinstance(own, AxisPlan) or isinstance(inner, BlockPlan)):
+            raise ValueError(f"{self!r}: plans of filters and of blocks are for layers without groups")
+        return own, inner
+
+    def absorb(self, following):
+        return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
+
+    def cost(self, form, step):
+        positions = positions_of(self, form, self.window, self.in_channels)
+        own, inner = self._plans(step)
+        rows = own if isinstance(own, AxisPlan) else None
+        outer = self.out_channels if rows is None else rows.count
+        share = 1.0 if form.kept is None or self.groups > 1 else form.kept.density
+        count = (form.shape[0] or 1) * math.prod(positions)
+        flops = 2.0 * count * outer * math.prod(self.weight.shape[1:]) * share * (1.0 if inner is None else inner.density)
+        ends = 4.0 * (math.prod(n or 1 for n in form.shape) * share + count * outer)
+        size, others = 4.0 * self.weight.size, 2 if form.differentiable else 1
+        return (Cost(flops, others * flops, ends + size, others * (ends + size)),
+                Form((form.shape[0], self.out_channels, *positions), rows, True))
+
+    def reads(self, step):
+        plan = step.plan(self)
+        return part_of(self.weight, plan, step) if plan else {}
+
+    def __repr__(self) -> str:
+        kernel, *others = (both[0] if both[0] == both[1] else both for both in self.window)
+        said = [str(self.in_channels), str(self.out_channels), str(kernel)]
+        said += [f"{name}={value}" for name, value, usual in zip(Window._fields[1:], others, (1, 0, 1)) if value != usual]
+        said += [f"groups={self.groups}"] * (self.groups > 1) + ["bias=False"] * (self.bias is None)
+        return f"Conv2d({', '.join(said)})"

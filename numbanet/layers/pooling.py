@@ -1,0 +1,179 @@
+"""Pooling of images: MaxPool2d, AvgPool2d, AdaptiveAvgPool2d."""
+from __future__ import annotations
+
+import numbers
+
+from numbanet_kernels.layouts.windows import Bins, Window, check_pooling
+
+from .. import ops
+from ..plans import AxisPlan
+from ..tensor import Tensor
+from .base import Cost, Layer
+
+Pair = int | tuple[int, int]
+
+
+def pair(name: str, value: Pair) -> tuple[int, int]:
+    """An int for both axes, or a pair of ints as it is; TypeError else."""
+    both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(both) != 2 or not all(isinstance(n, numbers.Integral) and not isinstance(n, bool) for n in both):
+        raise TypeError(f"{name} must be an int or a pair of ints, got {value!r}")
+    return int(both[0]), int(both[1])
+
+
+class Pooling(Layer):
+    """Base: each channel of an image by itself. Compact channels stay compact."""
+
+    window: Window | Bins
+
+    def pool(self, x: Tensor) -> Tensor:
+        """x (N, H, W, C) -> y (N, OH, OW, C)"""
+        raise NotImplementedError
+
+    def forward(self, flow, step):
+        if not flow.channels_last and flow.x.ndim != 4:
+            raise ValueError(self._misfit(flow.x.shape[1:]))
+        flow = flow.images()
+        return flow._replace(x=self.pool(flow.x))
+
+    def _misfit(self, shape):
+        return f"{self!r}: its input is of shape {tuple(shape)} a sample; it takes (C, H, W)"
+
+    def cost(self, form, step):
+        if len(form.shape) != 4:
+            raise ValueError(self._misfit(form.shape[1:]))
+        n, channels, height, width = form.shape
+        if height is None or width is None:
+            return Cost(), form._replace(shape=(n, channels, None, None))
+        positions = self.window.positions(height, width)
+        if min(height, width, *positions) < 1:
+            raise ValueError(f"{self!r}: its window is larger than its input, images of {height} x {width} pixels")
+        held = 4.0 * (n or 1) * ((channels or 1) if form.kept is None else form.kept.count)
+        size = held * (height * width + positions[0] * positions[1])
+        return Cost(0.0, 0.0, size, size), form._replace(shape=(n, channels, *positions))
+
+    def commutes(self, plan):
+        return isinstance(plan, AxisPlan) and plan.scale > 0
+
+
+class MaxPool2d(Pooling):
+    """y = the largest value that each window sees.   x (N, C, H, W) -> y (N, C, OH, OW)
+
+    Arguments, values and gradients are PyTorch's. Padding never is the largest; of equal values the first gets the gradient.
+
+    Parameters
+    ----------
+    kernel_size : int or (int, int)
+        Height and width of the window.
+    stride : int or (int, int), optional
+        How far windows are apart; by default as far as they reach, kernel_size.
+    padding : int or (int, int), default=0
+        Pixels added at each edge, at most half the kernel.
+    dilation : int or (int, int), default=1
+        How far the pixels of a window are apart.
+    ceil_mode : bool, default=False
+        Only False: windows that stick out of the padded image are left out.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range.
+    TypeError
+        If a length is no int.
+    """
+
+    recordable = True
+
+    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
+                 ceil_mode: bool = False) -> None:
+        if ceil_mode:
+            raise ValueError("MaxPool2d: ceil_mode=True is not supported; pad the images instead")
+        self.window = Window(pair("MaxPool2d: kernel_size", kernel_size),
+                             pair("MaxPool2d: stride", kernel_size if stride is None else stride),
+                             pair("MaxPool2d: padding", padding), pair("MaxPool2d: dilation", dilation))
+        check_pooling("MaxPool2d", self.window)
+
+    def pool(self, x):
+        return ops.max_pool2d(x, window=self.window)
+
+    def __repr__(self) -> str:
+        kernel, stride, padding, dilation = self.window
+        return f"MaxPool2d({kernel}, stride={stride}, padding={padding}, dilation={dilation})"
+
+
+class AvgPool2d(Pooling):
+    """y = the mean of what each window sees.   x (N, C, H, W) -> y (N, C, OH, OW)
+
+    Arguments, values and gradients are PyTorch's.
+
+    Parameters
+    ----------
+    kernel_size : int or (int, int)
+        Height and width of the window.
+    stride : int or (int, int), optional
+        How far windows are apart; by default as far as they reach, kernel_size.
+    padding : int or (int, int), default=0
+        Zeros added at each edge, at most half the kernel.
+    ceil_mode : bool, default=False
+        Only False: windows that stick out of the padded image are left out.
+    count_include_pad : bool, default=True
+        Whether the zeros of padding count in the mean.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range.
+    TypeError
+        If a length is no int.
+    """
+
+    recordable = True
+
+    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
+                 count_include_pad: bool = True) -> None:
+        if ceil_mode:
+            raise ValueError("AvgPool2d: ceil_mode=True is not supported; pad the images instead")
+        self.window = Window(pair("AvgPool2d: kernel_size", kernel_size),
+                             pair("AvgPool2d: stride", kernel_size if stride is None else stride),
+                             pair("AvgPool2d: padding", padding))
+        self.count_include_pad = bool(count_include_pad)
+        check_pooling("AvgPool2d", self.window)
+
+    def pool(self, x):
+        return ops.avg_pool2d(x, window=self.window, count_include_pad=self.count_include_pad)
+
+    def __repr__(self) -> str:
+        kernel, stride, padding, _ = self.window
+        counted = "" if self.count_include_pad else ", count_include_pad=False"
+        return f"AvgPool2d({kernel}, stride={stride}, padding={padding}{counted})"
+
+
+class AdaptiveAvgPool2d(Pooling):
+    """y = the mean of each of OH x OW parts of an image, whatever its size.   x (N, C, H, W) -> y (N, C, OH, OW)
+
+    Part i of OH goes from pixel floor(i H / OH) to before ceil((i + 1) H / OH), as PyTorch's.
+
+    Parameters
+    ----------
+    output_size : int or (int, int)
+        OH and OW.
+
+    Raises
+    ------
+    ValueError
+        If a size is not positive.
+    TypeError
+        If it is no int.
+    """
+
+    recordable = True
+
+    def __init__(self, output_size: Pair) -> None:
+        self.window = Bins(*pair("AdaptiveAvgPool2d: output_size", output_size))
+        check_pooling("AdaptiveAvgPool2d", self.window)
+
+    def pool(self, x):
+        return ops.adaptive_avg_pool2d(x, size=self.window)
+
+    def __repr__(self) -> str:
+        return f"AdaptiveAvgPool2d({tuple(self.window)})"

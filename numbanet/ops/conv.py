@@ -1,0 +1,101 @@
+"""Convolutions of images with channels last, x (N, H, W, C) -> y (N, OH, OW, O); dy is the gradient of the result."""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from numbanet_kernels.layouts.windows import Window
+
+from ..autograd import op
+from ..gradients import Packed
+from ..plans import AxisPlan, BlockPlan, IndexPlan, Kept
+from ..plans.kept import KeptAxis, KeptBlocks, kept, on, packing, whole_axis
+from .linear import vector_gradient
+
+
+@functools.lru_cache(maxsize=1024)
+def _columns(plan: AxisPlan, taps: int) -> IndexPlan:
+    """The kept channels of a weight (O, C, KH, KW) as columns of the matrix (O, C KH KW)."""
+    return IndexPlan(plan.n * taps, (np.asarray(plan.indices())[:, None] * taps + np.arange(taps)).reshape(-1))
+
+
+def _own(dev: Any, w: Any, rows: KeptAxis, cols: KeptAxis) -> Any:
+    """The kept filters and channels of a weight."""
+    outs, channels, *kernel = w.shape
+    if rows.plan.count == outs and cols.plan.count == channels:
+        return w
+    places = np.add.outer(rows.plan.indices() * channels, cols.plan.indices()).astype(np.int32)
+    return dev.reshape(dev.take_rows(dev.reshape(w, (outs * channels, *kernel)), dev.upload(places)), (*places.shape, *kernel))
+
+
+@op(fuses=True)
+def conv2d(dev, x, w, b=None, *, window: Window, groups: int = 1, relu: bool = False, rows: AxisPlan | Kept | None = None,
+           cols: AxisPlan | Kept | None = None, positions: AxisPlan | Kept | None = None,
+           blocks: BlockPlan | Kept | None = None):
+    """y[n, oh, ow, o] = act(sum x[n, oh sh - ph + kh dh, ow sw - pw + kw dw, c] w[o, c, kh, kw] + b[o]), x 0 outside the image.
+
+    The sum is over kh, kw and the channels c of o's group; stride, padding and dilation are those of the window. What plans
+    leave out is not computed:
+
+    rows, cols   filters and input channels: x and y are compact, they hold the kept channels alone
+    positions    rows of the input matrix (N OH OW, KH KW C): y is 0 at all other positions
+    blocks       blocks of the input matrix
+
+    With rows or positions y is multiplied by the plan's scale; with blocks the sum is.
+
+    Parameters
+    ----------
+    x : (N, H, W, C)
+    w : (O, C / groups, KH, KW)
+    b : (O,) or None
+
+    Raises
+    ------
+    ValueError
+        If shapes or plans do not fit together, or there are groups and plans of channels or blocks as well.
+    TypeError
+        If a plan is of another kind.
+    """
+    shape = tuple(w.shape)
+    if (rows is not None or cols is not None) and (groups > 1 or blocks is not None):
+        raise ValueError(f"conv2d: channels of {groups} groups{' and blocks' * (blocks is not None)} cannot be left out")
+    rows, cols = ((whole_axis(n, dev) if plan is None else on("conv2d", plan, dev, KeptAxis, (n,)))
+                  for plan, n in ((rows, shape[0]), (cols, shape[1])))
+    options = {"window": window, "groups": groups}
+    scale, own = rows.plan.scale, _own(dev, w, rows, cols)
+    own_b = b if b is None or own is w else dev.take_rows(b, rows.kept)
+    if positions is not None:
+        size = x.shape[0] * int(np.prod(window.positions(*x.shape[1:3])))
+        positions = on("conv2d", positions, dev, KeptAxis, (size,))
+        options["rows"], scale = positions.alone, scale * positions.plan.scale
+    if blocks is not None:
+        blocks = on("conv2d", blocks, dev, KeptBlocks)
+        options["blocks"] = blocks.blocks
+    sums_scale = scale * (blocks.plan.scale if blocks else 1.0)
+    biased = own_b if own_b is None or scale == 1.0 else dev.affine(own_b, mul=scale)
+    y = dev.conv2d(x, own, bias=biased, relu=relu, scale=sums_scale, **options)
+    found: dict[str, Any] = {}
+
+    def gradients(dy, wants_dx=False):
+        dx, found["w"], found["b"] = dev.conv2d_grad(dy.dense(dev), x, own, where=y if relu else None, scale=sums_scale,
+                                                     wants_dx=wants_dx, **options)
+        return dx
+
+    def dw(dy):
+        if "w" not in found:
+            gradients(dy)
+        values = found.pop("w")
+        if own is w:
+            return values
+        columns = kept(_columns(cols.plan, shape[2] * shape[3]), dev)
+        return Packed(dev.reshape(values, (rows.plan.count, columns.plan.count)), packing(rows, columns), shape)
+
+    def db(dy):
+        if "b" not in found:
+            gradients(dy)
+        sums = found.pop("b") if scale == 1.0 else dev.affine(found.pop("b"), mul=scale)
+        return sums if own is w else vector_gradient(sums, rows)
+
+    return y, (lambda dy: gradients(dy, True), dw, db)

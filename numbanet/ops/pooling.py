@@ -1,0 +1,50 @@
+"""Pooling of images, channels last; dy is the gradient of the result."""
+from __future__ import annotations
+
+from numbanet_kernels.layouts.windows import Bins, Window
+
+from ..autograd import op
+
+
+@op
+def max_pool2d(dev, x, *, window: Window):
+    """y[n, oh, ow, c] = max of x[n, h, w, c] over the pixels that the window sees there; padding never is the largest.
+
+    x (N, H, W, C) -> y (N, OH, OW, C). The gradient goes to the first pixel that is the largest.
+
+    Raises
+    ------
+    ValueError
+        If x has other axes or is smaller than the window, or padding is more than half the kernel.
+    """
+    y, places = dev.max_pool(x, window)
+    shape = tuple(x.shape)
+    return y, (lambda dy: dev.max_pool_grad(dy, places, window, shape),)
+
+
+@op
+def avg_pool2d(dev, x, *, window: Window | Bins, count_include_pad: bool = True):
+    """y[n, oh, ow, c] = mean of x[n, h, w, c] over the pixels that the window sees there; of padding, 0, if it is counted.
+
+    x (N, H, W, C) -> y (N, OH, OW, C)
+
+    Raises
+    ------
+    ValueError
+        If x has other axes or is smaller than the window, padding is more than half the kernel, or the kernel has holes.
+    """
+    y, shape = dev.avg_pool(x, window, count_include_pad), tuple(x.shape)
+    return y, (lambda dy: dev.avg_pool_grad(dy, window, shape, count_include_pad),)
+
+
+def adaptive_avg_pool2d(x, *, size: tuple[int, int]):
+    """y[n, i, j, c] = mean of x[n, h, w, c], h from floor(i H / OH) to before ceil((i + 1) H / OH), w likewise.
+
+    x (N, H, W, C) -> y (N, OH, OW, C), size (OH, OW)
+
+    Raises
+    ------
+    ValueError
+        If x has other axes, or a size is not positive.
+    """
+    return avg_pool2d(x, window=Bins(*size))

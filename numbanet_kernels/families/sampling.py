@@ -1,0 +1,128 @@
+"""Sampling the input matrix A of a convolution (`conv`) without building it:
+
+    count_large    counts[b, q] = how many of the sampled values of region (b, q) of A are larger than a threshold in magnitude
+
+A is cut into regions of height x width. Of each the same places are looked at, offsets (S, 2) from its first row and column;
+rows beyond the last one count as the last, and columns beyond the last one as small.
+"""
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+from numba import int32
+
+from ..host import patches, threads
+from ..layouts.windows import Window
+from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.expect import INT32, expect
+from ..runtime.launch import launch
+from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, upload_cuda
+from .conv import im2col_reference
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def count_large_reference(x, window, height, width, offsets, threshold):
+    """counts (regions along the rows, along the columns)"""
+    a = np.abs(im2col_reference(x, window)[0])
+    rows, columns = (-(-n // side) for n, side in zip(a.shape, (height, width)))
+    found = np.zeros((rows, columns))
+    for row, column in np.asarray(offsets):
+        at = np.minimum(np.arange(rows) * height + row, len(a) - 1)
+        across = np.arange(columns) * width + column
+        inside = across < a.shape[1]
+        found[:, inside] += a[at][:, across[inside]] > threshold
+    return found
+
+
+def _checked(op, x, window, height, width, offsets):
+    """(regions along the rows, along the columns), what `patches` takes of the images, and its table of single columns."""
+    expect(op, x=(x, ("N", "H", "W", "C")), offsets=(offsets, ("S", 2), INT32))
+    positions = window.positions(*x.shape[1:3])
+    total, depth = x.shape[0] * math.prod(positions), math.prod(window.kernel) * x.shape[3]
+    if min(height, width) < 1:
+        raise ValueError(f"{op}: regions of {height} x {width} must be at least 1 x 1")
+    geometry = patches.geometry(window, x.shape, positions)
+    return (-(-total // height), -(-depth // width)), geometry, _single(window, x.shape[3])
+
+
+@functools.lru_cache(maxsize=256)
+def _single(window, channels):
+    return patches.segments(window, channels, channels, 1)[0]
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+@host_kernel("void(f4[::1], i8, i8[::1], i8[:, ::1], i8, i8, i8, i4[:, ::1], f4, i4[:, ::1], i8, i8)")
+def _count(pixels, channels, geometry, table, rows, height, width, offsets, threshold, counts, first, stop):
+    """The regions of the block rows first … stop - 1."""
+    numbers = patches._numbers(geometry)
+    tall, line = numbers[0], numbers[1] * channels
+    for b in range(first, stop):
+        own, before = counts[b], -1
+        own[:] = 0
+        base, top, left = 0, 0, 0
+        for s in range(offsets.shape[0]):
+            row = min(b * height + offsets[s, 0], rows - 1)
+            if row != before:
+                base, top, left = patches._place(row, numbers, channels)
+                before = row
+            for q in range(own.size):
+                column = q * width + offsets[s, 1]
+                if 0 <= column < table.shape[0]:
+                    h, at = top + table[column, 0], left + table[column, 1]
+                    if 0 <= h < tall and 0 <= at < line and abs(pixels[(base + h) * line + at]) > threshold:
+                        own[q] += 1
+
+
+def count_large_cpu(x, window, height, width, offsets, threshold):
+    """counts[b, q] = how many of the sampled values of region (b, q) of A are larger than a threshold in magnitude"""
+    shape, geometry, table = _checked("count_large (cpu)", x, window, height, width, offsets)
+    counts = empty_cpu(shape, np.int32)
+    rows = x.shape[0] * int(geometry[6] * geometry[7])
+
+    def work(part):
+        own = part.of(shape[0])
+        _count(x.reshape(-1), x.shape[3], geometry, table, rows, height, width, offsets, threshold, counts, own.start, own.stop)
+
+    threads.share(work, 4 * counts.size * len(offsets))
+    return counts
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels("sampling")
+def _counting():
+    @kernel("void(f4[::1], f4, i4[:, ::1], i4[::1], i4[:, ::1], i4[:, ::1], i4, i4, i4)")
+    def count(pixels, threshold, offsets, geometry, table, counts, rows, height, width):
+        """One thread, one region."""
+        i = cuda.grid(1)
+        if i < counts.size:
+            b, q, found = i // counts.shape[1], i % counts.shape[1], int32(0)
+            tall, line, places = geometry[0], geometry[1], geometry[6] * geometry[7]
+            for s in range(offsets.shape[0]):
+                row, column = min(b * height + offsets[s, 0], rows - 1), q * width + offsets[s, 1]
+                if 0 <= column < table.shape[0] and row >= 0:
+                    place = row % places
+                    h = place // geometry[7] * geometry[2] - geometry[4] + table[column, 0]
+                    at = (place % geometry[7] * geometry[3] - geometry[5]) * geometry[8] + table[column, 1]
+                    inside = 0 <= h < tall and 0 <= at < line
+                    if inside and abs(pixels[(row // places * tall + h) * line + at]) > threshold:
+                        found += int32(1)
+            counts[b, q] = found
+
+    return count
+
+
+def count_large_cuda(x, window, height, width, offsets, threshold):
+    shape, geometry, table = _checked("count_large (cuda)", x, window, height, width, offsets)
+    counts, channels = empty_cuda(shape, np.int32), x.shape[3]
+    numbers = np.array([geometry[0], geometry[1] * channels, *geometry[2:8], channels], np.int32)
+    launch(_counting(), blocks_for(counts.size), THREADS, flat(x), threshold, offsets, upload_cuda(numbers),
+           upload_cuda(table[:, :2].astype(np.int32)), counts, x.shape[0] * int(geometry[6] * geometry[7]), height, width)
+    return counts
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    window = Window((3, 3), (1, 1), (1, 1))
+    return {"count_large": lambda: dev.count_large(a(4, 9, 8, 4), window, 2, 5, a.indices(5, 7, 2), 0.5)}

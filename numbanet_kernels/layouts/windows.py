@@ -1,0 +1,64 @@
+"""Windows that slide over images: which pixels an output position of a convolution or of a pooling layer sees."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Window(NamedTuple):
+    """Pixel (oh stride - padding + kh dilation, ow stride - padding + kw dilation) for output (oh, ow), tap (kh, kw); pairs are
+    (along the height, along the width)."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    def positions(self, height: int, width: int) -> tuple[int, int]:
+        """How many output positions an image of this size has, along the height and the width; none below 1."""
+        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 if n + 2 * p >= d * (k - 1) + 1 else 0
+                     for n, k, s, p, d in zip((height, width), *self))
+
+
+class Blocks(NamedTuple):
+    """Kept blocks of a convolution's input matrix: of block row b the block columns kept[b, 0], kept[b, 1], …, increasing."""
+
+    kept: Any     # (block rows, Q) int32
+    height: int   # rows of a block: output positions, counted through all images
+    width: int    # columns of a block; the last one may be narrower
+
+
+class Bins(NamedTuple):
+    """Windows that cover an image: of `height` outputs along H pixels, the i-th sees those from floor(i H / height) to before
+    ceil((i + 1) H / height); along the width likewise."""
+
+    height: int
+    width: int
+
+    def positions(self, height: int, width: int) -> tuple[int, int]:
+        """How many output positions there are, whatever the size of the image."""
+        return self.height, self.width
+
+
+def check_pooling(name: str, window: Window | Bins) -> None:
+    """ValueError unless images can be pooled by it: lengths are positive, and padding is at most half the kernel."""
+    if isinstance(window, Bins):
+        if min(window) < 1:
+            raise ValueError(f"{name}: output_size {tuple(window)} must be positive")
+        return
+    kernel, stride, padding, dilation = window
+    if min(*kernel, *stride, *dilation) < 1:
+        raise ValueError(f"{name}: kernel_size {kernel}, stride {stride} and dilation {dilation} must be positive")
+    if min(padding) < 0 or any(2 * p > k for p, k in zip(padding, kernel)):
+        raise ValueError(f"{name}: padding {padding} must be from 0 to half the kernel_size {kernel}")
+
+
+def pooled(name: str, window: Window | Bins, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """(N, OH, OW, C), what images (N, H, W, C) become; ValueError where they have other axes, or are smaller than a window."""
+    check_pooling(name, window)
+    if len(shape) != 4:
+        raise ValueError(f"{name}: x {tuple(shape)} must be images, channels last: (N, H, W, C)")
+    n, height, width, channels = shape
+    positions = window.positions(height, width)
+    if min(height, width, *positions) < 1:
+        raise ValueError(f"{name}: images of {height} x {width} pixels are smaller than the window: {window}")
+    return n, *positions, channels

@@ -1,0 +1,70 @@
+"""Pooling of images against its float64 reference, on every device."""
+import numpy as np
+import pytest
+
+from numbanet_kernels.families import pooling
+from numbanet_kernels.layouts.windows import Bins, Window
+
+CASES = [((2, 6, 4, 3), Window((2, 2), (2, 2))), ((3, 7, 5, 9), Window((2, 2), (2, 2))), ((2, 7, 6, 5), Window((3, 3), (2, 2))),
+         ((2, 7, 6, 5), Window((3, 3), (2, 2), (1, 1))), ((1, 5, 9, 33), Window((3, 2), (1, 3), (1, 0))),
+         ((2, 6, 5, 1), Window((1, 1), (1, 1))), ((2, 9, 7, 3), Window((1, 1), (3, 2))), ((2, 7, 7, 4), Window((7, 7), (1, 1))),
+         ((1, 17, 18, 2), Window((17, 16), (1, 2), (4, 8))), ((0, 4, 4, 3), Window((2, 2), (2, 2))),
+         ((2, 5, 4, 0), Window((2, 2), (1, 1)))]
+DILATED = [((2, 9, 8, 3), Window((2, 3), (1, 2), (1, 0), (3, 2))), ((1, 2, 2, 5), Window((2, 2), (1, 1), (1, 1), (3, 3)))]
+BINS = [((2, 7, 6, 5), Bins(1, 1)), ((2, 7, 6, 5), Bins(3, 4)), ((1, 3, 4, 9), Bins(5, 4)), ((0, 3, 3, 2), Bins(2, 2))]
+
+
+def of(suffix, name):
+    return getattr(pooling, f"{name}_{suffix}")
+
+
+@pytest.mark.parametrize("shape, window", CASES + DILATED, ids=str)
+def test_max_pool(suffix, put, get, rng, shape, window):
+    x = np.float32(rng.integers(-3, 3, shape))  # many are equal
+    y, places = (get(array) for array in of(suffix, "max_pool")(put(x), window))
+    expected, at = pooling.max_pool_reference(x, window)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(places[np.isfinite(y)], at[np.isfinite(y)])
+    assert places.dtype == (np.uint8 if np.prod(window.kernel) <= 256 else np.int32)
+    dy = rng.standard_normal(y.shape).astype(np.float32)
+    dx = get(of(suffix, "max_pool_grad")(put(dy), put(places), window, shape))
+    np.testing.assert_allclose(dx, pooling.max_pool_grad_reference(dy, places, window, shape), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("shape, window", CASES + BINS, ids=str)
+def test_avg_pool(suffix, put, get, rng, shape, window, include):
+    x = rng.standard_normal(shape).astype(np.float32)
+    y = get(of(suffix, "avg_pool")(put(x), window, include))
+    np.testing.assert_allclose(y, pooling.avg_pool_reference(x, window, include), rtol=1e-5, atol=1e-5)
+    dy = rng.standard_normal(y.shape).astype(np.float32)
+    dx = get(of(suffix, "avg_pool_grad")(put(dy), window, shape, include))
+    np.testing.assert_allclose(dx, pooling.avg_pool_grad_reference(dy, window, shape, include), rtol=1e-5, atol=1e-5)
+
+
+def test_nan_is_the_largest(suffix, put, get):
+    x = np.zeros((1, 4, 4, 2), np.float32)
+    x[0, 1, 0, 1], x[0, :2, 2:, 0] = np.nan, -np.inf
+    y, places = (get(array) for array in of(suffix, "max_pool")(put(x), Window((2, 2), (2, 2))))
+    np.testing.assert_array_equal(y[0, 0], [[0, np.nan], [-np.inf, 0]])
+    np.testing.assert_array_equal(places[0, 0], [[0, 2], [0, 0]])
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda of, put: of("max_pool")(put(np.ones((3, 4, 4))), Window((2, 2))), r"max_pool.*\(3, 4, 4\) must be images"),
+    (lambda of, put: of("max_pool")(put(np.ones((1, 4, 1, 2))), Window((2, 2))), "4 x 1 pixels are smaller than the window"),
+    (lambda of, put: of("avg_pool")(put(np.ones((1, 4, 4, 2))), Window((2, 3), (1, 1), (1, 2))), r"padding \(1, 2\)"),
+    (lambda of, put: of("avg_pool")(put(np.ones((1, 4, 4, 2))), Window((2, 2), (0, 1))), r"stride \(0, 1\)"),
+    (lambda of, put: of("avg_pool")(put(np.ones((1, 4, 4, 2))), Window((2, 2), dilation=(2, 1))), "has no dilation"),
+    (lambda of, put: of("avg_pool")(put(np.ones((1, 4, 4, 2))), Bins(0, 2)), r"output_size \(0, 2\)"),
+    (lambda of, put: of("avg_pool_grad")(put(np.ones((1, 2, 3, 2))), Bins(2, 2), (1, 4, 4, 2)), r"\(1, 2, 3, 2\)"),
+    (lambda of, put: of("max_pool_grad")(put(np.ones((1, 2, 2, 2))), put(np.ones((1, 2, 2, 1), np.uint8)),
+                                         Window((2, 2), (2, 2)), (1, 4, 4, 2)), "places must be")])
+def test_what_does_not_fit_is_refused(suffix, put, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(lambda name: of(suffix, name), put)
+
+
+def test_bins_have_no_maximum(suffix, put):
+    with pytest.raises(TypeError, match="max_pool.* it takes a Window"):
+        of(suffix, "max_pool")(put(np.ones((1, 4, 4, 2))), Bins(2, 2))
