@@ -51,6 +51,8 @@ class Kernel:
         (*host arrays, **sizes) -> the result in float64.
     dense : callable, default: the result as it is
         (one array of a result, **sizes) -> its dense form, so that compact results can be compared.
+    peer_reference : callable, optional
+        As `reference`, for the PyTorch op where it does all and the operation leaves something out.
     error : callable, optional
         (result, host arrays, **sizes) -> error, where there is nothing to compare with one by one (random numbers).
     flops, bytes : callable
@@ -66,6 +68,7 @@ class Kernel:
     torch: Callable[..., Callable[[], Any]] | None
     reference: Callable[..., Any]
     dense: Callable[..., np.ndarray] = _as_it_is
+    peer_reference: Callable[..., Any] | None = None
     error: Callable[..., float] | None = None
     flops: Callable[..., float] | None = None
     bytes: Callable[..., float] | None = None
@@ -177,7 +180,8 @@ def torch_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> Task
     def fresh():
         return kernel.torch(torch, *(torch.from_numpy(a).to(device) for a in _inputs(kernel, sizes)), **sizes)
 
-    return Task(fresh(), lambda: {"result": [a.detach().cpu().numpy() for a in _tuple(fresh()())]}, **torch_on(torch, device))
+    return Task(fresh(), lambda: {"result": [a.detach().cpu().numpy() for a in _tuple(fresh()())], "peer": True},
+                **torch_on(torch, device))
 
 
 def _error(family: str, op: str, sizes: dict[str, Any], outputs: Mapping[str, Any]) -> float:
@@ -186,7 +190,8 @@ def _error(family: str, op: str, sizes: dict[str, Any], outputs: Mapping[str, An
     inputs, result = _inputs(kernel, sizes), outputs["result"]
     if kernel.error is not None:
         return kernel.error(result, inputs, **sizes)
-    references = _tuple(kernel.reference(*inputs, **sizes))
+    reference = kernel.peer_reference if "peer" in outputs and kernel.peer_reference else kernel.reference
+    references = _tuple(reference(*inputs, **sizes))
     return max(relative_error(kernel.dense(value, **sizes), reference)
                for value, reference in zip(result, references, strict=True))
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from . import steps
 from .harness import Case, Implementation, Options
-from .worker import Task, numbanet_on, torch_on
+from .worker import Task, torch_on
 
 FEATURES, CLASSES, BATCH = 784, 10, 128
 RATE, MOMENTUM = 0.01, 0.9
 WIDTHS, RATES, DROPOUTS = (1024, 2048, 4096), (0.3, 0.5, 0.7), ("bernoulli", "rdp", "tdp")
 OTHER_BATCHES, THEIR_WIDTH, THEIR_RATE = (20, 1024), 2048, 0.5
 SAMPLES = 20000  # 63 MB: like a real data set, more than a cache holds
-TOLERANCE = 1e-2  # of `update_error`: above what ReLU's kink explains, far below any wrong mask or scale
+TOLERANCE = 1e-2  # of `steps.update_error`: above what ReLU's kink explains, far below any wrong mask or scale
 LEAST_STEPS, FEWER_STEPS, WIDE = 20, 10, 4096  # of a turn, because the cost of a step under a random pattern is random
-CHECKED_STEPS = 3  # so that momentum counts, and weights that are not updated in every step
 TF32_TOLERANCE = 3e-2  # it keeps 10 bits of the mantissa
 
 
@@ -46,61 +46,19 @@ def samples(count: int = SAMPLES, seed: int = 1) -> tuple[np.ndarray, np.ndarray
     return X, rng.integers(CLASSES, size=count).astype(np.int32)
 
 
-def orders(count: int = SAMPLES, seed: int = 2) -> Iterator[np.ndarray]:
-    """Row numbers of pass after pass, each shuffled anew."""
-    rng = np.random.default_rng(seed)
-    while True:
-        yield rng.permutation(count).astype(np.int32)
-
-
-def batches(batch: int = BATCH) -> Iterator[np.ndarray]:
-    """Row numbers of batch after batch; the last, short batch of a pass is left out."""
-    for order in orders():
-        for start in range(0, len(order) - batch + 1, batch):
-            yield order[start:start + batch]
-
-
 # --- numbanet ---------------------------------------------------------------------------------------------------------
 def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: int = BATCH, replayed: bool = True) -> Task:
     """Training steps through numbanet's Trainer; not replayed: each of its launches is made by Python."""
     from numbanet import device as named
-    from numbanet.training.data import Data, in_order
 
     dev = named(device)
-    X, y = samples()
-    data = Data(dev.upload(X), y)
 
-    def fed():
-        """Batch after batch, and whether it is the last one of its pass; the short one at the end is left out."""
-        for order in orders():
-            whole = order[:len(order) // batch * batch]
-            for number, some in enumerate(in_order(data, whole, batch, dev), 1):
-                yield some, number * batch == len(whole)
-
-    trainer, taken = _trainer(dev, hidden, dropout, rate, batch, replayed), fed()
-
-    def step(by=trainer, at=taken, last=False):
-        some, ends = next(at)
-        by.step(data.X, some, last=last or ends)
-
-    def outputs():
-        fresh, drawn = _trainer(dev, hidden, dropout, rate, batch, replayed), []
-        at, draw = fed(), fresh.draw
-
-        def record(following=None):
-            drawn.append(draw(following))
-            return drawn[-1]
-
-        fresh.draw = record
-        for number in range(CHECKED_STEPS):
-            step(fresh, at, last=number + 1 == CHECKED_STEPS)
-        sites, first = fresh.model.droppable(), fresh.model.layers[0]
-        before = getattr(first, "order", None)
+    def describe(trainer, drawn):
+        sites, before = trainer.model.droppable(), getattr(trainer.model.layers[0], "order", None)
         return {"order": slice(None) if before is None else before.order, "mean": 0.0 if before is None else before.mean,
-                "weights": [np.array(dev.download(p.data)) for p in fresh.optimizer.parameters],
                 "factors": [[_factors(step.plan(site.layer), batch) for site in sites] for step in drawn]}
 
-    return Task(step, outputs, **numbanet_on(dev))
+    return steps.numbanet_steps(dev, *samples(), batch, lambda: _trainer(dev, hidden, dropout, rate, batch, replayed), describe)
 
 
 def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int, replayed: bool) -> Any:
@@ -152,17 +110,8 @@ def torch_task(device: str, hidden: int, rate: float | None, batch: int = BATCH,
 
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = tf32
-    X, y = samples()
-    X, y = torch.from_numpy(X).to(device), torch.from_numpy(y).long().to(device)
+    fed = steps.torch_batches(torch, device, *samples(), batch)
     model, optimizer = _torch_model(torch, device, hidden, rate)
-
-    def fed():
-        """Row numbers and labels, batch after batch, which are on the device for a whole pass."""
-        for order in orders():
-            order = torch.from_numpy(order).long().to(device)
-            labels = y[order]
-            for start in range(0, len(order) - batch + 1, batch):
-                yield order[start:start + batch], labels[start:start + batch]
 
     def loss_with(model):
         return lambda x, labels: torch.nn.functional.cross_entropy(model(x), labels)
@@ -174,9 +123,9 @@ def torch_task(device: str, hidden: int, rate: float | None, batch: int = BATCH,
     def step(loss_of=timed, optimizer=optimizer, at=taken):
         if compiled:
             torch.compiler.cudagraph_mark_step_begin()
-        chosen, labels = next(at)
+        x, labels = next(at)
         optimizer.zero_grad()
-        loss_of(X[chosen], labels).backward()
+        loss_of(x, labels).backward()
         optimizer.step()
 
     for _ in range(3 if compiled else 0):  # compiled and captured before anything is timed
@@ -184,7 +133,7 @@ def torch_task(device: str, hidden: int, rate: float | None, batch: int = BATCH,
 
     def outputs():
         fresh, fresh_optimizer = _torch_model(torch, device, hidden, rate)
-        at, factors = fed(), [[] for _ in range(CHECKED_STEPS)]
+        at, factors = fed(), [[] for _ in range(steps.CHECKED)]
         for drawn in factors:
             def record(layer, x, out, drawn=drawn):
                 """Where ReLU gave 0, whether it was dropped changes nothing."""
@@ -217,19 +166,19 @@ def _torch_model(torch: Any, device: str, hidden: int, rate: float | None) -> tu
 def sklearn_task(hidden: int, batch: int = BATCH) -> Task:
     """Training steps of MLPClassifier: `partial_fit` on one batch after another."""
     X, y = samples()
-    rows, model = batches(batch), _sklearn_model(hidden, batch)
+    rows, model = steps.batches(SAMPLES, batch), _sklearn_model(hidden, batch)
 
     def step(model=model, at=rows):
         chosen = next(at)
         model.partial_fit(X[chosen], y[chosen])
 
     def outputs():
-        fresh, at = _sklearn_model(hidden, batch), batches(batch)
-        for _ in range(CHECKED_STEPS):
+        fresh, at = _sklearn_model(hidden, batch), steps.batches(SAMPLES, batch)
+        for _ in range(steps.CHECKED):
             step(fresh, at)
         weights = [np.asarray(p) for pair in zip(fresh.coefs_, fresh.intercepts_, strict=True) for p in pair]
         return {"weights": [p.T if p.ndim == 2 else p for p in weights],
-                "factors": [[(1.0, 1.0)] * 2] * CHECKED_STEPS}
+                "factors": [[(1.0, 1.0)] * 2] * steps.CHECKED}
 
     return Task(step, outputs)
 
@@ -260,7 +209,7 @@ def reference_steps(hidden: int, batch: int, factors: Sequence[Sequence[tuple[An
     weights = [np.float64(w) for w in initial_weights(hidden)]
     velocity = [np.zeros_like(w) for w in weights]
     X, y = samples()
-    at = batches(batch)
+    at = steps.batches(SAMPLES, batch)
     for drawn in factors:
         rows = next(at)
         x = (np.float64(X[rows]) - mean)[:, order]
@@ -295,18 +244,10 @@ def _gradients(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray, factors:
 
 
 def update_error(hidden: int, batch: int, outputs: Mapping[str, Any]) -> float:
-    """Largest error of the change of a parameter, relative to that change, in the 2-norm.
-
-    Not entry by entry: where float32 and float64 see a pre-activation on two sides of ReLU's kink, one sample's part of one
-    neuron's gradient differs altogether. That is one part in thousands of the norm, and each is right.
-    """
+    """The error of the weights after the first steps (`steps.update_error`)."""
     references = reference_steps(hidden, batch, outputs["factors"], **{key: outputs[key] for key in ("order", "mean")
                                                                        if key in outputs})
-    error = 0.0
-    for start, value, reference in zip(initial_weights(hidden), outputs["weights"], references, strict=True):
-        change = np.linalg.norm(reference - start)
-        error = max(error, float(np.linalg.norm(value - reference) / max(change, 1e-30)))
-    return error
+    return steps.update_error(initial_weights(hidden), outputs["weights"], references)
 
 
 # --- work and cases ---------------------------------------------------------------------------------------------------

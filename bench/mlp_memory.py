@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,12 @@ def _status(key: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
-def _measured(make: Callable[[int], Task], hidden: int, steps: int) -> Task:
-    """A task whose output is the peak of so many steps."""
-    small = make(min(SMALL, hidden))
+def measured(small: Task, make: Callable[[], Task], steps: int, momentum: int) -> Task:
+    """A task whose output is the peak of so many steps, less the bytes of the momentum, which is made in the first one."""
     for _ in range(steps):
         small.run()
     del small
-    task = make(hidden)
-    momentum = sum(w.nbytes for w in mlp.initial_weights(hidden))  # made in the first step
+    task = make()
 
     def outputs() -> dict[str, Any]:
         gc.collect()
@@ -50,6 +48,11 @@ def _measured(make: Callable[[int], Task], hidden: int, steps: int) -> Task:
         return {"peak": _status("VmHWM") - before - momentum}
 
     return Task(task.run, outputs)
+
+
+def _measured(make: Callable[[int], Task], hidden: int, steps: int) -> Task:
+    momentum = sum(w.nbytes for w in mlp.initial_weights(hidden))
+    return measured(make(min(SMALL, hidden)), lambda: make(hidden), steps, momentum)
 
 
 def numbanet_peak(hidden: int, dropout: str, rate: float, batch: int, steps: int, dp: int | None = None) -> Task:
@@ -95,6 +98,24 @@ def _implementations(options: Options, hidden: int, batch: int) -> Iterator[tupl
                "torch nn.Dropout" if torch else None, counted(hidden, batch, 1 / dp))
 
 
+def rows_of(suite: str, case: str, implementations: Iterable[tuple]) -> list[dict[str, Any]]:
+    """A row for each (name, build, parameters, peer, counted bytes), each in a process of its own: what another left in its
+    pools does not count."""
+    rows, peaks = [], {}
+    for name, build, parameters, peer, least in implementations:
+        row = {"suite": suite, "case": case, "implementation": name, "peer": peer,
+               "counted_mib": least / MIB, "peak_mib": None, "share": None}
+        try:
+            with Workers(threads()) as workers:
+                workers[name].ask("load", (build, parameters))
+                peaks[name] = workers[name].ask("outputs")["peak"] / MIB
+            row.update(peak_mib=peaks[name], share=peaks[name] / peaks[peer] if peer else None)
+        except WorkerError as problem:
+            row["problem"] = str(problem)
+        rows.append(row)
+    return rows
+
+
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure all; returns the rows."""
     if options.device != "cpu":
@@ -102,18 +123,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     hidden, rows = 128 if options.quick else HIDDEN, []
     for batch in BATCHES[:1 if options.quick else None]:
         say(f"mlp-memory: batch {batch}")
-        peaks: dict[str, float] = {}
-        for name, build, parameters, peer, least in _implementations(options, hidden, batch):
-            row = {"suite": "mlp-memory", "case": f"784-{hidden}-{hidden}-10, batch {batch}", "implementation": name,
-                   "peer": peer, "counted_mib": least / MIB, "peak_mib": None, "share": None}
-            try:
-                with Workers(threads()) as workers:  # a process for each: what another left in its pools does not count
-                    workers[name].ask("load", (build, parameters))
-                    peaks[name] = workers[name].ask("outputs")["peak"] / MIB
-                row.update(peak_mib=peaks[name], share=peaks[name] / peaks[peer] if peer else None)
-            except WorkerError as problem:
-                row["problem"] = str(problem)
-            rows.append(row)
+        rows += rows_of("mlp-memory", f"784-{hidden}-{hidden}-10, batch {batch}", _implementations(options, hidden, batch))
     results.add(rows)
     return rows
 

@@ -157,3 +157,38 @@ def _draw_speedups(axes: Any, by_case: dict[str, dict[str, Row]]) -> None:
     axes.set_xticks(range(len(by_case)), [case.rsplit(",", 1)[0].replace(" p=", "\np=") for case in by_case], fontsize=8)
     axes.set_ylabel("epoch of bernoulli / epoch of this")
     axes.legend()
+
+
+def plot_rates(rows: Sequence[Row], path: Path) -> None:
+    """Test accuracy by rate: a panel for each case, a line for each way to drop, the mean over seeds and the span between least
+    and most; what was trained without dropout is a band."""
+    by_case: dict[str, dict[str, list[tuple]]] = {}
+    for row in rows:
+        if row["accuracy"] is not None:
+            name, _, rate = row["implementation"].partition(" p=")
+            points = tuple(100 * row[key] for key in ("accuracy", "accuracy_min", "accuracy_max"))
+            by_case.setdefault(row["case"], {}).setdefault(name, []).append((float(rate or 0), *points))
+    if not by_case:
+        raise ValueError("--plot: there are no training runs to draw")
+    names = list(dict.fromkeys(name for named in by_case.values() for name in named))
+    figure = _figure(5 * len(by_case) + 2, 4.5)
+    lines: dict[str, Any] = {}
+    for axes, (case, named) in zip(figure.subplots(1, len(by_case), squeeze=False)[0], by_case.items(), strict=True):
+        for name, points in named.items():
+            rate, mean, low, high = np.array(sorted(points)).T
+            if name == "none":
+                lines[name] = axes.axhline(mean[0], color="black")
+                axes.axhspan(low[0], high[0], color="gray", alpha=0.2)
+                continue
+            shift = 0.003 * (names.index(name) - len(names) / 2)  # so that spans do not hide each other
+            lines[name] = axes.errorbar(rate + shift, mean, [mean - low, high - mean], marker="o", markersize=4, capsize=2,
+                                        color=f"C{names.index(name)}")
+        rates = sorted({rate for points in named.values() for rate, *_ in points if rate}) or [0.0]
+        axes.set_xticks(rates)
+        axes.set_xlim(rates[0] - 0.05, rates[-1] + 0.05)
+        axes.set_title(case, fontsize=10)
+        axes.set_xlabel("dropout rate")
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("test accuracy, %")
+    figure.legend([lines[name] for name in names], names, loc="outside right upper", fontsize=8)
+    figure.savefig(path, dpi=130)

@@ -1,4 +1,4 @@
-"""Whole training runs of 784-H1-H2-10: test accuracy by epoch, and seconds of training to a given accuracy.
+"""Whole training runs of 784-H1-H2-10 and of networks by name: test accuracy by epoch, and seconds to a given accuracy.
 
 A finished run is written to the JSON file at once and not done again. Seeds are the outer loop and the kinds of dropout the
 inner one: drift of the machine meets all of them.
@@ -38,7 +38,8 @@ class Experiment:
     name : str
         The kind of dropout, as tables show it.
     variant : callable or None
-        () -> parameters of a Net; None: PyTorch with nn.Dropout.
+        () -> parameters of a Net, of which "layers", if it is there, is a function seed -> layers; None: PyTorch with
+        nn.Dropout.
     seeds : int
         How many runs.
     """
@@ -64,6 +65,19 @@ def settings(options: Options, hidden: int | Sequence[int], rate: float | Sequen
     return {"data": data, "samples": 2000 if quick else None, "hidden": 64 if quick else _one(hidden),
             "epochs": 2 if quick else epochs, "batch": BATCH, "learning_rate": RATE, "momentum": MOMENTUM,
             "dropout_rate": _one(rate), "device": options.device}
+
+
+def network_settings(options: Options, network: str, data: str, epochs: int, targets: Sequence[float],
+                     samples: int | None = None) -> dict[str, Any]:
+    """As `settings`, for a convolutional network by name, with the accuracies to which its time is told."""
+    quick = options.quick
+    return {"data": data, "samples": 1000 if quick else samples, "network": network, "epochs": 2 if quick else epochs,
+            "batch": BATCH, "learning_rate": RATE, "momentum": MOMENTUM, "device": options.device, "targets": list(targets)}
+
+
+def baseline(chosen: dict[str, Any]) -> str:
+    """The kind of dropout that the accuracy of others is compared with."""
+    return "none" if "network" in chosen else "bernoulli"
 
 
 def _one(value: Any) -> Any:
@@ -100,13 +114,16 @@ def _epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Da
     from numbanet import Net
 
     X, y, X_test, y_test = data
-    net = Net(both(chosen["hidden"]), epochs=chosen["epochs"], batch_size=chosen["batch"],
-              learning_rate=chosen["learning_rate"], momentum=chosen["momentum"], device=chosen["device"],
-              random_state=seed, **variant)
+    variant = dict(variant)
+    layers = variant.pop("layers", None)
+    net = Net(layers(seed) if layers else chosen.get("network") or both(chosen["hidden"]), epochs=chosen["epochs"],
+              batch_size=chosen["batch"], learning_rate=chosen["learning_rate"], momentum=chosen["momentum"],
+              device=chosen["device"], random_state=seed, **variant)
     with warnings.catch_warnings(), contextlib.suppress(FloatingPointError):
         warnings.filterwarnings("ignore", "the loss was not finite")
         net.fit(X, y, validation_data=(X_test, y_test))
-    return [{"accuracy": r["validation_score"], **{key: r[key] for key in ("loss", "seconds", "flops_share")}}
+    return [{"accuracy": r["validation_score"],
+             **{key: r[key] for key in ("loss", "seconds", "flops_share", "dropped", "sensitive") if key in r}}
             for r in getattr(net, "history_", [])]
 
 
@@ -168,6 +185,8 @@ def seconds_to(target: float, run: Run) -> float | None:
 
 def case_of(chosen: dict[str, Any]) -> str:
     """What a case is called."""
+    if "network" in chosen:
+        return f"{chosen['data']}, {chosen['network']}, {chosen['epochs']} epochs"
     h1, h2 = both(chosen["hidden"])
     rates = dict.fromkeys(map(str, both(chosen["dropout_rate"])))
     data = "" if chosen["data"] == "mnist" else f"{chosen['data']}, "
@@ -211,17 +230,18 @@ def _row(by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite
     seconds = [epoch["seconds"] for run in mine if run in comparable for epoch in run["epochs"]]
 
     def times(target: float) -> dict[str, Any]:
-        own, others = ([run for run in comparable if run["dropout"] == name] for name in (experiment.name, peer))
-        return _time_to(target, mine, _mean_seconds_to(target, own), _mean_seconds_to(target, others))
+        own, theirs = ([run for run in comparable if run["dropout"] == name] for name in (experiment.name, peer))
+        return _time_to(target, mine, _mean_seconds_to(target, own), _mean_seconds_to(target, theirs))
 
-    usual = list(filter(whole, by_key.get((case, "bernoulli"), [])))
-    peer = next((name for name in (TORCH, "bernoulli") if (case, name) in by_key), None)
+    usual = baseline(experiment.settings)
+    others = list(filter(whole, by_key.get((case, usual), [])))
+    peer = next((name for name in (TORCH, usual) if (case, name) in by_key), None)
     peer = None if peer == experiment.name else peer
     return {**row, "accuracy": mean_accuracy(mine), "accuracy_min": min(accuracy), "accuracy_max": max(accuracy),
-            "points": 100 * (mean_accuracy(mine) - mean_accuracy(usual)) if usual else None,
+            "points": 100 * (mean_accuracy(mine) - mean_accuracy(others)) if others else None, "baseline": usual,
             "seconds_per_epoch": float(np.median(seconds)) if seconds else None,
             "flops_share": float(np.mean([epoch["flops_share"] for run in mine for epoch in run["epochs"]])), "peer": peer,
-            "times": [times(target) for target in targets]}
+            "times": [times(target) for target in experiment.settings.get("targets", targets)]}
 
 
 def _trained(experiment: Experiment, seed: int) -> Run:
