@@ -117,7 +117,7 @@ save("conv_matrix.png")
 net = Net("lenet5", dropout="rsdp", dropout_rate=0.5, epochs=2, batch_size=32, learning_rate=0.02, random_state=0)
 net.fit(X_train, y_train)
 model = net.model_
-policy = RowSensitiveDropout(0.5, contrast=0.8).calibrated(model, Tensor(X_train[:256]))
+policy = RowSensitiveDropout(0.5, contrast=0.8).calibrated(model, Tensor(X_train[:64]))
 sites = {site.layer: site for site in model.droppable(policy.kind)}
 few, kept = X_test[:4], {}
 
@@ -157,7 +157,7 @@ print("by convolution:", {name: np.round(report[name], 2).tolist() for name in (
 
 # %%
 second = [layer for layer in model.layers if isinstance(layer, Conv2d)][1]
-blocks = BlockSensitiveDropout(0.5, rows=10, columns=6, contrast=0.8).calibrated(model, Tensor(X_train[:256]))
+blocks = BlockSensitiveDropout(0.5, rows=10, columns=6, contrast=0.8).calibrated(model, Tensor(X_train[:64]))
 found = {}
 
 

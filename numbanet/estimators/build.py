@@ -13,7 +13,7 @@ from ..layers import ACTIVATIONS, Layer, Linear, Sequential, Shuffle
 from ..tensor import Tensor
 from ..training.data import Data, on_host
 
-CALIBRATION = 64     # samples by which a policy that looks at the data finds its thresholds
+CALIBRATION = 32     # samples by which a policy that looks at the data finds its thresholds
 MEAN_SAMPLES = 4096  # so many tell the mean of a feature to a sixtieth of its standard deviation
 COMMON_NOISE = 0.2   # see `centre`
 
