@@ -32,14 +32,6 @@ from numbanet_kernels.layouts.windows import Window
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
 
-@pytest.fixture
-def dev(dev):
-    """Each device that has convolutions."""
-    if not hasattr(dev, "conv2d"):
-        pytest.skip(f"{dev.name} has no conv2d")
-    return dev
-
-
 def close(ours, theirs, tolerance=1e-5):
     """To 1e-5 of the largest value."""
     theirs = np.asarray(theirs)

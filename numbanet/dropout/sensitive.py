@@ -9,6 +9,7 @@ is asked for and the share s of sensitive regions in the step: m = (1 - contrast
 """
 from __future__ import annotations
 
+import abc
 import collections
 import copy
 import math
@@ -82,18 +83,18 @@ class SensitiveDropout(Dropout):
         self._seen: dict[int, list] = collections.defaultdict(list)
 
     # --- what subclasses say ------------------------------------------------------------------------------------------
+    @abc.abstractmethod
     def region(self, images: int, places: int, window: Any, channels: int) -> tuple[int, int]:
         """Rows and columns of a region, for so many images of so many output positions."""
-        raise NotImplementedError
 
     def places(self, size: tuple[int, int], count: int, rng: np.random.Generator) -> np.ndarray:
         """(count, 2): which values of each region are looked at, by their distance from its first row and column."""
         return np.stack([rng.integers(max(side, 1), size=count) for side in size], 1)
 
+    @abc.abstractmethod
     def choose(self, sensitive: np.ndarray, images: int, shape: tuple[int, int], region: tuple[int, int],
                rates: tuple[float, float], scale: float, rng: np.random.Generator) -> Plan:
         """The plan for an input matrix of this shape, of so many images, in which these regions are sensitive; rates (m, n)."""
-        raise NotImplementedError
 
     # --- sensitivity --------------------------------------------------------------------------------------------------
     def plan(self, site, rng):

@@ -120,19 +120,8 @@ class BatchNorm2d(BatchNorm):
 
     Parameters
     ----------
-    num_features : int
-        Channels C.
-    eps : float, default=1e-5
-        Added to the variance.
-    momentum : float, default=0.1
-        How fast the running values follow, in [0, 1].
-    device : str or Device, default="cpu"
-        Where the tensors live.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range; when called, if x is no images; in training, if there is only one value a channel.
+    num_features, eps, momentum, device
+        As for `BatchNorm1d`, which raises the same errors; x that is no images is refused when it is called.
     """
 
     recordable = True

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Callable
 
 from numbanet_kernels.layouts.windows import Bins, Window, check_pooling
 
@@ -25,10 +26,7 @@ class Pooling(Layer):
     """Base: each channel of an image by itself. Compact channels stay compact."""
 
     window: Window | Bins
-
-    def pool(self, x: Tensor) -> Tensor:
-        """x (N, H, W, C) -> y (N, OH, OW, C)"""
-        raise NotImplementedError
+    pool: Callable[[Tensor], Tensor]    # x (N, H, W, C) -> y (N, OH, OW, C)
 
     def forward(self, flow, step):
         if not flow.channels_last and flow.x.ndim != 4:
@@ -108,23 +106,10 @@ class AvgPool2d(Pooling):
 
     Parameters
     ----------
-    kernel_size : int or (int, int)
-        Height and width of the window.
-    stride : int or (int, int), optional
-        How far windows are apart; by default as far as they reach, kernel_size.
-    padding : int or (int, int), default=0
-        Zeros added at each edge, at most half the kernel.
-    ceil_mode : bool, default=False
-        Only False: windows that stick out of the padded image are left out.
+    kernel_size, stride, padding, ceil_mode
+        As for `MaxPool2d`, which raises the same errors; padding are zeros.
     count_include_pad : bool, default=True
         Whether the zeros of padding count in the mean.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range.
-    TypeError
-        If a length is no int.
     """
 
     recordable = True

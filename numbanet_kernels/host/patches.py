@@ -181,6 +181,15 @@ def _tile(pixels, room, count, t0, adding, geometry, channels, first, table, row
 
 
 @numba.njit
+def _clear(y, first, stop):
+    """y[first:stop] = 0, as loops: of two axes an assignment takes seconds to compile."""
+    for r in range(first, stop):
+        out = y[r]
+        for o in range(out.size):
+            out[o] = float32(0)
+
+
+@numba.njit
 def _numbers(g):
     """The geometry as a tuple: registers, not memory."""
     return g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8], g[9]
@@ -198,7 +207,7 @@ def forward(entry, pixels, channels, wt, bias, biased, relu, scale, geometry, gr
     numbers, depth, outs = _numbers(geometry), wt.shape[0] // groups, y.shape[1] // groups
     own_table = np.empty_like(table)
     if listed and first == 0:
-        y[:rows[0] if rows.size else y.shape[0]] = 0
+        _clear(y, 0, rows[0] if rows.size else y.shape[0])
     for t0 in range(first, stop, tile):
         count, segments = min(tile, stop - t0), _kept(table, starts, kept, t0 // tile, own_table)
         for g in range(groups):
@@ -217,7 +226,7 @@ def forward(entry, pixels, channels, wt, bias, biased, relu, scale, geometry, gr
                     value = float32(0)
                 out[o] = value
             if listed:
-                y[row + 1:rows[t0 + i + 1] if t0 + i + 1 < rows.size else y.shape[0]] = 0
+                _clear(y, row + 1, rows[t0 + i + 1] if t0 + i + 1 < rows.size else y.shape[0])
 
 
 @host_kernel(f"void(i8, f4[:, ::1], f4[:, ::1], b1, f4[::1], i8, f4[:, ::1], f4, {LISTS}, f4[::1], f4[:, ::1], f4[:, ::1],"
@@ -228,7 +237,7 @@ def backward(entry, dy, where, gated, pixels, channels, wt, scale, geometry, gro
     where > 0. The images of those rows are the pixels dx_first … dx_stop - 1."""
     own_table = np.empty_like(table)
     dx[dx_first:dx_stop] = 0
-    dwt[:] = 0
+    _clear(dwt, 0, dwt.shape[0])
     numbers, depth, outs = _numbers(geometry), wt.shape[0] // groups, dy.shape[1] // groups
     for t0 in range(first, stop, tile):
         count, block_row = min(tile, stop - t0), t0 // tile
@@ -255,7 +264,10 @@ def backward(entry, dy, where, gated, pixels, channels, wt, scale, geometry, gro
             at = 0
             for column in kept[block_row]:
                 k0, k1 = column * width, min((column + 1) * width, depth)
-                dwt[k0:k1] += own_dw[at:at + k1 - k0]
+                for k in range(k0, k1):
+                    source, target = own_dw[at + k - k0], dwt[k]
+                    for o in range(target.size):
+                        target[o] += source[o]
                 at += k1 - k0
 
 
