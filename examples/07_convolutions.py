@@ -61,7 +61,7 @@ try:
 except FileNotFoundError:
     X_train, y_train, X_test, y_test = load_digits()
     X_train, X_test = enlarged(X_train), enlarged(X_test)
-X_train, y_train, X_test, y_test = X_train[:1200], y_train[:1200], X_test[:500], y_test[:500]
+X_train, y_train, X_test, y_test = X_train[:600], y_train[:600], X_test[:300], y_test[:300]
 print("training", X_train.shape, "  test", X_test.shape)
 
 # %% [markdown]
@@ -110,7 +110,7 @@ save("conv_matrix.png")
 # each layer from some training images.
 #
 # Here is LeNet-5 after a short training, and thresholds that are found for it as it is now. For a few test images we ask
-# the policy 200 times which output positions it keeps, at each of the two convolutions: bright positions are kept most of
+# the policy 60 times which output positions it keeps, at each of the two convolutions: bright positions are kept most of
 # the time.
 
 # %%
@@ -125,7 +125,7 @@ few, kept = X_test[:4], {}
 def ask(layer, name, x, w):
     """Called by a layer when its input is there."""
     if layer in sites:
-        masks = [policy.look(sites[layer], x, w, rng).mask() for _ in range(200)]
+        masks = [policy.look(sites[layer], x, w, rng).mask() for _ in range(60)]
         kept[sites[layer].number] = np.mean(masks, axis=0).reshape(len(x), *layer.window.positions(*x.shape[1:3]))
 
 
@@ -140,7 +140,7 @@ for i, column in enumerate(axes.T):
         column[1 + number].set_title(title, loc="left", fontsize=10)
         column[1 + number].set(xticks=[], yticks=[])
         column[1 + number].spines[:].set_visible(False)
-fig.colorbar(picture, ax=axes[1:, :], shrink=0.6, label="share of 200 draws")
+fig.colorbar(picture, ax=axes[1:, :], shrink=0.6, label="share of 60 draws")
 save("conv_sensitive.png")
 report = policy.report()
 print("by convolution:", {name: np.round(report[name], 2).tolist() for name in ("dropped", "sensitive")})
@@ -210,11 +210,11 @@ save("conv_schedule.png")
 # %% [markdown]
 # ## LeNet-5
 #
-# All together on 1200 images. `flops_share` counts the products of a step: the linear layers, which these policies leave
+# All together on 600 images. `flops_share` counts the products of a step: the linear layers, which these policies leave
 # alone, are a part of it.
 
 # %%
-EPOCHS, RATE = 4, 0.5
+EPOCHS, RATE = 3, 0.5
 ways = {"none": "none", "rsdp": RowSensitiveDropout(RATE), "bsdp": BlockSensitiveDropout(RATE),
         "rsdp, rising and falling": RowSensitiveDropout(SkewNormalSchedule(RATE, EPOCHS))}
 fig, ax = plt.subplots(figsize=(6.8, 3.8), layout="constrained")
@@ -229,7 +229,7 @@ for (name, dropout), colour in zip(ways.items(), (GREY, BLUE, ORANGE, "#5b8c5a")
 ax.set(xlabel="epoch", ylabel="test error", yscale="log", xticks=range(1, EPOCHS + 1))
 ax.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5], ["2 %", "5 %", "10 %", "20 %", "50 %"])
 ax.minorticks_off()
-ax.set_title("LeNet-5 on 1200 images, half of each input matrix dropped", loc="left", fontsize=11)
+ax.set_title("LeNet-5 on 600 images, half of each input matrix dropped", loc="left", fontsize=11)
 ax.legend(frameon=False)
 save("conv_lenet5.png")
 

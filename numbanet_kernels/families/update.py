@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 from numba import float32, int32
 
@@ -26,7 +25,7 @@ from ..blocks.intrinsics import chosen, owner
 from ..host import threads
 from ..layouts.packed import AdamUpdate, Into, Packing, SGDUpdate
 from ..runtime.arrays import device_cache, to_device
-from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.declare import cuda, host_function, host_kernel, kernel, kernels
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import THREADS, flat
 from .late import late_example
@@ -69,7 +68,7 @@ def sgd_late_reference(w, v, g, lr, momentum, nesterov, decay, kept, late):
 # Kept columns of a packed gradient are spread over a buffer that stays in the nearest cache. It has one place more than a row,
 # where the entries -1 of `cols` end up, and whatever else lies outside a row. Pieces of rows are taken as arrays of their own,
 # because their indices are then known not to be negative, and the loops become vector instructions.
-@numba.njit
+@host_function
 def _spread(spread, spread_class, g, cols, place, row_class):
     """Row `place` of g, if there is one, into the buffer, which holds one of `spread_class`; returns its class, else -1."""
     row_class = row_class if 0 <= place < g.shape[0] and row_class < cols.shape[0] else -1

@@ -22,6 +22,8 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import get_cython_function_address, intrinsic
 
+from ..runtime.declare import host_function
+
 matmul = np.matmul
 OWN_FLOPS = 1 << 19
 
@@ -95,7 +97,7 @@ def _sgemm(typing_context, address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c
                       c, integer), generate
 
 
-@numba.njit
+@host_function
 def multiply(entry, a, b, c, ta=False, tb=False, beta=0.0):
     """c = A B + beta c, A = a or, with ta, its transpose, B likewise; rows of all three lie contiguous.
 

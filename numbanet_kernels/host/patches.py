@@ -13,10 +13,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import float32
+from numba import float32, int64
 from numba.extending import intrinsic
 
-from ..runtime.declare import host_kernel
+from ..runtime.declare import host_function, host_kernel
 from .blas import multiply
 from .transposition import _turn
 
@@ -51,7 +51,7 @@ def segments(window, channels, own, block):
     return np.array(table, np.int64).reshape(-1, 3), np.searchsorted(cuts, [*edges, depth])
 
 
-@numba.njit
+@host_function
 def _place(row, geometry, width):
     """(line of all images' lines, line of its image, float of its line) where the patch of a row of A begins, perhaps outside
     the image, `width` floats a pixel."""
@@ -61,7 +61,7 @@ def _place(row, geometry, width):
     return n * height, oh * stride_h - pad_h, (ow * stride_w - pad_w) * width
 
 
-@numba.njit
+@host_function
 def _inside(segment, top, left, height, line):
     """(float of the image's line where a segment begins, its columns inside the image, first and last plus one, how many)"""
     start, count = left + segment[1], segment[2]
@@ -86,14 +86,14 @@ def _copy_vector(typing_context, source, start, target, at):
     return numba.void(source, numba.int64, target, numba.int64), generate
 
 
-@numba.njit
+@host_function
 def _copy(source, start, target, at, count):
     """target[at:at + count] = source[start:start + count], by vectors: some more of them are copied."""
     for j in range(0, count, VECTOR):
         _copy_vector(source, start + j, target, at + j)
 
 
-@numba.njit
+@host_function
 def _gather(pixels, row, geometry, width, first, table, room, at):
     """The columns of a row of A that the segments of a table have, to `room` from `at` on; returns where they end. Less
     than a vector behind them is written, too."""
@@ -117,7 +117,7 @@ def _gather(pixels, row, geometry, width, first, table, room, at):
     return at
 
 
-@numba.njit
+@host_function
 def _scatter(room, at, row, geometry, width, first, table, pixels):
     """Add the columns of a row of dA that the segments of a table have to the pixels they came from; returns where the columns
     end."""
@@ -133,7 +133,7 @@ def _scatter(room, at, row, geometry, width, first, table, pixels):
     return at
 
 
-@numba.njit
+@host_function
 def _kept(table, starts, kept, block_row, own):
     """The segments of a block row's kept columns, in `own`; the table itself where there are no blocks. Segments that go on
     where one ends become one with it."""
@@ -151,7 +151,7 @@ def _kept(table, starts, kept, block_row, own):
     return own[:count]
 
 
-@numba.njit
+@host_function
 def _weight(wt, kept, width, block_row, own):
     """The rows of the weight that a block row meets, one after the other in `own`; the weight itself where there are no
     blocks."""
@@ -167,20 +167,23 @@ def _weight(wt, kept, width, block_row, own):
     return own[:count]
 
 
-@numba.njit
-def _tile(pixels, room, count, t0, adding, geometry, channels, first, table, rows, listed):
-    """room = `count` rows of A from t0 on, those columns that the table has; adding: instead, the pixels get what room
-    holds."""
-    at = 0
+@host_function
+def _fill(room, pixels, count, t0, geometry, channels, first, table, rows, listed):
+    """room = `count` rows of A from t0 on, those columns that the table has."""
+    at = int64(0)  # Numba compiles once more for a literal
     for i in range(count):
-        row = rows[t0 + i] if listed else t0 + i
-        if adding:
-            at = _scatter(room, at, row, geometry, channels, first, table, pixels)
-        else:
-            at = _gather(pixels, row, geometry, channels, first, table, room, at)
+        at = _gather(pixels, rows[t0 + i] if listed else t0 + i, geometry, channels, first, table, room, at)
 
 
-@numba.njit
+@host_function
+def _spread(room, pixels, count, t0, geometry, channels, first, table, rows, listed):
+    """Add to the pixels `count` rows of dA from t0 on, of those columns that the table has."""
+    at = int64(0)
+    for i in range(count):
+        at = _scatter(room, at, rows[t0 + i] if listed else t0 + i, geometry, channels, first, table, pixels)
+
+
+@host_function
 def _clear(y, first, stop):
     """y[first:stop] = 0, as loops: of two axes an assignment takes seconds to compile."""
     for r in range(first, stop):
@@ -189,7 +192,7 @@ def _clear(y, first, stop):
             out[o] = float32(0)
 
 
-@numba.njit
+@host_function
 def _numbers(g):
     """The geometry as a tuple: registers, not memory."""
     return g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8], g[9]
@@ -207,13 +210,13 @@ def forward(entry, pixels, channels, wt, bias, biased, relu, scale, geometry, gr
     numbers, depth, outs = _numbers(geometry), wt.shape[0] // groups, y.shape[1] // groups
     own_table = np.empty_like(table)
     if listed and first == 0:
-        _clear(y, 0, rows[0] if rows.size else y.shape[0])
+        _clear(y, int64(0), rows[0] if rows.size else y.shape[0])
     for t0 in range(first, stop, tile):
         count, segments = min(tile, stop - t0), _kept(table, starts, kept, t0 // tile, own_table)
         for g in range(groups):
             weight = _weight(wt[g * depth:(g + 1) * depth], kept, width, t0 // tile, own)
             cols = room[:count * weight.shape[0]].reshape(count, weight.shape[0])
-            _tile(pixels, room, count, t0, False, numbers, channels, g * (channels // groups), segments, rows, listed)
+            _fill(room, pixels, count, t0, numbers, channels, g * (channels // groups), segments, rows, listed)
             multiply(entry, cols, weight, part[:count, g * outs:(g + 1) * outs])
         for i in range(count):
             row = rows[t0 + i] if listed else t0 + i
@@ -237,7 +240,7 @@ def backward(entry, dy, where, gated, pixels, channels, wt, scale, geometry, gro
     where > 0. The images of those rows are the pixels dx_first … dx_stop - 1."""
     own_table = np.empty_like(table)
     dx[dx_first:dx_stop] = 0
-    _clear(dwt, 0, dwt.shape[0])
+    _clear(dwt, int64(0), dwt.shape[0])
     numbers, depth, outs = _numbers(geometry), wt.shape[0] // groups, dy.shape[1] // groups
     for t0 in range(first, stop, tile):
         count, block_row = min(tile, stop - t0), t0 // tile
@@ -255,8 +258,8 @@ def backward(entry, dy, where, gated, pixels, channels, wt, scale, geometry, gro
             cols = room[:count * inner].reshape(count, inner)
             if wants_dx:
                 multiply(entry, dz, weight, cols, False, True)
-                _tile(dx, room, count, t0, True, numbers, channels, at, segments, rows, listed)
-            _tile(pixels, room, count, t0, False, numbers, channels, at, segments, rows, listed)
+                _spread(room, dx, count, t0, numbers, channels, at, segments, rows, listed)
+            _fill(room, pixels, count, t0, numbers, channels, at, segments, rows, listed)
             if kept.shape[0] == 0:
                 multiply(entry, cols, dz, dwt[g * depth:(g + 1) * depth], True, False, 1.0)
                 continue

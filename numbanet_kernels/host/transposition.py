@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import float32
 from numba.extending import intrinsic, overload
 
-from ..runtime.declare import host_kernel
+from ..runtime.declare import host_function, host_kernel
 from ..runtime.memory import empty_cpu
 from . import threads
 
@@ -63,7 +63,7 @@ def _compiled_transpose(a, n, i, b, r, c):
     return lambda a, n, i, b, r, c: _transpose_vectors(a, n, i, b, r, c)
 
 
-@numba.njit
+@host_function
 def _turn(a, n0, n1, i0, i1, b, r0, c0, reading):
     """b[r0 + i - i0, c0 + n - n0] = a[n, i] for n0 <= n < n1, i0 <= i < i1; row by row of a if reading, else of b."""
     n8, i8 = n1 - VECTOR, i1 - VECTOR  # where the last square begins: it may overlap the one before

@@ -197,3 +197,8 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
         return call
 
     return declare
+
+
+def host_function(function: Callable[..., Any]) -> Any:
+    """Declare what CPU loops call: it has no wrappers for Python, which would be compiled with it."""
+    return numba.njit(function, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
