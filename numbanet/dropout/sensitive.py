@@ -128,7 +128,7 @@ class SensitiveDropout(Dropout):
         """This policy with the thresholds that it was not given, found from what comes to the convolutions for samples x: with
         them the share `sensitive` of the regions is sensitive. They are relative to an input's mean magnitude, because that
         changes in training; how values are spread around it changes too, so `fit` finds them anew before each epoch."""
-        found, sites = dict(self._given), {(site.layer, site.name): site for site in model.droppable(self.kind)}
+        found, sites = dict(self._given), {(site.layer, site.name): site for site in self.sites(model)}
 
         def look(layer, name, values, w):
             site = sites.get((layer, name))
@@ -205,8 +205,8 @@ class RowSensitiveDropout(SensitiveDropout):
 
     def choose(self, sensitive, images, shape, region, rates, scale, rng):
         low, high = (np.uint16(min(round(rate * 65536), 65535)) for rate in rates)
-        likely = np.repeat(sensitive[:, 0], self.rows)[:shape[0]].reshape(images, -1)[::self.together]
-        kept = rng.integers(65536, size=likely.shape, dtype=np.uint16) >= np.where(likely, low, high)
+        below = np.repeat(np.where(sensitive[:, 0], low, high), self.rows)[:shape[0]].reshape(images, -1)[::self.together]
+        kept = rng.integers(65536, size=below.shape, dtype=np.uint16) >= below
         kept = kept if self.together == 1 else np.repeat(kept, self.together, axis=0)[:images]
         return IndexPlan(shape[0], np.flatnonzero(kept), scale)
 

@@ -32,6 +32,7 @@ from .gemm import gemm_cuda
 
 TILE_FLOATS = 1 << 20  # of a thread's tile of A: with its part of y, 4 MB and a little
 TILE_ROWS = 1024       # at most
+SHORT = 32             # floats of a row of y, and of a line of a patch, up to which neighbouring positions are joined
 NO_ROWS, NO_BLOCKS, NO_MATRIX = np.zeros(0, np.int32), np.zeros((0, 1), np.int32), np.zeros((1, 1), np.float32)
 
 
@@ -140,31 +141,92 @@ class _Job(NamedTuple):
     own_dw: Any         # its gradient
 
 
+def padded(x, window):
+    """Images of few channels with their padding, and a window without: rows of A are so short that to look for edges would
+    take longer than to copy them."""
+    (n, height, width, channels), (down, across) = x.shape, window.padding
+    if channels >= patches.VECTOR or not max(down, across):
+        return x, window
+    found = empty_cpu((n, height + 2 * down, width + 2 * across, channels))
+    found[...] = 0
+    found[:, down:down + height, across:across + width] = x
+    return found, window._replace(padding=(0, 0))
+
+
+def _joined(window, outs, channels, across, blocks):
+    """How many of `across` neighbouring positions become one: where rows of A and of y are short. Their patch is at most
+    twice as wide."""
+    line, (_, step) = window.kernel[1] * channels, window.stride
+    if not 0 < line <= SHORT or window.dilation[1] > 1 or (blocks is not None and blocks.width % line):
+        return 1
+    most = max(min(SHORT // max(outs, 1), window.kernel[1] // step + 1), 1)
+    return max(n for n in range(1, most + 1) if across % n == 0 and (blocks is None or blocks.height % n == 0))
+
+
 class _Work:
-    """A convolution as the loops of `patches` take it: lists, sizes, and each thread's images."""
+    """A convolution as the loops of `patches` take it: lists, sizes, and each thread's images.
+
+    Neighbouring positions see nearly the same pixels. `joined` of them can be computed as one, by a wider window whose weight
+    has outputs for each of them, 0 where one does not see: fewer rows are gathered, and SGEMM gets wider matrices. In memory
+    their rows of y are one.
+    """
 
     def __init__(self, op, x, w, window, groups, positions, rows, blocks):
-        self.images, self.places = x.shape[0], math.prod(positions)
-        self.depth, self.outs, self.groups = w.shape[1] * math.prod(window.kernel), w.shape[0], groups
         self.rows, self.listed = NO_ROWS if rows is None else rows, rows is not None
+        _increasing(op, self.rows, x.shape[0] * math.prod(positions))
+        self.images, self.groups, self.kernel, self.step = x.shape[0], groups, window.kernel, window.stride[1]
+        self.joined = 1 if self.listed or groups > 1 else _joined(window, *w.shape[:2], positions[1], blocks)
+        if self.joined > 1:
+            across = window.kernel[1] + (self.joined - 1) * self.step
+            if blocks is not None:
+                blocks = Blocks(blocks.kept, blocks.height // self.joined, blocks.width // window.kernel[1] * across)
+            window = window._replace(kernel=(window.kernel[0], across), stride=(window.stride[0], self.joined * self.step))
+            positions = positions[0], positions[1] // self.joined
+        self.x, window = padded(x, window)
+        self.places, self.outs = math.prod(positions), self.joined * w.shape[0]
+        self.depth = w.shape[1] * math.prod(window.kernel)
         self.kept = NO_BLOCKS if blocks is None else blocks.kept
-        _increasing(op, self.rows, self.images * self.places)
         self.width, columns = (1, self.depth) if blocks is None else (blocks.width, blocks.width * self.kept.shape[1])
         _increasing(op, self.kept, -(-self.depth // self.width))
         self.inner = min(columns, self.depth)
         self.tile = max(min(TILE_FLOATS // max(self.inner, 1), TILE_ROWS), 32) if blocks is None else blocks.height
         self.unit = 1 if blocks is None else math.lcm(blocks.height, self.places) // self.places  # images that go together
-        self.geometry = patches.geometry(window, x.shape, positions)
+        self.geometry = patches.geometry(window, self.x.shape, positions)
         self.table, self.starts = _segments(window, x.shape[3], w.shape[1], None if blocks is None else blocks.width)
         count = len(self.rows) if self.listed else self.images * self.places
         self.flops = 2 * count * self.inner * self.outs // groups
 
     def turned(self, w):
         """The weight, (groups K, O / groups)."""
+        if self.joined > 1:
+            wide = np.zeros(self._wide(w.shape), np.float32)
+            for own in self._each(wide):
+                own[...] = w.transpose(2, 3, 1, 0)
+            return wide.reshape(self.depth, self.outs)
         wt = empty_cpu((self.groups * self.depth, self.outs // self.groups))
         flat, taps = w.reshape(self.outs, math.prod(w.shape[1:])), math.prod(w.shape[2:])
         threads.share(lambda part: patches.turn(flat, taps, self.groups, wt, *_lines(part, self.outs, self.groups)), w.size)
         return wt
+
+    def turned_back(self, terms, shape):
+        """The gradient of a weight of this shape, from terms (T, groups K, O / groups) that are to be added."""
+        if self.joined > 1:
+            wide = terms.sum(0).reshape(self._wide(shape))
+            return np.ascontiguousarray(sum(self._each(wide)).transpose(3, 2, 0, 1))
+        dw = empty_cpu(shape)
+        flat, taps = dw.reshape(self.outs, math.prod(shape[1:])), math.prod(shape[2:])
+        threads.share(lambda part: patches.turn_back(terms, taps, self.groups, flat, *_lines(part, self.outs, self.groups)),
+                      terms.size)
+        return dw
+
+    def _wide(self, shape):
+        """That of the weight of joined positions, turned, by axes."""
+        outs, channels, height, width = shape
+        return height, width + (self.joined - 1) * self.step, channels, self.joined, outs
+
+    def _each(self, wide):
+        """What each of the joined positions sees, (KH, KW, C, O)."""
+        return (wide[:, i * self.step:i * self.step + self.kernel[1], :, i] for i in range(self.joined))
 
     def jobs(self, flops):
         """What each thread works on and in, found before they start: in Python they would wait for each other."""
@@ -201,14 +263,15 @@ def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=No
         if bias is not None and y.size:
             y.reshape(-1, w.shape[0])[work.rows if work.listed else slice(None)] = np.maximum(bias, 0) if relu else bias
         return y
-    out, entry = y.reshape(-1, w.shape[0]), blas.entry()
+    out, entry, pixels = y.reshape(-1, work.outs), blas.entry(), work.x.reshape(-1)
+    added = np.zeros(work.outs, np.float32) if bias is None else np.tile(bias, work.joined)
     with threads.session():
         wt, jobs = work.turned(w), work.jobs(work.flops)
 
         def run(part):
             job = jobs[part.number]
-            patches.forward(entry, x.reshape(-1), x.shape[3], wt, NOTHING if bias is None else bias, bias is not None, relu,
-                            scale, *work.lists, job.cols, job.part, job.own, out, *job.rows)
+            patches.forward(entry, pixels, x.shape[3], wt, added, relu, scale, *work.lists, job.cols, job.part,
+                            job.own, out, *job.rows)
 
         threads.share(run, flops=work.flops)
     return y
@@ -218,9 +281,9 @@ def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None
     """(dx or None, dw, db) of conv2d"""
     positions = check("conv2d_grad (cpu)", x, w, window, groups, None, dy, where, rows, blocks)
     work = _Work("conv2d_grad (cpu)", x, w, window, groups, positions, rows, blocks)
-    entry, slopes = blas.entry(), dy.reshape(math.prod(dy.shape[:3]), w.shape[0])
+    entry, slopes, pixels = blas.entry(), dy.reshape(work.images * work.places, work.outs), work.x.reshape(-1)
     gate = slopes if where is None else where.reshape(slopes.shape)
-    dx, pixels = empty_cpu(x.shape) if wants_dx else None, math.prod(x.shape[1:])
+    dx, size = empty_cpu(work.x.shape) if wants_dx else None, math.prod(work.x.shape[1:])
     changes = NOTHING if dx is None else dx.reshape(-1)
     with threads.session():
         wt, jobs = work.turned(w), work.jobs(2 * work.flops)
@@ -228,15 +291,16 @@ def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None
 
         def run(part):
             job = jobs[part.number]
-            patches.backward(entry, slopes, gate, where is not None, x.reshape(-1), x.shape[3], wt, scale, *work.lists,
-                             job.cols, job.part, job.own, job.own_dw, changes, *(end * pixels for end in job.images), wants_dx,
+            patches.backward(entry, slopes, gate, where is not None, pixels, x.shape[3], wt, scale, *work.lists,
+                             job.cols, job.part, job.own, job.own_dw, changes, *(end * size for end in job.images), wants_dx,
                              terms[part.number], sums[part.number], *job.rows)
 
         threads.share(run, flops=2 * work.flops)
-        dw = empty_cpu(w.shape)
-        flat, taps = dw.reshape(work.outs, math.prod(w.shape[1:])), math.prod(w.shape[2:])
-        threads.share(lambda part: patches.turn_back(terms, taps, groups, flat, *_lines(part, work.outs, groups)), terms.size)
-    return dx, dw, sums.sum(0).astype(np.float32)
+        dw = work.turned_back(terms, w.shape)
+    if wants_dx and work.x is not x:
+        (_, height, width, _), (down, across) = x.shape, window.padding
+        dx = np.ascontiguousarray(dx[:, down:down + height, across:across + width])
+    return dx, dw, sums.reshape(len(sums) * work.joined, w.shape[0]).sum(0).astype(np.float32)
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------

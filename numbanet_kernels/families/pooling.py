@@ -21,6 +21,7 @@ import numpy as np
 from numba import float32, int32
 
 from ..host import threads
+from ..host.maxima import KINDS, largest
 from ..layouts.windows import Bins, Window, pooled
 from ..runtime import arrays
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
@@ -29,7 +30,6 @@ from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
 
 BYTE = np.dtype(np.uint8)
-KINDS = {True: "u1", False: "i4"}  # of places, by whether they are bytes
 
 
 class Bands(NamedTuple):
@@ -142,55 +142,30 @@ def _numbers(window):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-def _largest(x, y, places, numbers, start, stop):
-    """The rows start … stop - 1 of all outputs (n, oh)."""
-    kh, kw, sh, sw, ph, pw, dh, dw = numbers
-    for row in range(start, stop):
-        n, oh = row // y.shape[1], row % y.shape[1]
-        for ow in range(y.shape[2]):
-            best, place, fresh = y[n, oh, ow], places[n, oh, ow], True
-            for i in range(kh):
-                h = oh * sh - ph + i * dh
-                for j in range(kw):
-                    w, tap = ow * sw - pw + j * dw, i * kw + j
-                    if 0 <= h < x.shape[1] and 0 <= w < x.shape[2]:
-                        pixel = x[n, h, w]
-                        if fresh:
-                            for c in range(best.size):
-                                best[c], place[c] = pixel[c], tap
-                        else:
-                            found = places.dtype.type(tap)
-                            for c in range(best.size):
-                                value, before, at = pixel[c], best[c], place[c]  # all read first: so it becomes vector code
-                                larger = (value > before) | (value != value)
-                                best[c], place[c] = value if larger else before, found if larger else at
-                        fresh = False
-            if fresh:
-                best[:], place[:] = -np.inf, 0
-
-
 def _to_largest(dy, places, dx, taps, numbers, start, stop):
-    """The images start … stop - 1: each output's slope goes to the pixel that its place names, `taps` (K, 2) below and to the
-    right of its window's first; those of places outside the image go nowhere."""
-    _, _, sh, sw, ph, pw, _, _ = numbers
+    """The images start … stop - 1: each output's slope goes to the pixel that its place names, `taps` (K, 3) below, to the
+    right, and in floats behind its window's first; those of places outside the image go nowhere."""
+    kh, kw, sh, sw, ph, pw, dh, dw = numbers
     height, width, channels = dx.shape[1:]
+    lowest, rightmost = height - (kh - 1) * dh, width - (kw - 1) * dw
     for n in range(start, stop):
         image = dx[n].reshape(height * width * channels)
         image[:] = 0
         for oh in range(dy.shape[1]):
             for ow in range(dy.shape[2]):
-                slopes, place = dy[n, oh, ow], places[n, oh, ow]
+                slopes, place, top, left = dy[n, oh, ow], places[n, oh, ow], oh * sh - ph, ow * sw - pw
+                first = (top * width + left) * channels
+                inside = 0 <= top < lowest and 0 <= left < rightmost
                 for c in range(channels):
-                    if 0 <= place[c] < taps.shape[0]:
-                        h, w = oh * sh - ph + taps[place[c], 0], ow * sw - pw + taps[place[c], 1]
-                        if 0 <= h < height and 0 <= w < width:
-                            image[np.uint64((h * width + w) * channels + c)] += slopes[c]
+                    at = place[c]
+                    if 0 <= at < taps.shape[0] and (inside or (0 <= top + taps[at, 0] < height
+                                                               and 0 <= left + taps[at, 1] < width)):
+                        image[np.uint64(first + taps[at, 2] + c)] += slopes[c]
 
 
 F4, REST = "f4[:, :, :, ::1]", "UniTuple(i8, 8), i8, i8"
-_MAX, _MAX_GRAD = ({small: host_kernel(signature.format(f"{kind}[:, :, :, ::1]"))(loop) for small, kind in KINDS.items()}
-                   for loop, signature in ((_largest, f"void({F4}, {F4}, {{}}, {REST})"),
-                                           (_to_largest, f"void({F4}, {{}}, {F4}, i8[:, ::1], {REST})")))
+_MAX_GRAD = {small: host_kernel(f"void({F4}, {kind}[:, :, :, ::1], {F4}, i8[:, ::1], {REST})")(_to_largest)
+             for small, kind in KINDS.items()}
 
 
 @host_kernel("void(f4[:, :, :, ::1], f4[:, :, :, ::1], i4[:, ::1], f4[::1], f4[::1], i4[:, ::1], f4[::1], f4[::1], i8, i8)")
@@ -229,14 +204,16 @@ def max_pool_cpu(x, window):
     expect("max_pool (cpu)", x=x)
     shape = pooled("max_pool (cpu)", window, x.shape)
     y, places = empty_cpu(shape), empty_cpu(shape, BYTE if small else INT32)
-    _share(_MAX[small], shape, x.size, x, y, places, _numbers(window))
+    if y.size:
+        _share(largest, shape, x.size, x, y, places, _numbers(window))
     return y, places
 
 
 def max_pool_grad_cpu(dy, places, window, shape):
     """dx of max_pool of images of this shape"""
     small, numbers = _check_max_grad("max_pool_grad (cpu)", dy, places, window, shape)
-    dx, taps = empty_cpu(shape), np.ascontiguousarray(np.indices(window.kernel).reshape(2, -1).T * window.dilation)
+    dx, taps = empty_cpu(shape), np.indices(window.kernel).reshape(2, -1).T * window.dilation
+    taps = np.ascontiguousarray(np.column_stack([taps, (taps[:, 0] * shape[2] + taps[:, 1]) * shape[3]]))
 
     def work(part):
         own = part.of(shape[0])

@@ -11,15 +11,15 @@ import functools
 import math
 
 import numpy as np
-from numba import int32
+from numba import int32, int64, uint64
 
 from ..host import patches, threads
 from ..layouts.windows import Window
-from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.declare import cuda, host_function, host_kernel, kernel, kernels
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, upload_cuda
-from .conv import im2col_reference
+from .conv import im2col_reference, padded
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -39,6 +39,8 @@ def count_large_reference(x, window, height, width, offsets, threshold):
 def _checked(op, x, window, height, width, offsets):
     """(regions along the rows, along the columns), what `patches` takes of the images, and its table of single columns."""
     expect(op, x=(x, ("N", "H", "W", "C")), offsets=(offsets, ("S", 2), INT32))
+    if min(*window.kernel, *window.stride, *window.dilation) < 1 or min(window.padding) < 0:
+        raise ValueError(f"{op}: {window} must have sizes from 1 and paddings from 0 on")
     positions = window.positions(*x.shape[1:3])
     total, depth = x.shape[0] * math.prod(positions), math.prod(window.kernel) * x.shape[3]
     if min(height, width) < 1:
@@ -53,26 +55,41 @@ def _single(window, channels):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
+@host_function
+def _sees(segment, top, left, height, line):
+    """Whether a column of a patch that begins there is inside the image."""
+    return 0 <= top + segment[0] < height and 0 <= left + segment[1] < line
+
+
 @host_kernel("void(f4[::1], i8, i8[::1], i8[:, ::1], i8, i8, i8, i4[:, ::1], f4, i4[:, ::1], i8, i8)")
 def _count(pixels, channels, geometry, table, rows, height, width, offsets, threshold, counts, first, stop):
     """The regions of the block rows first … stop - 1."""
-    numbers = patches._numbers(geometry)
-    tall, line = numbers[0], numbers[1] * channels
+    numbers, found, samples = patches._numbers(geometry), (-geometry[7], int64(0), int64(0)), offsets.shape[0]
+    tall, line, down, across = numbers[0], numbers[1] * channels, numbers[8], numbers[9]
+    reach = np.full((counts.shape[1], samples), -1, np.int64)  # how far from its patch's first float each sample lies
+    for q in range(reach.shape[0]):
+        for s in range(samples):
+            column = q * width + offsets[s, 1]
+            if 0 <= column < table.shape[0]:
+                reach[q, s] = table[column, 0] * line + table[column, 1]
+    tops, lefts, origins = np.empty(samples, np.int64), np.empty(samples, np.int64), np.empty(samples, np.int64)
     for b in range(first, stop):
-        own, before = counts[b], -1
-        own[:] = 0
-        base, top, left = 0, 0, 0
-        for s in range(offsets.shape[0]):
+        inside = True
+        for s in range(samples):
+            if s and offsets[s, 0] == offsets[s - 1, 0]:
+                tops[s], lefts[s], origins[s] = tops[s - 1], lefts[s - 1], origins[s - 1]
+                continue
             row = min(b * height + offsets[s, 0], rows - 1)
-            if row != before:
-                base, top, left = patches._place(row, numbers, channels)
-                before = row
-            for q in range(own.size):
-                column = q * width + offsets[s, 1]
-                if 0 <= column < table.shape[0]:
-                    h, at = top + table[column, 0], left + table[column, 1]
-                    if 0 <= h < tall and 0 <= at < line and abs(pixels[(base + h) * line + at]) > threshold:
-                        own[q] += 1
+            found = patches._place(row, numbers, found)
+            tops[s], lefts[s] = found[2], patches._left(row, numbers, found, channels)
+            origins[s] = (found[1] + tops[s]) * line + lefts[s]
+            inside = inside and 0 <= tops[s] < tall - down and 0 <= lefts[s] <= line - across
+        for q in range(counts.shape[1]):
+            total = int32(0)
+            for s in range(samples):
+                if reach[q, s] >= 0 and (inside or _sees(table[q * width + offsets[s, 1]], tops[s], lefts[s], tall, line)):
+                    total += int32(abs(pixels[uint64(origins[s] + reach[q, s])]) > threshold)
+            counts[b, q] = total
 
 
 def count_large_cpu(x, window, height, width, offsets, threshold):
@@ -80,6 +97,8 @@ def count_large_cpu(x, window, height, width, offsets, threshold):
     shape, geometry, table = _checked("count_large (cpu)", x, window, height, width, offsets)
     counts = empty_cpu(shape, np.int32)
     rows = x.shape[0] * int(geometry[6] * geometry[7])
+    x, window = padded(x, window)
+    geometry = patches.geometry(window, x.shape, geometry[6:8])
 
     def work(part):
         own = part.of(shape[0])

@@ -21,6 +21,7 @@ from .blas import multiply
 from .transposition import _turn
 
 LINE = 64    # outputs that are turned together
+CLEARED = 16 # listed rows of y between which is cleared at once: each by itself would take as long as its product
 VECTOR = 8   # of a register: up to so many behind a tile are written
 
 ZEROS = np.zeros(VECTOR, np.float32)
@@ -52,13 +53,21 @@ def segments(window, channels, own, block):
 
 
 @host_function
-def _place(row, geometry, width):
-    """(line of all images' lines, line of its image, float of its line) where the patch of a row of A begins, perhaps outside
-    the image, `width` floats a pixel."""
-    height, _, stride_h, stride_w, pad_h, pad_w, out_h, out_w, _, _ = geometry
-    n, place = divmod(row, out_h * out_w)
-    oh, ow = divmod(place, out_w)
-    return n * height, oh * stride_h - pad_h, (ow * stride_w - pad_w) * width
+def _place(row, geometry, before):
+    """(its line of positions' first row of A, line of all images' lines, line of its image) where the patch of a row of A
+    begins, perhaps above the image. What it said before holds for all of that line: divisions take longer than a short copy."""
+    height, _, stride_h, _, pad_h, _, out_h, out_w, _, _ = geometry
+    if 0 <= row - before[0] < out_w:
+        return before
+    line = row // out_w
+    n = line // out_h
+    return line * out_w, n * height, (line - n * out_h) * stride_h - pad_h
+
+
+@host_function
+def _left(row, geometry, place, width):
+    """The float of its line where the patch of a row of A begins, perhaps left of the image, `width` floats a pixel."""
+    return ((row - place[0]) * geometry[3] - geometry[5]) * width
 
 
 @host_function
@@ -77,10 +86,12 @@ def _copy_vector(typing_context, source, start, target, at):
     def generate(context, builder, signature, arguments):
         def place(kind, array, index):
             data = context.make_array(kind)(context, builder, array).data
-            return builder.bitcast(builder.gep(data, [index]), ir.VectorType(ir.FloatType(), VECTOR).as_pointer())
+            return builder.bitcast(builder.gep(data, [index]), ir.VectorType(number, VECTOR).as_pointer())
 
         kinds = signature.args
-        builder.store(builder.load(place(kinds[0], *arguments[:2]), align=4), place(kinds[2], *arguments[2:]), align=4)
+        number = context.get_data_type(kinds[0].dtype)
+        size = context.get_abi_sizeof(number)
+        builder.store(builder.load(place(kinds[0], *arguments[:2]), align=size), place(kinds[2], *arguments[2:]), align=size)
         return context.get_dummy_value()
 
     return numba.void(source, numba.int64, target, numba.int64), generate
@@ -89,24 +100,25 @@ def _copy_vector(typing_context, source, start, target, at):
 @host_function
 def _copy(source, start, target, at, count):
     """target[at:at + count] = source[start:start + count], by vectors: some more of them are copied."""
-    for j in range(0, count, VECTOR):
+    _copy_vector(source, start, target, at)
+    for j in range(VECTOR, count, VECTOR):
         _copy_vector(source, start + j, target, at + j)
 
 
 @host_function
-def _gather(pixels, row, geometry, width, first, table, room, at):
-    """The columns of a row of A that the segments of a table have, to `room` from `at` on; returns where they end. Less
-    than a vector behind them is written, too."""
-    base, top, left = _place(row, geometry, width)
-    height, line, origin = geometry[0], geometry[1] * width, (base + top) * geometry[1] * width + left + first
-    if (top >= 0 and left >= 0 and top + geometry[8] < height and left + geometry[9] <= line
-            and origin + geometry[8] * line + geometry[9] + VECTOR <= pixels.size):  # all of it inside the image
-        for s in range(table.shape[0]):
-            _copy(pixels, origin + table[s, 0] * line + table[s, 1], room, at, table[s, 2])
-            at += table[s, 2]
-        return at
+def _add(source, start, target, at, count):
+    """target[at:at + count] += source[start:start + count]"""
+    values, sums = source[start:start + count], target[at:at + count]
+    for j in range(sums.size):
+        sums[j] += values[j]
+
+
+@host_function
+def _gather_at_edge(pixels, base, top, left, height, line, table, room, at):
+    """The columns of a row of A that the segments of a table have, where some of its patch may lie outside the image, to
+    `room` from `at` on; returns where they end."""
     for s in range(table.shape[0]):
-        start, inside, outside, count = _inside(table[s], top, left + first, height, line)
+        start, inside, outside, count = _inside(table[s], top, left, height, line)
         for j in range(0, count, VECTOR):
             _copy_vector(ZEROS, 0, room, at + j)
         from_row = (base + top + table[s, 0]) * line + start
@@ -118,27 +130,24 @@ def _gather(pixels, row, geometry, width, first, table, room, at):
 
 
 @host_function
-def _scatter(room, at, row, geometry, width, first, table, pixels):
-    """Add the columns of a row of dA that the segments of a table have to the pixels they came from; returns where the columns
-    end."""
-    base, top, left = _place(row, geometry, width)
-    height, line = geometry[0], geometry[1] * width
+def _scatter_at_edge(room, at, base, top, left, height, line, table, pixels):
+    """Add the columns of a row of dA that the segments of a table have to the pixels they came from, where some of its patch
+    may lie outside the image; returns where the columns end."""
     for s in range(table.shape[0]):
-        start, inside, outside, count = _inside(table[s], top, left + first, height, line)
-        to_row = (base + top + table[s, 0]) * line + start
-        target, source = pixels[to_row + inside:to_row + outside], room[at + inside:at + outside]
-        for j in range(source.size):
-            target[j] += source[j]
+        start, inside, outside, count = _inside(table[s], top, left, height, line)
+        _add(room, at + inside, pixels, (base + top + table[s, 0]) * line + start + inside, outside - inside)
         at += count
     return at
 
 
 @host_function
 def _kept(table, starts, kept, block_row, own):
-    """The segments of a block row's kept columns, in `own`; the table itself where there are no blocks. Segments that go on
-    where one ends become one with it."""
+    """How many segments the kept columns of a block row have, written to `own`; all of the table where there are no blocks.
+    Segments that go on where one ends become one with it."""
     if kept.shape[0] == 0:
-        return table
+        for s in range(table.shape[0]):
+            own[s, 0], own[s, 1], own[s, 2] = table[s, 0], table[s, 1], table[s, 2]
+        return table.shape[0]
     count = 0
     for column in kept[block_row]:
         for s in range(starts[column], starts[column + 1]):
@@ -148,15 +157,12 @@ def _kept(table, starts, kept, block_row, own):
             else:
                 own[count, 0], own[count, 1], own[count, 2] = down, across, width
                 count += 1
-    return own[:count]
+    return count
 
 
 @host_function
 def _weight(wt, kept, width, block_row, own):
-    """The rows of the weight that a block row meets, one after the other in `own`; the weight itself where there are no
-    blocks."""
-    if kept.shape[0] == 0:
-        return wt
+    """How many rows of the weight a block row meets, copied to `own` one after the other."""
     count = 0
     for column in kept[block_row]:
         for k in range(column * width, min((column + 1) * width, wt.shape[0])):
@@ -164,32 +170,81 @@ def _weight(wt, kept, width, block_row, own):
             for o in range(target.size):
                 target[o] = source[o]
             count += 1
-    return own[:count]
+    return count
 
 
 @host_function
 def _fill(room, pixels, count, t0, geometry, channels, first, table, rows, listed):
-    """room = `count` rows of A from t0 on, those columns that the table has."""
-    at = int64(0)  # Numba compiles once more for a literal
+    """room = `count` rows of A from t0 on, those columns that the table has. Less than a vector behind them is written, too."""
+    at, found = int64(0), (-geometry[7], int64(0), int64(0))  # Numba compiles once more for a literal
+    height, line = geometry[0], geometry[1] * channels
+    lowest, rightmost = height - geometry[8], line - geometry[9]  # up to where a patch lies inside the image
+    last = pixels.size - geometry[8] * line - geometry[9] - VECTOR
     for i in range(count):
-        at = _gather(pixels, rows[t0 + i] if listed else t0 + i, geometry, channels, first, table, room, at)
+        row = rows[t0 + i] if listed else t0 + i
+        found = _place(row, geometry, found)
+        _, base, top = found
+        left = _left(row, geometry, found, channels) + first
+        origin = (base + top) * line + left
+        if top < 0 or left < 0 or top >= lowest or left > rightmost or origin > last:
+            at = _gather_at_edge(pixels, base, top, left, height, line, table, room, at)
+            continue
+        for s in range(table.shape[0]):
+            _copy(pixels, origin + table[s, 0] * line + table[s, 1], room, at, table[s, 2])
+            at += table[s, 2]
 
 
 @host_function
 def _spread(room, pixels, count, t0, geometry, channels, first, table, rows, listed):
     """Add to the pixels `count` rows of dA from t0 on, of those columns that the table has."""
-    at = int64(0)
+    at, found = int64(0), (-geometry[7], int64(0), int64(0))
+    height, line = geometry[0], geometry[1] * channels
+    lowest, rightmost = height - geometry[8], line - geometry[9]
     for i in range(count):
-        at = _scatter(room, at, rows[t0 + i] if listed else t0 + i, geometry, channels, first, table, pixels)
+        row = rows[t0 + i] if listed else t0 + i
+        found = _place(row, geometry, found)
+        _, base, top = found
+        left = _left(row, geometry, found, channels) + first
+        if top < 0 or left < 0 or top >= lowest or left > rightmost:
+            at = _scatter_at_edge(room, at, base, top, left, height, line, table, pixels)
+            continue
+        for s in range(table.shape[0]):
+            _add(room, at, pixels, (base + top + table[s, 0]) * line + left + table[s, 1], table[s, 2])
+            at += table[s, 2]
 
 
 @host_function
 def _clear(y, first, stop):
-    """y[first:stop] = 0, as loops: of two axes an assignment takes seconds to compile."""
-    for r in range(first, stop):
-        out = y[r]
+    """y[first:stop] = 0, as a loop: of two axes an assignment takes seconds to compile."""
+    width, flat = y.shape[1], y.reshape(y.size)
+    for i in range(first * width, stop * width):
+        flat[i] = float32(0)
+
+
+@host_function
+def _finish(part, count, t0, y, bias, low, scale, rows, listed):
+    """y = max(scale part + bias, low) at `count` rows from t0 on, and 0 between listed ones, up to the next tile."""
+    for i in range(count):
+        row = rows[t0 + i] if listed else t0 + i
+        if listed and i % CLEARED == 0:
+            behind = t0 + min(i + CLEARED, count)
+            _clear(y, row, rows[behind] if behind < rows.size else y.shape[0])
+        out, values = y[row], part[i]
         for o in range(out.size):
-            out[o] = float32(0)
+            value = scale * values[o] + bias[o]
+            out[o] = low if value < low else value  # not max(): NaN stays NaN
+
+
+@host_function
+def _slopes(part, count, t0, dy, where, gated, scale, rows, listed, db):
+    """part = scale dz at `count` rows from t0 on, and db += the sum of dz."""
+    for i in range(count):
+        row = rows[t0 + i] if listed else t0 + i
+        slopes, gate, dz = dy[row], where[row if gated else 0], part[i]
+        for o in range(dz.size):
+            slope = slopes[o] if not gated or gate[o] > 0 else float32(0)
+            db[o] += slope
+            dz[o] = scale * slope
 
 
 @host_function
@@ -202,9 +257,9 @@ def _numbers(g):
 LISTS = "i8[::1], i8, i8[:, ::1], i8[::1], i4[::1], b1, i4[:, ::1], i8, i8"
 
 
-@host_kernel(f"void(i8, f4[::1], i8, f4[:, ::1], f4[::1], b1, b1, f4, {LISTS}, f4[::1], f4[:, ::1], f4[:, ::1],"
+@host_kernel(f"void(i8, f4[::1], i8, f4[:, ::1], f4[::1], b1, f4, {LISTS}, f4[::1], f4[:, ::1], f4[:, ::1],"
              " f4[:, ::1], i8, i8)")
-def forward(entry, pixels, channels, wt, bias, biased, relu, scale, geometry, groups, table, starts, rows, listed, kept, width,
+def forward(entry, pixels, channels, wt, bias, relu, scale, geometry, groups, table, starts, rows, listed, kept, width,
             tile, room, part, own, y, first, stop):
     """y[r] = act(scale A[r] wt + bias) for the rows first … stop - 1, of the list where there is one; the others of y are 0."""
     numbers, depth, outs = _numbers(geometry), wt.shape[0] // groups, y.shape[1] // groups
@@ -212,24 +267,15 @@ def forward(entry, pixels, channels, wt, bias, biased, relu, scale, geometry, gr
     if listed and first == 0:
         _clear(y, int64(0), rows[0] if rows.size else y.shape[0])
     for t0 in range(first, stop, tile):
-        count, segments = min(tile, stop - t0), _kept(table, starts, kept, t0 // tile, own_table)
+        count, segments = min(tile, stop - t0), own_table[:_kept(table, starts, kept, t0 // tile, own_table)]
         for g in range(groups):
-            weight = _weight(wt[g * depth:(g + 1) * depth], kept, width, t0 // tile, own)
+            weight = wt[g * depth:(g + 1) * depth]
+            if kept.shape[0]:
+                weight = own[:_weight(weight, kept, width, t0 // tile, own)]
             cols = room[:count * weight.shape[0]].reshape(count, weight.shape[0])
             _fill(room, pixels, count, t0, numbers, channels, g * (channels // groups), segments, rows, listed)
             multiply(entry, cols, weight, part[:count, g * outs:(g + 1) * outs])
-        for i in range(count):
-            row = rows[t0 + i] if listed else t0 + i
-            out, values = y[row], part[i]
-            for o in range(out.size):
-                value = scale * values[o]
-                if biased:
-                    value += bias[o]
-                if relu and value < 0:  # not max(): NaN stays NaN
-                    value = float32(0)
-                out[o] = value
-            if listed:
-                _clear(y, row + 1, rows[t0 + i + 1] if t0 + i + 1 < rows.size else y.shape[0])
+        _finish(part, count, t0, y, bias, float32(0) if relu else float32(-np.inf), scale, rows, listed)
 
 
 @host_kernel(f"void(i8, f4[:, ::1], f4[:, ::1], b1, f4[::1], i8, f4[:, ::1], f4, {LISTS}, f4[::1], f4[:, ::1], f4[:, ::1],"
@@ -244,16 +290,12 @@ def backward(entry, dy, where, gated, pixels, channels, wt, scale, geometry, gro
     numbers, depth, outs = _numbers(geometry), wt.shape[0] // groups, dy.shape[1] // groups
     for t0 in range(first, stop, tile):
         count, block_row = min(tile, stop - t0), t0 // tile
-        segments = _kept(table, starts, kept, block_row, own_table)
-        for i in range(count):
-            row = rows[t0 + i] if listed else t0 + i
-            slopes, gate, dz = dy[row], where[row if gated else 0], part[i]
-            for o in range(dz.size):
-                slope = slopes[o] if not gated or gate[o] > 0 else float32(0)
-                db[o] += slope
-                dz[o] = scale * slope
+        segments = own_table[:_kept(table, starts, kept, block_row, own_table)]
+        _slopes(part, count, t0, dy, where, gated, scale, rows, listed, db)
         for g in range(groups):
-            weight = _weight(wt[g * depth:(g + 1) * depth], kept, width, block_row, own)
+            weight = wt[g * depth:(g + 1) * depth]
+            if kept.shape[0]:
+                weight = own[:_weight(weight, kept, width, block_row, own)]
             inner, dz, at = weight.shape[0], part[:count, g * outs:(g + 1) * outs], g * (channels // groups)
             cols = room[:count * inner].reshape(count, inner)
             if wants_dx:

@@ -200,5 +200,6 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
 
 
 def host_function(function: Callable[..., Any]) -> Any:
-    """Declare what CPU loops call: it has no wrappers for Python, which would be compiled with it."""
-    return numba.njit(function, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    """Declare what CPU loops call: it has no wrappers for Python, which would be compiled with it, and does not count
+    references to the arrays it is given, which would take longer than a short loop over them. So it makes no arrays."""
+    return numba.njit(function, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)

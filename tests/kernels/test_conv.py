@@ -28,6 +28,10 @@ MANY = [((2, 9, 8, 1), 6, Window((5, 5), (1, 1), (2, 2)), 1), ((3, 11, 10, 3), 1
         ((41, 4, 4, 4), 18, Window((2, 2), (2, 2)), 2), ((0, 3, 3, 2), 2, Window((3, 3)), 2),
         ((2, 4, 3, 0), 3, Window((2, 2)), 1), ((2, 4, 3, 2), 0, Window((2, 2)), 1),
         ((1, 1, 1, 1), 1, Window((1, 1)), 1), ((5, 40, 7, 2), 1, Window((3, 3)), 1)]
+JOINED = [((2, 9, 8, 1), 6, Window((5, 5), (1, 1), (2, 2)), 1), ((3, 9, 15, 2), 5, Window((3, 3), (2, 2), (1, 1)), 1),
+          ((5, 9, 8, 3), 4, Window((3, 4), (1, 2), (2, 1), (2, 1)), 1), ((2, 6, 10, 9), 3, Window((2, 3), (1, 1), (1, 0)), 1),
+          ((3, 6, 14, 6), 16, Window((5, 5)), 1), ((41, 5, 8, 1), 1, Window((1, 3), (1, 1), (0, 1)), 1)]
+MANY += JOINED
 
 
 def rows(share):
@@ -117,6 +121,27 @@ def test_conv2d_of_any_shape(case, threads):
     with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(threads, user_api="blas"):
         for combination in combined([case]):
             check(*combination, conv.conv2d_cpu, conv.conv2d_grad_cpu, np.array, np.asarray)
+
+
+@pytest.mark.parametrize("share", [0, 0.4, 1])
+@pytest.mark.parametrize("case", JOINED, ids=str)
+def test_neighbouring_positions_are_joined_within_blocks_of_lines(monkeypatch, case, share):
+    (_, height, width, channels), filters, window, _ = case
+    line, (_, across) = window.kernel[1] * channels, window.positions(height, width)
+    assert conv._joined(window, filters, channels, across, None) > 1
+
+    def lines(rng, total, places, depth):
+        """Blocks as high as one line of positions, and as wide as one of a patch, or two."""
+        wide = line * (1 + depth // line % 2)
+        order = rng.random((total // across, -(-depth // wide))).argsort(1)
+        return {"blocks": Blocks(np.sort(order[:, :round(share * order.shape[1])], 1).astype(np.int32), across, wide)}
+
+    assert conv._joined(window, filters, channels, across, lines(np.random.default_rng(0), across, across, line)["blocks"]) > 1
+    monkeypatch.setitem(PLANS, "lines", lines)
+    for threads in (1, 2):
+        with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(threads, user_api="blas"):
+            for option in OPTIONS:
+                check(case, "lines", option, conv.conv2d_cpu, conv.conv2d_grad_cpu, np.array, np.asarray)
 
 
 @pytest.mark.parametrize("case", [FEW[0], FEW[1], MANY[7], MANY[10]], ids=str)

@@ -1,4 +1,5 @@
 """Activations turned and back, at sizes that leave edges of every kind."""
+import numba
 import numpy as np
 import pytest
 
@@ -37,8 +38,14 @@ def test_turn_back(rng, n, k, terms, relu):
     np.testing.assert_allclose(y, 2 * (np.where(z < 0, 0, z) if relu else z), rtol=1e-4, atol=1e-4)
 
 
+@numba.njit
+def turned(*given):
+    """What loops call has no wrapper for Python."""
+    transposition._turn(*given)
+
+
 def test_the_transpose_in_registers_is_that_of_numpy(rng):
     a, (found, expected) = np.float32(rng.standard_normal((9, 19))), np.zeros((2, 11, 10), np.float32)
-    transposition._turn(a, 1, 9, 10, 18, found, 2, 1, True)
+    turned(a, 1, 9, 10, 18, found, 2, 1, True)
     transposition._transpose(a, 1, 10, expected, 2, 1)  # outside compiled code it is NumPy's
     np.testing.assert_array_equal(found, expected)
