@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import decompress, read_data_file, search_folders
+from .files import read_data_file, read_file, search_folders
 from .mnist import Splits
 from .pickles import parse_pickle, uint8_array
 
@@ -106,9 +106,7 @@ def find_batches(folders: Sequence[Path]) -> dict[str, Path]:
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """uint8 images (n, 3072) and labels (n,) of a batch of either version."""
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        content = decompress(content, path)
+    content = read_file(path)
     return parse_records(content, path) if ".bin" in path.suffixes else parse_python(content, path)
 
 

@@ -37,6 +37,11 @@ def search_folders(name: str, folder: str | os.PathLike[str] | None = None) -> l
     return ([Path(shared).expanduser() / name] if shared else []) + [cache_folder() / name]
 
 
+def find_file(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
+    """The first file of one of `names` in the first of `folders` that has any."""
+    return next((path for path in (folder / name for folder in folders for name in names) if path.is_file()), None)
+
+
 # --- find, download, check --------------------------------------------------------------------------------------------
 def read_data_file(name: str, folders: Sequence[Path], mirrors: Sequence[str], digests: Mapping[str, str],
                    download: bool = True) -> tuple[bytes, Path]:
@@ -63,8 +68,7 @@ def read_data_file(name: str, folders: Sequence[Path], mirrors: Sequence[str], d
         If a file found has another SHA-256, or cannot be decompressed.
     """
     files = [file for file in (f"{name}.gz", name) if file in digests]
-    candidates = [folder / file for folder in folders for file in files]
-    path = next((path for path in candidates if path.is_file()), None)
+    path = find_file(folders, files)
     if path is None:
         searched = " or ".join(str(folder) for folder in folders)
         if not download:
@@ -75,12 +79,23 @@ def read_data_file(name: str, folders: Sequence[Path], mirrors: Sequence[str], d
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{' or '.join(files)} is not in {searched}, and {error}") from error
     content = path.read_bytes()
+    check_digest(content, digests[path.name], path)
+    return (decompress(content, path) if path.suffix == ".gz" else content), path
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file, decompressed if its name ends in `.gz`."""
+    content = path.read_bytes()
+    return decompress(content, path) if path.suffix == ".gz" else content
+
+
+def check_digest(content: bytes, sha256: str, source: object) -> None:
+    """A ValueError naming `source` if its content has another SHA-256."""
     found = hashlib.sha256(content).hexdigest()
-    if found != digests[path.name]:
-        raise ValueError(f"{path}: SHA-256 {digests[path.name]} expected, found {found} ({len(content)} bytes): "
+    if found != sha256:
+        raise ValueError(f"{source}: SHA-256 {sha256} expected, found {found} ({len(content)} bytes): "
                          "truncated, corrupt or not the original. Delete it, and it is downloaded again; "
                          "or replace it with the original")
-    return (decompress(content, path) if path.suffix == ".gz" else content), path
 
 
 def decompress(content: bytes, source: object) -> bytes:

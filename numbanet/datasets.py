@@ -1,4 +1,5 @@
-"""Data sets: `load_digits`, `load_mnist`, `load_fashion_mnist`, `load_cifar10`, each -> X_train, y_train, X_test, y_test.
+"""Data sets: images by `load_digits`, `load_mnist`, `load_fashion_mnist`, `load_cifar10` -> X_train, y_train, X_test, y_test;
+text by `load_wikitext2`, `load_ptb` -> train, valid, test, lists of words.
 
 The loaders stand in the folder `datasets`, which a wheel installs as `numbanet/datasets/` and a checkout has next to
 `numbanet/`. This module gives both one name. Next to the installed folder it wins, because a module goes before a
@@ -17,5 +18,8 @@ if not __path__:
 from numbanet.datasets.cifar10 import CIFAR10_CLASSES, load_cifar10  # noqa: E402  needs __path__
 from numbanet.datasets.digits import load_digits  # noqa: E402
 from numbanet.datasets.mnist import load_fashion_mnist, load_mnist  # noqa: E402
+from numbanet.datasets.ptb import load_ptb  # noqa: E402
+from numbanet.datasets.wikitext2 import load_wikitext2  # noqa: E402
 
-__all__ = ["CIFAR10_CLASSES", "load_cifar10", "load_digits", "load_fashion_mnist", "load_mnist"]
+__all__ = ["CIFAR10_CLASSES", "load_cifar10", "load_digits", "load_fashion_mnist", "load_mnist", "load_ptb",
+           "load_wikitext2"]

@@ -206,7 +206,8 @@ def test_the_archive_is_downloaded_and_read(tmp_path):
 @pytest.mark.parametrize("content, message", [
     (archive({name: WHOLE[name] for name in TRAINING}), "cifar-10-batches-bin/ expected.*test_batch.bin"),
     (archive(WHOLE, folder="elsewhere"), "cifar-10-batches-bin/ expected"), (gzip.compress(b"no archive" * 100), "a tar file"),
-    (archive({**WHOLE, TRAINING[2]: b"short"}), f"data_batch_3.bin: truncated.*records of {RECORD} bytes expected, found 5")])
+    (archive({**WHOLE, TRAINING[2]: b"short"}), f"data_batch_3.bin: truncated.*records of {RECORD} bytes expected, found 5")],
+    ids=["a file is missing", "another folder", "no archive", "a short file"])
 def test_a_wrong_archive_is_refused_by_name(tmp_path, content, message):
     write(tmp_path, {ARCHIVE: content})
     with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path / ARCHIVE))}: .*{message}"):

@@ -1,0 +1,180 @@
+"""Words to symbols 0, 1, 2, … and back."""
+from __future__ import annotations
+
+import itertools
+import numbers
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+_MOST = np.iinfo(np.int32).max  # symbols are int32
+
+
+@dataclass(frozen=True, repr=False)
+class Vocabulary:
+    """The words that a model of language knows, or the integers 0 … n - 1; word i is symbol i.
+
+    Parameters
+    ----------
+    words : sequence of str, or range
+        Different words; or range(n), where text is integers already.
+    unknown : str, optional
+        The one of `words` that stands for every word which is not among them; None where text is integers.
+
+    Raises
+    ------
+    ValueError
+        If a word is there twice, or `unknown` is none of them.
+    """
+
+    words: Sequence[str] | range
+    unknown: str | None = None
+
+    def __post_init__(self):
+        if isinstance(self.words, range):
+            if self.words != range(len(self.words)) or not self.words or self.unknown is not None:
+                raise ValueError(f"Vocabulary: integers are range(n), unknown=None; got {self.words}, {self.unknown!r}")
+            return
+        object.__setattr__(self, "words", tuple(self.words))
+        if len(self._symbols) < len(self.words) or self.unknown not in self._symbols:
+            raise ValueError(f"Vocabulary: different words with {self.unknown!r} among them expected, got {len(self.words)} of "
+                             f"which {len(self._symbols)} differ, {'with' if self.unknown in self._symbols else 'without'} it")
+
+    @classmethod
+    def of(cls, tokens: Iterable[Any], size: int | None = None, unknown: str = "<unk>") -> Vocabulary:
+        """The vocabulary of a text: its most frequent words first, or the integers up to its largest one.
+
+        Parameters
+        ----------
+        tokens : list of str, or integers (T,)
+            The text.
+        size : int, optional
+            Words: the most that are kept, `unknown` included; of equally frequent ones those that come first in the text.
+            Integers: the number of symbols, if it may be more than the text has. By default all that the text has.
+        unknown : str, default "<unk>", as WikiText-2 and Penn Treebank have it
+            Stands for the words that are not kept. It is always in the vocabulary of words. Integers have none.
+
+        Raises
+        ------
+        TypeError
+            If tokens are neither words nor integers, or a string.
+        ValueError
+            If there is none, if they are not one sequence, or if an integer is below 0, `size` or above, or no int32.
+        """
+        if size is not None and (isinstance(size, bool) or not isinstance(size, numbers.Integral) or not 1 <= size <= _MOST):
+            raise ValueError(f"Vocabulary: size must be None or an integer of 1 to {_MOST}, got {size!r}")
+        if not isinstance(unknown, str):
+            raise TypeError(f"Vocabulary: unknown must be a word, got {unknown!r}")
+        text = checked_tokens(tokens)
+        if isinstance(text, np.ndarray):
+            _refuse_outside(text, _MOST if size is None else size, "number tokens from 0, or give a larger size")
+            return cls(range(int(text.max()) + 1 if size is None else int(size)))
+        words = [str(word) for word, _ in Counter(text).most_common()]  # which keeps equally frequent ones in their order
+        kept = words[:size]
+        if unknown not in kept:
+            kept = words[:None if size is None else size - 1] + [unknown]
+        return cls(kept, unknown)
+
+    @cached_property
+    def _symbols(self) -> dict[str, int]:
+        return {word: symbol for symbol, word in enumerate(self.words)}
+
+    def encode(self, tokens: Iterable[Any]) -> np.ndarray:
+        """Words or integers (T,) -> symbols int32 (T,); the words that are not known become the unknown one.
+
+        Raises
+        ------
+        TypeError
+            If tokens are a string, or not what the vocabulary was made of: words or integers.
+        ValueError
+            If there is none, if they are not one sequence, or if an integer is outside the vocabulary.
+        """
+        text, numbered = checked_tokens(tokens), isinstance(self.words, range)
+        if isinstance(text, np.ndarray) != numbered:
+            raise TypeError(f"text: this vocabulary has {'integers' if numbered else 'words'}, but token 0 is "
+                            f"{text[0].item() if not numbered else repr(text[0])}")
+        if numbered:
+            _refuse_outside(text, len(self), "make the vocabulary of text that has them all, or with a larger size")
+            return text.astype(np.int32, copy=False)
+        return np.fromiter(map(self._symbols.get, text, itertools.repeat(self._symbols[self.unknown])), np.int32, len(text))
+
+    def decode(self, ids: Iterable[int]) -> list[Any]:
+        """Symbols (T,), perhaps none -> the list of their words, or of Python's integers where text is integers.
+
+        Raises
+        ------
+        TypeError
+            If symbols are not integers.
+        ValueError
+            If one is outside the vocabulary, or if they are not one sequence.
+        """
+        symbols = checked_tokens(ids, least=0)
+        if len(symbols) == 0:
+            return []
+        if not isinstance(symbols, np.ndarray):
+            raise TypeError(f"decode: symbols are integers, got {symbols[0]!r}")
+        _refuse_outside(symbols, len(self), "symbols of this vocabulary are needed")
+        return list(map(self.words.__getitem__, symbols.tolist()))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, token: object) -> bool:
+        return token in (self.words if isinstance(self.words, range) else self._symbols)
+
+    def __repr__(self) -> str:
+        if isinstance(self.words, range):
+            return f"Vocabulary({self.words})"
+        first = ", ".join(map(repr, self.words[:3]))
+        return f"Vocabulary({len(self)} words: {first}{', …' if len(self) > 3 else ''}; unknown={self.unknown!r})"
+
+
+# --- checks of text ---------------------------------------------------------------------------------------------------
+def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndarray:
+    """Text of at least so many tokens -> a list of str or an integer array (T,), or TypeError, ValueError."""
+    if isinstance(tokens, (str, bytes)):
+        raise TypeError(f"text: a list of words expected, got one {type(tokens).__name__} of length {len(tokens)}: give "
+                        "text.split() for words, or list(text) for characters")
+    if hasattr(tokens, "__array__"):
+        tokens = np.asarray(tokens)
+        if tokens.ndim != 1:
+            raise ValueError(f"text: one sequence of tokens, of shape (T,), expected, got shape {tokens.shape}")
+        tokens = tokens if tokens.dtype.kind in "iu" else tokens.tolist()
+    elif not isinstance(tokens, Iterable):
+        raise TypeError(f"text: a list of words or integers expected, got {tokens!r}")
+    else:
+        tokens = list(tokens)
+    if len(tokens) < least:
+        raise ValueError(f"text: at least {least} token{'s' * (least > 1)} needed, got {len(tokens) or 'an empty text'}")
+    if isinstance(tokens, np.ndarray):
+        return tokens
+    kinds = set(map(type, tokens))
+    if all(issubclass(kind, str) for kind in kinds):
+        return tokens
+    if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
+        try:
+            return np.array(tokens, np.int64)
+        except OverflowError as error:
+            raise ValueError(f"text: an integer is beyond what symbols can be, 0 to {_MOST - 1}") from error
+    raise _mixed(tokens)
+
+
+def _mixed(tokens: list[Any]) -> Exception:
+    """What is wrong with the first token that is neither a word nor an integer, or not what the first one is."""
+    wanted = str if isinstance(tokens[0], str) else (int, np.integer)
+    at = next(i for i, token in enumerate(tokens) if not isinstance(token, wanted) or isinstance(token, bool))
+    many = isinstance(tokens[at], (Sequence, np.ndarray)) and not isinstance(tokens[at], (str, bytes))
+    return (ValueError if many else TypeError)(
+        f"text: one list of words, or one of integers, expected, but token {at} is {type(tokens[at]).__name__}: "
+        f"{str(tokens[at])[:40]}" + (". Join the sentences into one list" if many else ""))
+
+
+def _refuse_outside(symbols: np.ndarray, size: int, way_out: str) -> None:
+    """ValueError naming the first symbol that is not one of 0 … size - 1."""
+    if symbols.min() < 0 or symbols.max() >= size:
+        at = int(np.flatnonzero((symbols < 0) | (symbols >= size))[0])
+        raise ValueError(f"text: token {at} is {symbols[at]}, outside 0 to {size - 1}: {way_out}")
