@@ -18,6 +18,7 @@ import math
 import numpy as np
 from numba import float32
 
+from ..host import threads
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import INT32, expect, pair
 from ..runtime.launch import launch
@@ -138,7 +139,12 @@ def _errors(formula, prediction, target, weights, uniform, losses, gradient):
 def softmax_cross_entropy_cpu(logits, labels, weights=None, out=None):
     """losses[n] = w[n] (log sum_c exp(x[n, c]) - x[n, label[n]]), dlogits.   -> (N,), (N, C)"""
     losses, dlogits, w, uniform = _results("softmax_cross_entropy (cpu)", empty_cpu, weights, out, logits=logits, labels=labels)
-    _cross_entropy(logits, labels, w, uniform, losses, dlogits)
+
+    def work(part):
+        own = part.of(losses.size)
+        _cross_entropy(logits[own], labels[own], w[own], uniform, losses[own], dlogits[own])
+
+    threads.share(work, logits.size)
     return losses, dlogits
 
 

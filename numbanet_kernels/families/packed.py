@@ -7,7 +7,9 @@ A packed gradient g comes with kept, a `layouts.packed.Packing` of int32 arrays:
     cols (L, K)      column of w of the k-th value in a row of class l, in order, or -1: nothing there
     col_pos (L, C)   its inverse: place of column c in a row of class l, or -1: no gradient
 
-    unpack   dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] where both are >= 0, else 0
+    unpack_gradient   dense[r, c] = g[row_pos[r], col_pos[row_class[r], c]] where both are >= 0, else 0
+    packed_squares    the sum of g[row_pos[r], k]^2 over all r and k with row_pos[r] >= 0 and cols[row_class[r], k] >= 0: of g
+                      itself it would not be, whose other places hold anything
 
 `check_update`, `packing` and `unread` are for updates (`update` says what a weight's state and its late blocks are).
 """
@@ -16,12 +18,14 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int32
 
+from ..host import threads
 from ..layouts.packed import AdamUpdate, Into, Late, Packing, SGDUpdate
 from ..runtime.arrays import device_cache, to_device
-from ..runtime.declare import cuda, kernel, kernels
+from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import BOOL, FLOAT32, INT32, expect
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import THREADS, blocks_for, empty_cuda, flat
+from .reduce import sum_cuda
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -35,6 +39,15 @@ def unpack_gradient_reference(g, kept, shape):
     dense = np.zeros(shape)
     dense[rows, cols] = g[row_pos[rows], places[rows, cols]]
     return dense
+
+
+def packed_squares_reference(g, kept):
+    if kept is None:
+        return np.sum(np.square(g, dtype=np.float64))
+    row_pos, row_class, cols, _ = map(np.asarray, kept)
+    there = row_pos >= 0
+    values = np.where(cols[row_class[there]] >= 0, np.float64(g)[row_pos[there]], 0)
+    return np.sum(values * values)
 
 
 LARGEST = 2**31 - 2**16  # elements of a weight: their numbers are 32 bits
@@ -115,6 +128,31 @@ def unpack_gradient_cpu(g, kept, shape):
     return unpack_gradient_reference(g, kept, shape).astype(np.float32)
 
 
+@host_kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f8[::1], i8, i8)")
+def _row_squares(g, row_pos, row_class, cols, sums, first, stop):
+    """sums[r] of the rows first … stop - 1"""
+    for r in range(first, stop):
+        total = float32(0)
+        if 0 <= row_pos[r] < g.shape[0] and 0 <= row_class[r] < cols.shape[0]:
+            row, there = g[row_pos[r]], cols[row_class[r]]
+            for k in range(row.size):
+                total += row[k] * row[k] if there[k] >= 0 else float32(0)
+        sums[r] = total
+
+
+def packed_squares_cpu(g, kept):
+    """The sum of g[row_pos[r], k]^2 over all r and k with row_pos[r] >= 0 and cols[row_class[r], k] >= 0.   -> ()"""
+    found = expect("packed_squares (cpu)", g=(g, ("G", "K")), **_expected(kept))
+    sums = np.empty(found["R"])
+
+    def work(part):
+        own = part.of(sums.size)
+        _row_squares(g, *kept[:3], sums, own.start, own.stop)
+
+    threads.share(work, g.size)
+    return np.float32(sums.sum()).reshape(())
+
+
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("packed")
 def _unpacking():
@@ -128,6 +166,32 @@ def _unpacking():
             dense[r, c] = g[row, col] if 0 <= row < g.shape[0] and 0 <= col < g.shape[1] else float32(0)
 
     return unpack
+
+
+@kernels("packed")
+def _squaring():
+    @kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4[::1])")
+    def row_squares(g, row_pos, row_class, cols, sums):
+        """A block, one row."""
+        shared = cuda.shared.array(THREADS, float32)
+        r, lane = cuda.blockIdx.x, cuda.threadIdx.x
+        total, z = float32(0), row_class[r]
+        if 0 <= row_pos[r] < g.shape[0] and 0 <= z < cols.shape[0]:
+            for k in range(lane, g.shape[1], THREADS):
+                value = g[row_pos[r], k] if cols[z, k] >= 0 else float32(0)
+                total += value * value
+        shared[lane] = total
+        cuda.syncthreads()
+        half = THREADS // 2
+        while half > 0:
+            if lane < half:
+                shared[lane] += shared[lane + half]
+            cuda.syncthreads()
+            half //= 2
+        if lane == 0:
+            sums[r] = shared[0]
+
+    return row_squares
 
 
 @device_cache(maxsize=16)
@@ -152,6 +216,13 @@ def unpack_gradient_cuda(g, kept, shape):
     return dense
 
 
+def packed_squares_cuda(g, kept):
+    sums = empty_cuda(expect("packed_squares (cuda)", g=(g, ("G", "K")), **_expected(kept))["R"])
+    if sums.size:
+        launch(_squaring(), sums.size, THREADS, g, *kept[:3], sums)
+    return sum_cuda(sums)
+
+
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def packed_example(a, O, I):
     """The gradient of every third row and every second column of a weight (O, I), and how it is packed."""
@@ -162,4 +233,5 @@ def packed_example(a, O, I):
 
 
 def examples(dev, a, N, I, O):
-    return {"unpack_gradient": lambda: dev.unpack_gradient(*packed_example(a, O, I), (O, I))}
+    return {"packed_squares": lambda: dev.packed_squares(*packed_example(a, O, I)),
+            "unpack_gradient": lambda: dev.unpack_gradient(*packed_example(a, O, I), (O, I))}

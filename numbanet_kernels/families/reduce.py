@@ -2,6 +2,7 @@
 
 sum       y = the sum of x over axes (None: all)
 max       y = the maximum of x over axes (None: all); NaN if one of them is NaN
+squares   y = the sum of x * x over all axes
 sum_rows  y[o] = scale * sum_n x[n, o]                     x (N, O) -> y (O,)
 argmax    y[n] = the first c with x[n, c] = max_c x[n, c]  x (..., C) -> y (...) int32; NaN counts as the largest
 
@@ -25,7 +26,7 @@ from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import THREADS, copy_cuda, empty_cpu, empty_cuda, flat, output
 from .elementwise import affine_cuda
 
-SUM, MAX = range(2)
+SUM, MAX, SQUARES = range(3)
 BLOCKS = (32, 8), (1, 32), (1, 256)  # threads along inner and along n: inner > 1, inner = 1 and n small, n large
 LANES = 32  # threads that share a row of argmax
 LOWEST = np.float32(-np.inf)
@@ -61,6 +62,10 @@ def max_reference(x, axis=None, keepdims=False):
     return np.max(np.asarray(x, np.float64), axis=axis, keepdims=keepdims)
 
 
+def squares_reference(x):
+    return np.sum(np.square(x, dtype=np.float64))
+
+
 def sum_rows_reference(x, scale=1.0):
     return scale * np.sum(x, axis=0, dtype=np.float64)
 
@@ -89,6 +94,20 @@ def max_cpu(x, axis=None, keepdims=False, out=None):
     return np.maximum.reduce(x, axis=axes, keepdims=keepdims, out=out)
 
 
+def squares_cpu(x):
+    """y = the sum of x * x over all axes.   -> ()"""
+    output("squares (cpu)", empty_cpu, None, (), x=x)
+    values = x.reshape(-1)
+    terms = np.zeros(threads.count())
+
+    def work(part):
+        own = values[part.of(values.size)]
+        terms[part.number] = blas.matmul(own, own)
+
+    threads.share(work, x.size)
+    return np.float32(terms.sum()).reshape(())
+
+
 _CHECK_ROWS = shapes("sum_rows (cpu)", x="NO", out="O")
 
 
@@ -110,14 +129,14 @@ def argmax_cpu(x, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("reduce")
 def _reduce_kernels():
-    """For SUM, then for MAX, one kernel for each of BLOCKS. A group of n elements is cut into `parts` of `chunk`, each
-    for a block of its own: the second pass of a long reduction works on their results."""
+    """For SUM, then for MAX, one kernel for each of BLOCKS, and one for SQUARES, the last. A group of n elements is cut into
+    `parts` of `chunk`, each for a block of its own: the second pass of a long reduction works on their results."""
     def declared(formula, block):
         across, down = block
 
         @inlined
         def reduced(total, v):
-            return total + v if formula == SUM else v if v > total or v != v else total
+            return total + v if formula == SUM else total + v * v if formula == SQUARES else v if v > total or v != v else total
 
         @kernel("void(f4[::1], f4[::1], i4, i4, i4, i4)")
         def reduce(x, y, n, inner, chunk, parts):
@@ -128,7 +147,7 @@ def _reduce_kernels():
             i = (cuda.blockIdx.x % tiles) * across + tx
             start = (part // parts) * n
             first = (part % parts) * chunk
-            total = float32(0) if formula == SUM else LOWEST
+            total = LOWEST if formula == MAX else float32(0)
             if i < inner:
                 for k in range(first + ty, min(n, first + chunk), down):
                     total = reduced(total, x[(start + k) * inner + i])
@@ -138,7 +157,8 @@ def _reduce_kernels():
             half = down // 2
             while half > 0:  # a tree over the y threads of the block
                 if ty < half:
-                    total = reduced(total, shared[own + half * across])
+                    other = shared[own + half * across]
+                    total = total + other if formula == SQUARES else reduced(total, other)
                     shared[own] = total
                 cuda.syncthreads()
                 half //= 2
@@ -146,7 +166,7 @@ def _reduce_kernels():
                 y[part * inner + i] = total
         return reduce
 
-    return tuple(declared(formula, block) for formula in (SUM, MAX) for block in BLOCKS)
+    return *(declared(formula, block) for formula in (SUM, MAX) for block in BLOCKS), declared(SQUARES, BLOCKS[-1])
 
 
 @kernels("reduce")
@@ -192,11 +212,12 @@ def _reduce(formula, x, outer, n, inner, out):
     chunk = 4096 if inner == 1 else 1024
     parts = max(1, ceil_div(n, chunk))
     y = flat(out) if parts == 1 else empty_cuda(outer * parts * inner)
-    shape = 0 if inner > 1 else 1 if n <= 1024 else 2
+    shape = 0 if inner > 1 else 1 if n <= 1024 and formula != SQUARES else 2
     grid = outer * parts * ceil_div(inner, BLOCKS[shape][0])
-    launch(_reduce_kernels()[len(BLOCKS) * formula + shape], grid, BLOCKS[shape], flat(x), y, n, inner, chunk, parts)
+    place = min(len(BLOCKS) * formula + shape, len(BLOCKS) * SQUARES)
+    launch(_reduce_kernels()[place], grid, BLOCKS[shape], flat(x), y, n, inner, chunk, parts)
     if parts > 1:
-        _reduce(formula, y, outer, parts, inner, out)
+        _reduce(SUM if formula == SQUARES else formula, y, outer, parts, inner, out)
 
 
 def _reduce_axes(op, formula, x, axis, keepdims, out):
@@ -227,6 +248,12 @@ def max_cuda(x, axis=None, keepdims=False, out=None):
     return _reduce_axes("max", MAX, x, axis, keepdims, out)
 
 
+def squares_cuda(x):
+    out = output("squares (cuda)", empty_cuda, None, (), x=x)
+    _reduce(SQUARES, x, 1, x.size, 1, out)
+    return out
+
+
 def sum_rows_cuda(x, scale=1.0, out=None):
     out = output("sum_rows (cuda)", empty_cuda, out, ("O",), x=(x, ("N", "O")))
     _reduce(SUM, x, 1, x.shape[0], x.shape[1], out)
@@ -246,6 +273,7 @@ def examples(dev, a, N, I, O):
         **{f"{op}, rows": lambda op=op: getattr(dev, op)(a(N, O), axis=1) for op in ("sum", "max")},
         **{f"{op}, columns": lambda op=op: getattr(dev, op)(a(N, 2 * O), axis=0) for op in ("sum", "max")},
         **{f"{op}, few": lambda op=op: getattr(dev, op)(a(9, 2 * O), axis=0) for op in ("sum", "max")},
+        **{f"squares, {n}": lambda n=n: dev.squares(a(n)) for n in (70, 9000)},
         "sum_rows": lambda: dev.sum_rows(a(N, O), 0.5),
         "argmax": lambda: dev.argmax(a(N, O)),
     }

@@ -75,6 +75,11 @@ def reshape_cpu(x, shape):
     return x.reshape(shape)
 
 
+def address_cpu(x):
+    """Where the array begins in memory: the same of two views of one array."""
+    return x.__array_interface__["data"][0]
+
+
 def from_foreign_cpu(array):
     """An array of another library as an array of this device, the same memory where it is float32 and contiguous."""
     host = np.asarray(np.from_dlpack(array), np.float32, order="C")
@@ -156,6 +161,11 @@ def copy_cuda(x, out=None):
 
 def part_cuda(x, start, stop):
     return x[start:stop]
+
+
+def address_cuda(x):
+    there = x.__cuda_array_interface__ if hasattr(x, "__cuda_array_interface__") else x.__array_interface__  # emulated
+    return there["data"][0]
 
 
 def reshape_cuda(x, shape):

@@ -30,6 +30,14 @@ def test_every_axis(op, shape, suffix, put, get, rng):
             np.testing.assert_allclose(get(y), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [*SHAPES, (0,), (), (5000,), (3, 4100)], ids=str)
+def test_squares(shape, suffix, put, get, rng):
+    host = rng.standard_normal(shape).astype(np.float32)
+    y = getattr(reduce, f"squares_{suffix}")(put(host))
+    assert y.shape == ()
+    np.testing.assert_allclose(get(y), reduce.squares_reference(host), rtol=1e-5)
+
+
 @pytest.mark.parametrize("op", ["sum", "max"])
 @pytest.mark.parametrize("shape, axis", LONG, ids=str)
 def test_long_axis_is_reduced_in_parts(op, shape, axis, suffix, put, get, rng):
