@@ -31,7 +31,7 @@ def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tupl
     table = Table("dropout", "test accuracy", "s / epoch", "FLOPs done", "what is dropped")
     histories = {}
     for name, policy in POLICIES.items():
-        if policy.kind != "output":  # for convolutions
+        if policy.kind == "patches":  # for convolutions
             continue
         net = Net(layers, dropout=name, dropout_rate=RATE, epochs=epochs, device=device, random_state=0, verbose=1)
         histories[name] = net.fit(X, y, validation_data=(X_test, y_test)).history_

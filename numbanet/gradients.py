@@ -2,6 +2,7 @@
 
     Dense     an array of the tensor's shape
     Packed    values of what a plan kept: rows x columns or tiles of a weight, rows of an embedding; zero elsewhere
+    Columns   of a matrix, some columns alone; zero elsewhere
     Pending   a product that is not done yet, so that its epilogue may take a ReLU's mask or a scale
     One       ones: where `backward` begins, at a tensor of one value
 """
@@ -68,6 +69,18 @@ class Packed(Gradient):
     def add(self, other, dev):
         alike = isinstance(other, Packed) and all(a is b for a, b in zip(self.packing, other.packing, strict=True))
         return dataclasses.replace(self, values=dev.add(self.values, other.values)) if alike else Gradient.add(self, other, dev)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Columns(Gradient):
+    """Gradient of a matrix that is zero but for some columns: `values` (N, K) are those that `kept`, a `KeptAxis`, keeps."""
+
+    values: Any
+    kept: Any
+    shape: tuple[int, ...]
+
+    def dense(self, dev):
+        return dev.expand(self.values, self.kept.places)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

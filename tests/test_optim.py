@@ -192,3 +192,39 @@ def test_bad_arguments_are_named(make, message):
 def test_parameters_must_be_tensors_with_gradients(parameters):
     with pytest.raises(TypeError, match="parameters must be"):
         SGD(parameters, 0.1)
+
+
+@pytest.mark.parametrize("norm", [0.1, 100.0])
+def test_clipping_is_pytorchs(dev, rng, norm):
+    """The norm of all gradients as one vector; two parameters may have theirs in one array."""
+    values = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 3), (4,), (4,))]
+    x = rng.standard_normal((5, 3)).astype(np.float32)
+    ours = [Tensor(v, dev, requires_grad=True) for v in values]
+    theirs = [torch.from_numpy(v.copy()).requires_grad_() for v in values]
+    (ops.linear(Tensor(x, dev), ours[0], ops.add(ours[1], ours[2])) ** 2).sum().backward()
+    ((torch.from_numpy(x) @ theirs[0].T + theirs[1] + theirs[2]) ** 2).sum().backward()
+    torch.nn.utils.clip_grad_norm_(theirs, norm)
+    SGD(ours, 0.5, clip_norm=norm).step()
+    torch.optim.SGD(theirs, 0.5).step()
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine.numpy(), other.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("plan", [RowPlan(18, 2, 1), TilePlan((18, 11), 4, 3, 1), TilePlan((18, 11), 4, 2, 0)], ids=str)
+def test_packed_gradients_are_clipped_by_what_they_hold(dev, rng, plan):
+    """Ragged tiles leave places that hold anything."""
+    layer = Linear(11, 18, rng=0, device=dev)
+    layer(Tensor(rng.standard_normal((5, 11)), dev), {layer: plan}).sum().backward()
+    before, w, bias = layer.weight.grad.numpy().copy(), layer.weight.numpy().copy(), layer.bias.grad.numpy().copy()
+    if isinstance(plan, TilePlan):
+        values = layer.weight.gradient.values  # what is no element of the weight may be anything
+        spoiled = np.full(values.shape, np.nan, np.float32)
+        filled = np.array(dev.download(values))
+        there = np.array(dev.download(dev.unpack_gradient(dev.upload(np.arange(values.size, dtype=np.float32).reshape(
+            values.shape) + 1), layer.weight.gradient.packing, w.shape))).astype(int)
+        places = there[there > 0] - 1
+        spoiled.reshape(-1)[places] = filled.reshape(-1)[places]
+        dev.copy(dev.upload(spoiled), out=values)
+    norm = np.sqrt((before ** 2).sum() + (bias ** 2).sum())
+    SGD(layer.parameters(), 1.0, clip_norm=norm / 2).step()
+    np.testing.assert_allclose(layer.weight.numpy(), w - before / 2, rtol=1e-5, atol=1e-6)

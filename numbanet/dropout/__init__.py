@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 from .base import BernoulliDropout, Dropout, NoDropout
+from .gates import GateSparsity
 from .patterns import RowDropout, TileDropout
 from .schedule import ConstantSchedule, Rate, SkewNormalSchedule
 from .sensitive import BlockSensitiveDropout, RowSensitiveDropout, SensitiveDropout
+from .together import Together, recurrent
 
-__all__ = ["POLICIES", "BernoulliDropout", "BlockSensitiveDropout", "ConstantSchedule", "Dropout", "NoDropout", "Rate",
-           "RowDropout", "RowSensitiveDropout", "SensitiveDropout", "SkewNormalSchedule", "TileDropout", "policy"]
+__all__ = ["POLICIES", "BernoulliDropout", "BlockSensitiveDropout", "ConstantSchedule", "Dropout", "GateSparsity", "NoDropout",
+           "Rate", "RowDropout", "RowSensitiveDropout", "SensitiveDropout", "SkewNormalSchedule", "TileDropout", "Together",
+           "policy", "recurrent"]
 
 POLICIES = {policy.name: policy for policy in (NoDropout, BernoulliDropout, RowDropout, TileDropout, RowSensitiveDropout,
                                                BlockSensitiveDropout)}

@@ -30,7 +30,8 @@ class Dropout(abc.ABC):
     """
 
     name: ClassVar[str]
-    kind: ClassVar[str] = "output"   # of the sites that it has plans for (`Site`)
+    kind: str = "output"             # of the sites that it has plans for (`Site`)
+    answer: bool = False             # whether it has plans for what gives the answer as well
     looks: ClassVar[bool] = False    # whether plans depend on what comes to a layer (`look`): then passes are not recorded
     shuffle: ClassVar[bool] = False  # whether features should come centred and in random order (`Shuffle`)
 
@@ -90,6 +91,10 @@ class Dropout(abc.ABC):
             raise ValueError(f"{self.name}: it is for convolutions, and there are none")
         if isinstance(self.rate, tuple) and len(self.rate) != layers:
             raise ValueError(f"dropout_rate has {len(self.rate)} entries for {layers} hidden layers")
+
+    def sites(self, model: Sequential) -> tuple[Site, ...]:
+        """The sites of a model that it has plans for."""
+        return model.droppable(self.kind, self.answer)
 
     def concern(self, site: Site) -> str | None:
         """What is unwise about dropping parts of a site, in a sentence, or None."""

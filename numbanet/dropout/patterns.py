@@ -203,6 +203,9 @@ class TileDropout(_PatternDropout):
         many patterns as pairs of dp and bias: networks learn them by heart, and predict less well. More than a few bring
         nothing, and each needs its own index arrays.
 
+    answer : bool, default=False
+        Whether the last layer has tiles, too: what comes to it is thinned out then, as row dropout of the layer before does.
+
     Raises
     ------
     ValueError
@@ -210,15 +213,16 @@ class TileDropout(_PatternDropout):
     """
 
     name = "tdp"
+    kind = "tiles"
     shuffle = True
 
     def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "root",
-                 tile: int = 32, mixes: int = 4) -> None:
+                 tile: int = 32, mixes: int = 4, answer: bool = False) -> None:
         super().__init__(rate, dp_max, search, scale)
         for name, value in (("tile", tile), ("mixes", mixes)):
             if not isinstance(value, numbers.Integral) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
-        self.tile, self.mixes = tile, mixes
+        self.tile, self.mixes, self.answer = tile, mixes, bool(answer)
 
     def plan(self, site, rng):
         if not self.rate_of(site):

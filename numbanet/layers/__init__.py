@@ -7,12 +7,13 @@ from .linear import Linear
 from .norm import BatchNorm1d, BatchNorm2d
 from .normalize import Normalize
 from .pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from .recurrent import LSTM, LastStep
 from .sequential import Sequential
 from .shape import Flatten, Shuffle
 from .step import Site, Step
 
 __all__ = [
-    "ACTIVATIONS", "GELU", "Activation", "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Conv2d", "Cost",
-    "Embedding", "Flatten", "Flow", "Form", "Layer", "Linear", "MaxPool2d", "Normalize", "ReLU", "Sequential", "Shuffle",
-    "Sigmoid", "Site", "Step", "Tanh", "to",
+    "ACTIVATIONS", "GELU", "LSTM", "Activation", "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Conv2d",
+    "Cost", "Embedding", "Flatten", "Flow", "Form", "LastStep", "Layer", "Linear", "MaxPool2d", "Normalize", "ReLU",
+    "Sequential", "Shuffle", "Sigmoid", "Site", "Step", "Tanh", "to",
 ]

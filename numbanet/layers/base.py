@@ -33,6 +33,7 @@ class Flow(NamedTuple):
     kept: KeptAxis | None = None    # which entries of the last axis x holds; None: all
     due: tuple[Plan, ...] = ()      # what is still to be multiplied in: a scale, random bits
     channels_last: bool = False     # x is (N, H, W, C) and stands for (N, C, H, W)
+    lengths: np.ndarray | None = None   # of samples that are sequences: how many steps each has, on the host; None: all
 
     def settled(self) -> Flow:
         """With all that was due applied."""

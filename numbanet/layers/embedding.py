@@ -5,15 +5,18 @@ import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import IndexPlan
+from ..plans import AxisPlan, BernoulliPlan, IndexPlan
 from ..tensor import Tensor
 from .base import Cost, Flow, Form, Layer, part_of
+from .step import Site
 
 
 class Embedding(Layer):
     """y[…, d] = weight[x[…], d].   x (…) integers -> y (…, D)
 
-    The gradient has the rows that were looked up alone; an update leaves the others for later, as of any weight (`SGD`).
+    The gradient has the rows that were looked up alone; an update leaves the others for later, as of any weight (`SGD`). Under
+    an `AxisPlan` y holds the kept components alone, the same of all symbols of the batch; under a `BernoulliPlan` all, and
+    random zeros are due.
 
     Parameters
     ----------
@@ -21,6 +24,9 @@ class Embedding(Layer):
         How many symbols, V: x is in 0 … V - 1.
     embedding_dim : int
         Length of a vector, D.
+    padding_idx : int, optional
+        The symbol that fills up sequences: its vector is 0 and stays so, and those at the end of a row of x (N, T) tell the
+        layers after it how long the row's sequence is, at least 1.
     rng : numpy.random.Generator or int, optional
         Where the initial weights come from, standard normal as PyTorch's.
     device : str or Device, default="cpu"
@@ -29,28 +35,57 @@ class Embedding(Layer):
     Raises
     ------
     ValueError
-        If a size is not positive.
+        If a size is not positive, or padding_idx no symbol.
     """
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, rng: np.random.Generator | int | None = None,
-                 device: str | Device = "cpu") -> None:
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None,
+                 rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
         if num_embeddings < 1 or embedding_dim < 1:
             raise ValueError(f"Embedding: sizes must be positive, got num_embeddings={num_embeddings}, "
                              f"embedding_dim={embedding_dim}")
+        if padding_idx is not None and not 0 <= padding_idx < num_embeddings:
+            raise ValueError(f"Embedding: padding_idx must be in 0 … {num_embeddings - 1}, got {padding_idx}")
+        self.padding_idx = padding_idx
         values = np.random.default_rng(rng).standard_normal((num_embeddings, embedding_dim), np.float32)
+        if padding_idx is not None:
+            values[padding_idx] = 0
         self.weight = Tensor(values, device, requires_grad=True)
 
     @property
     def symbols(self) -> int:
         return self.weight.shape[0]
 
+    def sites(self):
+        return (Site(self, "output", "output", self.weight.shape[::-1]),)
+
     def forward(self, flow, step):
-        return Flow(ops.embedding(self.weight, ids=flow.dense().data))
+        plan, x = self._plan(step), flow.dense()
+        kept = step.kept(self) if isinstance(plan, AxisPlan) else None
+        ids = x.data if self.padding_idx is None else np.asarray(x.device.download(x.data))
+        y = ops.embedding(self.weight, ids=ids, cols=kept, padding=self.padding_idx)
+        due = plan is not None and (kept is None or plan.scale != 1.0)
+        return Flow(y, kept, (plan,) if due else (), lengths=self._lengths(ids))
+
+    def _plan(self, step):
+        plan = step.plan(self)
+        if plan is not None and not isinstance(plan, (AxisPlan, BernoulliPlan)):
+            raise TypeError(f"{self!r}: it does not know the plan {plan!r}; it takes an AxisPlan or BernoulliPlan")
+        if plan is not None and plan.n != self.weight.shape[1]:
+            raise ValueError(f"{self!r}: {plan} is not made for its weight {self.weight.shape}")
+        return plan
+
+    def _lengths(self, ids):
+        """How long the sequences of ids (N, T) are, without the padding at their ends."""
+        if self.padding_idx is None or ids.ndim != 2:
+            return None
+        there = ids != self.padding_idx
+        return np.where(there.any(axis=1), ids.shape[1] - np.argmax(there[:, ::-1], axis=1), 1)
 
     def cost(self, form, step):
-        width = self.weight.shape[1]
+        width, plan = self.weight.shape[1], self._plan(step)
         size = 4.0 * width * np.prod([n or 1 for n in form.shape])
-        return Cost(0.0, 0.0, 2 * size, 2 * size), Form((*form.shape, width), None, True)
+        kept = plan if isinstance(plan, AxisPlan) else None
+        return Cost(0.0, 0.0, 2 * size, 2 * size), Form((*form.shape, width), kept, True)
 
     def reads(self, step):
         if step.inputs is None:
@@ -58,4 +93,5 @@ class Embedding(Layer):
         return part_of(self.weight, IndexPlan(self.weight.shape[0], np.unique(step.inputs)), step)
 
     def __repr__(self) -> str:
-        return f"Embedding({self.weight.shape[0]}, {self.weight.shape[1]})"
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"Embedding({self.weight.shape[0]}, {self.weight.shape[1]}{padding})"

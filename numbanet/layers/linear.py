@@ -70,7 +70,7 @@ class Linear(Layer):
         return self.weight.shape[1]
 
     def sites(self):
-        return (Site(self, "output", "output", self.weight.shape),)
+        return Site(self, "output", "output", self.weight.shape), Site(self, "output", "tiles", self.weight.shape)
 
     def forward(self, flow: Flow, step: Step, relu: bool = False) -> Flow:
         """act(x wᵀ + b), act the identity or ReLU, as far as the step's plan keeps it.

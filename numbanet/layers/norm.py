@@ -104,7 +104,7 @@ class BatchNorm1d(BatchNorm):
     axes = (2, 3)
 
     def forward(self, flow, step):
-        x, kept, due, _ = flow
+        x, kept, due, *_ = flow
         if x.ndim == 3 and kept is None:
             n, channels, length = x.shape
             y, *others = self.forward(Flow(x.transpose(0, 2, 1).reshape(n * length, channels), None, due), step)

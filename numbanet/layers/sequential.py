@@ -66,7 +66,6 @@ class Sequential(Layer):
             for site in self.sites():
                 own = kinds.setdefault(site.kind, [])
                 own.append(site._replace(number=len(own)))
-            kinds["output"] = kinds.get("output", [])[:-1]
             uses = collections.Counter(tensor for _, tensor, _ in self.named())
             self._found = (layers, {kind: tuple(sites) for kind, sites in kinds.items()},
                            frozenset(tensor for tensor, count in uses.items() if count > 1))
@@ -75,9 +74,11 @@ class Sequential(Layer):
     def sites(self):
         return tuple(site for layer in self.layers for site in layer.sites())
 
-    def droppable(self, kind: str = "output") -> tuple[Site, ...]:
-        """The sites of a kind that a policy has plans for, numbered: of the outputs all but the last, which is the answer."""
-        return self._facts()[1].get(kind, ())
+    def droppable(self, kind: str = "output", answer: bool = False) -> tuple[Site, ...]:
+        """The sites of a kind that a policy has plans for, numbered; without `answer`, of outputs and tiles all but the last,
+        which gives the answer."""
+        found = self._facts()[1].get(kind, ())
+        return found if answer or kind not in ("output", "tiles") else found[:-1]
 
     def cost(self, form, step):
         total = Cost()

@@ -22,7 +22,7 @@ class Site(NamedTuple):
     layer: Layer
     name: str               # which of the layer's sites: "output" of a `Linear`
     kind: str               # what is thinned out: "output", the layer's neurons, or the weight that gives them; "patches", the
-                            # input matrix of a convolution
+                            # input matrix of a convolution; "tiles", parts of the weight; "recurrent", what comes back
     shape: tuple[int, ...]  # of the weight there
     number: int = 0         # which of the model's sites, from 0: policies with a rate for each go by it
 
@@ -45,6 +45,11 @@ class Step:
     look : callable, optional
         (layer, name of the site, x, w) -> Plan or None: the plan of a site that has none, chosen from what comes to the layer
         (`Dropout.look`).
+    memory : dict, optional
+        By layer, the states that recurrent layers begin with; they leave there those that they end with. Without it they begin
+        with zeros.
+    gates : GateStep, optional
+        What the backward pass of recurrent layers leaves out (`dropout.gates`).
 
     Attributes
     ----------
@@ -56,8 +61,10 @@ class Step:
 
     def __init__(self, dev: str | Device = "cpu", plans: Mapping[Any, Plan] | None = None, training: bool = False,
                  noise: np.random.Generator | None = None, inputs: np.ndarray | None = None,
-                 look: Callable[..., Plan | None] | None = None) -> None:
+                 look: Callable[..., Plan | None] | None = None, memory: dict[Any, Any] | None = None,
+                 gates: Any = None) -> None:
         self.device, self.training, self.noise, self.inputs, self._look = device(dev), training, noise, inputs, look
+        self.memory, self.gates = memory, gates
         self.ready: dict[Tensor, Any] = {}
         self.placed: dict[tuple[Layer, str], Kept] = {}
         self.plans: dict[tuple[Layer, str], Plan] = {}

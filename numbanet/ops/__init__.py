@@ -10,5 +10,6 @@ from .loss import *
 from .norm import *
 from .order import *
 from .pooling import *
+from .recurrent import *
 from .reduce import *
 from .shape import *

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..autograd import common_device, op
-from ..gradients import Gradient, Packed, Pending
+from ..gradients import Columns, Gradient, Packed, Pending
 from ..plans import AxisPlan, Kept, TilePlan
 from ..plans.kept import KeptAxis, KeptTiles, on, packing, whole_axis
 from ..tensor import Tensor
@@ -75,27 +75,46 @@ def matmul(a: Any, b: Any) -> Tensor:
 
 
 @op(fuses=True)
-def linear(dev, x, w, b=None, *, relu: bool = False, scale: float = 1.0):
-    """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0"""
+def linear(dev, x, w, b=None, *, relu: bool = False, scale: float = 1.0, columns: bool = False):
+    """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0
+
+    With `columns` dy may be `Columns`: then dx, dw and db are products with these alone; y has no ReLU and no scale.
+    """
     _check("linear", x, w, b)
     y = dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
     dz = once(lambda dy: dy.through(dev, y if relu else None, scale))
     dw, db = _weight_vjps(dev, x, b, dz, 1 / scale)  # dz is scaled, once for dx and dw, which are larger
-    return y, (lambda dy: Pending(functools.partial(dev.gemm, dz(dy), w), tuple(x.shape)), dw, db)
+    vjps = lambda dy: Pending(functools.partial(dev.gemm, dz(dy), w), tuple(x.shape)), dw, db
+    return y, _of_columns(dev, x, w, b, None, vjps) if columns else vjps
 
 
 # --- planned ----------------------------------------------------------------------------------------------------------
+def _listed_vjps(dev: Any, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], rows: KeptAxis, cols: KeptAxis) -> tuple:
+    """The vjps of y = x w[rows, cols].T + b[rows]; dz gives the gradient of y from what comes."""
+    shape, at = tuple(w.shape), (rows.index, cols.index)
+    dw, sums = _weight_vjps(dev, x, b, dz)
+    return (lambda dy: Pending(functools.partial(dev.gemm_rows_dx, dz(dy), w, *at), tuple(x.shape)),
+            lambda dy: Packed(dw(dy), packing(rows, cols), shape), lambda dy: vector_gradient(sums(dy), rows))
+
+
+def _of_columns(dev: Any, x: Any, w: Any, b: Any, cols: KeptAxis | None, vjps: tuple) -> tuple:
+    """The vjps for a dy of all columns or, where it is `Columns`, of these alone."""
+    own = once(lambda dy: _listed_vjps(dev, x, w, b, lambda dy: dy.values, dy.kept, cols or whole_axis(w.shape[1], dev)))
+    return tuple((lambda dy, i=i, vjp=vjp: own(dy)[i](dy) if isinstance(dy, Columns) else vjp(dy))
+                 for i, vjp in enumerate(vjps))
+
+
 def _axis(plan: AxisPlan | Kept | None, n: int, dev: Any) -> KeptAxis:
     return whole_axis(n, dev) if plan is None else on("linear_rows", plan, dev, KeptAxis, (n,))
 
 
 @op(fuses=True)
 def linear_rows(dev, x, w, b=None, *, rows: AxisPlan | Kept | None = None, cols: AxisPlan | Kept | None = None,
-                relu: bool = False, scale: float | None = None):
+                relu: bool = False, scale: float | None = None, columns: bool = False):
     """y[n, k] = scale act(sum_j x[n, j] w[rows_k, cols_j] + b[rows_k]), x and y compact; the scale is that of `rows`.
 
     x (N, J) holds the J kept inputs, w (O, I), b (O,) or None -> y (N, K) holds the K kept outputs. A plan that is None keeps
-    all.
+    all. `columns` as for `linear`, for plans of the inputs alone.
 
     Raises
     ------
@@ -106,16 +125,10 @@ def linear_rows(dev, x, w, b=None, *, rows: AxisPlan | Kept | None = None, cols:
     """
     rows, cols = _axis(rows, w.shape[0], dev), _axis(cols, w.shape[1], dev)
     _check("linear_rows", x, w, b, cols.plan.count)
-    shape, at, scale = tuple(w.shape), (rows.index, cols.index), rows.plan.scale if scale is None else scale
-    y = dev.gemm_rows(x, w, *at, bias=b, relu=relu, scale=scale)
-    dz = once(lambda dy: dy.through(dev, y if relu else None, scale))
-    dw, sums = _weight_vjps(dev, x, b, dz)
-
-    def db(dy):
-        return vector_gradient(sums(dy), rows)
-
-    return y, (lambda dy: Pending(functools.partial(dev.gemm_rows_dx, dz(dy), w, *at), tuple(x.shape)),
-               lambda dy: Packed(dw(dy), packing(rows, cols), shape), db)
+    scale = rows.plan.scale if scale is None else scale
+    y = dev.gemm_rows(x, w, rows.index, cols.index, bias=b, relu=relu, scale=scale)
+    vjps = _listed_vjps(dev, x, w, b, once(lambda dy: dy.through(dev, y if relu else None, scale)), rows, cols)
+    return y, _of_columns(dev, x, w, b, cols, vjps) if columns else vjps
 
 
 def vector_gradient(values: Any, kept: KeptAxis) -> Packed:

@@ -113,6 +113,26 @@ def _expand(dev, x, *, plan):
     return dev.expand(x, kept.places), (lambda dy: dev.compact(dy, kept.kept),)
 
 
+def compact(x: Tensor, *, plan: AxisPlan | Kept) -> Tensor:
+    """y[…, k] = x[…, plan's k-th index]: what a plan keeps of a dense activation.   (…, n) -> (…, K)
+
+    Raises
+    ------
+    ValueError
+        If the last axis of x is not the plan's.
+    """
+    if x.ndim == 2:
+        return _compact(x, plan=plan)
+    rows = _compact(reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1] if x.ndim else 1)), plan=plan)
+    return reshape(rows, shape=(*x.shape[:-1], rows.shape[-1]))
+
+
+@op
+def _compact(dev, x, *, plan):
+    kept = on("compact", plan, dev, KeptAxis, (x.shape[1],))
+    return dev.compact(x, kept.kept), (lambda dy: dev.expand(dy, kept.places),)
+
+
 @op
 def shuffle(dev, x, *, order: Order):
     """y[n, j] = (x - order.mean)[n, order.order[j]].   x (N, I) -> y (N, I)
@@ -130,32 +150,36 @@ def shuffle(dev, x, *, order: Order):
 
 # --- rows of a table --------------------------------------------------------------------------------------------------
 @op
-def embedding(dev, w, *, ids: Any):
-    """y[…, d] = w[ids[…], d].   w (V, D), ids (…) integers of the host or int32 of the device -> y (…, D)
+def embedding(dev, w, *, ids: Any, cols: AxisPlan | Kept | None = None, padding: int | None = None):
+    """y[…, k] = w[ids[…], cols_k].   w (V, D), ids (…) integers of the host or int32 of the device -> y (…, K)
 
-    The gradient holds the rows that were looked up and no others: dw[v] = sum of dy[…] where ids[…] = v.
+    The gradient holds the rows that were looked up, but for that of `padding`, and no others: dw[v] = sum of dy[…] where
+    ids[…] = v.
 
     Raises
     ------
     ValueError
-        If an id is not in 0 … V - 1.
+        If an id is not in 0 … V - 1, or `cols` of another axis than the second of w.
     TypeError
         If the ids are no integers.
     """
     host = np.asarray(ids if isinstance(ids, np.ndarray) else dev.download(ids))
     if host.dtype.kind not in "iu":
-        raise TypeError(f"embedding: ids are {host.dtype}, not integers")
+        raise TypeError(f"embedding: ids are {host.dtype}, not integers; Tensor(...) makes float32, Tensor.wrap(integers, "
+                        "device) keeps what they are")
     if host.size and not (host.min() >= 0 and host.max() < w.shape[0]):
         raise ValueError(f"embedding: ids from {host.min()} to {host.max()} do not fit a table of {w.shape[0]} rows")
     flat = host.reshape(-1).astype(np.int32)
-    y = dev.reshape(dev.take_rows(w, dev.upload(flat)), (*host.shape, w.shape[1]))
+    cols = whole_axis(w.shape[1], dev) if cols is None else on("embedding", cols, dev, KeptAxis, (w.shape[1],))
+    width, y = cols.plan.count, dev.take_rows(w, dev.upload(flat))
+    y = dev.reshape(y if width == w.shape[1] else dev.compact(y, cols.kept), (*host.shape, width))
 
     def dw(dy):
-        rows, counts = np.unique(flat, return_counts=True)
+        found = flat if padding is None else np.where(flat == padding, w.shape[0], flat)  # the padding last, and left out
+        order = np.argsort(found, kind="stable").astype(np.int32)
+        rows, counts = np.unique(found[found < w.shape[0]], return_counts=True)
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        order = np.argsort(flat, kind="stable").astype(np.int32)
-        values = dev.sum_by_row(dev.reshape(dy, (flat.size, w.shape[1])), dev.upload(order), dev.upload(starts))
-        kept = place_kept(IndexPlan(w.shape[0], rows), dev)
-        return Packed(values, packing(kept, whole_axis(w.shape[1], dev)), tuple(w.shape))
+        values = dev.sum_by_row(dev.reshape(dy, (flat.size, width)), dev.upload(order), dev.upload(starts))
+        return Packed(values, packing(place_kept(IndexPlan(w.shape[0], rows), dev), cols), tuple(w.shape))
 
     return y, (dw,)

@@ -10,21 +10,14 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
-from ..autograd import no_grad
-from ..device import Device, device
-from ..layers import Layer
-from ..tensor import Tensor
 from .checkpoint import Checkpoint, finite
-from .data import Batch, Data, on_host
+from .data import Batch, Data
 from .schedule import factor_of
 from .trainer import Trainer
 
-LEAST_ROWS = 32
-PREDICT_ROWS = 4096  # rows of a forward pass without gradients: bounds its memory
 APART = 512          # steps between copies to go back to: then they take a few hundredths of the time at most
 TOLERANCE = 1e-4     # by how much a validation score has to be better than the best one
 
@@ -70,10 +63,13 @@ def _epoch(trainer: Trainer, data: Data, tick: Callable[[int], None], whole: boo
     seconds = time.perf_counter() - began
     rows = np.concatenate(seen) if seen else np.zeros(0, int)
     predicted = np.concatenate([dev.download(a) for a in answers]) if answers else data.y[:0]
-    loss = sum(loss.item() * total for loss, total in losses) / max(sum(total for _, total in losses), 1e-300)
+    losses = [(loss.item(), total) for loss, total in losses]
+    loss = sum(loss * total for loss, total in losses) / max(sum(total for _, total in losses), 1e-300)
     score = task.score(data.y[rows], predicted, None if data.weights is None else data.weights[rows]) \
         if math.isfinite(loss) and np.isfinite(predicted).all() else math.nan
-    return {"loss": loss, "score": score, "seconds": seconds, "flops_share": done / dense if dense else 1.0}
+    record = {"loss": loss, "score": score, "seconds": seconds, "flops_share": done / dense if dense else 1.0}
+    broken = next((step for step, (loss, _) in enumerate(losses, 1) if not math.isfinite(loss)), None)
+    return record if broken is None else {**record, "broken": broken}
 
 
 def _with_following(batches: Iterator[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
@@ -153,17 +149,19 @@ class Epochs:
         whole = self.watched or number + 1 == self.end
         record = {"epoch": number + 1, **epoch(trainer, self.data, self.tick, whole),
                   "learning_rate": trainer.optimizer.learning_rate, "dropout_rate": trainer.rate(),
-                  **trainer.current.report()}
+                  **trainer.current.report(), **(trainer.gates.report() if trainer.gates else {})}
         looking = whole or trainer.optimizer.steps >= self.good.steps + APART
         if looking:
             with trainer.dev.session(**trainer.session_options):
                 trainer.optimizer.settle()
         if not math.isfinite(record["loss"]) or (looking and not finite(trainer)):
-            return self._broken(number)
+            return self._broken(number, record.get("broken"))
         if looking and number + 1 < self.end:
             self._copy(number + 1)
         if self.validation is not None:
-            record["validation_score"] = validate(trainer, self.validation)
+            with np.errstate(over="ignore", invalid="ignore"):  # weights about to break: the next epoch's loss will tell
+                record["validation_score"] = trainer.task.validate(trainer, self.validation)
+        record.update(trainer.task.figures(record, len(self.data)))
         self.history.append(record)
         stop = self.report(record)
         return self._has_waited(record) or stop
@@ -183,42 +181,17 @@ class Epochs:
             self.waited += 1
         return self.waited >= self.patience
 
-    def _broken(self, number: int) -> bool:
+    def _broken(self, number: int, step: int | None) -> bool:
         """An epoch gave what is no number: end with the weights of the one before, or train up to it again."""
+        where = "" if step is None else f", from step {step} on"
         advice = "try a smaller learning_rate, or scale the inputs"
         if number == self.first:
-            raise FloatingPointError(f"the loss was not finite in the first epoch of this fit; {advice}")
+            raise FloatingPointError(f"the loss was not finite in the first epoch of this fit{where}; {advice}")
         self.good.restore(self.trainer)
         if self.good.epoch == number:
-            warnings.warn(f"the loss was not finite in epoch {number + 1}: the fit ended with the weights of epoch {number}; "
-                          f"{advice}", stacklevel=6)
+            warnings.warn(f"the loss was not finite in epoch {number + 1}{where}: the fit ended with the weights of epoch "
+                          f"{number}; {advice}", stacklevel=6)
             return True
         del self.history[self.good.epoch:]
         self.watched = True
         return False
-
-
-# --- forward ----------------------------------------------------------------------------------------------------------
-def validate(trainer: Trainer, data: Data) -> float:
-    """The score on samples that are not trained on."""
-    host, rows, task = device("cpu"), data.at(np.arange(len(data))), trainer.task
-    with np.errstate(over="ignore", invalid="ignore"):  # weights about to break: the next epoch's loss will tell
-        answers = task.answer(host, forward(trainer.model, trainer.dev, data.X, rows, trainer.session_options))
-    return task.score(data.y[rows], answers, None if data.weights is None else data.weights[rows])
-
-
-def forward(model: Layer, dev: Device, X: Any, rows: np.ndarray, session_options: dict[str, Any]) -> np.ndarray:
-    """The model's output for some rows of X (n, …), as in `Data`, in pieces of PREDICT_ROWS, as a host array; session_options
-    as for a `Trainer`.
-
-    A short piece is filled up to LEAST_ROWS: BLAS takes other paths for a handful of rows, and what is predicted for a
-    sample should not depend on how many others are predicted with it.
-    """
-    pieces = []
-    with no_grad(), dev.session(**session_options):
-        for start in range(0, len(rows), PREDICT_ROWS):
-            chosen = rows[start:start + PREDICT_ROWS].astype(np.int32)
-            filled = np.pad(chosen, (0, max(LEAST_ROWS - len(chosen), 0)), mode="edge")
-            piece = dev.upload(np.asarray(X[filled], np.int32)) if on_host(X) else dev.take_rows(X, dev.upload(filled))
-            pieces.append(model(Tensor.wrap(piece, dev)).numpy()[:len(chosen)])
-    return np.concatenate(pieces)

@@ -54,7 +54,8 @@ class Optimizer(abc.ABC):
 
     states = 1  # how many arrays of state a parameter carries
 
-    def __init__(self, parameters: Iterable[Tensor], learning_rate: float, weight_decay: float = 0.0) -> None:
+    def __init__(self, parameters: Iterable[Tensor], learning_rate: float, weight_decay: float = 0.0,
+                 clip_norm: float | None = None) -> None:
         if isinstance(parameters, Tensor):
             raise TypeError("parameters must be a list of tensors; for one tensor w write [w]")
         self.parameters = list(parameters)
@@ -64,6 +65,7 @@ class Optimizer(abc.ABC):
         self.parameters = list(dict.fromkeys(self.parameters))  # one that is given twice takes one step
         self.learning_rate = _check("learning_rate", learning_rate, 0)
         self.weight_decay = _check("weight_decay", weight_decay, 0)
+        self.clip_norm = None if clip_norm is None else _check("clip_norm", clip_norm, 1e-30)
         self.steps = 0
         self.state: list[list[Any]] = []
         self.wanted: dict[Tensor, Kept] = {}  # what is read of them before the next step
@@ -115,6 +117,8 @@ class Optimizer(abc.ABC):
 
     def launch(self) -> dict[Tensor, Any]:
         """What a step does to the weights; returns what `step` does."""
+        if self.clip_norm is not None:
+            self._clip()
         ready: dict[Tensor, Any] = {}
         due: dict[Device, list[Due]] = {}
         for parameter, state in zip(self.parameters, self.state, strict=True):
@@ -129,6 +133,20 @@ class Optimizer(abc.ABC):
         for dev, parameters in due.items():
             ready.update(self.update(dev, parameters) or {})
         return ready
+
+    def _clip(self) -> None:
+        """g *= min(1, clip_norm / norm), in place, for the norm of all gradients as one vector (Pascanu et al. 2013, algorithm
+        1). Parameters may have their gradient in the same array, as the two biases of an LSTM: it is multiplied once."""
+        found, squares = [], []
+        for p in self.parameters:
+            if p.gradient is not None:
+                dev, packed = p.device, isinstance(p.gradient, Packed)
+                found.append((dev, p.gradient.values if packed else p.gradient.dense(dev)))
+                squares.append(dev.packed_squares(found[-1][1], p.gradient.packing) if packed else dev.squares(found[-1][1]))
+        norm = math.sqrt(math.fsum(float(dev.download(s)) for (dev, _), s in zip(found, squares)))
+        if norm > self.clip_norm:
+            for dev, g in {dev.address(g): (dev, g) for dev, g in found}.values():
+                dev.affine(g, mul=self.clip_norm / norm, out=g)
 
     def advance(self) -> None:
         """A step was launched: go on to the next, without gradients."""
@@ -189,6 +207,8 @@ class SGD(Optimizer):
         Whether to look ahead along the velocity (Nesterov 1983, in the form of Sutskever et al. 2013).
     weight_decay : float, default=0.0
         L2 penalty: weight_decay * w is added to the gradient.
+    clip_norm : float, optional
+        Above 0: all gradients are multiplied by the same factor where their norm, that of one vector of all, is larger.
 
     Raises
     ------
@@ -197,8 +217,8 @@ class SGD(Optimizer):
     """
 
     def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.01, momentum: float = 0.0,
-                 nesterov: bool = False, weight_decay: float = 0.0) -> None:
-        super().__init__(parameters, learning_rate, weight_decay)
+                 nesterov: bool = False, weight_decay: float = 0.0, clip_norm: float | None = None) -> None:
+        super().__init__(parameters, learning_rate, weight_decay, clip_norm)
         self.momentum = _check("momentum", momentum, 0, 1)
         self.nesterov = bool(nesterov)
         if self.nesterov and not self.momentum:
@@ -227,7 +247,7 @@ class SGD(Optimizer):
 
     def recorded_by(self):
         devices = {p.device for p in self.parameters}
-        if len(devices) != 1 or devices != self.rates.keys():
+        if len(devices) != 1 or devices != self.rates.keys() or self.clip_norm is not None:
             return None
         ((_, rate),) = self.rates.values()
         return self._numbers[1:], [rate, *(v for (v,) in self.state),
@@ -313,6 +333,8 @@ class Adam(Optimizer):
         Keeps the division finite.
     weight_decay : float, default=0.0
         L2 penalty: weight_decay * w is added to the gradient.
+    clip_norm : float, optional
+        As for `SGD`.
 
     Raises
     ------
@@ -323,8 +345,8 @@ class Adam(Optimizer):
     states = 2
 
     def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.001, betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 0.0) -> None:
-        super().__init__(parameters, learning_rate, weight_decay)
+                 eps: float = 1e-8, weight_decay: float = 0.0, clip_norm: float | None = None) -> None:
+        super().__init__(parameters, learning_rate, weight_decay, clip_norm)
         self.betas = tuple(_check("betas", b, 0, 1) for b in betas)
         self.eps = _check("eps", eps, 0)
 

@@ -5,7 +5,8 @@ from typing import Any
 
 
 class Progress:
-    """A rich progress bar over the samples of a fit, with loss, score, samples/s and the share of FLOPs skipped."""
+    """A rich progress bar over the samples of a fit, with loss and score, or perplexity, samples/s and the share of FLOPs
+    skipped."""
 
     def __init__(self, total: int) -> None:
         from rich import progress
@@ -25,7 +26,10 @@ class Progress:
         self.bar.advance(self.task, samples)
 
     def show(self, record: dict, samples: int) -> None:
-        score = record.get("validation_score", record["score"])
+        if "perplexity" in record:
+            learned, what = f"perplexity {record.get('validation_perplexity', record['perplexity']):.1f}", "tokens"
+        else:
+            score = record.get("validation_score", record["score"])
+            learned, what = f"loss {record['loss']:.3f} score {score:.4f}", "samples"
         self.bar.update(self.task, description=f"epoch {record['epoch']}", figures=(
-            f"loss {record['loss']:.3f} score {score:.4f} {samples / max(record['seconds'], 1e-9):,.0f} samples/s "
-            f"{1 - record['flops_share']:.0%} FLOPs skipped"))
+            f"{learned} {samples / max(record['seconds'], 1e-9):,.0f} {what}/s {1 - record['flops_share']:.0%} FLOPs skipped"))

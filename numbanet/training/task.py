@@ -1,22 +1,27 @@
-"""Task: what an estimator learns, apart from how. Classification, regression."""
+"""Task: what an estimator learns, apart from how. Classification, regression, language modelling."""
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import ops
-from ..device import Device
+from ..autograd import no_grad
+from ..device import Device, device
+from ..layers import Step
 from ..tensor import Tensor
 from .data import Batch, Data, in_order
+from .forward import forward
 
 
 class Task(abc.ABC):
     """Base of the tasks."""
 
     recordable: ClassVar[bool] = False
+    carries: ClassVar[bool] = False     # whether layers begin a step with the states that they ended the one before with
 
     @property
     def records(self) -> bool:
@@ -27,6 +32,16 @@ class Task(abc.ABC):
     def batches(self, data: Data, size: int, rng: np.random.Generator, dev: Device) -> Iterator[Batch]:
         """The batches of one epoch; here in random order."""
         return in_order(data, data.at(rng.permutation(len(data))), size, dev)
+
+    def validate(self, trainer: Any, data: Data) -> float:
+        """The score on samples that are not trained on."""
+        dev, rows = trainer.dev, data.at(np.arange(len(data)))
+        answers = self.answer(device("cpu"), forward(trainer.model, dev, data.X, rows, trainer.session_options))
+        return self.score(data.y[rows], answers, None if data.weights is None else data.weights[rows])
+
+    def figures(self, record: dict[str, Any], samples: int) -> dict[str, float]:
+        """What the record of an epoch of so many samples says besides."""
+        return {}
 
     @abc.abstractmethod
     def loss(self, output: Tensor, targets: Any, weights: Any) -> Tensor:
@@ -71,3 +86,56 @@ class Regression(Task):
     def score(self, targets, answers, weights):
         from sklearn.metrics import r2_score
         return float(r2_score(targets, answers, sample_weight=weights)) if len(targets) > 1 else float("nan")
+
+
+class LanguageModelling(Task):
+    """The next word, at each position of a text: cross-entropy, the most probable word, the share that is right.
+
+    The text is cut into as many pieces as a batch has samples, which are read side by side, `steps` words at a time; what
+    layers remember is carried over, gradients are not (truncated back-propagation through time). Samples are positions in the
+    text, inputs integers (T, N), and the model gives (T, N, V).
+
+    Parameters
+    ----------
+    steps : int
+        Words of a piece in a step, T.
+    """
+
+    carries = True
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def batches(self, data, size, rng, dev):
+        """One pass over the text; the last words, fewer than pieces, are left out."""
+        length = (len(data.y) - 1) // size
+        first = np.arange(size) * length
+        for start in range(0, length, self.steps):
+            places = first + np.arange(start, min(start + self.steps, length))[:, None]
+            rows = (places + 1).reshape(-1)
+            yield Batch(rows, None, dev.upload(data.y[rows]), None, rows.size, np.ascontiguousarray(data.X[places]), start == 0)
+
+    def loss(self, output, targets, weights):
+        return ops.softmax_cross_entropy(output.reshape(-1, output.shape[-1]), labels=targets, weights=weights)
+
+    def answer(self, dev, output):
+        return dev.argmax(dev.reshape(output, (-1, output.shape[-1])))
+
+    def score(self, targets, answers, weights):
+        return float(np.mean(targets == answers)) if len(targets) else float("nan")
+
+    def validate(self, trainer, data):
+        """-log(perplexity): the mean over all words but the first of each piece."""
+        memory, total, count = {}, 0.0, 0
+        with no_grad(), trainer.dev.session(**trainer.session_options):
+            for batch in self.batches(data, min(trainer.batch_size, max((len(data.y) - 1) // 2, 1)), None, trainer.dev):
+                x = Tensor.wrap(trainer.dev.upload(batch.ids), trainer.dev)
+                output = trainer.model(x, Step(trainer.dev, memory=memory))
+                total += self.loss(output, batch.targets, None).item() * batch.total
+                count += batch.total
+        return -total / max(count, 1)
+
+    def figures(self, record, samples):
+        losses = {"perplexity": record["loss"], "validation_perplexity": -record.get("validation_score", math.nan)}
+        found = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items() if not math.isnan(loss)}
+        return {**found, "tokens_per_second": samples / max(record["seconds"], 1e-9)}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device import Device
-from ..dropout import Dropout
+from ..dropout import Dropout, GateSparsity
 from ..dropout.schedule import mean
 from ..layers import Form, Layer, Sequential, Step
 from ..plans import Plan
@@ -45,11 +45,13 @@ class Trainer:
     session_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # `limit` of threads, `precision` of products
     upcoming: Step | None = None    # the next step, where it is drawn already
     augment: Callable[..., Any] | None = None   # (inputs, rng, dev) -> inputs: what training does to a batch first
+    gates: GateSparsity | None = None   # which steps have sparse gate gradients
     samples: Tensor | None = None   # by which the policy is calibrated before each epoch
 
     def __post_init__(self) -> None:
         self.epoch, self.current = 0, self.policy   # the policy of the present epoch
         self.replay = Replay(self.dev, self.model)
+        self.memory: dict[Any, Any] | None = {} if self.task.carries else None
         self._dense: dict[tuple[int, ...], float] = {}  # FLOPs without plans, by the shape of the inputs
         self._counted: dict[tuple, float] = {}          # with plans
 
@@ -58,25 +60,28 @@ class Trainer:
         if self.samples is not None:
             with self.dev.session(**self.session_options):
                 self.policy = self.policy.calibrated(self.model, self.samples)
+        if self.gates is not None:
+            self.gates.enter()
         self.epoch, self.current = epoch, self.policy.at(epoch)
 
     def rate(self) -> float:
         """The dropout rate of the present epoch, the mean over all sites; 0 without any."""
-        return mean([self.current.rate_of(site) for site in self.model.droppable(self.policy.kind)] or [0.0])
+        return mean([self.current.rate_of(site) for site in self.policy.sites(self.model)] or [0.0])
 
     def draw(self, batch: Batch | None = None) -> Step:
         """A step with plans drawn for it; without a batch, it is the first one of the next epoch, and has its rates."""
         policy = self.policy.at(self.epoch + 1) if batch is None else self.current
-        plans = {site: policy.plan(site, self.streams.plans) for site in self.model.droppable(self.policy.kind)}
+        plans = {site: policy.plan(site, self.streams.plans) for site in self.policy.sites(self.model)}
         return self._begin({site: plan for site, plan in plans.items() if plan is not None}, batch)
 
     def _begin(self, plans: Mapping[Any, Plan], batch: Batch | None = None) -> Step:
+        gates = self.gates and self.gates.step(self.epoch, self.streams.plans)
         return Step(self.dev, plans, training=True, noise=self.streams.noise, inputs=batch and batch.ids,
-                    look=self._look if self.current.looks else None)
+                    look=self._look if self.current.looks else None, memory=self.memory, gates=gates)
 
     def _look(self, layer: Layer, name: str, x: Tensor, w: Tensor) -> Plan | None:
         """What the policy says of a site, unless it gives the answer."""
-        sites = self.model.droppable(self.policy.kind)
+        sites = self.policy.sites(self.model)
         site = next((site for site in sites if (site.layer, site.name) == (layer, name)), None)
         return site and self.current.look(site, x, w, self.streams.plans)
 
@@ -99,6 +104,8 @@ class Trainer:
         with self.dev.session(**self.session_options):
             step = step or self.draw(batch)
             batch = self._put(X, batch)
+            if batch.fresh and self.memory:
+                self.memory.clear()
             upcoming = None if last else self.draw(following)
             self.optimizer.prepare(upcoming and self.model.reads(upcoming))
             loss, answer, ready = self._passes(step, batch)
@@ -108,12 +115,12 @@ class Trainer:
             shape = tuple(batch.inputs.shape)
             if shape not in self._dense:
                 self._dense[shape] = self.model.cost(Form(shape), Step(self.dev))[0].flops
-            flops = self._flops(shape, step) if step.plans else self._dense[shape]
+            flops = self._flops(shape, step) if step.plans or step.gates else self._dense[shape]
         return Done(Tensor.wrap(loss, self.dev), answer, flops, self._dense[shape])
 
     def _flops(self, shape: tuple[int, ...], step: Step) -> float:
         """Of a step with inputs of this shape; plans of one kind and one density do the same."""
-        key = shape, *[(site, plan.kind, plan.density) for site, plan in step.plans.items()]
+        key = shape, step.gates is None, *[(site, plan.kind, plan.density) for site, plan in step.plans.items()]
         if any(plan.kind is None for plan in step.plans.values()):
             return self.model.cost(Form(shape), step)[0].flops
         if key not in self._counted:
@@ -172,6 +179,7 @@ class Trainer:
         inputs = (("x", batch.inputs), ("y", batch.targets), ("weights", batch.weights))
         kinds = tuple((site, plan.kind) for site, plan in step.plans.items())
         if not (self.replay.possible and all(self.replay.holds(*given) for given in inputs) and self.model.records
-                and self.task.records and not self.current.looks and all(kind is not None for _, kind in kinds)):
+                and self.task.records and not self.current.looks and step.gates is None
+                and all(kind is not None for _, kind in kinds)):
             return None
         return tuple(self.model.layers), kinds, batch.inputs.shape, batch.weights is None  # a callback may exchange layers

@@ -1,0 +1,83 @@
+"""Together: several policies in one model, each for its own kind of sites."""
+from __future__ import annotations
+
+import copy
+
+from .base import Dropout
+
+
+class Together(Dropout):
+    """Policies for different kinds of sites, such as what leaves an LSTM and what comes back to it.
+
+    Parameters
+    ----------
+    policies : sequence of Dropout
+        The first tells the rates (`rate_of`) and initial weights.
+
+    Raises
+    ------
+    ValueError
+        If two of them are for the same kind of sites.
+    """
+
+    name = "together"
+
+    def __init__(self, *policies: Dropout) -> None:
+        kinds = [policy.kind for policy in policies]
+        if not policies or len(set(kinds)) < len(kinds):
+            raise ValueError(f"Together: each policy must be for another kind of sites, got {kinds}")
+        self.policies = policies
+        self.rate, self.kind = policies[0].rate, kinds[0]
+        self.looks = any(policy.looks for policy in policies)
+
+    def _of(self, site):
+        return next(policy for policy in self.policies if policy.kind == site.kind)
+
+    def _each(self, method, *given):
+        """A copy with what a method of each policy gives."""
+        found = copy.copy(self)
+        found.policies = tuple(getattr(policy, method)(*given) for policy in self.policies)
+        found.rate = found.policies[0].rate
+        return found
+
+    def at(self, epoch):
+        return self._each("at", epoch)
+
+    def averaged(self, epochs):
+        return self._each("averaged", epochs)
+
+    def calibrated(self, model, x):
+        return self._each("calibrated", model, x)
+
+    def rate_of(self, site):
+        return self.policies[0].rate_of(site) if isinstance(site, int) else self._of(site).rate_of(site)
+
+    def sites(self, model):
+        return tuple(site for policy in self.policies for site in policy.sites(model))
+
+    def check(self, layers):
+        """Rates for single layers are checked when they are asked for."""
+
+    def concern(self, site):
+        return self._of(site).concern(site)
+
+    def keeps(self, layers):
+        return self.policies[0].keeps(layers)
+
+    def plan(self, site, rng):
+        return self._of(site).plan(site, rng)
+
+    def look(self, site, x, w, rng):
+        return self._of(site).look(site, x, w, rng)
+
+    def report(self):
+        return {name: value for policy in self.policies for name, value in policy.report().items()}
+
+
+def recurrent(policy: Dropout) -> Dropout:
+    """The policy for what comes back through time, in place of what leaves a layer."""
+    if policy.kind != "output" or policy.name == "bernoulli":
+        raise ValueError(f"recurrent_dropout must drop units of a whole batch, such as 'rdp', not {policy.name!r}")
+    found = copy.copy(policy)
+    found.kind = "recurrent"
+    return found

@@ -1,0 +1,111 @@
+"""LSTM through time as one operation; dy is the gradient of the result."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..autograd import op
+from ..gradients import Columns, Packed
+from ..plans import AxisPlan, Kept
+from ..plans.kept import KeptAxis, kept, on, packing, whole_axis
+from .linear import once
+
+
+def _units(dev: Any, plan: Any, hidden: int) -> tuple[list[KeptAxis], Any, float]:
+    """(what each step keeps, or all steps, as int32 (1 or T, K), the scale); a plan that is None keeps all."""
+    if plan is None:
+        return [], None, 1.0
+    plans = [on("lstm", p, dev, KeptAxis, (hidden,)) for p in (plan if isinstance(plan, Sequence) else [plan])]
+    if len({(p.plan.count, p.plan.scale) for p in plans}) > 1:
+        raise ValueError("lstm: the plans of the steps must keep equally many units, at one scale")
+    if len(plans) == 1:
+        return plans, dev.reshape(plans[0].kept, (1, plans[0].plan.count)), plans[0].plan.scale
+    return plans, dev.upload(np.stack([p.plan.indices() for p in plans]), np.int32), plans[0].plan.scale
+
+
+def _seen(dev: Any, h: Any, units: list[KeptAxis]) -> tuple[Any, KeptAxis | None]:
+    """h (T N, H) as the product with w saw it, and which units it holds; None: all of them."""
+    if not units:
+        return h, None
+    if len(units) == 1:
+        return dev.compact(h, units[0].kept), units[0]
+    masks = dev.upload(np.repeat([p.plan.mask() for p in units], h.shape[0] // len(units), axis=0), np.float32)
+    return dev.mul(h, masks), None
+
+
+@op(fuses=True)
+def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | Kept | Sequence[AxisPlan] | None = None, lengths: Any = None,
+         gates: Any = None, cell: bool = False, left: list | None = None):
+    """i, f, g, o = sigmoid, sigmoid, tanh, sigmoid of z[t] + h[t-1] w.T;   c[t] = f c[t-1] + i g;   y[t] = h[t] = o tanh c[t]
+
+    z (T N, 4H) are the input products of all time steps, biases in them; w (4H, H), h0 and c0 (N, H) -> y (T, N, H). The gates
+    are written over z: nothing else of it is kept for the backward pass.
+
+    Parameters
+    ----------
+    steps : int
+        T.
+    units : AxisPlan, or one for each step, optional
+        Of h[t - 1], these units alone come to step t, times the plan's scale; all units have a state.
+    lengths : (N,) int32 array of the device, optional
+        Where samples end: y is 0 from there on, c stays.
+    gates : GateChoice, optional
+        Its `choose(dev, dy, gates, c, lengths, dense)` gives an IndexPlan of the 4H columns of dz that the backward pass
+        computes, or a number that elements of dz have to exceed; `dense()` is dz without either. `done(dev, dz, columns)` is
+        told what came of it.
+    cell : bool, default=False
+        Whether y has one step more, c[T].
+    left : list, optional
+        Gets h[T] and c[T], copies without a gradient.
+
+    Raises
+    ------
+    ValueError
+        If shapes or plans do not fit together.
+    TypeError
+        If a plan is none of an axis.
+    """
+    hidden, n = w.shape[-1], h0.shape[0]
+    if z.shape != (steps * n, 4 * hidden):
+        raise ValueError(f"lstm: z {tuple(z.shape)} must be ({steps} x {n}, 4 x {hidden})")
+    chosen, listed, scale = _units(dev, units, hidden)
+    passed = dev.reshape(z, (steps, n, 4 * hidden))
+    h, c = dev.lstm(passed, w, h0, c0, listed, scale, lengths)
+    last = dev.part(c, steps, steps + 1)
+    if left is not None:
+        left += [dev.reshape(dev.copy(dev.part(state, steps, steps + 1)), (n, hidden)) for state in (h, c)]
+    y = dev.part(h, 1, steps + 1)
+    y = dev.concatenate([y, last], 0) if cell else y
+
+    @once
+    def back(dy):
+        """(dz, the plan of its columns or None, dh0, dc0)"""
+        dy = dy.dense(dev)
+        dc = dev.reshape(dev.copy(dev.part(dy, steps, steps + 1)), (n, hidden)) if cell else None
+        dy = dev.part(dy, 0, steps)
+
+        def run(gates=passed, **options):
+            return dev.lstm_grad(dy, gates, c, w, listed, scale, lengths, dc, **options)
+
+        found = gates and gates.choose(dev, dy, passed, c, lengths, lambda: run(dev.copy(passed))[0])
+        columns = kept(found, dev) if isinstance(found, AxisPlan) else None
+        dz, *first = run(columns=columns.kept) if columns else run(threshold=found or 0.0)
+        if gates:
+            gates.done(dev, dz, columns and columns.plan)
+        return dev.reshape(dz, (steps * n, dz.shape[2])), columns, *first
+
+    def dz(dy):
+        values, columns, *_ = back(dy)
+        return values if columns is None else Columns(values, columns, tuple(z.shape))
+
+    def dw(dy):
+        values, columns, *_ = back(dy)
+        seen, cols = _seen(dev, dev.reshape(dev.part(h, 0, steps), (steps * n, hidden)), chosen)
+        product = dev.gemm(values, seen, ta=True, scale=scale)
+        if columns is None and cols is None:
+            return product
+        return Packed(product, packing(columns or whole_axis(4 * hidden, dev), cols or whole_axis(hidden, dev)), tuple(w.shape))
+
+    return y, (dz, dw, lambda dy: back(dy)[2], lambda dy: back(dy)[3])

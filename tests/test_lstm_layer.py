@@ -1,0 +1,248 @@
+"""LSTM: equal to PyTorch's in values, states and gradients; what plans drop in it against the same with masks."""
+import itertools
+
+import numpy as np
+import pytest
+
+from numbanet import (
+    LSTM,
+    BernoulliDropout,
+    BernoulliPlan,
+    Embedding,
+    IndexPlan,
+    LastStep,
+    Linear,
+    Net,
+    NetRegressor,
+    RowDropout,
+    RowPlan,
+    Sequential,
+    Step,
+    Tensor,
+    TileDropout,
+    TilePlan,
+    device,
+    no_grad,
+)
+from numbanet.gradients import Packed
+from numbanet.layers import Flow
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
+
+
+def close(ours, theirs, tolerance=1e-5):
+    """To 1e-5 of the largest value."""
+    theirs = np.asarray(theirs)
+    np.testing.assert_allclose(np.asarray(ours), theirs, rtol=tolerance, atol=tolerance * max(1, np.abs(theirs).max(initial=0)))
+
+
+def pair(dev, inputs, hidden, layers, **options):
+    """An LSTM and PyTorch's with the same weights."""
+    theirs = torch.nn.LSTM(inputs, hidden, layers, **options)
+    ours = LSTM(inputs, hidden, layers, device=dev, **options)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+# --- PyTorch's --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("layers, n, steps, stated, lengths", [
+    *((layers, n, steps, stated, False) for layers, n, steps, stated in itertools.product((1, 2, 3), (1, 20), (1, 35), (0, 1))),
+    (1, 5, 9, False, True), (2, 20, 35, True, True)])
+def test_equals_pytorchs(dev, rng, layers, n, steps, stated, lengths):
+    if dev.name == "emulated":
+        steps, n = min(steps, 4), min(n, 3)
+    ours, theirs = pair(dev, 7, 12, layers)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((steps, n, 7), (layers, n, 12), (layers, n, 12))]
+    x, *state = (Tensor(a, dev, requires_grad=True) for a in arrays)
+    x_, *state_ = (torch.from_numpy(a).requires_grad_() for a in arrays)
+    ends = rng.integers(1, steps + 1, n) if lengths else None
+    y, (h, c) = ours(x, tuple(state) if stated else None, ends)
+    given = torch.nn.utils.rnn.pack_padded_sequence(x_, torch.from_numpy(ends), enforce_sorted=False) if lengths else x_
+    y_, (h_, c_) = theirs(given, tuple(state_) if stated else None)
+    if lengths:
+        y_ = torch.nn.utils.rnn.pad_packed_sequence(y_, total_length=steps)[0]
+    slopes = [rng.standard_normal(a.shape).astype(np.float32) for a in (y, h, c)]
+    for found, expected in zip((y, h, c), (y_, h_, c_)):
+        close(found.numpy(), expected.detach())
+    sum((found * Tensor(slope, dev)).sum() for found, slope in zip((y, h, c), slopes)).backward()
+    sum((found * torch.from_numpy(slope)).sum() for found, slope in zip((y_, h_, c_), slopes)).backward()
+    close(x.grad.numpy(), x_.grad, 2e-5)
+    for found, expected in zip(state if stated else (), state_):
+        close(found.grad.numpy(), expected.grad, 2e-5)
+    for name, expected in theirs.named_parameters():
+        close(getattr(ours, name).grad.numpy(), expected.grad, 2e-5)
+
+
+@pytest.mark.parametrize("options", [{"batch_first": True}, {"bias": False}], ids=str)
+def test_options_are_pytorchs(dev, rng, options):
+    ours, theirs = pair(dev, 5, 6, 2, **options)
+    x = rng.standard_normal((3, 4, 5)).astype(np.float32)
+    y, (h, c) = ours(Tensor(x, dev))
+    y_, (h_, c_) = theirs(torch.from_numpy(x))
+    for found, expected in zip((y, h, c), (y_, h_, c_)):
+        close(found.numpy(), expected.detach())
+    close(Sequential([ours])(Tensor(x, dev)).numpy(), y_.detach())
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+def masked(ours, x, masks, scale):
+    """y of two layers in PyTorch, whose inputs and states are multiplied by masks: (of W_ih, of h, of y) by layer."""
+    y = torch.from_numpy(x)
+    weights = [{name: torch.tensor(getattr(ours, f"{name}_l{layer}").numpy()).requires_grad_()
+                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")} for layer in range(2)]
+    for own, (tiles, seen, out) in zip(weights, masks):
+        h = c = torch.zeros(x.shape[1], ours.hidden_size)
+        outputs = []
+        for step in y:
+            a = step @ (own["weight_ih"] * tiles).T + (h * seen) @ own["weight_hh"].T + own["bias_ih"] + own["bias_hh"]
+            i, f, g, o = a.chunk(4, 1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            outputs.append(h * out)
+        y = torch.stack(outputs)
+    return y, weights
+
+
+PLANS = {
+    "output_l0": {"output_l0": RowPlan(12, 2, 1, 1.5)},
+    "outputs": {"output_l0": RowPlan(12, 3, 0, 2.0), "output_l1": IndexPlan(12, [0, 5, 7], 1.5)},
+    "nothing kept": {"output_l0": IndexPlan(12, np.zeros(0, int))},
+    "tiles": {"input_l0": TilePlan((48, 7), 4, 2, 1, 2.0), "input_l1": TilePlan((48, 12), 4, 3, 0, 1.5)},
+    "recurrent": {"recurrent_l0": RowPlan(12, 2, 0, 2.0), "recurrent_l1": IndexPlan(12, [1, 2, 11], 3.0)},
+    "all": {"output_l0": RowPlan(12, 2, 1, 2.0), "input_l1": TilePlan((48, 12), 4, 2, 0, 2.0),
+            "recurrent_l0": RowPlan(12, 3, 2, 3.0), "output_l1": RowPlan(12, 2, 0, 2.0)},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plans_are_masks(dev, rng, name):
+    ours, plans = LSTM(7, 12, 2, rng=1, device=dev), PLANS[name]
+    steps, n = (6, 5) if dev.name != "emulated" else (2, 3)
+    x = rng.standard_normal((steps, n, 7)).astype(np.float32)
+    shapes = [("input", (48, 7)), ("recurrent", 12), ("output", 12)], [("input", (48, 12)), ("recurrent", 12), ("output", 12)]
+    masks = [[torch.tensor(np.float32(plans[f"{kind}_l{layer}"].mask() * plans[f"{kind}_l{layer}"].scale))
+              if f"{kind}_l{layer}" in plans else torch.ones(shape) for kind, shape in own] for layer, own in enumerate(shapes)]
+    sites = {site.name: site for site in ours.sites()}
+    step = Step(dev, {sites[place]: plan for place, plan in plans.items()})
+    expected, weights = masked(ours, x, masks, 1.0)
+    slopes = rng.standard_normal(expected.shape).astype(np.float32)
+    (expected * torch.from_numpy(slopes)).sum().backward()
+    flow = ours.forward(Flow(Tensor(x, dev, requires_grad=True)), step)
+    y = flow.dense()
+    close(y.numpy(), expected.detach())
+    (y * Tensor(slopes, dev)).sum().backward()
+    for layer, own in enumerate(weights):
+        for weight, theirs in own.items():
+            close(getattr(ours, f"{weight}_l{layer}").grad.numpy(), theirs.grad, 2e-5)
+    if name == "outputs":
+        assert isinstance(ours.weight_ih_l1.gradient, Packed) and flow.x.shape[2] == 3
+    if name == "recurrent":
+        assert isinstance(ours.weight_hh_l0.gradient, Packed)
+
+
+def test_bernoulli_drops_others_at_each_time_step(dev):
+    ours = LSTM(3, 40, rng=0, device=dev)
+    plan = BernoulliPlan(40, 0.5, 3, 2.0)
+    x = Tensor(np.ones((4, 2, 3)), dev)
+    y = ours.forward(Flow(x), Step(dev, {ours.sites()[0]: plan})).dense().numpy()
+    whole = ours.forward(Flow(x), Step(dev)).dense().numpy()
+    assert ((y == 0) | np.isclose(y, 2 * whole, rtol=1e-6)).all()
+    zero = y == 0
+    assert 0.3 < zero.mean() < 0.7 and (zero[0] != zero[1]).any()
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+def test_states_are_carried_over(dev, rng):
+    ours, memory = LSTM(3, 5, 2, rng=0, device=dev), {}
+    x = rng.standard_normal((6, 2, 3)).astype(np.float32)
+    with no_grad():
+        whole = ours.forward(Flow(Tensor(x, dev)), Step(dev)).x.numpy()
+        parts = [ours.forward(Flow(Tensor(part, dev)), Step(dev, memory=memory)).x.numpy() for part in (x[:2], x[2:])]
+    close(np.concatenate(parts), whole)
+
+
+def test_last_step_of_each_length(dev, rng):
+    x = rng.standard_normal((3, 4, 5)).astype(np.float32)
+    flow = LastStep().forward(Flow(Tensor(x, dev), lengths=np.array([1, 4, 2])), Step(dev))
+    close(flow.x.numpy(), x[[0, 1, 2], [0, 3, 1]])
+    close(LastStep()(Tensor(x, dev)).numpy(), x[:, 3])
+
+
+def test_long_sequences_are_trained():
+    """Without recursion, and with memory that grows with the steps alone."""
+    model = Sequential([LSTM(2, 4, batch_first=True, rng=0), LastStep(), Linear(4, 1, rng=0)])
+    y = model(Tensor(np.ones((1, 5000, 2)), requires_grad=True)).sum()
+    y.backward()
+    assert all(np.isfinite(p.grad.numpy()).all() for p in model.parameters())
+
+
+# --- in a Net ---------------------------------------------------------------------------------------------------------
+def sequence_layers(padded=True, **options):
+    first = Embedding(6, 8, padding_idx=0 if padded else None, rng=0)
+    return [first, LSTM(8, 12, batch_first=True, rng=1, **options), LastStep(), Linear(12, 2, rng=2)]
+
+
+def sentences(rng, n=120, steps=9):
+    """Rows of 1 … 5, padded with 0 at the end; the class is whether a 5 came before the end."""
+    lengths = rng.integers(2, steps + 1, n)
+    X = np.where(np.arange(steps) < lengths[:, None], rng.integers(1, 5, (n, steps)), 0)
+    y = rng.integers(2, size=n)
+    X[np.arange(n), rng.integers(0, lengths)] = np.where(y, 5, X[np.arange(n), 0])
+    return X, y
+
+
+@pytest.mark.parametrize("dropout", ["none", BernoulliDropout(0.2), RowDropout(0.3), TileDropout(0.3, tile=4)], ids=str)
+def test_a_net_classifies_sequences(rng, dropout):
+    X, y = sentences(rng)
+    net = Net(sequence_layers(), dropout=dropout, epochs=40, batch_size=30, optimizer="adam", learning_rate=0.02,
+              random_state=0, device="cpu").fit(X, y)
+    assert net.score(X, y) > 0.9
+    longer = np.pad(X, ((0, 0), (0, 0)))
+    np.testing.assert_allclose(net.predict_proba(longer), net.predict_proba(X))
+
+
+def test_padding_changes_nothing(rng):
+    """Neither what is predicted nor what is learned of a sequence depends on how far it is filled up."""
+    model = Sequential(sequence_layers())
+    X = sentences(rng, 5)[0].astype(np.int32)
+    found = []
+    for filled in (X, np.pad(X, ((0, 0), (0, 4)))):
+        y = model.forward(Flow(Tensor.wrap(np.ascontiguousarray(filled), device("cpu"))), Step()).dense()
+        y.sum().backward()
+        found.append([y.numpy(), *(np.array(p.grad.numpy()) for p in model.parameters())])
+        for p in model.parameters():
+            p.zero_grad()
+    for mine, other in zip(*found, strict=True):
+        close(mine, other)
+    assert (found[0][1][0] == 0).all()  # the padding's own vector
+
+
+def test_a_net_predicts_numbers_from_series(rng):
+    X = rng.standard_normal((90, 7, 3)).astype(np.float32)
+    net = NetRegressor([LSTM(3, 16, batch_first=True, rng=0), LastStep(), Linear(16, 1, rng=1)], epochs=80, learning_rate=0.01,
+                       batch_size=30, random_state=0, device="cpu").fit(X, X[:, :, 0].sum(axis=1))
+    assert net.score(X, X[:, :, 0].sum(axis=1)) > 0.9
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("call, error, message", [
+    (lambda: LSTM(0, 3), ValueError, "input_size"), (lambda: LSTM(2, 3.5), ValueError, "hidden_size"),
+    (lambda: LSTM(2, 3, num_layers=True), ValueError, "num_layers"),
+    (lambda: LSTM(2, 3)(np.ones((2, 2, 2))), TypeError, "Tensor"),
+    (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2)))), ValueError, "T, N, I"),
+    (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 3)))), ValueError, "I = 2"),
+    (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), [Tensor(np.ones((1, 2, 4)))] * 2), ValueError, "states"),
+    (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=[0, 1]), ValueError, "1 to 2"),
+    (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=[-1, 1]), ValueError, "1 to 2"),
+    (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=[1]), ValueError, "2 integers"),
+    (lambda: _planned("output_l0", RowPlan(4, 2, 0)), ValueError, "output_l0"),
+    (lambda: _planned("input_l0", RowPlan(3, 2, 0)), TypeError, "input_l0")])
+def test_what_does_not_fit_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def _planned(name, plan):
+    layer = LSTM(2, 3)
+    layer.forward(Flow(Tensor(np.ones((2, 2, 2)))), Step(plans={next(s for s in layer.sites() if s.name == name): plan}))
