@@ -20,6 +20,7 @@ from .dropout import (
     BlockSensitiveDropout,
     ConstantSchedule,
     Dropout,
+    GateSparsity,
     NoDropout,
     RowDropout,
     RowSensitiveDropout,
@@ -28,6 +29,7 @@ from .dropout import (
 )
 from .layers import (
     GELU,
+    LSTM,
     AdaptiveAvgPool2d,
     AvgPool2d,
     BatchNorm1d,
@@ -36,6 +38,7 @@ from .layers import (
     Embedding,
     Flatten,
     Flow,
+    LastStep,
     Layer,
     Linear,
     MaxPool2d,
@@ -57,10 +60,12 @@ from .training.optim import SGD, Adam, Optimizer
 __version__ = "0.1.0"
 
 # loaded when asked for: scikit-learn costs more than everything else together
-_LATER = {"Net": "net", "NetRegressor": "net", "alexnet": "zoo", "lenet5": "zoo", "vgg19": "zoo"}
+_LATER = {"LanguageModel": "language", "Net": "net", "NetRegressor": "net", "Vocabulary": "vocabulary", "alexnet": "zoo",
+          "lenet5": "zoo", "vgg19": "zoo"}
 
 __all__ = [
     "GELU",
+    "LSTM",
     "SGD",
     "Adam",
     "AdaptiveAvgPool2d",
@@ -79,7 +84,10 @@ __all__ = [
     "Flatten",
     "FlipsAndCrops",
     "Flow",
+    "GateSparsity",
     "IndexPlan",
+    "LanguageModel",
+    "LastStep",
     "Layer",
     "Linear",
     "MaxPool2d",
@@ -104,6 +112,7 @@ __all__ = [
     "Tensor",
     "TileDropout",
     "TilePlan",
+    "Vocabulary",
     "alexnet",
     "check_grad",
     "concatenate",

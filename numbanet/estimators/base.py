@@ -22,7 +22,8 @@ from ..dropout import Dropout, Rate, policy
 from ..layers import ACTIVATIONS, Form, Layer, Sequential, Step, to
 from ..training import schedule
 from ..training.data import Data, on_device
-from ..training.loop import Epochs, forward
+from ..training.forward import forward
+from ..training.loop import Epochs
 from ..training.optim import SGD, Adam, Optimizer
 from ..training.progress import Progress
 from ..training.streams import Streams
@@ -33,9 +34,10 @@ from .zoo import MODELS, network
 
 PRECISIONS = ("float32", "tf32")
 SHARED = {"activation": "relu", "dropout": "none", "dropout_rate": 0.5, "optimizer": "sgd", "learning_rate": 0.01,
-          "momentum": 0.9, "nesterov": False, "weight_decay": 0.0, "schedule": None, "epochs": 20, "batch_size": 128,
-          "augment": None, "image_shape": None, "early_stopping": False, "validation_fraction": 0.1, "patience": 5,
-          "callbacks": None, "device": "auto", "precision": "float32", "n_jobs": None, "random_state": None, "verbose": 0}
+          "momentum": 0.9, "nesterov": False, "weight_decay": 0.0, "clip_norm": None, "schedule": None,
+          "epochs": 20, "batch_size": 128, "augment": None, "image_shape": None, "early_stopping": False,
+          "validation_fraction": 0.1, "patience": 5, "callbacks": None, "device": "auto", "precision": "float32",
+          "n_jobs": None, "random_state": None, "verbose": 0}
 PARAMETERS = """
     Parameters
     ----------
@@ -65,6 +67,8 @@ PARAMETERS = """
         Nesterov's form of momentum, for SGD.
     weight_decay : float, default=0.0
         L2 penalty on all parameters.
+    clip_norm : float or None, default=None
+        Largest norm of all gradients as one vector: larger ones are scaled down to it, as recurrent networks need it.
     schedule : {"cosine", "linear"}, callable or None, default=None
         Factor on the learning rate as a function of the epoch, counted from 0.
     epochs : int, default=20
@@ -98,11 +102,11 @@ PARAMETERS = """
 """
 
 
-def storing(parameters: Mapping[str, Any]) -> Callable[..., None]:
-    """An `__init__` that stores `layers` and these parameters, as scikit-learn wants it, and does nothing else."""
+def storing(parameters: Mapping[str, Any], first: str = "layers", default: Any = (256,)) -> Callable[..., None]:
+    """An `__init__` that stores its first argument and these parameters, as scikit-learn wants it, and does nothing else."""
     kinds = inspect.Parameter
     signature = inspect.Signature([kinds("self", kinds.POSITIONAL_OR_KEYWORD),
-                                   kinds("layers", kinds.POSITIONAL_OR_KEYWORD, default=(256,)),
+                                   kinds(first, kinds.POSITIONAL_OR_KEYWORD, default=default),
                                    *(kinds(name, kinds.KEYWORD_ONLY, default=value) for name, value in parameters.items())])
 
     def __init__(*given: Any, **named: Any) -> None:
@@ -225,13 +229,19 @@ class BaseNet(BaseEstimator):
             raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")
         chosen = policy(self.dropout if dropout is None else dropout,
                         self.dropout_rate if dropout_rate is None else dropout_rate)
-        if not isinstance(self.layers, str):
-            chosen.check(len(Sequential(self.layers).droppable(chosen.kind)) if self._given_layers() else
-                         len(self._widths()) * (chosen.kind == "output"))
-        elif self.layers not in MODELS:
-            raise ValueError(f"there is no network {self.layers!r}; choose {', '.join(map(repr, MODELS))}, or give layers")
+        if (places := self._places(chosen)) is not None:
+            chosen.check(places)
         return {"policy": chosen, "averaged": chosen.averaged(self.epochs), "device": device(self.device),
                 "schedule": schedule.named(self.schedule, self.epochs), "early_stopping": self.early_stopping}
+
+    def _places(self, chosen: Dropout) -> int | None:
+        """How many places a policy has rates for; None: that is known when the layers are made."""
+        if not isinstance(self.layers, str):
+            return len(chosen.sites(Sequential(self.layers))) if self._given_layers() else \
+                len(self._widths()) * (chosen.kind != "patches")
+        if self.layers not in MODELS:
+            raise ValueError(f"there is no network {self.layers!r}; choose {', '.join(map(repr, MODELS))}, or give layers")
+        return None
 
     def _session_options(self) -> dict:
         """What sessions of the device are asked for (`Trainer`), or ValueError."""
@@ -257,9 +267,9 @@ class BaseNet(BaseEstimator):
 
     def _make_optimizer(self, parameters) -> Optimizer:
         if self.optimizer == "sgd":
-            return SGD(parameters, self.learning_rate, self.momentum, self.nesterov, self.weight_decay)
+            return SGD(parameters, self.learning_rate, self.momentum, self.nesterov, self.weight_decay, self.clip_norm)
         if self.optimizer == "adam":
-            return Adam(parameters, self.learning_rate, weight_decay=self.weight_decay)
+            return Adam(parameters, self.learning_rate, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
         if callable(self.optimizer):
             return self.optimizer(parameters, self.learning_rate)
         raise ValueError(f"there is no optimizer {self.optimizer!r}; choose 'sgd' or 'adam', or give a class")
@@ -305,7 +315,7 @@ class BaseNet(BaseEstimator):
             model = Sequential(copy.deepcopy(list(self.layers)))
         elif isinstance(self.layers, str):
             model = Sequential(network(self.layers, self.input_shape_, self._outputs(), self._streams.weights))
-            settings["policy"].check(len(model.droppable(settings["policy"].kind)))
+            settings["policy"].check(len(settings["policy"].sites(model)))
         else:
             model = build(X, weights, (X.shape[1], *self._widths(), self._outputs()), self.activation, settings["averaged"],
                           self._streams.weights, settings["device"])
@@ -334,17 +344,19 @@ class BaseNet(BaseEstimator):
             validation.X = on_device(validation.X, dev)
         elif settings["early_stopping"]:
             rows, held = self._split(y)
-        first = len(self.history_)
-        policies = {chosen.rate: chosen for chosen in map(settings["policy"].at, range(first, first + epochs))}.values()
-        for site in self.model_.droppable(settings["policy"].kind):
-            for message in dict.fromkeys(chosen.concern(site) for chosen in policies):
-                if message:
-                    warnings.warn(message, stacklevel=3)
         data = Data(on_device(X, dev), y, weights, rows)
         trainer = Trainer(self.model_, self.optimizer_, settings["policy"], self.task, self._streams, dev, self.batch_size,
                           self._session_options(), augment=self.augment, samples=some(data, dev, settings["policy"]))
-        if rows is not None:
-            validation = dataclasses.replace(data, rows=held)
+        self._run(trainer, data, dataclasses.replace(data, rows=held) if rows is not None else validation, epochs, settings)
+
+    def _run(self, trainer: Trainer, data: Data, validation: Data | None, epochs: int, settings: dict[str, Any]) -> None:
+        """So many epochs, with what is shown and told of them."""
+        first = len(self.history_)
+        policies = {chosen.rate: chosen for chosen in map(settings["policy"].at, range(first, first + epochs))}.values()
+        for site in settings["policy"].sites(self.model_):
+            for message in dict.fromkeys(chosen.concern(site) for chosen in policies):
+                if message:
+                    warnings.warn(message, stacklevel=4)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Progress(epochs * len(data))) if self.verbose else None
 

@@ -1,0 +1,146 @@
+"""LanguageModel: learns, with each dropout; refuses what it cannot learn from; keeps what it learned."""
+import copy
+import math
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from numbanet import GateSparsity, LanguageModel, RowDropout, SkewNormalSchedule, Tensor, device
+from numbanet.estimators.vocabulary import Vocabulary
+
+TEXT = "the cat sat on the mat and the dog sat on the rug .".split() * 40
+FAST = {"epochs": 4, "batch_size": 4, "steps": 7, "learning_rate": 2.0, "random_state": 0, "device": "cpu"}
+
+
+def fitted(**options):
+    return LanguageModel((16, 16), **{**FAST, **options}).fit(TEXT)
+
+
+WAYS = {"none": {}, "bernoulli": {"dropout": "bernoulli", "dropout_rate": 0.2}, "rdp": {"dropout": "rdp", "dropout_rate": 0.3},
+        "tdp": {"dropout": "tdp", "dropout_rate": 0.2}, "rates": {"dropout": "rdp", "dropout_rate": [0.0, 0.2, 0.5]},
+        "schedule": {"dropout": "rdp", "dropout_rate": SkewNormalSchedule(0.3, 8)},
+        "recurrent": {"recurrent_dropout": "rdp"},
+        "both": {"dropout": "rdp", "dropout_rate": 0.2, "recurrent_dropout": RowDropout(0.2)},
+        "columns": {"gate_sparsity": 0.5}, "threshold": {"gate_sparsity": 0.5, "gate_mode": "threshold", "gate_schedule": 1.0},
+        "policy": {"gate_sparsity": GateSparsity(0.5, schedule=1.0, probe=7)},
+        "tied": {"tied": True}, "tied rdp": {"tied": True, "dropout": "rdp", "dropout_rate": 0.2},
+        "adam": {"optimizer": "adam", "learning_rate": 0.01},
+        "all": {"dropout": "rdp", "dropout_rate": 0.2, "recurrent_dropout": "rdp", "gate_sparsity": 0.3}}
+
+
+@pytest.mark.filterwarnings("ignore:tdp")
+@pytest.mark.parametrize("way", WAYS)
+def test_learns(way):
+    model = LanguageModel((16, 16), **{**FAST, "epochs": 12, **WAYS[way]}).fit(TEXT)
+    last = model.history_[-1]
+    assert model.perplexity(TEXT) < 7  # of 9 words
+    assert last["flops_share"] == pytest.approx(1, abs=1e-6) or way not in ("none", "bernoulli", "threshold", "tied", "adam")
+    if way in ("rdp", "tdp", "recurrent", "columns"):
+        assert min(record["flops_share"] for record in model.history_) < 0.95
+    if way == "columns":
+        sparse = [record for record in model.history_ if "gates_kept" in record]
+        assert 9 <= len(sparse) <= 10 and all(abs(r["gates_kept"] - 0.5) < 0.01 and r["gates_cosine"] > 0.7 for r in sparse)
+
+
+def test_perplexity_is_that_of_the_formula():
+    """exp of the mean cross-entropy, with states carried over, piece by piece."""
+    model = fitted()
+    symbols, pieces = model.vocabulary_.encode(TEXT), 4
+    length = (len(symbols) - 1) // pieces
+    losses = []
+    for piece in range(pieces):
+        ids = symbols[piece * length:(piece + 1) * length + 1]
+        logits = np.float64(model.model_(Tensor.wrap(np.ascontiguousarray(ids[:-1, None]), device("cpu"))).numpy())[:, 0]
+        shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        losses += list(-np.log(shares[np.arange(length), ids[1:]]))
+    assert model.perplexity(TEXT) == pytest.approx(math.exp(np.mean(losses)), rel=1e-5)
+
+
+def test_words_that_follow():
+    model = LanguageModel((16,), **{**FAST, "epochs": 15}).fit(TEXT)
+    assert model.predict_next(["sat"]) == ["on"]
+    text = model.generate(["the"], 12, random_state=1)
+    assert len(text) == 12 and set(text) <= set(TEXT)
+    assert text == model.generate(["the"], 12, random_state=1)
+    assert model.generate(["the", "cat"], 3, temperature=0) == model.generate(["the", "cat"], 3, temperature=0, random_state=5)
+
+
+def test_integers_are_symbols():
+    tokens = np.tile(np.arange(5), 60)
+    model = LanguageModel(8, **FAST, vocabulary_size=7).fit(tokens)
+    assert len(model.vocabulary_) == 7 and model.predict_next([2], 7)[0] in range(7)
+    assert isinstance(model.generate(np.array([1]), 2)[0], int)
+
+
+def test_same_seed_same_model_and_clones():
+    first, second = fitted(dropout="rdp"), fitted(dropout="rdp")
+    assert first.perplexity(TEXT) == second.perplexity(TEXT)
+    again = clone(first)
+    assert not hasattr(again, "model_") and again.get_params() == first.get_params()
+    for kept in (pickle.loads(pickle.dumps(first)), copy.deepcopy(first)):
+        assert kept.perplexity(TEXT) == first.perplexity(TEXT)
+
+
+def test_layers_of_several_widths():
+    model = LanguageModel((12, 8), **FAST).fit(TEXT)
+    assert [type(layer).__name__ for layer in model.model_.layers] == ["Embedding", "LSTM", "LSTM", "Linear"]
+
+
+def test_validation_text_and_callbacks():
+    seen = []
+    model = LanguageModel((8,), **FAST, callbacks=[lambda net, record: seen.append(record["validation_perplexity"])])
+    model.fit(TEXT, validation=TEXT[:100])
+    assert len(seen) == 4 and seen[-1] < seen[0] < 20
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("options, tokens, error, message", [
+    ({}, [], ValueError, "empty text"), ({}, ["a"] * 4, ValueError, "at least 5"), ({}, "the cat", TypeError, "split"),
+    ({}, [1.5, 2.0] * 9, TypeError, "float"), ({}, [0, 1, -1] * 9, ValueError, "token 2 is -1"),
+    ({"vocabulary_size": 3}, [0, 5] * 9, ValueError, "outside 0 to 2"), ({"hidden": ()}, TEXT, ValueError, "hidden"),
+    ({"hidden": (8, 0)}, TEXT, ValueError, "hidden"), ({"steps": 0}, TEXT, ValueError, "steps"),
+    ({"embedding": -1}, TEXT, ValueError, "embedding"), ({"tied": True, "embedding": 9}, TEXT, ValueError, "tied"),
+    ({"dropout": "rsdp"}, TEXT, ValueError, "convolutions"), ({"dropout": "half"}, TEXT, ValueError, "no dropout"),
+    ({"dropout": "rdp", "dropout_rate": [0.5]}, TEXT, ValueError, "entries"),
+    ({"recurrent_dropout": "bernoulli"}, TEXT, ValueError, "recurrent_dropout"),
+    ({"recurrent_dropout": "tdp"}, TEXT, ValueError, "recurrent_dropout"),
+    ({"gate_sparsity": 1.0}, TEXT, ValueError, "gate_sparsity"), ({"gate_mode": "rows"}, TEXT, ValueError, "gate_mode"),
+    ({"gate_schedule": 2}, TEXT, ValueError, "gate_schedule"), ({"clip_norm": 0}, TEXT, ValueError, "clip_norm")])
+def test_what_cannot_be_learned_is_refused(options, tokens, error, message):
+    model = LanguageModel(**{"hidden": (8,), **FAST, **options})
+    with pytest.raises(error, match=message):
+        model.fit(tokens)
+    assert not hasattr(model, "model_") and not hasattr(model, "vocabulary_")
+
+
+@pytest.mark.parametrize("call, error, message", [
+    (lambda m: m.perplexity(["cat"]), ValueError, "at least 2"), (lambda m: m.perplexity([1, 2]), TypeError, "words"),
+    (lambda m: m.generate([], 3), ValueError, "prompt"), (lambda m: m.generate(["cat"], 0), ValueError, "n must be"),
+    (lambda m: m.generate(["cat"], 2, temperature=-1), ValueError, "temperature"),
+    (lambda m: m.predict_next(["cat"], 99), ValueError, "at most"), (lambda m: m.predict_next("cat"), TypeError, "prompt")])
+def test_questions_that_make_no_sense_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call(fitted(epochs=1))
+
+
+def test_a_loss_that_is_no_number_keeps_the_last_good_weights():
+    model = LanguageModel((8,), **{**FAST, "clip_norm": None, "learning_rate": 3e38})
+    with pytest.raises(FloatingPointError, match=r"first epoch .* step \d+"):
+        model.fit(TEXT)
+    assert not hasattr(model, "model_")
+    model = LanguageModel((8,), **{**FAST, "clip_norm": None, "schedule": lambda epoch: 1e39 if epoch else 1.0})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.fit(TEXT)
+    assert any("epoch 2" in str(w.message) and "weights of epoch 1" in str(w.message) for w in said)
+    assert len(model.history_) == 1 and model.perplexity(TEXT) < 20
+
+
+def test_the_vocabulary_is_kept_with_the_model():
+    model = fitted(vocabulary_size=5, epochs=1)
+    assert isinstance(model.vocabulary_, Vocabulary) and len(model.vocabulary_) == 5 and "<unk>" in model.vocabulary_
+    assert "<unk>" not in model.generate(["cat"], 30, random_state=0)
+    assert model.perplexity(["never", "seen", "words"]) > 1
