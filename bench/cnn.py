@@ -215,7 +215,7 @@ def mean_flops(name: str, shape: Shape, batch: int, dropout: str, rate: float) -
     from numbanet.plans import IndexPlan
 
     model, chosen, rng = network(name, shape), policy(dropout, rate), np.random.default_rng(6)
-    sites = model.droppable(chosen.kind)
+    sites = chosen.sites(model)
 
     def plans():
         if chosen.looks:

@@ -95,6 +95,8 @@ class Case:
         Errors above it, and NaN, are wrong.
     least : int
         Least repetitions of a turn: 1, or more where the cost of a repetition is random.
+    pairs : int, optional
+        Turns at most, in place of the schedule's, where a repetition takes long.
     """
 
     suite: str
@@ -103,6 +105,7 @@ class Case:
     error: Callable[[Mapping[str, Any]], float]
     tolerance: float = 1e-4
     least: int = 1
+    pairs: int | None = None
 
 
 @dataclasses.dataclass
@@ -148,6 +151,8 @@ def quantiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def measure(case: Case, workers: Workers, schedule: Schedule) -> list[Row]:
     """Verify and time every implementation of a case; one row each."""
+    if case.pairs is not None:
+        schedule = dataclasses.replace(schedule, pairs=min(case.pairs, schedule.pairs), warm_up=1)
     rows = {i.name: Row(case.suite, case.name, i.name, i.peer, ceiling=i.ceiling, flops=i.flops, bytes=i.bytes)
             for i in case.implementations}
     for implementation in case.implementations:

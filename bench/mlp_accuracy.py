@@ -28,6 +28,6 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
 
 def plot(results: Results, path: Path) -> None:
     """Test accuracy by epoch and by seconds."""
-    from .plots import plot_accuracy
+    from .plots import plot_runs
 
-    plot_accuracy(results.runs, path)
+    plot_runs(results.runs, path)

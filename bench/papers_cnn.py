@@ -1,10 +1,11 @@
 """The papers' convolutional networks: test accuracy by data set, network, pattern and rate after the same number of epochs.
 
 *DNN Training Acceleration via Exploring GPGPU Friendly Sparsity*, Figs. 14 to 18: rsdp and bsdp at p = 0.3 to 0.6, each with
-the same rate in all epochs, with rates that rise and fall (`skew`), and dropping by chance, whatever is sensitive (`chance`);
-rdp on channels, which looks at no data, beside them. At p = 0.6 also what is multiplied by 1 / (1 - p) (`scaled`), and rows
-that eight images share (`together`). LeNet-5 has three seeds; AlexNet, whose runs are minutes on two cores, one seed and one
-rate; VGG19 is trained on a card alone.
+the same rate in all epochs, with rates that rise and fall (`skew`), and dropping by chance, whatever is sensitive
+(`chance`); rdp on channels, which looks at no data, beside them. At p = 0.6 also what is multiplied by 1 / (1 - p)
+(`scaled`), rows that eight images share (`together`), and blocks of all convolutions but the first, whose sums have few
+terms (`inner`). LeNet-5 has three seeds; AlexNet, whose runs are minutes on two cores, one seed and one rate; VGG19 is
+trained on a card alone.
 """
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from .results import Results
 from .training import SEEDS, Experiment
 
 RATES, LAST = (0.3, 0.4, 0.5, 0.6), 0.6
+CONVOLUTIONS = {"lenet5": 2, "alexnet": 5, "vgg19": 16}
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 CASES = (  # network, data, epochs, rates, seeds, accuracies to which the time is told
     ("lenet5", "mnist", 5, RATES, SEEDS, (0.98, 0.985)), ("lenet5", "cifar10", 15, RATES, SEEDS, (0.45,)),
@@ -26,21 +28,22 @@ CASES = (  # network, data, epochs, rates, seeds, accuracies to which the time i
 ON_A_CARD = (("alexnet", "mnist", 5, RATES, SEEDS, (0.98, 0.985)), ("vgg19", "cifar10", 15, RATES, SEEDS, (0.45,)))
 
 
-def _sensitive(kind: str, rate: float, data: str, epochs: int = 0, **settings: Any) -> dict[str, Any]:
-    """Parameters of a Net; with epochs, rates that rise and fall over them."""
+def _sensitive(kind: str, rate: float, data: str, epochs: int = 0, inner: int = 0, **settings: Any) -> dict[str, Any]:
+    """Parameters of a Net; with epochs, rates that rise and fall over them; inner: after the first one, so many have a rate."""
     from numbanet.dropout import BlockSensitiveDropout, RowSensitiveDropout, SkewNormalSchedule
 
     policy = {"rsdp": RowSensitiveDropout, "bsdp": BlockSensitiveDropout}[kind]
-    return {"dropout": policy(SkewNormalSchedule(rate, epochs) if epochs else rate, **settings), "image_shape": IMAGES[data]}
+    rates = SkewNormalSchedule(rate, epochs) if epochs else [0.0] + [rate] * inner if inner else rate
+    return {"dropout": policy(rates, **settings), "image_shape": IMAGES[data]}
 
 
-def variants(rate: float, data: str, epochs: int) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+def variants(network: str, rate: float, data: str, epochs: int) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """(name, () -> parameters of a Net) of each way to drop at a rate."""
     ways = {"": {}, " skew": {"epochs": epochs}, " chance": {"contrast": 0.0}}
     last = {" scaled": {"scale": "rate"}} if rate == LAST else {}
     for kind in ("rsdp", "bsdp"):
-        together = {" together": {"together": 8}} if rate == LAST and kind == "rsdp" else {}
-        for way, settings in (ways | last | together).items():
+        own = {" together": {"together": 8}} if kind == "rsdp" else {" inner": {"inner": CONVOLUTIONS[network] - 1}}
+        for way, settings in (ways | last | (own if rate == LAST else {})).items():
             yield f"{kind}{way} p={rate}", functools.partial(_sensitive, kind, rate, data, **settings)
     yield f"rdp p={rate}", functools.partial(dict, dropout="rdp", dropout_rate=rate, image_shape=IMAGES[data])
 
@@ -52,7 +55,7 @@ def experiments(options: Options) -> Iterator[Experiment]:
         chosen = training.network_settings(options, network, data, epochs, targets)
         yield Experiment(chosen, "none", functools.partial(dict, dropout="none", image_shape=IMAGES[data]), seeds)
         for rate in rates[-1:] if options.quick else rates:
-            for name, variant in variants(rate, data, chosen["epochs"]):
+            for name, variant in variants(network, rate, data, chosen["epochs"]):
                 yield Experiment(chosen, name, variant, seeds)
 
 

@@ -1,4 +1,4 @@
-"""Plots: ratios with their ceilings, times by FLOPs, memory, and test accuracy by epoch and by seconds."""
+"""Plots: ratios with their ceilings, times by FLOPs, memory, and accuracy or perplexity by epoch and by seconds."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from .training import TORCH, case_of, timed, whole
+from .training import TORCH, case_of, measure, timed, whole
 
-COLOURS = {name: f"C{i}" for i, name in enumerate(("bernoulli", "rdp", "tdp", TORCH, "none"))}
+COLOURS = {name: f"C{i}" for i, name in enumerate(("bernoulli", "rdp", "tdp", TORCH, "none", "rdp + recurrent rdp",
+                                                   "gate columns 50%", "gate threshold 50%"))}
 
 Row = dict[str, Any]
 
@@ -78,36 +79,46 @@ def plot_memory(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def plot_accuracy(runs: Sequence[Row], path: Path) -> None:
-    """Test accuracy by epoch and by seconds of training: the mean over seeds, and the band between least and most.
+def plot_runs(runs: Sequence[Row], path: Path) -> None:
+    """What was measured by epoch and by seconds of training, a line of panels for each case: the mean over seeds, and the band
+    between least and most.
 
     Runs that diverged are left out, and on the right those whose seconds cannot be compared.
     """
-    figure = _figure(11, 4.5)
-    panels = figure.subplots(1, 2)
-    for dropout in dict.fromkeys(run["dropout"] for run in runs):
-        for axes, by_seconds in zip(panels, (False, True), strict=True):
-            shown = timed(runs) if by_seconds else runs
-            _draw_curve(axes, [run for run in shown if run["dropout"] == dropout], dropout, by_seconds)
-    for axes, label in zip(panels, ("epoch", "seconds of training"), strict=True):
-        axes.set_xlabel(label)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_ylabel("test accuracy")
-        axes.grid(alpha=0.3)
-        axes.legend()
+    cases: dict[str, list[Row]] = {}
+    for run in runs:
+        cases.setdefault(case_of(run["settings"]), []).append(run)
+    if not cases:
+        raise ValueError("--plot: there are no training runs to draw")
+    figure = _figure(11, 4.5 * len(cases))
+    for panels, (case, found) in zip(figure.subplots(len(cases), 2, squeeze=False), cases.items(), strict=True):
+        what = measure(found[0]["settings"])
+        for axes, label, shown in zip(panels, ("epoch", "seconds of training"), (found, timed(found)), strict=True):
+            for dropout in dict.fromkeys(run["dropout"] for run in found):
+                _draw_curve(axes, [run for run in shown if run["dropout"] == dropout], dropout, label != "epoch")
+            axes.set_title(case, fontsize=9)
+            axes.set_xlabel(label)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.set_ylabel(f"{'test' if what == 'accuracy' else 'validation'} {what}")
+            if what == "perplexity":
+                axes.set_yscale("log")
+                for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                    which("{x:.0f}")
+            axes.grid(alpha=0.3, which="both")
+            axes.legend(fontsize=8)
     figure.savefig(path, dpi=150)
 
 
 def _draw_curve(axes: Any, runs: Sequence[Row], label: str, by_seconds: bool) -> None:
-    """The mean accuracy of some runs, and the band between least and most; those that diverged are left out."""
+    """The mean of what some runs measured, and the band between least and most; those that diverged are left out."""
     runs = list(filter(whole, runs))
     if not runs:
         return
-    accuracy = np.array([[epoch["accuracy"] for epoch in run["epochs"]] for run in runs])
+    values = np.array([[epoch[measure(run["settings"])] for epoch in run["epochs"]] for run in runs])
     seconds = np.mean([np.cumsum([epoch["seconds"] for epoch in run["epochs"]]) for run in runs], axis=0)
-    x = seconds if by_seconds else np.arange(1, accuracy.shape[1] + 1)
-    line, = axes.plot(x, accuracy.mean(axis=0), marker=".", label=label, color=COLOURS.get(label))
-    axes.fill_between(x, accuracy.min(axis=0), accuracy.max(axis=0), color=line.get_color(), alpha=0.2)
+    x = seconds if by_seconds else np.arange(1, values.shape[1] + 1)
+    line, = axes.plot(x, values.mean(axis=0), marker=".", label=label, color=COLOURS.get(label))
+    axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.2)
 
 
 def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:

@@ -27,23 +27,32 @@ def batches(count: int, batch: int) -> Iterator[np.ndarray]:
 
 def numbanet_steps(dev: Any, X: np.ndarray, y: np.ndarray, batch: int, make: Callable[[], Any],
                    describe: Callable[[Any, list[Any]], dict[str, Any]], checked: int = CHECKED) -> Task:
-    """Steps of a Trainer; its outputs are the weights after the first steps, and what describe(trainer, those steps) says."""
+    """Steps of a Trainer on the samples X, y in random order (`trainer_steps`)."""
     from numbanet.training.data import Data, in_order
 
     data = Data(dev.upload(X), y)
 
     def fed():
-        """Batch after batch, and whether it is the last one of its pass; the short one at the end is left out."""
+        """The short batch at the end of a pass is left out."""
         for order in orders(len(X)):
             whole = order[:len(order) // batch * batch]
             for number, some in enumerate(in_order(data, whole, batch, dev), 1):
-                yield some, number * batch == len(whole)
+                yield some, None, number * batch == len(whole)
 
+    return trainer_steps(dev, data.X, fed, make, describe, checked)
+
+
+def trainer_steps(dev: Any, X: Any, fed: Callable[[], Iterator[tuple[Any, Any, bool]]], make: Callable[[], Any],
+                  describe: Callable[[Any, list[Any]], dict[str, Any]], checked: int = CHECKED) -> Task:
+    """Steps of a Trainer; its outputs are the weights after the first steps, and what describe(trainer, those steps) says.
+
+    fed() gives batch after batch: each with the one after it, or None, and whether it is the last one of its pass.
+    """
     trainer, taken = make(), fed()
 
     def step(by=trainer, at=taken, last=False):
-        some, ends = next(at)
-        by.step(data.X, some, last=last or ends)
+        some, following, ends = next(at)
+        by.step(X, some, following, last=last or ends)
 
     def outputs():
         fresh, drawn = make(), []

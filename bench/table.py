@@ -33,10 +33,14 @@ def _error(row: Row) -> str:
     return row["problem"] if row.get("problem") else _number("error", ".1e")(row)
 
 
-def _accuracy(row: Row) -> str:
-    if row.get("diverged"):
-        return f"{row['diverged']} of {row['seeds']} diverged"
-    return _span("accuracy", "accuracy_min", "accuracy_max", ".4f")(row)
+def _measured(key: str, form: str) -> Callable[[Row], str]:
+    """What training runs end with."""
+    def cell(row: Row) -> str:
+        if row.get("diverged"):
+            return f"{row['diverged']} of {row['seeds']} diverged"
+        return _span(key, f"{key}_min", f"{key}_max", form)(row)
+
+    return cell
 
 
 def _times(row: Row) -> str:
@@ -57,15 +61,19 @@ TIMES = {
 }
 
 
-def _accuracies(row: Row) -> dict[str, Callable[[Row], str]]:
+def _runs(row: Row) -> dict[str, Callable[[Row], str]]:
     """Of training runs, compared with those of the row's baseline."""
+    if "perplexity" in row:
+        to, ended = "perplexity", {
+            "validation perplexity (min – max)": _measured("perplexity", ".1f"), "against": _text("baseline"),
+            "ratio": _number("of_baseline", ".3f"), "in equal time": _number("of_baseline_in_time", ".3f")}
+    else:
+        to, ended = "accuracy", {"test accuracy (min – max)": _measured("accuracy", ".4f"),
+                                 f"points against {row.get('baseline', 'bernoulli')}": _number("points", "+.2f")}
     return {
-        "case": _text("case"), "dropout": _text("implementation"), "seeds": _number("seeds", "d"),
-        "test accuracy (min – max)": _accuracy,
-        f"points against {row.get('baseline', 'bernoulli')}": _number("points", "+.2f"),
-        "s per epoch": _number("seconds_per_epoch", ".2f"),
-        "FLOPs done": _number("flops_share", ".0%"), "peer": _text("peer"),
-        "s to an accuracy (times shorter than the peer's)": _times,
+        "case": _text("case"), "dropout": _text("implementation"), "seeds": _number("seeds", "d"), **ended,
+        "s per epoch": _number("seconds_per_epoch", ".2f"), "FLOPs done": _number("flops_share", ".0%"), "peer": _text("peer"),
+        f"s to {'an' if to == 'accuracy' else 'a'} {to} (times shorter than the peer's)": _times,
     }
 
 
@@ -94,7 +102,8 @@ def _points(row: Row) -> dict[str, Callable[[Row], str]]:
 def cells(rows: Sequence[Row]) -> list[list[str]]:
     """Heading and lines of the rows of one suite."""
     first = rows[0] if rows else {}
-    kinds = {"accuracy": _accuracies(first), "slope": FITS, "peak_mib": MEMORY, "points_of": _points(first)}
+    kinds = {**dict.fromkeys(("accuracy", "perplexity"), _runs(first)), "slope": FITS, "peak_mib": MEMORY,
+             "points_of": _points(first)}
     columns = next((kind for key, kind in kinds.items() if rows and key in rows[0]), TIMES)
     if not any(row.get("device_ms") for row in rows):
         columns = {name: cell for name, cell in columns.items() if name != "on the card"}

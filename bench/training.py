@@ -1,4 +1,4 @@
-"""Whole training runs of 784-H1-H2-10 and of networks by name: test accuracy by epoch, and seconds to a given accuracy.
+"""Whole training runs: accuracy (of a model of language: perplexity) by epoch, and seconds to a given one.
 
 A finished run is written to the JSON file at once and not done again. Seeds are the outer loop and the kinds of dropout the
 inner one: drift of the machine meets all of them.
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,11 +21,13 @@ from .machine import commit, now, processor
 from .mlp import BATCH, CLASSES, FEATURES, MOMENTUM, RATE
 from .results import Results
 
-Data = tuple[np.ndarray, ...]  # X, y, X_test, y_test
+Data = tuple[Any, ...]  # X, y, X_test, y_test; or the words of a text, and those of another one for validation
 Run = dict[str, Any]
 TORCH = "torch nn.Dropout"
 SEEDS = 3
 WARM_UP = 2048  # samples
+VOCABULARY, VALIDATION = 8800, 50_000  # words
+KEPT = ("loss", "seconds", "flops_share", "dropped", "sensitive", "gates_kept", "gates_cosine")  # of the record of an epoch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +41,8 @@ class Experiment:
     name : str
         The kind of dropout, as tables show it.
     variant : callable or None
-        () -> parameters of a Net, of which "layers", if it is there, is a function seed -> layers; None: PyTorch with
-        nn.Dropout.
+        () -> parameters of a Net, of which "layers", if it is there, is a function seed -> layers; or of a LanguageModel.
+        None: PyTorch with nn.Dropout.
     seeds : int
         How many runs.
     """
@@ -75,9 +78,25 @@ def network_settings(options: Options, network: str, data: str, epochs: int, tar
             "batch": BATCH, "learning_rate": RATE, "momentum": MOMENTUM, "device": options.device, "targets": list(targets)}
 
 
+def text_settings(options: Options, hidden: Sequence[int], words: int, epochs: int, rate: float, targets: Sequence[float],
+                  halved_after: int) -> dict[str, Any]:
+    """As `settings`, for a model of language on the first words of WikiText-2, with the perplexities to which its time is told.
+    From some epoch on each has half the learning rate of the one before, as Zaremba et al. 2014 have it."""
+    quick = options.quick
+    return {"data": "wikitext2", "samples": 3000 if quick else words, "validation": 1000 if quick else VALIDATION,
+            "vocabulary": 200 if quick else VOCABULARY, "lstm": [64] * len(hidden) if quick else list(hidden),
+            "epochs": 2 if quick else epochs, "batch": 20, "steps": 35, "learning_rate": 1.0, "halved_after": halved_after,
+            "dropout_rate": rate, "device": options.device, "targets": list(targets)}
+
+
+def measure(chosen: dict[str, Any]) -> str:
+    """What is measured after each epoch."""
+    return "perplexity" if "vocabulary" in chosen else "accuracy"
+
+
 def baseline(chosen: dict[str, Any]) -> str:
-    """The kind of dropout that the accuracy of others is compared with."""
-    return "none" if "network" in chosen else "bernoulli"
+    """The kind of dropout that others are compared with."""
+    return "none" if "network" in chosen or not chosen["dropout_rate"] else "bernoulli"
 
 
 def _one(value: Any) -> Any:
@@ -94,7 +113,7 @@ def both(value: Any) -> tuple[Any, Any]:
 
 # --- training ---------------------------------------------------------------------------------------------------------
 def train(experiment: Experiment, seed: int, data: Data) -> Run:
-    """One training run: accuracy on the test set, loss and seconds of training by epoch.
+    """One training run: accuracy on the test set, or perplexity of the validation text, loss and seconds of training by epoch.
 
     One whose loss stops being finite has fewer epochs than were asked for: it diverged. An epoch on a few samples comes first,
     so that nothing is compiled in one that counts.
@@ -102,7 +121,8 @@ def train(experiment: Experiment, seed: int, data: Data) -> Run:
     def epochs_of(chosen: dict[str, Any], data: Data) -> list[dict[str, float]]:
         if experiment.variant is None:
             return list(_torch_epochs(chosen, seed, data))
-        return _epochs(chosen, experiment.variant(), seed, data)
+        train_on = _text_epochs if "vocabulary" in chosen else _epochs
+        return train_on(chosen, experiment.variant(), seed, data)
 
     chosen = experiment.settings
     epochs_of({**chosen, "epochs": 1}, tuple(part[:WARM_UP] for part in data))
@@ -122,9 +142,26 @@ def _epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Da
     with warnings.catch_warnings(), contextlib.suppress(FloatingPointError):
         warnings.filterwarnings("ignore", "the loss was not finite")
         net.fit(X, y, validation_data=(X_test, y_test))
-    return [{"accuracy": r["validation_score"],
-             **{key: r[key] for key in ("loss", "seconds", "flops_share", "dropped", "sensitive") if key in r}}
-            for r in getattr(net, "history_", [])]
+    return _records("accuracy", "validation_score", net)
+
+
+def _text_epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Data) -> list[dict[str, float]]:
+    from numbanet import LanguageModel
+
+    words, held = data
+    model = LanguageModel(tuple(chosen["lstm"]), vocabulary_size=chosen["vocabulary"], steps=chosen["steps"],
+                          epochs=chosen["epochs"], batch_size=chosen["batch"], learning_rate=chosen["learning_rate"],
+                          schedule=lambda epoch: 0.5 ** max(0, epoch + 1 - chosen["halved_after"]), device=chosen["device"],
+                          random_state=seed, **variant)
+    with warnings.catch_warnings(), contextlib.suppress(FloatingPointError):
+        warnings.filterwarnings("ignore", "the loss was not finite")
+        model.fit(words, validation=held)
+    return _records("perplexity", "validation_perplexity", model)
+
+
+def _records(name: str, key: str, model: Any) -> list[dict[str, float]]:
+    """What is kept of a model's history, what was measured under a name of ours."""
+    return [{name: r[key], **{key: r[key] for key in KEPT if key in r}} for r in getattr(model, "history_", [])]
 
 
 def _torch_epochs(chosen: dict[str, Any], seed: int, data: Data) -> Iterator[dict[str, float]]:
@@ -177,16 +214,24 @@ def timed(runs: Iterable[Run]) -> list[Run]:
 
 
 def seconds_to(target: float, run: Run) -> float | None:
-    """Seconds of training until an epoch ends with this test accuracy; None if none does."""
-    seconds = np.cumsum([epoch["seconds"] for epoch in run["epochs"]])
-    reached = [s for s, epoch in zip(seconds, run["epochs"], strict=True) if epoch["accuracy"] >= target]
+    """Seconds of training until an epoch ends with this test accuracy, or this perplexity; None if none does."""
+    what, sign = measure(run["settings"]), -1 if measure(run["settings"]) == "perplexity" else 1
+    reached = [s for s, epoch in zip(_seconds(run), run["epochs"], strict=True) if sign * epoch[what] >= sign * target]
     return float(reached[0]) if reached else None
+
+
+def _seconds(run: Run) -> np.ndarray:
+    """Of training, at the end of each epoch."""
+    return np.cumsum([epoch["seconds"] for epoch in run["epochs"]])
 
 
 def case_of(chosen: dict[str, Any]) -> str:
     """What a case is called."""
     if "network" in chosen:
         return f"{chosen['data']}, {chosen['network']}, {chosen['epochs']} epochs"
+    if "vocabulary" in chosen:
+        model = f"LSTM {'-'.join(map(str, chosen['lstm']))} p={chosen['dropout_rate']}"
+        return f"{chosen['data']}, {chosen['samples']} words, {model}, {chosen['epochs']} epochs"
     h1, h2 = both(chosen["hidden"])
     rates = dict.fromkeys(map(str, both(chosen["dropout_rate"])))
     data = "" if chosen["data"] == "mnist" else f"{chosen['data']}, "
@@ -216,40 +261,58 @@ def _mean_seconds_to(target: float, runs: Sequence[Run]) -> float | None:
 
 def _row(by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite: str,
          targets: Sequence[float]) -> dict[str, Any]:
-    case, mine = experiment.key[0], by_key[experiment.key]
+    case, mine, what = experiment.key[0], by_key[experiment.key], measure(experiment.settings)
     row = {"suite": suite, "case": case_of(experiment.settings), "implementation": experiment.name, "seeds": len(mine),
-           "accuracy": None}
+           what: None}
     if not all(map(whole, mine)):
         return {**row, "diverged": sum(not whole(run) for run in mine)}
-
-    def mean_accuracy(of: Sequence[Run]) -> float:
-        return float(np.mean([run["epochs"][-1]["accuracy"] for run in of]))
-
-    accuracy = [run["epochs"][-1]["accuracy"] for run in mine]
+    values = [run["epochs"][-1][what] for run in mine]
     comparable = timed(run for (other, _), found in by_key.items() if other == case for run in found)
     seconds = [epoch["seconds"] for run in mine if run in comparable for epoch in run["epochs"]]
 
+    def of(name: str | None) -> list[Run]:
+        return [run for run in comparable if run["dropout"] == name]
+
     def times(target: float) -> dict[str, Any]:
-        own, theirs = ([run for run in comparable if run["dropout"] == name] for name in (experiment.name, peer))
-        return _time_to(target, mine, _mean_seconds_to(target, own), _mean_seconds_to(target, theirs))
+        return _time_to(target, mine, *(_mean_seconds_to(target, of(name)) for name in (experiment.name, peer)))
 
     usual = baseline(experiment.settings)
     others = list(filter(whole, by_key.get((case, usual), [])))
     peer = next((name for name in (TORCH, usual) if (case, name) in by_key), None)
     peer = None if peer == experiment.name else peer
-    return {**row, "accuracy": mean_accuracy(mine), "accuracy_min": min(accuracy), "accuracy_max": max(accuracy),
-            "points": 100 * (mean_accuracy(mine) - mean_accuracy(others)) if others else None, "baseline": usual,
-            "seconds_per_epoch": float(np.median(seconds)) if seconds else None,
+    against = (_points(mine, others) if what == "accuracy" else
+               {"of_baseline": _ratio(mine, others), "of_baseline_in_time": _ratio(of(experiment.name), of(usual), True)})
+    return {**row, what: float(np.mean(values)), f"{what}_min": min(values), f"{what}_max": max(values), **against,
+            "baseline": usual, "seconds_per_epoch": float(np.median(seconds)) if seconds else None,
             "flops_share": float(np.mean([epoch["flops_share"] for run in mine for epoch in run["epochs"]])), "peer": peer,
             "times": [times(target) for target in experiment.settings.get("targets", targets)]}
+
+
+def _points(mine: Sequence[Run], others: Sequence[Run]) -> dict[str, float | None]:
+    """By how many points the accuracy is above that of others, in the mean."""
+    ours, theirs = (float(np.mean([run["epochs"][-1]["accuracy"] for run in of])) if of else None for of in (mine, others))
+    return {"points": None if theirs is None else 100 * (ours - theirs)}
+
+
+def _ratio(mine: Sequence[Run], others: Sequence[Run], in_time: bool = False) -> float | None:
+    """Perplexity over that of others with the same seed, in the mean: after the last epoch, or after as many seconds as the
+    shorter one of the two took, on a line between the logarithms at the ends of epochs."""
+    theirs, found = {run["seed"]: run for run in others if whole(run)}, []
+    for pair in ((run, theirs[run["seed"]]) for run in mine if whole(run) and run["seed"] in theirs):
+        end = min(_seconds(run)[-1] for run in pair) if in_time else math.inf
+        ours, its = (np.interp(end, _seconds(run), np.log([epoch["perplexity"] for epoch in run["epochs"]])) for run in pair)
+        found.append(ours - its)
+    return float(np.exp(np.mean(found))) if found else None
 
 
 def _trained(experiment: Experiment, seed: int) -> Run:
     """`train` on the data set that the experiment names."""
     from numbanet import datasets
 
-    load = getattr(datasets, f"load_{experiment.settings['data'].replace('-', '_')}")
-    return train(experiment, seed, tuple(part[:experiment.settings["samples"]] for part in load()))
+    chosen = experiment.settings
+    parts = getattr(datasets, f"load_{chosen['data'].replace('-', '_')}")()
+    sizes = (chosen["samples"], chosen["validation"]) if "vocabulary" in chosen else [chosen["samples"]] * len(parts)
+    return train(experiment, seed, tuple(part[:size] for part, size in zip(parts, sizes)))
 
 
 def run(options: Options, results: Results, say: Callable[[str], None], suite: str, experiments: Sequence[Experiment],
@@ -273,7 +336,7 @@ def run(options: Options, results: Results, say: Callable[[str], None], suite: s
             # an interrupted command, too, reports what is finished
             results.rows = summary(results.runs, experiments, suite, targets)
             results.save()
-            accuracy = found["epochs"][-1]["accuracy"] if whole(found) else "diverged"
-            say(f"{suite}: {case_of(found['settings'])}: {found['dropout']}, seed {found['seed']}: {accuracy}")
+            last = found["epochs"][-1][measure(found["settings"])] if whole(found) else "diverged"
+            say(f"{suite}: {case_of(found['settings'])}: {found['dropout']}, seed {found['seed']}: {last}")
     results.rows = summary(results.runs, experiments, suite, targets)
     return results.rows
