@@ -1,0 +1,390 @@
+# %% [markdown]
+# # 8. An LSTM: memory, gradients through time, and what they may leave out
+#
+# An LSTM reads a sequence step by step and remembers. This walkthrough builds one cell by hand, draws how far back a loss is
+# felt, shows which parts of its matrices dropout leaves out, lets a small model write text, and ends with the gates: half of
+# their gradients can be left out, too.
+#
+# Sources: Hochreiter & Schmidhuber, "Long short-term memory" (1997); Zaremba, Sutskever, Vinyals, "Recurrent neural network
+# regularization" (2014); Song et al., "Approximate Random Dropout" (2018).
+
+# %%
+import os
+import re
+from pathlib import Path
+from pydoc_data.topics import topics  # Python's manual: a text that everybody has
+
+import matplotlib
+
+matplotlib.use("Agg")  # pictures go to files: no display needed
+import matplotlib.pyplot as plt
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from numbanet import LSTM, Adam, LanguageModel, RowDropout, RowPlan, Tensor, TileDropout, TilePlan, device, ops
+from numbanet.dropout import GateSparsity
+from numbanet.estimators.vocabulary import Vocabulary
+from numbanet.layers import Embedding, Form, Linear, Sequential, Step
+
+PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
+PICTURES.mkdir(parents=True, exist_ok=True)
+BLUE, ORANGE, GREY, PALE = "#2f6690", "#d17a22", "#6b7280", "#e5e7eb"
+GREEN = "#5b8c5a"
+plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 120})
+rng = np.random.default_rng(0)
+
+
+def save(name):
+    plt.savefig(PICTURES / name, bbox_inches="tight")
+    plt.close()
+    print("wrote", PICTURES / name)
+
+
+threadpool_limits(1)  # one core, so that seconds can be compared
+
+# %% [markdown]
+# ## A cell by hand
+#
+# A unit has a **cell** c, its memory, and an output h, which is all that others see of it. Three gates, numbers from 0 to 1,
+# say what happens in a step: i what of the new value g is written, f what of the memory stays, o what of it is shown.
+#
+# i, f, o = sigmoid, g = tanh of W_ih x[t] + b_ih + W_hh h[t-1] + b_hh
+#
+# c[t] = f c[t-1] + i g,  h[t] = o tanh c[t]
+#
+# The four come from one product: the rows of W_ih (4H, I) and W_hh (4H, H) are those of i, f, g, o in PyTorch's order. Eight
+# lines of NumPy are an LSTM. numbanet's does the input products of all steps at once and gates and states in one pass.
+
+
+# %%
+def sigmoid(a):
+    return 1 / (1 + np.exp(-a))
+
+
+def by_hand(x, w_ih, w_hh, b_ih, b_hh):
+    """x (T, N, I) -> the gates (T, N, 4, H), c and h (T, N, H) of all steps."""
+    h = c = np.zeros((x.shape[1], w_hh.shape[1]))
+    found = []
+    for x_t in x:
+        i, f, g, o = np.split(x_t @ w_ih.T + b_ih + h @ w_hh.T + b_hh, 4, axis=1)
+        i, f, g, o = sigmoid(i), sigmoid(f), np.tanh(g), sigmoid(o)
+        c = f * c + i * g
+        h = o * np.tanh(c)
+        found.append((np.stack([i, f, g, o], axis=1), c, h))
+    return map(np.array, zip(*found))
+
+
+x = rng.standard_normal((35, 20, 24)).astype(np.float32)  # 35 steps of 20 samples
+lstm = LSTM(24, 32, rng=1)
+y, (h_end, c_end) = lstm(Tensor(x))
+gates, c, h = by_hand(x, *lstm.state_dict().values())
+difference = max(np.abs(y.numpy() - h).max(), np.abs(c_end.numpy()[0] - c[-1]).max(), np.abs(h_end.numpy()[0] - h[-1]).max())
+print(f"by hand and fused: largest difference {difference:.1e}")
+assert difference < 1e-5
+
+# %% [markdown]
+# What the gates are for is best seen where somebody has set them. One unit, three inputs: a value, and two signals, *write*
+# and *read*. Write opens i and closes f, so that c becomes the value; read opens o. Between signals the unit remembers.
+
+# %%
+T = 60
+value = np.sin(np.arange(T) / 4) + 0.2 * rng.standard_normal(T)
+write, read = np.zeros(T), np.zeros(T)
+write[[6, 27, 43]], read[[13, 14, 21, 35, 36, 37, 52]] = 1, 1
+x = np.stack([value, write, read], axis=1)[:, None].astype(np.float32)
+latch = LSTM(3, 1)
+latch.load_state_dict({"weight_ih_l0": [[0, 12, 0], [0, -12, 0], [1, 0, 0], [0, 0, 12]], "weight_hh_l0": np.zeros((4, 1)),
+                       "bias_ih_l0": [-6, 6, 0, -6], "bias_hh_l0": np.zeros(4)})  # rows: i, f, g, o
+gates, c, h = by_hand(x, *latch.state_dict().values())
+assert np.abs(latch(Tensor(x))[0].numpy() - h).max() < 1e-5
+for t, end in ((6, 27), (27, 43), (43, T)):  # what was written, and what is left of it when the next comes
+    assert abs(c[t, 0, 0] - np.tanh(value[t])) < 0.02 and abs(c[end - 1, 0, 0] - c[t, 0, 0]) < 0.1
+
+fig, (above, middle, below) = plt.subplots(3, 1, figsize=(9, 5.2), layout="constrained", sharex=True, height_ratios=(3, 2.4, 3))
+above.plot(value, color=GREY, linewidth=1.5, label="value")
+above.vlines(np.flatnonzero(write), -1.5, 1.5, color=BLUE, linewidth=2, label="write")
+above.vlines(np.flatnonzero(read), -1.5, 1.5, color=ORANGE, linewidth=1.2, linestyle=":", label="read")
+middle.imshow(gates[:, 0, [0, 1, 3], 0].T, cmap="Blues", vmin=-0.15, vmax=1.3, aspect="auto", interpolation="nearest")
+middle.set_yticks(range(3), ["i", "f", "o"])
+middle.tick_params(length=0)
+middle.spines[:].set_visible(False)
+below.step(range(T), c[:, 0, 0], where="mid", color=BLUE, linewidth=2, label="c, remembered")
+below.step(range(T), h[:, 0, 0], where="mid", color=ORANGE, linewidth=1.5, label="h, shown")
+below.set(xlabel="step", ylim=(-1.1, 1.1), xlim=(-0.5, T - 0.5))
+for ax, title in ((above, "inputs"), (middle, "gates: dark is open"), (below, "states")):
+    ax.set_title(title, loc="left", fontsize=10)
+    if ax is not middle:
+        ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+save("lstm_cell.png")
+
+# %% [markdown]
+# ## Back through time
+#
+# Training needs the opposite direction: how much does a loss at step t depend on the input of an earlier step s? The gradient
+# flows from c[t] to c[t-1] through a product with f, and nothing else on that way makes it smaller. A forget gate near 1
+# carries it far; at 0.5 it is halved in each step. So the bias of f decides what can be learned (Jozefowicz, Zaremba,
+# Sutskever 2015: begin with 1 or more).
+#
+# One pass finds the gradients of all losses: the same sequence T times, and sample t has a loss at step t alone. Drawn is the
+# norm of dx[s]; what comes after a loss has no part in it. On the left is the mean over all losses. It lies above the powers of
+# f, because gradients also go back through h: without W_hh it is these powers.
+
+# %%
+T, H = 40, 48
+sequence = rng.standard_normal((T, 1, 8))
+where = rng.choice([-1.0, 1.0], H)  # a loss: the sum of the outputs with these signs
+dy = np.eye(T)[:, :, None] * where
+
+
+def felt(bias, through_h=True):
+    """[t, s]: the norm of dx[s] for a loss at step t, where the gate f has this bias."""
+    lstm = LSTM(8, H, rng=3)
+    state = lstm.state_dict()
+    lstm.load_state_dict({**state, "weight_hh_l0": through_h * state["weight_hh_l0"],
+                          "bias_ih_l0": np.repeat([0, bias, 0, 0], H), "bias_hh_l0": np.zeros(4 * H)})
+    x = Tensor(np.repeat(sequence, T, axis=1), requires_grad=True)
+    lstm(x)[0].backward(dy)
+    return np.linalg.norm(x.grad.numpy(), axis=2).T
+
+
+def by_age(norms):
+    """The mean over all losses of what is left so many steps back, relative."""
+    means = np.array([np.diagonal(norms, -k).mean() for k in back])
+    return means / means[0]
+
+
+back, found = np.arange(26), {bias: felt(bias) for bias in (-1, 1, 3)}
+assert not any(np.triu(norms, 1).any() for norms in found.values())
+assert found[-1][-1, -11] < 1e-3 * found[3][-1, -11]
+assert np.abs(np.log(by_age(felt(1, through_h=False)) / sigmoid(1) ** back)).max() < 0.5
+
+fig, axes = plt.subplots(1, 3, figsize=(11, 3.7), layout="constrained", width_ratios=(1.35, 1, 1))
+for (bias, norms), colour in zip(found.items(), (GREY, ORANGE, BLUE)):
+    left = by_age(norms)
+    axes[0].plot(back, left, color=colour, linewidth=2, label=f"bias {bias}")
+    axes[0].plot(back, sigmoid(bias) ** back, color=colour, linewidth=1, linestyle=":")
+    print(f"bias of f {bias:2d}, f about {sigmoid(bias):.2f}: after 10 steps {left[10]:.0e} of the gradient is left")
+axes[0].set(xlabel="steps back from the loss", ylabel="norm of dx, relative", yscale="log", ylim=(1e-6, 2))
+axes[0].set_title("how far back (dotted: f to that power)", loc="left", fontsize=10)
+axes[0].legend(frameon=False, loc="lower left")
+for ax, bias in zip(axes[1:], (-1, 3)):
+    norms = np.log10(np.maximum(found[bias], 1e-6))
+    norms[np.triu_indices(T, 1)] = np.nan
+    picture = ax.imshow(norms, cmap="cividis", vmin=-5, vmax=0, interpolation="nearest")
+    ax.set_title(f"bias of f {bias}", loc="left", fontsize=10)
+    ax.set(xlabel="input of step s", ylabel="loss at step t", xticks=(0, 20, 39), yticks=(0, 20, 39))
+fig.colorbar(picture, ax=axes[1:], shrink=0.8, label="log10 of the norm", extend="min")
+save("lstm_through_time.png")
+
+# %% [markdown]
+# ## What dropout leaves out
+#
+# A step of the second of two layers is two products, with W_ih and with W_hh. Which parts of them are computed?
+#
+# * **bernoulli** drops outputs of the layer before, others for each sample and step: all of both is computed.
+# * **rdp** drops the same units in all samples and steps of a mini-batch. Their columns of W_ih meet nothing. W_hh sees all
+#   units: cells are what the layer remembers (Zaremba et al. drop *non-recurrent* connections only).
+# * **tdp** leaves out tiles of W_ih.
+# * **recurrent rdp** hides units from W_hh as well. They keep their cells, go on, and come out in y; only the next step does
+#   not see them in this mini-batch. Dropping the cells themselves would wipe out what they remember in every step.
+#
+# A policy draws a plan for each *site* of a layer; here are plans that keep one in two. Drawn are the transposes of both
+# matrices, 32 × 128. The share is that of the layer's products, forward and backward. As in walkthrough 3, a plan must not
+# change the mathematics: for the last one y is compared with that of masked matrices.
+
+# %%
+H, N, T = 32, 20, 35
+first, second = LSTM(H, H, rng=1), LSTM(H, H, rng=2)
+model = Sequential([first, second])
+before, within = ({site.name: site for site in layer.sites()} for layer in (first, second))
+rows, tiles, back = RowPlan(H, 2, 0, scale=2.0), TilePlan((4 * H, H), 8, 2, 0, scale=2.0), RowPlan(H, 2, 1, scale=2.0)
+ways = {"none or bernoulli": {}, "rdp": {before["output_l0"]: rows}, "tdp": {within["input_l0"]: tiles},
+        "rdp and recurrent rdp": {before["output_l0"]: rows, within["recurrent_l0"]: back}}
+
+
+def share(plans):
+    """FLOPs of the second layer's training step over those without plans."""
+    form = Form((T, N, H), plans.get(before["output_l0"]), differentiable=True)
+    return second.cost(form, Step(plans=plans))[0].flops / second.cost(form._replace(kept=None), Step())[0].flops
+
+
+def masks_of(plans):
+    """By matrix (4H, H), what its elements are multiplied by."""
+    masks = {"weight_ih_l0": np.ones((4 * H, H)), "weight_hh_l0": np.ones((4 * H, H))}
+    for site, plan in plans.items():
+        masks["weight_hh_l0" if site.name == "recurrent_l0" else "weight_ih_l0"] *= plan.mask() * plan.scale
+    return masks  # the mask of an axis is one of columns
+
+
+fig, axes = plt.subplots(4, 2, figsize=(10, 6.6), layout="constrained")
+for (left, right), (name, plans) in zip(axes, ways.items()):
+    masks = masks_of(plans)
+    for ax, key, matrix in ((left, "weight_ih_l0", "W_ih"), (right, "weight_hh_l0", "W_hh")):
+        palette = matplotlib.colors.ListedColormap((PALE, BLUE if ax is left else ORANGE))
+        ax.imshow(masks[key].T > 0, cmap=palette, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+        ax.vlines(np.arange(1, 4) * H - 0.5, -0.5, H - 0.5, color="white", linewidth=2)
+        ax.set_xticks(np.arange(4) * H + H / 2, "ifgo" if name == list(ways)[-1] else [""] * 4)
+        ax.set(yticks=[], ylabel=f"input ({H})" if ax is left else f"h ({H})")
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        ax.set_title(f"{matrix}, {name}", loc="left", fontsize=10)
+    right.set_title(f"{share(plans):.0%} of the FLOPs of both", loc="right", fontsize=10)
+save("lstm_dropout.png")
+
+x, masked = Tensor(rng.standard_normal((T, N, H))), LSTM(H, H)
+masked.load_state_dict({name: masks.get(name, 1) * array for name, array in second.state_dict().items()})
+y = model(x, plans).numpy()
+difference = np.abs(y - Sequential([first, masked])(x).numpy()).max()
+print(f"largest difference from masked matrices {difference:.1e}, from whole ones {np.abs(y - model(x).numpy()).max():.2f}")
+assert difference < 1e-5
+
+# %% [markdown]
+# In training the periods are drawn, and a layer's own outputs and inputs independently. In the mean over many steps:
+
+
+# %%
+def mean_share(p, tile=False, hidden=False):
+    """Mean share of the second layer's FLOPs when policies of rate p draw the plans."""
+    shares = []
+    for _ in range(300):
+        plans = {within["input_l0"]: TileDropout(p, tile=8).plan(within["input_l0"], rng)} if tile else {
+            before["output_l0"]: RowDropout(p).plan(before["output_l0"], rng)}
+        if hidden:
+            plans[within["recurrent_l0"]] = RowDropout(p).plan(within["recurrent_l0"], rng)
+        shares.append(share(plans))
+    return np.mean(shares)
+
+
+print("rate     tdp     rdp   rdp and recurrent rdp")
+for p in (0.3, 0.5, 0.7):
+    print(f" {p}  {mean_share(p, tile=True):6.1%}  {mean_share(p):6.1%}  {mean_share(p, hidden=True):6.1%}")
+
+# %% [markdown]
+# ## A model that writes
+#
+# `LanguageModel` is an embedding, LSTM layers and a linear layer that says which symbol comes next. Its text is a list: words,
+# or, as here, characters. The text is Python's own manual: 18,000 characters of it to learn from, and other paragraphs
+# to see what was understood. Perplexity is of how many characters, equally probable, the model would have to guess.
+#
+# `fit` cuts the text into 20 pieces and reads them side by side, 35 characters at a time. States are carried over, gradients
+# are not (truncated back-propagation through time).
+
+# %%
+paragraphs = [re.sub(r"\s+", " ", part) for topic in topics.values() for part in topic.split("\n\n")]
+prose = dict.fromkeys(part for part in paragraphs if len(part) > 150 and part[0].isupper())  # each once
+text = re.sub(r" +", " ", re.sub(r"[^a-z .,]", "", " ".join(prose).lower()))
+train, valid = list(text[:18_000]), list(text[18_000:22_000])
+print(text[:200], "…")
+
+EPOCHS = 10
+options = {"steps": 35, "batch_size": 20, "optimizer": "adam", "learning_rate": 0.02, "epochs": EPOCHS, "random_state": 0}
+ways = {"none": {}, "rdp": {"dropout": "rdp", "dropout_rate": 0.25}, "half of the gate gradients": {"gate_sparsity": 0.5}}
+models = {name: LanguageModel((64,), **options, **way).fit(train, validation=valid) for name, way in ways.items()}
+print(f"{'perplexity':27s} training  validation  share of FLOPs")
+flops = {}
+for name, model in models.items():
+    last, flops[name] = model.history_[-1], np.mean([record["flops_share"] for record in model.history_])
+    print(f"{name:27s} {last['perplexity']:8.2f}  {last['validation_perplexity']:10.2f}  {flops[name]:14.1%}")
+assert flops["rdp"] < flops["none"] == 1
+
+# %% [markdown]
+# Without dropout the model soon learns its text by heart: training goes on (dotted), but other paragraphs (solid) are hardly
+# predicted any better. With `rdp` the two stay closer together, and it is worth training longer. Half of the gate gradients
+# do nearly as well here as all of them. Below, what the first two write after "the ".
+
+# %%
+fig, ax = plt.subplots(figsize=(8, 4), layout="constrained")
+for (name, model), colour in zip(models.items(), (GREY, BLUE, ORANGE)):
+    for key, line in (("validation_perplexity", "-"), ("perplexity", ":")):
+        ax.plot(range(1, EPOCHS + 1), [record[key] for record in model.history_], line, color=colour, linewidth=1.8,
+                label=name if line == "-" else None)
+ax.set(xlabel="epoch", ylabel="perplexity by character", yscale="log", xticks=range(2, EPOCHS + 1, 2))
+ax.set_yticks([3, 4, 6, 8, 12, 16], ["3", "4", "6", "8", "12", "16"])
+ax.minorticks_off()
+ax.set_title("Other paragraphs (solid) and the text itself (dotted)", loc="left", fontsize=11)
+ax.legend(frameon=False)
+save("lstm_text.png")
+gap = {name: np.log(model.history_[-1]["validation_perplexity"] / model.history_[-1]["perplexity"])
+       for name, model in models.items()}
+assert gap["rdp"] < 0.8 * gap["none"]
+for name in ("none", "rdp"):
+    print(f"{name}: the {''.join(models[name].generate(list('the '), 200, temperature=0.5, random_state=1))}")
+
+# %% [markdown]
+# Words of the manual, and some that it should have. More text and more units make it better. On a network this small, seconds
+# say little: `python -m bench lstm` measures large ones, and `python -m bench papers-lstm` trains them on words.
+#
+# ## Which gates survive
+#
+# The last model left out half of its gate gradients. The backward pass goes through dz, the gradients of the 4H gates before
+# sigmoid and tanh; dx, dh and both dW are products with it. With `gate_sparsity=0.5` a step keeps the 2H columns of dz of the
+# largest L1 norm over the mini-batch, and all four products have half the size. The norms are estimated before the pass
+# through time begins, as if nothing came back. Now and then a step is compared with the dense gradient: `gates_cosine`.
+#
+# To see which columns they are, here is the training loop itself, 60 steps of it, with a policy that notes what it chose.
+
+
+# %%
+class Noting(GateSparsity):
+    """Keeps the masks of the columns that it chose."""
+
+    def of(self, place):
+        choice = super().of(place)
+        choose = choice.choose
+
+        def noted(*given):
+            plan = choose(*given)
+            masks.append(plan.mask())
+            return plan
+
+        choice.choose = noted
+        return choice
+
+
+masks, H, N, T, STEPS = [], 64, 20, 35, 60
+symbols = Vocabulary.of(train).encode(train)
+pieces = symbols[:len(symbols) // N * N].reshape(N, -1).T  # (time, piece)
+model = Sequential([Embedding(symbols.max() + 1, H, rng=0), LSTM(H, H, rng=1), Linear(H, symbols.max() + 1, rng=2)])
+adam, gates, memory = Adam(model.parameters(), learning_rate=0.01), Noting(0.5, schedule=1.0, probe=1), {}
+losses, cosines = [], []
+for count in range(STEPS):
+    start = count * T % (len(pieces) - T - 1)
+    ids, following = pieces[start:start + T], pieces[start + 1:start + T + 1]
+    logits = model(Tensor.wrap(np.ascontiguousarray(ids), device("cpu")), Step(gates=gates.step(0, rng), memory=memory))
+    loss = ops.softmax_cross_entropy(logits.reshape(T * N, -1), labels=following.reshape(-1))
+    adam.zero_grad()
+    loss.backward()
+    adam.step()
+    losses.append(loss.item())
+    cosines.append(gates.report()["gates_cosine"])
+print(f"loss {losses[0]:.2f} to {losses[-1]:.2f}, cosine with the dense gradient {np.mean(cosines):.3f} in the mean")
+masks = np.array(masks).reshape(STEPS, 4, H)
+assert (masks.sum(axis=(1, 2)) == 2 * H).all() and losses[-1] < losses[0]
+
+by_gate = masks.mean(axis=2)  # (step, gate)
+colours = dict(zip("ifgo", (BLUE, GREY, GREEN, ORANGE)))
+fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", width_ratios=(1.7, 1))
+shown = np.concatenate([mask[:, np.argsort(-mask.mean(axis=0), kind="stable")] for mask in masks.transpose(1, 0, 2)], axis=1)
+left.imshow(shown, cmap=matplotlib.colors.ListedColormap((PALE, BLUE)), aspect="auto", interpolation="nearest")
+left.vlines(np.arange(1, 4) * H - 0.5, -0.5, STEPS - 0.5, color="white", linewidth=3)
+left.set_xticks(np.arange(4) * H + H / 2, "ifgo")
+left.tick_params(axis="x", length=0)
+left.set(ylabel="step", xlabel="gate columns (4 × 64), in each gate the most often kept first")
+left.set_title("kept columns of dz", loc="left", fontsize=10)
+left.spines[:].set_visible(False)
+for (gate, colour), kept in zip(colours.items(), by_gate.T):
+    right.plot(kept, color=colour, linewidth=1.8, label=gate)
+right.set(xlabel="step", ylabel="share of its columns that is kept", ylim=(0, 1.03))
+right.legend(frameon=False, ncols=4)
+right.set_title("by gate", loc="left", fontsize=10)
+save("lstm_gates.png")
+assert by_gate[-10:, 1].mean() > by_gate[:10, 1].mean()
+print("kept on average:", {gate: round(float(kept), 2) for gate, kept in zip("ifgo", by_gate.mean(axis=0))})
+sparse = [record["gates_cosine"] for record in models["half of the gate gradients"].history_ if "gates_cosine" in record]
+print(f"gates_cosine of the fit: {min(sparse):.3f} to {max(sparse):.3f} in {len(sparse)} of {EPOCHS} epochs; the end is dense")
+assert min(sparse) > 0.8 and len(sparse) < EPOCHS
+
+# %% [markdown]
+# At first all columns of g are kept, most of o and none of f: f is multiplied by c[t-1], and little is remembered yet. While
+# training goes on memories grow, and so does the share of f. The same columns are kept again and again, so some weights hardly
+# learn in sparse steps: the last steps of a fit are dense (`gate_schedule=0.8`), to close the gap in accuracy.
