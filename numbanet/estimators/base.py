@@ -34,10 +34,9 @@ from .zoo import MODELS, network
 
 PRECISIONS = ("float32", "tf32")
 SHARED = {"activation": "relu", "dropout": "none", "dropout_rate": 0.5, "optimizer": "sgd", "learning_rate": 0.01,
-          "momentum": 0.9, "nesterov": False, "weight_decay": 0.0, "clip_norm": None, "schedule": None,
-          "epochs": 20, "batch_size": 128, "augment": None, "image_shape": None, "early_stopping": False,
-          "validation_fraction": 0.1, "patience": 5, "callbacks": None, "device": "auto", "precision": "float32",
-          "n_jobs": None, "random_state": None, "verbose": 0}
+          "momentum": 0.9, "nesterov": False, "weight_decay": 0.0, "clip_norm": None, "schedule": None, "epochs": 20,
+          "batch_size": 128, "augment": None, "image_shape": None, "early_stopping": False, "validation_fraction": 0.1, "patience": 5,
+          "callbacks": None, "device": "auto", "precision": "float32", "n_jobs": None, "random_state": None, "verbose": 0}
 PARAMETERS = """
     Parameters
     ----------
@@ -237,8 +236,8 @@ class BaseNet(BaseEstimator):
     def _places(self, chosen: Dropout) -> int | None:
         """How many places a policy has rates for; None: that is known when the layers are made."""
         if not isinstance(self.layers, str):
-            return len(chosen.sites(Sequential(self.layers))) if self._given_layers() else \
-                len(self._widths()) * (chosen.kind != "patches")
+            given = self._given_layers()
+            return len(chosen.sites(Sequential(self.layers)) if given else self._widths() * (chosen.kind != "patches"))
         if self.layers not in MODELS:
             raise ValueError(f"there is no network {self.layers!r}; choose {', '.join(map(repr, MODELS))}, or give layers")
         return None

@@ -26,7 +26,7 @@ from ..training.trainer import Trainer
 from .base import PARAMETERS, SHARED, BaseNet, storing
 from .vocabulary import Vocabulary, checked_tokens
 
-LEFT_OUT = ("activation", "augment", "image_shape", "early_stopping", "validation_fraction")
+LEFT_OUT = ("activation", "augment", "image_shape", "early_stopping", "validation_fraction", "patience")
 OWN = {"steps": 35, "embedding": None, "vocabulary_size": None, "unknown": "<unk>", "tied": False, "recurrent_dropout": "none",
        "recurrent_dropout_rate": 0.25, "gate_sparsity": 0.0, "gate_mode": "columns", "gate_schedule": 0.8}
 CHANGED = {"batch_size": 20, "learning_rate": 1.0, "momentum": 0.0, "clip_norm": 5.0}
@@ -74,9 +74,20 @@ class LanguageModel(BaseNet):
         Share of the gate gradients that backward passes leave out; or a policy object, which brings its own mode and schedule.
     gate_mode, gate_schedule
         How, and in which steps: by "columns", in the first 0.8 of them by default (`GateSparsity`).
-    {_described("dropout", "dropout_rate", "optimizer", "learning_rate", "momentum", "nesterov", "weight_decay", "clip_norm",
-                "schedule", "epochs", "batch_size", "patience", "callbacks", "device", "precision", "n_jobs", "random_state",
-                "verbose")}
+    dropout : {{"none", "bernoulli", "rdp", "tdp"}} or Dropout, default="none"
+        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate.
+    dropout_rate : float, callable, or sequence of these, default=0.5
+        Probability to drop, in [0, 1): one, or one for the embedding and each LSTM layer; or a function of the epoch.
+    learning_rate : float, default=1.0
+        Step size: for SGD without momentum and with clipping.
+    momentum : float, default=0.0
+        Of SGD, in [0, 1).
+    clip_norm : float or None, default=5.0
+        Largest norm of all gradients as one vector: larger ones are scaled down to it.
+    batch_size : int, default=20
+        Pieces of the text that are read side by side.
+    {_described("optimizer", "nesterov", "weight_decay", "schedule", "epochs", "callbacks", "device", "precision", "n_jobs",
+                "random_state", "verbose")}
 
     Attributes
     ----------
@@ -101,7 +112,7 @@ class LanguageModel(BaseNet):
     """
 
     __init__ = storing({**{k: v for k, v in SHARED.items() if k not in LEFT_OUT}, **OWN, **CHANGED}, "hidden", (650, 650))
-    activation, augment, early_stopping, validation_fraction, image_shape = "relu", None, False, 0.1, None
+    activation, augment, image_shape, early_stopping, validation_fraction, patience = (SHARED[name] for name in LEFT_OUT)
 
     # --- public -------------------------------------------------------------------------------------------------------
     def fit(self, tokens: Iterable[Any], *, validation: Iterable[Any] | None = None, dropout: str | Dropout | None = None,

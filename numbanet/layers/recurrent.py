@@ -197,7 +197,7 @@ class LSTM(Layer):
     def sites(self):
         found: list[Site] = []
         for layer in range(self.num_layers):
-            w_ih, w_hh, _ = (getattr(self, f"{name}_l{layer}", None) for name in (*WEIGHTS, BIASES[0]))
+            w_ih, w_hh = (getattr(self, f"{name}_l{layer}") for name in WEIGHTS)
             found += [Site(self, f"output_l{layer}", "output", (self.hidden_size, w_ih.shape[1])),
                       Site(self, f"input_l{layer}", "tiles", w_ih.shape),
                       Site(self, f"recurrent_l{layer}", "recurrent", w_hh.shape[::-1])]

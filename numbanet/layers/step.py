@@ -48,7 +48,7 @@ class Step:
     memory : dict, optional
         By layer, the states that recurrent layers begin with; they leave there those that they end with. Without it they begin
         with zeros.
-    gates : GateStep, optional
+    gates : GateSparsity, optional
         What the backward pass of recurrent layers leaves out (`dropout.gates`).
 
     Attributes

@@ -9,7 +9,7 @@ import numpy as np
 from ..autograd import op
 from ..gradients import Columns, Packed
 from ..plans import AxisPlan, Kept
-from ..plans.kept import KeptAxis, kept, on, packing, whole_axis
+from ..plans.kept import KeptAxis, on, packing, place_kept, whole_axis
 from .linear import once
 
 
@@ -90,7 +90,7 @@ def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | Kept | Sequence[Axi
             return dev.lstm_grad(dy, gates, c, w, listed, scale, lengths, dc, **options)
 
         found = gates and gates.choose(dev, dy, passed, c, lengths, lambda: run(dev.copy(passed))[0])
-        columns = kept(found, dev) if isinstance(found, AxisPlan) else None
+        columns = place_kept(found, dev) if isinstance(found, AxisPlan) else None  # such a plan hardly comes twice
         dz, *first = run(columns=columns.kept) if columns else run(threshold=found or 0.0)
         if gates:
             gates.done(dev, dz, columns and columns.plan)
