@@ -35,8 +35,9 @@ from .zoo import MODELS, network
 PRECISIONS = ("float32", "tf32")
 SHARED = {"activation": "relu", "dropout": "none", "dropout_rate": 0.5, "optimizer": "sgd", "learning_rate": 0.01,
           "momentum": 0.9, "nesterov": False, "weight_decay": 0.0, "clip_norm": None, "schedule": None, "epochs": 20,
-          "batch_size": 128, "augment": None, "image_shape": None, "early_stopping": False, "validation_fraction": 0.1, "patience": 5,
-          "callbacks": None, "device": "auto", "precision": "float32", "n_jobs": None, "random_state": None, "verbose": 0}
+          "batch_size": 128, "augment": None, "image_shape": None, "early_stopping": False, "validation_fraction": 0.1,
+          "patience": 5, "callbacks": None, "device": "auto", "precision": "float32", "n_jobs": None, "random_state": None,
+          "verbose": 0}
 PARAMETERS = """
     Parameters
     ----------
@@ -343,19 +344,18 @@ class BaseNet(BaseEstimator):
             validation.X = on_device(validation.X, dev)
         elif settings["early_stopping"]:
             rows, held = self._split(y)
-        data = Data(on_device(X, dev), y, weights, rows)
-        trainer = Trainer(self.model_, self.optimizer_, settings["policy"], self.task, self._streams, dev, self.batch_size,
-                          self._session_options(), augment=self.augment, samples=some(data, dev, settings["policy"]))
+        data, chosen = Data(on_device(X, dev), y, weights, rows), settings["policy"]
+        trainer = Trainer(self.model_, self.optimizer_, chosen, self.task, self._streams, dev, self.batch_size,
+                          self._session_options(), augment=self.augment, samples=some(data, dev, chosen))
         self._run(trainer, data, dataclasses.replace(data, rows=held) if rows is not None else validation, epochs, settings)
 
     def _run(self, trainer: Trainer, data: Data, validation: Data | None, epochs: int, settings: dict[str, Any]) -> None:
         """So many epochs, with what is shown and told of them."""
-        first = len(self.history_)
-        policies = {chosen.rate: chosen for chosen in map(settings["policy"].at, range(first, first + epochs))}.values()
+        numbers = range(len(self.history_), len(self.history_) + epochs)
+        policies = {chosen.rate: chosen for chosen in map(settings["policy"].at, numbers)}.values()
         for site in settings["policy"].sites(self.model_):
-            for message in dict.fromkeys(chosen.concern(site) for chosen in policies):
-                if message:
-                    warnings.warn(message, stacklevel=4)
+            for message in dict.fromkeys(filter(None, (chosen.concern(site) for chosen in policies))):
+                warnings.warn(message, stacklevel=4)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Progress(epochs * len(data))) if self.verbose else None
 
