@@ -227,7 +227,7 @@ for (name, dropout), colour in zip(ways.items(), (GREY, BLUE, ORANGE, "#5b8c5a")
     ax.plot(range(1, EPOCHS + 1), [1 - record["validation_score"] for record in history], color=colour, linewidth=1.8,
             label=name)
 ax.set(xlabel="epoch", ylabel="test error", yscale="log", xticks=range(1, EPOCHS + 1))
-ax.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5], ["2 %", "5 %", "10 %", "20 %", "50 %"])
+ax.set_yticks([0.1, 0.2, 0.5], ["10 %", "20 %", "50 %"])
 ax.minorticks_off()
 ax.set_title("LeNet-5 on 600 images, half of each input matrix dropped", loc="left", fontsize=11)
 ax.legend(frameon=False)
