@@ -23,7 +23,8 @@ from ..training.data import Data
 from ..training.streams import Streams
 from ..training.task import LanguageModelling
 from ..training.trainer import Trainer
-from .base import PARAMETERS, SHARED, BaseNet, storing
+from .base import BaseNet
+from .parameters import PARAMETERS, SHARED, storing
 from .vocabulary import Vocabulary, checked_tokens
 
 LEFT_OUT = ("activation", "augment", "image_shape", "early_stopping", "validation_fraction", "patience")

@@ -14,7 +14,8 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from ..device import device
 from ..dropout import Dropout, Rate
 from ..training.task import Classification, Regression
-from .base import PARAMETERS, SHARED, BaseNet, storing
+from .base import BaseNet
+from .parameters import PARAMETERS, SHARED, storing
 
 
 class Net(ClassifierMixin, BaseNet):
