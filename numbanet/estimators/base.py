@@ -26,6 +26,7 @@ from ..training.loop import Epochs
 from ..training.optim import SGD, Adam, Optimizer
 from ..training.progress import Progress
 from ..training.streams import Streams
+from ..training.structure import Sparsity, Structure
 from ..training.task import Task
 from ..training.trainer import Trainer
 from .build import as_images, build, merged, some
@@ -107,6 +108,7 @@ class BaseNet(BaseEstimator):
         before = dict(vars(self))
         fitted = hasattr(self, "model_")
         if fitted:
+            layers = list(self.model_.layers)
             weights = [(tensor, tensor.device, tensor.numpy().copy()) for _, tensor, _ in self.model_.named()]
             optimizer, history, streams = self.optimizer_.snapshot(), list(self.history_), self._streams.state()
         try:
@@ -115,9 +117,11 @@ class BaseNet(BaseEstimator):
             vars(self).clear()
             vars(self).update(before)
             if fitted:
+                self.model_.layers[:] = layers
+                self.model_.reshaped()
                 for tensor, dev, saved in weights:
                     tensor.move(dev)
-                    dev.copy(dev.upload(saved), out=tensor.data)
+                    tensor.data = dev.copy(dev.upload(saved), out=tensor.data if tensor.shape == saved.shape else None)
                 self.optimizer_.zero_grad()
                 self.optimizer_.restore(optimizer)
                 self.history_[:] = history
@@ -138,6 +142,8 @@ class BaseNet(BaseEstimator):
             raise ValueError(f"callbacks must be a list of functions callback(net, record), got {self.callbacks!r}")
         if self.augment is not None and not callable(self.augment):
             raise ValueError(f"augment must be a function augment(x, rng, dev), such as FlipsAndCrops(), got {self.augment!r}")
+        if self.sparsity is not None and not isinstance(self.sparsity, Sparsity):
+            raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
         self._make_optimizer([])
         self._session_options()
         if dropout_rate is not None and isinstance(self.dropout if dropout is None else dropout, Dropout):
@@ -238,6 +244,8 @@ class BaseNet(BaseEstimator):
         to(model, settings["device"])
         self.model_, self.history_ = model, []
         self.optimizer_ = self._make_optimizer(model.parameters())
+        self._structure = Structure() if self.sparsity is None else self.sparsity.begin(
+            model, (self.batch_size, *self.input_shape_), self.epochs, settings["device"])
 
     def _check_layers(self, model: Sequential) -> None:
         """ValueError unless the layers take the samples and give the outputs."""
@@ -261,7 +269,8 @@ class BaseNet(BaseEstimator):
             rows, held = self._split(y)
         data, chosen = Data(on_device(X, dev), y, weights, rows), settings["policy"]
         trainer = Trainer(self.model_, self.optimizer_, chosen, self.task, self._streams, dev, self.batch_size,
-                          self._session_options(), augment=self.augment, samples=some(data, dev, chosen))
+                          self._session_options(), augment=self.augment, samples=some(data, dev, chosen),
+                          structure=self._structure)
         self._run(trainer, data, dataclasses.replace(data, rows=held) if rows is not None else validation, epochs, settings)
 
     def _run(self, trainer: Trainer, data: Data, validation: Data | None, epochs: int, settings: dict[str, Any]) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 SHARED = {"activation": "relu", "dropout": "none", "dropout_rate": 0.5, "optimizer": "sgd", "learning_rate": 0.01,
           "momentum": 0.9, "nesterov": False, "weight_decay": 0.0, "clip_norm": None, "schedule": None, "epochs": 20,
-          "batch_size": 128, "augment": None, "image_shape": None, "early_stopping": False, "validation_fraction": 0.1,
-          "patience": 5, "callbacks": None, "device": "auto", "precision": "float32", "n_jobs": None, "random_state": None,
-          "verbose": 0}
+          "batch_size": 128, "sparsity": None, "augment": None, "image_shape": None, "early_stopping": False,
+          "validation_fraction": 0.1, "patience": 5, "callbacks": None, "device": "auto", "precision": "float32",
+          "n_jobs": None, "random_state": None, "verbose": 0}
 PARAMETERS = """
     Parameters
     ----------
@@ -47,6 +47,9 @@ PARAMETERS = """
         Passes over the samples.
     batch_size : int, default=128
         Samples of a step, as in the papers.
+    sparsity : Sparsity or None, default=None
+        How the network becomes sparse while it learns, such as `GroupLasso(1e-4, groups="rows")`: what is zero leaves it, and
+        training goes on with smaller arrays.
     augment : callable or None, default=None
         What training does to the samples of each step first, such as `FlipsAndCrops()`: augment(x, rng, dev) gives an array of
         the same shape on the same device, where the CPU has NumPy's. Prediction and validation do without.

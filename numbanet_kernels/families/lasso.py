@@ -2,8 +2,8 @@
 
     shrink    w_g <- w_g max(0, 1 - t sqrt(n_g) / |w_g|),  norms[g] = |w_g| afterwards
 
-w (R, C) is cut into groups of height x width, n_g values each; those at the edges may be smaller. Rows are 1 x C, columns R x 1;
-of a convolution, filters are 1 x (C KH KW), input channels R x (KH KW). What is shrunk to zero is exactly zero.
+w (R, C) is cut into groups of height x width, n_g values each; those at the edges may be smaller. Rows are 1 x C, columns
+R x 1; of a convolution, filters are 1 x (C KH KW), input channels R x (KH KW). What is shrunk to zero is exactly zero.
 
 A group is read twice, for its norm and to shrink it; the second time it comes from the nearest cache, unless it is larger.
 """
