@@ -84,7 +84,7 @@ class IndexPlan(AxisPlan):
     def __post_init__(self) -> None:
         chosen = np.array(self.chosen)
         if chosen.ndim != 1 or (chosen.size and (chosen.dtype.kind not in "iu" or chosen[0] < 0 or chosen[-1] >= self.n or
-                                                 (np.diff(chosen.astype(np.int64)) <= 0).any())):
+                                                 (chosen[1:] <= chosen[:-1]).any())):
             raise ValueError(f"IndexPlan: indices must be increasing integers from 0 to {self.n - 1}, got {self.chosen!r}")
         chosen = chosen.astype(np.int32)
         chosen.flags.writeable = False

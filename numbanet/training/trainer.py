@@ -174,14 +174,11 @@ class Trainer:
             key, arrays = (key, recorded[0]), recorded[1]
 
         def work() -> tuple[Any, Any]:
-            output = self.model(x, step)
-            loss = self.task.loss(output, batch.targets, batch.weights)
-            loss.backward()
-            answer = self.task.answer(self.dev, output.data)
+            loss, answer = self.task.learn(self.model, x, step, batch)
             if recorded:  # last: what fails before leaves the weights as they are
                 self.optimizer.reduce()
                 self.optimizer.launch()
-            return loss.data, answer
+            return loss, answer
 
         loss, answer = self.replay(key, work, arrays)
         step.ready = {}  # makes room for what the update packs
