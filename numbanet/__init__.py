@@ -44,6 +44,7 @@ from .layers import (
     MaxPool2d,
     Normalize,
     ReLU,
+    Select,
     Sequential,
     Shuffle,
     Sigmoid,
@@ -55,6 +56,7 @@ from .ops import Order, concatenate
 from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, TilePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
+from .training.lasso import GroupLasso
 from .training.optim import SGD, Adam, Optimizer
 
 __version__ = "0.1.0"
@@ -85,6 +87,7 @@ __all__ = [
     "FlipsAndCrops",
     "Flow",
     "GateSparsity",
+    "GroupLasso",
     "IndexPlan",
     "LanguageModel",
     "LastStep",
@@ -102,6 +105,7 @@ __all__ = [
     "RowDropout",
     "RowPlan",
     "RowSensitiveDropout",
+    "Select",
     "Sequential",
     "Shuffle",
     "Sigmoid",

@@ -23,10 +23,11 @@ from ..training.data import Data
 from ..training.streams import Streams
 from ..training.task import LanguageModelling
 from ..training.trainer import Trainer
-from .base import PARAMETERS, SHARED, BaseNet, storing
+from .base import BaseNet
+from .parameters import PARAMETERS, SHARED, storing
 from .vocabulary import Vocabulary, checked_tokens
 
-LEFT_OUT = ("activation", "augment", "image_shape", "early_stopping", "validation_fraction", "patience")
+LEFT_OUT = ("activation", "sparsity", "augment", "image_shape", "early_stopping", "validation_fraction", "patience")
 OWN = {"steps": 35, "embedding": None, "vocabulary_size": None, "unknown": "<unk>", "tied": False, "recurrent_dropout": "none",
        "recurrent_dropout_rate": 0.25, "gate_sparsity": 0.0, "gate_mode": "columns", "gate_schedule": 0.8}
 CHANGED = {"batch_size": 20, "learning_rate": 20.0, "momentum": 0.0, "clip_norm": 0.25}
@@ -113,7 +114,8 @@ class LanguageModel(BaseNet):
     """
 
     __init__ = storing({**{k: v for k, v in SHARED.items() if k not in LEFT_OUT}, **OWN, **CHANGED}, "hidden", (650, 650))
-    activation, augment, image_shape, early_stopping, validation_fraction, patience = (SHARED[name] for name in LEFT_OUT)
+    activation, sparsity, augment, image_shape, early_stopping, validation_fraction, patience = (
+        SHARED[name] for name in LEFT_OUT)
 
     # --- public -------------------------------------------------------------------------------------------------------
     def fit(self, tokens: Iterable[Any], *, validation: Iterable[Any] | None = None, dropout: str | Dropout | None = None,

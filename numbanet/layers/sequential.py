@@ -78,6 +78,10 @@ class Sequential(Layer):
                            frozenset(tensor for tensor, count in uses.items() if count > 1))
         return self._found
 
+    def reshaped(self) -> None:
+        """Layers have weights of another shape now: what was found out about them is forgotten."""
+        self._found = None
+
     def sites(self):
         return tuple(site for layer in self.layers for site in layer.sites())
 

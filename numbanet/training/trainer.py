@@ -17,6 +17,7 @@ from .data import Batch
 from .optim import Optimizer
 from .replay import Replay
 from .streams import Streams
+from .structure import Structure
 from .task import Task
 
 FLOAT32 = np.dtype(np.float32)
@@ -47,6 +48,7 @@ class Trainer:
     augment: Callable[..., Any] | None = None   # (inputs, rng, dev) -> inputs: what training does to a batch first
     gates: GateSparsity | None = None   # which steps have sparse gate gradients
     samples: Tensor | None = None   # by which the policy is calibrated before each epoch
+    structure: Structure = dataclasses.field(default_factory=Structure)  # what becomes of the layers and their shapes
 
     def __post_init__(self) -> None:
         self.epoch, self.current = 0, self.policy   # the policy of the present epoch
@@ -63,6 +65,21 @@ class Trainer:
         if self.gates is not None:
             self.gates.enter()
         self.epoch, self.current = epoch, self.policy.at(epoch)
+        self.structure.enter(self)
+
+    def leave(self) -> dict[str, Any]:
+        """After an epoch, all weights up to date: let the structure change; what it says for the record."""
+        with self.dev.session(**self.session_options):
+            if self.structure.compact(self):
+                self.reshaped()
+        return self.structure.report()
+
+    def reshaped(self) -> None:
+        """Layers have changed, or shapes of their weights: forget what was drawn, counted and recorded with those before."""
+        self.model.reshaped()
+        self.upcoming, self.replay = None, Replay(self.dev, self.model)
+        self._dense.clear()
+        self._counted.clear()
 
     def rate(self) -> float:
         """The dropout rate of the present epoch, the mean over all sites; 0 without any."""
@@ -107,7 +124,7 @@ class Trainer:
             if batch.fresh and self.memory:
                 self.memory.clear()
             upcoming = None if last else self.draw(following)
-            self.optimizer.prepare(upcoming and self.model.reads(upcoming))
+            self.optimizer.prepare(None if upcoming is None or self.structure.changing else self.model.reads(upcoming))
             loss, answer, ready = self._passes(step, batch)
             if upcoming:
                 upcoming.ready = ready
@@ -116,7 +133,7 @@ class Trainer:
             if shape not in self._dense:
                 self._dense[shape] = self.model.cost(Form(shape), Step(self.dev))[0].flops
             flops = self._flops(shape, step) if step.plans or step.gates else self._dense[shape]
-        return Done(Tensor.wrap(loss, self.dev), answer, flops, self._dense[shape])
+        return Done(Tensor.wrap(loss, self.dev), answer, flops, self._dense[shape] / self.structure.share)
 
     def _flops(self, shape: tuple[int, ...], step: Step) -> float:
         """Of a step with inputs of this shape; plans of one kind and one density do the same."""
@@ -168,6 +185,7 @@ class Trainer:
         if not recorded:
             self.optimizer.reduce()
             ready = self.optimizer.launch()
+        self.structure.shrink(self)
         self.optimizer.advance()
         return loss, answer, ready
 
