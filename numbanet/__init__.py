@@ -48,6 +48,7 @@ from .layers import (
     Shuffle,
     Sigmoid,
     Site,
+    SparseLinear,
     Step,
     Tanh,
 )
@@ -107,6 +108,7 @@ __all__ = [
     "Sigmoid",
     "Site",
     "SkewNormalSchedule",
+    "SparseLinear",
     "Step",
     "Tanh",
     "Tensor",

@@ -202,7 +202,7 @@ class BaseNet(BaseEstimator):
             if fitted:
                 for tensor, dev, saved in weights:
                     tensor.move(dev)
-                    dev.copy(dev.upload(saved), out=tensor.data)
+                    tensor.assign(dev.upload(saved))
                 self.optimizer_.zero_grad()
                 self.optimizer_.restore(optimizer)
                 self.history_[:] = history

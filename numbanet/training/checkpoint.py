@@ -4,6 +4,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from .trainer import Trainer
 
 
@@ -28,7 +30,7 @@ class Checkpoint:
         """Go back."""
         dev, optimizer, arrays = trainer.dev, trainer.optimizer, iter(self.arrays)
         for _, tensor, _ in trainer.model.named():
-            dev.copy(next(arrays), out=tensor.data)
+            tensor.assign(next(arrays))
         optimizer.reset()
         optimizer.zero_grad()
         if self.whole and self.steps:
@@ -42,4 +44,5 @@ class Checkpoint:
 def finite(trainer: Trainer) -> bool:
     """Whether every parameter and buffer is: a step may have broken them after its loss was taken."""
     dev = trainer.dev
-    return all(math.isfinite(float(dev.download(dev.sum(tensor.data)))) for _, tensor, _ in trainer.model.named())
+    floats = [tensor for _, tensor, _ in trainer.model.named() if tensor.dtype == np.float32]
+    return all(math.isfinite(float(dev.download(dev.sum(tensor.data)))) for tensor in floats)
