@@ -146,7 +146,7 @@ def test_cost_counts_what_is_there():
 @KINDS
 def test_a_state_has_the_names_of_pytorchs_parts_and_can_be_loaded(dev, rng, kind):
     torch = pytest.importorskip("torch")
-    first, second = (SparseLinear(12, 8, weight=weight(rng, kind, (8, 12)), device=dev) for _ in range(2))
+    first, second = (SparseLinear(12, 8, weight=weight(rng, kind, (8, 12), 0.2), device=dev) for _ in range(2))
     state = Sequential([first]).state_dict()
     assert list(state) == ["0.crow_indices", "0.col_indices", "0.values", "0.bias"]
     theirs = first.weight.to_torch()
