@@ -15,6 +15,7 @@ import numpy as np
 
 from ..blocks import tiles as blocks
 from ..host import blas, threads
+from ..host.transposition import _turn
 from ..layouts.entries import Entries, entries
 from ..runtime.declare import host_kernel
 from ..runtime.expect import INT32, expect
@@ -85,6 +86,7 @@ def _width(op, **array):
 def _product(entry, x, values, starts, stops, ids, places, back, bias, biased, relu, first, stop, y):
     """Block columns first … stop - 1 of y: of x w.T + bias, or, back, of x w."""
     tile, blocks = values.shape[1], -(-x.shape[1] // values.shape[1])
+    turned = np.empty((tile, tile), np.float32)  # BLAS is faster with it than when it is told to turn a small matrix
     for r in range(first, stop):
         own = y[:, r * tile:min((r + 1) * tile, y.shape[1])]
         width = own.shape[1]
@@ -95,10 +97,9 @@ def _product(entry, x, values, starts, stops, ids, places, back, bias, biased, r
             c, k = min(max(ids[e], 0), blocks - 1), min(max(places[e], 0), values.shape[0] - 1) if back else e
             there = x[:, c * tile:min((c + 1) * tile, x.shape[1])]
             depth = there.shape[1]
-            if back:
-                blas.multiply(entry, there, values[k, :depth, :width], own, False, False, 1.0)
-            else:
-                blas.multiply(entry, there, values[k, :width, :depth], own, False, True, 1.0)
+            if not back:
+                _turn(values[k], 0, width, 0, depth, turned, 0, 0, True)
+            blas.multiply(entry, there, (values[k] if back else turned)[:depth, :width], own, False, False, 1.0)
         if relu:
             for n in range(own.shape[0]):
                 for j in range(width):

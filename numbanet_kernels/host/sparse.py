@@ -119,11 +119,13 @@ def _dots(typing_context, panel, inputs, ids, row, first, stop, out, added):
 # --- panels -----------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[:, ::1], f4[:, :, ::1], i8, i8)")
 def _turn_in(x, panels, first, stop):
-    """panels[p, i, s] = x[p SAMPLES + s, i], 0 beyond the samples, for first <= i < stop"""
+    """panels[p, i, s] = x[p SAMPLES + s, i], 0 beyond the samples, for first <= i < stop; some columns at a time, so that what
+    is written, too, lies in the nearest cache"""
     for p in range(panels.shape[0]):
         n0, n1 = p * SAMPLES, min((p + 1) * SAMPLES, x.shape[0])
         panel = panels[p]
-        _turn(x, n0, n1, first, stop, panel, first, 0, False)
+        for i in range(first, stop, COLUMNS):
+            _turn(x, n0, n1, i, min(i + COLUMNS, stop), panel, i, 0, True)
         if n1 - n0 < SAMPLES:
             for i in range(first, stop):
                 panel[i, n1 - n0:] = 0
