@@ -132,12 +132,12 @@ class Tensor:
             self._set(other.upload(host), self.requires_grad)
 
     def assign(self, values: Any) -> None:
-        """Take other values, an array of this tensor's device, shape and type: floats in the memory it has, which recorded
-        launches know, integers in memory of their own, by which what is derived of them is told apart."""
-        if self.dtype == np.float32:
+        """Take other values, an array of this tensor's device: floats of its shape in the memory it has, which recorded
+        launches know; integers in memory of their own, by which what was derived of others is told apart."""
+        if self.dtype == np.float32 and self.shape == tuple(values.shape):
             self.device.copy(values, out=self.data)
         else:
-            self._set(self.device.copy(values))
+            self._set(self.device.copy(values), self.requires_grad)
 
     def detach(self) -> Tensor:
         """The same memory, outside the graph."""
