@@ -49,6 +49,7 @@ from .layers import (
     Shuffle,
     Sigmoid,
     Site,
+    SparseLinear,
     Step,
     Tanh,
 )
@@ -111,6 +112,7 @@ __all__ = [
     "Sigmoid",
     "Site",
     "SkewNormalSchedule",
+    "SparseLinear",
     "Step",
     "Tanh",
     "Tensor",
