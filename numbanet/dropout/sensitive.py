@@ -135,10 +135,10 @@ class SensitiveDropout(Dropout):
         changes in training; how values are spread around it changes too, so `fit` finds them anew before each epoch."""
         found, sites = dict(self._given), {(site.layer, site.name): site for site in self.sites(model)}
 
-        def look(layer, name, values, w):
+        def look(layer, name, flow, w):
             site = sites.get((layer, name))
             if site is not None and site.number not in found:
-                found[site.number] = self._threshold(site, values)
+                found[site.number] = self._threshold(site, flow.dense())
 
         with no_grad():
             model(x, Step(x.device, look=look))
