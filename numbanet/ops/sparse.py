@@ -43,19 +43,28 @@ class Structure:
         return f"Structure(shape={self.shape}, nnz={self.nnz}) on {self.device.name}"
 
 
+def _whole(dev: Any, x: Any, kept: KeptAxis | None) -> Any:
+    """The dense form of an activation."""
+    return x if kept is None else dev.expand(x, kept.places)
+
+
 @op(fuses=True)
-def _linear_csr(dev, x, values, b=None, *, at, relu: bool, rows: KeptAxis | None, cols: KeptAxis | None):
+def _linear_csr(dev, x, values, b=None, *, at, relu: bool, rows: KeptAxis | None, cols: KeptAxis | None, trace: list | None):
     lists, turned = [kept and kept.lists for kept in (rows, cols)], dev.csr_turned(x)
     y = dev.csr(x, values, at, b, relu, *lists, turned)
     dz = once(lambda dy: dy.through(dev, y if relu else None))
     dz_turned = once(lambda dy: dev.csr_turned(dz(dy)))
 
+    def dw(dy):
+        if trace is not None:
+            trace[:] = _whole(dev, dz(dy), rows), _whole(dev, x, cols)
+        return dev.csr_dw(dz(dy), x, at, *lists, dz_turned(dy), turned)
+
     def db(dy):
         sums = dev.sum_rows(dz(dy))
         return sums if rows is None else vector_gradient(sums, rows)
 
-    return y, (lambda dy: dev.csr_dx(dz(dy), values, at, *lists, dz_turned(dy)),
-               lambda dy: dev.csr_dw(dz(dy), x, at, *lists, dz_turned(dy), turned), db)
+    return y, (lambda dy: dev.csr_dx(dz(dy), values, at, *lists, dz_turned(dy)), dw, db)
 
 
 @op(fuses=True)
@@ -67,11 +76,13 @@ def _linear_bsr(dev, x, values, b=None, *, at, outputs: int, relu: bool):
 
 
 def linear_sparse(x: Any, values: Any, b: Any = None, *, structure: Structure, relu: bool = False,
-                  rows: AxisPlan | Kept | None = None, cols: AxisPlan | Kept | None = None) -> Tensor:
+                  rows: AxisPlan | Kept | None = None, cols: AxisPlan | Kept | None = None,
+                  trace: list | None = None) -> Tensor:
     """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), w the values where the structure says.   x (N, I) -> y (N, O)
 
     The gradient of w has its entries alone. With `rows` y holds the kept neurons alone, with `cols` x the kept inputs: entries
-    of others are left out. A structure of tiles takes neither.
+    of others are left out. In `trace` the backward pass leaves what the dense gradient of w would be made of, dz and x with
+    dw = dz.T x. A structure of tiles takes none of these.
 
     Raises
     ------
@@ -85,8 +96,8 @@ def linear_sparse(x: Any, values: Any, b: Any = None, *, structure: Structure, r
     (outputs, inputs), tiles = structure.shape, len(structure.values) == 3
     if structure.device is not dev:
         raise ValueError(f"linear_sparse: the structure is on {structure.device.name}, the arrays on {dev.name}")
-    if tiles and not (rows is None and cols is None):
-        raise TypeError("linear_sparse: tiles take no plan of rows or columns; give the dense activation")
+    if tiles and not (rows is None and cols is None and trace is None):
+        raise TypeError("linear_sparse: tiles take no plan of rows or columns and no trace; give the dense activation")
     rows, cols = (None if plan is None else on("linear_sparse", plan, dev, KeptAxis, (n,))
                   for plan, n in ((rows, outputs), (cols, inputs)))
     width = inputs if cols is None else cols.plan.count
@@ -96,4 +107,4 @@ def linear_sparse(x: Any, values: Any, b: Any = None, *, structure: Structure, r
                          f"with values {structure.values}{'' if cols is None else f' and {width} inputs kept'}")
     if tiles:
         return _linear_bsr(x, values, b, at=structure.at, outputs=outputs, relu=relu)
-    return _linear_csr(x, values, b, at=structure.at, relu=relu, rows=rows, cols=cols)
+    return _linear_csr(x, values, b, at=structure.at, relu=relu, rows=rows, cols=cols, trace=trace)
