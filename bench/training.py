@@ -85,8 +85,8 @@ def text_settings(options: Options, hidden: Sequence[int], words: int, epochs: i
     quick = options.quick
     return {"data": "wikitext2", "samples": 3000 if quick else words, "validation": 1000 if quick else VALIDATION,
             "vocabulary": 200 if quick else VOCABULARY, "lstm": [64] * len(hidden) if quick else list(hidden),
-            "epochs": 2 if quick else epochs, "batch": 20, "steps": 35, "learning_rate": 1.0, "halved_after": halved_after,
-            "dropout_rate": rate, "device": options.device, "targets": list(targets)}
+            "epochs": 2 if quick else epochs, "batch": 20, "steps": 35, "learning_rate": 10.0, "clip_norm": 0.25,
+            "halved_after": halved_after, "dropout_rate": rate, "device": options.device, "targets": list(targets)}
 
 
 def measure(chosen: dict[str, Any]) -> str:
@@ -152,7 +152,7 @@ def _text_epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, dat
     model = LanguageModel(tuple(chosen["lstm"]), vocabulary_size=chosen["vocabulary"], steps=chosen["steps"],
                           epochs=chosen["epochs"], batch_size=chosen["batch"], learning_rate=chosen["learning_rate"],
                           schedule=lambda epoch: 0.5 ** max(0, epoch + 1 - chosen["halved_after"]), device=chosen["device"],
-                          random_state=seed, **variant)
+                          clip_norm=chosen["clip_norm"], random_state=seed, **variant)
     with warnings.catch_warnings(), contextlib.suppress(FloatingPointError):
         warnings.filterwarnings("ignore", "the loss was not finite")
         model.fit(words, validation=held)

@@ -20,6 +20,7 @@ from .dropout import (
     BlockSensitiveDropout,
     ConstantSchedule,
     Dropout,
+    DynamicSparseGraph,
     GateSparsity,
     NoDropout,
     RowDropout,
@@ -44,6 +45,7 @@ from .layers import (
     MaxPool2d,
     Normalize,
     ReLU,
+    Select,
     Sequential,
     Shuffle,
     Sigmoid,
@@ -56,6 +58,7 @@ from .ops import Order, concatenate
 from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, TilePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
+from .training.lasso import GroupLasso
 from .training.optim import SGD, Adam, Optimizer
 
 __version__ = "0.1.0"
@@ -81,11 +84,13 @@ __all__ = [
     "ConstantSchedule",
     "Conv2d",
     "Dropout",
+    "DynamicSparseGraph",
     "Embedding",
     "Flatten",
     "FlipsAndCrops",
     "Flow",
     "GateSparsity",
+    "GroupLasso",
     "IndexPlan",
     "LanguageModel",
     "LastStep",
@@ -103,6 +108,7 @@ __all__ = [
     "RowDropout",
     "RowPlan",
     "RowSensitiveDropout",
+    "Select",
     "Sequential",
     "Shuffle",
     "Sigmoid",

@@ -140,7 +140,7 @@ def test_without_a_peer_numbanets_dense_step_is_it():
 
 
 # --- training runs ----------------------------------------------------------------------------------------------------
-WORDS = ("the cat sat on the mat and the dog lay on the rug beside it . " * 80).split()
+WORDS = ("the cat sat on the mat and the dog lay on the rug beside it . " * 240).split()
 SECONDS = {"bernoulli": 4.0, "rdp": 2.0}
 
 

@@ -10,6 +10,7 @@ from sklearn.base import clone
 
 from numbanet import GateSparsity, LanguageModel, RowDropout, SkewNormalSchedule, Tensor, device
 from numbanet.estimators.vocabulary import Vocabulary
+from numbanet.training.task import LanguageModelling
 
 TEXT = "the cat sat on the mat and the dog sat on the rug .".split() * 40
 FAST = {"epochs": 4, "batch_size": 4, "steps": 7, "learning_rate": 2.0, "random_state": 0, "device": "cpu"}
@@ -66,6 +67,24 @@ def test_words_that_follow():
     assert len(text) == 12 and set(text) <= set(TEXT)
     assert text == model.generate(["the"], 12, random_state=1)
     assert model.generate(["the", "cat"], 3, temperature=0) == model.generate(["the", "cat"], 3, temperature=0, random_state=5)
+
+
+@pytest.mark.parametrize("most", [1, 3 * 4 * 10])  # pieces of one and of three time steps; seven do not come out even
+@pytest.mark.parametrize("way", ["none", "bernoulli", "rdp", "tdp", "columns", "tied rdp"])
+def test_logits_in_pieces_teach_the_same(way, most, monkeypatch):
+    """The same weights, losses and perplexity, and never more logits at a time than allowed (of one time step at least)."""
+    whole, sizes, loss = fitted(**WAYS[way]), [], LanguageModelling.loss
+    monkeypatch.setattr(LanguageModelling, "MOST_LOGITS", most)
+    monkeypatch.setattr(LanguageModelling, "loss", lambda task, output, *given: sizes.append(output.size) or
+                        loss(task, output, *given))
+    model = fitted(**WAYS[way])
+    assert max(sizes) <= max(most, 4 * 10)
+    for name, value in whole.model_.state_dict().items():
+        np.testing.assert_allclose(model.model_.state_dict()[name], value, atol=2e-4)
+    for ours, theirs in zip(model.history_, whole.history_):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert ours["score"] == pytest.approx(theirs["score"], abs=0.01)
+    assert model.perplexity(TEXT) == pytest.approx(whole.perplexity(TEXT), rel=1e-3)
 
 
 def test_integers_are_symbols():

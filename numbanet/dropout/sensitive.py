@@ -87,6 +87,10 @@ class SensitiveDropout(Dropout):
     def region(self, images: int, places: int, window: Any, channels: int) -> tuple[int, int]:
         """Rows and columns of a region, for so many images of so many output positions."""
 
+    def watched(self, x: Tensor) -> Tensor:
+        """Those images of a batch that are looked at."""
+        return x
+
     def places(self, size: tuple[int, int], count: int, rng: np.random.Generator) -> np.ndarray:
         """(count, 2): which values of each region are looked at, by their distance from its first row and column."""
         return np.stack([rng.integers(max(side, 1), size=count) for side in size], 1)
@@ -121,6 +125,7 @@ class SensitiveDropout(Dropout):
         size = min(region[0], n * places), min(region[1], depth)
         looked = max(min(math.ceil(self.sample * math.prod(size)), self.most), 1)
         offsets = np.sort(self.places(size, looked, rng), axis=0).astype(np.int32)
+        x = self.watched(x)
         counts = dev.download(dev.count_large(x.data, layer.window, *region, dev.upload(offsets), threshold * scale_of(x)))
         return (n * places, depth), region, counts, looked
 
@@ -130,10 +135,10 @@ class SensitiveDropout(Dropout):
         changes in training; how values are spread around it changes too, so `fit` finds them anew before each epoch."""
         found, sites = dict(self._given), {(site.layer, site.name): site for site in self.sites(model)}
 
-        def look(layer, name, values, w):
+        def look(layer, name, flow, w):
             site = sites.get((layer, name))
             if site is not None and site.number not in found:
-                found[site.number] = self._threshold(site, values)
+                found[site.number] = self._threshold(site, flow.dense())
 
         with no_grad():
             model(x, Step(x.device, look=look))
@@ -182,15 +187,16 @@ class RowSensitiveDropout(SensitiveDropout):
         As for `SensitiveDropout`.
     rows : int, default=8
         Neighbouring rows of a region: they see nearly the same pixels, and are sensitive together. Each is drawn by itself.
-    together : int, default=1
-        So many images in a row of the batch drop the same positions, by what the first of them is like.
+    together : int, default=4
+        So many images in a row of the batch drop the same positions, by what the first of them is like: a quarter of the
+        images are looked at, and learning is no worse than with rows drawn for each image (`papers-cnn`, `each`).
     """
 
     name = "rsdp"
 
     def __init__(self, rate: Rate = 0.5, sample: float = 0.3, most: int = 16, votes: float = 0.5, sensitive: float = 0.3,
                  contrast: float = 0.5, scale: str = "none", thresholds: dict[int, float] | None = None, rows: int = 8,
-                 together: int = 1) -> None:
+                 together: int = 4) -> None:
         super().__init__(rate, sample, most, votes, sensitive, contrast, scale, thresholds)
         for name, value in (("rows", rows), ("together", together)):
             if not isinstance(value, numbers.Integral) or value < 1:
@@ -200,13 +206,22 @@ class RowSensitiveDropout(SensitiveDropout):
     def region(self, images, places, window, channels):
         return self.rows, math.prod(window.kernel) * channels
 
+    def watched(self, x):
+        if self.together == 1:
+            return x
+        first, flat = np.arange(0, x.shape[0], self.together, dtype=np.int32), (x.shape[0], math.prod(x.shape[1:]))
+        values = x.device.take_rows(x.device.reshape(x.data, flat), x.device.upload(first))
+        return Tensor.wrap(x.device.reshape(values, (len(first), *x.shape[1:])), x.device)
+
     def places(self, size, count, rng):  # of one row: where its patch begins is worked out once
         return np.stack([np.full(count, rng.integers(max(size[0], 1))), rng.integers(max(size[1], 1), size=count)], 1)
 
     def choose(self, sensitive, images, shape, region, rates, scale, rng):
         low, high = (np.uint16(min(round(rate * 65536), 65535)) for rate in rates)
-        below = np.repeat(np.where(sensitive[:, 0], low, high), self.rows)[:shape[0]].reshape(images, -1)[::self.together]
-        kept = rng.integers(65536, size=below.shape, dtype=np.uint16) >= below
+        watched, places = -(-images // self.together), shape[0] // max(images, 1)
+        below = np.repeat(np.where(sensitive[:, 0], low, high), self.rows)[:watched * places].reshape(watched, places)
+        drawn = np.frombuffer(rng.bytes(2 * below.size), np.uint16)  # sooner than rng.integers
+        kept = drawn.reshape(below.shape) >= below
         kept = kept if self.together == 1 else np.repeat(kept, self.together, axis=0)[:images]
         return IndexPlan(shape[0], np.flatnonzero(kept), scale)
 

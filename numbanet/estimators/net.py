@@ -14,7 +14,8 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from ..device import device
 from ..dropout import Dropout, Rate
 from ..training.task import Classification, Regression
-from .base import PARAMETERS, SHARED, BaseNet, storing
+from .base import BaseNet
+from .parameters import PARAMETERS, SHARED, storing
 
 
 class Net(ClassifierMixin, BaseNet):
@@ -32,7 +33,9 @@ class Net(ClassifierMixin, BaseNet):
     history_ : list of dict
         One record an epoch: epoch, loss, score (of the predictions made while training), seconds, flops_share (FLOPs done
         over those of dense training), learning_rate, dropout_rate (the mean over layers), of "rsdp" and "bsdp" dropped and
-        sensitive (shares by convolution), and validation_score where there is validation.
+        sensitive (shares by convolution), validation_score where there is validation, and with sparsity weights_kept (share
+        of the weights of products that are not zero); of `GroupLasso` sparsity_loss and time_loss, which with loss are the
+        parts of the fused loss. FLOPs are compared with those of the network as it was at first.
     n_iter_ : int
         Epochs trained.
     policy_ : Dropout

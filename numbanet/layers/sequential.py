@@ -52,11 +52,18 @@ class Sequential(Layer):
             i += 2 if both else 1
 
     def forward(self, flow, step):
-        for layer, stage in self._stages():
-            if not all(layer.commutes(plan) for plan in flow.due):
-                flow = flow.settled()
-            flow = stage(flow, step)
-        return flow
+        flow, last = self.before_last(flow, step)
+        return last(flow)
+
+    def before_last(self, flow: Flow, step: Step) -> tuple[Flow, Callable[[Flow], Flow]]:
+        """(what comes to the last layer, what that layer does with it, or with some samples of it)"""
+        def does(flow: Flow, layer: Layer, stage: Callable[[Flow, Step], Flow]) -> Flow:
+            return stage(flow if all(map(layer.commutes, flow.due)) else flow.settled(), step)
+
+        *stages, last = self._stages() if self.layers else [(self, lambda flow, step: flow)]
+        for stage in stages:
+            flow = does(flow, *stage)
+        return flow, lambda flow: does(flow, *last)
 
     def _facts(self) -> tuple:
         """(layers, what `droppable` gives by kind, tensors that several layers have), found once for these layers."""
@@ -70,6 +77,10 @@ class Sequential(Layer):
             self._found = (layers, {kind: tuple(sites) for kind, sites in kinds.items()},
                            frozenset(tensor for tensor, count in uses.items() if count > 1))
         return self._found
+
+    def reshaped(self) -> None:
+        """Layers have weights of another shape now: what was found out about them is forgotten."""
+        self._found = None
 
     def sites(self):
         return tuple(site for layer in self.layers for site in layer.sites())

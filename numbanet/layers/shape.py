@@ -1,4 +1,4 @@
-"""Layers that move elements: Flatten, Shuffle."""
+"""Layers that move elements: Flatten, Shuffle, Select."""
 from __future__ import annotations
 
 import functools
@@ -70,3 +70,38 @@ class Shuffle(Layer):
 
     def __repr__(self) -> str:
         return f"Shuffle({self.order.size} features)"
+
+
+class Select(Layer):
+    """y[n, k] = x[n, index[k]]: some of the features.   x (N, I) -> y (N, K)
+
+    Where a network has learned not to read all features (`GroupLasso`), the next layer has no weights for the others.
+
+    Parameters
+    ----------
+    features : int
+        I.
+    index : array_like of int
+        The features that are passed on, increasing, in 0 … I - 1.
+
+    Raises
+    ------
+    ValueError
+        If the indices are not increasing integers of that range.
+    """
+
+    recordable = True
+
+    def __init__(self, features: int, index: Sequence[int] | np.ndarray) -> None:
+        self.plan = IndexPlan(features, index)
+
+    def forward(self, flow, step):
+        return Flow(ops.compact(flow.dense(), plan=step.on(self.plan)))
+
+    def cost(self, form, step):
+        if len(form.shape) != 2 or form.shape[1] not in (None, self.plan.n):
+            raise ValueError(f"{self!r}: its input is of shape {form.shape[1:]} a sample")
+        return Cost(), Form((form.shape[0], self.plan.count), None, form.differentiable)
+
+    def __repr__(self) -> str:
+        return f"Select({self.plan.count} of {self.plan.n} features)"

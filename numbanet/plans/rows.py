@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numbanet_kernels.layouts.rows import Period
+from numbanet_kernels.layouts.rows import Period, RowLists
 
 from .base import AxisPlan
 
@@ -84,7 +84,7 @@ class IndexPlan(AxisPlan):
     def __post_init__(self) -> None:
         chosen = np.array(self.chosen)
         if chosen.ndim != 1 or (chosen.size and (chosen.dtype.kind not in "iu" or chosen[0] < 0 or chosen[-1] >= self.n or
-                                                 (np.diff(chosen.astype(np.int64)) <= 0).any())):
+                                                 (chosen[1:] <= chosen[:-1]).any())):
             raise ValueError(f"IndexPlan: indices must be increasing integers from 0 to {self.n - 1}, got {self.chosen!r}")
         chosen = chosen.astype(np.int32)
         chosen.flags.writeable = False
@@ -105,3 +105,8 @@ class IndexPlan(AxisPlan):
 
     def indices(self):
         return self.chosen
+
+    def lists(self):  # they were checked
+        places = np.full(self.n, -1, np.int32)
+        places[self.chosen] = np.arange(self.count, dtype=np.int32)
+        return RowLists(places, np.zeros(self.n, np.int32), self.chosen)

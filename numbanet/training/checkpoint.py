@@ -20,17 +20,25 @@ class Checkpoint:
         self.whole = whole  # whether training can go on as if nothing had come after; else the optimiser starts anew
         self.streams, self.steps = trainer.streams.state(), optimizer.steps
         self.upcoming = trainer.upcoming and trainer.upcoming.plans
+        self.layers = list(trainer.model.layers)
         self.arrays: list[Any] = []
         old_arrays = old.arrays if old else []
         state = [array for arrays in optimizer.state for array in arrays] if whole else []
         for i, array in enumerate([*(tensor.data for _, tensor, _ in trainer.model.named()), *state]):
-            self.arrays.append(trainer.dev.copy(array, out=old_arrays[i] if i < len(old_arrays) else None))
+            out = old_arrays[i] if i < len(old_arrays) and old_arrays[i].shape == array.shape else None
+            self.arrays.append(trainer.dev.copy(array, out=out))
 
     def restore(self, trainer: Trainer) -> None:
         """Go back."""
         dev, optimizer, arrays = trainer.dev, trainer.optimizer, iter(self.arrays)
+        changed = trainer.model.layers != self.layers
+        trainer.model.layers[:] = self.layers
         for _, tensor, _ in trainer.model.named():
-            tensor.assign(next(arrays))
+            array = next(arrays)
+            changed |= tensor.shape != tuple(array.shape)
+            tensor.assign(array)
+        if changed:
+            trainer.reshaped()
         optimizer.reset()
         optimizer.zero_grad()
         if self.whole and self.steps:

@@ -146,7 +146,7 @@ class Epochs:
         trainer, number = self.trainer, len(self.history)
         trainer.enter(number)
         trainer.optimizer.learning_rate = self.rate * factor_of(self.schedule, number)
-        whole = self.watched or number + 1 == self.end
+        whole = self.watched or number + 1 == self.end or trainer.structure.changing
         record = {"epoch": number + 1, **epoch(trainer, self.data, self.tick, whole),
                   "learning_rate": trainer.optimizer.learning_rate, "dropout_rate": trainer.rate(),
                   **trainer.current.report(), **(trainer.gates.report() if trainer.gates else {})}
@@ -156,6 +156,9 @@ class Epochs:
                 trainer.optimizer.settle()
         if not math.isfinite(record["loss"]) or (looking and not finite(trainer)):
             return self._broken(number, record.get("broken"))
+        began = time.perf_counter()
+        record.update(trainer.leave())
+        record["seconds"] += time.perf_counter() - began
         if looking and number + 1 < self.end:
             self._copy(number + 1)
         if self.validation is not None:
@@ -172,7 +175,7 @@ class Epochs:
 
     def _has_waited(self, record: dict) -> bool:
         """Whether the validation score has not improved for long; the weights of the best one are copied."""
-        if self.patience is None:
+        if self.patience is None or not self.trainer.structure.final:
             return False
         if self.best is None or not record["validation_score"] <= self.best[0] + TOLERANCE:
             self.best = record["validation_score"], Checkpoint(self.trainer, len(self.history), whole=False)

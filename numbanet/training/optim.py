@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import math
 import numbers
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,6 +161,15 @@ class Optimizer(abc.ABC):
     def settle(self, parameter: Tensor | None = None) -> None:  # noqa: B027  most optimisers leave nothing undone
         """Bring a parameter, or all, up to date where steps were left undone."""
 
+    def resize(self, parameter: Tensor, change: Callable[[Any], Any]) -> None:
+        """Replace a parameter's array by change(array), of another shape, and the arrays of its state in the same way."""
+        self.settle(parameter)
+        parameter.zero_grad()
+        parameter.data = change(parameter.data)
+        for own, state in zip(self.parameters, self.state):
+            if own is parameter:
+                state[:] = map(change, state)
+
     # --- state --------------------------------------------------------------------------------------------------------
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -304,6 +313,10 @@ class SGD(Optimizer):
             if missed and missed.count:
                 p.device.sgd_settle(matrix(p, p.data), matrix(p, self.state[i][0]), missed.late)
                 missed.settled()
+
+    def resize(self, parameter, change):
+        super().resize(parameter, change)
+        self.missed.pop(parameter, None)
 
     def reset(self):
         super().reset()

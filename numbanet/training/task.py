@@ -11,7 +11,7 @@ import numpy as np
 from .. import ops
 from ..autograd import no_grad
 from ..device import Device, device
-from ..layers import Step
+from ..layers import Flow, Sequential, Step
 from ..tensor import Tensor
 from .data import Batch, Data, in_order
 from .forward import forward
@@ -42,6 +42,14 @@ class Task(abc.ABC):
     def figures(self, record: dict[str, Any], samples: int) -> dict[str, float]:
         """What the record of an epoch of so many samples says besides."""
         return {}
+
+    def learn(self, model: Sequential, x: Tensor, step: Step, batch: Batch) -> tuple[Any, Any]:
+        """Forward and backward pass of a batch: leaves gradients in the parameters, and gives arrays of the device, the loss
+        and what was predicted."""
+        output = model(x, step)
+        loss = self.loss(output, batch.targets, batch.weights)
+        loss.backward()
+        return loss.data, self.answer(x.device, output.data)
 
     @abc.abstractmethod
     def loss(self, output: Tensor, targets: Any, weights: Any) -> Tensor:
@@ -95,11 +103,16 @@ class LanguageModelling(Task):
     layers remember is carried over, gradients are not (truncated back-propagation through time). Samples are positions in the
     text, inputs integers (T, N), and the model gives (T, N, V).
 
+    Where the logits of a step are more than `MOST_LOGITS`, the last layer and the loss go by pieces of some time steps, forward
+    and backward, so that the logits of one piece stand in memory at a time; the gradient of the last weight is their sum.
+
     Parameters
     ----------
     steps : int
         Words of a piece in a step, T.
     """
+
+    MOST_LOGITS = 1 << 24   # 64 MiB, and as much for their gradients
 
     carries = True
 
@@ -115,6 +128,35 @@ class LanguageModelling(Task):
             rows = (places + 1).reshape(-1)
             yield Batch(rows, None, dev.upload(data.y[rows]), None, rows.size, np.ascontiguousarray(data.X[places]), start == 0)
 
+    def learn(self, model, x, step, batch):
+        if x.shape[0] <= self._most(model, x):
+            return super().learn(model, x, step, batch)
+        flow, last = model.before_last(Flow(x), step)
+        flow, dev, found = flow.settled(), x.device, []
+        answers = dev.empty(batch.targets.shape, np.int32)
+        for own, words in self._pieces(model, flow.x):
+            output, n = last(flow._replace(x=own)).dense(), words.stop - words.start
+            loss = self.loss(output, dev.part(batch.targets, words.start, words.stop), dev.full((n,), 1 / batch.total))
+            loss.backward()
+            dev.copy(self.answer(dev, output.data), out=dev.part(answers, words.start, words.stop))
+            found.append((dev.reshape(loss.data, (1,)), own.gradient.dense(dev)))
+        losses, gradients = (dev.concatenate(arrays, 0) for arrays in zip(*found))
+        flow.x.backward(Tensor.wrap(gradients, dev))
+        return dev.sum(losses), answers
+
+    def _most(self, model: Sequential, x: Tensor) -> int:
+        """How many time steps have at most `MOST_LOGITS`."""
+        return max(1, self.MOST_LOGITS // max(1, x.shape[1] * model.symbols))
+
+    def _pieces(self, model: Sequential, x: Tensor) -> Iterator[tuple[Tensor, slice]]:
+        """(some time steps of x (T, N, …), the first of their graph; which of the T N words they are)"""
+        most, (steps, n) = self._most(model, x), x.shape[:2]
+        for start in range(0, steps, most):
+            stop = min(start + most, steps)
+            own = Tensor.wrap(x.device.part(x.data, start, stop), x.device)
+            own.requires_grad = x.requires_grad
+            yield own, slice(start * n, stop * n)
+
     def loss(self, output, targets, weights):
         return ops.softmax_cross_entropy(output.reshape(-1, output.shape[-1]), labels=targets, weights=weights)
 
@@ -126,12 +168,14 @@ class LanguageModelling(Task):
 
     def validate(self, trainer, data):
         """-log(perplexity): the mean over all words but the first of each piece."""
-        memory, total, count = {}, 0.0, 0
-        with no_grad(), trainer.dev.session(**trainer.session_options):
-            for batch in self.batches(data, min(trainer.batch_size, max((len(data.y) - 1) // 2, 1)), None, trainer.dev):
-                x = Tensor.wrap(trainer.dev.upload(batch.ids), trainer.dev)
-                output = trainer.model(x, Step(trainer.dev, memory=memory))
-                total += self.loss(output, batch.targets, None).item() * batch.total
+        memory, total, count, dev, model = {}, 0.0, 0, trainer.dev, trainer.model
+        with no_grad(), dev.session(**trainer.session_options):
+            for batch in self.batches(data, min(trainer.batch_size, max((len(data.y) - 1) // 2, 1)), None, dev):
+                flow, last = model.before_last(Flow(Tensor.wrap(dev.upload(batch.ids), dev)), Step(dev, memory=memory))
+                flow = flow.settled()
+                for own, words in self._pieces(model, flow.x):
+                    targets = dev.part(batch.targets, words.start, words.stop)
+                    total += self.loss(last(flow._replace(x=own)).dense(), targets, None).item() * (words.stop - words.start)
                 count += batch.total
         return -total / max(count, 1)
 

@@ -10,13 +10,14 @@ import numpy as np
 from ..device import Device
 from ..dropout import Dropout, GateSparsity
 from ..dropout.schedule import mean
-from ..layers import Form, Layer, Sequential, Step
+from ..layers import Flow, Form, Layer, Sequential, Step
 from ..plans import Plan
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
 from .replay import Replay
 from .streams import Streams
+from .structure import Structure
 from .task import Task
 
 FLOAT32 = np.dtype(np.float32)
@@ -47,6 +48,7 @@ class Trainer:
     augment: Callable[..., Any] | None = None   # (inputs, rng, dev) -> inputs: what training does to a batch first
     gates: GateSparsity | None = None   # which steps have sparse gate gradients
     samples: Tensor | None = None   # by which the policy is calibrated before each epoch
+    structure: Structure = dataclasses.field(default_factory=Structure)  # what becomes of the layers and their shapes
 
     def __post_init__(self) -> None:
         self.epoch, self.current = 0, self.policy   # the policy of the present epoch
@@ -63,6 +65,21 @@ class Trainer:
         if self.gates is not None:
             self.gates.enter()
         self.epoch, self.current = epoch, self.policy.at(epoch)
+        self.structure.enter(self)
+
+    def leave(self) -> dict[str, Any]:
+        """After an epoch, all weights up to date: let the structure change; what it says for the record."""
+        with self.dev.session(**self.session_options):
+            if self.structure.compact(self):
+                self.reshaped()
+        return self.structure.report()
+
+    def reshaped(self) -> None:
+        """Layers have changed, or shapes of their weights: forget what was drawn, counted and recorded with those before."""
+        self.model.reshaped()
+        self.upcoming, self.replay = None, Replay(self.dev, self.model)
+        self._dense.clear()
+        self._counted.clear()
 
     def rate(self) -> float:
         """The dropout rate of the present epoch, the mean over all sites; 0 without any."""
@@ -79,11 +96,9 @@ class Trainer:
         return Step(self.dev, plans, training=True, noise=self.streams.noise, inputs=batch and batch.ids,
                     look=self._look if self.current.looks else None, memory=self.memory, gates=gates)
 
-    def _look(self, layer: Layer, name: str, x: Tensor, w: Tensor) -> Plan | None:
+    def _look(self, layer: Layer, name: str, flow: Flow, w: Tensor) -> Plan | None:
         """What the policy says of a site, unless it gives the answer."""
-        sites = self.policy.sites(self.model)
-        site = next((site for site in sites if (site.layer, site.name) == (layer, name)), None)
-        return site and self.current.look(site, x, w, self.streams.plans)
+        return self.current.asked(self.model, layer, name, flow, w, self.streams.plans)
 
     def resume(self, plans: Mapping[tuple[Layer, str], Plan] | None) -> None:
         """The next step has these plans; None: they are to be drawn."""
@@ -107,7 +122,7 @@ class Trainer:
             if batch.fresh and self.memory:
                 self.memory.clear()
             upcoming = None if last else self.draw(following)
-            self.optimizer.prepare(upcoming and self.model.reads(upcoming))
+            self.optimizer.prepare(None if upcoming is None or self.structure.changing else self.model.reads(upcoming))
             loss, answer, ready = self._passes(step, batch)
             if upcoming:
                 upcoming.ready = ready
@@ -116,7 +131,8 @@ class Trainer:
             if shape not in self._dense:
                 self._dense[shape] = self.model.cost(Form(shape), Step(self.dev))[0].flops
             flops = self._flops(shape, step) if step.plans or step.gates else self._dense[shape]
-        return Done(Tensor.wrap(loss, self.dev), answer, flops, self._dense[shape])
+        flops += self.current.spent()
+        return Done(Tensor.wrap(loss, self.dev), answer, flops, self._dense[shape] / self.structure.share)
 
     def _flops(self, shape: tuple[int, ...], step: Step) -> float:
         """Of a step with inputs of this shape; plans of one kind and one density do the same."""
@@ -157,20 +173,18 @@ class Trainer:
             key, arrays = (key, recorded[0]), recorded[1]
 
         def work() -> tuple[Any, Any]:
-            output = self.model(x, step)
-            loss = self.task.loss(output, batch.targets, batch.weights)
-            loss.backward()
-            answer = self.task.answer(self.dev, output.data)
+            loss, answer = self.task.learn(self.model, x, step, batch)
             if recorded:  # last: what fails before leaves the weights as they are
                 self.optimizer.reduce()
                 self.optimizer.launch()
-            return loss.data, answer
+            return loss, answer
 
         loss, answer = self.replay(key, work, arrays)
         step.ready = {}  # makes room for what the update packs
         if not recorded:
             self.optimizer.reduce()
             ready = self.optimizer.launch()
+        self.structure.shrink(self)
         self.optimizer.advance()
         return loss, answer, ready
 

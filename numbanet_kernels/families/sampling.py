@@ -73,12 +73,10 @@ def _count(pixels, channels, geometry, table, rows, height, width, offsets, thre
             if 0 <= column < table.shape[0]:
                 reach[q, s] = table[column, 0] * line + table[column, 1]
     tops, lefts, origins = np.empty(samples, np.int64), np.empty(samples, np.int64), np.empty(samples, np.int64)
+    each, complete = 0 if (offsets[:, 0] == offsets[0, 0]).all() else 1, (reach >= 0).all()  # 0: all samples are of one row
     for b in range(first, stop):
         inside = True
-        for s in range(samples):
-            if s and offsets[s, 0] == offsets[s - 1, 0]:
-                tops[s], lefts[s], origins[s] = tops[s - 1], lefts[s - 1], origins[s - 1]
-                continue
+        for s in range(samples if each else 1):
             row = min(b * height + offsets[s, 0], rows - 1)
             found = patches._place(row, numbers, found)
             tops[s], lefts[s] = found[2], patches._left(row, numbers, found, channels)
@@ -86,9 +84,15 @@ def _count(pixels, channels, geometry, table, rows, height, width, offsets, thre
             inside = inside and 0 <= tops[s] < tall - down and 0 <= lefts[s] <= line - across
         for q in range(counts.shape[1]):
             total = int32(0)
+            if inside and complete:  # without branches
+                for s in range(samples):
+                    total += int32(abs(pixels[uint64(origins[each * s] + reach[q, s])]) > threshold)
+                counts[b, q] = total
+                continue
             for s in range(samples):
-                if reach[q, s] >= 0 and (inside or _sees(table[q * width + offsets[s, 1]], tops[s], lefts[s], tall, line)):
-                    total += int32(abs(pixels[uint64(origins[s] + reach[q, s])]) > threshold)
+                at = each * s
+                if reach[q, s] >= 0 and (inside or _sees(table[q * width + offsets[s, 1]], tops[at], lefts[at], tall, line)):
+                    total += int32(abs(pixels[uint64(origins[at] + reach[q, s])]) > threshold)
             counts[b, q] = total
 
 

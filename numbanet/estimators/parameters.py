@@ -1,0 +1,95 @@
+"""What the estimators are given: the parameters that they share, and how a constructor stores them."""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+SHARED = {"activation": "relu", "dropout": "none", "dropout_rate": 0.5, "optimizer": "sgd", "learning_rate": 0.01,
+          "momentum": 0.9, "nesterov": False, "weight_decay": 0.0, "clip_norm": None, "schedule": None, "epochs": 20,
+          "batch_size": 128, "sparsity": None, "augment": None, "image_shape": None, "early_stopping": False,
+          "validation_fraction": 0.1, "patience": 5, "callbacks": None, "device": "auto", "precision": "float32",
+          "n_jobs": None, "random_state": None, "verbose": 0}
+PARAMETERS = """
+    Parameters
+    ----------
+    layers : tuple of int, str or sequence of Layer, default=(256,)
+        Widths of the hidden layers; the name of a network for images, "lenet5", "alexnet" or "vgg19"; or the layers themselves,
+        from input to output, which `fit` copies and trains on from their present weights. These may take samples of any shape,
+        and integers where the first is an `Embedding`.
+    image_shape : tuple of int or None, default=None
+        (C, H, W) of samples that are given flat, such as in pipelines: they are reshaped to it.
+    activation : {"relu", "tanh", "sigmoid", "gelu"}, default="relu"
+        Between hidden layers given by their widths.
+    dropout : {"none", "bernoulli", "rdp", "tdp"} or Dropout, default="none"
+        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. Layers that are built
+        from widths are made for it: their initial weights have less variance where sums are thinned out (`Linear`, keep), and
+        before tiles features come nearly centred and in random order (`Shuffle`).
+    dropout_rate : float, callable, or sequence of these, default=0.5
+        Probability to drop, in [0, 1), for all hidden layers or one for each; or a function that gives it for an epoch, counted
+        from 0, such as `SkewNormalSchedule`. Initial weights are then made for the mean over `epochs`.
+    optimizer : {"sgd", "adam"} or callable, default="sgd", for a regressor "adam"
+        How weights follow the gradient; a callable, such as a subclass of `Optimizer`, is given parameters and learning rate.
+        Adam's step is bounded whatever the gradient: that of least squares is not.
+    learning_rate : float, default=0.01, for a regressor 0.001
+        Step size; 0.01 suits SGD with momentum, 0.001 Adam.
+    momentum : float, default=0.9
+        Of SGD, in [0, 1).
+    nesterov : bool, default=False
+        Nesterov's form of momentum, for SGD.
+    weight_decay : float, default=0.0
+        L2 penalty on all parameters.
+    clip_norm : float or None, default=None
+        Largest norm of all gradients as one vector: larger ones are scaled down to it, as recurrent networks need it.
+    schedule : {"cosine", "linear"}, callable or None, default=None
+        Factor on the learning rate as a function of the epoch, counted from 0.
+    epochs : int, default=20
+        Passes over the samples.
+    batch_size : int, default=128
+        Samples of a step, as in the papers.
+    sparsity : Sparsity or None, default=None
+        How the network becomes sparse while it learns, such as `GroupLasso(1e-4, groups="rows")`: what is zero leaves it, and
+        training goes on with smaller arrays.
+    augment : callable or None, default=None
+        What training does to the samples of each step first, such as `FlipsAndCrops()`: augment(x, rng, dev) gives an array of
+        the same shape on the same device, where the CPU has NumPy's. Prediction and validation do without.
+    early_stopping : bool, default=False
+        Whether to stop when the score on held-out samples does not improve for `patience` epochs, and to keep the best weights.
+    validation_fraction : float, default=0.1
+        Share of the samples held out for early stopping, in (0, 1); not used where `fit` is given validation data.
+    patience : int, default=5
+        Epochs without improvement before stopping.
+    callbacks : sequence of callable or None, default=None
+        Each is called after every epoch as callback(net, record); training stops where one returns True.
+    device : {"auto", "cpu", "cuda", "emulated"}, default="auto"
+        Where to run: CUDA if a GPU answers, else the CPU. "emulated" runs the CUDA kernels on the CPU, for looking into them.
+    precision : {"float32", "tf32"}, default="float32"
+        Of matrix products on CUDA. "tf32" keeps 10 bits of the operands' mantissas, for tensor cores (compute capability 8.0
+        and above, and the emulated device); sums, updates and all else stay float32. No effect elsewhere. "float32" may use
+        tensor cores as well, in three passes that together keep its bits, where the card is found to be faster that way.
+    n_jobs : int or None, default=None
+        Threads of the CPU to use, at most; None or -1 for as many as BLAS has (by cores, or its environment variables).
+    random_state : int, RandomState or None, default=None
+        Seed of initial weights, shuffling and plans: same seed, same result; bit for bit on the CPU with the same number of
+        threads.
+    verbose : int, default=0
+        1 shows a progress bar.
+"""
+
+
+def storing(parameters: Mapping[str, Any], first: str = "layers", default: Any = (256,)) -> Callable[..., None]:
+    """An `__init__` that stores its first argument and these parameters, as scikit-learn wants it, and does nothing else."""
+    kinds = inspect.Parameter
+    signature = inspect.Signature([kinds("self", kinds.POSITIONAL_OR_KEYWORD),
+                                   kinds(first, kinds.POSITIONAL_OR_KEYWORD, default=default),
+                                   *(kinds(name, kinds.KEYWORD_ONLY, default=value) for name, value in parameters.items())])
+
+    def __init__(*given: Any, **named: Any) -> None:
+        bound = signature.bind(*given, **named)
+        bound.apply_defaults()
+        self = bound.arguments.pop("self")
+        for name, value in bound.arguments.items():
+            setattr(self, name, value)
+
+    __init__.__signature__ = signature
+    return __init__

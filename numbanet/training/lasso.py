@@ -1,0 +1,230 @@
+"""GroupLasso: training that learns a compact structure by a fused loss of error, sparsity and time, and then fine-tunes it.
+
+    fused loss = error + strength sum_g sqrt(n_g) (1 - cost_weight + cost_weight cost_g) |w_g|
+
+(Wen et al. 2016, "Learning structured sparsity in deep neural networks", eqs. 3 and 4, for the groups g of n_g weights; Yuan &
+Lin 2006 for sqrt(n_g); *Performance of Training Sparse Deep Neural Networks on GPUs*, II, for the fused loss.) The error's
+gradient is followed by the optimiser; the norms, which have no gradient at zero, by a proximal step after each update:
+
+    w_g <- w_g max(0, 1 - step strength sqrt(n_g) (…) / |w_g|)
+
+which makes groups exactly zero. After each epoch those leave the network (`compaction`), so that its products become smaller
+while it learns. The last epochs fine-tune what is left, without a penalty.
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from ..autograd import no_grad
+from ..device import Device
+from ..layers import Conv2d, Flow, Form, Layer, Linear, Sequential, Step
+from ..tensor import Tensor
+from . import compaction
+from .compaction import Joint
+from .optim import matrix
+from .structure import Sparsity, Structure
+
+TILE = 32  # rows and columns of a tile, as those of `TilePlan`
+MEASURED = 5  # times that a layer is timed
+
+
+class Group(NamedTuple):
+    """The groups of one weight: pieces of height x width of it as (R, C)."""
+
+    layer: Layer
+    height: int
+    width: int
+
+
+def _rows(joint: Joint, last: Layer) -> Group | None:
+    source = joint.source
+    return Group(source, 1, source.weight.shape[1]) if isinstance(source, Linear) else None
+
+
+def _filters(joint: Joint, last: Layer) -> Group | None:
+    source = joint.source
+    return Group(source, 1, math.prod(source.weight.shape[1:])) if isinstance(source, Conv2d) else None
+
+
+def _columns(joint: Joint, last: Layer) -> Group | None:
+    shape = joint.reader.weight.shape
+    can_leave = joint.source is not None or (joint.flat and isinstance(joint.reader, Linear))
+    return Group(joint.reader, shape[0], math.prod(shape[2:])) if can_leave else None
+
+
+def _tiles(joint: Joint, last: Layer) -> Group | None:
+    return Group(joint.reader, TILE, TILE) if isinstance(joint.reader, Linear) and joint.reader is not last else None
+
+
+GROUPS: dict[str, Callable[[Joint, Layer], Group | None]] = {"rows": _rows, "columns": _columns, "tiles": _tiles,
+                                                             "filters": _filters}
+
+
+def check_share(name: str, value: Any, open_end: bool = False) -> None:
+    """ValueError unless the value is a number in [0, 1], or [0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value <= 1 or (open_end and value == 1):
+        raise ValueError(f"{name} must be a number in [0, 1{')' if open_end else ']'}, got {value!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupLasso(Sparsity):
+    """Structured sparsity: whole groups of weights become zero while a network learns, and leave it (`Net`, sparsity).
+
+    Layers other than `Linear` and `Conv2d` without groups, frozen weights, and weights that several layers share are left
+    alone. The last layer keeps its outputs.
+
+    Parameters
+    ----------
+    strength : float
+        Of the penalty, not negative: coefficient of the groups' norms in the loss, each times the square root of its size.
+    groups : {"rows", "columns", "tiles", "filters"} or tuple of these, default="rows"
+        What becomes zero together. "rows": the weights of a neuron of a `Linear` layer. "columns": those that read an input of
+        a `Linear` layer, be it a neuron of the layer before or a feature of the samples, or a channel of a `Conv2d` layer.
+        "filters": the weights of a filter of a `Conv2d` layer. "tiles": 32 x 32 blocks of the weight of a `Linear` layer but
+        the last. Of several, each is shrunk in turn: ("filters", "rows") is for networks of convolutions.
+    cost_weight : float, default=0.0
+        In [0, 1]: how far groups are weighed by what they cost, seconds for a weight of their layer over the network's mean, as
+        measured on the device before the first epoch. FLOPs would miss that small products take longer than theirs. Measured
+        costs are rounded to powers of 2; still two fits may differ, so that by default all weights cost the same.
+    fine_tuning : float, default=0.5
+        In [0, 1): share of the epochs, the last ones, that train what is left at fixed structure, without a penalty.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range or a group unknown; before training, if the network has no such groups.
+
+    Notes
+    -----
+    The length of a proximal step is the learning rate over 1 - momentum, as far as SGD goes along a constant gradient, so that
+    weights settle where the fused loss is least; for other optimisers it is the learning rate.
+
+    Early stopping looks for the best weights among the epochs of fine-tuning.
+    """
+
+    name: ClassVar[str] = "lasso"
+    strength: float
+    groups: str | tuple[str, ...] = "rows"
+    cost_weight: float = 0.0
+    fine_tuning: float = 0.5
+
+    def __post_init__(self) -> None:
+        given = self.strength
+        if isinstance(given, bool) or not isinstance(given, numbers.Real) or not 0 <= given < math.inf:
+            raise ValueError(f"GroupLasso: strength must be a finite number, not negative, got {given!r}")
+        if not self.kinds or not all(isinstance(kind, str) and kind in GROUPS for kind in self.kinds):
+            raise ValueError(f"GroupLasso: there are no groups {self.groups!r}; choose from {', '.join(map(repr, GROUPS))}")
+        check_share("GroupLasso: cost_weight", self.cost_weight)
+        check_share("GroupLasso: fine_tuning", self.fine_tuning, open_end=True)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The groups, each kind once."""
+        return tuple(dict.fromkeys((self.groups,) if isinstance(self.groups, str) else self.groups))
+
+    def of(self, model: Sequential, shape: tuple[int, ...]) -> list[Group]:
+        """The groups of a model for inputs of this shape, in the order in which they are shrunk."""
+        found = compaction.joints(model, shape)
+        last = found[-1].reader if found else None
+        return [group for kind in self.kinds for group in (GROUPS[kind](joint, last) for joint in found) if group]
+
+    def begin(self, model, shape, epochs, dev):
+        for kind in self.kinds:
+            if not dataclasses.replace(self, groups=kind).of(model, shape):
+                raise ValueError(f"GroupLasso: there are no {kind} that could leave {model}")
+        costs = seconds(model, shape, dev) if self.cost_weight else {}
+        return Lasso(self, model, shape, epochs, costs)
+
+
+class Lasso(Structure):
+    """A network under a `GroupLasso`."""
+
+    def __init__(self, chosen: GroupLasso, model: Sequential, shape: tuple[int, ...], epochs: int,
+                 costs: dict[Layer, float]) -> None:
+        self.chosen, self.shape = chosen, shape
+        self.first = compaction.kept(model), compaction.flops(model, shape)
+        self.until = max(1, round(epochs * (1 - chosen.fine_tuning)))
+        self.costs = costs
+        self.groups: list[Group] = []
+        self._norms: dict[Group, Any] = {}  # after the last step
+        self._masks: dict[Tensor, Any] = {}  # of weights that keep zeros while they are fine-tuned
+        self._said: dict[str, Any] = {}
+
+    def enter(self, trainer):
+        self._norms, self._masks = {}, {}
+        self.groups = self.chosen.of(trainer.model, self.shape)
+        self.share = compaction.flops(trainer.model, self.shape) / self.first[1]
+        self.final = trainer.epoch >= self.until
+        if self.final and "tiles" in self.chosen.kinds:
+            self._masks = {group.layer.weight: _mask(group.layer.weight) for group in self.groups}
+        self.changing = not self.final or bool(self._masks)
+
+    def shrink(self, trainer):
+        for weight, mask in self._masks.items():
+            weight.device.mul(weight.data, mask, out=weight.data)
+        if not self.final:
+            optimizer = trainer.optimizer
+            step = optimizer.learning_rate / (1 - getattr(optimizer, "momentum", 0.0))
+            for group in self.groups:
+                weight = group.layer.weight
+                if weight.requires_grad:
+                    self._norms[group] = weight.device.shrink(matrix(weight, weight.data), group.height, group.width,
+                                                              step * sum(self._factors(group)))
+
+    def _factors(self, group: Group) -> tuple[float, float]:
+        """By what sqrt(n_g) |w_g| is multiplied in the loss: for sparsity, and for time."""
+        strength, share = self.chosen.strength, self.chosen.cost_weight
+        return strength * (1 - share), strength * share * self.costs.get(group.layer, 1.0)
+
+    def compact(self, trainer):
+        parts = [np.float64(self._factors(group)) * _weighed(group, np.float64(group.layer.weight.device.download(norms)))
+                 for group, norms in self._norms.items()]
+        self._said = dict(zip(("sparsity_loss", "time_loss"), map(float, sum(parts, np.zeros(2)))))
+        self._norms = {}
+        changed = not self.final and compaction.compact(trainer.model, trainer.optimizer, self.shape)
+        self._said["weights_kept"] = compaction.kept(trainer.model) / self.first[0]
+        return changed
+
+    def report(self):
+        return self._said
+
+    def __getstate__(self):
+        return {**vars(self), "_norms": {}, "_masks": {}}
+
+
+def _weighed(group: Group, norms: np.ndarray) -> float:
+    """sum_g sqrt(n_g) |w_g|, groups at the edges being smaller."""
+    shape = group.layer.weight.shape
+    sizes = [np.minimum(side, n - np.arange(0, n, side)) for n, side in ((shape[0], group.height),
+                                                                         (math.prod(shape[1:]), group.width))]
+    return float((np.sqrt(np.outer(*sizes)) * norms).sum())
+
+
+def _mask(weight: Tensor) -> Any:
+    return weight.device.upload(np.float32(weight.numpy() != 0))
+
+
+def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Layer, float]:
+    """Of each layer that can be changed, forward, for a weight of it over the network's mean, to powers of 2."""
+    form, found, layers = Form(shape), {}, compaction.trainable(model)
+    rng = np.random.default_rng(0)
+    with no_grad(), dev.session():
+        for layer in model.layers:
+            if layer in layers:
+                x, times = Tensor(rng.standard_normal(form.shape, np.float32), dev), []
+                for _ in range(MEASURED):
+                    began = time.perf_counter()
+                    layer.forward(Flow(x), Step(dev))
+                    dev.synchronize()
+                    times.append(time.perf_counter() - began)
+                found[layer] = min(times)
+            form = layer.cost(form, Step())[1]
+    mean = sum(found.values()) / sum(layer.weight.size for layer in found)
+    return {layer: 2.0 ** round(math.log2(spent / layer.weight.size / mean)) for layer, spent in found.items()}

@@ -1,0 +1,310 @@
+"""Networks that become smaller while they learn: history, dropout, going back, recorded passes, bad input."""
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from numbanet import Flatten, GroupLasso, Layer, Linear, MaxPool2d, Net, NetRegressor, ReLU, Select, Tensor, TileDropout
+from numbanet.datasets import load_digits
+from numbanet.device import problem
+from numbanet.layers import Conv2d
+from numbanet.training import checkpoint, compaction, lasso
+from numbanet.training.structure import Structure
+from numbanet.training.trainer import Trainer
+from numbanet_kernels.runtime import graph
+
+X, Y, X_TEST, Y_TEST = load_digits()
+IMAGES = X.reshape(-1, 1, 8, 8)
+SMALL = {"layers": (48, 48), "epochs": 6, "batch_size": 32, "learning_rate": 0.02, "random_state": 0, "device": "cpu"}
+ROWS = GroupLasso(8e-3)
+
+
+def convolutions():
+    return [Conv2d(1, 8, 3, rng=0), ReLU(), MaxPool2d(2), Flatten(), Linear(72, 32, rng=1), ReLU(), Linear(32, 10, rng=2)]
+
+
+def fitted(sparsity=ROWS, X=X, **options):
+    return Net(**{**SMALL, "sparsity": sparsity, **options}).fit(X, Y)
+
+
+def sizes(net):
+    return [tuple(p.shape) for p in net.model_.parameters() if p.ndim > 1]
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Predictions before and after each compaction, of any network, have to be the same; gives how many there were."""
+    found = []
+
+    def compact(model, optimizer, shape, original=compaction.compact):
+        dev = next(model.parameters()).device
+        x = Tensor(np.random.default_rng(0).random((16, *shape[1:]), np.float32), dev)
+        before = np.array(model(x).numpy())
+        changed = original(model, optimizer, shape)
+        np.testing.assert_allclose(model(x).numpy(), before, rtol=1e-6, atol=1e-6)
+        found.append(changed)
+        return changed
+
+    monkeypatch.setattr(compaction, "compact", compact)
+    return found
+
+
+CASES = {"rows": {}, "columns": {"sparsity": GroupLasso(8e-3, "columns")},
+         "tiles": {"sparsity": GroupLasso(8e-3, "tiles"), "layers": (96, 64)},
+         "rows and columns": {"sparsity": GroupLasso(5e-3, ("rows", "columns"))},
+         "filters and rows": {"sparsity": GroupLasso(1.5e-2, ("filters", "rows")), "layers": convolutions(), "X": IMAGES},
+         "time": {"sparsity": GroupLasso(1.2e-2, cost_weight=0.5)},
+         "adam": {"sparsity": GroupLasso(0.9), "optimizer": "adam", "learning_rate": 0.002},
+         "bernoulli": {"dropout": "bernoulli", "dropout_rate": 0.3}, "rdp": {"dropout": "rdp", "dropout_rate": 0.3},
+         "tdp": {"dropout": TileDropout(0.3, tile=8)}}
+
+
+@pytest.mark.filterwarnings("ignore:tdp")
+@pytest.mark.parametrize("name", CASES)
+def test_a_network_shrinks_while_it_learns(name, compared):
+    net = fitted(**CASES[name])
+    dense = fitted(None, **{k: v for k, v in CASES[name].items() if k != "sparsity"})
+    kept = [record["weights_kept"] for record in net.history_]
+    assert any(compared) and kept[-1] < 0.75 and kept == sorted(kept, reverse=True)
+    assert net.score(X_TEST.reshape(-1, 1, 8, 8) if "X" in CASES[name] else X_TEST, Y_TEST) > 0.65
+    assert len(set(kept[2:])) == 1, "half of the epochs are at fixed structure"
+    assert kept[-1] == pytest.approx(compaction.kept(net.model_) / compaction.kept(dense.model_))
+    assert all(a["flops_share"] <= b["flops_share"] * 1.001 for a, b in zip(net.history_, dense.history_)) or "tdp" in name
+    assert net.history_[-1]["flops_share"] < dense.history_[-1]["flops_share"]
+    assert net.history_[0]["sparsity_loss"] > 0 == net.history_[-1]["sparsity_loss"]
+    assert (net.history_[0]["time_loss"] > 0) == (name == "time")
+    again = pickle.loads(pickle.dumps(net))
+    samples = X_TEST.reshape(-1, 1, 8, 8) if "X" in CASES[name] else X_TEST
+    np.testing.assert_array_equal(again.predict(samples), net.predict(samples))
+    assert sizes(again.partial_fit(X if "X" not in CASES[name] else IMAGES, Y)) == sizes(net)
+    assert again.history_[-1]["weights_kept"] == pytest.approx(kept[-1])
+
+
+def test_a_compact_network_is_saved_and_loaded():
+    net, other = fitted(), fitted(None)
+    with pytest.raises(ValueError, match="shape"):
+        other.model_.load_state_dict(net.model_.state_dict())
+    again = fitted(epochs=6)
+    again.model_.load_state_dict(net.model_.state_dict())
+    np.testing.assert_array_equal(again.predict(X_TEST), net.predict(X_TEST))
+
+
+def test_features_that_are_not_read_leave():
+    net = fitted(GroupLasso(8e-3, "columns"))
+    first = net.model_.layers[0]
+    assert isinstance(first, Select) and first.plan.count < 64 and net.model_.layers[1].in_features == first.plan.count
+    assert not set(np.flatnonzero(X.max(0) == 0)) & set(first.plan.indices())  # what is always 0 is not needed
+
+
+def test_the_same_seed_gives_the_same_network():
+    nets = [fitted() for _ in range(2)]
+    for a, b in zip(*(net.model_.parameters() for net in nets), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_loss_parts_are_the_penalty(monkeypatch):
+    """strength sum_g sqrt(n_g) |w_g| of the weights after the last step, rounded groups included."""
+    seen = []
+
+    def compact(model, optimizer, shape):
+        seen.append([layer.weight.numpy().copy() for layer in model.layers if isinstance(layer, Linear)])
+        return False
+
+    monkeypatch.setattr(compaction, "compact", compact)
+    net = fitted(GroupLasso(1e-3, "tiles", cost_weight=0.25), epochs=2)
+    expected = sum(np.sqrt(part.size) * np.linalg.norm(part) for w in seen[0][:2]
+                   for rows in np.split(w, range(32, len(w), 32)) for part in np.split(rows, range(32, w.shape[1], 32), 1))
+    assert net.history_[0]["sparsity_loss"] == pytest.approx(0.75e-3 * expected, rel=1e-4)
+    costs = [net._structure.costs[layer] for layer in net.model_.layers if isinstance(layer, Linear)]
+    assert all(np.log2(cost) % 1 == 0 for cost in costs) and len(costs) == 3
+
+
+def test_costs_are_those_of_the_device(monkeypatch):
+    """A layer that takes longer is shrunk more."""
+    model = fitted(None, layers=(64, 64), epochs=1).model_
+
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self):
+            return self.now
+
+    clock = Clock()
+    for number, layer in enumerate(layer for layer in model.layers if isinstance(layer, Linear)):
+        def forward(flow, step, original=layer.forward, number=number):
+            clock.now += 4.0 ** number
+            return original(flow, step)
+
+        monkeypatch.setattr(layer, "forward", forward)
+    monkeypatch.setattr(lasso, "time", clock)
+    found = list(lasso.seconds(model, (8, 64), next(model.parameters()).device).values())
+    assert found[1] / found[0] == 4 and found[2] / found[1] >= 4 * 4
+
+
+def test_zero_tiles_stay_zero_while_the_others_are_tuned():
+    zeros = []
+
+    def look(net, record):
+        zeros.append([(layer.weight.numpy() == 0).mean() for layer in net.model_.layers if isinstance(layer, Linear)])
+
+    fitted(GroupLasso(6e-3, "tiles"), layers=(160, 160), callbacks=[look])
+    assert max(zeros[-1]) > 0.1 and zeros[2] == zeros[3] == zeros[4] == zeros[5]
+
+
+# --- going back -------------------------------------------------------------------------------------------------------
+def test_early_stopping_keeps_the_best_compact_network():
+    net = fitted(epochs=30, early_stopping=True, patience=2, sparsity=GroupLasso(8e-3, fine_tuning=0.8))
+    kept = [record["weights_kept"] for record in net.history_]
+    assert 6 < net.n_iter_ < 30 and compaction.kept(net.model_) == pytest.approx(kept[-1] * (64 * 48 + 48 * 48 + 480))
+    assert kept[-1] < 0.7
+
+
+def test_a_checkpoint_brings_back_layers_and_shapes(monkeypatch):
+    """To before they shrank; training then goes on as it did."""
+    found = []
+
+    def leave(self, original=Trainer.leave):
+        before = checkpoint.Checkpoint(self, 0)
+        weights = [p.numpy().copy() for p in self.model.parameters()]
+        first = original(self)
+        shapes = [p.shape for p in self.model.parameters()]
+        before.restore(self)
+        for p, saved in zip(self.model.parameters(), weights, strict=True):
+            np.testing.assert_array_equal(p.numpy(), saved)
+        self.structure.enter(self)
+        assert original(self)["weights_kept"] == first["weights_kept"] and shapes == [p.shape for p in self.model.parameters()]
+        found.append(len(shapes))
+        return first
+
+    plain = fitted(GroupLasso(5e-3, ("rows", "columns")))
+    monkeypatch.setattr(Trainer, "leave", leave)
+    net = fitted(GroupLasso(5e-3, ("rows", "columns")))
+    assert len(found) == 6
+    for ours, theirs in zip(net.model_.parameters(), plain.model_.parameters(), strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+def test_an_error_leaves_the_network_as_it_was(monkeypatch):
+    """Also where it had shrunk meanwhile."""
+    net = fitted(epochs=20)
+    net.history_[:] = net.history_[:3]  # as if it were to shrink further
+    net.sparsity = None
+    before, layers = [p.numpy().copy() for p in net.model_.parameters()], list(net.model_.layers)
+    net._structure.chosen = GroupLasso(0.1, ("rows", "columns"))
+
+    def leave(self, original=Trainer.leave):
+        original(self)
+        assert self.model.layers != layers
+        raise OSError("now")
+
+    monkeypatch.setattr(Trainer, "leave", leave)
+    with pytest.raises(OSError, match="now"):
+        net.partial_fit(X, Y)
+    assert net.model_.layers == layers
+    for p, saved in zip(net.model_.parameters(), before, strict=True):
+        np.testing.assert_array_equal(p.numpy(), saved)
+    monkeypatch.undo()
+    net.partial_fit(X, Y)
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+DEVICES = [name for name in ("cuda", "emulated") if problem(name) is None]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_recorded_passes_are_forgotten_when_shapes_change(device, optimizer, monkeypatch):
+    counts = {}
+
+    def replay(self, original=graph.Graph.replay):
+        original(self)
+        counts[self] = counts.get(self, 0) + 1
+
+    monkeypatch.setattr(graph.Graph, "replay", replay)
+    rng, found = np.random.default_rng(0), []
+    x, y = rng.standard_normal((16, 6)), np.arange(16) % 3
+    strength = {"sgd": 0.12, "adam": 4.0}[optimizer]
+    for where in ("cpu", device):
+        net = Net((8,), sparsity=GroupLasso(strength, ("rows", "columns"), fine_tuning=0.4), epochs=5, batch_size=4,
+                  learning_rate=0.05 if optimizer == "sgd" else 0.01, optimizer=optimizer, random_state=0, device=where)
+        found.append(net.fit(x, y))
+    assert len(counts) >= 2 and sizes(found[0]) == sizes(found[1]) != [(8, 6), (3, 8)]
+    for ours, theirs in zip(*(net.model_.parameters() for net in found), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+# --- the seam ---------------------------------------------------------------------------------------------------------
+def test_the_seam_is_called_in_order(monkeypatch):
+    calls = []
+
+    class Told(Structure):
+        def enter(self, trainer):
+            calls.append(f"enter {trainer.epoch}")
+
+        def shrink(self, trainer):
+            calls.append("shrink")
+
+        def compact(self, trainer):
+            calls.append("compact")
+            return False
+
+        def report(self):
+            calls.append("report")
+            return {"told": len(calls)}
+
+    class Telling(GroupLasso):
+        def begin(self, model, shape, epochs, dev):
+            assert shape == (500, 64) and epochs == 2
+            return Told()
+
+    net = fitted(Telling(0.0), epochs=2, batch_size=500)
+    steps = -(-len(X) // 500)
+    assert calls == [call for epoch in range(2) for call in (f"enter {epoch}", *["shrink"] * steps, "compact", "report")]
+    assert net.history_[1]["told"] == len(calls)
+
+
+def test_without_strength_nothing_changes():
+    for a, b in zip(fitted(GroupLasso(0.0)).model_.parameters(), fitted(None).model_.parameters(), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("arguments, message", [
+    ((-1.0,), "strength"), ((np.nan,), "strength"), (("a",), "strength"), ((True,), "strength"),
+    ((1, "lines"), "no groups 'lines'"), ((1, ()), "no groups"), ((1, ("rows", 3)), "no groups"),
+    ((1, "rows", -0.1), "cost_weight"), ((1, "rows", 1.1), "cost_weight"),
+    ((1, "rows", 0, 1.0), "fine_tuning"), ((1, "rows", 0, None), "fine_tuning")], ids=str)
+def test_what_is_no_lasso_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        GroupLasso(*arguments)
+
+
+class Own(Layer):
+    def __call__(self, x):
+        return x.relu()
+
+
+@pytest.mark.parametrize("sparsity, options, message", [
+    ("rows", {}, "sparsity must be None or a Sparsity"), (GroupLasso(1, "filters"), {}, "no filters that could leave"),
+    (GroupLasso(1, ("rows", "filters")), {}, "no filters"), (GroupLasso(1), {"layers": ()}, "no rows"),
+    (GroupLasso(1), {"layers": [Linear(64, 8), Own(), Linear(8, 10)]}, "no rows")], ids=str)
+def test_what_does_not_fit_is_refused_before_training(sparsity, options, message):
+    net = Net(**{**SMALL, "sparsity": sparsity, **options})
+    with pytest.raises(ValueError, match=message):
+        net.fit(X, Y)
+    assert not hasattr(net, "model_")
+
+
+def test_it_is_a_value():
+    assert GroupLasso(0.1) == GroupLasso(0.1, "rows") != GroupLasso(0.2) and len({GroupLasso(0.1), GroupLasso(0.1)}) == 1
+    net = clone(Net((8,), sparsity=GroupLasso(0.1, ("rows", "columns"))))
+    assert net.sparsity == GroupLasso(0.1, ("rows", "columns"))
+    with pytest.raises(AttributeError):
+        net.sparsity.strength = 1
+
+
+def test_a_regressor_shrinks_too():
+    net = NetRegressor((32,), sparsity=GroupLasso(0.6), learning_rate=0.01, epochs=16, batch_size=32, random_state=0,
+                       device="cpu").fit(X[:300], X[:300, 20] * 3)
+    assert net.history_[-1]["weights_kept"] < 0.9 and net.score(X[:300], X[:300, 20] * 3) > 0.8
