@@ -27,6 +27,8 @@ class SparseLinear(Layer):
     """y = x wᵀ + b, of whose weight only some entries are there.   x (…, in) -> y (…, out)
 
     What training changes are the values of these entries, a tensor of one axis: no mask, and no array of the weight's shape.
+    Where they are is fixed, unless a `Rewire` is the network's `sparsity`.
+
     Under an `AxisPlan` of its neurons, or after one of its inputs, entries of dropped ones are left out. The state has the
     names of the parts of PyTorch's sparse tensors: crow_indices, col_indices, values.
 
@@ -106,7 +108,7 @@ class SparseLinear(Layer):
         return kind(*parts, (self.out_features, self.in_features))
 
     @property
-    def structure(self) -> ops.Structure:
+    def layout(self) -> ops.Layout:
         """Where the entries are, on the device: made when it is asked for the first time, and after `crow_indices` and
         `col_indices` took other values (`Tensor.assign`).
 
@@ -120,7 +122,7 @@ class SparseLinear(Layer):
             kind = CSR if self.tile is None else BSR
             parts = (np.array(tensor.numpy()) for tensor in (self.crow_indices, self.col_indices))
             matrix = kind(*parts, np.zeros(self.values.shape, np.float32), (self.out_features, self.in_features))
-            self._made = of, ops.Structure(matrix, self.values.device)
+            self._made = of, ops.Layout(matrix, self.values.device)
         return self._made[1]
 
     def rewire(self, count: int) -> np.ndarray:
@@ -180,7 +182,7 @@ class SparseLinear(Layer):
             y, *others = self.forward(Flow(x.reshape(math.prod(lead), width), kept), step, relu)
             return Flow(y.reshape(*lead, y.shape[-1]), *others)
         rows = step.kept(self) if isinstance(plan, AxisPlan) else None
-        y = ops.linear_sparse(x, self.values, self.bias, structure=self.structure, relu=relu, cols=kept,
+        y = ops.linear_sparse(x, self.values, self.bias, layout=self.layout, relu=relu, cols=kept,
                               rows=None if self.tile else rows, trace=self.trace)
         y = ops.compact(y, plan=rows) if self.tile and rows is not None else y
         return Flow(y, rows, (plan,) if plan is not None and (rows is None or plan.scale != 1.0) else ())
@@ -206,11 +208,11 @@ class SparseLinear(Layer):
         inner = self.in_features if form.kept is None else form.kept.count
         outer = self.out_features if rows is None else rows.count
         share = 1.0 if self.tile else inner / self.in_features * outer / self.out_features
-        return (product_cost(samples_of(form), inner, outer, share * self.structure.nnz, form),
+        return (product_cost(samples_of(form), inner, outer, share * self.layout.nnz, form),
                 Form((*form.shape[:-1], self.out_features), rows, True))
 
     def __repr__(self) -> str:
-        density = self.structure.nnz / (self.in_features * self.out_features)
+        density = self.layout.nnz / (self.in_features * self.out_features)
         tiles = "" if self.tile is None else f", tiles of {self.tile}"
         return (f"SparseLinear({self.in_features}, {self.out_features}, density={density:.3g}{tiles}"
                 f"{'' if self.bias is not None else ', bias=False'})")
