@@ -60,6 +60,7 @@ from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
 from .training.lasso import GroupLasso
 from .training.optim import SGD, Adam, Optimizer
+from .training.rewiring import Rewire
 
 __version__ = "0.1.0"
 
@@ -105,6 +106,7 @@ __all__ = [
     "Order",
     "Plan",
     "ReLU",
+    "Rewire",
     "RowDropout",
     "RowPlan",
     "RowSensitiveDropout",
