@@ -14,42 +14,20 @@ read a sample ROWS times. Reading is what takes the time: of one row alone, a ve
 """
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 from numba import float32
 
 from ..host import threads
+from ..host.lanes import WIDTH
 from ..host.narrow import aligned
-from ..host.slabs import LANES, ROWS, moves_of, multiply, spread_out
+from ..host.slabs import moves_of, multiply, spread_out
+from ..layouts.slabs import LANES, ROWS, grouped
 from ..runtime.declare import cuda, kernel, kernels
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import THREADS, blocks_for, empty_cuda, flat, full_cuda, upload_cuda
 
 SAMPLES = ("slabs", "I", LANES)
-
-
-class Grouped(NamedTuple):
-    """An order of rows (O,), int32, that begins with `count` groups of ROWS rows with the same inputs."""
-
-    order: Any
-    count: int
-
-
-def grouped(indices):
-    """The order in which rows with the same inputs stand together, of indices (O, K) of the host."""
-    if not len(indices):
-        return Grouped(np.zeros(0, np.int32), 0)
-    keys = indices @ np.random.default_rng(0).integers(1, 1 << 62, indices.shape[1])  # wraps; equal rows have equal keys
-    order = np.lexsort((keys, indices[:, 0]))
-    new = np.ones(len(order), bool)
-    new[1:] = (indices[order[1:]] != indices[order[:-1]]).any(axis=1)
-    heads = np.flatnonzero(new)
-    within = np.arange(len(order)) - np.repeat(heads, np.diff([*heads, len(order)]))
-    whole = np.repeat(np.diff([*heads, len(order)]) // ROWS * ROWS, np.diff([*heads, len(order)]))
-    chosen = within < whole
-    return Grouped(np.concatenate([order[chosen], order[~chosen]]).astype(np.int32), int(chosen.sum()) // ROWS)
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -104,7 +82,8 @@ def _within(op, name, indices, limit):
 
 
 def _check_samples(op, starts, columns, values, inputs, out):
-    found = expect(op, starts=(starts, ("N + 1",), INT32), columns=(columns, ("nonzeros",), INT32), values=(values, ("nonzeros",)))
+    entries = "entries",
+    found = expect(op, starts=(starts, ("N + 1",), INT32), columns=(columns, entries, INT32), values=(values, entries))
     if not found["N + 1"]:
         raise ValueError(f"{op}: starts {starts.shape} must have one number more than there are samples")
     shape = ceil_div(found["N + 1"] - 1, LANES), inputs, LANES
@@ -123,6 +102,11 @@ def _divided(part, slabs, groups, moved):
     if moved or slabs >= 4 * part.count:
         return part.of(slabs).start, part.of(slabs).stop, 0, groups
     return 0, slabs, part.of(groups).start, part.of(groups).stop
+
+
+def samples_together_cpu():
+    """How many samples a loop computes together, where one of them is alive."""
+    return WIDTH
 
 
 def ell_cpu(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None, out=None):
@@ -148,8 +132,8 @@ def ell_cpu(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None
     def work(part):
         found, room = np.zeros(slabs * LANES, np.int32), aligned((inputs + 1) * LANES if starts.size else 0)
         live.append(found)
-        multiply(x.reshape(-1), indices.reshape(-1), values.reshape(-1), depth, bias, ceiling, order, groups, marks, moves, starts,
-             room, y.reshape(-1), found, inputs, *_divided(part, slabs, total - (ROWS - 1) * groups, starts.size))
+        multiply(x.reshape(-1), indices.reshape(-1), values.reshape(-1), depth, bias, ceiling, order, groups, marks, moves,
+                 starts, room, y.reshape(-1), found, inputs, *_divided(part, slabs, total - (ROWS - 1) * groups, starts.size))
 
     threads.share(work, flops=2 * count * indices.size)
     return y, np.bitwise_or.reduce(live)[:count]
@@ -224,6 +208,10 @@ def _spreading():
                     x[first + columns[k] * LANES] = values[k]
 
     return in_slabs
+
+
+def samples_together_cuda():
+    return 1  # those of a warp take their time together; multiplications are counted for those that are alive
 
 
 def empty_slabs_cuda(slabs, neurons):

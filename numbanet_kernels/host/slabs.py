@@ -10,12 +10,11 @@ from llvmlite import ir
 from numba import int64
 from numba.extending import intrinsic
 
+from ..layouts.slabs import LANES, ROWS
 from ..runtime.declare import host_function, host_kernel
 from ..runtime.launch import ceil_div
 from .lanes import BITS, FLOATS, NUMBER, REAL, WIDTH, Lanes, data_of, spread
 
-LANES = 64  # samples of a slab
-ROWS = 4  # with the same inputs, that are multiplied at the same time
 VECTORS = 4 if WIDTH == 16 else 2  # of samples: sums of ROWS x VECTORS vectors are in registers
 INTEGER = numba.int64
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbanet_kernels.families import ell
-from numbanet_kernels.families.ell import LANES, ROWS
+from numbanet_kernels.layouts.slabs import LANES, ROWS, Grouped, grouped
 
 
 def layer(rng, inputs, rows, depth, same=1):
@@ -15,7 +15,7 @@ def layer(rng, inputs, rows, depth, same=1):
 
 
 def on(put, rows):
-    return ell.Grouped(put(rows.order), rows.count)
+    return Grouped(put(rows.order), rows.count)
 
 
 CASES = [(1, 1, 1, 1, 1), (3, 40, 33, 7, 1), (2, 70, 64, 32, 16), (9, 20, 19, 5, 6), (1, 64, 130, 12, 4)]
@@ -32,7 +32,7 @@ def test_a_layer(suffix, put, get, rng, slabs, inputs, rows, depth, same, which,
               "alive": {"alive": rng.random(n) < 0.1}, "none": {"alive": np.zeros(n)}}[which]
     chosen = {name: value.astype(np.int32) for name, value in chosen.items()}
     expected, some = ell.ell_reference(x, indices, values, bias, 1.5, **chosen)
-    order = on(put, ell.grouped(indices)) if together else None
+    order = on(put, grouped(indices)) if together else None
     found, live = getattr(ell, f"ell_{suffix}")(*map(put, (x, indices, values, bias)), 1.5, rows=order,
                                                 **{name: put(value) for name, value in chosen.items()})
     np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-5)
@@ -73,7 +73,7 @@ def test_sparse_samples(suffix, put, get, rng, counts):
 @pytest.mark.parametrize("same, rows", [(1, 9), (3, 12), (4, 16), (6, 18), (16, 64), (5, 23)])
 def test_rows_with_the_same_inputs_are_found(rng, same, rows):
     indices, _, _ = layer(rng, 50, rows, 6, same)
-    order, count = ell.grouped(indices)
+    order, count = grouped(indices)
     assert sorted(order) == list(range(rows)) and count == rows // same * (same // ROWS) + rows % same // ROWS
     for group in order[:count * ROWS].reshape(-1, ROWS):
         assert (indices[group] == indices[group[0]]).all()
@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_refused(suffix, put, rng, change, message):
     if "indices" in change:
         given.update(indices=np.zeros((11, 0), np.int32), values=np.zeros((11, 0)))
     elif "rows" in change:
-        given["rows"] = ell.Grouped(put(np.arange(11, dtype=np.int32)), change["rows"])
+        given["rows"] = Grouped(put(np.arange(11, dtype=np.int32)), change["rows"])
     else:
         (name, shape), = change.items()
         given[name] = np.zeros(shape, np.int32 if name == "alive" else np.float64)
