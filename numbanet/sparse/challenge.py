@@ -115,10 +115,8 @@ def challenge(neurons: int = 1024, layers: int = 120, data: str | os.PathLike[st
     if not isinstance(data, ChallengeData):
         data = generated(neurons, layers, inputs) if data == "generated" else load_challenge(neurons, layers, data)
     data = first_inputs(data, inputs)
-    piece = _plan(data, memory, say)
-    network = _Uploaded(dev, data.network, _free() // 4)
-    _run(dev, first_inputs(data, LANES), _Uploaded(dev, [data.network[0]], 0), way, LANES)  # compiled
-    return _run(dev, data, network, way, piece)
+    Prepared(first_inputs(data, LANES)._replace(network=[data.network[0]]), way, dev, LANES).run()  # compiled
+    return Prepared(data, way, dev, _plan(data, memory, say)).run()
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -181,7 +179,7 @@ class _Uploaded:
 
     def __init__(self, dev: Device, network: Sequence[EllLayer], room: int) -> None:
         self.dev, self.network = dev, network
-        self.shared: dict[int, tuple[Any, Any]] = {}  # values that all layers of a generated network share go there once
+        self.shared: dict[int, tuple[Any, Any]] = {}  # what all layers of a generated network share goes there once
         each = network[0].indices.nbytes
         self.kept = [self._made(layer) for layer in range(min(len(network), max(room // each, 1)))]
 
@@ -194,49 +192,69 @@ class _Uploaded:
         order, count = grouped(indices)
         return (self.dev.upload(indices), self._once(values), self._once(bias)), Grouped(self.dev.upload(order), count)
 
-    def __len__(self) -> int:
-        return len(self.network)
-
     def __getitem__(self, layer: int) -> tuple[tuple[Any, Any, Any], Grouped]:
         return self.kept[layer] if layer < len(self.kept) else self._made(layer)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
-def _run(dev, data, network, way, piece):
-    """All inputs through all layers, piece by piece."""
-    count, layers = len(data.starts) - 1, len(network)
-    neurons = len(data.network[0].indices)
-    own = min(-(-count // LANES), piece // LANES)
-    buffers = [dev.empty_slabs(own, neurons) for _ in range(2)]
-    for buffer in buffers[:1 if way == "plain" else 2]:
-        dev.full(buffer.shape, 0.0, out=buffer)  # the first touch of memory is not the network's time
-    live, done, seconds = np.zeros(layers, np.int64), np.zeros(layers, np.int64), np.zeros(layers)
-    categories = []
-    dev.synchronize()
-    begin = time.perf_counter()
-    for first in range(0, count, piece):
-        starts = data.starts[first:min(first + piece, count) + 1]
-        some = slice(starts[0], starts[-1])
+class Prepared:
+    """The Challenge with its layers on a device and its buffers allocated and touched: `run` may be called often.
+
+    Parameters
+    ----------
+    data : ChallengeData
+    way : str
+    dev : Device
+    piece : int
+        How many inputs go through the network at once; a multiple of LANES.
+    """
+
+    def __init__(self, data: ChallengeData, way: str, dev: Device, piece: int) -> None:
+        self.data, self.way, self.dev, self.piece = data, way, dev, piece
+        self.count, self.size = len(data.starts) - 1, data.network[0].indices.size
+        self.neurons = len(data.network[0].indices)
+        self.layers = _Uploaded(dev, data.network, _free() // 4)
+        slabs = min(-(-self.count // LANES), piece // LANES)
+        self.buffers = [dev.empty_slabs(slabs, self.neurons) for _ in range(1 if way == "plain" else 2)]
+        for buffer in self.buffers:
+            dev.full(buffer.shape, 0.0, out=buffer)
+
+    def run(self) -> ChallengeResult:
+        """All inputs through all layers, piece by piece."""
+        layers = len(self.data.network)
+        live, done, seconds = np.zeros(layers, np.int64), np.zeros(layers, np.int64), np.zeros(layers)
+        self.dev.synchronize()
+        begin = time.perf_counter()
+        categories = np.concatenate([self._piece(first, live, done, seconds) for first in range(0, self.count, self.piece)])
+        total = time.perf_counter() - begin
+        correct = None if self.data.truth is None else bool(np.array_equal(categories, self.data.truth))
+        return ChallengeResult(categories, correct, total, seconds, live, done, layers * self.size, self.count,
+                               -(-self.count // self.piece), self.way)
+
+    def _piece(self, first, live, done, seconds):
+        """The categories among some inputs; adds up what each layer took."""
         before = time.perf_counter()
-        x = dev.in_slabs(*map(dev.upload, (starts - starts[0], data.columns[some], data.values[some])), neurons,
-                         out=dev.part(buffers[0], 0, -(-(len(starts) - 1) // LANES)))
+        x = self._dense(first, min(first + self.piece, self.count))
+        numbers = np.arange(first, min(first + self.piece, self.count))
         alive = np.zeros(len(x) * LANES, np.int32)
-        alive[:len(starts) - 1] = 1
-        numbers = first + np.flatnonzero(alive)
-        for layer in range(layers):
+        alive[:len(numbers)] = 1
+        step = {"compact": _compact, "filter": _filter}.get(self.way, _all)
+        for layer in range(len(live)):
             live[layer] += alive.sum()
-            step = _compact if way == "compact" else _filter if way == "filter" else _all
-            x, alive, numbers, samples = step(dev, x, alive, numbers, network[layer],
-                                              None if way == "plain" else buffers[1 - layer % 2])
-            done[layer] += samples * data.network[0].indices.size
+            buffer = None if self.way == "plain" else self.buffers[1 - layer % 2]
+            x, alive, numbers, samples = step(self.dev, x, alive, numbers, self.layers[layer], buffer)
+            done[layer] += samples * self.size
             now = time.perf_counter()
             seconds[layer] += now - before
             before = now
-        categories.append(numbers[alive[:len(numbers)] != 0])
-    total, categories = time.perf_counter() - begin, np.concatenate(categories)
-    correct = None if data.truth is None else bool(np.array_equal(categories, data.truth))
-    connections = layers * data.network[0].indices.size
-    return ChallengeResult(categories, correct, total, seconds, live, done, connections, count, -(-count // piece), way)
+        return numbers[alive[:len(numbers)] != 0]
+
+    def _dense(self, first, stop):
+        """Some inputs, in slabs."""
+        starts = self.data.starts[first:stop + 1]
+        own = slice(starts[0], starts[-1])
+        given = map(self.dev.upload, (starts - starts[0], self.data.columns[own], self.data.values[own]))
+        return self.dev.in_slabs(*given, self.neurons, out=self.dev.part(self.buffers[0], 0, -(-(stop - first) // LANES)))
 
 
 def _compact(dev, x, alive, numbers, layer, buffer):
