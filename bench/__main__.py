@@ -108,7 +108,8 @@ def _measure(parser: _Parser, chosen: argparse.Namespace) -> int:
     if chosen.plot:
         from . import plots
 
-        own = None if chosen.suites[0] in FAMILIES else getattr(_module(chosen.suites[0]), "plot", None)
+        first = chosen.suites[0]
+        own = getattr(kernels.own(first) if first in FAMILIES else _module(first), "plot", None)
         if own:
             own(results, chosen.plot)
         else:

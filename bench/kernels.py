@@ -83,10 +83,10 @@ def families() -> dict[str, str]:
     """{family: what its suite measures}"""
     modules = dict.fromkeys(module for module in examples.families().values() if ".families." in module.__name__)
     found = {module.__name__.rpartition(".")[2]: module for module in modules}
-    return {name: (_own(name) or module).__doc__.splitlines()[0] for name, module in found.items()}
+    return {name: (own(name) or module).__doc__.splitlines()[0] for name, module in found.items()}
 
 
-def _own(family: str) -> ModuleType | None:
+def own(family: str) -> ModuleType | None:
     """The file of the bench for a family."""
     name = f"bench.{family}"
     return importlib.import_module(name) if importlib.util.find_spec(name) else None
@@ -94,11 +94,11 @@ def _own(family: str) -> ModuleType | None:
 
 def suite(family: str, options: Options) -> Iterator[Case]:
     """What the family's file measures, and the examples of all other operations."""
-    own = _own(family)
-    if hasattr(own, "cases"):
-        yield from own.cases(options)
-    covered = {kernel.op or name for name, kernel in getattr(own, "KERNELS", {}).items()}
-    sizes = [(32, 48, 64)] if options.quick else getattr(own, "SIZES", SIZES)
+    file = own(family)
+    if hasattr(file, "cases"):
+        yield from file.cases(options)
+    covered = {kernel.op or name for name, kernel in getattr(file, "KERNELS", {}).items()}
+    sizes = [(32, 48, 64)] if options.quick else getattr(file, "SIZES", SIZES)
     seen = set()
     for name, module in examples.families().items():
         for size in sizes if module.__name__.endswith(f".families.{family}") and name.partition(",")[0] not in covered else ():
@@ -117,7 +117,7 @@ def _arrays(value: Any) -> list[np.ndarray]:
 
 def _of_example(family: str, name: str) -> Kernel:
     """The kernel of an example, whose arrays do not come from `inputs`."""
-    module, peer = examples.families()[name], getattr(_own(family), "PEERS", {}).get(name)
+    module, peer = examples.families()[name], getattr(own(family), "PEERS", {}).get(name)
 
     def call(n: int, i: int, o: int) -> examples.Example:
         return examples.example(name, (n, i, o))
@@ -147,7 +147,7 @@ def _of_example(family: str, name: str) -> Kernel:
 
 
 def _kernel(family: str, op: str) -> Kernel:
-    return getattr(_own(family), "KERNELS", {}).get(op) or _of_example(family, op)
+    return getattr(own(family), "KERNELS", {}).get(op) or _of_example(family, op)
 
 
 def _inputs(kernel: Kernel, sizes: Mapping[str, Any]) -> tuple[np.ndarray, ...]:

@@ -122,9 +122,10 @@ sites = {site.layer: site for site in model.droppable(policy.kind)}
 few, kept = X_test[:4], {}
 
 
-def ask(layer, name, x, w):
+def ask(layer, name, flow, w):
     """Called by a layer when its input is there."""
-    if layer in sites:
+    if layer in sites and name == "input":
+        x = flow.dense()
         masks = [policy.look(sites[layer], x, w, rng).mask() for _ in range(60)]
         kept[sites[layer].number] = np.mean(masks, axis=0).reshape(len(x), *layer.window.positions(*x.shape[1:3]))
 
@@ -161,9 +162,10 @@ blocks = BlockSensitiveDropout(0.5, rows=10, columns=6, contrast=0.8).calibrated
 found = {}
 
 
-def look(layer, name, x, w):
+def look(layer, name, flow, w):
     """Plans for the second convolution, and its input matrix, channels fastest."""
-    if layer is second:
+    if layer is second and name == "input":
+        x = flow.dense()
         windows = np.lib.stride_tricks.sliding_window_view(x.numpy()[0], (5, 5), axis=(0, 1))  # OH, OW, C, KH, KW
         found["A"] = windows.transpose(0, 1, 3, 4, 2).reshape(100, 150)
         found["rsdp"] = policy.look(sites[layer], x, w, rng)

@@ -131,6 +131,14 @@ class Tensor:
             host, self.device = self.numpy(), other
             self._set(other.upload(host), self.requires_grad)
 
+    def assign(self, values: Any) -> None:
+        """Take other values, an array of this tensor's device: floats of its shape in the memory it has, which recorded
+        launches know; integers in memory of their own, by which what was derived of others is told apart."""
+        if self.dtype == np.float32 and self.shape == tuple(values.shape):
+            self.device.copy(values, out=self.data)
+        else:
+            self._set(self.device.copy(values), self.requires_grad)
+
     def detach(self) -> Tensor:
         """The same memory, outside the graph."""
         return Tensor.wrap(self.data, self.device)
@@ -274,7 +282,8 @@ def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
     missing = problem(name)
     if missing:
         warnings.warn(f"a tensor of device {name!r} was loaded to the CPU: {missing}", stacklevel=2)
-    return Tensor(values, "cpu" if missing else name, requires_grad)
+    dev = named("cpu" if missing else name)
+    return Tensor.wrap(dev.upload(values), dev, requires_grad)
 
 
 def from_dlpack(array: Any, device: str | Device | None = None) -> Tensor:

@@ -164,8 +164,8 @@ def a_pass(r):
     plans = {r.one(*layer.sites()): plan for layer in layers if layer.sites() and (plan := r.plan()) is not None}
     policy = r.one(None, RowSensitiveDropout(0.5, together=r.one(1, 2)), BlockSensitiveDropout(0.5, columns=r.one(None, 4)))
 
-    def look(layer, name, x, w):
-        return policy.look(layer.sites()[1], x, w, r.rng) if isinstance(layer, Conv2d) else None
+    def look(layer, name, flow, w):
+        return policy.look(layer.sites()[1], flow.dense(), w, r.rng) if name == "input" else None
 
     step = Step("cpu", plans, training=True, look=policy and look)
     if r.rng.random() < 0.1 and isinstance(layers[0], Linear):

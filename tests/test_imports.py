@@ -30,7 +30,7 @@ ARROWS = {  # folder: those whose files it may import besides its own
 }
 
 LEVELS = ["profile", "device", "gradients", "tensor", "autograd", "plans", "ops", "layers", "dropout", "training", "estimators",
-          "check", "datasets", "plots", "demo", "cli", "__init__", "__main__"]  # of numbanet: each imports those before it
+          "sparse", "check", "datasets", "plots", "demo", "cli", "__init__", "__main__"]  # each imports those before it
 BACK = {("tensor", "autograd"), ("tensor", "ops")}  # Tensor's methods are the operations, which need Tensor
 
 

@@ -5,6 +5,7 @@ from scipy import special
 
 from numbanet import Order, Tensor, check_grad, op, ops
 from numbanet.plans import BernoulliPlan, RowPlan
+from numbanet.sparse import BSR, CSR
 from numbanet_kernels.layouts.windows import Window
 
 LABELS = np.array([2, 0, 1, 1], np.int32)
@@ -14,6 +15,7 @@ INDEX = np.array([2, 0, 2])
 MEAN, VARIANCE = np.array([[0.5, -1.0, 0.0], [0.3, 1.0, 2.0]], np.float32)
 PICK = np.array([True, False, True, True])
 IDS = np.array([[4, 1], [1, 0]])
+HOLES = np.array([[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 1], [0, 0, 0, 1], [1, 0, 0, 0]])
 
 
 def softmax(x):
@@ -31,6 +33,20 @@ def windows(x):
 
 def binary_cross_entropy(z, t):
     return np.logaddexp(0, z) - t * z
+
+
+def holey(values, tile=None):
+    """HOLES with these values where it is 1, or in the tiles that hold a 1."""
+    matrix = CSR.from_dense(HOLES) if tile is None else CSR.from_dense(HOLES).to_bsr(tile)
+    if tile is None:
+        return np.asarray(CSR(matrix.indptr, matrix.indices, values, HOLES.shape).dense())
+    return BSR(matrix.indptr, matrix.indices, values * matrix.inside(), HOLES.shape).dense()
+
+
+def sparse(tile=None, **options):
+    """`linear_sparse` with a weight of HOLES."""
+    matrix = CSR.from_dense(HOLES) if tile is None else CSR.from_dense(HOLES).to_bsr(tile)
+    return lambda x, values, *b: ops.linear_sparse(x, values, *b, structure=ops.Structure(matrix, x.device), **options)
 
 
 # name: (op, the same in NumPy, shapes of the inputs, where the inputs lie)
@@ -84,6 +100,14 @@ CASES = {
     "linear, scaled, no bias": (lambda x, w: ops.linear(x, w, scale=1.5), lambda x, w: 1.5 * x @ w.T, [(3, 4), (5, 4)], ANY),
     "linear, ReLU": (lambda x, w, b: ops.linear(x, w, b, relu=True), lambda x, w, b: np.maximum(x @ w.T + b, 0),
                      [(3, 4), (5, 4), (5,)], ANY),
+    "linear, sparse": (sparse(), lambda x, v, b: x @ holey(v).T + b, [(3, 4), (7,), (5,)], ANY),
+    "linear, sparse, no bias": (sparse(), lambda x, v: x @ holey(v).T, [(3, 4), (7,)], ANY),
+    "linear, sparse, ReLU": (sparse(relu=True), lambda x, v, b: np.maximum(x @ holey(v).T + b, 0), [(3, 4), (7,), (5,)], ANY),
+    "linear, sparse, kept": (sparse(rows=RowPlan(5, 2, 0), cols=RowPlan(4, 2, 1)),
+                             lambda x, v, b: (x @ holey(v)[:, 1::2].T + b)[:, ::2], [(3, 2), (7,), (5,)], ANY),
+    "linear, sparse tiles": (sparse(2), lambda x, v, b: x @ holey(v, 2).T + b, [(3, 4), (5, 2, 2), (5,)], ANY),
+    "linear, sparse tiles, ReLU": (sparse(2, relu=True), lambda x, v: np.maximum(x @ holey(v, 2).T, 0),
+                                   [(3, 4), (5, 2, 2)], ANY),
     "batch norm": (lambda x, g, b: ops.batch_norm(x, g, b, eps=0.1), lambda x, g, b: batch_norm(x, x.mean(0), x.var(0), g, b),
                    [(6, 4), (4,), (4,)], ANY),
     "batch norm, given": (
@@ -182,6 +206,9 @@ BAD = {
     "add": (lambda a, b: a + b, [(3, 4), (3, 5)], r"add: shapes \(3, 4\) and \(3, 5\)"),
     "matmul": (lambda a, b: a @ b, [(3, 4), (3, 5)], r"matmul: a \(3, 4\).*b \(3, 5\)"),
     "linear": (lambda a, b: ops.linear(a, b), [(3, 4), (5, 6)], r"\(3, 4\).*\(5, 6\)"),
+    "linear_sparse": (sparse(), [(3, 5), (7,)], r"linear_sparse: x \(3, 5\), values \(7,\) do not match a weight \(5, 4\)"),
+    "linear_sparse, values": (sparse(2), [(3, 4), (7,), (5,)], r"linear_sparse: .*values \(7,\) and b \(5,\)"),
+    "linear_sparse, kept": (sparse(cols=RowPlan(4, 2, 1)), [(3, 4), (7,)], "and 2 inputs kept"),
     "reshape": (lambda a: a.reshape(5, -1), [(3, 4)], r"reshape.*\(3, 4\).*\(5, -1\)"),
     "transpose": (lambda a: a.transpose(0, 0), [(3, 4)], r"transpose: axes \(0, 0\)"),
     "sum": (lambda a: a.sum(axis=2), [(3, 4)], r"sum: axis 2"),

@@ -4,7 +4,7 @@ import functools
 import numpy as np
 import pytest
 
-from numbanet import GELU, Flatten, Layer, Linear, Net, NetRegressor, ReLU, RowDropout, TileDropout
+from numbanet import GELU, Flatten, Layer, Linear, Net, NetRegressor, ReLU, RowDropout, SparseLinear, TileDropout
 from numbanet.device import problem
 from numbanet.training.replay import Replay
 from numbanet.training.task import Classification
@@ -51,8 +51,10 @@ def equal(ours, theirs):
 @pytest.mark.parametrize("options", [{"dropout": "none", "optimizer": "adam"},
                                      {"dropout": TileDropout(0.4, dp_max=2, tile=2, mixes=1)},
                                      {"dropout": RowDropout((0.0, 0.4, 0.4).__getitem__, dp_max=2)},
+                                     {"layers": [Linear(6, 9), ReLU(), SparseLinear(9, 8, density=0.25, rng=0), ReLU(),
+                                                 Linear(8, 3)]},
                                      {"net": NetRegressor, "schedule": "linear", "weights": True}],
-                         ids=["adam", "tdp", "rdp by the epoch", "regression"])
+                         ids=["adam", "tdp", "rdp by the epoch", "sparse", "regression"])
 def test_replayed_passes_train_the_same(monkeypatch, replays, options):
     ours = fit(np.random.default_rng(0), **options)
     assert sum(replays.values()) > 2

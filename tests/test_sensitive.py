@@ -61,7 +61,8 @@ def check_mean(values, expected):
 
 def drawn(kind, rate, share, contrast, count=DRAWS, **options):
     """Kept rows or blocks (count, …) of an input matrix of 12 images, 16 positions, 45 columns; what is sensitive; the grid."""
-    rng, chosen = np.random.default_rng(1), kind(rate, contrast=contrast, **options)
+    each = {"together": 1} if kind is RowSensitiveDropout else {}
+    rng, chosen = np.random.default_rng(1), kind(rate, contrast=contrast, **(each | options))
     images, shape, region = 12, (192, 45), (8, 45) if kind is RowSensitiveDropout else (16, 3)
     grid = tuple(-(-n // side) for n, side in zip(shape, region))
     masks = []

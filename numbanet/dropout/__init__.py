@@ -3,17 +3,18 @@ from __future__ import annotations
 
 from .base import BernoulliDropout, Dropout, NoDropout
 from .gates import GateSparsity
+from .graph import DynamicSparseGraph
 from .patterns import RowDropout, TileDropout
 from .schedule import ConstantSchedule, Rate, SkewNormalSchedule
 from .sensitive import BlockSensitiveDropout, RowSensitiveDropout, SensitiveDropout
 from .together import Together, recurrent
 
-__all__ = ["POLICIES", "BernoulliDropout", "BlockSensitiveDropout", "ConstantSchedule", "Dropout", "GateSparsity", "NoDropout",
-           "Rate", "RowDropout", "RowSensitiveDropout", "SensitiveDropout", "SkewNormalSchedule", "TileDropout", "Together",
-           "policy", "recurrent"]
+__all__ = ["POLICIES", "BernoulliDropout", "BlockSensitiveDropout", "ConstantSchedule", "Dropout", "DynamicSparseGraph",
+           "GateSparsity", "NoDropout", "Rate", "RowDropout", "RowSensitiveDropout", "SensitiveDropout",
+           "SkewNormalSchedule", "TileDropout", "Together", "policy", "recurrent"]
 
 POLICIES = {policy.name: policy for policy in (NoDropout, BernoulliDropout, RowDropout, TileDropout, RowSensitiveDropout,
-                                               BlockSensitiveDropout)}
+                                               BlockSensitiveDropout, DynamicSparseGraph)}
 
 
 def policy(dropout: str | Dropout, rate: Rate = 0.5) -> Dropout:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..layers import Sequential, Site
+from ..layers import Flow, Layer, Sequential, Site
 from ..plans import BernoulliPlan, Plan
 from ..tensor import Tensor
 from .schedule import Rate, is_rate, mean, rate_at
@@ -128,6 +128,20 @@ class Dropout(abc.ABC):
         """The plan of a site for which none was drawn, from the layer's input, of images with channels last, and its weight, in
         the step. Called where `looks`."""
         return None
+
+    def look_at(self, site: Site, flow: Flow, w: Tensor, rng: np.random.Generator) -> Plan | None:
+        """`look` at what comes as it flows, compact where it is; by default at its dense form."""
+        return self.look(site, flow.dense(), w, rng)
+
+    def asked(self, model: Sequential, layer: Layer, name: str, flow: Flow, w: Tensor,
+               rng: np.random.Generator) -> Plan | None:
+        """What it chooses for the site of that name, where it is one that it has plans for."""
+        site = next((site for site in self.sites(model) if (site.layer, site.name) == (layer, name)), None)
+        return site and self.look_at(site, flow, w, rng)
+
+    def spent(self) -> float:
+        """FLOPs of what it chose by, since the last call."""
+        return 0.0
 
     def calibrated(self, model: Sequential, x: Tensor) -> Dropout:
         """The policy for this model, with what it has to know of the data: x are some training samples on the model's device.

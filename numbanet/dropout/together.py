@@ -67,8 +67,11 @@ class Together(Dropout):
     def plan(self, site, rng):
         return self._of(site).plan(site, rng)
 
-    def look(self, site, x, w, rng):
-        return self._of(site).look(site, x, w, rng)
+    def look_at(self, site, flow, w, rng):
+        return self._of(site).look_at(site, flow, w, rng)
+
+    def spent(self):
+        return sum(policy.spent() for policy in self.policies)
 
     def report(self):
         return {name: value for policy in self.policies for name, value in policy.report().items()}

@@ -121,7 +121,7 @@ class BaseNet(BaseEstimator):
                 self.model_.reshaped()
                 for tensor, dev, saved in weights:
                     tensor.move(dev)
-                    tensor.data = dev.copy(dev.upload(saved), out=tensor.data if tensor.shape == saved.shape else None)
+                    tensor.assign(dev.upload(saved))
                 self.optimizer_.zero_grad()
                 self.optimizer_.restore(optimizer)
                 self.history_[:] = history

@@ -10,10 +10,11 @@ from .pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from .recurrent import LSTM, LastStep
 from .sequential import Sequential
 from .shape import Flatten, Select, Shuffle
+from .sparse import SparseLinear
 from .step import Site, Step
 
 __all__ = [
     "ACTIVATIONS", "GELU", "LSTM", "Activation", "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Conv2d",
     "Cost", "Embedding", "Flatten", "Flow", "Form", "LastStep", "Layer", "Linear", "MaxPool2d", "Normalize", "ReLU",
-    "Select", "Sequential", "Shuffle", "Sigmoid", "Site", "Step", "Tanh", "to",
+    "Select", "Sequential", "Shuffle", "Sigmoid", "Site", "SparseLinear", "Step", "Tanh", "to",
 ]

@@ -163,13 +163,15 @@ class Layer:
                 raise ValueError(f"load_state_dict: the state {problem} {', '.join(sorted(names))}")
         for name, tensor in own.items():
             try:
-                found[name] = np.asarray(state[name]).astype(np.float32, order="C")
+                found[name] = np.asarray(state[name]).astype(tensor.dtype, order="C")
             except (TypeError, ValueError) as error:
                 raise TypeError(f"load_state_dict: {name} is no array of numbers ({error})") from error
+            if tensor.dtype != np.float32 and not np.array_equal(found[name], state[name]):
+                raise ValueError(f"load_state_dict: {name} has numbers that are no {tensor.dtype}")
             if found[name].shape != tensor.shape:
                 raise ValueError(f"load_state_dict: {name} has shape {found[name].shape}, the layer's is {tensor.shape}")
         for name, tensor in own.items():
-            tensor.device.copy(tensor.device.upload(found[name]), out=tensor.data)
+            tensor.assign(tensor.device.upload(found[name]))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -43,8 +43,8 @@ class Step:
     inputs : ndarray, optional
         The model's input, where it is integers on the host: which rows of an `Embedding` are read.
     look : callable, optional
-        (layer, name of the site, x, w) -> Plan or None: the plan of a site that has none, chosen from what comes to the layer
-        (`Dropout.look`).
+        (layer, name of the site, flow, w) -> Plan or None: the plan of a site that has none, chosen from what comes to the
+        layer (`Dropout.look_at`).
     memory : dict, optional
         By layer, the states that recurrent layers begin with; they leave there those that they end with. Without it they begin
         with zeros.
@@ -82,7 +82,7 @@ class Step:
     def look(self, layer: Layer, flow: Flow, w: Tensor, name: str = "output") -> None:
         """Let the policy choose what is kept at a site from what comes to the layer and its weight, where nothing was drawn."""
         if self._look is not None and (layer, name) not in self.plans:
-            plan = self._look(layer, name, flow.dense(), w)
+            plan = self._look(layer, name, flow, w)
             if plan is not None and not plan.trivial:
                 self.plans[layer, name] = plan
                 self.placed[layer, name] = place_kept(plan, self.device)  # such a plan hardly comes twice

@@ -13,3 +13,4 @@ from .pooling import *
 from .recurrent import *
 from .reduce import *
 from .shape import *
+from .sparse import *

@@ -41,8 +41,13 @@ class Kept:
     @functools.cached_property
     def whole(self) -> Any:
         """All lists in one int32 array of the device, so that one copy moves them."""
-        padded = [np.pad(array.reshape(-1), (0, -array.size % APART)) for array in self._host]
-        return self.device.upload(np.concatenate(padded)) if self._place is None else self._place
+        if self._place is not None:
+            return self._place
+        together, start = np.zeros(sum(array.size + -array.size % APART for array in self._host), np.int32), 0
+        for array in self._host:
+            together[start:start + array.size] = array.reshape(-1)
+            start += array.size + -array.size % APART
+        return self.device.upload(together)
 
     @functools.cached_property
     def lists(self) -> tuple:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numbanet_kernels.layouts.rows import Period
+from numbanet_kernels.layouts.rows import Period, RowLists
 
 from .base import AxisPlan
 
@@ -105,3 +105,8 @@ class IndexPlan(AxisPlan):
 
     def indices(self):
         return self.chosen
+
+    def lists(self):  # they were checked
+        places = np.full(self.n, -1, np.int32)
+        places[self.chosen] = np.arange(self.count, dtype=np.int32)
+        return RowLists(places, np.zeros(self.n, np.int32), self.chosen)

@@ -10,7 +10,7 @@ import numpy as np
 from ..device import Device
 from ..dropout import Dropout, GateSparsity
 from ..dropout.schedule import mean
-from ..layers import Form, Layer, Sequential, Step
+from ..layers import Flow, Form, Layer, Sequential, Step
 from ..plans import Plan
 from ..tensor import Tensor
 from .data import Batch
@@ -96,11 +96,9 @@ class Trainer:
         return Step(self.dev, plans, training=True, noise=self.streams.noise, inputs=batch and batch.ids,
                     look=self._look if self.current.looks else None, memory=self.memory, gates=gates)
 
-    def _look(self, layer: Layer, name: str, x: Tensor, w: Tensor) -> Plan | None:
+    def _look(self, layer: Layer, name: str, flow: Flow, w: Tensor) -> Plan | None:
         """What the policy says of a site, unless it gives the answer."""
-        sites = self.policy.sites(self.model)
-        site = next((site for site in sites if (site.layer, site.name) == (layer, name)), None)
-        return site and self.current.look(site, x, w, self.streams.plans)
+        return self.current.asked(self.model, layer, name, flow, w, self.streams.plans)
 
     def resume(self, plans: Mapping[tuple[Layer, str], Plan] | None) -> None:
         """The next step has these plans; None: they are to be drawn."""
@@ -133,6 +131,7 @@ class Trainer:
             if shape not in self._dense:
                 self._dense[shape] = self.model.cost(Form(shape), Step(self.dev))[0].flops
             flops = self._flops(shape, step) if step.plans or step.gates else self._dense[shape]
+        flops += self.current.spent()
         return Done(Tensor.wrap(loss, self.dev), answer, flops, self._dense[shape] / self.structure.share)
 
     def _flops(self, shape: tuple[int, ...], step: Step) -> float:

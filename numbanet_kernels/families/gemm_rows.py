@@ -19,6 +19,7 @@ import numpy as np
 from numba import float32
 
 from ..blocks import gemm_block
+from ..host.listed import multiply_listed
 from ..layouts.rows import Period
 from ..runtime.arrays import device_cache, to_device
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
@@ -86,12 +87,16 @@ def _arguments(op, empty, x, w, rows, cols, bias=None, where=None, out=None):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-# Kept rows that are a stride BLAS takes without a copy; other rows, and kept columns, are gathered, each row by its own thread.
+# Kept rows that are a stride BLAS takes without a copy; kept columns are gathered, each row by its own thread. Lists of rows
+# have a product of their own forward, and are gathered for dx.
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4[:, ::1])")
 def _gather(w, rows, cols, kept):
     """kept[k, j] = w[rows[k], cols[j]]; w has all these rows and columns."""
     for k in range(rows.size):
         row, out = w[rows[k]], kept[k]
+        if cols.size == row.size:  # all
+            out[:] = row
+            continue
         for j in range(cols.size):
             out[j] = row[np.uint32(cols[j])]
 
@@ -131,9 +136,14 @@ def _kept_rows(op, w, rows, cols):
 
 def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     """y[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])"""
-    (rows, _), (cols, _), out = _arguments("gemm_rows (cpu)", empty_cpu, x, w, rows, cols, bias, out=out)
-    own = _kept_rows("gemm_rows (cpu)", w, rows, cols)
-    return multiply_forward(x, own, out, bias if bias is None else np.ascontiguousarray(bias[rows]), relu, scale)
+    op = "gemm_rows (cpu)"
+    (rows, _), (cols, _), out = _arguments(op, empty_cpu, x, w, rows, cols, bias, out=out)
+    own_bias = bias if bias is None else np.ascontiguousarray(bias[rows])
+    if isinstance(rows, slice) and isinstance(cols, slice):
+        return multiply_forward(x, _kept_rows(op, w, rows, cols), out, own_bias, relu, scale)
+    whole = isinstance(cols, slice) and cols == ALL
+    rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
+    return multiply_listed(x, w, rows, cols, out, own_bias, relu, scale)
 
 
 def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):

@@ -153,12 +153,16 @@ _ALL = Packing(*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2
 
 
 def _share_rows(update, arrays, g, kept, numbers):
-    """The update on each thread's rows of the weight and its state, all of them up to date."""
+    """The update on each thread's rows of the weight and its state, all of them up to date; of a vector, on its elements."""
     row_pos, row_class, cols, _ = kept or _ALL
+    vector = kept is None and arrays[0].shape[0] == 1
 
     def work(part):
-        rows = part.of(arrays[0].shape[0])
-        update(*arrays, g, kept is not None, row_pos, row_class, cols, *numbers, rows.start, rows.stop)
+        own = part.of(arrays[0].shape[1 if vector else 0])
+        if vector:
+            update(*(array[:, own] for array in (*arrays, g)), False, row_pos, row_class, cols, *numbers, 0, 1)
+        else:
+            update(*arrays, g, kept is not None, row_pos, row_class, cols, *numbers, own.start, own.stop)
 
     threads.share(work, arrays[0].size)
 

@@ -11,7 +11,9 @@ import pytest
 from assembly import PROBLEM, PTXAS, assembled
 
 from numbanet_kernels.blocks import gemm_block, grouped
-from numbanet_kernels.families import gemm, gemm_rows, gemm_tiles, indexing, late, random
+from numbanet_kernels.families import csr, gemm, gemm_rows, gemm_tiles, indexing, late, random
+from numbanet_kernels.layouts.entries import Entries
+from numbanet_kernels.layouts.sparse import CSR
 from numbanet_kernels.layouts.tiles import Pattern
 from numbanet_kernels.runtime import arrays, emulation, files, trust
 
@@ -248,3 +250,27 @@ def test_a_kernel_that_a_card_gets_wrong_is_not_used(check, why):
     assert not verdict()
     with emulation.emulated():
         assert verdict()
+
+
+# --- sparse products --------------------------------------------------------------------------------------------------
+def sparse_sectors(rng, op, nnz):
+    """Sectors that a product with a (32, 64) weight of so many entries, the same for each row, touches with 64 samples."""
+    mask = rng.permuted(np.arange(64) < nnz // 32 * np.ones((32, 1)), axis=1)
+    with emulation.emulated():
+        at = Entries(*map(arrays.to_device, CSR.from_dense(mask).entries()))
+    x, dy, values = put(rng, 64, 64), put(rng, 64, 32), put(rng, nnz)
+    with emulation.emulated():
+        turned = {name: csr.csr_turned_cuda(a) for name, a in (("x", x), ("dy", dy))}
+    found = counted({"csr": lambda: csr.csr_cuda(x, values, at, turned=turned["x"]),
+                     "csr_dx": lambda: csr.csr_dx_cuda(dy, values, at, turned=turned["dy"]),
+                     "csr_dw": lambda: csr.csr_dw_cuda(dy, x, at, dy_turned=turned["dy"], x_turned=turned["x"])}[op])
+    assert found["bank conflicts"] == 0
+    return found["sectors"]
+
+
+@pytest.mark.parametrize("op, each", [("csr", 2 * (4 + 2)), ("csr_dx", 2 * (4 + 3)), ("csr_dw", 2 * (4 + 4) + 2)])
+def test_an_entry_of_a_sparse_product_touches_as_few_sectors_as_it_can(rng, op, each):
+    """For each 32 samples 4 of an activation, coalesced, and one of its index and its value, or of the other activation; on the
+    way back one of where its value lies. What does not depend on entries is the same, and goes with the difference."""
+    few, many = (sparse_sectors(rng, op, nnz) for nnz in (128, 512))
+    assert many - few == each * (512 - 128)

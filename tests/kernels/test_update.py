@@ -22,7 +22,7 @@ def packing(rng, shape, classes):
     return Packing(row_pos, row_class, cols, col_pos), (kept.size, width)
 
 
-CASES = [((5, 9), None), ((5, 9), 1), ((12, 7), 3), ((1, 1), None), ((0, 3), None)]
+CASES = [((5, 9), None), ((5, 9), 1), ((12, 7), 3), ((1, 1), None), ((1, 40), None), ((0, 3), None)]
 
 
 @pytest.fixture(params=CASES, ids=str)

@@ -1,0 +1,194 @@
+"""SparseLinear: a product with a weight of which only listed entries, or tiles, are there."""
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+
+from numbanet_kernels.layouts.sparse import BSR, CSR, ELL
+
+from .. import ops
+from ..device import Device, device as named  # a parameter is called `device`
+from ..plans import AxisPlan, BernoulliPlan
+from ..tensor import Tensor
+from .activation import ReLU
+from .base import Flow, Form, Layer, product_cost, samples_of
+from .step import Site, Step
+
+# From which density on a dense product takes less time on the CPU, forward and backward together: where the lines cross in
+# `python -m bench csr`, 2048 x 2048 at batch 128
+BREAK_EVEN = 0.3
+
+
+class SparseLinear(Layer):
+    """y = x wᵀ + b, of whose weight only some entries are there.   x (…, in) -> y (…, out)
+
+    What training changes are the values of these entries, a tensor of one axis: no mask, and no array of the weight's shape.
+    Under an `AxisPlan` of its neurons, or after one of its inputs, entries of dropped ones are left out. The state has the
+    names of the parts of PyTorch's sparse tensors: crow_indices, col_indices, values.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+        Widths of the input and the output.
+    density : float, default=0.1
+        The share of the weight that is there, in (0, 1]: each neuron has inputs of its own, drawn by chance, as many as
+        others or one more. Ten times fewer products are where sparse ones clearly pay (`bench csr`).
+    weight : CSR, ELL or BSR, optional
+        The weight itself, in place of a density; of a BSR whole tiles are trained, values (tiles, T, T).
+    bias : bool, default=True
+        Whether to add b.
+    init : {"he", "glorot"}, default="he"
+        Initial values of a density, as those of `Linear`, with the inputs that a neuron really has in place of all: He et al.
+        2015, eq. 10, whose derivation counts the connections of a neuron; so do Evci et al. 2022, "Gradient flow in sparse
+        neural networks", section 3.1.
+    keep : float, default=1.0
+        The variance is multiplied by it, as that of `Linear`.
+    rng : numpy.random.Generator or int, optional
+        Where the structure and the initial values come from.
+    device : str or Device, default="cpu"
+        Where the parameters live.
+
+    Raises
+    ------
+    ValueError
+        If a width is not positive, the density not in (0, 1], the weight of another shape, or `init` or `keep` unknown.
+    TypeError
+        If the weight is no CSR, ELL or BSR.
+
+    Warns
+    -----
+    UserWarning
+        If more is there than where a dense `Linear` takes less time.
+    """
+
+    recordable = True
+    buffers = ("crow_indices", "col_indices")
+
+    def __init__(self, in_features: int, out_features: int, density: float = 0.1, weight: CSR | ELL | BSR | None = None,
+                 bias: bool = True, init: str = "he", keep: float = 1.0, rng: np.random.Generator | int | None = None,
+                 device: str | Device = "cpu") -> None:
+        shape, dev = (out_features, in_features), named(device)
+        if weight is None:
+            weight = drawn(shape, density, init, keep, np.random.default_rng(rng))
+        elif not isinstance(weight, (CSR, ELL, BSR)):
+            raise TypeError(f"SparseLinear: weight must be a CSR, ELL or BSR, got {type(weight).__name__}; "
+                            "CSR.from_dense or CSR.from_scipy makes one")
+        elif weight.shape != shape:
+            raise ValueError(f"SparseLinear: the weight is {weight.shape}, not (out_features, in_features) = {shape}")
+        weight = weight.to_csr() if isinstance(weight, ELL) else weight
+        if isinstance(weight, CSR) and round(weight.density, 2) > BREAK_EVEN:
+            warnings.warn(f"SparseLinear({in_features}, {out_features}): {weight.density:.0%} of the weight is there, and "
+                          f"above {BREAK_EVEN:.0%} a dense Linear takes less time on a CPU (python -m bench csr)", stacklevel=2)
+        self.in_features, self.out_features, self._made = in_features, out_features, None
+        self.crow_indices, self.col_indices = (Tensor.wrap(dev.upload(np.array(part)), dev)
+                                               for part in (weight.indptr, weight.indices))
+        self.values = Tensor(weight.values, device, requires_grad=True)
+        self.bias = Tensor(np.zeros(out_features), device, requires_grad=True) if bias else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_made": None}
+
+    @property
+    def tile(self) -> int | None:
+        """The side of a tile; None where entries are single."""
+        return self.values.shape[1] if self.values.ndim == 3 else None
+
+    @property
+    def weight(self) -> CSR | BSR:
+        """The weight as it is now, a copy on the host."""
+        kind = CSR if self.tile is None else BSR
+        parts = (np.array(tensor.numpy()) for tensor in (self.crow_indices, self.col_indices, self.values))
+        return kind(*parts, (self.out_features, self.in_features))
+
+    @property
+    def structure(self) -> ops.Structure:
+        """Where the entries are, on the device: made when it is asked for the first time, and after `crow_indices` and
+        `col_indices` took other values (`Tensor.assign`).
+
+        Raises
+        ------
+        ValueError
+            If they make no structure, as after a state that was loaded.
+        """
+        of = self.crow_indices.data, self.col_indices.data
+        if self._made is None or any(a is not b for a, b in zip(self._made[0], of)):
+            kind = CSR if self.tile is None else BSR
+            parts = (np.array(tensor.numpy()) for tensor in (self.crow_indices, self.col_indices))
+            matrix = kind(*parts, np.zeros(self.values.shape, np.float32), (self.out_features, self.in_features))
+            self._made = of, ops.Structure(matrix, self.values.device)
+        return self._made[1]
+
+    def sites(self):
+        return (Site(self, "output", "output", (self.out_features, self.in_features)),)
+
+    def forward(self, flow: Flow, step: Step, relu: bool = False) -> Flow:
+        """act(x wᵀ + b), act the identity or ReLU, of the kept neurons where the step has a plan; its scale is due."""
+        flow = Flow(flow.dense()) if flow.channels_last or self.tile else flow.settled() if flow.due else flow
+        x, kept, plan = flow.x, flow.kept, self._plan(step)
+        width = self.in_features if kept is None else kept.plan.count
+        if x.ndim < 1 or x.shape[-1] != width:
+            raise ValueError(f"SparseLinear: x {x.shape} does not match the weight {(self.out_features, self.in_features)}"
+                             f"{'' if kept is None else f' under {kept.plan}'}: its last axis must be {width}")
+        if x.ndim != 2:
+            lead = x.shape[:-1]
+            y, *others = self.forward(Flow(x.reshape(math.prod(lead), width), kept), step, relu)
+            return Flow(y.reshape(*lead, y.shape[-1]), *others)
+        rows = step.kept(self) if isinstance(plan, AxisPlan) else None
+        y = ops.linear_sparse(x, self.values, self.bias, structure=self.structure, relu=relu, cols=kept,
+                              rows=None if self.tile else rows)
+        y = ops.compact(y, plan=rows) if self.tile and rows is not None else y
+        return Flow(y, rows, (plan,) if plan is not None and (rows is None or plan.scale != 1.0) else ())
+
+    def _plan(self, step: Step):
+        """The step's plan; TypeError or ValueError where this layer does not know it, or it is made for another one."""
+        plan = step.plan(self)
+        if plan is not None and not isinstance(plan, (AxisPlan, BernoulliPlan)):
+            raise TypeError(f"{self!r}: it does not know the plan {plan!r}; it takes an AxisPlan or BernoulliPlan")
+        if plan is not None and plan.n != self.out_features:
+            raise ValueError(f"{self!r}: {plan} is not made for its {self.out_features} neurons")
+        return plan
+
+    def absorb(self, following):
+        return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
+
+    def cost(self, form, step):
+        """By the entries that are there, of a plan's share of neurons and inputs."""
+        if not form.shape or form.shape[-1] not in (None, self.in_features):
+            raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {form.shape[-1:]}")
+        plan = self._plan(step)
+        rows = plan if isinstance(plan, AxisPlan) else None
+        inner = self.in_features if form.kept is None else form.kept.count
+        outer = self.out_features if rows is None else rows.count
+        share = 1.0 if self.tile else inner / self.in_features * outer / self.out_features
+        return (product_cost(samples_of(form), inner, outer, share * self.structure.nnz, form),
+                Form((*form.shape[:-1], self.out_features), rows, True))
+
+    def __repr__(self) -> str:
+        density = self.structure.nnz / (self.in_features * self.out_features)
+        tiles = "" if self.tile is None else f", tiles of {self.tile}"
+        return (f"SparseLinear({self.in_features}, {self.out_features}, density={density:.3g}{tiles}"
+                f"{'' if self.bias is not None else ', bias=False'})")
+
+
+def drawn(shape: tuple[int, int], density: float, init: str, keep: float, rng: np.random.Generator) -> CSR:
+    """A weight (O, I) whose neurons have round(density O I) inputs in all, drawn by chance, with initial values."""
+    outputs, inputs = shape
+    if outputs < 1 or inputs < 1:
+        raise ValueError(f"SparseLinear: widths must be positive, got in_features={inputs}, out_features={outputs}")
+    if not (isinstance(density, (int, float)) and 0 < density <= 1):
+        raise ValueError(f"SparseLinear: density must be in (0, 1], got {density!r}")
+    if init not in ("he", "glorot"):
+        raise ValueError(f"SparseLinear: init must be 'he' or 'glorot', got {init!r}")
+    if not 0 < keep <= 1:
+        raise ValueError(f"SparseLinear: keep must be in (0, 1], got {keep!r}")
+    total = max(round(density * outputs * inputs), 1)
+    counts = np.full(outputs, total // outputs)
+    counts[rng.permutation(outputs)[:total % outputs]] += 1
+    columns = np.concatenate([np.sort(rng.choice(inputs, count, replace=False)) for count in counts])
+    fans = np.repeat(counts if init == "he" else counts + total / inputs, counts)
+    bounds = np.sqrt(3 * keep * 2 / fans)
+    return CSR(np.concatenate([[0], np.cumsum(counts)]), columns, rng.uniform(-bounds, bounds), shape)

@@ -1,0 +1,99 @@
+"""Products with a sparse weight: values are a tensor like others, and a Structure says where in the weight they are."""
+from __future__ import annotations
+
+from typing import Any
+
+from numbanet_kernels.layouts.entries import Entries
+from numbanet_kernels.layouts.sparse import BSR, CSR, ELL
+
+from ..autograd import common_device, op
+from ..device import Device
+from ..plans import AxisPlan, Kept
+from ..plans.kept import KeptAxis, on
+from ..tensor import Tensor
+from .linear import once, vector_gradient
+
+
+class Structure:
+    """Where the entries of a sparse weight are, on a device; `values` of the matrix it is made of play no part.
+
+    Parameters
+    ----------
+    of : CSR, ELL or BSR
+        A matrix (O, I) of this structure.
+    dev : Device
+        Where the products are.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (O, I)
+    values : tuple of int
+        The shape of values: (entries,), of an ELL (O K,), of a BSR (tiles, T, T).
+    nnz : int
+        How many elements of the weight are there.
+    """
+
+    def __init__(self, of: CSR | ELL | BSR, dev: Device) -> None:
+        self.shape, self.nnz, self.device = of.shape, of.nnz, dev
+        self.values = of.values.shape if isinstance(of, BSR) else (of.values.size,)
+        self.at = Entries(*map(dev.upload, of.entries()))
+
+    def __repr__(self) -> str:
+        return f"Structure(shape={self.shape}, nnz={self.nnz}) on {self.device.name}"
+
+
+@op(fuses=True)
+def _linear_csr(dev, x, values, b=None, *, at, relu: bool, rows: KeptAxis | None, cols: KeptAxis | None):
+    lists, turned = [kept and kept.lists for kept in (rows, cols)], dev.csr_turned(x)
+    y = dev.csr(x, values, at, b, relu, *lists, turned)
+    dz = once(lambda dy: dy.through(dev, y if relu else None))
+    dz_turned = once(lambda dy: dev.csr_turned(dz(dy)))
+
+    def db(dy):
+        sums = dev.sum_rows(dz(dy))
+        return sums if rows is None else vector_gradient(sums, rows)
+
+    return y, (lambda dy: dev.csr_dx(dz(dy), values, at, *lists, dz_turned(dy)),
+               lambda dy: dev.csr_dw(dz(dy), x, at, *lists, dz_turned(dy), turned), db)
+
+
+@op(fuses=True)
+def _linear_bsr(dev, x, values, b=None, *, at, outputs: int, relu: bool):
+    y = dev.bsr(x, values, at, outputs, b, relu)
+    dz = once(lambda dy: dy.through(dev, y if relu else None))
+    return y, (lambda dy: dev.bsr_dx(dz(dy), values, at, x.shape[1]), lambda dy: dev.bsr_dw(dz(dy), x, at, values.shape[1]),
+               lambda dy: dev.sum_rows(dz(dy)))
+
+
+def linear_sparse(x: Any, values: Any, b: Any = None, *, structure: Structure, relu: bool = False,
+                  rows: AxisPlan | Kept | None = None, cols: AxisPlan | Kept | None = None) -> Tensor:
+    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), w the values where the structure says.   x (N, I) -> y (N, O)
+
+    The gradient of w has its entries alone. With `rows` y holds the kept neurons alone, with `cols` x the kept inputs: entries
+    of others are left out. A structure of tiles takes neither.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit, the structure is on another device, or a plan is of another axis.
+    TypeError
+        If a plan is none of an axis, or tiles come with one.
+    """
+    dev = common_device("linear_sparse", (x, values, b))
+    x, values = (a if isinstance(a, Tensor) else Tensor(a, dev) for a in (x, values))
+    (outputs, inputs), tiles = structure.shape, len(structure.values) == 3
+    if structure.device is not dev:
+        raise ValueError(f"linear_sparse: the structure is on {structure.device.name}, the arrays on {dev.name}")
+    if tiles and not (rows is None and cols is None):
+        raise TypeError("linear_sparse: tiles take no plan of rows or columns; give the dense activation")
+    rows, cols = (None if plan is None else on("linear_sparse", plan, dev, KeptAxis, (n,))
+                  for plan, n in ((rows, outputs), (cols, inputs)))
+    width = inputs if cols is None else cols.plan.count
+    if x.ndim != 2 or x.shape[1] != width or values.shape != structure.values or (b is not None and b.shape != (outputs,)):
+        extra = "" if b is None else f" and b {tuple(b.shape)}"
+        raise ValueError(f"linear_sparse: x {x.shape}, values {values.shape}{extra} do not match a weight {structure.shape} "
+                         f"with values {structure.values}{'' if cols is None else f' and {width} inputs kept'}")
+    if tiles:
+        return _linear_bsr(x, values, b, at=structure.at, outputs=outputs, relu=relu)
+    return _linear_csr(x, values, b, at=structure.at, relu=relu, rows=rows, cols=cols)

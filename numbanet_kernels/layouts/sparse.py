@@ -1,0 +1,343 @@
+"""How sparse matrices lie in memory: rows of listed entries (CSR), padded rows (ELL), rows of dense tiles (BSR).
+
+    CSR   row o has values[k] at column indices[k] for indptr[o] <= k < indptr[o + 1]
+    ELL   row o has values[o, k] at column indices[o, k], up to the first index below 0: from there on the row is padding
+    BSR   block row r has the tile values[k] at block column indices[k], k as in CSR; tiles at the far edges may stick out
+
+All three are values: made once, checked, and never changed. Within a row indices increase. Kernels take the arrays of a
+structure as `Entries`; what is multiplied by its transpose finds there the same values by column.
+"""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from .entries import Entries, assign, check_finite, check_rows, ends, entries, frozen, sides
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CSR:
+    """A sparse matrix by rows.
+
+    Parameters
+    ----------
+    indptr : array_like of int
+        (rows + 1,) where the entries of each row begin, and the last one's end.
+    indices : array_like of int
+        (nnz,) the column of each entry, increasing within a row.
+    values : array_like of float
+        (nnz,) finite; zeros among them are entries like others.
+    shape : tuple of int
+        (rows, columns).
+
+    Raises
+    ------
+    ValueError
+        If the arrays do not fit together, or an entry is out of range, unsorted, there twice or not finite; it says where.
+    TypeError
+        If something is no array of numbers.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    values: np.ndarray
+    shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        assign(self, shape=sides("CSR", self.shape), indptr=frozen("CSR", "indptr", self.indptr, np.int32, 1),
+             indices=frozen("CSR", "indices", self.indices, np.int32, 1),
+             values=frozen("CSR", "values", self.values, np.float32, 1))
+        if self.values.shape != self.indices.shape:
+            raise ValueError(f"CSR: values {self.values.shape} and indices {self.indices.shape} must be as many")
+        check_rows("CSR", self.indptr, self.indices, self.shape)
+        check_finite("CSR", self.values)
+
+    @property
+    def nnz(self) -> int:
+        """How many entries there are."""
+        return self.indices.size
+
+    @property
+    def density(self) -> float:
+        """The share of the matrix that has entries."""
+        return self.nnz / max(self.shape[0] * self.shape[1], 1)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """(nnz,) the row of each entry."""
+        return np.repeat(np.arange(self.shape[0], dtype=np.int32), np.diff(self.indptr))
+
+    def entries(self) -> Entries:
+        """The structure as kernels take it, for `values`."""
+        return entries(self.indptr[:-1], self.indptr[1:], self.indices, self.shape[1])
+
+    def dense(self) -> np.ndarray:
+        """The matrix, float32."""
+        found = np.zeros(self.shape, np.float32)
+        found[self.rows, self.indices] = self.values
+        return found
+
+    @classmethod
+    def from_dense(cls, matrix: Any, mask: Any = None) -> CSR:
+        """The entries of a matrix that a mask of its shape marks; by default those that are not zero."""
+        matrix = np.asarray(matrix, np.float32)
+        mask = matrix != 0 if mask is None else np.asarray(mask, bool)
+        if matrix.ndim != 2 or mask.shape != matrix.shape:
+            raise ValueError(f"CSR.from_dense: matrix {matrix.shape} and mask {mask.shape} must be of one shape with two axes")
+        rows, columns = np.nonzero(mask)
+        return cls(ends(np.bincount(rows, minlength=len(matrix))), columns, matrix[mask], matrix.shape)
+
+    def to_ell(self) -> ELL:
+        """The same, each row padded to the longest one."""
+        counts = np.diff(self.indptr)
+        shape = self.shape[0], int(counts.max(initial=0))
+        there = np.arange(shape[1]) < counts[:, None]
+        indices, values = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+        indices[there], values[there] = self.indices, self.values
+        return ELL(indices, values, self.shape)
+
+    def to_bsr(self, tile: int) -> BSR:
+        """The tiles that have an entry at least; what else they hold is 0, and an entry from now on."""
+        if tile < 1:
+            raise ValueError(f"CSR.to_bsr: tile must be at least 1, got {tile}")
+        grid = tuple(-(-n // tile) for n in self.shape)
+        place = (self.rows // tile).astype(np.int64) * grid[1] + self.indices // tile
+        kept, of = np.unique(place, return_inverse=True)
+        values = np.zeros((kept.size, tile, tile), np.float32)
+        values[of.reshape(-1), self.rows % tile, self.indices % tile] = self.values
+        columns = max(grid[1], 1)
+        return BSR(ends(np.bincount(kept // columns, minlength=grid[0])), kept % columns, values, self.shape)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> CSR:
+        """Of any `scipy.sparse` array or matrix; entries that are there twice are added up, as SciPy means them."""
+        matrix = matrix.tocsr(copy=True)
+        matrix.sum_duplicates()
+        return cls(matrix.indptr, matrix.indices, matrix.data, matrix.shape)
+
+    def to_scipy(self) -> Any:
+        """A `scipy.sparse.csr_array` of the same values, in memory of its own."""
+        import scipy.sparse
+
+        return scipy.sparse.csr_array((np.array(self.values), np.array(self.indices), np.array(self.indptr)), self.shape)
+
+    @classmethod
+    def from_torch(cls, tensor: Any) -> CSR:
+        """Of a `torch.sparse_csr` tensor."""
+        return cls(*_of_torch("CSR.from_torch", tensor, "sparse_csr"), tuple(tensor.shape))
+
+    def to_torch(self) -> Any:
+        """A `torch.sparse_csr` tensor of the same values."""
+        return _to_torch("sparse_csr_tensor", self)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ELL:
+    """A sparse matrix of rows that are padded to one length, as suits a structure with the same number in each row.
+
+    Parameters
+    ----------
+    indices : array_like of int
+        (rows, K) the column of each entry, increasing; -1 behind the last one of a row.
+    values : array_like of float
+        (rows, K), 0 where the index is -1.
+    shape : tuple of int
+        (rows, columns).
+
+    Raises
+    ------
+    ValueError, TypeError
+        As of `CSR`.
+    """
+
+    indices: np.ndarray
+    values: np.ndarray
+    shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        assign(self, shape=sides("ELL", self.shape), indices=frozen("ELL", "indices", self.indices, np.int32, 2),
+             values=frozen("ELL", "values", self.values, np.float32, 2))
+        if self.values.shape != self.indices.shape or len(self.values) != self.shape[0]:
+            raise ValueError(f"ELL: indices {self.indices.shape} and values {self.values.shape} must be of one shape, "
+                             f"with the {self.shape[0]} rows of the matrix")
+        there = self.there
+        counts = there.sum(1)
+        if (gaps := np.flatnonzero((there != (np.arange(there.shape[1]) < counts[:, None])).any(1))).size:
+            raise ValueError(f"ELL: row {gaps[0]} has an entry behind its padding: indices below 0 belong at the end of a row")
+        if (left := np.argwhere(~there & (self.values != 0))).size:
+            raise ValueError(f"ELL: row {left[0, 0]} has the value {self.values[tuple(left[0])]} in its padding; it must be 0")
+        check_rows("ELL", ends(counts), self.indices[there], self.shape)
+        check_finite("ELL", self.values)
+
+    @property
+    def there(self) -> np.ndarray:
+        """(rows, K) bool: what is no padding."""
+        return self.indices >= 0
+
+    @property
+    def nnz(self) -> int:
+        """How many entries there are, padding apart."""
+        return int(self.there.sum())
+
+    def entries(self) -> Entries:
+        """The structure as kernels take it, for `values` laid flat; the gradient of padding is 0."""
+        starts = np.arange(self.shape[0]) * self.indices.shape[1]
+        return entries(starts, starts + self.there.sum(1), self.indices.ravel(), self.shape[1])
+
+    def to_csr(self) -> CSR:
+        """The same without padding."""
+        there = self.there
+        return CSR(ends(there.sum(1)), self.indices[there], self.values[there], self.shape)
+
+    def dense(self) -> np.ndarray:
+        """The matrix, float32."""
+        return self.to_csr().dense()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BSR:
+    """A sparse matrix of dense square tiles, by block rows: what is left where tiles of a weight are pruned.
+
+    Parameters
+    ----------
+    indptr : array_like of int
+        (block rows + 1,) where the tiles of each block row begin, and the last one's end.
+    indices : array_like of int
+        (tiles,) the block column of each tile, increasing within a block row.
+    values : array_like of float
+        (tiles, T, T), 0 where a tile sticks out over an edge.
+    shape : tuple of int
+        (rows, columns) of the matrix.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As of `CSR`.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    values: np.ndarray
+    shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        assign(self, shape=sides("BSR", self.shape), indptr=frozen("BSR", "indptr", self.indptr, np.int32, 1),
+             indices=frozen("BSR", "indices", self.indices, np.int32, 1),
+             values=frozen("BSR", "values", self.values, np.float32, 3))
+        if self.values.shape != (self.indices.size, self.tile, self.tile) or self.tile < 1:
+            raise ValueError(f"BSR: values {self.values.shape} must be a square tile for each of "
+                             f"the {self.indices.size} indices")
+        check_rows("BSR", self.indptr, self.indices, self.grid, "block row", "block column")
+        check_finite("BSR", self.values)
+        if (out := np.argwhere((self.values != 0) & ~self.inside())).size:
+            raise ValueError(f"BSR: tile {out[0, 0]} is not 0 outside of the matrix {self.shape}")
+
+    @property
+    def tile(self) -> int:
+        """T, the side of a tile."""
+        return self.values.shape[1]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(block rows, block columns)"""
+        return -(-self.shape[0] // self.tile), -(-self.shape[1] // self.tile)
+
+    @property
+    def nnz(self) -> int:
+        """How many elements of the matrix lie in tiles."""
+        return int(self.inside().sum())
+
+    @property
+    def density(self) -> float:
+        """The share of the matrix that lies in tiles."""
+        return self.nnz / max(self.shape[0] * self.shape[1], 1)
+
+    def inside(self) -> np.ndarray:
+        """(tiles, T, T) bool: which elements of the tiles lie in the matrix."""
+        rows, columns = self._elements()
+        return (rows < self.shape[0])[:, :, None] & (columns < self.shape[1])[:, None, :]
+
+    def _elements(self) -> tuple[np.ndarray, np.ndarray]:
+        """(tiles, T) and (tiles, T): the rows and columns of the matrix that each tile covers."""
+        block_rows, across = np.repeat(np.arange(self.grid[0]), np.diff(self.indptr)), np.arange(self.tile)
+        return block_rows[:, None] * self.tile + across, self.indices[:, None] * self.tile + across
+
+    def entries(self) -> Entries:
+        """The structure as kernels take it: where the tiles are."""
+        return entries(self.indptr[:-1], self.indptr[1:], self.indices, self.grid[1])
+
+    def dense(self) -> np.ndarray:
+        """The matrix, float32."""
+        found, (rows, columns) = np.zeros(tuple(n * self.tile for n in self.grid), np.float32), self._elements()
+        found[rows[:, :, None], columns[:, None, :]] = self.values
+        return np.ascontiguousarray(found[:self.shape[0], :self.shape[1]])
+
+    @classmethod
+    def from_dense(cls, matrix: Any, tile: int, mask: Any = None) -> BSR:
+        """The tiles of a matrix that a mask (block rows, block columns) marks; by default those that are not all zero."""
+        matrix = np.asarray(matrix, np.float32)
+        if tile < 1 or matrix.ndim != 2:
+            raise ValueError(f"BSR.from_dense: tile {tile} must be at least 1, and matrix {matrix.shape} have two axes")
+        grid = tuple(-(-n // tile) for n in matrix.shape)
+        padded = np.pad(matrix, [(0, g * tile - n) for g, n in zip(grid, matrix.shape)])
+        tiles = padded.reshape(grid[0], tile, grid[1], tile).swapaxes(1, 2)
+        mask = (tiles != 0).any((2, 3)) if mask is None else np.asarray(mask, bool)
+        if mask.shape != grid:
+            raise ValueError(f"BSR.from_dense: mask {mask.shape} must have a place for each of the {grid} tiles")
+        return cls(ends(mask.sum(1)), np.nonzero(mask)[1], tiles[mask], matrix.shape)
+
+    def to_csr(self) -> CSR:
+        """All elements of the tiles that lie in the matrix, zeros too, as entries."""
+        inside, (rows, columns) = self.inside(), self._elements()
+        mask = np.zeros(self.shape, bool)
+        mask[tuple(np.broadcast_to(part, inside.shape)[inside] for part in (rows[:, :, None], columns[:, None, :]))] = True
+        return CSR.from_dense(self.dense(), mask)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> BSR:
+        """Of a `scipy.sparse` array or matrix of format bsr with square tiles."""
+        if getattr(matrix, "format", None) != "bsr":
+            raise TypeError(f"BSR.from_scipy: a matrix of format bsr is needed, got a {type(matrix).__name__}; "
+                            "call tobsr((T, T))")
+        matrix = matrix.copy()
+        matrix.sum_duplicates()
+        return cls(matrix.indptr, matrix.indices, matrix.data, matrix.shape)
+
+    def to_scipy(self) -> Any:
+        """A `scipy.sparse.bsr_array` of the same values; ValueError where tiles stick out, which SciPy does not have."""
+        import scipy.sparse
+
+        self._whole("to_scipy")
+        return scipy.sparse.bsr_array((np.array(self.values), np.array(self.indices), np.array(self.indptr)), self.shape)
+
+    @classmethod
+    def from_torch(cls, tensor: Any) -> BSR:
+        """Of a `torch.sparse_bsr` tensor with square tiles."""
+        return cls(*_of_torch("BSR.from_torch", tensor, "sparse_bsr"), tuple(tensor.shape))
+
+    def to_torch(self) -> Any:
+        """A `torch.sparse_bsr` tensor of the same values; ValueError where tiles stick out, which PyTorch does not have."""
+        self._whole("to_torch")
+        return _to_torch("sparse_bsr_tensor", self)
+
+    def _whole(self, name: str) -> None:
+        if any(n % self.tile for n in self.shape):
+            raise ValueError(f"BSR.{name}: {self.shape} is no multiple of the tile {self.tile}; to_csr() has no such limit")
+
+
+def _of_torch(name: str, tensor: Any, layout: str) -> tuple[np.ndarray, ...]:
+    """(indptr, indices, values) of a sparse tensor."""
+    if str(getattr(tensor, "layout", "")) != f"torch.{layout}":
+        raise TypeError(f"{name}: a tensor of layout {layout} is needed, got "
+                        f"{getattr(tensor, 'layout', type(tensor).__name__)}; call to_{layout}()")
+    parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tuple(part.detach().cpu().numpy() for part in parts)
+
+
+def _to_torch(maker: str, matrix: CSR | BSR) -> Any:
+    import torch
+
+    parts = (torch.from_numpy(np.array(part)) for part in (matrix.indptr, matrix.indices, matrix.values))
+    return getattr(torch, maker)(*parts, size=matrix.shape, check_invariants=True)

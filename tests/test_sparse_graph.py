@@ -1,0 +1,191 @@
+"""dsg: what it keeps, that training is that of the masked network, what a fit records, and refusals."""
+import pickle
+
+import numpy as np
+import pytest
+
+from numbanet import DynamicSparseGraph, IndexPlan, Linear, Net, ReLU, Sequential, SkewNormalSchedule, Step, Tensor
+from numbanet.dropout import policy
+from numbanet.dropout.graph import johnson_lindenstrauss, kept_of
+from numbanet.layers import Flow
+from numbanet_kernels.families.projection import project_reference
+from numbanet_kernels.layouts.ternary import ternary
+
+N = 40
+
+
+def network(inputs=200, hidden=60, device="cpu"):
+    return Sequential([Linear(inputs, hidden, rng=0, device=device), ReLU(), Linear(hidden, hidden, rng=1, device=device),
+                       ReLU(), Linear(hidden, 3, rng=2, device=device)])
+
+
+def samples(n=N, inputs=200, seed=0):
+    rng, y = np.random.default_rng(seed), np.arange(n) % 3
+    return np.float32(rng.standard_normal((n, inputs)) + 1.5 * (np.arange(inputs) % 3 == y[:, None])), y
+
+
+def plan_of(chosen, model, x, number=0):
+    site = model.droppable()[number]
+    return chosen.look_at(site, Flow(x), site.layer.weight, np.random.default_rng(0))
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("n, epsilon, k", [(2048, 0.5, 365), (10, 0.5, 110), (512, 0.3, 693), (1, 0.5, 1)])
+def test_the_bound_is_scikit_learns(n, epsilon, k):
+    from sklearn.random_projection import johnson_lindenstrauss_min_dim
+    assert johnson_lindenstrauss(n, epsilon) == k == max(int(johnson_lindenstrauss_min_dim(n, eps=epsilon)), 1)
+
+
+@pytest.mark.parametrize("n, rate, count", [(10, 0.0, 10), (10, 0.5, 5), (10, 0.99, 1), (1, 0.9, 1), (2048, 0.8, 410)])
+def test_how_many_are_kept(n, rate, count):
+    assert kept_of(n, rate) == count
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.9, 0.999])
+def test_a_batch_shares_the_neurons_that_are_guessed_to_give_most(dev, rate):
+    model, x = network(device=dev), Tensor(samples()[0], dev)
+    layer = model.layers[0]
+    chosen = DynamicSparseGraph(rate, epsilon=0.99, samples=N)
+    assert johnson_lindenstrauss(60, 0.99) < 200
+    plan = plan_of(chosen, model, x)
+    k = johnson_lindenstrauss(60, 0.99)
+    fx, fw = (project_reference(v, ternary(k, 200, 0), k) for v in (x.numpy(), layer.weight.numpy()))
+    scores = np.maximum(fx @ fw.T + layer.bias.numpy(), 0).sum(0)
+    assert isinstance(plan, IndexPlan) and plan.scale == 1.0 and plan.count == kept_of(60, rate)
+    np.testing.assert_array_equal(plan.indices(), np.sort(np.argsort(scores)[-plan.count:]))
+
+
+def test_without_fewer_numbers_than_inputs_the_outputs_themselves_are_looked_at(dev):
+    model, x = network(inputs=20, device=dev), Tensor(samples(inputs=20)[0], dev)
+    layer, chosen = model.layers[0], DynamicSparseGraph(0.5, samples=N)
+    scores = np.maximum(np.float64(x.numpy()) @ layer.weight.numpy().T, 0).sum(0)
+    np.testing.assert_array_equal(plan_of(chosen, model, x).indices(), np.sort(np.argsort(scores)[-30:]))
+    said = chosen.concern(model.droppable()[0])
+    assert "20 inputs and 60 outputs would be projected to 196 numbers" in said and "larger epsilon" in said
+    assert DynamicSparseGraph(0.5).concern(network(inputs=200).droppable()[0]) is None
+    assert DynamicSparseGraph(0.0).concern(model.droppable()[0]) is None
+
+
+@pytest.mark.parametrize("count, looked", [(1, 1), (7, 7), (16, 16), (40, 40), (100, 40)])
+def test_so_many_samples_are_looked_at(count, looked):
+    """FLOPs are those of these samples: additions for their projection and, once, that of the weights, and the product."""
+    model, chosen = network(), DynamicSparseGraph(0.5, epsilon=0.9, samples=count)
+    k = johnson_lindenstrauss(60, 0.9)
+    plan_of(chosen, model, Tensor(samples()[0]))
+    additions = ternary(k, 200, 0).columns.size
+    assert chosen.spent() == (looked + 60) * additions + 2 * looked * k * 60 and chosen.spent() == 0
+
+
+def test_weights_are_projected_anew_after_so_many_steps():
+    model, x = network(), Tensor(samples()[0])
+    chosen, w = DynamicSparseGraph(0.5, epsilon=0.9, refresh=3), model.layers[0].weight
+    before = plan_of(chosen, model, x)
+    w.data[:] = np.random.default_rng(5).standard_normal(w.shape)
+    assert all(plan_of(chosen, model, x) == before for _ in range(2))
+    after = plan_of(chosen, model, x)
+    assert after != before and after == plan_of(DynamicSparseGraph(0.5, epsilon=0.9), model, x)
+    assert plan_of(chosen.calibrated(model, None), model, x) == after  # a new epoch begins with a projection
+
+
+def test_what_comes_compact_is_looked_at_as_it_is_dense(dev):
+    """The second layer's input holds what the first one kept."""
+    model, x = network(device=dev), Tensor(samples()[0], dev)
+    chosen, seen = DynamicSparseGraph(0.5, epsilon=0.9), {}
+
+    def look(layer, name, flow, w):
+        seen[layer] = flow
+        return chosen.asked(model, layer, name, flow, w, None)
+
+    step = Step(dev, look=look)
+    model(x, step)
+    second = model.layers[2]
+    assert len(step.plans) == 2 and seen[second].x.shape == (N, 30)
+    dense = Tensor(seen[second].dense().numpy(), dev)
+    site = model.droppable()[1]
+    assert chosen.look_at(site, Flow(dense), second.weight, None) == step.plans[second, "output"]
+    assert chosen.asked(model, model.layers[4], "output", Flow(dense), model.layers[4].weight, None) is None  # the answer
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+def fitted(dropout, epochs=6, **options):
+    X, y = samples(240)
+    net = Net((60, 60), **{"epochs": epochs, "batch_size": 24, "random_state": 0, "learning_rate": 0.02, "dropout": dropout,
+                           "device": "cpu", **options})
+    return net.fit(X, y), X, y
+
+
+def test_a_fit_learns_and_counts_what_it_does():
+    net, X, y = fitted(DynamicSparseGraph(0.6, epsilon=0.9))
+    assert net.score(*samples(90, seed=1)) > 0.9 and net.history_[-1]["loss"] < net.history_[0]["loss"]
+    assert all(0.3 < record["flops_share"] < 0.9 for record in net.history_)
+    k, kept = johnson_lindenstrauss(60, 0.9), kept_of(60, 0.6)
+    products = 2 * 24 * (2 * 200 * kept + 3 * kept * kept + 3 * 3 * kept)
+    looks = 16 * (ternary(k, 200, 0).columns.size + 2 * k * 60) + 60 * ternary(k, 200, 0).columns.size / 10
+    looks += 16 * 2 * 60 * 60  # k would be more than the 60 inputs
+    dense = 2 * 24 * (2 * 200 * 60 + 3 * 60 * 60 + 9 * 60)
+    assert net.history_[0]["flops_share"] == pytest.approx((products + looks) / dense)
+
+
+def test_a_step_is_that_of_the_masked_network(dev):
+    """With masks on the activations of a dense network, in float64."""
+    model, (X, _) = network(device=dev), samples()
+    chosen = DynamicSparseGraph(0.7, epsilon=0.9)
+    step = Step(dev, training=True, look=lambda *given: chosen.asked(model, *given, None))
+    y = model(Tensor(X, dev), step)
+    dy = np.random.default_rng(1).standard_normal(y.shape)
+    y.backward(dy)
+    weights = [np.float64(p.numpy()) for p in model.parameters()]
+    masks = [step.plans[model.layers[i], "output"].mask() for i in (0, 2)]
+    h, inputs = np.float64(X), []
+    for w, b, mask in zip(weights[::2], weights[1::2], [*masks, np.ones(3)], strict=True):
+        inputs.append(h)
+        z = h @ w.T + b
+        h = np.maximum(z, 0) * mask
+    np.testing.assert_allclose(y.numpy(), z, rtol=1e-4, atol=1e-4)
+    d = dy
+    for i in (2, 1, 0):
+        layer = model.layers[2 * i]
+        np.testing.assert_allclose(layer.weight.grad.numpy(), d.T @ inputs[i], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(layer.bias.grad.numpy(), d.sum(0), rtol=1e-3, atol=1e-3)
+        d = d @ weights[2 * i] * (inputs[i] > 0)
+
+
+def test_rate_0_is_the_dense_network():
+    nets = [fitted(dropout)[0] for dropout in (DynamicSparseGraph(0.0), "none")]
+    for ours, theirs in zip(*(net.model_.parameters() for net in nets), strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    assert all(record["flops_share"] == 1 for record in nets[0].history_)
+
+
+def test_the_same_seed_gives_the_same_bits_and_a_pickle_goes_on_alike():
+    chosen = DynamicSparseGraph(0.5, epsilon=0.9)
+    nets = [fitted(chosen, random_state=seed)[0] for seed in (3, 3, 4)]
+    states = [net.model_.state_dict() for net in nets]
+    assert all(np.array_equal(states[0][name], states[1][name]) for name in states[0])
+    assert not all(np.array_equal(states[0][name], states[2][name]) for name in states[0])
+    X, y = samples(240)
+    other = pickle.loads(pickle.dumps(nets[0]))
+    for net in (nets[0], other):
+        net.partial_fit(X, y)
+    np.testing.assert_array_equal(other.predict_proba(X), nets[0].predict_proba(X))
+
+
+def test_names_rates_by_layer_and_schedules():
+    assert type(policy("dsg", 0.3)) is DynamicSparseGraph and policy("dsg", 0.3).rate == 0.3
+    with pytest.warns(UserWarning, match="larger epsilon"):
+        net, X, _ = fitted("dsg", dropout_rate=(0.0, 0.5), epochs=1)
+    assert net.predict(X).shape == (240,) and net.history_[0]["dropout_rate"] == 0.25
+    schedule = SkewNormalSchedule(0.4, 4)
+    net, *_ = fitted(DynamicSparseGraph(schedule, epsilon=0.9), epochs=4)
+    np.testing.assert_allclose([r["dropout_rate"] for r in net.history_], [schedule(epoch) for epoch in range(4)])
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"rate": 1.0}, "dropout_rate"), ({"rate": -0.1}, "dropout_rate"),
+    ({"epsilon": 0}, "epsilon must be a number between 0 and 1"), ({"epsilon": 1.0}, "epsilon must be"),
+    ({"epsilon": "half"}, "epsilon must be"), ({"epsilon": float("nan")}, "epsilon must be"),
+    ({"share": "layer"}, "share must be one of 'batch'"), ({"refresh": 0}, "refresh must be an integer of at least 1, got 0"),
+    ({"samples": 1.5}, "samples must be"), ({"seed": -1}, "seed must be")])
+def test_bad_arguments_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        DynamicSparseGraph(**options)
