@@ -22,7 +22,7 @@ import math
 import numbers
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from . import compaction
 from .compaction import Joint
 from .optim import matrix
 from .structure import Sparsity, Structure
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 TILE = 32  # rows and columns of a tile, as those of `TilePlan`
 MEASURED = 5  # times that a layer is timed
@@ -93,7 +96,8 @@ class GroupLasso(Sparsity):
         What becomes zero together. "rows": the weights of a neuron of a `Linear` layer. "columns": those that read an input of
         a `Linear` layer, be it a neuron of the layer before or a feature of the samples, or a channel of a `Conv2d` layer.
         "filters": the weights of a filter of a `Conv2d` layer. "tiles": 32 x 32 blocks of the weight of a `Linear` layer but
-        the last. Of several, each is shrunk in turn: ("filters", "rows") is for networks of convolutions.
+        the last, which becomes a `SparseLinear` of tiles when fine-tuning begins. Of several, each is shrunk in turn:
+        ("filters", "rows") is for networks of convolutions.
     cost_weight : float, default=0.0
         In [0, 1]: how far groups are weighed by what they cost, seconds for a weight of their layer over the network's mean, as
         measured on the device before the first epoch. FLOPs would miss that small products take longer than theirs. Measured
@@ -168,32 +172,30 @@ class Lasso(Structure):
         self.means: dict[Group, float] = {}  # the groups, and the mean of their root mean squares
         self.counts: dict[Group, int] = {}  # how many were not zero when the epoch began
         self._norms: dict[Group, Any] = {}  # after the last step
-        self._masks: dict[Tensor, Any] = {}  # of weights that keep zeros while they are fine-tuned
         self._said: dict[str, Any] = {}
 
     def enter(self, trainer):
-        self._norms, self._masks = {}, {}
+        self._norms = {}
         groups = self.chosen.of(trainer.model, self.shape)
         self.means, self.counts, self._steps = dict.fromkeys(groups, 0.0), {}, 0
         self.share = compaction.flops(trainer.model, self.shape) / self.first[1]
-        left = compaction.kept(trainer.model) / self.first[0]
-        self.final = trainer.epoch >= self.until or left <= self.chosen.keep
-        if self.final and "tiles" in self.chosen.kinds:
-            self._masks = {group.layer.weight: _mask(group.layer.weight) for group in groups}
-        self.changing = not self.final or bool(self._masks)
+        self.final = trainer.epoch >= self.until or self._left(trainer) <= self.chosen.keep
+        self.changing = not self.final
 
     def shrink(self, trainer):
-        for weight, mask in self._masks.items():
-            weight.device.mul(weight.data, mask, out=weight.data)
-        if not self.final:
-            optimizer = trainer.optimizer
-            step = optimizer.learning_rate / (1 - getattr(optimizer, "momentum", 0.0))
-            for group, mean in self.means.items():
-                if group.layer.weight.requires_grad:
-                    self._norms[group] = _shrunk(group, step * sum(self._factors(group)), mean)
-            if self.chosen.adaptive and self._steps % REFRESHED == 0:
-                self._weigh()
-            self._steps += 1
+        if self.final:
+            return
+        optimizer = trainer.optimizer
+        step = optimizer.learning_rate / (1 - getattr(optimizer, "momentum", 0.0))
+        for group, mean in self.means.items():
+            if group.layer.weight.requires_grad:
+                self._norms[group] = _shrunk(group, step * sum(self._factors(group)), mean)
+        if self.chosen.adaptive and self._steps % REFRESHED == 0:
+            self._weigh()
+        self._steps += 1
+
+    def _left(self, trainer: Trainer) -> float:
+        return compaction.kept(trainer.model) / self.first[0]
 
     def _weigh(self) -> None:
         """Take the means that norms are compared with."""
@@ -214,14 +216,24 @@ class Lasso(Structure):
         self._said = dict(zip(("sparsity_loss", "time_loss"), map(float, sum(parts, np.zeros(2)))))
         self._norms = {}
         changed = not self.final and compaction.compact(trainer.model, trainer.optimizer, self.shape)
-        self._said["weights_kept"] = compaction.kept(trainer.model) / self.first[0]
+        self._said["weights_kept"] = left = self._left(trainer)
+        if "tiles" in self.chosen.kinds and not self.final and (trainer.epoch + 1 >= self.until or left <= self.chosen.keep):
+            changed |= self._by_tiles(trainer)
         return changed
+
+    def _by_tiles(self, trainer: Trainer) -> bool:
+        """Keep of weights with tiles that are zero the others alone; returns whether there are such weights."""
+        groups = dataclasses.replace(self.chosen, groups="tiles").of(trainer.model, self.shape)
+        some = [group.layer for group in groups if not group.layer.weight.device.download(_shrunk(group, 0.0, 0.0)).all()]
+        for layer in some:
+            compaction.to_sparse(trainer.model, layer, trainer.optimizer, TILE)
+        return bool(some)
 
     def report(self):
         return self._said
 
     def __getstate__(self):
-        return {**vars(self), "_norms": {}, "_masks": {}}
+        return {**vars(self), "_norms": {}}
 
 
 def _sizes(group: Group) -> np.ndarray:
@@ -240,10 +252,6 @@ def _shrunk(group: Group, threshold: float, mean: float) -> Any:
     """The norms of the groups of a weight after they were shrunk."""
     weight = group.layer.weight
     return weight.device.shrink(matrix(weight, weight.data), group.height, group.width, threshold, mean)
-
-
-def _mask(weight: Tensor) -> Any:
-    return weight.device.upload(np.float32(weight.numpy() != 0))
 
 
 def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Layer, float]:
