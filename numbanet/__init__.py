@@ -60,6 +60,7 @@ from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
 from .training.lasso import GroupLasso
 from .training.optim import SGD, Adam, Optimizer
+from .training.pruning import MagnitudePruning
 from .training.rewiring import Rewire
 
 __version__ = "0.1.0"
@@ -97,6 +98,7 @@ __all__ = [
     "LastStep",
     "Layer",
     "Linear",
+    "MagnitudePruning",
     "MaxPool2d",
     "Net",
     "NetRegressor",

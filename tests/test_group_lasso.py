@@ -5,10 +5,26 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from numbanet import Flatten, GroupLasso, Layer, Linear, MaxPool2d, Net, NetRegressor, ReLU, Select, Tensor, TileDropout
+from numbanet import (
+    SGD,
+    Conv2d,
+    Flatten,
+    GroupLasso,
+    Layer,
+    Linear,
+    MagnitudePruning,
+    MaxPool2d,
+    Net,
+    NetRegressor,
+    ReLU,
+    Select,
+    Sequential,
+    SparseLinear,
+    Tensor,
+    TileDropout,
+)
 from numbanet.datasets import load_digits
 from numbanet.device import problem
-from numbanet.layers import Conv2d
 from numbanet.training import checkpoint, compaction, lasso
 from numbanet.training.structure import Structure
 from numbanet.training.trainer import Trainer
@@ -142,14 +158,66 @@ def test_costs_are_those_of_the_device(monkeypatch):
     assert found[1] / found[0] == 4 and found[2] / found[1] >= 4 * 4
 
 
-def test_zero_tiles_stay_zero_while_the_others_are_tuned():
-    zeros = []
+def test_kept_tiles_become_a_sparse_layer(compared):
+    net = fitted(GroupLasso(6e-3, "tiles"), layers=(160, 160))
+    layer = next(layer for layer in net.model_.layers if isinstance(layer, SparseLinear))
+    assert layer.tile == 32 and len(layer.values) < 25
+    assert any(parameter is layer.values for parameter in net.optimizer_.parameters)
+    assert not any(parameter.shape == (layer.out_features, layer.in_features) for parameter in net.optimizer_.parameters)
+    assert net.score(X_TEST, Y_TEST) > 0.9
 
-    def look(net, record):
-        zeros.append([(layer.weight.numpy() == 0).mean() for layer in net.model_.layers if isinstance(layer, Linear)])
 
-    fitted(GroupLasso(6e-3, "tiles"), layers=(160, 160), callbacks=[look])
-    assert max(zeros[-1]) > 0.1 and zeros[2] == zeros[3] == zeros[4] == zeros[5]
+@pytest.mark.parametrize("tile", [None, 4])
+def test_a_sparse_layer_learns_as_the_dense_one_with_zeros(tile, dev):
+    """Its state goes along."""
+    mask = np.random.default_rng(1).random((9, 10) if tile is None else (3, 3)) < 0.5
+    mask = mask if tile is None else np.kron(mask, np.ones((4, 4), bool))[:9, :10]
+    found, x = [], Tensor(np.random.default_rng(2).standard_normal((6, 10)), dev)
+    for sparse in (False, True):
+        first = Linear(10, 9, rng=0, device=dev)
+        model, kept = Sequential([first, ReLU(), Linear(9, 3, rng=1, device=dev)]), dev.upload(np.float32(mask))
+        optimizer = SGD(list(model.parameters()), 0.05, 0.9)
+        for step in range(5):
+            y = model(x)
+            (y * y).mean().backward()
+            optimizer.step()
+            if step <= 1 or not sparse:
+                dev.mul(first.weight.data, kept, out=first.weight.data)
+            if sparse and step == 1:
+                compaction.to_sparse(model, first, optimizer, tile)
+        found.append(np.array(model(x).numpy()))
+    assert isinstance(model.layers[0], SparseLinear) and model.layers[0].bias is first.bias
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+
+
+# --- magnitude pruning ------------------------------------------------------------------------------------------------
+def test_the_smallest_weights_go_by_and_by():
+    net = fitted(MagnitudePruning(0.8), layers=(48, 40), epochs=8)
+    total, last = 64 * 48 + 48 * 40 + 400, 400
+    shares = [1 - (1 - min(epoch / 4, 1)) ** 3 for epoch in range(1, 9)]
+    assert [record["weights_kept"] for record in net.history_] == pytest.approx(
+        [1 - 0.8 * share * (total - last) / total for share in shares], abs=2 / total)
+    first, _, second, _, answer = net.model_.layers
+    assert (type(first), type(second), type(answer)) == (SparseLinear, SparseLinear, Linear) and first.weight.nnz == 614
+    assert net.score(X_TEST, Y_TEST) > 0.9 and net.history_[-1]["flops_share"] < 0.35 < 1 == net.history_[3]["flops_share"]
+    again = pickle.loads(pickle.dumps(net))
+    np.testing.assert_array_equal(again.predict(X_TEST), net.predict(X_TEST))
+    again.partial_fit(X, Y)
+    assert again.history_[-1]["weights_kept"] == net.history_[-1]["weights_kept"]
+
+
+def test_a_mask_of_a_convolution_stays():
+    net = fitted(MagnitudePruning(0.6, schedule=lambda progress: progress), layers=convolutions(), X=IMAGES)
+    assert (net.model_.layers[0].weight.numpy() == 0).sum() == round(0.6 * 72)
+    assert isinstance(net.model_.layers[4], SparseLinear) and net.score(X_TEST.reshape(-1, 1, 8, 8), Y_TEST) > 0.85
+
+
+def test_pruning_on_another_device(dev):
+    x, y = np.random.default_rng(0).standard_normal((16, 6)), np.arange(16) % 3
+    nets = [Net((8,), sparsity=MagnitudePruning(0.5), epochs=3, batch_size=8, random_state=0, device=where).fit(x, y)
+            for where in ("cpu", dev.name)]
+    for ours, theirs in zip(*(net.model_.parameters() for net in nets), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
 
 
 # --- going back -------------------------------------------------------------------------------------------------------
@@ -274,10 +342,19 @@ def test_without_strength_nothing_changes():
     ((-1.0,), "strength"), ((np.nan,), "strength"), (("a",), "strength"), ((True,), "strength"),
     ((1, "lines"), "no groups 'lines'"), ((1, ()), "no groups"), ((1, ("rows", 3)), "no groups"),
     ((1, "rows", -0.1), "cost_weight"), ((1, "rows", 1.1), "cost_weight"),
-    ((1, "rows", 0, 1.0), "fine_tuning"), ((1, "rows", 0, None), "fine_tuning")], ids=str)
+    ((1, "rows", 0, 1.0), "fine_tuning"), ((1, "rows", 0, None), "fine_tuning"), ((1, "rows", 0, 0.5, 2), "keep")], ids=str)
 def test_what_is_no_lasso_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         GroupLasso(*arguments)
+
+
+@pytest.mark.parametrize("arguments, message", [((1.0,), "sparsity"), ((0.5, 1.0), "fine_tuning"), ((0.5, 0.5, 3), "schedule")],
+                         ids=str)
+def test_what_is_no_pruning_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=f"MagnitudePruning: {message}"):
+        MagnitudePruning(*arguments)
+    with pytest.raises(ValueError, match="no layer to prune"):
+        fitted(MagnitudePruning(), layers=())
 
 
 class Own(Layer):

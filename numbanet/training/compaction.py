@@ -17,6 +17,8 @@ import dataclasses
 
 import numpy as np
 
+from numbanet_kernels.layouts.sparse import BSR, CSR
+
 from ..autograd import no_grad
 from ..layers import (
     GELU,
@@ -35,6 +37,7 @@ from ..layers import (
     Select,
     Sequential,
     Sigmoid,
+    SparseLinear,
     Step,
     Tanh,
 )
@@ -200,6 +203,29 @@ def _select(model: Sequential, joint: Joint, index: np.ndarray, features: int) -
     model.layers[place - (joint.select is not None):place] = [layer]
 
 
+# --- sparse layers ----------------------------------------------------------------------------------------------------
+def to_sparse(model: Sequential, layer: Linear, optimizer: Optimizer, tile: int | None = None) -> None:
+    """Put a `SparseLinear` in place of a layer: of its entries that are not zero, or of its tiles that are not all zero."""
+    weight, dev = layer.weight.numpy(), layer.weight.device
+    matrix = CSR.from_dense(weight) if tile is None else BSR.from_dense(weight, tile)
+
+    def values(array: np.ndarray) -> np.ndarray:
+        """Of an array of the weight's shape, what lies where the matrix has entries."""
+        return array[weight != 0] if tile is None else BSR.from_dense(array, tile, _tiles(matrix)).values
+
+    sparse = SparseLinear(layer.in_features, layer.out_features, weight=matrix, bias=False, device=dev)
+    sparse.bias = layer.bias
+    optimizer.exchange(layer.weight, sparse.values, lambda array: dev.upload(np.array(values(dev.download(array)))))
+    model.layers[model.layers.index(layer)] = sparse
+
+
+def _tiles(matrix: BSR) -> np.ndarray:
+    """(block rows, block columns) bool: which tiles there are."""
+    mask = np.zeros(matrix.grid, bool)
+    mask[np.repeat(np.arange(matrix.grid[0]), np.diff(matrix.indptr)), matrix.indices] = True
+    return mask
+
+
 # --- what constant units give -----------------------------------------------------------------------------------------
 def _constants(joint: Joint) -> np.ndarray:
     """What each input of the reader is where all units are their bias: (features,), or (channels, H, W)."""
@@ -238,7 +264,8 @@ def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
 # --- counting ---------------------------------------------------------------------------------------------------------
 def kept(model: Sequential) -> int:
     """How many weights of products, biases apart, are not zero."""
-    return sum(int(np.count_nonzero(tensor.numpy())) for _, tensor, trained in model.named() if trained and tensor.ndim > 1)
+    return sum(int(np.count_nonzero(tensor.numpy())) for name, tensor, trained in model.named()
+               if trained and (tensor.ndim > 1 or name.endswith(".values")))
 
 
 def flops(model: Sequential, shape: tuple[int, ...]) -> float:

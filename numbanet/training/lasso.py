@@ -8,8 +8,12 @@ gradient is followed by the optimiser; the norms, which have no gradient at zero
 
     w_g <- w_g max(0, 1 - step strength sqrt(n_g) (…) / |w_g|)
 
-which makes groups exactly zero. After each epoch those leave the network (`compaction`), so that its products become smaller
-while it learns. The last epochs fine-tune what is left, without a penalty.
+which makes groups exactly zero. By default norms are weighed by r / |w_g|, r the present mean of those that a weight had when
+the epoch began (adaptive group lasso: Wang & Leng 2008, with the weights of Candès, Wakin & Boyd 2008, section 2.3): what is
+large is shrunk little, so that groups that stay keep what they have learned, and what is small goes sooner.
+
+After each epoch groups that are zero leave the network (`compaction`), so that its products become smaller while it learns. The
+last epochs fine-tune what is left, without a penalty.
 """
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ import math
 import numbers
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -31,8 +35,12 @@ from .compaction import Joint
 from .optim import matrix
 from .structure import Sparsity, Structure
 
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
 TILE = 32  # rows and columns of a tile, as those of `TilePlan`
 MEASURED = 5  # times that a layer is timed
+REFRESHED = 16  # steps after which the mean norm is taken anew: on a card that waits for the last step
 
 
 class Group(NamedTuple):
@@ -88,13 +96,19 @@ class GroupLasso(Sparsity):
         What becomes zero together. "rows": the weights of a neuron of a `Linear` layer. "columns": those that read an input of
         a `Linear` layer, be it a neuron of the layer before or a feature of the samples, or a channel of a `Conv2d` layer.
         "filters": the weights of a filter of a `Conv2d` layer. "tiles": 32 x 32 blocks of the weight of a `Linear` layer but
-        the last. Of several, each is shrunk in turn: ("filters", "rows") is for networks of convolutions.
+        the last, which becomes a `SparseLinear` of tiles when fine-tuning begins. Of several, each is shrunk in turn:
+        ("filters", "rows") is for networks of convolutions.
     cost_weight : float, default=0.0
         In [0, 1]: how far groups are weighed by what they cost, seconds for a weight of their layer over the network's mean, as
         measured on the device before the first epoch. FLOPs would miss that small products take longer than theirs. Measured
         costs are rounded to powers of 2; still two fits may differ, so that by default all weights cost the same.
     fine_tuning : float, default=0.5
         In [0, 1): share of the epochs, the last ones, that train what is left at fixed structure, without a penalty.
+    keep : float, default=0.0
+        In [0, 1]: fine-tuning begins earlier, after the first epoch that leaves at most this share of the weights.
+    adaptive : bool, default=True
+        Whether norms are weighed by how small they are; without, all groups are shrunk by the same amount, and lose about all
+        at once what they are to lose.
 
     Raises
     ------
@@ -114,6 +128,8 @@ class GroupLasso(Sparsity):
     groups: str | tuple[str, ...] = "rows"
     cost_weight: float = 0.0
     fine_tuning: float = 0.5
+    keep: float = 0.0
+    adaptive: bool = True
 
     def __post_init__(self) -> None:
         given = self.strength
@@ -123,6 +139,7 @@ class GroupLasso(Sparsity):
             raise ValueError(f"GroupLasso: there are no groups {self.groups!r}; choose from {', '.join(map(repr, GROUPS))}")
         check_share("GroupLasso: cost_weight", self.cost_weight)
         check_share("GroupLasso: fine_tuning", self.fine_tuning, open_end=True)
+        check_share("GroupLasso: keep", self.keep)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -152,31 +169,41 @@ class Lasso(Structure):
         self.first = compaction.kept(model), compaction.flops(model, shape)
         self.until = max(1, round(epochs * (1 - chosen.fine_tuning)))
         self.costs = costs
-        self.groups: list[Group] = []
+        self.means: dict[Group, float] = {}  # the groups, and the mean of their root mean squares
+        self.counts: dict[Group, int] = {}  # how many were not zero when the epoch began
         self._norms: dict[Group, Any] = {}  # after the last step
-        self._masks: dict[Tensor, Any] = {}  # of weights that keep zeros while they are fine-tuned
         self._said: dict[str, Any] = {}
 
     def enter(self, trainer):
-        self._norms, self._masks = {}, {}
-        self.groups = self.chosen.of(trainer.model, self.shape)
+        self._norms = {}
+        groups = self.chosen.of(trainer.model, self.shape)
+        self.means, self.counts, self._steps = dict.fromkeys(groups, 0.0), {}, 0
         self.share = compaction.flops(trainer.model, self.shape) / self.first[1]
-        self.final = trainer.epoch >= self.until
-        if self.final and "tiles" in self.chosen.kinds:
-            self._masks = {group.layer.weight: _mask(group.layer.weight) for group in self.groups}
-        self.changing = not self.final or bool(self._masks)
+        self.final = trainer.epoch >= self.until or self._left(trainer) <= self.chosen.keep
+        self.changing = not self.final
 
     def shrink(self, trainer):
-        for weight, mask in self._masks.items():
-            weight.device.mul(weight.data, mask, out=weight.data)
-        if not self.final:
-            optimizer = trainer.optimizer
-            step = optimizer.learning_rate / (1 - getattr(optimizer, "momentum", 0.0))
-            for group in self.groups:
-                weight = group.layer.weight
-                if weight.requires_grad:
-                    self._norms[group] = weight.device.shrink(matrix(weight, weight.data), group.height, group.width,
-                                                              step * sum(self._factors(group)))
+        if self.final:
+            return
+        optimizer = trainer.optimizer
+        step = optimizer.learning_rate / (1 - getattr(optimizer, "momentum", 0.0))
+        for group, mean in self.means.items():
+            if group.layer.weight.requires_grad:
+                self._norms[group] = _shrunk(group, step * sum(self._factors(group)), mean)
+        if self.chosen.adaptive and self._steps % REFRESHED == 0:
+            self._weigh()
+        self._steps += 1
+
+    def _left(self, trainer: Trainer) -> float:
+        return compaction.kept(trainer.model) / self.first[0]
+
+    def _weigh(self) -> None:
+        """Take the means that norms are compared with."""
+        for group, norms in self._norms.items():
+            roots = group.layer.weight.device.download(norms) / np.sqrt(_sizes(group))
+            self.counts.setdefault(group, max(np.count_nonzero(roots), 1))
+            mean = float(roots.sum() / self.counts[group])
+            self.means[group] = mean if math.isfinite(mean) else 0.0  # what has broken is dealt with after the epoch
 
     def _factors(self, group: Group) -> tuple[float, float]:
         """By what sqrt(n_g) |w_g| is multiplied in the loss: for sparsity, and for time."""
@@ -189,26 +216,42 @@ class Lasso(Structure):
         self._said = dict(zip(("sparsity_loss", "time_loss"), map(float, sum(parts, np.zeros(2)))))
         self._norms = {}
         changed = not self.final and compaction.compact(trainer.model, trainer.optimizer, self.shape)
-        self._said["weights_kept"] = compaction.kept(trainer.model) / self.first[0]
+        self._said["weights_kept"] = left = self._left(trainer)
+        if "tiles" in self.chosen.kinds and not self.final and (trainer.epoch + 1 >= self.until or left <= self.chosen.keep):
+            changed |= self._by_tiles(trainer)
         return changed
+
+    def _by_tiles(self, trainer: Trainer) -> bool:
+        """Keep of weights with tiles that are zero the others alone; returns whether there are such weights."""
+        groups = dataclasses.replace(self.chosen, groups="tiles").of(trainer.model, self.shape)
+        some = [group.layer for group in groups if not group.layer.weight.device.download(_shrunk(group, 0.0, 0.0)).all()]
+        for layer in some:
+            compaction.to_sparse(trainer.model, layer, trainer.optimizer, TILE)
+        return bool(some)
 
     def report(self):
         return self._said
 
     def __getstate__(self):
-        return {**vars(self), "_norms": {}, "_masks": {}}
+        return {**vars(self), "_norms": {}}
+
+
+def _sizes(group: Group) -> np.ndarray:
+    """How many weights each group has: those at the edges are smaller."""
+    shape = group.layer.weight.shape
+    return np.outer(*(np.minimum(side, n - np.arange(0, n, side)) for n, side in (
+        (shape[0], group.height), (math.prod(shape[1:]), group.width))))
 
 
 def _weighed(group: Group, norms: np.ndarray) -> float:
-    """sum_g sqrt(n_g) |w_g|, groups at the edges being smaller."""
-    shape = group.layer.weight.shape
-    sizes = [np.minimum(side, n - np.arange(0, n, side)) for n, side in ((shape[0], group.height),
-                                                                         (math.prod(shape[1:]), group.width))]
-    return float((np.sqrt(np.outer(*sizes)) * norms).sum())
+    """sum_g sqrt(n_g) |w_g|"""
+    return float((np.sqrt(_sizes(group)) * norms).sum())
 
 
-def _mask(weight: Tensor) -> Any:
-    return weight.device.upload(np.float32(weight.numpy() != 0))
+def _shrunk(group: Group, threshold: float, mean: float) -> Any:
+    """The norms of the groups of a weight after they were shrunk."""
+    weight = group.layer.weight
+    return weight.device.shrink(matrix(weight, weight.data), group.height, group.width, threshold, mean)
 
 
 def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Layer, float]:

@@ -170,6 +170,11 @@ class Optimizer(abc.ABC):
             if own is parameter:
                 state[:] = map(change, state)
 
+    def exchange(self, parameter: Tensor, other: Tensor, change: Callable[[Any], Any]) -> None:
+        """Train another tensor in place of a parameter, whose state, change(array) of each array of it, it takes over."""
+        self.resize(parameter, change)
+        self.parameters = [other if own is parameter else own for own in self.parameters]
+
     # --- state --------------------------------------------------------------------------------------------------------
     def zero_grad(self) -> None:
         """Forget all gradients."""

@@ -10,20 +10,20 @@ CASES = [  # shape of the weight, of a group
 
 
 def operands(rng, shape, group):
-    """A weight some of whose groups are zero, some near the threshold and some far above."""
+    """A weight some of whose groups are zero, some nearly, some near the threshold and some far above."""
     w = rng.standard_normal(shape).astype(np.float32)
     for u, b in np.ndindex(*(-(-n // side) for n, side in zip(shape, group))):
-        w[u * group[0]:(u + 1) * group[0], b * group[1]:(b + 1) * group[1]] *= (0, 0.3, 1, 3)[(u + b) % 4]
+        w[u * group[0]:(u + 1) * group[0], b * group[1]:(b + 1) * group[1]] *= (0, 0.3, 1, 3, 1e-22, 1e-20)[(u + b) % 6]
     return w
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.4, 100.0])
+@pytest.mark.parametrize("threshold, reference", [(0.0, 0.0), (0.4, 0.0), (100.0, 0.0), (0.4, 0.7), (0.0, 0.7)])
 @pytest.mark.parametrize("shape, group", CASES, ids=str)
-def test_shrink(suffix, put, get, rng, shape, group, threshold):
+def test_shrink(suffix, put, get, rng, shape, group, threshold, reference):
     w = operands(rng, shape, group)
-    expected, norms = lasso.shrink_reference(w, *group, threshold)
+    expected, norms = lasso.shrink_reference(w, *group, threshold, reference)
     there = put(w)
-    found = get(getattr(lasso, f"shrink_{suffix}")(there, *group, threshold))
+    found = get(getattr(lasso, f"shrink_{suffix}")(there, *group, threshold, reference))
     np.testing.assert_allclose(get(there), expected, rtol=2e-5, atol=1e-6)
     np.testing.assert_allclose(found, norms, rtol=2e-5, atol=1e-6)
     np.testing.assert_array_equal(get(there) == 0, expected == 0)
@@ -45,12 +45,13 @@ def test_the_reference_is_the_proximal_step():
 def test_what_is_no_number_stays_one_that_is_none(suffix, put, get):
     """A weight that has broken must not look as if it had been shrunk to zero."""
     w = put(np.array([[np.nan, 1.0], [1.0, 1.0]], np.float32))
-    getattr(lasso, f"shrink_{suffix}")(w, 1, 2, 0.1)
+    getattr(lasso, f"shrink_{suffix}")(w, 1, 2, 0.1, 1.0)
     assert np.isnan(get(w)[0]).all() and np.isfinite(get(w)[1]).all()
 
 
 @pytest.mark.parametrize("arguments, message", [((0, 2, 0.1), "groups of 0 x 2"), ((1, 2, -1.0), "threshold"),
-                                                ((1, 2, np.inf), "threshold")], ids=str)
+                                                ((1, 2, np.inf), "threshold"),
+                                                ((1, 2, 0.1, -1.0), "reference")], ids=str)
 def test_what_does_not_fit_is_refused(suffix, put, arguments, message):
     with pytest.raises(ValueError, match=message):
         getattr(lasso, f"shrink_{suffix}")(put(np.ones((2, 2))), *arguments)

@@ -1,0 +1,113 @@
+"""MagnitudePruning: the smallest weights become zero one by one, by and by, while a network learns.
+
+(Zhu & Gupta 2017, "To prune, or not to prune: exploring the efficacy of pruning for model compression", section 3.) What such
+a network saves are products with listed entries: the baseline that structured sparsity (`lasso`) is compared with.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..layers import Layer, Linear, Sequential
+from . import compaction
+from .lasso import check_share
+from .structure import Sparsity, Structure
+
+
+def cubic(progress: float) -> float:
+    """1 - (1 - progress)³: much at first, when there is much to spare (Zhu & Gupta 2017, eq. 1, from sparsity 0 on)."""
+    return 1 - (1 - progress) ** 3
+
+
+@dataclasses.dataclass(frozen=True)
+class MagnitudePruning(Sparsity):
+    """Unstructured sparsity: of each weight of a `Linear` or `Conv2d` layer but the last one the smallest entries become zero.
+
+    They are zeroed at the ends of epochs, a few more each time, and stay zero. When the last ones are, each such `Linear` layer
+    becomes a `SparseLinear`, which is fine-tuned; convolutions keep a mask.
+
+    Parameters
+    ----------
+    sparsity : float, default=0.9
+        In [0, 1): the share of the entries of each weight that becomes zero.
+    fine_tuning : float, default=0.5
+        In [0, 1): share of the epochs, the last ones, in which no more do.
+    schedule : callable, default=cubic
+        Of what is to become zero, the share that is when a share of the epochs of pruning is over; 1 at 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range; before training, if there is no layer to prune.
+    """
+
+    name: ClassVar[str] = "magnitude"
+    sparsity: float = 0.9
+    fine_tuning: float = 0.5
+    schedule: Callable[[float], float] = cubic
+
+    def __post_init__(self) -> None:
+        check_share("MagnitudePruning: sparsity", self.sparsity, open_end=True)
+        check_share("MagnitudePruning: fine_tuning", self.fine_tuning, open_end=True)
+        if not callable(self.schedule):
+            raise ValueError(f"MagnitudePruning: schedule must be a function of the share of epochs, got {self.schedule!r}")
+
+    def begin(self, model, shape, epochs, dev):
+        if not _layers(model):
+            raise ValueError(f"MagnitudePruning: there is no layer to prune in {model}")
+        return Pruning(self, model, shape, epochs)
+
+
+def _layers(model: Sequential) -> list[Layer]:
+    """Those that can be pruned, front to back."""
+    found = compaction.trainable(model)
+    return [layer for layer in model.layers if layer in found][:-1]
+
+
+class Pruning(Structure):
+    """A network under `MagnitudePruning`."""
+
+    def __init__(self, chosen: MagnitudePruning, model: Sequential, shape: tuple[int, ...], epochs: int) -> None:
+        self.chosen, self.shape = chosen, shape
+        self.first = compaction.kept(model), compaction.flops(model, shape)
+        self.until = max(1, round(epochs * (1 - chosen.fine_tuning)))
+        self._left = 1.0
+        self._masks: dict[Layer, Any] = {}
+
+    def enter(self, trainer):
+        self.final = trainer.epoch >= self.until
+        self.share = compaction.flops(trainer.model, self.shape) / self.first[1]
+        self._masks = {layer: layer.weight.device.upload(np.float32(layer.weight.numpy() != 0))
+                       for layer in _layers(trainer.model)} if trainer.epoch else {}
+        self.changing = not self.final or bool(self._masks)
+
+    def shrink(self, trainer):
+        for layer, mask in self._masks.items():
+            layer.weight.device.mul(layer.weight.data, mask, out=layer.weight.data)
+
+    def compact(self, trainer):
+        epoch, layers, linear = trainer.epoch + 1, _layers(trainer.model), []
+        if not self.final:
+            for layer in layers:
+                _zero(layer, self.chosen.sparsity * float(self.chosen.schedule(epoch / self.until)))
+            linear = [layer for layer in layers if type(layer) is Linear and epoch == self.until]
+        for layer in linear:
+            compaction.to_sparse(trainer.model, layer, trainer.optimizer)
+        self._left = compaction.kept(trainer.model) / self.first[0]
+        return bool(linear)
+
+    def report(self):
+        return {"weights_kept": self._left}
+
+    def __getstate__(self):
+        return {**vars(self), "_masks": {}}
+
+
+def _zero(layer: Layer, share: float) -> None:
+    """Make a share of a weight's entries zero, the smallest ones; those that are zero already are among them."""
+    values = np.array(layer.weight.numpy())
+    values.reshape(-1)[np.argsort(np.abs(values), None)[:round(share * values.size)]] = 0
+    layer.weight.device.copy(layer.weight.device.upload(values), out=layer.weight.data)
