@@ -1,4 +1,4 @@
-"""The Sparse DNN Graph Challenge, 1024 neurons x 120 layers and 60,000 images: four ways, against SciPy and GraphBLAS.
+"""The Sparse DNN Graph Challenge, 1024 neurons x 120 layers and 60,000 images: by several ways, against SciPy and GraphBLAS.
 
 The peer multiplies sparse activations by sparse weights, as the Challenge's reference does: images x neurons in CSR, the bias
 added to what is stored, and what is not above 0 removed, so that images of which nothing is left cost nothing. python-graphblas
@@ -158,9 +158,9 @@ def cases(options: Options) -> Iterator[Case]:
     size = QUICK if options.quick else OFFICIAL
     flops = 2.0 * prepared_multiplications(size)
     everything = 2.0 * size.inputs * sum(layer.indices.size for layer in data_of(size).network)
+    work = {"compact": flops, "buffer": everything, "plain": everything}
     ours = [Implementation(way, numbanet_task, {"size": size, "way": way, "device": options.device},
-                           "SciPy" if way == "compact" else "compact", flops=flops if way == "compact" else everything)
-            for way in WAYS]
+                           "SciPy" if way == "compact" else "compact", flops=work.get(way)) for way in WAYS]
     ours.append(Implementation("SciPy", scipy_task, {"size": size}))
     if importlib.util.find_spec("graphblas"):
         ours.insert(1, Implementation("compact, GraphBLAS", numbanet_task, ours[0].parameters, "GraphBLAS", flops=flops))
@@ -195,7 +195,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
         say(f"challenge: from {GROWTH[0].neurons} to {GROWTH[1].neurons} neurons time grows with multiplications to the power "
             f"of {slope:.2f}")
     size = QUICK if options.quick else OFFICIAL
-    for way in ("compact", "filter", "buffer"):
+    for way in ("compact", "filter", "buffer", "saturated"):
         found = by_layer(size, way, options.device)
         results.add([{"suite": "challenge-layers", "case": _name(size), "implementation": way, "inputs": size.inputs,
                       **{name: np.asarray(found[name]).tolist() for name in ("live", "seconds", "multiplications")}}])

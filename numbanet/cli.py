@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     race.add_argument("--layers", default=120, type=int, help="120, 480 or 1920")
     race.add_argument("--data", metavar="FOLDER", help="of the official files, by default in NUMBANET_DATA or the cache; "
                                                        "`generated`: a network of the same structure")
-    race.add_argument("--way", default="compact", help="compact, filter, buffer or plain")
+    race.add_argument("--way", default="compact", help="compact, filter, buffer, plain or saturated")
     race.add_argument("--inputs", type=int, metavar="N", help="the first N images alone")
     race.add_argument("--memory", type=int, metavar="BYTES", help="for activations, at most; half of what is free if not given")
     race.add_argument("--device", default="cpu", help="auto, cpu, cuda or emulated")

@@ -52,6 +52,6 @@ def test_the_suite_runs_and_draws(tmp_path):
     timed = {row["implementation"]: row for row in rows if row["suite"] == "challenge"}
     assert timed["compact"]["ratio"] > 0 and all(row["error"] == 0 and row["median_ms"] > 0 for row in timed.values())
     layers = [row for row in rows if row["suite"] == "challenge-layers"]
-    assert [row["implementation"] for row in layers] == ["compact", "filter", "buffer"]
+    assert [row["implementation"] for row in layers] == ["compact", "filter", "buffer", "saturated"]
     assert all(len(row["live"]) == len(row["seconds"]) == 12 for row in layers)
     assert (tmp_path / "a.png").stat().st_size > 10_000

@@ -19,7 +19,8 @@ from ..device import Device, device as named
 from .challenge_files import ChallengeData, load_challenge
 from .radixnet import CEILING, EllLayer, RadixNet, enlarged
 
-WAYS = ("compact", "filter", "buffer", "plain")
+WAYS = ("compact", "filter", "buffer", "plain", "saturated")
+MARGIN = 1.01  # by which sums must be above the ceiling, so that no order of adding up changes that
 SHARE = 0.5  # of the memory that is free, at most for activations
 
 
@@ -85,8 +86,9 @@ def challenge(neurons: int = 1024, layers: int = 120, data: str | os.PathLike[st
     way : str, default "compact"
         "compact": inputs that are not 0 yet are moved together before each layer. "filter": a layer leaves out the inputs that
         are 0 where they are, as far as none is alive of those that are computed together. "buffer": all inputs go through all
-        layers, in two arrays that take turns. "plain": all inputs, each layer in a new array. The last three are those of the
-        FSSL paper (section IV), which names them and says no more.
+        layers, in two arrays that take turns. "plain": all inputs, each layer in a new array. These three are those of the
+        FSSL paper (section IV), which names them and says no more. "saturated" is a trick, not plain execution: as "compact",
+        until all that live are at the ceiling everywhere, and no layer that follows would change that; to look for it counts.
     device : str, default "cpu"
     inputs : int, optional
         The first so many images; all by default.
@@ -140,13 +142,12 @@ def generated(neurons: int, layers: int, inputs: int | None = None, seed: int = 
         raise ValueError(f"challenge: images need a square number of neurons, not {neurons}")
     images = load_mnist(flat=False)[0][:inputs, 0]
     columns, counts = [], []
-    for first in range(0, len(images), 1000):
-        rows, places = np.nonzero(enlarged(images[first:first + 1000], side))
-        columns.append(places.astype(np.int32))
-        counts.append(np.bincount(rows, minlength=len(images[first:first + 1000])))
-    starts = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
-    columns = np.concatenate(columns)
-    return ChallengeData(starts.astype(np.int32), columns, np.ones(len(columns), np.float32), network, None)
+    for first in range(0, len(images), 500):
+        pixels = enlarged(images[first:first + 500], side)
+        columns.append((np.flatnonzero(pixels) % neurons).astype(np.int32))
+        counts.append(pixels.sum(axis=1))
+    starts, columns = np.concatenate([[0], np.cumsum(np.concatenate(counts))]), np.concatenate(columns)
+    return ChallengeData(starts.astype(np.int32), columns, np.broadcast_to(np.float32(1), columns.shape), network, None)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -238,16 +239,27 @@ class Prepared:
         numbers = np.arange(first, min(first + self.piece, self.count))
         alive = np.zeros(len(x) * LANES, np.int32)
         alive[:len(numbers)] = 1
-        step = {"compact": _compact, "filter": _filter}.get(self.way, _all)
+        step = {"compact": _compact, "saturated": _compact, "filter": _filter}.get(self.way, _all)
         for layer in range(len(live)):
             live[layer] += alive.sum()
             buffer = None if self.way == "plain" else self.buffers[1 - layer % 2]
             x, alive, numbers, samples = step(self.dev, x, alive, numbers, self.layers[layer], buffer)
             done[layer] += samples * self.size
+            ended = self.way == "saturated" and samples == alive.sum() and self._saturated(x, samples, layer + 1)
             now = time.perf_counter()
             seconds[layer] += now - before
             before = now
+            if ended:
+                live[layer + 1:] += samples
+                break
         return numbers[alive[:len(numbers)] != 0]
+
+    def _saturated(self, x, samples, layer):
+        """Whether all of the first samples are at the ceiling, and stay there in this layer and those behind it."""
+        if (self.dev.download(x).min(axis=1).ravel()[:samples] < CEILING).any():
+            return False
+        return all((CEILING * values.sum(axis=1) + bias >= MARGIN * CEILING).all()
+                   for values, bias in _distinct(self.data.network[n][1:] for n in range(layer, len(self.data.network))))
 
     def _dense(self, first, stop):
         """Some inputs, in slabs."""
@@ -255,6 +267,15 @@ class Prepared:
         own = slice(starts[0], starts[-1])
         given = map(self.dev.upload, (starts - starts[0], self.data.columns[own], self.data.values[own]))
         return self.dev.in_slabs(*given, self.neurons, out=self.dev.part(self.buffers[0], 0, -(-(stop - first) // LANES)))
+
+
+def _distinct(parts):
+    """Those of some tuples of arrays that are not the one before them."""
+    last = None
+    for part in parts:
+        if last is None or any(a is not b for a, b in zip(part, last)):
+            yield part
+        last = part
 
 
 def _compact(dev, x, alive, numbers, layer, buffer):
