@@ -16,7 +16,7 @@ from .results import Results
 
 FAMILIES = kernels.families()
 SUITES = (*FAMILIES, "mlp", "mlp-small", "mlp-epochs", "mlp-scaling", "mlp-memory", "mlp-accuracy", "mlp-settings",
-          "papers-mlp", "cnn", "cnn-memory", "papers-cnn", "motivation", "papers-lstm")
+          "papers-mlp", "cnn", "cnn-memory", "papers-cnn", "motivation", "papers-fssl", "papers-lstm")
 COMMANDS = ("list", "report", "gpu")
 
 
