@@ -221,3 +221,27 @@ def plot_rates(rows: Sequence[Row], path: Path) -> None:
     figure.axes[0].set_ylabel("test accuracy, %")
     figure.legend([lines[name] for name in names], names, loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=130)
+
+
+def plot_fssl(rows: Sequence[Row], runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Test accuracy by seconds of training, the first seed of each kind, and by how many times shorter prediction takes."""
+    from .training import case_of
+
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    if not cases:
+        raise ValueError("--plot: there are no training runs to draw")
+    figure = _figure(11, 4 * len(cases))
+    for (left, right), case in zip(figure.subplots(len(cases), 2, squeeze=False), cases, strict=True):
+        for number, row in enumerate(row for row in rows if row["case"] == case):
+            name, colour = row["implementation"], f"C{number}"
+            run = next(run for run in runs if case_of(run["settings"]) == case and run["dropout"] == name)
+            seconds, accuracy = np.array([(epoch["seconds"], epoch["accuracy"]) for epoch in run["epochs"]]).T
+            left.plot(np.cumsum(seconds), 100 * accuracy, color=colour, label=name)
+            if row["accuracy"] is not None:
+                right.plot(row["prediction_shorter"], 100 * row["accuracy"], "o", color=colour, label=name)
+        left.set(title=case, xlabel="seconds of training", ylabel="test accuracy, %")
+        right.set(xlabel="prediction, times shorter than dense")
+        left.grid(alpha=0.3)
+        right.grid(alpha=0.3)
+    right.legend(frameon=False)
+    figure.savefig(path)

@@ -77,6 +77,15 @@ def _runs(row: Row) -> dict[str, Callable[[Row], str]]:
     }
 
 
+SPARSE = {
+    "case": _text("case"), "sparsity": _text("implementation"), "seeds": _number("seeds", "d"),
+    "test accuracy (min – max)": _measured("accuracy", ".4f"), "points against none": _number("points", "+.2f"),
+    "weights kept": _number("weights_kept", ".1%"), "s of training": _number("training_seconds", ".1f"),
+    "times shorter": _number("training_shorter", ".2f"), "ms of prediction": _number("prediction_ms", ".1f"),
+    "times shorter than dense": _number("prediction_shorter", ".2f"),
+    "times the gain of pruning": _number("gain_of_pruning", ".2f"),
+    "s to an accuracy (times shorter than none's)": _times,
+}
 FITS = {
     "case": _text("case"), "implementation": _text("implementation"), "fixed ms": _number("fixed_ms", ".2f"),
     "slope": _number("slope", ".2f"), "farthest from the line": _number("worst", ".0%"),
@@ -102,8 +111,8 @@ def _points(row: Row) -> dict[str, Callable[[Row], str]]:
 def cells(rows: Sequence[Row]) -> list[list[str]]:
     """Heading and lines of the rows of one suite."""
     first = rows[0] if rows else {}
-    kinds = {**dict.fromkeys(("accuracy", "perplexity"), _runs(first)), "slope": FITS, "peak_mib": MEMORY,
-             "points_of": _points(first)}
+    kinds = {"weights_kept": SPARSE, **dict.fromkeys(("accuracy", "perplexity"), _runs(first)), "slope": FITS,
+             "peak_mib": MEMORY, "points_of": _points(first)}
     columns = next((kind for key, kind in kinds.items() if rows and key in rows[0]), TIMES)
     if not any(row.get("device_ms") for row in rows):
         columns = {name: cell for name, cell in columns.items() if name != "on the card"}

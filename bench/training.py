@@ -27,7 +27,8 @@ TORCH = "torch nn.Dropout"
 SEEDS = 3
 WARM_UP = 2048  # samples
 VOCABULARY, VALIDATION = 8800, 50_000  # words
-KEPT = ("loss", "seconds", "flops_share", "dropped", "sensitive", "gates_kept", "gates_cosine")  # of the record of an epoch
+KEPT = ("loss", "seconds", "flops_share", "dropped", "sensitive", "gates_kept", "gates_cosine",
+        "weights_kept")  # of the record of an epoch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +143,22 @@ def _epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Da
     with warnings.catch_warnings(), contextlib.suppress(FloatingPointError):
         warnings.filterwarnings("ignore", "the loss was not finite")
         net.fit(X, y, validation_data=(X_test, y_test))
-    return _records("accuracy", "validation_score", net)
+    records = _records("accuracy", "validation_score", net)
+    if records and chosen.get("predict"):
+        records[-1].update(_prediction(net, X, y, X_test, chosen["predict"]))
+    return records
+
+
+def _prediction(net: Any, X: Any, y: Any, X_test: Any, turns: int) -> dict[str, float]:
+    """Median seconds in which a network predicts the test samples, in turn with a dense one as it was at first."""
+    dense = type(net)(**{**net.get_params(), "epochs": 1, "sparsity": None}).fit(X[:WARM_UP], y[:WARM_UP])
+    times: dict[str, list[float]] = {"predict_seconds": [], "predict_dense": []}
+    for _ in range(turns):
+        for name, model in zip(times, (net, dense), strict=True):
+            began = time.perf_counter()
+            model.predict(X_test)
+            times[name].append(time.perf_counter() - began)
+    return {name: float(np.median(seconds)) for name, seconds in times.items()}
 
 
 def _text_epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Data) -> list[dict[str, float]]:

@@ -25,7 +25,7 @@ from numbanet import (
 )
 from numbanet.datasets import load_digits
 from numbanet.device import problem
-from numbanet.training import checkpoint, compaction, lasso
+from numbanet.training import checkpoint, compaction, lasso, loop
 from numbanet.training.structure import Structure
 from numbanet.training.trainer import Trainer
 from numbanet_kernels.runtime import graph
@@ -158,7 +158,9 @@ def test_costs_are_those_of_the_device(monkeypatch):
     assert found[1] / found[0] == 4 and found[2] / found[1] >= 4 * 4
 
 
-def test_kept_tiles_become_a_sparse_layer(compared):
+def test_kept_tiles_become_a_sparse_layer(compared, monkeypatch):
+    """Also where copies to go back to are rare, and their memory is used again."""
+    monkeypatch.setattr(loop, "APART", 1)
     net = fitted(GroupLasso(6e-3, "tiles"), layers=(160, 160))
     layer = next(layer for layer in net.model_.layers if isinstance(layer, SparseLinear))
     assert layer.tile == 32 and len(layer.values) < 25
@@ -228,7 +230,9 @@ def test_early_stopping_keeps_the_best_compact_network():
     assert kept[-1] < 0.7
 
 
-def test_a_checkpoint_brings_back_layers_and_shapes(monkeypatch):
+@pytest.mark.parametrize("chosen", [GroupLasso(5e-3, ("rows", "columns")), GroupLasso(6e-3, "tiles"), MagnitudePruning(0.8)],
+                         ids=["units", "tiles", "single weights"])
+def test_a_checkpoint_brings_back_layers_and_shapes(monkeypatch, chosen):
     """To before they shrank; training then goes on as it did."""
     found = []
 
@@ -245,10 +249,10 @@ def test_a_checkpoint_brings_back_layers_and_shapes(monkeypatch):
         found.append(len(shapes))
         return first
 
-    plain = fitted(GroupLasso(5e-3, ("rows", "columns")))
+    plain = fitted(chosen, layers=(96, 96))
     monkeypatch.setattr(Trainer, "leave", leave)
-    net = fitted(GroupLasso(5e-3, ("rows", "columns")))
-    assert len(found) == 6
+    net = fitted(chosen, layers=(96, 96))
+    assert len(found) == 6 and sizes(net) != [(96, 64), (96, 96), (10, 96)]
     for ours, theirs in zip(net.model_.parameters(), plain.model_.parameters(), strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 

@@ -108,7 +108,7 @@ class BaseNet(BaseEstimator):
         before = dict(vars(self))
         fitted = hasattr(self, "model_")
         if fitted:
-            layers = list(self.model_.layers)
+            layers, parameters = list(self.model_.layers), list(self.optimizer_.parameters)
             weights = [(tensor, tensor.device, tensor.numpy().copy()) for _, tensor, _ in self.model_.named()]
             optimizer, history, streams = self.optimizer_.snapshot(), list(self.history_), self._streams.state()
         try:
@@ -122,6 +122,7 @@ class BaseNet(BaseEstimator):
                 for tensor, dev, saved in weights:
                     tensor.move(dev)
                     tensor.assign(dev.upload(saved))
+                self.optimizer_.parameters[:] = parameters
                 self.optimizer_.zero_grad()
                 self.optimizer_.restore(optimizer)
                 self.history_[:] = history

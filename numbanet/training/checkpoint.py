@@ -20,13 +20,13 @@ class Checkpoint:
         self.whole = whole  # whether training can go on as if nothing had come after; else the optimiser starts anew
         self.streams, self.steps = trainer.streams.state(), optimizer.steps
         self.upcoming = trainer.upcoming and trainer.upcoming.plans
-        self.layers = list(trainer.model.layers)
+        self.layers, self.parameters = list(trainer.model.layers), list(optimizer.parameters)
         self.arrays: list[Any] = []
         old_arrays = old.arrays if old else []
         state = [array for arrays in optimizer.state for array in arrays] if whole else []
         for i, array in enumerate([*(tensor.data for _, tensor, _ in trainer.model.named()), *state]):
-            out = old_arrays[i] if i < len(old_arrays) and old_arrays[i].shape == array.shape else None
-            self.arrays.append(trainer.dev.copy(array, out=out))
+            old_array = old_arrays[i] if i < len(old_arrays) else None
+            self.arrays.append(trainer.dev.copy(array, out=old_array if _alike(array, old_array) else None))
 
     def restore(self, trainer: Trainer) -> None:
         """Go back."""
@@ -39,6 +39,7 @@ class Checkpoint:
             tensor.assign(array)
         if changed:
             trainer.reshaped()
+        optimizer.parameters[:] = self.parameters
         optimizer.reset()
         optimizer.zero_grad()
         if self.whole and self.steps:
@@ -47,6 +48,11 @@ class Checkpoint:
         if self.whole:
             trainer.streams.restore(self.streams)
         trainer.resume(self.upcoming if self.whole else None)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether one array's values fit into another one, if there is one."""
+    return b is not None and tuple(a.shape) == tuple(b.shape) and a.dtype == b.dtype
 
 
 def finite(trainer: Trainer) -> bool:
