@@ -53,7 +53,7 @@ from .layers import (
     Tanh,
 )
 from .ops import Order, concatenate
-from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, TilePlan
+from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, SamplePlan, TilePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
 from .training.optim import SGD, Adam, Optimizer
@@ -104,6 +104,7 @@ __all__ = [
     "RowDropout",
     "RowPlan",
     "RowSensitiveDropout",
+    "SamplePlan",
     "Sequential",
     "Shuffle",
     "Sigmoid",

@@ -55,6 +55,8 @@ class Sequential(Layer):
         for layer, stage in self._stages():
             if not all(layer.commutes(plan) for plan in flow.due):
                 flow = flow.settled()
+            if flow.sampled is not None and not layer.commutes(flow.sampled.plan):
+                flow = Flow(flow.dense())
             flow = stage(flow, step)
         return flow
 

@@ -12,4 +12,5 @@ from .order import *
 from .pooling import *
 from .recurrent import *
 from .reduce import *
+from .sampled import *
 from .shape import *
