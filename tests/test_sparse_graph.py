@@ -6,9 +6,12 @@ import pytest
 
 from numbanet import (
     BatchNorm1d,
+    Conv2d,
     DynamicSparseGraph,
+    Flatten,
     IndexPlan,
     Linear,
+    MaxPool2d,
     Net,
     ReLU,
     SamplePlan,
@@ -20,7 +23,7 @@ from numbanet import (
     ops,
 )
 from numbanet.dropout import policy
-from numbanet.dropout.graph import johnson_lindenstrauss, kept_of
+from numbanet.dropout.graph import WINDOWS, _windows, johnson_lindenstrauss, kept_of
 from numbanet.layers import Flow
 from numbanet_kernels.families.projection import project_reference
 from numbanet_kernels.layouts.ternary import ternary
@@ -205,18 +208,19 @@ def test_what_does_not_fit_is_refused(rng, make, message):
         make(kept(a_plan(rng), Tensor(0.0).device), Tensor(np.ones((7, 5))), Tensor(np.ones((41, 5))))
 
 
-@pytest.mark.parametrize("double", [True, False])
-@pytest.mark.parametrize("share", ["sample", "tile", "batch"])
+@pytest.mark.parametrize("share, double", [("sample", True), ("sample", False), ("tile", True), ("tile", False), ("batch", True)])
 def test_the_mask_is_applied_again_after_batch_norm(dev, share, double):
     """Product, ReLU, mask, batch norm, mask; or without the last one."""
     model = Sequential([Linear(200, 60, rng=0, device=dev), ReLU(), BatchNorm1d(60, device=dev),
                         Linear(60, 3, rng=1, device=dev)])
     x, chosen = Tensor(samples()[0], dev), DynamicSparseGraph(0.6, epsilon=0.9, share=share, group=20, double=double)
+    shift = np.linspace(-1, 1, 60)
+    dev.copy(dev.upload(shift.astype(np.float32)), out=model.layers[2].bias.data)
     step = Step(dev, training=True, look=lambda *given: chosen.asked(model, *given, None))
     y = model(x, step)
     mask = np.broadcast_to(step.plans[model.layers[0], "output"].mask(), (N, 60))
     h = np.maximum(np.float64(x.numpy()) @ model.layers[0].weight.numpy().T, 0) * mask
-    normed = (h - h.mean(0)) / np.sqrt(h.var(0) + 1e-5) * (mask if double else 1.0)
+    normed = ((h - h.mean(0)) / np.sqrt(h.var(0) + 1e-5) + shift) * (mask if double else 1.0)
     np.testing.assert_allclose(y.numpy(), normed @ np.float64(model.layers[3].weight.numpy()).T, rtol=1e-3, atol=1e-3)
     y.sum().backward()
     assert np.isfinite(model.layers[0].weight.grad.numpy()).all()
@@ -274,6 +278,36 @@ def test_every_form_learns_and_may_select_in_prediction(options):
         assert net.score(*samples(90, seed=1)) > 0.85
         plain = net.model_(Tensor(samples(90, seed=1)[0])).softmax().numpy()
         assert np.allclose(net.predict_proba(samples(90, seed=1)[0]), plain, rtol=1e-2, atol=0) != selecting
+
+
+@pytest.mark.parametrize("arguments, size", [((3, 8, 3), 9), ((3, 8, 5, 1, 2), 6), ((3, 8, (2, 3), 2, 1, 2), 8),
+                                             ((3, 8, 3, 1, 1), 2)], ids=str)
+def test_filters_are_chosen_by_windows_of_some_images(dev, rng, arguments, size):
+    """Those that are looked at are rows of the input matrix, where windows lie inside."""
+    layer = Conv2d(*arguments, rng=0, device=dev)
+    x = Tensor(rng.standard_normal((5, size, size, 3)), dev)
+    windows = dev.download(_windows(x, layer))
+    assert windows.shape == (5 * WINDOWS, layer.weight.shape[1] * int(np.prod(layer.window.kernel)))
+    if size > 2:
+        y = layer(x.transpose(0, 3, 1, 2)).numpy().transpose(0, 2, 3, 1).reshape(5, -1, 8)
+        found = windows @ layer.weight.numpy().reshape(8, -1).T
+        for number, row in enumerate(found):
+            assert np.abs(y[number // WINDOWS] - row).max(1).min() < 1e-4
+
+
+def test_a_convolutional_network_learns_and_refuses_other_forms():
+    rng, y = np.random.default_rng(0), np.arange(60) % 3
+    X = np.float32(0.1 * rng.standard_normal((60, 2, 8, 8)))
+    for i, label in enumerate(y):
+        X[i, :, 3] += 2.0 * (label == 1)
+        X[i, :, :, 4] += 2.0 * (label == 2)
+    layers = [Conv2d(2, 12, 3, padding=1, rng=0), ReLU(), MaxPool2d(2), Conv2d(12, 16, 3, padding=1, rng=1), ReLU(), Flatten(),
+              Linear(256, 3, rng=2)]
+    given = {"epochs": 15, "batch_size": 15, "learning_rate": 0.02, "random_state": 0, "device": "cpu"}
+    net = Net(layers, dropout=DynamicSparseGraph(0.5), **given).fit(X, y)
+    assert net.score(X, y) > 0.9 and all(record["flops_share"] < 0.8 for record in net.history_)
+    with pytest.raises(ValueError, match="share='batch', or a rate of 0 for this layer"):
+        Net(layers, dropout=DynamicSparseGraph(0.5, share="sample"), **given).fit(X, y)
 
 
 def test_rate_0_is_the_dense_network():

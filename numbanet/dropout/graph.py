@@ -27,7 +27,7 @@ from numbanet_kernels.layouts.ternary import Ternary, ternary
 
 from ..autograd import no_grad
 from ..device import Device
-from ..layers import Flow
+from ..layers import Conv2d, Flow
 from ..plans import IndexPlan, SamplePlan
 from ..tensor import Tensor
 from .base import Dropout
@@ -35,6 +35,7 @@ from .schedule import Rate
 
 SAMPLES = {"batch": 16, "tile": 16, "sample": 1}  # of a set that are looked at
 SHARING = 4                                      # sets whose thresholds the others share
+WINDOWS = 4                                      # of an image that are looked at
 
 
 def johnson_lindenstrauss(outputs: int, epsilon: float) -> int:
@@ -54,7 +55,7 @@ class DynamicSparseGraph(Dropout):
         How far distances may be off, in (0, 1): it gives the number k of the projection (`johnson_lindenstrauss`). The paper's.
     share : {"batch", "tile", "sample"}, default="batch"
         Who shares a set of neurons: all samples of a batch, `group` neighbours, or nobody, as in the paper. The first is
-        fastest.
+        fastest; of convolutions it chooses channels, and is the only one.
     refresh : int, default=50
         After so many steps the weights are projected anew, which takes as long as a product with k / 6 samples. The paper's.
     threshold : {"exact", "shared"}, default="exact"
@@ -66,7 +67,7 @@ class DynamicSparseGraph(Dropout):
         So many of a set are looked at, evenly spaced: by default 16 of a batch or a tile. A neuron's score is the sum of
         their ReLU(f(x) . f(w) + b), what it would give on: magnitudes would keep neurons that are far below 0.
     double : bool, default=True
-        Whether what was left out is 0 after batch normalisation, too (double-mask selection).
+        Whether what was left out is 0 after batch normalisation, too (double-mask selection). With "batch" it always is.
     select_in_prediction : bool, default=False
         Whether predictions select as well; else they use all neurons. With "batch" and "tile" what is predicted for a sample
         then depends on those beside it.
@@ -133,9 +134,13 @@ class DynamicSparseGraph(Dropout):
         if not self.rate_of(site):
             return None
         count, bias = kept_of(w.shape[0], self.rate_of(site)), site.layer.bias
+        if w.ndim > 2 and (self.share != "batch" or site.layer.groups > 1):
+            raise ValueError(f"dsg: {site.layer!r}: of convolutions without groups it chooses channels for a whole batch; say "
+                             "share='batch', or a rate of 0 for this layer")
         with no_grad():
             if self.share == "batch":
-                scores = self._guesses.scores(_evenly(flow, self.samples).dense().data, w, bias)
+                some = _evenly(flow, self.samples).dense()
+                scores = self._guesses.scores(some.data if w.ndim == 2 else _windows(some, site.layer), w, bias)
                 return IndexPlan(w.shape[0], largest(np.asarray(w.device.download(scores)), count))
             x = flow.dense()
             group = 1 if self.share == "sample" else self.group
@@ -182,6 +187,28 @@ def _evenly(flow: Flow, count: int) -> Flow:
         return flow
     every = n // count
     return flow._replace(x=Tensor.wrap(dev.getitem(flow.x.data, slice(0, every * count, every)), dev))
+
+
+def _windows(x: Tensor, layer: Conv2d) -> Any:
+    """(samples x WINDOWS, C KH KW): windows of images (N, H, W, C), evenly spaced over those that lie inside, as the rows of a
+    weight lie; of smaller images than the kernel, what there is of them."""
+    n, height, width, channels = x.shape
+    window, axes = layer.window, []
+    for axis, length in enumerate((height, width)):
+        begins = np.arange(window.positions(height, width)[axis]) * window.stride[axis] - window.padding[axis]
+        reach = (window.kernel[axis] - 1) * window.dilation[axis]
+        inside = begins[(begins >= 0) & (begins + reach < length)]
+        axes.append(inside if inside.size else begins[:1])
+    count = len(axes[0]) * len(axes[1])
+    chosen = (np.arange(n * WINDOWS) * 7919) % count  # a prime: all over the image
+    taps = [np.arange(size) * apart for size, apart in zip(window.kernel, window.dilation)]
+    h = np.clip(axes[0][chosen // len(axes[1])][:, None] + taps[0], 0, height - 1)
+    v = np.clip(axes[1][chosen % len(axes[1])][:, None] + taps[1], 0, width - 1)
+    image = np.repeat(np.arange(n), WINDOWS)[:, None, None, None]
+    at = ((image * height + h[:, None, :, None]) * width + v[:, None, None, :]) * channels + np.arange(channels)[:, None, None]
+    dev = x.device
+    values = dev.take_rows(dev.reshape(x.data, (x.size, 1)), dev.upload(at.reshape(-1).astype(np.int32)))
+    return dev.reshape(values, (n * WINDOWS, math.prod(at.shape[1:])))
 
 
 class Guesses:
