@@ -55,7 +55,7 @@ from .layers import (
     Tanh,
 )
 from .ops import Order, concatenate
-from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, TilePlan
+from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, SamplePlan, TilePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
 from .training.lasso import GroupLasso
@@ -112,6 +112,7 @@ __all__ = [
     "RowDropout",
     "RowPlan",
     "RowSensitiveDropout",
+    "SamplePlan",
     "Select",
     "Sequential",
     "Shuffle",

@@ -322,4 +322,5 @@ class BaseNet(BaseEstimator):
         check_is_fitted(self)
         X = self._checked(X)
         dev = next(self.model_.parameters()).device
-        return forward(self.model_, dev, on_device(X, dev), np.arange(len(X)), self._session_options())
+        return forward(self.model_, dev, on_device(X, dev), np.arange(len(X)), self._session_options(),
+                       self.policy_.predicting(self.n_iter_ - 1))
