@@ -25,7 +25,7 @@ from ..layouts.slabs import LANES, ROWS, grouped
 from ..runtime.declare import cuda, kernel, kernels
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import ceil_div, launch
-from ..runtime.memory import THREADS, blocks_for, empty_cuda, flat, full_cuda, upload_cuda
+from ..runtime.memory import empty_cuda, flat, full_cuda, upload_cuda
 
 SAMPLES = ("slabs", "I", LANES)
 
@@ -234,7 +234,7 @@ def ell_cuda(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=Non
 def in_slabs_cuda(starts, columns, values, inputs, out=None):
     shape = _check_samples("in_slabs (cuda)", starts, columns, values, inputs, out)
     x = empty_slabs_cuda(*shape[:2]) if out is None else out
-    launch(_spreading(), blocks_for(shape[0] * LANES), THREADS, starts, columns, values, flat(x), inputs)
+    launch(_spreading(), shape[0], LANES, starts, columns, values, flat(x), inputs)
     return x
 
 
