@@ -110,7 +110,10 @@ def look(net, record):
     drawn[record["epoch"]] = select[0] if select else np.arange(784), weights
 
 
-net = Net((160, 160), sparsity=GroupLasso(7e-4, groups=("rows", "columns")), callbacks=[look], **options)
+for sparsity in (GroupLasso(0.1), GroupLasso(0.1, "tiles"), MagnitudePruning()):  # what is compiled is compiled here
+    Net((64,), sparsity=sparsity, epochs=2, random_state=0).fit(X_train[:200], y_train[:200])
+
+net = Net((160, 160), sparsity=GroupLasso(5e-4, groups=("rows", "columns")), callbacks=[look], **options)
 net.fit(X_train, y_train, validation_data=(X_test, y_test))
 for epoch in range(1, EPOCHS + 1):
     print(f"epoch {epoch:2d}:", "-".join(str(n) for n in (len(drawn[epoch][0]), *(len(w) for w in drawn[epoch][1]))))

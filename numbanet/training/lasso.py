@@ -127,6 +127,11 @@ class GroupLasso(Sparsity):
     The length of a proximal step is the learning rate over 1 - momentum, as far as SGD goes along a constant gradient, so that
     weights settle where the fused loss is least; for other optimisers it is the learning rate.
 
+    Which strength does it depends on how many steps there are to shrink in: over those, step times strength has to add up to
+    the root mean square of initial weights at least. With batches of 128, on 784-1024-1024-10, half of Fashion-MNIST and Adam
+    at 0.002, 0.06 left 7 % of the weights in four epochs; on LeNet-5, a fifth of MNIST and SGD at 0.03, 0.0015 for ("filters",
+    "rows") with cost_weight=0.02 left 7 % in three. `python -m bench papers-fssl` trains both on all images.
+
     Early stopping looks for the best weights among the epochs of fine-tuning.
     """
 
