@@ -78,6 +78,9 @@ CASES = {  # layers; (which of those with weights, axis, places) that are zero; 
                                    [(5, 2, 3, 3), (2, 5, 3, 3), (3, 32)]),
     "pixels": (lambda: images(ReLU()), [(2, IN, (0, 1, 63))], [(5, 2, 3, 3), (4, 5, 3, 3), (3, 61)]),
     "pixels, then their filter": (lambda: images(ReLU()), [(2, IN, range(1, 50))], [(5, 2, 3, 3), (2, 5, 3, 3), (3, 15)]),
+    "filters of which pixels are selected": (
+        lambda: [*images(ReLU())[:-1], Select(64, [0, 3, 17, 20, 21, 33, 50, 63]), Linear(8, 3, rng=4)],
+        [(1, OUT, (1,)), (2, IN, (0, 1, 5))], [(5, 2, 3, 3), (1, 5, 3, 3), (3, 2)]),  # 0 is not read, 2 neither
     "channels of a convolution": (lambda: images(ReLU()), [(1, IN, (2,))], [(4, 2, 3, 3), (4, 4, 3, 3), (3, 64)]),
     "groups stay": (lambda: [Conv2d(2, 4, 3, groups=2, rng=0), ReLU(), Conv2d(4, 4, 3, groups=2, rng=0), Flatten(),
                              Linear(64, 3, rng=0)], [(0, OUT, (0,)), (1, OUT, (1,))], [(4, 1, 3, 3), (4, 2, 3, 3), (3, 64)]),

@@ -172,6 +172,7 @@ def _units_leave(model: Sequential, joint: Joint, read: np.ndarray, optimizer: O
         return False
     if values is not None:
         _fold(joint, values, leave[joint.owner] & read)
+    places = np.cumsum(np.repeat(~leave, joint.pixels)) - 1  # of features, when others have left
     resize(source.weight, ~leave, 0, optimizer)
     if source.bias is not None:
         resize(source.bias, ~leave, 0, optimizer)
@@ -181,8 +182,7 @@ def _units_leave(model: Sequential, joint: Joint, read: np.ndarray, optimizer: O
                 resize(tensor, np.repeat(~leave, tensor.size // units), 0, optimizer)
     stays = ~leave[joint.owner]
     if joint.select:
-        before = np.cumsum(np.repeat(~leave, joint.pixels)) - 1
-        _select(model, joint, before[joint.select.plan.indices()[stays]], int(before[-1]) + 1)
+        _select(model, joint, places[joint.select.plan.indices()[stays]], int(places[-1]) + 1)
     resize(joint.reader.weight, stays, 1, optimizer)
     return True
 

@@ -21,6 +21,7 @@ import dataclasses
 import math
 import numbers
 import time
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -100,8 +101,9 @@ class GroupLasso(Sparsity):
         ("filters", "rows") is for networks of convolutions.
     cost_weight : float, default=0.0
         In [0, 1]: how far groups are weighed by what they cost, seconds for a weight of their layer over the network's mean, as
-        measured on the device before the first epoch. FLOPs would miss that small products take longer than theirs. Measured
-        costs are rounded to powers of 2; still two fits may differ, so that by default all weights cost the same.
+        measured on the device before the first epoch. FLOPs would miss that small products take longer than theirs. A weight
+        of a convolution costs a hundred times one of a linear layer, so that 0.02 is much where there are both. Measured costs
+        are rounded to powers of 2; still two fits may differ, so that by default all weights cost the same.
     fine_tuning : float, default=0.5
         In [0, 1): share of the epochs, the last ones, that train what is left at fixed structure, without a penalty.
     keep : float, default=0.0
@@ -115,10 +117,20 @@ class GroupLasso(Sparsity):
     ValueError
         If a number is out of range or a group unknown; before training, if the network has no such groups.
 
+    Warns
+    -----
+    UserWarning
+        If a layer has no weight left: the strength is too large for it.
+
     Notes
     -----
     The length of a proximal step is the learning rate over 1 - momentum, as far as SGD goes along a constant gradient, so that
     weights settle where the fused loss is least; for other optimisers it is the learning rate.
+
+    Which strength does it depends on how many steps there are to shrink in: over those, step times strength has to add up to
+    the root mean square of initial weights at least. With batches of 128, on 784-1024-1024-10, half of Fashion-MNIST and Adam
+    at 0.002, 0.06 left 7 % of the weights in four epochs; on LeNet-5, a fifth of MNIST and SGD at 0.03, 0.0015 for ("filters",
+    "rows") with cost_weight=0.02 left 7 % in three. `python -m bench papers-fssl` trains both on all images.
 
     Early stopping looks for the best weights among the epochs of fine-tuning.
     """
@@ -217,6 +229,9 @@ class Lasso(Structure):
         self._norms = {}
         changed = not self.final and compaction.compact(trainer.model, trainer.optimizer, self.shape)
         self._said["weights_kept"] = left = self._left(trainer)
+        if dead := [group.layer for group in parts and self.means if not group.layer.weight.numpy().any()]:
+            warnings.warn(f"GroupLasso: all weights of {dead[0]!r} are zero; try a smaller strength than "
+                          f"{self.chosen.strength}{', or a smaller cost_weight' * bool(self.costs)}", stacklevel=8)
         if "tiles" in self.chosen.kinds and not self.final and (trainer.epoch + 1 >= self.until or left <= self.chosen.keep):
             changed |= self._by_tiles(trainer)
         return changed
