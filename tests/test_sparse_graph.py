@@ -208,7 +208,8 @@ def test_what_does_not_fit_is_refused(rng, make, message):
         make(kept(a_plan(rng), Tensor(0.0).device), Tensor(np.ones((7, 5))), Tensor(np.ones((41, 5))))
 
 
-@pytest.mark.parametrize("share, double", [("sample", True), ("sample", False), ("tile", True), ("tile", False), ("batch", True)])
+@pytest.mark.parametrize("share, double", [("sample", True), ("sample", False), ("tile", True), ("tile", False),
+                                           ("batch", True)])
 def test_the_mask_is_applied_again_after_batch_norm(dev, share, double):
     """Product, ReLU, mask, batch norm, mask; or without the last one."""
     model = Sequential([Linear(200, 60, rng=0, device=dev), ReLU(), BatchNorm1d(60, device=dev),
