@@ -87,7 +87,8 @@ def plot_layers(rows: Sequence[Row], path: Path) -> None:
     left.step(layers, np.array(rows[0]["live"]) / rows[0]["inputs"], where="mid", color="black")
     left.set(xlabel="layer", ylabel="share of the inputs that is not 0 yet", yscale="log", xscale="log")
     for row in rows:
-        right.plot(layers, 1e3 * np.array(row["seconds"]), label=row["implementation"])
+        ms = 1e3 * np.array(row["seconds"])
+        right.plot(layers, np.where(ms > 0, ms, np.nan), label=row["implementation"])
     right.set(xlabel="layer", ylabel="ms of the layer", yscale="log", xscale="log")
     right.legend()
     for axes in (left, right):

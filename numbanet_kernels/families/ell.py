@@ -66,8 +66,8 @@ def _check(op, x, indices, values, bias, lanes, alive, rows, out):
                    lanes=(lanes, ("N",), INT32), order=(rows and rows.order, ("O",), INT32))
     count = found.get("N", x.shape[0] * LANES)
     expect(op, alive=(alive, (count,), INT32), out=(out, (ceil_div(count, LANES), found["O"], LANES)))
-    if not found["K"]:
-        raise ValueError(f"{op}: indices {indices.shape} must have one column at least")
+    if not found["K"] or not x.size and count:
+        raise ValueError(f"{op}: indices {indices.shape} must have one column at least, and x {tuple(x.shape)} one input")
     if rows is not None and not 0 <= rows.count * ROWS <= found["O"]:
         raise ValueError(f"{op}: there are no {rows.count} groups of {ROWS} in {found['O']} rows")
     if out is not None and out is x:
@@ -86,6 +86,8 @@ def _check_samples(op, starts, columns, values, inputs, out):
     found = expect(op, starts=(starts, ("N + 1",), INT32), columns=(columns, entries, INT32), values=(values, entries))
     if not found["N + 1"]:
         raise ValueError(f"{op}: starts {starts.shape} must have one number more than there are samples")
+    if inputs < (1 if found["entries"] else 0):
+        raise ValueError(f"{op}: {found['entries']} columns, values {values.shape}, cannot be those of {inputs} inputs")
     shape = ceil_div(found["N + 1"] - 1, LANES), inputs, LANES
     expect(op, out=(out, shape))
     return shape
@@ -164,7 +166,7 @@ def _slabs():
         number = groups + rows - groups * ROWS
         on, source = n < live.size, n
         if on and lanes.size:
-            source = lanes[n]
+            source = min(max(lanes[n], 0), x.size // inputs - 1)
         if on and alive.size:
             on = alive[n] != 0
         start = source // LANES * inputs * LANES + source % LANES
@@ -173,10 +175,11 @@ def _slabs():
             if g < number:
                 r = g * ROWS if g < groups else g + groups * (ROWS - 1)
                 last = ROWS - 1 if g < groups else 0
-                o0, o1, o2, o3 = order[r], order[r + min(last, 1)], order[r + min(last, 2)], order[r + last]
+                o0, o1 = min(max(order[r], 0), rows - 1), min(max(order[r + min(last, 1)], 0), rows - 1)
+                o2, o3 = min(max(order[r + min(last, 2)], 0), rows - 1), min(max(order[r + last], 0), rows - 1)
                 t0, t1, t2, t3 = bias[o0], bias[o1], bias[o2], bias[o3]
                 for k in range(indices.shape[1] if on else 0):
-                    sample = x[start + indices[o0, k] * LANES]
+                    sample = x[start + min(max(indices[o0, k], 0), inputs - 1) * LANES]
                     t0 += values[o0, k] * sample
                     t1 += values[o1, k] * sample
                     t2 += values[o2, k] * sample
@@ -204,8 +207,8 @@ def _spreading():
             for i in range(inputs):
                 x[first + i * LANES] = float32(0)
             if n < starts.size - 1:
-                for k in range(starts[n], starts[n + 1]):
-                    x[first + columns[k] * LANES] = values[k]
+                for k in range(max(starts[n], 0), min(starts[n + 1], columns.size)):
+                    x[first + min(max(columns[k], 0), inputs - 1) * LANES] = values[k]
 
     return in_slabs
 
@@ -219,7 +222,7 @@ def empty_slabs_cuda(slabs, neurons):
 
 
 def ell_cuda(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None, out=None):
-    """As `ell_cpu`; indices, lanes and rows have been looked at on the host."""
+    """As `ell_cpu`. Nobody looks at what is in indices, lanes and rows: places beyond count as the first or the last."""
     count, inputs = _check("ell (cuda)", x, indices, values, bias, lanes, alive, rows, out), x.shape[1]
     slabs, total = ceil_div(count, LANES), len(indices)
     order, groups = rows or (upload_cuda(np.arange(total, dtype=np.int32)), 0)

@@ -99,6 +99,13 @@ def test_what_does_not_fit_is_refused(suffix, put, rng, change, message):
         getattr(ell, f"ell_{suffix}")(ceiling=2.0, **given)
 
 
+@pytest.mark.parametrize("inputs", [-1, 0])
+def test_sparse_samples_need_inputs(suffix, put, inputs):
+    given = np.array([0, 1], np.int32), np.zeros(1, np.int32), np.ones(1)
+    with pytest.raises(ValueError, match=f"in_slabs .* cannot be those of {inputs} inputs"):
+        getattr(ell, f"in_slabs_{suffix}")(*map(put, given), inputs)
+
+
 @pytest.mark.parametrize("name, value, message", [
     ("indices", [[9]], "from 0 to 8"), ("indices", [[-1]], "from 0 to 8"), ("lanes", [3, 3], "increase"),
     ("lanes", [64], "from 0 to 63")])
