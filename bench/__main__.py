@@ -16,7 +16,8 @@ from .results import Results
 
 FAMILIES = kernels.families()
 SUITES = (*FAMILIES, "mlp", "mlp-small", "mlp-epochs", "mlp-scaling", "mlp-memory", "mlp-accuracy", "mlp-settings",
-          "papers-mlp", "cnn", "cnn-memory", "papers-cnn", "motivation", "papers-fssl", "papers-lstm")
+          "papers-mlp", "cnn", "cnn-memory", "papers-cnn", "motivation", "papers-lstm", "papers-fssl", "challenge", "dsg",
+          "dsg-memory", "papers-dsg")
 COMMANDS = ("list", "report", "gpu")
 
 

@@ -197,8 +197,8 @@ def plot(results: Any, path: Path) -> None:
             where = crossing(lines.get(name, {}), lines.get("dense", {}))
             if where is not None:
                 axes.axvline(where, color="gray", linewidth=0.8, linestyle=":")
-                axes.annotate(f"{name}: {where:.0%}", (where, 1.0), xycoords=("data", "axes fraction"), rotation=90, fontsize=7,
-                              va="top", ha="right")
+                axes.annotate(f"{name}: from {where:.0%} on", (where, 1.0), xycoords=("data", "axes fraction"), rotation=90,
+                              fontsize=7, va="top", ha="right")
         axes.set_title(op)
         axes.set_yscale("log")
         axes.set_xlabel("share of the weight that is zero")

@@ -90,7 +90,7 @@ def network(hidden: int, dev: Any = "cpu", shuffle: bool = False) -> Any:
 
 def _factors(plan: Any, batch: int) -> tuple[Any, Any]:
     """What a plan multiplies a layer's weight with, and what its activation, in the dense picture."""
-    from numbanet.plans import BernoulliPlan, RowPlan
+    from numbanet.plans import AxisPlan, BernoulliPlan, SamplePlan
     from numbanet_kernels.families.random import dropout_reference
 
     if plan is None:
@@ -98,7 +98,7 @@ def _factors(plan: Any, batch: int) -> tuple[Any, Any]:
     if isinstance(plan, BernoulliPlan):
         return 1.0, dropout_reference(np.ones((batch, plan.n)), plan.rate, plan.key, 0, plan.scale)
     factor = plan.mask() * plan.scale
-    return (1.0, factor) if isinstance(plan, RowPlan) else (factor, 1.0)
+    return (1.0, factor) if isinstance(plan, (AxisPlan, SamplePlan)) else (factor, 1.0)
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------

@@ -79,6 +79,24 @@ def plot_memory(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def plot_layers(rows: Sequence[Row], path: Path) -> None:
+    """Shares of the inputs that are not 0 yet before each layer, and the time of each layer by each way."""
+    figure = _figure(11, 4)
+    left, right = figure.subplots(1, 2)
+    layers = np.arange(1, len(rows[0]["live"]) + 1)
+    left.step(layers, np.array(rows[0]["live"]) / rows[0]["inputs"], where="mid", color="black")
+    left.set(xlabel="layer", ylabel="share of the inputs that is not 0 yet", yscale="log", xscale="log")
+    for row in rows:
+        right.plot(layers, 1e3 * np.array(row["seconds"]), label=row["implementation"])
+    right.set(xlabel="layer", ylabel="ms of the layer", yscale="log", xscale="log")
+    right.legend()
+    for axes in (left, right):
+        axes.grid(alpha=0.3, which="both")
+        axes.xaxis.set_major_formatter("{x:.0f}")
+    left.set_title(rows[0]["case"], fontsize=9)
+    figure.savefig(path, dpi=150)
+
+
 def plot_runs(runs: Sequence[Row], path: Path) -> None:
     """What was measured by epoch and by seconds of training, a line of panels for each case: the mean over seeds, and the band
     between least and most.

@@ -137,6 +137,14 @@ def download_file(file: str, folder: Path, mirrors: Sequence[str], sha256: str) 
                             f"folder with {folder.name}/ in it")
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file and the folder it is in: whole, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".write-", dir=path.parent) as partial:
+        Path(partial, path.name).write_bytes(content)
+        os.replace(Path(partial, path.name), path)
+
+
 def _save(url: str, path: Path, sha256: str) -> None:
     """Write what `url` delivers to `path`; an OSError if it breaks off, a ValueError if its SHA-256 is another one."""
     import http.client  # these two load email and ssl: only a download should pay for them

@@ -55,12 +55,13 @@ from .layers import (
     Tanh,
 )
 from .ops import Order, concatenate
-from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, TilePlan
+from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, SamplePlan, TilePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
 from .training.lasso import GroupLasso
 from .training.optim import SGD, Adam, Optimizer
 from .training.pruning import MagnitudePruning
+from .training.rewiring import Rewire
 
 __version__ = "0.1.0"
 
@@ -107,9 +108,11 @@ __all__ = [
     "Order",
     "Plan",
     "ReLU",
+    "Rewire",
     "RowDropout",
     "RowPlan",
     "RowSensitiveDropout",
+    "SamplePlan",
     "Select",
     "Sequential",
     "Shuffle",

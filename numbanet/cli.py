@@ -1,4 +1,4 @@
-"""The command line: numbanet train | demo | devices | kernels."""
+"""The command line: numbanet train | demo | challenge | devices | kernels."""
 from __future__ import annotations
 
 import argparse
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if not hasattr(options, "run"):
-        parser.error("COMMAND is missing: train, demo, devices or kernels (--help has the rest)")
+        parser.error("COMMAND is missing: train, demo, challenge, devices or kernels (--help has the rest)")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(f"numbanet: {message}", file=sys.stderr)
@@ -72,6 +72,18 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--device", default="auto", help="auto, cpu, cuda or emulated")
     demo.set_defaults(run=_demo)
 
+    race = commands.add_parser("challenge", help="the Sparse DNN Graph Challenge: many layers of 32 weights a neuron",
+                               formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    race.add_argument("--neurons", default=1024, type=int, help="of a layer: 1024, 4096, 16384 or 65536")
+    race.add_argument("--layers", default=120, type=int, help="120, 480 or 1920")
+    race.add_argument("--data", metavar="FOLDER", help="of the official files, by default in NUMBANET_DATA or the cache; "
+                                                       "`generated`: a network of the same structure")
+    race.add_argument("--way", default="compact", help="compact, filter, buffer, plain or saturated")
+    race.add_argument("--inputs", type=int, metavar="N", help="the first N images alone")
+    race.add_argument("--memory", type=int, metavar="BYTES", help="for activations, at most; half of what is free if not given")
+    race.add_argument("--device", default="cpu", help="auto, cpu, cuda or emulated")
+    race.set_defaults(run=_challenge)
+
     devices = commands.add_parser("devices", help="what this machine offers, what is missing and how to get it")
     devices.add_argument("--calibrate", action="store_true",
                          help="measure from which sizes on sharing and putting off work pay here, while nothing else runs, and "
@@ -121,6 +133,25 @@ def _demo(options: argparse.Namespace) -> int:
     from .demo import run
 
     return run(options.plot, options.device)
+
+
+def _challenge(options: argparse.Namespace) -> int:
+    from .sparse import challenge
+
+    found = challenge(options.neurons, options.layers, options.data, options.way, options.device, options.inputs,
+                      options.memory, print)
+    counted = found.connections // options.layers
+    shown = [layer for layer in range(options.layers) if layer < 8 or layer % (options.layers // 8 or 1) == 0]
+    _print_table("", ["layers", "live inputs", "ms", "multiplications", "of all"],
+                 [[f"{first + 1}" if stop == first + 1 else f"{first + 1} to {stop}", f"{found.live[first]:,}",
+                   f"{1e3 * found.by_layer[first:stop].sum():.1f}", _short(found.multiplications[first:stop].sum()),
+                   f"{found.multiplications[first:stop].sum() / ((stop - first) * found.inputs * counted):.1%}"]
+                  for first, stop in zip(shown, [*shown[1:], options.layers])])
+    known = {True: "the Challenge's", False: "NOT the Challenge's", None: "not known beforehand"}[found.correct]
+    print(f"{len(found.categories):,} of {found.inputs:,} inputs are not 0 at the end: {known}")
+    print(f"{found.seconds:.3f} s, {found.rate:.3g} edges/s as the Challenge counts them (inputs x connections / time); "
+          f"{found.share_done:.1%} of these were multiplied, {found.multiplications.sum() / found.seconds:.3g} a second")
+    return 0 if found.correct is not False else 1
 
 
 def _devices(options: argparse.Namespace) -> int:

@@ -283,7 +283,7 @@ def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:
     if missing:
         warnings.warn(f"a tensor of device {name!r} was loaded to the CPU: {missing}", stacklevel=2)
     dev = named("cpu" if missing else name)
-    return Tensor.wrap(dev.upload(values), dev, requires_grad)
+    return Tensor.wrap(dev.upload(np.array(values)), dev, requires_grad)  # a copy: joblib may have mapped a file, read-only
 
 
 def from_dlpack(array: Any, device: str | Device | None = None) -> Tensor:

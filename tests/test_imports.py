@@ -30,7 +30,7 @@ ARROWS = {  # folder: those whose files it may import besides its own
 }
 
 LEVELS = ["profile", "device", "gradients", "tensor", "autograd", "plans", "ops", "layers", "dropout", "training", "estimators",
-          "sparse", "check", "datasets", "plots", "demo", "cli", "__init__", "__main__"]  # each imports those before it
+          "check", "datasets", "sparse", "plots", "demo", "cli", "__init__", "__main__"]  # each imports those before it
 BACK = {("tensor", "autograd"), ("tensor", "ops")}  # Tensor's methods are the operations, which need Tensor
 
 

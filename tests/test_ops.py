@@ -46,7 +46,7 @@ def holey(values, tile=None):
 def sparse(tile=None, **options):
     """`linear_sparse` with a weight of HOLES."""
     matrix = CSR.from_dense(HOLES) if tile is None else CSR.from_dense(HOLES).to_bsr(tile)
-    return lambda x, values, *b: ops.linear_sparse(x, values, *b, structure=ops.Structure(matrix, x.device), **options)
+    return lambda x, values, *b: ops.linear_sparse(x, values, *b, layout=ops.Layout(matrix, x.device), **options)
 
 
 # name: (op, the same in NumPy, shapes of the inputs, where the inputs lie)

@@ -4,14 +4,33 @@ import pickle
 import numpy as np
 import pytest
 
-from numbanet import DynamicSparseGraph, IndexPlan, Linear, Net, ReLU, Sequential, SkewNormalSchedule, Step, Tensor
+from numbanet import (
+    BatchNorm1d,
+    Conv2d,
+    DynamicSparseGraph,
+    Flatten,
+    IndexPlan,
+    Linear,
+    MaxPool2d,
+    Net,
+    ReLU,
+    SamplePlan,
+    Sequential,
+    SkewNormalSchedule,
+    Step,
+    Tensor,
+    check_grad,
+    ops,
+)
 from numbanet.dropout import policy
-from numbanet.dropout.graph import johnson_lindenstrauss, kept_of
+from numbanet.dropout.graph import WINDOWS, _windows, johnson_lindenstrauss, kept_of
 from numbanet.layers import Flow
 from numbanet_kernels.families.projection import project_reference
 from numbanet_kernels.layouts.ternary import ternary
 
 N = 40
+FORMS = [{}, {"share": "tile", "group": 17}, {"share": "tile", "group": 3, "threshold": "shared"}, {"share": "sample"},
+         {"share": "sample", "threshold": "shared"}]
 
 
 def network(inputs=200, hidden=60, device="cpu"):
@@ -106,6 +125,108 @@ def test_what_comes_compact_is_looked_at_as_it_is_dense(dev):
     assert chosen.asked(model, model.layers[4], "output", Flow(dense), model.layers[4].weight, None) is None  # the answer
 
 
+@pytest.mark.parametrize("rate", [0.3, 0.9, 0.999])
+def test_each_sample_has_its_largest_guesses(dev, rate):
+    model, x = network(device=dev), Tensor(samples()[0], dev)
+    layer, k = model.layers[0], johnson_lindenstrauss(60, 0.9)
+    plan = plan_of(DynamicSparseGraph(rate, epsilon=0.9, share="sample"), model, x)
+    fx, fw = (project_reference(v, ternary(k, 200, 0), k) for v in (x.numpy(), layer.weight.numpy()))
+    largest = np.argsort(fx @ fw.T + layer.bias.numpy(), axis=1)[:, -kept_of(60, rate):]
+    assert isinstance(plan, SamplePlan) and plan.kept == N * kept_of(60, rate) and plan.group == 1
+    assert np.take_along_axis(plan.mask(), largest, 1).all()
+
+
+def test_a_tile_has_the_largest_scores_of_its_samples(dev):
+    model, x = network(inputs=20, device=dev), Tensor(samples(inputs=20)[0], dev)  # k would be more than the inputs
+    plan = plan_of(DynamicSparseGraph(0.5, share="tile", group=16), model, x)
+    y = np.maximum(np.float64(x.numpy()) @ model.layers[0].weight.numpy().T, 0)
+    assert plan.bits.shape == (3, 2) and plan.kept == N * 30
+    for first in (0, 16, 32):
+        best = np.argsort(y[first:first + 16].sum(0))[-30:]
+        assert plan.mask()[first:first + 16][:, best].all()
+
+
+def test_a_shared_threshold_is_that_of_the_first_samples():
+    model, x = network(), Tensor(samples()[0])
+    plan = plan_of(DynamicSparseGraph(0.7, epsilon=0.9, share="sample", threshold="shared"), model, x)
+    exact = plan_of(DynamicSparseGraph(0.7, epsilon=0.9, share="sample"), model, x)
+    assert len(set(plan.counts)) > 1 and plan.density == pytest.approx(0.3, abs=0.05)
+    assert np.mean(plan.mask() == exact.mask()) > 0.9
+
+
+# --- plans of samples -------------------------------------------------------------------------------------------------
+def a_plan(rng, samples=7, n=40, group=1, share=0.4):
+    mask = rng.random((-(-samples // group), n)) < share
+    padded = np.zeros((len(mask), 64), bool)
+    padded[:, :n] = mask
+    bits = np.packbits(padded, axis=1, bitorder="little").view("<i4")
+    plan = SamplePlan(samples, n, group, bits)
+    np.testing.assert_array_equal(plan.mask(), mask[np.arange(samples) // group])
+    return plan
+
+
+@pytest.mark.parametrize("group", [1, 3, 16])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+def test_planned_is_masked_dense(dev, rng, inner, outer, relu, group):
+    """y, dx, dW and db of values alone are those of the dense product under the masks, in float64."""
+    from numbanet.plans import kept
+    into, out = (kept(a_plan(rng, 20, n, group), dev) if given else None for n, given in ((33, inner), (40, outer)))
+    x, w, b, dy = (rng.standard_normal(shape) for shape in ((20, 33), (40, 33), (40,), (20, 40)))
+    masks = [1.0 if given is None else given.plan.mask() for given in (into, out)]
+    x, dy = x * masks[0], dy * masks[1]
+    X, W, B = (Tensor(a, dev, requires_grad=True) for a in (x if into is None else x[masks[0]], w, b))
+    y = ops.linear_samples(X, W, B, inner=into, outer=out, relu=relu)
+    y.backward(dy if out is None else dy[masks[1]])
+    z = x @ w.T + b
+    dz = dy * (z > 0 if relu else 1.0)
+    expected = (np.maximum(z, 0) if relu else z) * masks[1], dz @ w * masks[0], dz.T @ x, dz.sum(0)
+    found = (y if out is None else ops.expand_samples(y.detach(), plan=out),
+             X.grad if into is None else ops.expand_samples(X.grad, plan=into), W.grad, B.grad)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_by_differences(dev, rng):
+    from numbanet.plans import kept
+    plan = kept(a_plan(rng), dev)
+    values, x, g, b = (Tensor(rng.standard_normal(n), dev, requires_grad=True) for n in (plan.plan.kept, (7, 40), 40, 40))
+    check_grad(lambda x: ops.compact_samples(x, plan=plan), [x])
+    check_grad(lambda v: ops.expand_samples(v, plan=plan), [values])
+    check_grad(lambda v, g, b: ops.batch_norm_samples(v, g, b, plan=plan), [values, g, b])
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda plan, x, w: ops.linear_samples(x, w, outer=plan), "not made for y"),
+    (lambda plan, x, w: ops.linear_samples(x, w, inner=plan), "does not hold"),
+    (lambda plan, x, w: ops.expand_samples(x, plan=plan), "does not hold"),
+    (lambda plan, x, w: SamplePlan(7, 40, 1, np.zeros((7, 1))), "are not those of 7 samples of 40 outputs")])
+def test_what_does_not_fit_is_refused(rng, make, message):
+    from numbanet.plans import kept
+    with pytest.raises(ValueError, match=message):
+        make(kept(a_plan(rng), Tensor(0.0).device), Tensor(np.ones((7, 5))), Tensor(np.ones((41, 5))))
+
+
+@pytest.mark.parametrize("share, double", [("sample", True), ("sample", False), ("tile", True), ("tile", False),
+                                           ("batch", True)])
+def test_the_mask_is_applied_again_after_batch_norm(dev, share, double):
+    """Product, ReLU, mask, batch norm, mask; or without the last one."""
+    model = Sequential([Linear(200, 60, rng=0, device=dev), ReLU(), BatchNorm1d(60, device=dev),
+                        Linear(60, 3, rng=1, device=dev)])
+    x, chosen = Tensor(samples()[0], dev), DynamicSparseGraph(0.6, epsilon=0.9, share=share, group=20, double=double)
+    shift = np.linspace(-1, 1, 60)
+    dev.copy(dev.upload(shift.astype(np.float32)), out=model.layers[2].bias.data)
+    step = Step(dev, training=True, look=lambda *given: chosen.asked(model, *given, None))
+    y = model(x, step)
+    mask = np.broadcast_to(step.plans[model.layers[0], "output"].mask(), (N, 60))
+    h = np.maximum(np.float64(x.numpy()) @ model.layers[0].weight.numpy().T, 0) * mask
+    normed = ((h - h.mean(0)) / np.sqrt(h.var(0) + 1e-5) + shift) * (mask if double else 1.0)
+    np.testing.assert_allclose(y.numpy(), normed @ np.float64(model.layers[3].weight.numpy()).T, rtol=1e-3, atol=1e-3)
+    y.sum().backward()
+    assert np.isfinite(model.layers[0].weight.grad.numpy()).all()
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 def fitted(dropout, epochs=6, **options):
     X, y = samples(240)
@@ -126,10 +247,11 @@ def test_a_fit_learns_and_counts_what_it_does():
     assert net.history_[0]["flops_share"] == pytest.approx((products + looks) / dense)
 
 
-def test_a_step_is_that_of_the_masked_network(dev):
+@pytest.mark.parametrize("options", FORMS, ids=str)
+def test_a_step_is_that_of_the_masked_network(dev, options):
     """With masks on the activations of a dense network, in float64."""
     model, (X, _) = network(device=dev), samples()
-    chosen = DynamicSparseGraph(0.7, epsilon=0.9)
+    chosen = DynamicSparseGraph(0.7, epsilon=0.9, **options)
     step = Step(dev, training=True, look=lambda *given: chosen.asked(model, *given, None))
     y = model(Tensor(X, dev), step)
     dy = np.random.default_rng(1).standard_normal(y.shape)
@@ -148,6 +270,45 @@ def test_a_step_is_that_of_the_masked_network(dev):
         np.testing.assert_allclose(layer.weight.grad.numpy(), d.T @ inputs[i], rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(layer.bias.grad.numpy(), d.sum(0), rtol=1e-3, atol=1e-3)
         d = d @ weights[2 * i] * (inputs[i] > 0)
+
+
+@pytest.mark.parametrize("options", FORMS, ids=str)
+def test_every_form_learns_and_may_select_in_prediction(options):
+    for selecting in (False, True):
+        net, *_ = fitted(DynamicSparseGraph(0.6, epsilon=0.9, select_in_prediction=selecting, **options))
+        assert net.score(*samples(90, seed=1)) > 0.85
+        plain = net.model_(Tensor(samples(90, seed=1)[0])).softmax().numpy()
+        assert np.allclose(net.predict_proba(samples(90, seed=1)[0]), plain, rtol=1e-2, atol=0) != selecting
+
+
+@pytest.mark.parametrize("arguments, size", [((3, 8, 3), 9), ((3, 8, 5, 1, 2), 6), ((3, 8, (2, 3), 2, 1, 2), 8),
+                                             ((3, 8, 3, 1, 1), 2)], ids=str)
+def test_filters_are_chosen_by_windows_of_some_images(dev, rng, arguments, size):
+    """Those that are looked at are rows of the input matrix, where windows lie inside."""
+    layer = Conv2d(*arguments, rng=0, device=dev)
+    x = Tensor(rng.standard_normal((5, size, size, 3)), dev)
+    windows = dev.download(_windows(x, layer))
+    assert windows.shape == (5 * WINDOWS, layer.weight.shape[1] * int(np.prod(layer.window.kernel)))
+    if size > 2:
+        y = layer(x.transpose(0, 3, 1, 2)).numpy().transpose(0, 2, 3, 1).reshape(5, -1, 8)
+        found = windows @ layer.weight.numpy().reshape(8, -1).T
+        for number, row in enumerate(found):
+            assert np.abs(y[number // WINDOWS] - row).max(1).min() < 1e-4
+
+
+def test_a_convolutional_network_learns_and_refuses_other_forms():
+    rng, y = np.random.default_rng(0), np.arange(60) % 3
+    X = np.float32(0.1 * rng.standard_normal((60, 2, 8, 8)))
+    for i, label in enumerate(y):
+        X[i, :, 3] += 2.0 * (label == 1)
+        X[i, :, :, 4] += 2.0 * (label == 2)
+    layers = [Conv2d(2, 12, 3, padding=1, rng=0), ReLU(), MaxPool2d(2), Conv2d(12, 16, 3, padding=1, rng=1), ReLU(), Flatten(),
+              Linear(256, 3, rng=2)]
+    given = {"epochs": 15, "batch_size": 15, "learning_rate": 0.02, "random_state": 0, "device": "cpu"}
+    net = Net(layers, dropout=DynamicSparseGraph(0.5), **given).fit(X, y)
+    assert net.score(X, y) > 0.9 and all(record["flops_share"] < 0.8 for record in net.history_)
+    with pytest.raises(ValueError, match="share='batch', or a rate of 0 for this layer"):
+        Net(layers, dropout=DynamicSparseGraph(0.5, share="sample"), **given).fit(X, y)
 
 
 def test_rate_0_is_the_dense_network():
@@ -184,7 +345,8 @@ def test_names_rates_by_layer_and_schedules():
     ({"rate": 1.0}, "dropout_rate"), ({"rate": -0.1}, "dropout_rate"),
     ({"epsilon": 0}, "epsilon must be a number between 0 and 1"), ({"epsilon": 1.0}, "epsilon must be"),
     ({"epsilon": "half"}, "epsilon must be"), ({"epsilon": float("nan")}, "epsilon must be"),
-    ({"share": "layer"}, "share must be one of 'batch'"), ({"refresh": 0}, "refresh must be an integer of at least 1, got 0"),
+    ({"share": "layer"}, "share must be one of 'batch', 'tile', 'sample'"), ({"threshold": 1}, "threshold must be one of"),
+    ({"group": 0}, "group must be"), ({"refresh": 0}, "refresh must be an integer of at least 1, got 0"),
     ({"samples": 1.5}, "samples must be"), ({"seed": -1}, "seed must be")])
 def test_bad_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=message):

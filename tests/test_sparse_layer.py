@@ -222,3 +222,50 @@ def test_a_network_learns(dropout):
     again = pickle.loads(pickle.dumps(net))
     np.testing.assert_array_equal(again.predict(X_test), net.predict(X_test))
     assert [type(layer) for layer in net.model_.layers][:3] == [SparseLinear, ReLU, SparseLinear]
+
+
+# --- rewiring ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rows, cols", [(None, None), (RowPlan(13, 3, 1), RowPlan(10, 2, 1))])
+def test_rewiring_drops_the_smallest_and_grows_by_the_dense_gradient(dev, rng, rows, cols):
+    layer = SparseLinear(10, 13, weight=weight(rng), device=dev)
+    before, x, dy = layer.weight, rng.standard_normal((4, 10)).astype(np.float32), rng.standard_normal((4, 13))
+    layer.trace, compact = [], x if cols is None else x[:, cols.mask().astype(bool)]
+    flow = Flow(Tensor(compact, dev), None if cols is None else kept(cols, dev))
+    layer.forward(flow, Step(dev, {layer: rows} if rows else {})).dense().backward(dy)
+    dense = (dy * (1 if rows is None else rows.mask())).T @ (x * (1 if cols is None else cols.mask()))
+    places, after = layer.rewire(9), layer.weight
+    assert after.nnz == before.nnz == places.size and np.count_nonzero(places < 0) == 9
+    np.testing.assert_array_equal(after.values, np.append(before.values, 0)[places])
+    stays = np.sort(np.argsort(np.abs(before.values), kind="stable")[9:])
+    np.testing.assert_array_equal(np.sort(places[places >= 0]), stays)
+    was = before.rows * 10 + before.indices
+    now = after.rows * 10 + after.indices
+    np.testing.assert_array_equal(now[places >= 0], was[places[places >= 0]])  # what stays is where it was
+    free = np.setdiff1d(np.arange(130), was[stays])
+    sizes = np.abs(dense).ravel()
+    assert sizes[now[places < 0]].min() >= np.sort(sizes[free])[-9] * (1 - 1e-5)
+    np.testing.assert_allclose(layer(Tensor(x, dev)).numpy(), x @ after.dense().T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("trace, count, message", [(None, 1, "no gradient is known"), ([], 1, "no gradient is known"),
+                                                   (None, -1, "count must be from 0 to the 2"), (None, 3, "got 3")])
+def test_rewiring_without_a_gradient_or_beyond_what_is_there_is_named(trace, count, message):
+    layer = SparseLinear(4, 4, weight=CSR.from_dense(np.diag([1, 0, 0, 1])))
+    layer.trace = trace
+    if "count" in message or "got" in message:
+        layer.trace = []
+        layer(Tensor(np.ones((1, 4)))).sum().backward()
+    with pytest.raises(ValueError, match=message):
+        layer.rewire(count)
+
+
+def test_tiles_are_not_rewired(rng):
+    with pytest.raises(TypeError, match="this weight is one of tiles"):
+        SparseLinear(10, 13, weight=weight(rng, "bsr")).rewire(1)
+
+
+def test_a_traced_layer_is_not_recorded_and_its_copies_are_not_traced():
+    layer = SparseLinear(4, 3, rng=0)
+    assert layer.records
+    layer.trace = []
+    assert not layer.records and copy.deepcopy(layer).trace is None

@@ -139,6 +139,10 @@ class Dropout(abc.ABC):
         site = next((site for site in self.sites(model) if (site.layer, site.name) == (layer, name)), None)
         return site and self.look_at(site, flow, w, rng)
 
+    def predicting(self, epoch: int) -> Dropout | None:
+        """The policy that selects in predictions after so many epochs and one; None, as by default: all is computed."""
+        return None
+
     def spent(self) -> float:
         """FLOPs of what it chose by, since the last call."""
         return 0.0

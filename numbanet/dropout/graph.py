@@ -6,12 +6,15 @@ double-mask selection). It is a selection, not dropout: nothing is scaled. f(w) 
 
     batch    one set of neurons for a whole batch, guessed from a few of its samples: a dense product with the kept neurons,
              whose compact output, input gradient and weight gradient all shrink
+    tile     a set for each group of samples, guessed from some of them: dense products with the kept neurons by group
+    sample   a set for each sample, as in the paper: products of single pairs of samples and neurons
 
-What that costs, of N samples, I inputs, O outputs and S samples looked at: S I k / 3 additions and 2 S k O FLOPs a step, and
-O I k / 3 additions every `refresh` steps, beside the 2 N I O (1 - rate) FLOPs of the product.
+What that costs, of N samples, I inputs, O outputs and S samples looked at (all of them for "sample"): S I k / 3 additions and
+2 S k O FLOPs a step, and O I k / 3 additions every `refresh` steps, beside the 2 N I O (1 - rate) FLOPs of the product.
 """
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import numbers
@@ -24,14 +27,15 @@ from numbanet_kernels.layouts.ternary import Ternary, ternary
 
 from ..autograd import no_grad
 from ..device import Device
-from ..layers import Flow
-from ..plans import IndexPlan
+from ..layers import Conv2d, Flow
+from ..plans import IndexPlan, SamplePlan
 from ..tensor import Tensor
 from .base import Dropout
 from .schedule import Rate
 
-SHARES = ("batch",)
-SAMPLES = 16  # of a batch that are looked at
+SAMPLES = {"batch": 16, "tile": 16, "sample": 1}  # of a set that are looked at
+SHARING = 4                                      # sets whose thresholds the others share
+WINDOWS = 4                                      # of an image that are looked at
 
 
 def johnson_lindenstrauss(outputs: int, epsilon: float) -> int:
@@ -49,13 +53,24 @@ class DynamicSparseGraph(Dropout):
         Share of the neurons that is left out, in [0, 1); a function gives it for an epoch, a sequence one for each layer.
     epsilon : float, default=0.5
         How far distances may be off, in (0, 1): it gives the number k of the projection (`johnson_lindenstrauss`). The paper's.
-    share : {"batch"}, default="batch"
-        Who shares a set of neurons: all samples of a batch.
+    share : {"batch", "tile", "sample"}, default="batch"
+        Who shares a set of neurons: all samples of a batch, `group` neighbours, or nobody, as in the paper. The first is
+        fastest; of convolutions it chooses channels, and is the only one.
     refresh : int, default=50
         After so many steps the weights are projected anew, which takes as long as a product with k / 6 samples. The paper's.
-    samples : int, default=16
-        So many of a batch are looked at, evenly spaced. A neuron's score is the sum of their ReLU(f(x) . f(w) + b), what it
-        would give on: magnitudes would keep neurons that are far below 0, and after ReLU all of their samples are 0.
+    threshold : {"exact", "shared"}, default="exact"
+        Whether each set has exactly its share of the neurons, or all have those above the threshold of the first few sets (the
+        paper's inter-sample sharing).
+    group : int, default=64
+        Samples of a tile: fewer choose better, and their products are smaller.
+    samples : int, optional
+        So many of a set are looked at, evenly spaced: by default 16 of a batch or a tile. A neuron's score is the sum of
+        their ReLU(f(x) . f(w) + b), what it would give on: magnitudes would keep neurons that are far below 0.
+    double : bool, default=True
+        Whether what was left out is 0 after batch normalisation, too (double-mask selection). With "batch" it always is.
+    select_in_prediction : bool, default=False
+        Whether predictions select as well; else they use all neurons. With "batch" and "tile" what is predicted for a sample
+        then depends on those beside it.
     seed : int, default=0
         Of the projection, which is fixed for a run.
 
@@ -67,19 +82,26 @@ class DynamicSparseGraph(Dropout):
 
     name, looks = "dsg", True
 
-    def __init__(self, rate: Rate = 0.5, epsilon: float = 0.5, share: str = "batch", refresh: int = 50, samples: int = SAMPLES,
-                 seed: int = 0) -> None:
+    def __init__(self, rate: Rate = 0.5, epsilon: float = 0.5, share: str = "batch", refresh: int = 50,
+                 threshold: str = "exact", group: int = 64, samples: int | None = None, double: bool = True,
+                 select_in_prediction: bool = False, seed: int = 0) -> None:
         super().__init__(rate)
         if isinstance(epsilon, bool) or not isinstance(epsilon, numbers.Real) or not 0 < epsilon < 1:
             raise ValueError(f"epsilon must be a number between 0 and 1, got {epsilon!r}; a larger one makes the projection "
                              "cheaper and its guesses worse")
-        if share not in SHARES:
-            raise ValueError(f"share must be one of {', '.join(map(repr, SHARES))}, got {share!r}")
-        for name, value, least in (("refresh", refresh, 1), ("samples", samples, 1), ("seed", seed, 0)):
+        for name, value, known in (("share", share, tuple(SAMPLES)), ("threshold", threshold, ("exact", "shared"))):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+        samples = SAMPLES[share] if samples is None else samples
+        for name, value, least in (("refresh", refresh, 1), ("group", group, 1), ("samples", samples, 1), ("seed", seed, 0)):
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-        self.epsilon, self.share, self.refresh, self.samples, self.seed = epsilon, share, refresh, samples, seed
-        self._guesses = Guesses(epsilon, refresh, seed)
+        self.epsilon, self.share, self.refresh, self.threshold, self.group = epsilon, share, refresh, threshold, group
+        self.samples, self.double, self.select_in_prediction, self.seed = samples, double, select_in_prediction, seed
+        self._guesses = self._made()
+
+    def _made(self) -> Guesses:
+        return Guesses(self.epsilon, self.refresh, self.seed)
 
     def plan(self, site, rng):
         return None
@@ -90,7 +112,15 @@ class DynamicSparseGraph(Dropout):
     def _with(self, rate):
         """A copy whose weights are projected anew: what an epoch does depends on nothing before it but the weights."""
         policy = super()._with(rate)
-        policy._guesses = Guesses(self.epsilon, self.refresh, self.seed)
+        policy._guesses = policy._made()
+        return policy
+
+    def predicting(self, epoch):
+        if not self.select_in_prediction:
+            return None
+        policy = copy.copy(self.at(epoch))
+        policy.refresh = 1 << 30  # weights stay as they are
+        policy._guesses = policy._made()
         return policy
 
     def concern(self, site):
@@ -103,10 +133,36 @@ class DynamicSparseGraph(Dropout):
     def look_at(self, site, flow, w, rng):
         if not self.rate_of(site):
             return None
+        count, bias = kept_of(w.shape[0], self.rate_of(site)), site.layer.bias
+        if w.ndim > 2 and (self.share != "batch" or site.layer.groups > 1):
+            raise ValueError(f"dsg: {site.layer!r}: of convolutions without groups it chooses channels for a whole batch; say "
+                             "share='batch', or a rate of 0 for this layer")
         with no_grad():
-            some = _evenly(flow, self.samples).dense().data
-        scores = np.asarray(w.device.download(self._guesses.scores(some, w, site.layer.bias)))
-        return IndexPlan(scores.size, largest(scores, kept_of(scores.size, self.rate_of(site))))
+            if self.share == "batch":
+                some = _evenly(flow, self.samples).dense()
+                scores = self._guesses.scores(some.data if w.ndim == 2 else _windows(some, site.layer), w, bias)
+                return IndexPlan(w.shape[0], largest(np.asarray(w.device.download(scores)), count))
+            x = flow.dense()
+            group = 1 if self.share == "sample" else self.group
+            scores = self._guesses.outputs(x.data, w, bias) if group == 1 else self._of_groups(x, w, bias)
+            return SamplePlan(x.shape[0], w.shape[0], group, self._chosen(w.device, scores, count), self.double)
+
+    def _of_groups(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
+        """(groups, O): the scores of each group of samples."""
+        dev = x.device
+        groups = [Flow(x[first:first + self.group]) for first in range(0, x.shape[0], self.group)]
+        scores = [self._guesses.scores(_evenly(flow, self.samples).x.data, w, bias, not number)
+                  for number, flow in enumerate(groups)]
+        return dev.concatenate([dev.reshape(own, (1, w.shape[0])) for own in scores], 0)
+
+    def _chosen(self, dev: Device, scores: Any, count: int) -> np.ndarray:
+        """The bits of the largest in each row of scores."""
+        if self.threshold == "exact":
+            return np.asarray(dev.download(dev.top_k(scores, count)))
+        few = np.asarray(dev.download(dev.getitem(scores, slice(0, SHARING))))
+        shared = float(np.partition(few, few.shape[1] - count)[:, few.shape[1] - count].mean())
+        least = shared if self.share == "sample" else max(shared, np.finfo(np.float32).tiny)  # not those that give nothing
+        return np.asarray(dev.download(dev.above(scores, least)))
 
     def spent(self):
         return self._guesses.spent()
@@ -124,6 +180,8 @@ def largest(scores: np.ndarray, count: int) -> np.ndarray:
 
 def _evenly(flow: Flow, count: int) -> Flow:
     """Some of the samples of a batch, evenly spaced."""
+    if flow.sampled is not None:
+        flow = Flow(flow.dense())
     n, dev = flow.x.shape[0], flow.x.device
     if n <= count:
         return flow
@@ -131,33 +189,65 @@ def _evenly(flow: Flow, count: int) -> Flow:
     return flow._replace(x=Tensor.wrap(dev.getitem(flow.x.data, slice(0, every * count, every)), dev))
 
 
+def _windows(x: Tensor, layer: Conv2d) -> Any:
+    """(samples x WINDOWS, C KH KW): windows of images (N, H, W, C), evenly spaced over those that lie inside, as the rows of a
+    weight lie; of smaller images than the kernel, what there is of them."""
+    n, height, width, channels = x.shape
+    window, axes = layer.window, []
+    for axis, length in enumerate((height, width)):
+        begins = np.arange(window.positions(height, width)[axis]) * window.stride[axis] - window.padding[axis]
+        reach = (window.kernel[axis] - 1) * window.dilation[axis]
+        inside = begins[(begins >= 0) & (begins + reach < length)]
+        axes.append(inside if inside.size else begins[:1])
+    count = len(axes[0]) * len(axes[1])
+    chosen = (np.arange(n * WINDOWS) * 7919) % count  # a prime: all over the image
+    taps = [np.arange(size) * apart for size, apart in zip(window.kernel, window.dilation)]
+    h = np.clip(axes[0][chosen // len(axes[1])][:, None] + taps[0], 0, height - 1)
+    v = np.clip(axes[1][chosen % len(axes[1])][:, None] + taps[1], 0, width - 1)
+    image = np.repeat(np.arange(n), WINDOWS)[:, None, None, None]
+    at = ((image * height + h[:, None, :, None]) * width + v[:, None, None, :]) * channels + np.arange(channels)[:, None, None]
+    dev = x.device
+    values = dev.take_rows(dev.reshape(x.data, (x.size, 1)), dev.upload(at.reshape(-1).astype(np.int32)))
+    return dev.reshape(values, (n * WINDOWS, math.prod(at.shape[1:])))
+
+
 class Guesses:
-    """Virtual outputs f(x) . f(w) + b, and the projected weights f(w), each worked out anew after `refresh` uses."""
+    """Virtual outputs f(x) . f(w) + b, and the projected weights f(w), which are worked out anew after `refresh` uses."""
 
     def __init__(self, epsilon: float, refresh: int, seed: int) -> None:
         self.epsilon, self.refresh, self.seed, self._flops = epsilon, refresh, seed, 0.0
         self._projected: weakref.WeakKeyDictionary[Tensor, tuple[Any, int]] = weakref.WeakKeyDictionary()
 
-    def scores(self, x: Any, w: Tensor, bias: Tensor | None) -> Any:
-        """What each output gives on after ReLU, guessed: the sum over samples x (S, I), an array of the device; w (O, …)."""
+    def scores(self, x: Any, w: Tensor, bias: Tensor | None, fresh: bool = True) -> Any:
+        """What each output gives on after ReLU: the sum over samples x (S, I), an array of the device; w (O, …). Of a step that
+        looks several times, only the first is `fresh`."""
+        x, weights, packed = self._before(x, w, fresh)
+        return w.device.scores(x, weights, None if bias is None else bias.data, packed)
+
+    def outputs(self, x: Any, w: Tensor, bias: Tensor | None) -> Any:
+        """(N, O) of samples x (N, I)."""
+        x, weights, _ = self._before(x, w)
+        return w.device.gemm(x, weights, tb=True, bias=None if bias is None else bias.data)
+
+    def _before(self, x: Any, w: Tensor, fresh: bool = True) -> tuple[Any, Any, Any]:
+        """f(x), f(w), and that as the device packs it for `scores`; x and w themselves where that is less work."""
         dev, (outputs, inputs) = w.device, (w.shape[0], math.prod(w.shape[1:]))
         k, weights, packed = johnson_lindenstrauss(outputs, self.epsilon), dev.reshape(w.data, (outputs, inputs)), None
         if k < inputs:
             lists = _lists(k, inputs, self.seed, dev)
-            weights, packed = self._weights(w, weights, lists, k)
+            weights, packed = self._weights(w, weights, lists, k, fresh)
             x = dev.project(x, lists, k)
             self._flops += x.shape[0] * lists.columns.size
         self._flops += 2.0 * x.shape[0] * x.shape[1] * outputs
-        return dev.scores(x, weights, None if bias is None else bias.data, packed)
+        return x, weights, packed
 
-    def _weights(self, w: Tensor, matrix: Any, lists: Ternary, k: int) -> tuple[Any, Any]:
-        """f(w), and the same as the device packs it for `scores`."""
+    def _weights(self, w: Tensor, matrix: Any, lists: Ternary, k: int, fresh: bool) -> tuple[Any, Any]:
         found, uses = self._projected.get(w, (None, 0))
-        if uses % self.refresh == 0:
+        if found is None or (fresh and uses % self.refresh == 0):
             projected = w.device.project(matrix, lists, k)
             found = projected, w.device.scores_packed(projected)
             self._flops += w.shape[0] * lists.columns.size
-        self._projected[w] = found, uses + 1
+        self._projected[w] = found, uses + fresh
         return found
 
     def spent(self) -> float:
@@ -166,7 +256,7 @@ class Guesses:
         return found
 
     def __reduce__(self) -> tuple:
-        return Guesses, (self.epsilon, self.refresh, self.seed)
+        return type(self), (self.epsilon, self.refresh, self.seed)
 
 
 @functools.lru_cache(maxsize=64)

@@ -285,6 +285,7 @@ class BaseNet(BaseEstimator):
             bar = stack.enter_context(Progress(epochs * len(data))) if self.verbose else None
 
             def report(record: dict) -> bool:
+                self.policy_ = trainer.policy
                 if bar:
                     bar.show(record, len(data))
                 said = [callback(self, record) for callback in self.callbacks or ()]
@@ -293,7 +294,6 @@ class BaseNet(BaseEstimator):
             Epochs(trainer, data, self.history_, validation=validation, schedule=settings["schedule"],
                    patience=self.patience if settings["early_stopping"] else None, report=report, watched=bool(self.callbacks),
                    **({"tick": bar.tick} if bar else {})).run(epochs)
-        self.policy_ = trainer.policy
         self.n_iter_ = len(self.history_)
 
     def _check_validation(self, validation_data):
@@ -320,6 +320,6 @@ class BaseNet(BaseEstimator):
     def _output(self, X) -> np.ndarray:
         """The model's output for host samples X."""
         check_is_fitted(self)
-        X = self._checked(X)
-        dev = next(self.model_.parameters()).device
-        return forward(self.model_, dev, on_device(X, dev), np.arange(len(X)), self._session_options())
+        X, dev = self._checked(X), next(self.model_.parameters()).device
+        return forward(self.model_, dev, on_device(X, dev), np.arange(len(X)), self._session_options(),
+                       self.policy_.predicting(len(self.history_) - 1))

@@ -49,7 +49,7 @@ PARAMETERS = """
         Samples of a step, as in the papers.
     sparsity : Sparsity or None, default=None
         How the network becomes sparse while it learns, such as `GroupLasso(1e-4, groups="rows")`: what is zero leaves it, and
-        training goes on with smaller arrays.
+        training goes on with smaller arrays; or how `SparseLinear` layers find their entries, `Rewire()`.
     augment : callable or None, default=None
         What training does to the samples of each step first, such as `FlipsAndCrops()`: augment(x, rng, dev) gives an array of
         the same shape on the same device, where the CPU has NumPy's. Prediction and validation do without.

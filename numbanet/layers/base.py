@@ -21,7 +21,7 @@ import numpy as np
 from .. import ops
 from ..device import Device, device
 from ..plans import AxisPlan, BernoulliPlan, Kept, Plan
-from ..plans.kept import KeptAxis
+from ..plans.kept import KeptAxis, KeptSamples
 from ..tensor import Tensor
 from .step import Site, Step
 
@@ -34,6 +34,7 @@ class Flow(NamedTuple):
     due: tuple[Plan, ...] = ()      # what is still to be multiplied in: a scale, random bits
     channels_last: bool = False     # x is (N, H, W, C) and stands for (N, C, H, W)
     lengths: np.ndarray | None = None   # of samples that are sequences: how many steps each has, on the host; None: all
+    sampled: KeptSamples | None = None  # each sample keeps outputs of its own, and x holds them one after the other
 
     def settled(self) -> Flow:
         """With all that was due applied."""
@@ -50,6 +51,8 @@ class Flow(NamedTuple):
     def dense(self) -> Tensor:
         """The activation itself: what was due applied, zeros where entries were dropped, channels on the second axis."""
         flow = self.settled() if self.due else self
+        if flow.sampled is not None:
+            return ops.expand_samples(flow.x, plan=flow.sampled)
         x = flow.x if flow.kept is None else ops.expand(flow.x, plan=flow.kept)
         return x.transpose(0, 3, 1, 2) if self.channels_last else x
 

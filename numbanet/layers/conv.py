@@ -103,6 +103,7 @@ class Conv2d(Layer):
         if flow.x.ndim != 4 or (flow.kept is None and flow.x.shape[3 if flow.channels_last else 1] != self.in_channels):
             raise ValueError(f"{self!r}: x {flow.x.shape} is not of images ({self.in_channels}, H, W)")
         flow = flow.images() if self.groups == 1 or flow.kept is None else Flow(flow.dense()).images()
+        step.look(self, Flow(flow.x, flow.kept), self.weight)
         step.look(self, Flow(flow.x), self.weight, "input")
         own, inner = self._plans(step, math.prod((flow.x.shape[0], *self.window.positions(*flow.x.shape[1:3]))))
         rows, part = (step.kept(self, name) if isinstance(plan, kind) else None

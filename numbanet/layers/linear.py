@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, TilePlan
+from ..plans import AxisPlan, BernoulliPlan, SamplePlan, TilePlan
 from ..tensor import Tensor
 from .activation import ReLU
 from .base import Flow, Form, Layer, part_of, product_cost, samples_of
@@ -79,6 +79,8 @@ class Linear(Layer):
         that were dropped are put back first, as zeros.
         """
         flow = Flow(flow.dense()) if flow.channels_last else flow.settled() if flow.due else flow
+        if flow.sampled is not None:
+            return self._sampled(flow, step, relu)
         x, kept = flow.x, flow.kept
         if x.ndim < 1 or x.shape[-1] != (self.in_features if kept is None else kept.plan.count):
             raise ValueError(f"Linear: x {x.shape} does not match weight {self.weight.shape}"
@@ -90,6 +92,8 @@ class Linear(Layer):
             return Flow(y.reshape(*lead, y.shape[-1]), *others)
         step.look(self, Flow(x, kept), self.weight)
         plan = self._plan(step)
+        if isinstance(plan, SamplePlan):
+            return self._sampled(Flow(Flow(x, kept).dense()), step, relu)
         if isinstance(plan, TilePlan):
             return Flow(ops.linear_tiles(Flow(x, kept).dense(), self.weight, self.bias, plan=step.kept(self), relu=relu,
                                          blocks=step.ready.get(self.weight)))
@@ -101,13 +105,24 @@ class Linear(Layer):
         due = isinstance(plan, BernoulliPlan) or (rows is not None and not relu and plan.scale != 1.0)
         return Flow(y, rows, (plan,) if due else ())
 
+    def _sampled(self, flow: Flow, step: Step, relu: bool) -> Flow:
+        """As `forward`, where each sample keeps its own: of what comes, of what leaves, or both."""
+        step.look(self, flow, self.weight)
+        plan = self._plan(step)
+        if plan is not None and not isinstance(plan, SamplePlan):
+            return self.forward(Flow(flow.dense()), step, relu)
+        outer = step.kept(self)
+        y = ops.linear_samples(flow.x, self.weight, self.bias, inner=flow.sampled, outer=outer, relu=relu)
+        return Flow(y, sampled=outer)
+
     def _plan(self, step: Step):
         """The step's plan; TypeError or ValueError where this layer does not know it, or it is made for another one."""
         plan = step.plan(self)
         if plan is None:
             return None
-        if not isinstance(plan, (AxisPlan, TilePlan, BernoulliPlan)):
-            raise TypeError(f"{self!r}: it does not know the plan {plan!r}; it takes an AxisPlan, TilePlan or BernoulliPlan")
+        if not isinstance(plan, (AxisPlan, TilePlan, BernoulliPlan, SamplePlan)):
+            raise TypeError(f"{self!r}: it does not know the plan {plan!r}; it takes an AxisPlan, TilePlan, BernoulliPlan or "
+                            "SamplePlan")
         size = self.weight.shape if isinstance(plan, TilePlan) else self.out_features
         if (plan.shape if isinstance(plan, TilePlan) else plan.n) != size:
             raise ValueError(f"{self!r}: {plan} is not made for its weight {self.weight.shape}")
@@ -123,8 +138,11 @@ class Linear(Layer):
         tiles, rows = isinstance(plan, TilePlan), plan if isinstance(plan, AxisPlan) else None
         inner = self.in_features if form.kept is None or tiles else form.kept.count
         outer = self.out_features if rows is None else rows.count
-        return (product_cost(n, inner, outer, plan.size if tiles else inner * outer, form),
-                Form((*form.shape[:-1], self.out_features), rows, True))
+        size = plan.size if tiles else inner * outer * (plan.density if isinstance(plan, SamplePlan) else 1.0)
+        return product_cost(n, inner, outer, size, form), Form((*form.shape[:-1], self.out_features), rows, True)
+
+    def commutes(self, plan):
+        return isinstance(plan, SamplePlan)
 
     def reads(self, step):
         plan = step.plan(self)

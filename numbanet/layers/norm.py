@@ -8,8 +8,8 @@ import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan
-from ..plans.kept import KeptAxis
+from ..plans import AxisPlan, BernoulliPlan, SamplePlan
+from ..plans.kept import KeptAxis, KeptSamples
 from ..tensor import Tensor
 from .base import Cost, Flow, Layer
 from .step import Step
@@ -34,23 +34,27 @@ class BatchNorm(Layer):
     def num_features(self) -> int:
         return self.weight.shape[0]
 
-    def normed(self, x: Tensor, kept: KeptAxis | None, step: Step) -> Tensor:
-        """y for x (N, C), or for the kept channels x (N, K)."""
-        options = {"eps": self.eps, "kept": kept}
+    def normed(self, x: Tensor, kept: KeptAxis | None, step: Step, sampled: KeptSamples | None = None) -> Tensor:
+        """y for x (N, C), for the kept channels x (N, K), or for the values that each sample keeps."""
+        samples = x.shape[0] if sampled is None else sampled.plan.samples
         if not step.training:
-            return ops.batch_norm_apply(x, self.weight, self.bias, mean=self.running_mean.data, variance=self.running_var.data,
-                                        **options)
-        if x.shape[0] < 2:
+            whole = x if sampled is None else ops.expand_samples(x, plan=sampled)
+            y = ops.batch_norm_apply(whole, self.weight, self.bias, mean=self.running_mean.data, variance=self.running_var.data,
+                                     eps=self.eps, kept=kept)
+            return y if sampled is None else ops.compact_samples(y, plan=sampled)
+        if samples < 2:
             raise ValueError(f"{type(self).__name__}: a batch in training needs more than one value for each channel, got "
                              f"x {x.shape}")
 
         def follow(mean, variance):
             self._follow(self.running_mean, mean, 1.0, kept)
-            self._follow(self.running_var, variance, x.shape[0] / (x.shape[0] - 1), kept)
+            self._follow(self.running_var, variance, samples / (samples - 1), kept)
             dev, count = self.num_batches_tracked.device, self.num_batches_tracked.data
             dev.affine(count, add=1.0, out=count)
 
-        return ops.batch_norm(x, self.weight, self.bias, seen=follow, **options)
+        if sampled is not None:
+            return ops.batch_norm_samples(x, self.weight, self.bias, seen=follow, eps=self.eps, plan=sampled)
+        return ops.batch_norm(x, self.weight, self.bias, seen=follow, eps=self.eps, kept=kept)
 
     def _follow(self, running, batch, factor, kept):
         """r <- r + momentum (factor b - r) where channels are kept."""
@@ -69,7 +73,7 @@ class BatchNorm(Layer):
         return Cost(0.0, 0.0, 2 * size, 3 * size), form._replace(differentiable=True)
 
     def commutes(self, plan):
-        return isinstance(plan, (AxisPlan, BernoulliPlan))
+        return isinstance(plan, (AxisPlan, BernoulliPlan)) or (isinstance(plan, SamplePlan) and plan.double)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_features})"
@@ -109,7 +113,7 @@ class BatchNorm1d(BatchNorm):
             n, channels, length = x.shape
             y, *others = self.forward(Flow(x.transpose(0, 2, 1).reshape(n * length, channels), None, due), step)
             return Flow(y.reshape(n, length, channels).transpose(0, 2, 1), *others)
-        return flow._replace(x=self.normed(x, kept, step))
+        return flow._replace(x=self.normed(x, kept, step, flow.sampled))
 
 
 class BatchNorm2d(BatchNorm):

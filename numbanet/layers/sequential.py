@@ -58,7 +58,10 @@ class Sequential(Layer):
     def before_last(self, flow: Flow, step: Step) -> tuple[Flow, Callable[[Flow], Flow]]:
         """(what comes to the last layer, what that layer does with it, or with some samples of it)"""
         def does(flow: Flow, layer: Layer, stage: Callable[[Flow, Step], Flow]) -> Flow:
-            return stage(flow if all(map(layer.commutes, flow.due)) else flow.settled(), step)
+            flow = flow if all(map(layer.commutes, flow.due)) else flow.settled()
+            if flow.sampled is not None and not layer.commutes(flow.sampled.plan):
+                flow = Flow(flow.dense())
+            return stage(flow, step)
 
         *stages, last = self._stages() if self.layers else [(self, lambda flow, step: flow)]
         for stage in stages:

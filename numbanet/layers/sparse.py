@@ -27,6 +27,8 @@ class SparseLinear(Layer):
     """y = x wᵀ + b, of whose weight only some entries are there.   x (…, in) -> y (…, out)
 
     What training changes are the values of these entries, a tensor of one axis: no mask, and no array of the weight's shape.
+    Where they are is fixed, unless a `Rewire` is the network's `sparsity`.
+
     Under an `AxisPlan` of its neurons, or after one of its inputs, entries of dropped ones are left out. The state has the
     names of the parts of PyTorch's sparse tensors: crow_indices, col_indices, values.
 
@@ -43,8 +45,8 @@ class SparseLinear(Layer):
         Whether to add b.
     init : {"he", "glorot"}, default="he"
         Initial values of a density, as those of `Linear`, with the inputs that a neuron really has in place of all: He et al.
-        2015, eq. 10, whose derivation counts the connections of a neuron; so do Evci et al. 2022, "Gradient flow in sparse
-        neural networks", section 3.1.
+        2015, eq. 10, whose derivation counts the connections of a neuron; Evci et al. 2022, "Gradient flow in sparse neural
+        networks and how lottery tickets win", find that sparse networks need it.
     keep : float, default=1.0
         The variance is multiplied by it, as that of `Linear`.
     rng : numpy.random.Generator or int, optional
@@ -84,13 +86,14 @@ class SparseLinear(Layer):
             warnings.warn(f"SparseLinear({in_features}, {out_features}): {weight.density:.0%} of the weight is there, and "
                           f"above {BREAK_EVEN:.0%} a dense Linear takes less time on a CPU (python -m bench csr)", stacklevel=2)
         self.in_features, self.out_features, self._made = in_features, out_features, None
+        self.trace: list | None = None  # where backward passes leave what `rewire` needs; None: they leave nothing
         self.crow_indices, self.col_indices = (Tensor.wrap(dev.upload(np.array(part)), dev)
                                                for part in (weight.indptr, weight.indices))
         self.values = Tensor(weight.values, device, requires_grad=True)
         self.bias = Tensor(np.zeros(out_features), device, requires_grad=True) if bias else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_made": None}
+        return {**vars(self), "_made": None, "trace": None}
 
     @property
     def tile(self) -> int | None:
@@ -105,7 +108,7 @@ class SparseLinear(Layer):
         return kind(*parts, (self.out_features, self.in_features))
 
     @property
-    def structure(self) -> ops.Structure:
+    def layout(self) -> ops.Layout:
         """Where the entries are, on the device: made when it is asked for the first time, and after `crow_indices` and
         `col_indices` took other values (`Tensor.assign`).
 
@@ -119,8 +122,49 @@ class SparseLinear(Layer):
             kind = CSR if self.tile is None else BSR
             parts = (np.array(tensor.numpy()) for tensor in (self.crow_indices, self.col_indices))
             matrix = kind(*parts, np.zeros(self.values.shape, np.float32), (self.out_features, self.in_features))
-            self._made = of, ops.Structure(matrix, self.values.device)
+            self._made = of, ops.Layout(matrix, self.values.device)
         return self._made[1]
+
+    def rewire(self, count: int) -> np.ndarray:
+        """Drop the entries of smallest size, and grow as many where the gradient of the last backward pass is largest.
+
+        It is the step of RigL (Evci et al. 2020, "Rigging the lottery: making all tickets winners", algorithm 1). SET (Mocanu
+        et al. 2018) needs no gradient and grows at random; the former paper finds it less accurate for as many FLOPs. New
+        values are 0. Set `trace` to a list before the pass: it keeps dz and x, of which the dense gradient is made here.
+
+        Parameters
+        ----------
+        count : int
+            How many, at most as many as there are.
+
+        Returns
+        -------
+        ndarray of int
+            (entries,) where the value of each entry was before, -1 where it is new: what an optimiser carries along with the
+            values goes the same way.
+
+        Raises
+        ------
+        ValueError
+            If there was no backward pass with a trace, or count is out of range.
+        TypeError
+            If the weight is one of tiles.
+        """
+        if self.tile is not None:
+            raise TypeError("SparseLinear.rewire: single entries are dropped and grown, and this weight is one of tiles")
+        if not self.trace:
+            raise ValueError("SparseLinear.rewire: no gradient is known; set trace = [] before a backward pass")
+        dev = self.values.device
+        gradient = np.array(dev.download(dev.gemm(*self.trace, ta=True)))
+        crow, col, places = rewired(self.weight, gradient, count)
+        before = np.append(self.values.numpy(), np.float32(0))  # new entries, at -1, are 0
+        for tensor, array in ((self.crow_indices, crow), (self.col_indices, col), (self.values, before[places])):
+            tensor.assign(dev.upload(array))
+        return places
+
+    @property
+    def records(self) -> bool:
+        return super().records and self.trace is None
 
     def sites(self):
         return (Site(self, "output", "output", (self.out_features, self.in_features)),)
@@ -138,8 +182,8 @@ class SparseLinear(Layer):
             y, *others = self.forward(Flow(x.reshape(math.prod(lead), width), kept), step, relu)
             return Flow(y.reshape(*lead, y.shape[-1]), *others)
         rows = step.kept(self) if isinstance(plan, AxisPlan) else None
-        y = ops.linear_sparse(x, self.values, self.bias, structure=self.structure, relu=relu, cols=kept,
-                              rows=None if self.tile else rows)
+        y = ops.linear_sparse(x, self.values, self.bias, layout=self.layout, relu=relu, cols=kept,
+                              rows=None if self.tile else rows, trace=self.trace)
         y = ops.compact(y, plan=rows) if self.tile and rows is not None else y
         return Flow(y, rows, (plan,) if plan is not None and (rows is None or plan.scale != 1.0) else ())
 
@@ -164,11 +208,11 @@ class SparseLinear(Layer):
         inner = self.in_features if form.kept is None else form.kept.count
         outer = self.out_features if rows is None else rows.count
         share = 1.0 if self.tile else inner / self.in_features * outer / self.out_features
-        return (product_cost(samples_of(form), inner, outer, share * self.structure.nnz, form),
+        return (product_cost(samples_of(form), inner, outer, share * self.layout.nnz, form),
                 Form((*form.shape[:-1], self.out_features), rows, True))
 
     def __repr__(self) -> str:
-        density = self.structure.nnz / (self.in_features * self.out_features)
+        density = self.layout.nnz / (self.in_features * self.out_features)
         tiles = "" if self.tile is None else f", tiles of {self.tile}"
         return (f"SparseLinear({self.in_features}, {self.out_features}, density={density:.3g}{tiles}"
                 f"{'' if self.bias is not None else ', bias=False'})")
@@ -192,3 +236,23 @@ def drawn(shape: tuple[int, int], density: float, init: str, keep: float, rng: n
     fans = np.repeat(counts if init == "he" else counts + total / inputs, counts)
     bounds = np.sqrt(3 * keep * 2 / fans)
     return CSR(np.concatenate([[0], np.cumsum(counts)]), columns, rng.uniform(-bounds, bounds), shape)
+
+
+def rewired(weight: CSR, gradient: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(crow_indices, col_indices, where each entry was before, or -1) with `count` of the smallest entries dropped and as many
+    grown where |gradient| (O, I) is largest, of all places but those that stay."""
+    (outputs, inputs), nnz = weight.shape, weight.nnz
+    if not 0 <= count <= nnz:
+        raise ValueError(f"SparseLinear.rewire: count must be from 0 to the {nnz} entries there are, got {count}")
+    flat = weight.rows.astype(np.int64) * inputs + weight.indices
+    order = np.argsort(np.abs(weight.values), kind="stable")
+    stays = np.sort(order[count:])
+    size = np.abs(gradient).ravel()
+    size[flat[stays]] = -1
+    grown = np.argsort(-size, kind="stable")[:count]
+    places = np.concatenate([stays, np.full(count, -1)])
+    there = np.concatenate([flat[stays], grown])
+    order = np.argsort(there)
+    rows, columns = np.divmod(there[order], inputs)
+    crow = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=outputs))])
+    return crow.astype(np.int32), columns.astype(np.int32), places[order]

@@ -12,5 +12,6 @@ from .order import *
 from .pooling import *
 from .recurrent import *
 from .reduce import *
+from .sampled import *
 from .shape import *
 from .sparse import *

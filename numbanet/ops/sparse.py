@@ -1,4 +1,4 @@
-"""Products with a sparse weight: values are a tensor like others, and a Structure says where in the weight they are."""
+"""Products with a sparse weight: values are a tensor like others, and a Layout says where in the weight they are."""
 from __future__ import annotations
 
 from typing import Any
@@ -14,7 +14,7 @@ from ..tensor import Tensor
 from .linear import once, vector_gradient
 
 
-class Structure:
+class Layout:
     """Where the entries of a sparse weight are, on a device; `values` of the matrix it is made of play no part.
 
     Parameters
@@ -40,22 +40,31 @@ class Structure:
         self.at = Entries(*map(dev.upload, of.entries()))
 
     def __repr__(self) -> str:
-        return f"Structure(shape={self.shape}, nnz={self.nnz}) on {self.device.name}"
+        return f"Layout(shape={self.shape}, nnz={self.nnz}) on {self.device.name}"
+
+
+def _whole(dev: Any, x: Any, kept: KeptAxis | None) -> Any:
+    """The dense form of an activation."""
+    return x if kept is None else dev.expand(x, kept.places)
 
 
 @op(fuses=True)
-def _linear_csr(dev, x, values, b=None, *, at, relu: bool, rows: KeptAxis | None, cols: KeptAxis | None):
+def _linear_csr(dev, x, values, b=None, *, at, relu: bool, rows: KeptAxis | None, cols: KeptAxis | None, trace: list | None):
     lists, turned = [kept and kept.lists for kept in (rows, cols)], dev.csr_turned(x)
     y = dev.csr(x, values, at, b, relu, *lists, turned)
     dz = once(lambda dy: dy.through(dev, y if relu else None))
     dz_turned = once(lambda dy: dev.csr_turned(dz(dy)))
 
+    def dw(dy):
+        if trace is not None:
+            trace[:] = _whole(dev, dz(dy), rows), _whole(dev, x, cols)
+        return dev.csr_dw(dz(dy), x, at, *lists, dz_turned(dy), turned)
+
     def db(dy):
         sums = dev.sum_rows(dz(dy))
         return sums if rows is None else vector_gradient(sums, rows)
 
-    return y, (lambda dy: dev.csr_dx(dz(dy), values, at, *lists, dz_turned(dy)),
-               lambda dy: dev.csr_dw(dz(dy), x, at, *lists, dz_turned(dy), turned), db)
+    return y, (lambda dy: dev.csr_dx(dz(dy), values, at, *lists, dz_turned(dy)), dw, db)
 
 
 @op(fuses=True)
@@ -66,34 +75,36 @@ def _linear_bsr(dev, x, values, b=None, *, at, outputs: int, relu: bool):
                lambda dy: dev.sum_rows(dz(dy)))
 
 
-def linear_sparse(x: Any, values: Any, b: Any = None, *, structure: Structure, relu: bool = False,
-                  rows: AxisPlan | Kept | None = None, cols: AxisPlan | Kept | None = None) -> Tensor:
-    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), w the values where the structure says.   x (N, I) -> y (N, O)
+def linear_sparse(x: Any, values: Any, b: Any = None, *, layout: Layout, relu: bool = False,
+                  rows: AxisPlan | Kept | None = None, cols: AxisPlan | Kept | None = None,
+                  trace: list | None = None) -> Tensor:
+    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), w the values where the layout says.   x (N, I) -> y (N, O)
 
     The gradient of w has its entries alone. With `rows` y holds the kept neurons alone, with `cols` x the kept inputs: entries
-    of others are left out. A structure of tiles takes neither.
+    of others are left out. In `trace` the backward pass leaves what the dense gradient of w would be made of, dz and x with
+    dw = dz.T x. A layout of tiles takes none of these.
 
     Raises
     ------
     ValueError
-        If the shapes do not fit, the structure is on another device, or a plan is of another axis.
+        If the shapes do not fit, the layout is on another device, or a plan is of another axis.
     TypeError
         If a plan is none of an axis, or tiles come with one.
     """
     dev = common_device("linear_sparse", (x, values, b))
     x, values = (a if isinstance(a, Tensor) else Tensor(a, dev) for a in (x, values))
-    (outputs, inputs), tiles = structure.shape, len(structure.values) == 3
-    if structure.device is not dev:
-        raise ValueError(f"linear_sparse: the structure is on {structure.device.name}, the arrays on {dev.name}")
-    if tiles and not (rows is None and cols is None):
-        raise TypeError("linear_sparse: tiles take no plan of rows or columns; give the dense activation")
+    (outputs, inputs), tiles = layout.shape, len(layout.values) == 3
+    if layout.device is not dev:
+        raise ValueError(f"linear_sparse: the layout is on {layout.device.name}, the arrays on {dev.name}")
+    if tiles and not (rows is None and cols is None and trace is None):
+        raise TypeError("linear_sparse: tiles take no plan of rows or columns and no trace; give the dense activation")
     rows, cols = (None if plan is None else on("linear_sparse", plan, dev, KeptAxis, (n,))
                   for plan, n in ((rows, outputs), (cols, inputs)))
     width = inputs if cols is None else cols.plan.count
-    if x.ndim != 2 or x.shape[1] != width or values.shape != structure.values or (b is not None and b.shape != (outputs,)):
+    if x.ndim != 2 or x.shape[1] != width or values.shape != layout.values or (b is not None and b.shape != (outputs,)):
         extra = "" if b is None else f" and b {tuple(b.shape)}"
-        raise ValueError(f"linear_sparse: x {x.shape}, values {values.shape}{extra} do not match a weight {structure.shape} "
-                         f"with values {structure.values}{'' if cols is None else f' and {width} inputs kept'}")
+        raise ValueError(f"linear_sparse: x {x.shape}, values {values.shape}{extra} do not match a weight {layout.shape} "
+                         f"with values {layout.values}{'' if cols is None else f' and {width} inputs kept'}")
     if tiles:
-        return _linear_bsr(x, values, b, at=structure.at, outputs=outputs, relu=relu)
-    return _linear_csr(x, values, b, at=structure.at, relu=relu, rows=rows, cols=cols)
+        return _linear_bsr(x, values, b, at=layout.at, outputs=outputs, relu=relu)
+    return _linear_csr(x, values, b, at=layout.at, relu=relu, rows=rows, cols=cols, trace=trace)

@@ -9,12 +9,14 @@ import numpy as np
 
 from numbanet_kernels.layouts.packed import Packing
 from numbanet_kernels.layouts.rows import RowLists
+from numbanet_kernels.layouts.samples import SampleLists
 from numbanet_kernels.layouts.tiles import TileLists, tile_packing
 from numbanet_kernels.layouts.windows import Blocks
 
 from ..device import Device
 from .base import AxisPlan, Plan
 from .rows import RowPlan
+from .samples import SamplePlan
 from .tiles import BlockPlan, TilePlan
 
 APART = 64  # numbers between the starts of two lists: 256 bytes, as a device aligns its own arrays
@@ -141,7 +143,18 @@ class KeptBlocks(Kept):
         return Blocks(self.lists[0], self.plan.height, self.plan.width)
 
 
-KINDS = {AxisPlan: KeptAxis, TilePlan: KeptTiles, BlockPlan: KeptBlocks}
+class KeptSamples(Kept):
+    """What each sample keeps of an activation."""
+
+    plan: SamplePlan
+
+    @functools.cached_property
+    def lists(self) -> SampleLists:
+        found = self.plan.lists()
+        return found._replace(bits=self.device.upload(found.bits), starts=self.device.upload(found.starts.astype(np.int32)))
+
+
+KINDS = {SamplePlan: KeptSamples, AxisPlan: KeptAxis, TilePlan: KeptTiles, BlockPlan: KeptBlocks}
 
 
 def place_kept(plan: Plan, dev: Device, place: Any = None) -> Kept:
@@ -158,7 +171,7 @@ def on(name: str, plan: Plan | Kept, dev: Device, kind: type[Kept], shape: tuple
     """The plan on the device, for the operation of that name, which takes plans of one kind, and of one shape where given."""
     found = plan if isinstance(plan, Kept) else kept(plan, dev) if isinstance(plan, Plan) else None
     if not isinstance(found, kind):
-        known = {KeptAxis: "an axis", KeptTiles: "tiles", KeptBlocks: "blocks"}[kind]
+        known = {KeptAxis: "an axis", KeptTiles: "tiles", KeptBlocks: "blocks", KeptSamples: "samples"}[kind]
         raise TypeError(f"{name}: it does not know the plan {plan!r}; it takes one of {known}")
     if found.device is not dev:
         raise ValueError(f"{name}: the plan is on {found.device.name}, the arrays on {dev.name}")

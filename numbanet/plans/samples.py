@@ -2,8 +2,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
+
+from numbanet_kernels.layouts.samples import WORD, SampleLists
 
 from .base import Plan
 
@@ -32,3 +35,82 @@ class BernoulliPlan(Plan):
     def mask(self) -> np.ndarray:
         """(n,) True: no part of a product is left out. Which activations are zeroed, `ops.dropout` says."""
         return np.ones(self.n, bool)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SamplePlan(Plan):
+    """Keep of each sample, or of each group of neighbouring samples, outputs of its own.
+
+    What is kept is all that is computed, and all that is stored: values one after the other, and the bits (*Dynamic Sparse
+    Graph*, zero-value compression).
+
+    Parameters
+    ----------
+    samples, n : int
+        Of an activation (samples, n).
+    group : int
+        So many neighbouring samples keep the same; the last group may have fewer.
+    bits : array_like of int32, (groups, words)
+        Output o is kept where bit o % 32 of word o // 32 is set; all others beyond n are 0.
+    double : bool, default=True
+        Whether the mask is applied again after batch normalisation, so that what follows finds the same zeros.
+
+    Raises
+    ------
+    ValueError
+        If the bits are not of that shape.
+    """
+
+    samples: int
+    n: int
+    group: int
+    bits: np.ndarray
+    double: bool = True
+
+    def __post_init__(self) -> None:
+        bits = np.array(self.bits, np.int32)
+        if self.group < 1 or self.n < 0 or bits.shape != (-(-self.samples // self.group), -(-self.n // WORD)):
+            raise ValueError(f"SamplePlan: bits {bits.shape} are not those of {self.samples} samples of {self.n} outputs in "
+                             f"groups of {self.group}")
+        object.__setattr__(self, "bits", bits)
+
+    def _value(self) -> tuple:
+        return self.samples, self.n, self.group, self.double, self.bits.tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SamplePlan) and self._value() == other._value()
+
+    def __hash__(self) -> int:
+        return hash(self._value())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(samples, n)"""
+        return self.samples, self.n
+
+    @functools.cached_property
+    def _mask(self) -> np.ndarray:
+        found = np.unpackbits(self.bits.astype("<i4").view(np.uint8), axis=1, bitorder="little")
+        return found[:, :self.n].astype(bool)
+
+    def mask(self) -> np.ndarray:
+        """(samples, n) bool, True where kept."""
+        return self._mask[np.arange(self.samples) // self.group]
+
+    @functools.cached_property
+    def counts(self) -> np.ndarray:
+        """(samples,) how many outputs each keeps."""
+        return np.bitwise_count(self.bits.view(np.uint32)).sum(1, dtype=np.int64)[np.arange(self.samples) // self.group]
+
+    @functools.cached_property
+    def kept(self) -> int:
+        """How many values are kept."""
+        return int(self.counts.sum())
+
+    @property
+    def density(self) -> float:
+        return self.kept / (self.samples * self.n) if self.samples * self.n else 1.0
+
+    def lists(self) -> SampleLists:
+        """The bits, and where the values of each sample begin."""
+        return SampleLists(self.bits, np.concatenate([[0], np.cumsum(self.counts)]), self.group, self.n)

@@ -7,7 +7,8 @@ import numpy as np
 
 from ..autograd import no_grad
 from ..device import Device
-from ..layers import Layer
+from ..dropout import Dropout
+from ..layers import Layer, Step
 from ..tensor import Tensor
 from .data import on_host
 
@@ -15,18 +16,23 @@ LEAST_ROWS = 32
 PREDICT_ROWS = 4096  # rows of a forward pass without gradients: bounds its memory
 
 
-def forward(model: Layer, dev: Device, X: Any, rows: np.ndarray, session_options: dict[str, Any]) -> np.ndarray:
+def forward(model: Layer, dev: Device, X: Any, rows: np.ndarray, session_options: dict[str, Any],
+            policy: Dropout | None = None) -> np.ndarray:
     """The model's output for some rows of X (n, …), as in `Data`, in pieces of PREDICT_ROWS, as a host array; session_options
-    as for a `Trainer`.
+    as for a `Trainer`. A policy selects what is computed (`Dropout.predicting`).
 
     A short piece is filled up to LEAST_ROWS: BLAS takes other paths for a handful of rows, and what is predicted for a
     sample should not depend on how many others are predicted with it.
     """
+    def look(*given: Any) -> Any:
+        return policy.asked(model, *given, np.random.default_rng(0))
+
     pieces = []
     with no_grad(), dev.session(**session_options):
         for start in range(0, len(rows), PREDICT_ROWS):
             chosen = rows[start:start + PREDICT_ROWS].astype(np.int32)
             filled = np.pad(chosen, (0, max(LEAST_ROWS - len(chosen), 0)), mode="edge")
             piece = dev.upload(np.asarray(X[filled], np.int32)) if on_host(X) else dev.take_rows(X, dev.upload(filled))
-            pieces.append(model(Tensor.wrap(piece, dev)).numpy()[:len(chosen)])
+            step = Step(dev, look=look if policy else None)
+            pieces.append(model(Tensor.wrap(piece, dev), step).numpy()[:len(chosen)])
     return np.concatenate(pieces)

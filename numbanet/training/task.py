@@ -36,7 +36,8 @@ class Task(abc.ABC):
     def validate(self, trainer: Any, data: Data) -> float:
         """The score on samples that are not trained on."""
         dev, rows = trainer.dev, data.at(np.arange(len(data)))
-        answers = self.answer(device("cpu"), forward(trainer.model, dev, data.X, rows, trainer.session_options))
+        output = forward(trainer.model, dev, data.X, rows, trainer.session_options, trainer.policy.predicting(trainer.epoch))
+        answers = self.answer(device("cpu"), output)
         return self.score(data.y[rows], answers, None if data.weights is None else data.weights[rows])
 
     def figures(self, record: dict[str, Any], samples: int) -> dict[str, float]:

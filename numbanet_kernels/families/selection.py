@@ -1,21 +1,25 @@
 """Choosing what will be computed, from guesses of it:
 
     scores     s[o] = sum_n max(0, x[n] . w[o] + bias[o])      x (N, I), w (O, I), bias (O,) or None -> s (O,)
+    top_k      bits of the k largest of each row, of equal ones the first      v (N, O) -> (N, words of 32 bits)
+    above      bits of what is not below a threshold
 
-what outputs give on to the next layer after ReLU, summed over samples. The product (N, O) is never kept.
+Scores are what outputs give on to the next layer after ReLU, summed over samples; the product (N, O) is never kept. The k-th
+largest is found by halving: floats are ordered as the integers that their bits are, of negative ones those of the rest turned.
 """
 from __future__ import annotations
 
 import functools
 
 import numpy as np
-from numba import float32
+from numba import float32, int32, int64
 
 from ..host import narrow, threads
 from ..host.lanes import WIDTH
 from ..host.narrow import multiply_panel
 from ..host.transposition import NOTHING
-from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..layouts.samples import WORD, sample_lists
+from ..runtime.declare import cuda, host_function, host_kernel, inlined, kernel, kernels
 from ..runtime.expect import expect, shapes
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
@@ -26,6 +30,30 @@ from .gemm import gemm_cuda
 def scores_reference(x, w, bias=None):
     """s = sum of max(0, x w.T + bias) over samples, in float64"""
     return np.maximum(np.float64(x) @ np.float64(w).T + (0 if bias is None else np.float64(bias)), 0).sum(0)
+
+
+def _bits(mask):
+    """Words of 32 bits, int32."""
+    return sample_lists(mask, len(mask), 1).bits
+
+
+def top_k_reference(v, k):
+    order = np.argsort(-np.float64(v), axis=1, kind="stable")[:, :k]
+    mask = np.zeros(v.shape, bool)
+    np.put_along_axis(mask, order, True, axis=1)
+    return _bits(mask)
+
+
+def above_reference(v, threshold):
+    return _bits(np.asarray(v) >= np.float32(threshold))
+
+
+def _words(op, empty, v, k=0):
+    """An array for the bits of v (N, O); ValueError unless it has k numbers in a row."""
+    n, outputs = expect(op, v=(v, ("N", "O"))) and v.shape
+    if not 0 <= k <= outputs:
+        raise ValueError(f"{op}: the {k} largest of rows of {outputs} are asked for")
+    return empty((n, ceil_div(outputs, WORD)), np.int32)
 
 
 _CHECKS = {op: shapes(op, x="NI", w="OI", bias="O") for op in ("scores (cpu)", "scores (cuda)")}
@@ -78,6 +106,64 @@ def scores_cpu(x, w, bias=None, packed=None):
     return sums
 
 
+@host_function
+def _order(v):
+    """Integers in the order of the floats whose bits they are given as."""
+    return v ^ ((v >> int32(31)) & int32(0x7FFFFFFF))
+
+
+@host_kernel("void(i4[:, ::1], i8, i4[:, ::1], i8, i8)")
+def _top_k(v, k, bits, first, stop):
+    """The rows first … stop - 1; v are the bits of floats."""
+    keys = np.empty(v.shape[1], np.int32)
+    for n in range(first, stop):
+        bits[n] = 0
+        for o in range(keys.size):
+            keys[o] = _order(v[n, o])
+        low, high = int64(-(1 << 31)), int64(1 << 31)  # as many as k are not below low, fewer not below high
+        while high - low > 1 and k > 0:
+            middle, count = (low + high) >> 1, int32(0)
+            least = int32(middle)
+            for o in range(keys.size):
+                count += int32(keys[o] >= least)
+            low, high = (middle, high) if count >= k else (low, middle)
+        least, left = int32(low), int32(k)
+        for o in range(keys.size):
+            left -= int32(keys[o] > least)
+        for o in range(keys.size if k > 0 else 0):
+            tie = keys[o] == least and left > 0
+            left -= int32(tie)
+            if keys[o] > least or tie:
+                bits[n, o // 32] |= int32(1) << int32(o % 32)
+
+
+@host_kernel("void(f4[:, ::1], f4, i4[:, ::1], i8, i8)")
+def _above(v, threshold, bits, first, stop):
+    for n in range(first, stop):
+        bits[n] = 0
+        for o in range(v.shape[1]):
+            bits[n, o // 32] |= int32(v[n, o] >= threshold) << int32(o % 32)
+
+
+def _by_rows(loop, v, given, bits):
+    def work(part):
+        own = part.of(len(v))
+        loop(v, given, bits, own.start, own.stop)
+
+    threads.share(work, 16 * v.size)
+    return bits
+
+
+def top_k_cpu(v, k):
+    """Bits of the k largest of each row, of equal ones the first; NaN counts as larger than all, or, with a sign, smaller"""
+    return _by_rows(_top_k, v.view(np.int32), k, _words("top_k (cpu)", empty_cpu, v, k))
+
+
+def above_cpu(v, threshold):
+    """Bits of what is not below a threshold"""
+    return _by_rows(_above, v, threshold, _words("above (cpu)", empty_cpu, v))
+
+
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("selection")
 def _summing():
@@ -96,6 +182,76 @@ def _summing():
     return sum_positive
 
 
+@kernels("selection")
+def _choosing():
+    @inlined
+    def order_of(v):
+        return v ^ ((v >> int32(31)) & int32(0x7FFFFFFF))
+
+    @kernel("void(i4[::1], i4[::1], i4, i4)")
+    def top_k(v, bits, outputs, k):
+        """A block has a row; all threads count together, and one of them decides on ties."""
+        counts = cuda.shared.array(THREADS, int32)
+        t, n = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
+        words = (outputs + int32(31)) // int32(32)
+        least, step = int32(-2147483648), int32(0)
+        for power in range(32):  # from the highest bit on: a larger least, if as many as k are not below it
+            step = int32(-2147483648) if power == 0 else int32(1) << int32(31 - power)
+            trial, count = least ^ step if power == 0 else least | step, int32(0)
+            for o in range(t, outputs, THREADS):
+                count += int32(1) if order_of(v[n * outputs + o]) >= trial else int32(0)
+            counts[t] = count
+            cuda.syncthreads()
+            half = THREADS // 2
+            while half > 0:
+                if t < half:
+                    counts[t] += counts[t + half]
+                cuda.syncthreads()
+                half //= 2
+            least = trial if counts[0] >= k else least
+            cuda.syncthreads()
+        if t == 0:
+            left = k
+            for o in range(outputs):
+                left -= int32(1) if order_of(v[n * outputs + o]) > least else int32(0)
+            for word in range(words):
+                own = int32(0)
+                for b in range(32):
+                    o = word * 32 + b
+                    if o < outputs and k > 0:
+                        key = order_of(v[n * outputs + o])
+                        if key > least or (key == least and left > 0):
+                            own |= int32(1) << int32(b)
+                            left -= int32(1) if key == least else int32(0)
+                bits[n * words + word] = own
+
+    @kernel("void(f4[::1], f4, i4[::1], i4)")
+    def above(v, threshold, bits, outputs):
+        """One thread, one word."""
+        i, words = cuda.grid(1), (outputs + int32(31)) // int32(32)
+        if i < bits.size:
+            own, first = int32(0), i // words * outputs
+            for b in range(32):
+                o = i % words * 32 + b
+                if o < outputs and v[first + o] >= threshold:
+                    own |= int32(1) << int32(b)
+            bits[i] = own
+
+    return top_k, above
+
+
+def top_k_cuda(v, k):
+    bits = _words("top_k (cuda)", empty_cuda, v, k)
+    launch(_choosing()[0], v.shape[0] if bits.size else 0, THREADS, flat(v).view(np.int32), flat(bits), v.shape[1], k)
+    return bits
+
+
+def above_cuda(v, threshold):
+    bits = _words("above (cuda)", empty_cuda, v)
+    launch(_choosing()[1], blocks_for(bits.size), THREADS, flat(v), threshold, flat(bits), v.shape[1])
+    return bits
+
+
 def scores_packed_cuda(w):
     """w as it is: nothing is packed."""
     return w
@@ -111,4 +267,6 @@ def scores_cuda(x, w, bias=None, packed=None):
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
-    return {"scores": lambda: dev.scores(a(16, I), a(2 * O, I), a(2 * O))}
+    return {"scores": lambda: dev.scores(a(16, I), a(2 * O, I), a(2 * O)),
+            "top_k": lambda: dev.top_k(a(N, O), O // 3),
+            "above": lambda: dev.above(a(N, O), 0.5)}

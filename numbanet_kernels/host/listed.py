@@ -38,7 +38,7 @@ def _fetch(typing_context, w, first, length):
 
 
 @intrinsic
-def _copy(typing_context, w, first, room, at, length):
+def copy_floats(typing_context, w, first, room, at, length):
     """room[at:at + length] = w[first:first + length], as both lie in memory."""
     def generate(context, builder, signature, arguments):
         data, first, room, at, length = data_of(context, builder, signature, arguments)
@@ -117,7 +117,7 @@ def _multiply(x, w, rows, cols, listed, room, sums, first, stop):
                     for j in range(length):
                         room[own, j] = w[row, np.uint32(cols[d0 + j])]
                 else:
-                    _copy(w, rows[k] * w.shape[1] + d0, room, own * BLOCK, length)
+                    copy_floats(w, rows[k] * w.shape[1] + d0, room, own * BLOCK, length)
                 for j in range(length, BLOCK):
                     room[own, j] = 0
             for t in range(x.shape[0]):

@@ -85,3 +85,26 @@ def test_cpu_nan_stays_with_its_neuron():
     w[1, 0] = np.nan
     found = selection.scores_cpu(np.ones((2, 3), np.float32), w)
     assert np.isnan(found[1]) and found[0] == found[2] == 2
+
+
+# --- the largest ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("values", ["normal", "ties", "equal", "negative zero"])
+@pytest.mark.parametrize("n, o, k", [(1, 1, 1), (5, 40, 7), (3, 300, 150), (4, 64, 64), (4, 33, 0), (0, 5, 2), (2, 0, 0)])
+def test_top_k(suffix, put, get, rng, n, o, k, values):
+    v = {"normal": lambda: rng.standard_normal((n, o)), "ties": lambda: rng.integers(-2, 3, (n, o)),
+         "equal": lambda: np.full((n, o), 1.5), "negative zero": lambda: -0.0 * rng.integers(0, 2, (n, o)) - 1.0}[values]()
+    v = v.astype(np.float32)
+    found = get(getattr(selection, f"top_k_{suffix}")(put(v), k))
+    np.testing.assert_array_equal(found, selection.top_k_reference(v, k))
+
+
+@pytest.mark.parametrize("n, o", [(1, 1), (5, 40), (3, 300), (0, 5), (2, 0)])
+def test_above(suffix, put, get, rng, n, o):
+    v = rng.integers(-2, 3, (n, o)).astype(np.float32)
+    np.testing.assert_array_equal(get(getattr(selection, f"above_{suffix}")(put(v), 1.0)), selection.above_reference(v, 1.0))
+
+
+@pytest.mark.parametrize("k", [-1, 6])
+def test_more_than_there_are_is_refused(suffix, put, k):
+    with pytest.raises(ValueError, match="of rows of 5"):
+        getattr(selection, f"top_k_{suffix}")(put(np.zeros((2, 5), np.float32)), k)

@@ -1,0 +1,184 @@
+"""Dynamic sparse graphs on the CPU, with selection and projection counted: forward of 2048-2048, and steps of 784-2048-2048-10.
+
+Forward products of a batch of 128 at rates of .5, .8 and .9, each against numbanet's dense product; training steps at .8, with
+SGD and momentum, against PyTorch's dense step, or without --against torch numbanet's. `oracle` knows the true outputs, `random`
+chooses by chance: both cost something else, and show what is due to the choice. Projected weights are refreshed every 50 times.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from numbanet.dropout import DynamicSparseGraph
+from numbanet.dropout.graph import Guesses
+
+from . import mlp
+from .harness import Case, Implementation, Options, relative_error
+from .worker import Task, numbanet_on
+
+WIDTH, BATCH, RATES, STEP_RATE = 2048, 128, (0.5, 0.8, 0.9), 0.8
+SHARES = ("batch", "tile", "sample")
+LEAST = 50  # repetitions of a turn: as many as there are from one projection of the weights to the next
+STEP_PAIRS, FORWARD_PAIRS = 7, 11
+
+
+# --- what projections are compared with -------------------------------------------------------------------------------
+class Truth(Guesses):
+    """The outputs themselves."""
+
+    def _before(self, x, w, fresh=True):
+        self._flops += 2.0 * x.shape[0] * w.size
+        return x, w.device.reshape(w.data, (w.shape[0], -1)), None
+
+
+class Chance(Guesses):
+    """Numbers that have nothing to do with the outputs."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.rng = np.random.default_rng(self.seed)
+
+    def scores(self, x, w, bias, fresh=True):
+        return w.device.upload(self.rng.random(w.shape[0], np.float32))
+
+    def outputs(self, x, w, bias):
+        return w.device.upload(self.rng.random((x.shape[0], w.shape[0]), np.float32))
+
+
+class Oracle(DynamicSparseGraph):
+    """The neurons whose true outputs, of all samples, are largest."""
+
+    name = "oracle"
+
+    def __init__(self, rate: Any = 0.5, share: str = "batch", **options: Any) -> None:
+        super().__init__(rate, share=share, samples=1 << 20, **options)
+
+    def _made(self):
+        return Truth(self.epsilon, self.refresh, self.seed)
+
+
+class RandomChoice(DynamicSparseGraph):
+    """As many neurons, by chance."""
+
+    name = "random"
+
+    def _made(self):
+        return Chance(self.epsilon, self.refresh, self.seed)
+
+
+KINDS = {"dsg": DynamicSparseGraph, "oracle": Oracle, "random": RandomChoice}
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+@functools.lru_cache(maxsize=1)
+def _inputs(width: int, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x as a ReLU gives it, w, b."""
+    rng = np.random.default_rng(7)
+    x = np.maximum(rng.standard_normal((batch, width), np.float32), 0)
+    return x, rng.standard_normal((width, width), np.float32) / np.float32(np.sqrt(width)), rng.random(width, np.float32) - 0.5
+
+
+def forward_task(device: str, width: int, batch: int, policy: DynamicSparseGraph | None) -> Task:
+    """ReLU(x wᵀ + b), as far as the policy keeps it, without gradients."""
+    from numbanet import Linear, Sequential, Tensor, device as named, no_grad
+    from numbanet.layers import Flow, Step
+
+    dev, (x, w, b) = named(device), _inputs(width, batch)
+    model = Sequential([Linear(width, width, rng=0, device=dev), Linear(width, 2, rng=0, device=dev)])
+    layer, inputs = model.layers[0], Tensor(x, dev)
+    for parameter, values in ((layer.weight, w), (layer.bias, b)):
+        dev.copy(dev.upload(values), out=parameter.data)
+
+    def run() -> tuple[Any, Any]:
+        with no_grad(), dev.session():
+            step = Step(dev, look=policy and (lambda *given: policy.asked(model, *given, None)))
+            return layer.forward(Flow(inputs), step, relu=True), step
+
+    def outputs() -> dict[str, Any]:
+        flow, step = run()
+        mask = np.ones(()) if policy is None else step.plan(layer).mask()
+        return {"y": flow.dense().numpy(), "mask": np.broadcast_to(mask, (batch, width)),
+                "kept": 1.0 if policy is None else 1 - policy.rate_of(0)}
+
+    return Task(run, outputs, **numbanet_on(dev))
+
+
+def forward_error(width: int, batch: int, found: Mapping[str, Any]) -> float:
+    """Of the dense output under the mask, which has to keep the share that was asked for."""
+    x, w, b = map(np.float64, _inputs(width, batch))
+    wrong_share = abs(found["mask"].mean() - found["kept"]) > 1 / width
+    return float("inf") if wrong_share else relative_error(found["y"], np.maximum(x @ w.T + b, 0) * found["mask"])
+
+
+# --- work -------------------------------------------------------------------------------------------------------------
+def looks(policy: DynamicSparseGraph, model: Any, x: np.ndarray) -> tuple[float, float]:
+    """FLOPs of the products of a step, forward and backward, and of what the policy looks at, projections of the weights in
+    the mean over `refresh` steps."""
+    from numbanet import Tensor, no_grad
+    from numbanet.layers import Form, Step
+
+    spent = []
+    for _ in range(2):  # the first one projects the weights
+        step = Step("cpu", look=lambda *given: policy.asked(model, *given, None))
+        with no_grad():
+            model(Tensor(x), step)
+        spent.append(policy.spent())
+    return model.cost(Form(x.shape), step)[0].flops, spent[1] + (spent[0] - spent[1]) / policy.refresh
+
+
+def step_flops(hidden: int, batch: int, policy: DynamicSparseGraph) -> float:
+    """FLOPs of a training step, everything counted."""
+    return sum(looks(policy, mlp.network(hidden), mlp.samples()[0][:batch]))
+
+
+def forward_flops(width: int, batch: int, policy: DynamicSparseGraph) -> float:
+    """FLOPs of a forward pass, everything counted."""
+    from numbanet import Linear, Sequential
+
+    model = Sequential([Linear(width, width, bias=False, rng=0), Linear(width, 1, rng=0)])
+    return 2.0 * batch * width * width * (1 - policy.rate_of(0)) + looks(policy, model, _inputs(width, batch)[0])[1]
+
+
+# --- cases ------------------------------------------------------------------------------------------------------------
+def cases(options: Options) -> Iterator[Case]:
+    """Forward by rate, then steps."""
+    width, batch = (256, 32) if options.quick else (WIDTH, BATCH)
+    for rate in RATES[1:2] if options.quick else RATES:
+        yield _forward(options, width, batch, rate)
+    yield _step(options, 256 if options.quick else WIDTH, BATCH)
+
+
+def _policies(rate: float, options: Options) -> Iterator[tuple[str, DynamicSparseGraph]]:
+    """dsg in each form, then what it is compared with."""
+    for share in SHARES:
+        yield share, DynamicSparseGraph(rate, share=share)
+    yield "batch, oracle", Oracle(rate)
+    yield "batch, random", RandomChoice(rate)
+
+
+def _forward(options: Options, width: int, batch: int, rate: float) -> Case:
+    dense, common = 2.0 * batch * width * width, {"device": options.device, "width": width, "batch": batch}
+    ours = [Implementation("dense", forward_task, {**common, "policy": None}, flops=dense)]
+    for name, policy in _policies(rate, options):
+        flops = forward_flops(width, batch, policy)
+        ours.append(Implementation(name, forward_task, {**common, "policy": policy}, "dense", dense / flops, flops))
+    return Case("dsg", f"forward {width}-{width}, batch {batch}, rate {rate}", tuple(ours),
+                functools.partial(forward_error, width, batch), least=1 if options.quick else LEAST, pairs=FORWARD_PAIRS)
+
+
+def _step(options: Options, hidden: int, batch: int) -> Case:
+    dense, torch = mlp.mean_flops(hidden, batch, "none", 0.0), options.against == "torch"
+    common, peer = {"device": options.device, "hidden": hidden, "batch": batch}, "torch" if torch else "none"
+    ours = [Implementation("none", mlp.numbanet_task, {**common, "dropout": "none", "rate": 0.0}, peer if torch else None,
+                           1.0 if torch else None, dense)]
+    if torch:
+        ours.append(Implementation("torch", mlp.torch_task, {**common, "rate": None}, flops=dense))
+    for name, policy in _policies(STEP_RATE, options):
+        flops = step_flops(hidden, batch, policy)
+        ours.append(Implementation(name, mlp.numbanet_task, {**common, "dropout": policy, "rate": STEP_RATE}, peer,
+                                   dense / flops, flops))
+    return Case("dsg", f"step 784-{hidden}-{hidden}-10, batch {batch}, rate {STEP_RATE}", tuple(ours),
+                functools.partial(mlp.update_error, hidden, batch), mlp.TOLERANCE, 1 if options.quick else LEAST, STEP_PAIRS)

@@ -1,0 +1,118 @@
+"""Dynamic sparse graphs: test accuracy by rate, after the same number of epochs, for each form and what it is compared with.
+
+*Dynamic Sparse Graph for Efficient Deep Learning*: Fashion-MNIST with an MLP and LeNet-5, 10000 images of CIFAR-10 with a small
+VGG of eight layers, each at rates of .5 to .9. `oracle` knows the true outputs, `random` chooses by chance. At one rate also:
+predictions that select as training does (`selecting`), thresholds of the first samples for all (`shared`), other epsilons, and,
+of an MLP with batch norm, the mask before it alone (`single`) and none. Three seeds; of the VGG one.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from . import training
+from .harness import Options
+from .results import Results
+from .training import SEEDS, Experiment
+
+RATES, ONE, EPSILONS = (0.5, 0.6, 0.8, 0.9), 0.6, (0.3, 0.7, 0.9)
+HIDDEN, EPOCHS, VGG_SAMPLES = (1024, 1024), 10, 10_000
+VGG8 = ((64, 64), (128, 128), (256, 256))  # filters of each group before its pooling; two linear layers follow
+
+
+def _dsg(kind: str, rate: float, **options: Any) -> dict[str, Any]:
+    """Parameters of a Net."""
+    from .dsg import KINDS
+
+    extra = {name: options.pop(name) for name in ("image_shape", "layers") if name in options}
+    return {"dropout": KINDS[kind](rate, **options), **extra}
+
+
+def normed(seed: int) -> list[Any]:
+    """The layers of an MLP in which batch norm comes after ReLU, where the mask is applied before and after it."""
+    from numbanet.layers import BatchNorm1d, Linear, ReLU
+
+    rngs = [100 * seed + i for i in range(3)]
+    return [Linear(784, HIDDEN[0], rng=rngs[0]), ReLU(), BatchNorm1d(HIDDEN[0]), Linear(*HIDDEN, rng=rngs[1]), ReLU(),
+            BatchNorm1d(HIDDEN[1]), Linear(HIDDEN[1], 10, init="glorot", rng=rngs[2])]
+
+
+def vgg8(seed: int) -> list[Any]:
+    """Six convolutions and two linear layers for images (3, 32, 32), batch norm after each ReLU."""
+    from numbanet.layers import BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, ReLU
+
+    layers, before, number = [], 3, 100 * seed
+    for group in VGG8:
+        for filters in group:
+            layers += [Conv2d(before, filters, 3, padding=1, rng=number), ReLU(), BatchNorm2d(filters)]
+            before, number = filters, number + 1
+        layers.append(MaxPool2d(2))
+    return [*layers, Flatten(), Linear(before * 16, 256, rng=number), ReLU(), Linear(256, 10, init="glorot", rng=number + 1)]
+
+
+Variant = tuple[str, Callable[[], dict[str, Any]]]
+
+
+def _variant(name: str, kind: str, rate: float, **options: Any) -> Variant:
+    return f"{name} p={rate}", functools.partial(_dsg, kind, rate, **options)
+
+
+def mlp_variants(rate: float) -> Iterator[Variant]:
+    """Of the MLP at a rate."""
+    for share in ("batch", "tile", "sample"):
+        yield _variant(share, "dsg", rate, share=share)
+    for kind in ("oracle", "random"):
+        for share in ("batch", "sample"):
+            yield _variant(f"{share} {kind}", kind, rate, share=share)
+    if rate != ONE:
+        return
+    for share in ("batch", "sample"):
+        yield _variant(f"{share} selecting", "dsg", rate, share=share, select_in_prediction=True)
+        for epsilon in EPSILONS:
+            yield _variant(f"{share} epsilon={epsilon}", "dsg", rate, share=share, epsilon=epsilon)
+    yield _variant("sample shared", "dsg", rate, share="sample", threshold="shared")
+    for name, double in (("double", True), ("single", False)):
+        yield _variant(f"sample {name} mask", "dsg", rate, share="sample", double=double, layers=normed)
+
+
+def image_variants(rate: float, **options: Any) -> Iterator[Variant]:
+    """Of a convolutional network at a rate: channels for a whole batch."""
+    for kind in ("dsg", "oracle", "random"):
+        yield _variant(f"batch{'' if kind == 'dsg' else ' ' + kind}", kind, rate, **options)
+
+
+def experiments(options: Options) -> Iterator[Experiment]:
+    """The MLP, LeNet-5 and the VGG."""
+    rates = RATES[1:2] if options.quick else RATES
+    mlp = {**training.settings(options, HIDDEN, 0.0, EPOCHS, "fashion-mnist")}
+    lenet = training.network_settings(options, "lenet5", "fashion-mnist", EPOCHS, ())
+    vgg = training.network_settings(options, "vgg8", "cifar10", EPOCHS, (), VGG_SAMPLES)
+    yield Experiment(mlp, "none", functools.partial(dict, dropout="none"))
+    if not options.quick:
+        yield Experiment(mlp, "none, batch norm", functools.partial(dict, dropout="none", layers=normed))
+    for rate in rates:
+        for name, variant in mlp_variants(rate):
+            if not (options.quick and name.startswith("sample")):
+                yield Experiment(mlp, name, variant)
+    for chosen, given, seeds in ((lenet, {"image_shape": (1, 28, 28)}, SEEDS),
+                                 (vgg, {"image_shape": (3, 32, 32), "layers": vgg8}, 1)):
+        if options.quick and chosen is vgg:
+            continue
+        yield Experiment(chosen, "none", functools.partial(dict, dropout="none", **given), seeds)
+        for rate in rates:
+            for name, variant in image_variants(rate, **given):
+                yield Experiment(chosen, name, variant, seeds)
+
+
+def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Train what is not trained yet; returns the rows."""
+    return training.run(options, results, say, "papers-dsg", list(experiments(options)), ())
+
+
+def plot(results: Results, path: Path) -> None:
+    """Accuracy by rate, a panel for each data set and network."""
+    from .plots import plot_rates
+
+    plot_rates(results.rows, path)

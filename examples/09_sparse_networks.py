@@ -1,0 +1,178 @@
+# %% [markdown]
+# # 9. Sparse networks: inputs that die
+#
+# Most weights of a sparse network are not there, and after a few layers most of its inputs are not there either. This
+# walkthrough runs the Sparse Deep Neural Network Graph Challenge, 120 layers of 1024 neurons with 32 weights each, and draws
+# which images still live after which layer, and what it costs to compute those that do not.
+#
+# Sources: Kepner et al., "Sparse Deep Neural Network Graph Challenge" (HPEC 2019); Kepner & Robinett, "RadiX-Net" (2019);
+# Wang et al., "Performance of Training Sparse Deep Neural Networks on GPUs".
+
+# %%
+import os
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # pictures go to files: no display needed
+import matplotlib.pyplot as plt
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from numbanet.datasets import load_digits
+from numbanet.sparse import ChallengeData, RadixNet, challenge, load_challenge
+from numbanet.sparse.radixnet import enlarged
+
+PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
+PICTURES.mkdir(parents=True, exist_ok=True)
+BLUE, ORANGE, GREY, PALE = "#2f6690", "#d17a22", "#6b7280", "#e5e7eb"
+GREEN = "#5b8c5a"
+plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 120})
+
+
+def save(name):
+    plt.savefig(PICTURES / name, bbox_inches="tight")
+    plt.close()
+    print("wrote", PICTURES / name)
+
+
+threadpool_limits(1)  # one core, so that seconds can be compared
+
+# %% [markdown]
+# ## The network and its images
+#
+# A layer is y ← min(max(W y + b, 0), 32). W has 32 weights of 1/16 in each row and each column, b is -0.3 everywhere. The
+# structure is a RadiX-Net's: in a group of six layers each input reaches each output. The images are MNIST's, 32 × 32 pixels
+# of 0 or 1. Where the official files are not at hand (in the folder that `NUMBANET_DATA` names, or in the cache), a network
+# of the same structure is generated, for scikit-learn's digits. Nothing is downloaded here.
+
+
+# %%
+def digits():
+    """scikit-learn's digits as the Challenge's images, and a generated network."""
+    X = load_digits()[0].reshape(-1, 8, 8)
+    X = np.pad(np.kron(X / X.max(), np.ones((3, 3), np.float32)), ((0, 0), (2, 2), (2, 2)))
+    pixels = enlarged(X.astype(np.float32), 32)
+    starts = np.concatenate([[0], np.cumsum(pixels.sum(axis=1))]).astype(np.int32)
+    columns = np.nonzero(pixels)[1].astype(np.int32)
+    return ChallengeData(starts, columns, np.ones(len(columns), np.float32), RadixNet(1024, 120), None)
+
+
+try:
+    data = load_challenge()
+except FileNotFoundError:
+    data = digits()
+images, layers = len(data.starts) - 1, len(data.network)
+print(f"{images} images of {data.starts[-1] / images:.0f} pixels, {layers} layers of {data.network[0].indices.size} weights")
+
+# %% [markdown]
+# ## Layers by hand
+#
+# A row of W has the same number of weights as every other, so that all fit into two arrays (ELL): `indices` (1024, 32) says
+# which inputs, `values` how much of them. With activations (neurons, images), a layer is three lines of NumPy.
+
+# %%
+SHOWN, FIRST = 300, 30  # images and layers
+
+
+def by_hand(data, count, depth):
+    """Activations (neurons, images) of the first images before each of the first layers, and after the last one."""
+    y = np.zeros((len(data.network[0].indices), count), np.float32)
+    y[data.columns[:data.starts[count]], np.repeat(np.arange(count), np.diff(data.starts[:count + 1]))] = 1
+    found = [y]
+    for indices, values, bias in list(data.network)[:depth]:
+        total = sum(values[:, k, None] * y[indices[:, k]] for k in range(indices.shape[1]))
+        y = np.clip(total + bias[:, None], 0, 32)
+        found.append(y)
+    return found
+
+
+def draw_pictures(axes, activations, image, title):
+    """What one image has become after some layers, as 32 x 32 pixels."""
+    for ax, layer in zip(axes, (0, 1, 2, 4, 8, 16, FIRST)):
+        ax.imshow(activations[layer][:, image].reshape(32, 32).T, cmap="Blues", vmin=0, vmax=max(1, activations[layer].max()))
+        ax.set(xticks=[], yticks=[])
+        ax.spines[:].set_color(PALE)
+        ax.spines[:].set_visible(True)
+        ax.set_title("image" if layer == 0 else f"after {layer}", fontsize=9)
+    axes[0].set_ylabel(title, fontsize=9)
+
+
+activations = by_hand(data, SHOWN, FIRST)
+alive = np.array([y.any(axis=0) for y in activations])  # (layer, image)
+age = alive[1:].sum(axis=0)  # how many layers an image survives
+survivor, short, shortest = (int(np.argmin(np.abs(age - wanted))) for wanted in (FIRST, 6, 2))
+fig, axes = plt.subplots(3, 7, figsize=(10, 4.6), layout="constrained")
+for row, image in zip(axes, (shortest, short, survivor)):
+    draw_pictures(row, activations, image, f"lives {'on' if age[image] == FIRST else f'{age[image]} layers'}")
+save("sparse_activations.png")
+last = activations[-1][:, alive[-1]]
+print(f"of {SHOWN} images {alive[-1].sum()} live after {FIRST} layers, with neurons from {last.min():g} to {last.max():g}")
+assert alive[1:].any() and (age < FIRST).any()
+assert not (alive[1:] & ~alive[:-1]).any(), "what is 0 stays 0"
+
+# %% [markdown]
+# Few pixels lose: the bias takes 0.3 from each sum, and what is left over spreads thinner in every layer. Many pixels win, and
+# grow until all neurons are cut at 32: one bit is left of an image. To multiply zeros is to wait for nothing.
+#
+# ## Which inputs live on
+#
+# `challenge` runs all layers, and moves together, before each of them, the inputs that are not 0 yet: it is done when the
+# others would be at their beginning. What the Challenge calls the rate, inputs × connections / time, counts all the products
+# that were not done.
+
+# %%
+INPUTS = min(images, 3000)
+runs = {way: challenge(data=data, way=way, inputs=INPUTS) for way in ("compact", "filter", "buffer")}
+compact = runs["compact"]
+for way, run in runs.items():
+    print(f"{way}: {run.seconds:.2f} s, {run.rate:.2g} edges/s, of which {run.share_done:.1%} were multiplied")
+    assert np.array_equal(run.categories, compact.categories) and run.correct in (True, None)
+known = compact.categories[compact.categories < SHOWN]
+assert len(known) and alive[-1, known].all(), "what lives at the end lived before"
+
+
+def draw_dying(left, right):
+    """Which images live before which layer, the longest first; and the share of all."""
+    order = np.argsort(-age, kind="stable")
+    left.imshow(alive[:, order].T, cmap=matplotlib.colors.ListedColormap((PALE, BLUE)), aspect="auto", interpolation="nearest")
+    left.set(xlabel="layers done", ylabel=f"{SHOWN} images, those that live longest first")
+    left.set_title("not 0 yet", loc="left", fontsize=10)
+    share = compact.live / compact.inputs
+    right.step(np.arange(layers), share, where="post", color=BLUE, linewidth=1.8)
+    right.fill_between(np.arange(layers), share, step="post", color=BLUE, alpha=0.15)
+    right.set(xlabel="layers done", ylabel="share of the images that is not 0 yet", ylim=(0, 1.02), xlim=(0, layers))
+    right.set_title(f"{compact.inputs} images: {share.mean():.1%} of all multiplications", loc="left", fontsize=10)
+
+
+fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+draw_dying(left, right)
+save("sparse_dying.png")
+assert (np.diff(compact.live) <= 0).all() and compact.live[-1] == len(compact.categories)
+
+# %% [markdown]
+# ## What each way pays
+#
+# `buffer` computes all images in all layers. `filter` leaves out those that are 0, but leaves them where they are: 16 or 8
+# neighbours are computed together, and one of them that lives costs as much as all. `compact` moves the living together as it
+# reads them; later layers cost what their images cost.
+
+
+# %%
+def draw_ways(left, right):
+    """Milliseconds of each layer, and added up."""
+    for (way, run), colour in zip(runs.items(), (BLUE, GREEN, ORANGE)):
+        left.plot(np.arange(1, layers + 1), 1e3 * run.by_layer, color=colour, linewidth=1.5, label=way)
+        right.plot(np.arange(1, layers + 1), 1e3 * np.cumsum(run.by_layer), color=colour, linewidth=1.8)
+        right.annotate(f" {run.multiplications.sum() / 1e9:.1f}G", (layers, 1e3 * run.by_layer.sum()), color=colour, fontsize=9,
+                       va="center")
+    left.set(xlabel="layer", ylabel="ms of the layer", yscale="log")
+    left.legend(frameon=False)
+    right.set(xlabel="layer", ylabel="ms up to this layer")
+    right.set_title("multiplications in the end", loc="right", fontsize=9)
+
+
+fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+draw_ways(left, right)
+save("sparse_ways.png")
+assert compact.multiplications.sum() < runs["filter"].multiplications.sum() < runs["buffer"].multiplications.sum()

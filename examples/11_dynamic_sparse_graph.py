@@ -1,0 +1,158 @@
+# %% [markdown]
+# # 11. A dynamic sparse graph: guess which neurons will matter, compute only those
+#
+# Dropout leaves neurons out by chance. A dynamic sparse graph leaves out those that would hardly say anything, and has to know
+# which, before it computes them. This walkthrough draws how good a random projection guesses, which neurons a digit lights up,
+# and what is saved by the rate.
+#
+# Source: Liu et al., "Dynamic Sparse Graph for Efficient Deep Learning" (2019); Achlioptas, "Database-friendly random
+# projections" (2003).
+
+# %%
+import os
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # pictures go to files: no display needed
+import matplotlib.pyplot as plt
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from numbanet import DynamicSparseGraph, Linear, Net, ReLU, Sequential, Step, Tensor, device, no_grad
+from numbanet.datasets import load_digits
+from numbanet.dropout.graph import johnson_lindenstrauss, kept_of
+from numbanet.layers import Flow, Form
+from numbanet_kernels.layouts.ternary import dense, ternary
+
+PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
+PICTURES.mkdir(parents=True, exist_ok=True)
+BLUE, ORANGE, GREY, PALE = "#2f6690", "#d17a22", "#6b7280", "#e5e7eb"
+plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 120})
+rng, cpu = np.random.default_rng(0), device("cpu")
+
+
+def save(name):
+    plt.savefig(PICTURES / name, bbox_inches="tight")
+    plt.close()
+    print("wrote", PICTURES / name)
+
+
+threadpool_limits(1)  # one core
+
+# %% [markdown]
+# ## Guessing an inner product
+#
+# R has one row for each of k numbers, with entries 1, 0 and -1: a third of them is not 0. f(v) = sqrt(3 / k) R v needs
+# additions only, and f(x) · f(w) is x · w in the mean. How far it is off falls with k, which follows from epsilon and the
+# number of neurons. The true outputs of a layer of 512 inputs and 512 neurons with random weights, against the guesses:
+
+# %%
+X = np.maximum(rng.standard_normal((40, 512)), 0).astype(np.float32)
+W = (rng.standard_normal((512, 512)) * np.sqrt(2 / 512)).astype(np.float32)
+true = X @ W.T
+
+
+def guesses(epsilon):
+    """f(x) · f(w) for all samples and neurons, and k."""
+    k = johnson_lindenstrauss(512, epsilon)
+    lists = ternary(k, 512, 0)
+    return cpu.project(X, lists, k) @ cpu.project(W, lists, k).T, k
+
+
+assert np.allclose(cpu.project(X, ternary(299, 512, 0), 299), X @ dense(ternary(299, 512, 0), 299, 512).T * np.sqrt(3 / 299),
+                   atol=1e-4)
+share = 0.2  # of the neurons that are kept
+figure, panels = plt.subplots(1, 3, figsize=(11, 3.8), sharey=True, layout="constrained")
+for panel, epsilon in zip(panels, (0.5, 0.7, 0.9)):
+    guess, k = guesses(epsilon)
+    count = int(share * 512)
+    best, chosen = (np.argsort(values, axis=1)[:, -count:] for values in (true, guess))
+    found = np.mean([np.isin(a, b).mean() for a, b in zip(best, chosen)])
+    kept = np.zeros(true.shape, bool)
+    np.put_along_axis(kept, chosen, True, axis=1)
+    some = rng.random(true.shape) < 0.15
+    for mask, colour in ((~kept, GREY), (kept, ORANGE)):
+        panel.plot(true[mask & some], guess[mask & some], ".", ms=2.5, color=colour, alpha=0.5)
+    panel.axline((0, 0), slope=1, color="black", lw=0.8)
+    panel.set_title(f"ε = {epsilon}, k = {k}\n{found:.0%} of the largest fifth found", loc="left", fontsize=10)
+    panel.set_xlabel("output")
+panels[0].set_ylabel("guess")
+save("dsg_guesses.png")
+
+# %% [markdown]
+# Orange is what would be computed. By chance a fifth of the largest fifth would be found; a projection to half as many numbers
+# as there are inputs is better than that, and far from knowing.
+#
+# ## What a digit lights up
+#
+# Under `share="sample"` each sample has neurons of its own. The mean choice for each digit, in the first hidden layer of a
+# network that was trained with four in five neurons left out, sorted by the digit that uses them most. (These images have 64
+# pixels, fewer than a projection would have numbers: numbanet warns of that, and looks at the outputs themselves.)
+
+# %%
+X_train, y_train, X_test, y_test = load_digits()
+options = {"epochs": 12, "batch_size": 32, "learning_rate": 0.02, "random_state": 0, "device": "cpu"}
+policy = DynamicSparseGraph(0.8, epsilon=0.9, share="sample")
+net = Net([Linear(64, 128, rng=0), ReLU(), Linear(128, 128, rng=1), ReLU(), Linear(128, 10, rng=2)], dropout=policy,
+          **options).fit(X_train, y_train)
+plain = Net((128, 128), dropout="none", **options).fit(X_train, y_train)
+print("test accuracy:", *(f"{fitted.score(X_test, y_test):.3f} {how}" for fitted, how in (
+    (net, "with four in five neurons left out,"), (plain, "with all"))))
+first = net.model_.droppable()[0]
+with no_grad():
+    mask = policy.look_at(first, Flow(Tensor(X_test)), first.layer.weight, rng).mask()
+by_digit = np.stack([mask[y_test == digit].mean(0) for digit in range(10)])
+order = np.lexsort((-by_digit.max(0), by_digit.argmax(0), by_digit.max(0) < 0.02))  # those that no digit uses come last
+figure, panel = plt.subplots(figsize=(9, 3.2), layout="constrained")
+picture = panel.imshow(by_digit[:, order], aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+panel.set(xlabel="neurons of the first hidden layer", ylabel="digit", yticks=range(10))
+panel.spines[:].set_visible(False)
+figure.colorbar(picture, label="how often computed")
+save("dsg_digits.png")
+
+# %% [markdown]
+# Digits share some neurons and have others for themselves. And many belong to nobody: who is not chosen does not learn, and
+# will not be chosen. That is not dropout, which gives every neuron its turn.
+#
+# ## What is saved
+#
+# Three forms share out a batch differently: one set of neurons for all (`batch`), one for each group (`tile`), one for each
+# sample. Operations of a training step of 784-2048-2048-10 with a batch of 128, what the choice costs included: the projection
+# of the samples looked at, their guesses, and every 50 steps the projection of all weights. And what is stored between the
+# passes: values alone for `batch`, values and bits for the others, one for each neuron of a group or a sample.
+
+# %%
+model = Sequential([Linear(784, 2048, rng=0), ReLU(), Linear(2048, 2048, rng=1), ReLU(), Linear(2048, 10, rng=2)])
+batch = Tensor(rng.random((128, 784)))
+rates, forms = (0.0, 0.5, 0.8, 0.9), ("batch", "tile", "sample")
+full = model.cost(Form((128, 784)), Step())[0].flops
+work, stored = {form: [] for form in forms}, {form: [] for form in forms}
+for form in forms:
+    for rate in rates:
+        chosen, spent = DynamicSparseGraph(rate, share=form), []
+        for _ in range(2):  # the first pass projects the weights
+            step = Step(look=lambda *given, chosen=chosen: chosen.asked(model, *given, rng))
+            with no_grad():
+                model(batch, step)
+            spent.append(chosen.spent())
+        done = model.cost(Form((128, 784)), step)[0].flops + spent[1] + (spent[0] - spent[1]) / chosen.refresh
+        work[form].append(full / done)
+        bits = 0 if form == "batch" else 2048 / 8 / (chosen.group if form == "tile" else 1)
+        stored[form].append(4 * 2048 / (4 * kept_of(2048, rate) + bits) if rate else 1.0)
+figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+for panel, found, title in ((panels[0], work, "operations of a step, times fewer"),
+                            (panels[1], stored, "activations stored, times fewer")):
+    for form, colour, mark in zip(forms, (BLUE, ORANGE, GREY), "os^"):
+        panel.plot(rates, found[form], mark + "-", color=colour, label=form)
+    panel.set(title=title, xlabel="share of the neurons left out", yscale="log", yticks=[1, 2, 5, 10, 20])
+    panel.get_yaxis().set_major_formatter(matplotlib.ticker.ScalarFormatter())
+    panel.grid(axis="y", color=PALE)
+panels[0].legend(frameon=False)
+save("dsg_saved.png")
+for form in forms:
+    print(f"{form:6}", ", ".join(f"{rate:.0%}: {w:.1f} / {s:.1f}" for rate, w, s in zip(rates, work[form], stored[form])))
+
+# %% [markdown]
+# A dense product is the best that a processor can do, and single pairs of samples and neurons are the worst: `batch` turns its
+# saved operations into saved seconds, `sample` mostly into memory. `python -m bench dsg` measures it.

@@ -1,0 +1,236 @@
+"""The files of the Sparse Deep Neural Network Graph Challenge, checked, and kept as one binary file once they have been read.
+
+    sparse-images-1024.tsv             row, column, value: image, pixel, 1
+    neuron1024-l1-l120.tar             n1024-l1.tsv ...: input, neuron, weight; or a folder neuron1024 of these files
+    neuron1024-l120-categories.tsv     images that are not 0 at the end
+
+Each may be compressed (.xz, .gz).
+"""
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import re
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from numbanet.datasets.files import cache_folder, find_file, search_folders, write_file
+
+from .radixnet import EllLayer, challenge_bias
+from .tsv import PIECE, read_entries, read_numbers
+
+FORMAT = "numbanet challenge 1"
+IMAGES = 60_000
+NONZEROS = {1024: 6_374_505}  # of the official images: a text that ends too soon, at the end of a line, shows by nothing else
+ENDINGS = ("", ".xz", ".gz")
+
+
+class ChallengeData(NamedTuple):
+    """What the Challenge gives.
+
+    Attributes
+    ----------
+    starts, columns, values : ndarrays
+        Image n has the values (float32) at pixels columns[starts[n]:starts[n + 1]] (int32).
+    network : sequence of EllLayer
+    truth : ndarray or None
+        Numbers of the images, from 0 on, that are not 0 after the last layer; None if it is not known.
+    """
+
+    starts: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+    network: Sequence[EllLayer]
+    truth: np.ndarray | None
+
+
+# --- where files are --------------------------------------------------------------------------------------------------
+def _find(folders, neurons, layers):
+    """The files of images, layers and categories; those of layers may be a list."""
+    names = [[f"sparse-images-{neurons}.tsv{ending}" for ending in ENDINGS],
+             [f"neuron{neurons}{part}.tar{ending}" for part in (f"-l1-l{layers}", "") for ending in ENDINGS],
+             [f"neuron{neurons}-l{layers}-categories.tsv{ending}" for ending in ENDINGS]]
+    images, weights, categories = (find_file(folders, some) for some in names)
+    for folder in folders if weights is None else ():
+        own = [folder / f"neuron{neurons}" / f"n{neurons}-l{layer}.tsv" for layer in range(1, layers + 1)]
+        weights = weights or [path for path in own if path.is_file()] or None
+    for found, some in ((images, names[0]), (weights, names[1])):
+        if found is None:
+            raise FileNotFoundError(
+                f"the Challenge of {neurons} neurons and {layers} layers: {some[0]} (or {', '.join(some[1:])}) was expected in "
+                f"{' or '.join(map(str, folders))}. Put it there (graphchallenge.org), set NUMBANET_DATA to a folder with "
+                "graphchallenge/ in it, or have the network generated: data='generated'")
+    return images, weights, categories
+
+
+@contextlib.contextmanager
+def _opened(path: Path, tell: Callable[[BinaryIO], Any]) -> Iterator[tuple[BinaryIO, Callable[[], Any]]]:
+    """(a file, decompressed as it is read, a function to be called now and then, which tells how far it is read)"""
+    with path.open("rb") as raw:
+        open_as = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix)
+        with open_as(raw) if open_as else contextlib.nullcontext(raw) as file:
+            yield file, lambda: tell(raw)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+def _images(path, neurons, tell):
+    """(starts, columns, values) by image."""
+    with _opened(path, tell) as (file, tick):
+        entries = read_entries(file, path, (IMAGES, neurons), tick)
+    if len(entries.rows) != NONZEROS.get(neurons, len(entries.rows)):
+        raise ValueError(f"{path}: {NONZEROS[neurons]} entries expected, found {len(entries.rows)}: truncated, or other images")
+    order = np.argsort(entries.rows, kind="stable")
+    counts = np.bincount(entries.rows)
+    return (np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), entries.columns[order], entries.values[order])
+
+
+def _layer(file, source, neurons):
+    """(indices, values) of a layer."""
+    inputs, outputs, values = read_entries(file, source, (neurons, neurons))
+    depth, rest = divmod(len(inputs), neurons)
+    counts = np.bincount(outputs, minlength=neurons)
+    if rest or (counts != depth).any():
+        at = int(np.argmax(counts != counts[0]))
+        raise ValueError(f"{source}: as many inputs for each of {neurons} neurons expected, found {counts[0]} for neuron 1 and "
+                         f"{counts[at]} for neuron {at + 1}: truncated, or another network")
+    return inputs.reshape(neurons, depth), values.reshape(neurons, depth)
+
+
+def _members(path, neurons, layers, tell):
+    """(layer, file, source) of the files of an archive, or of a folder, that are asked for."""
+    if isinstance(path, list):
+        for own in path:
+            with _opened(own, tell) as (file, _):
+                yield int(own.stem.rpartition("-l")[2]), file, own
+        return
+    with _opened(path, tell) as (file, tick):
+        try:
+            with tarfile.open(fileobj=file, mode="r|") as archive:
+                for member in archive:
+                    tick()
+                    found = re.fullmatch(rf"(?:.*/)?n{neurons}-l(\d+)\.tsv", member.name)
+                    if found and member.isfile() and 1 <= int(found[1]) <= layers:
+                        yield int(found[1]), archive.extractfile(member), f"{path}: {member.name}"
+            while file.read(PIECE):  # what is behind the last member may show that the file is damaged
+                tick()
+        except (EOFError, OSError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
+            raise ValueError(f"{path}: a complete archive expected, found one that breaks off: {error}") from error
+
+
+def _layers(path, neurons, layers, tell):
+    """(indices (layers, neurons, K), values)"""
+    found = {}
+    for layer, file, source in _members(path, neurons, layers, tell):
+        if layer in found:
+            raise ValueError(f"{source}: layer {layer} is there twice")
+        found[layer] = _layer(file, source, neurons)
+        if found[layer][0].shape != found[next(iter(found))][0].shape:
+            raise ValueError(f"{source}: {found[next(iter(found))][0].shape[1]} inputs a neuron expected, as in other layers, "
+                             f"found {found[layer][0].shape[1]}")
+    missing = [layer for layer in range(1, layers + 1) if layer not in found]
+    if missing:
+        where = path[0].parent if isinstance(path, list) else path
+        raise ValueError(f"{where}: {layers} layers expected, found {len(found)}; the first one missing is n{neurons}-l"
+                         f"{missing[0]}.tsv")
+    return tuple(np.stack([found[layer][part] for layer in range(1, layers + 1)]) for part in range(2))
+
+
+def _truth(path, tell):
+    with _opened(path, tell) as (file, _):
+        return read_numbers(file, path, IMAGES)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[Path], Callable[[BinaryIO], Any]]]:
+    """A bar over the bytes of all files, where there is a terminal: a function that gives the tell of a file."""
+    from rich import console, progress
+
+    columns = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeRemainingColumn()
+    terminal = console.Console(stderr=True)
+    with progress.Progress(*columns, console=terminal, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task, done = bar.add_task("reading", total=total), [0]
+
+        def of(size: int) -> Callable[[BinaryIO], Any]:
+            before = done[0]
+            done[0] += size
+            return lambda raw: bar.update(task, completed=before + raw.tell())
+
+        yield of
+
+
+def _read(images, weights, categories, neurons, layers):
+    """All arrays by name."""
+    sizes = [path.stat().st_size for path in (images, *(weights if isinstance(weights, list) else [weights]))]
+    with _progress(sum(sizes)) as of:
+        found = dict(zip(("starts", "columns", "values"), _images(images, neurons, of(sizes[0]))))
+        found["indices"], found["weights"] = _layers(weights, neurons, layers, of(sum(sizes[1:])))
+    found["truth"] = np.array([-1]) if categories is None else _truth(categories, lambda raw: None)
+    return found
+
+
+# --- the binary file --------------------------------------------------------------------------------------------------
+def _packed(sources, arrays):
+    """A digest of all that follows, the sources, and the arrays as NumPy writes them."""
+    content = io.BytesIO()
+    np.savez(content, sources=np.array(sources), **arrays)
+    return hashlib.sha256(content.getbuffer()).hexdigest().encode() + b"\n" + content.getbuffer()
+
+
+def _unpacked(path, sources):
+    """The arrays, or None where there is no such file, it is damaged, or of other sources."""
+    try:
+        digest, _, content = path.read_bytes().partition(b"\n")
+        if hashlib.sha256(content).hexdigest().encode() != digest:
+            return None
+        with np.load(io.BytesIO(content), allow_pickle=False) as found:
+            return {name: found[name] for name in found} if str(found["sources"]) == sources else None
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def load_challenge(neurons: int = 1024, layers: int = 120, folder: str | os.PathLike[str] | None = None) -> ChallengeData:
+    """The Challenge's images, layers and, where they are known, categories, from its files.
+
+    They are read and checked once, and kept as one binary file in numbanet's folder of the user's cache. A later call takes
+    that, if its SHA-256 is right and the files are still of the same size and date.
+
+    Parameters
+    ----------
+    neurons, layers : int
+        The size: files of other sizes are not looked at.
+    folder : path, optional
+        Of the files. By default `$NUMBANET_DATA/graphchallenge`, else `graphchallenge` in numbanet's folder of the user's
+        cache.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is missing; that of categories may be.
+    ValueError
+        If one is truncated, or not what is expected; it names file and line.
+    """
+    paths = _find(search_folders("graphchallenge", folder), neurons, layers)
+    listed = [own for path in paths if path for own in (path if isinstance(path, list) else [path])]
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in listed]
+    sources = repr((FORMAT, neurons, layers, stats))
+    name = hashlib.sha256(repr([path for path, *_ in stats]).encode()).hexdigest()[:12]
+    kept = cache_folder() / "graphchallenge" / f"neuron{neurons}-l{layers}-{name}.checked"
+    found = _unpacked(kept, sources)
+    if found is None:
+        found = _read(*paths, neurons, layers)
+        with contextlib.suppress(OSError):  # no place for it: read again next time
+            write_file(kept, _packed(sources, found))
+    bias = np.full(neurons, challenge_bias(neurons), np.float32)
+    network = [EllLayer(indices, weights, bias) for indices, weights in zip(found["indices"], found["weights"])]
+    truth = None if (found["truth"] < 0).any() else found["truth"]
+    return ChallengeData(found["starts"], found["columns"], found["values"], network, truth)

@@ -1,0 +1,152 @@
+"""RadiX-Net: sparse networks in which each input reaches each output, over as many layers as a number has digits.
+
+Mixed-radix layers: with radices r_0 ... r_(d-1) and N = r_0 r_1 ... nodes, layer i leads to node j from the nodes j + n r_0 ...
+r_(i-1) (mod N), n = 0 ... r_i - 1: each node of layer 0 has exactly one path to each node after layer d - 1. Every node then
+stands for `width` neurons, all of them connected with those of a connected node (the Kronecker product with ones).
+
+The Challenge's networks have radices of 2 and 16 neurons a node, so that a neuron has 32 inputs and 32 outputs, and come in
+groups of d = log2(neurons / 16) layers. Layers 1 to 6 of the official 1024 neurons are equal to the pure ones here, entry by
+entry. In its later groups the inputs are permuted, by one permutation a group, and the outputs are not; so they are here, with
+other permutations: those of the official files are not published as a rule.
+
+J. Kepner, R. Robinett, "RadiX-Net: Structured Sparse Matrices for Deep Neural Networks", IPDPS Workshops 2019; the sizes are
+those of J. Kepner et al., "Sparse Deep Neural Network Graph Challenge", HPEC 2019.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+WIDTH = 16  # neurons of a node
+CEILING = 32.0  # activations are cut there
+NEURONS, LAYERS = (1024, 4096, 16384, 65536), (120, 480, 1920)  # the Challenge's
+
+
+class EllLayer(NamedTuple):
+    """Weights of a layer, the same number K for each of its O neurons: indices of inputs (O, K) int32, values (O, K) and bias
+    (O,) float32."""
+
+    indices: np.ndarray
+    values: np.ndarray
+    bias: np.ndarray
+
+
+def challenge_bias(neurons: int) -> float:
+    """The Challenge's bias: -0.3 for 1024 neurons, and 0.05 less for each four times as many."""
+    return -0.3 - 0.05 * math.log(neurons / 1024, 4)
+
+
+def mixed_radix(radices: Sequence[int], width: int = 1) -> list[np.ndarray]:
+    """Indices (neurons, radix * width) int32 of the inputs of each neuron, sorted, for each of the layers of some radices.
+
+    Raises
+    ------
+    ValueError
+        If there is no radix, or one is below 2, or width is below 1.
+    """
+    if not radices or min(radices) < 2 or width < 1:
+        raise ValueError(f"mixed_radix: radices of 2 at least and a width of 1 at least expected, not {radices} and {width}")
+    nodes, place, found = math.prod(radices), 1, []
+    own = np.arange(nodes * width) % nodes
+    for radix in radices:
+        inputs = (own[:, None] + place * np.arange(radix)) % nodes
+        copies = inputs[:, :, None] + nodes * np.arange(width)
+        found.append(np.sort(copies.reshape(len(own), -1), axis=1).astype(np.int32))
+        place *= radix
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class RadixNet(Sequence):
+    """A network of the Challenge's structure: a sequence of `EllLayer`, each made when it is asked for, always the same.
+
+    Parameters
+    ----------
+    neurons : int, default 1024
+        16 times a power of 2, 32 at least; the Challenge's are 1024, 4096, 16384 and 65536.
+    layers : int, default 120
+        The Challenge's are 120, 480 and 1920.
+    seed : int, default 0
+        Of the permutations.
+
+    Raises
+    ------
+    ValueError
+        If neurons is another number, or layers below 1.
+    """
+
+    neurons: int = 1024
+    layers: int = 120
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        nodes = self.neurons // WIDTH
+        if nodes < 2 or nodes & (nodes - 1) or nodes * WIDTH != self.neurons:
+            raise ValueError(f"RadixNet: neurons must be {WIDTH} times a power of 2, from {2 * WIDTH} on, not {self.neurons}")
+        if self.layers < 1:
+            raise ValueError(f"RadixNet: layers must be 1 at least, not {self.layers}")
+
+    @property
+    def depth(self) -> int:
+        """How many layers a group has: over so many, each input reaches each output."""
+        return (self.neurons // WIDTH).bit_length() - 1
+
+    def __len__(self) -> int:
+        return self.layers
+
+    def __getitem__(self, layer: int) -> EllLayer:
+        if not -self.layers <= layer < self.layers:
+            raise IndexError(f"RadixNet: there are {self.layers} layers, and no layer {layer}")
+        group, place = divmod(layer % self.layers, self.depth)
+        indices = _pure(self.neurons)[place]
+        if group:
+            order = np.random.default_rng([self.seed, self.neurons, group]).permutation(self.neurons).astype(np.int32)
+            indices = np.sort(order[indices], axis=1)
+        return EllLayer(indices, *_weights(self.neurons, indices.shape[1]))
+
+
+@functools.lru_cache(maxsize=1)
+def _pure(neurons):
+    return mixed_radix((2,) * ((neurons // WIDTH).bit_length() - 1), WIDTH)
+
+
+@functools.lru_cache(maxsize=1)
+def _weights(neurons, inputs):
+    """(values, bias) that all layers share."""
+    return np.full((neurons, inputs), 2 / inputs, np.float32), np.full(neurons, challenge_bias(neurons), np.float32)
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+TOGETHER = 64  # images
+THRESHOLD = 0.71  # of the largest grey value: what agrees best with the official images of 1024 pixels
+
+
+def enlarged(images: np.ndarray, side: int, threshold: float = THRESHOLD) -> np.ndarray:
+    """Images (N, H, W) of grey values from 0 to 1, as side x side pixels, cut at a threshold: (N, side * side) bool.
+
+    Cubic interpolation; pixels column by column. The official images were made from MNIST in some such way, which is not said
+    anywhere: of their 1024 pixels an image, 99.3 % are equal.
+    """
+    high, wide = (_cubic(length, side).T for length in images.shape[1:])
+    found = np.empty((len(images), side, side), bool)
+    for first in range(0, len(images), TOGETHER):
+        some = images[first:first + TOGETHER] @ wide
+        np.greater(some.transpose(0, 2, 1) @ high, threshold, out=found[first:first + TOGETHER])
+    return found.reshape(len(images), -1)
+
+
+def _cubic(length, side):
+    """(side, length): how a line of pixels is enlarged, by cubic convolution (Keys 1981); its ends go on outside."""
+    at = (np.arange(side) + 0.5) * length / side - 0.5
+    found = np.zeros((side, length), np.float32)
+    for step in range(-1, 3):
+        pixel = np.floor(at) + step
+        t = np.abs(at - pixel)
+        weight = np.where(t <= 1, 1.5 * t**3 - 2.5 * t**2 + 1, -0.5 * t**3 + 2.5 * t**2 - 4 * t + 2)
+        np.add.at(found, (np.arange(side), np.clip(pixel, 0, length - 1).astype(int)), weight)
+    return found

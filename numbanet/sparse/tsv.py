@@ -1,0 +1,149 @@
+"""Sparse matrices as text: a line `row<TAB>column<TAB>value` for each entry, numbers from 1 on, by column and then by row.
+
+Whole pieces of a file are parsed at a time: separators give the places of all fields, and digits are added up by their place.
+"""
+from __future__ import annotations
+
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+PIECE = 1 << 23  # bytes that are parsed together
+DIGITS, LETTERS = 9, 40  # of a number, of a value, at most
+TAB, END = 9, 10
+
+
+class Entries(NamedTuple):
+    """Entries of a sparse matrix: rows and columns from 0 on (int32), values (float32)."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+
+
+def read_entries(file: BinaryIO, source: object, shape: tuple[int, int], tick: Callable[[], Any] = lambda: None) -> Entries:
+    """The entries of a matrix of this shape, sorted by column and then by row.
+
+    Raises
+    ------
+    ValueError
+        Naming `source` and the line: if a line is not of three fields, a number none or out of range, a value none or not
+        finite, an entry not behind the one before it, or the last line without an end.
+    """
+    found, line, last = [], 1, -1
+    for piece in pieces(file, source):
+        rows, columns, values = _parse(piece, source, line, shape)
+        keys = columns * np.int64(shape[0]) + rows
+        steps = np.diff(keys, prepend=last)
+        if not (steps > 0).all():
+            at = int(np.argmax(steps <= 0))
+            problem = "is there twice" if steps[at] == 0 else "is not behind the one before it: by column, then by row"
+            raise ValueError(f"{source}, line {line + at}: the entry {rows[at] + 1}, {columns[at] + 1} {problem}")
+        found.append((rows.astype(np.int32), columns.astype(np.int32), values))
+        line, last = line + len(rows), keys[-1]
+        tick()
+    if not found:
+        raise ValueError(f"{source}: entries expected, found an empty file")
+    return Entries(*map(np.concatenate, zip(*found)))
+
+
+def read_numbers(file: BinaryIO, source: object, limit: int) -> np.ndarray:
+    """The numbers of a file with one a line, increasing, from 1 to limit: int64, from 0 on."""
+    found, line = [np.zeros(0, np.int64)], 1
+    for piece in pieces(file, source):
+        ends = np.flatnonzero(piece == END)
+        numbers = _numbers(piece, np.concatenate([[0], ends[:-1] + 1]), ends, source, line, limit, "number")
+        found.append(numbers)
+        line += len(numbers)
+    numbers = np.concatenate(found)
+    if (numbers[1:] <= numbers[:-1]).any():
+        raise ValueError(f"{source}, line {int(np.argmax(numbers[1:] <= numbers[:-1])) + 2}: numbers must increase")
+    return numbers
+
+
+def pieces(file: BinaryIO, source: object):
+    """The bytes of a file in pieces of whole lines."""
+    rest = b""
+    while True:
+        try:
+            read = file.read(PIECE)
+        except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+            raise ValueError(f"{source}: truncated or corrupt: {error}") from error
+        if not read:
+            break
+        whole, end, after = read.rpartition(b"\n")
+        if end:
+            yield np.frombuffer(rest + whole + end, np.uint8)
+            rest = after
+        else:
+            rest += read
+            if len(rest) > PIECE:
+                raise ValueError(f"{source}: lines expected, found {len(rest)} bytes without an end")
+    if rest:
+        raise ValueError(f"{source}: truncated: the last line, {rest[:LETTERS]!r}, has no end")
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+def _parse(piece, source, line, shape):
+    """(rows, columns, values) of whole lines, the first of which has this number."""
+    ends, tabs = np.flatnonzero(piece == END), np.flatnonzero(piece == TAB)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    inside = np.searchsorted(tabs, ends) - np.searchsorted(tabs, starts) if len(tabs) != 2 * len(ends) else 2
+    if np.any(inside != 2) or (tabs[::2] < starts).any() or (tabs[1::2] > ends).any():
+        counts = np.searchsorted(tabs, ends) - np.searchsorted(tabs, starts)
+        at = int(np.argmax(counts != 2))
+        text = bytes(piece[starts[at]:ends[at]][:LETTERS])
+        raise ValueError(f"{source}, line {line + at}: three fields, row, column and value, with tabs between them expected, "
+                         f"found {text!r}")
+    first, second = tabs[::2], tabs[1::2]
+    rows = _numbers(piece, starts, first, source, line, shape[0], "row")
+    columns = _numbers(piece, first + 1, second, source, line, shape[1], "column")
+    return rows, columns, _values(piece, second + 1, ends, source, line)
+
+
+def _numbers(piece, starts, ends, source, line, limit, name):
+    """Numbers from 1 to limit, less 1: int64."""
+    lengths = ends - starts
+    found, wrong = np.zeros(len(ends), np.int64), (lengths < 1) | (lengths > DIGITS)
+    for place in range(min(int(lengths.max(initial=0)), DIGITS)):
+        has = lengths > place
+        digits = piece[np.where(has, ends - 1 - place, 0)].astype(np.int64) - ord("0")
+        wrong |= has & ((digits < 0) | (digits > 9))
+        found += np.where(has, digits, 0) * 10 ** place
+    wrong |= (found < 1) | (found > limit)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        text = bytes(piece[starts[at]:ends[at]][:LETTERS])
+        raise ValueError(f"{source}, line {line + at}: a {name} from 1 to {limit} expected, found {text!r}")
+    return found - 1
+
+
+def _values(piece, starts, ends, source, line):
+    """Finite float32 values; most often all lines have the same text."""
+    lengths = ends - starts
+    if lengths.max() > LETTERS:
+        at = int(np.argmax(lengths > LETTERS))
+        raise ValueError(f"{source}, line {line + at}: a value expected, found {lengths[at]} bytes")
+    places = np.arange(lengths.max())
+    if (lengths == lengths[0]).all() and all((piece[starts + place] == piece[starts[0] + place]).all() for place in places):
+        texts, which = [bytes(piece[starts[0]:ends[0]])], np.zeros(len(ends), np.intp)
+    else:
+        letters = piece[np.minimum(starts[:, None] + places, len(piece) - 1)] * (places < lengths[:, None])
+        texts, which = np.unique(np.ascontiguousarray(letters).view(f"S{len(places)}").ravel(), return_inverse=True)
+    values = np.array([_value(text) for text in texts], np.float64)
+    if not np.isfinite(values).all():
+        at = int(np.argmax(~np.isfinite(values[which])))
+        raise ValueError(f"{source}, line {line + at}: a finite value expected, found {bytes(texts[which[at]])!r}")
+    return values.astype(np.float32)[which]
+
+
+def _value(text):
+    """NaN if it is no number that float32 has."""
+    try:
+        value = float(text)
+    except ValueError:
+        return np.nan
+    return value if abs(value) <= float(np.finfo(np.float32).max) else np.nan

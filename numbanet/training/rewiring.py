@@ -1,0 +1,98 @@
+"""Rewire: sparse layers whose entries change places while a network learns, as many as there are staying the same."""
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..layers import Sequential, SparseLinear
+from .structure import Sparsity, Structure
+from .trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewire(Sparsity):
+    """The weights of `SparseLinear` layers, but those of tiles, are rewired: the smallest are dropped, and as many grow where
+    the dense gradient of the batch is largest (`Net`, sparsity).
+
+    It is RigL (Evci et al. 2020, "Rigging the lottery: making all tickets winners", algorithm 1), with its numbers as
+    defaults. Two things are simpler: the share follows the epoch, not the step, and the step that rewires is an update, too.
+
+    Parameters
+    ----------
+    share : float, default=0.3
+        In (0, 1]: how much of a layer is rewired at a time in the first epoch; later share / 2 (1 + cos(pi epoch / last)).
+    every : int, default=100
+        Steps from one time to the next. Each takes a dense product a layer, and about as long on the host.
+    until : float, default=0.75
+        In (0, 1]: share of the epochs, the first ones, after which the structure is fixed.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range; before training, if the network has no such layer.
+    """
+
+    name: ClassVar[str] = "rewire"
+    share: float = 0.3
+    every: int = 100
+    until: float = 0.75
+
+    def __post_init__(self) -> None:
+        for name in ("share", "until"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value <= 1:
+                raise ValueError(f"Rewire: {name} must be a number in (0, 1], got {value!r}")
+        if isinstance(self.every, bool) or not isinstance(self.every, numbers.Integral) or self.every < 1:
+            raise ValueError(f"Rewire: every must be a whole number of steps from 1 on, got {self.every!r}")
+
+    def begin(self, model, shape, epochs, dev):
+        if not _layers(model):
+            raise ValueError(f"Rewire: there is no SparseLinear of single entries in {model}")
+        for layer in _layers(model):
+            layer.trace = []  # before the trainer asks whether steps may be recorded
+        return Rewiring(self, max(1, round(self.until * epochs)))
+
+
+class Rewiring(Structure):
+    """A network under a `Rewire`, until this epoch."""
+
+    def __init__(self, chosen: Rewire, until: int) -> None:
+        self.chosen, self.until, self._rewired = chosen, until, 0.0
+
+    def enter(self, trainer):
+        self.changing, self._rewired = trainer.epoch < self.until, 0.0
+        for layer in _layers(trainer.model):
+            layer.trace = [] if self.changing else None
+
+    def shrink(self, trainer):
+        if not self.changing or (trainer.optimizer.steps + 1) % self.chosen.every:
+            return
+        share = self.chosen.share / 2 * (1 + math.cos(math.pi * trainer.epoch / self.until))
+        for layer in _layers(trainer.model):
+            places = layer.rewire(round(share * layer.values.size))
+            for parameter, state in zip(trainer.optimizer.parameters, trainer.optimizer.state):
+                if parameter is layer.values:
+                    state[:] = [_moved(trainer, array, places) for array in state]
+        self._rewired += share
+
+    def compact(self, trainer):
+        for layer in _layers(trainer.model):
+            layer.trace = None  # activations of the last batch
+        return False
+
+    def report(self):
+        return {"rewired": self._rewired}
+
+
+def _layers(model: Sequential) -> list[SparseLinear]:
+    """Those that can be rewired, each once."""
+    return [layer for layer in dict.fromkeys(model.layers) if isinstance(layer, SparseLinear) and layer.tile is None]
+
+
+def _moved(trainer: Trainer, array: Any, places: np.ndarray) -> Any:
+    """What an optimiser carries along for values that are elsewhere now: 0 for new ones."""
+    return trainer.dev.upload(np.append(trainer.dev.download(array), np.float32(0))[places])

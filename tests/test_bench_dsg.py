@@ -1,0 +1,66 @@
+"""The suites of dynamic sparse graphs find what is wrong, count what is stored, and have all their cases."""
+import numpy as np
+import pytest
+
+from bench import dsg, dsg_memory, mlp, papers_dsg
+from bench.harness import Options
+from numbanet import DynamicSparseGraph
+from numbanet.dropout import NoDropout
+
+POLICIES = [*((share, DynamicSparseGraph(0.75, share=share)) for share in dsg.SHARES), ("oracle", dsg.Oracle(0.75)),
+            ("random", dsg.RandomChoice(0.75))]
+NAMES = [name for name, _ in POLICIES]
+
+
+@pytest.mark.parametrize("policy", [None, *(policy for _, policy in POLICIES)], ids=["dense", *NAMES])
+def test_forward_products_agree_with_the_reference_and_wrong_ones_do_not(policy):
+    outputs = dsg.forward_task("cpu", 96, 20, policy).outputs()
+    assert dsg.forward_error(96, 20, outputs) < 1e-5
+    wrong = outputs["y"].copy()
+    wrong[3] *= 1.01
+    assert dsg.forward_error(96, 20, {**outputs, "y": wrong}) > 1e-4
+    if policy is not None:
+        assert dsg.forward_error(96, 20, {**outputs, "mask": np.ones((20, 96), bool)}) == np.inf
+
+
+@pytest.mark.parametrize("policy", [policy for _, policy in POLICIES], ids=NAMES)
+def test_steps_agree_with_the_masked_reference(policy):
+    outputs = mlp.numbanet_task("cpu", 64, policy, 0.75, 32).outputs()
+    assert mlp.update_error(64, 32, outputs) < 1e-3
+    outputs["factors"] = [[(1.0, 1.0)] * 2 for _ in outputs["factors"]]
+    assert mlp.update_error(64, 32, outputs) > mlp.TOLERANCE
+
+
+def test_the_oracle_finds_the_largest_and_chance_does_not():
+    x, w, b = map(np.float64, dsg._inputs(96, 20))
+    scores = np.maximum(x @ w.T + b, 0).sum(0)
+    masks = {name: dsg.forward_task("cpu", 96, 20, policy).outputs()["mask"][0] for name, policy in POLICIES}
+    found = {name: scores[mask].sum() for name, mask in masks.items() if name in ("batch", "oracle", "random")}
+    assert found["oracle"] == pytest.approx(np.sort(scores)[-24:].sum())
+    assert found["random"] < found["batch"] <= found["oracle"] * (1 + 1e-9)
+
+
+def test_flops_count_what_is_looked_at():
+    """Of wide layers few more than the products; what knows the outputs computes all of them."""
+    dense = mlp.mean_flops(512, 64, "none", 0.0)
+    flops = {name: dsg.step_flops(512, 64, policy) / dense for name, policy in POLICIES}
+    assert 0.15 < flops["random"] < flops["batch"] < flops["tile"] + 1e-9 < flops["sample"] < 1
+    assert flops["oracle"] == pytest.approx(flops["random"] + 2 * 64 * (784 + 512) * 512 / dense, rel=1e-3)
+
+
+@pytest.mark.parametrize("share", dsg.SHARES)
+@pytest.mark.parametrize("rate, least", [(0.5, 1.7), (0.8, 3.2), (0.9, 4.2)])
+def test_what_is_stored_is_as_much_less_as_the_paper_has_it(share, rate, least):
+    dense, kept = (dsg_memory.stored(policy, 512, 256) for policy in (NoDropout(), DynamicSparseGraph(rate, share=share)))
+    assert 256 * 4 * 2 * 512 <= dense < 256 * 4 * (2 * 512 + 20)
+    assert dense / kept > least
+
+
+def test_all_cases_are_there():
+    names = [experiment.name for experiment in papers_dsg.experiments(Options())]
+    assert len(names) == len({(e.key, e.name) for e in papers_dsg.experiments(Options())}) == 2 + 4 * 7 + 11 + 2 * (1 + 4 * 3)
+    for experiment in papers_dsg.experiments(Options()):
+        assert experiment.variant()["dropout"] == "none" or " p=" in experiment.name
+    assert [case.name for case in dsg.cases(Options(quick=True))] == [
+        "forward 256-256, batch 32, rate 0.8", "step 784-256-256-10, batch 128, rate 0.8"]
+    assert next(papers_dsg.experiments(Options())).name == names[0] == "none"

@@ -1,0 +1,115 @@
+"""Sparse layers that are rewired while a network learns: how much, when, and what goes with it."""
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+from numbanet import Linear, Net, ReLU, Rewire, SparseLinear
+from numbanet.datasets import load_digits
+from numbanet.device import problem
+from numbanet.sparse import BSR
+from numbanet.training.rewiring import Rewiring
+
+X, Y, X_TEST, Y_TEST = load_digits()
+STEPS = -(-len(X) // 128)  # of an epoch
+
+
+def layers():
+    return [SparseLinear(64, 128, density=0.1, rng=0), ReLU(), SparseLinear(128, 64, density=0.2, rng=1), ReLU(),
+            Linear(64, 10, rng=2)]
+
+
+def fitted(sparsity, X=X, y=Y, **options):
+    return Net(layers(), **{"epochs": 8, "batch_size": 128, "learning_rate": 0.05, "random_state": 0, "sparsity": sparsity,
+                            **options}).fit(X, y)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """[(how many entries were to be rewired, how many there are)] of every rewiring."""
+    found = []
+
+    def rewire(self, count, original=SparseLinear.rewire):
+        before = self.weight
+        places = original(self, count)
+        found.append((count, before.nnz))
+        assert self.weight.nnz == before.nnz
+        return places
+
+    monkeypatch.setattr(SparseLinear, "rewire", rewire)
+    return found
+
+
+def test_a_share_that_falls_as_a_cosine_is_rewired_every_so_many_steps(asked):
+    net = fitted(Rewire(share=0.4, every=4, until=0.5))
+    shares = [0.2 * (1 + math.cos(math.pi * epoch / 4)) for epoch in range(4)]
+    times = [sum(step % 4 == 0 for step in range(epoch * STEPS + 1, (epoch + 1) * STEPS + 1)) for epoch in range(4)]
+    expected = [round(share * nnz) for share, count in zip(shares, times) for _ in range(count) for nnz in (819, 1638)]
+    assert [count for count, _ in asked] == expected and len(expected) > 8
+    assert [record["rewired"] for record in net.history_] == pytest.approx([s * n for s, n in zip(shares, times)] + [0] * 4)
+    first, second = (net.model_.layers[k].weight for k in (0, 2))
+    assert (first.nnz, second.nnz) == (819, 1638) and not np.array_equal(first.indices, layers()[0].weight.indices)
+    assert all(layer.trace is None for layer in net.model_.layers if isinstance(layer, SparseLinear))
+
+
+def test_a_rewired_network_learns_and_pickles():
+    net = fitted(Rewire(every=10), epochs=25)
+    assert net.score(X_TEST, Y_TEST) > 0.93
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(net)).predict(X_TEST), net.predict(X_TEST))
+
+
+@pytest.mark.parametrize("optimizer, states", [("sgd", 1), ("adam", 2)])
+def test_what_an_optimiser_carries_along_goes_with_the_values(monkeypatch, optimizer, states):
+    seen = []
+
+    def shrink(self, trainer, original=Rewiring.shrink):
+        layer = trainer.model.layers[0]
+        state = next(s for p, s in zip(trainer.optimizer.parameters, trainer.optimizer.state) if p is layer.values)
+        before, old = [np.array(a) for a in state], layer.weight
+        original(self, trainer)
+        after, new = [np.array(a) for a in state], layer.weight
+        dense = [np.zeros(new.shape, np.float32) for _ in before]
+        for matrix, values in zip(dense, before):
+            matrix[old.rows, old.indices] = values
+        stayed = new.values != 0
+        for matrix, values in zip(dense, after):
+            np.testing.assert_array_equal(values[stayed], matrix[new.rows, new.indices][stayed])
+        seen.append(((new.values == 0).any(), len(before)))
+
+    monkeypatch.setattr(Rewiring, "shrink", shrink)
+    fitted(Rewire(every=3, until=1.0), epochs=1, optimizer=optimizer)
+    assert (True, states) in seen and len(seen) == STEPS
+
+
+def test_early_stopping_goes_back_to_the_structure_of_the_best_weights():
+    net = fitted(Rewire(every=2, until=1.0), epochs=12, early_stopping=True, patience=3, validation_fraction=0.2)
+    again = fitted(Rewire(every=2, until=1.0), epochs=12, early_stopping=True, patience=3, validation_fraction=0.2)
+    np.testing.assert_array_equal(net.predict(X_TEST), again.predict(X_TEST))
+    assert net.score(X_TEST, Y_TEST) > 0.8
+
+
+@pytest.mark.parametrize("name", [name for name in ("emulated", "cuda") if problem(name) is None])
+def test_recorded_passes_do_not_hide_what_is_rewired(name, asked):
+    """Steps of a network that is rewired are launched one by one: the same structure as on the CPU."""
+    rng = np.random.default_rng(0)
+    x, y, found = rng.standard_normal((24, 12)).astype(np.float32), np.arange(24) % 3, []
+    for device in ("cpu", name):
+        net = Net([SparseLinear(12, 9, density=0.25, rng=0), ReLU(), Linear(9, 3, rng=1)], epochs=3, batch_size=8,
+                  device=device, random_state=0, sparsity=Rewire(every=2, until=1.0)).fit(x, y)
+        found.append(net.model_.layers[0].weight)
+    np.testing.assert_array_equal(found[0].indices, found[1].indices)
+    np.testing.assert_allclose(found[0].values, found[1].values, rtol=1e-3, atol=1e-5)
+    assert len(asked) == 2 * 4
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: Rewire(share=0), r"share must be a number in \(0, 1\], got 0"), (lambda: Rewire(until=2), "until must be"),
+    (lambda: Rewire(every=0), "every must be a whole number of steps from 1 on, got 0"),
+    (lambda: Rewire(every=1.5), "every must be"),
+    (lambda: Net((8,), epochs=1, sparsity=Rewire()).fit(X, Y), "there is no SparseLinear of single entries"),
+    (lambda: Net([SparseLinear(64, 10, weight=BSR.from_dense(np.ones((10, 64)), 8))], epochs=1, sparsity=Rewire()).fit(X, Y),
+     "there is no SparseLinear of single entries")])
+def test_misuse_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

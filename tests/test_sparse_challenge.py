@@ -1,0 +1,149 @@
+"""The Challenge: every way gives the categories of a float64 reference, and says what it did."""
+import os
+
+import numpy as np
+import pytest
+import threadpoolctl
+
+from numbanet import cli
+from numbanet.device import problem
+from numbanet.sparse import ChallengeData, EllLayer, RadixNet, challenge
+from numbanet.sparse.challenge import WAYS, first_inputs
+
+DATA = os.environ.get("NUMBANET_DATA")
+OFFICIAL = pytest.mark.skipif(not DATA or not os.path.isdir(os.path.join(DATA, "graphchallenge")),
+                              reason="needs the official files in NUMBANET_DATA/graphchallenge")
+
+
+def data(neurons=64, layers=12, count=300, share=0.25, seed=0):
+    """Random images, some of which die; truth by the reference."""
+    rng = np.random.default_rng(seed)
+    images = rng.random((count, neurons)) < share * rng.random((count, 1)) * 2
+    starts = np.concatenate([[0], np.cumsum(images.sum(axis=1))]).astype(np.int32)
+    columns = np.nonzero(images)[1].astype(np.int32)
+    found = ChallengeData(starts, columns, np.ones(len(columns), np.float32), RadixNet(neurons, layers), None)
+    return found._replace(truth=np.flatnonzero(reference(found)[-1]))
+
+
+def reference(given):
+    """Which inputs are not 0, before each layer and after the last one; float64."""
+    count, neurons = len(given.starts) - 1, len(given.network[0].indices)
+    y = np.zeros((neurons, count))
+    y[given.columns, np.repeat(np.arange(count), np.diff(given.starts))] = given.values
+    alive = [np.ones(count, bool)]
+    for indices, values, bias in given.network:
+        y = np.clip(np.einsum("ok,okn->on", np.float64(values), y[indices]) + np.float64(bias)[:, None], 0, 32)
+        alive.append(y.any(axis=0))
+    return alive
+
+
+DEVICES = ["cpu", *(["emulated"] if problem("emulated") is None else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", WAYS[:-1])
+@pytest.mark.parametrize("memory", [None, 2 * 64 * 64 * 4 * 2], ids=["at once", "in pieces"])
+def test_every_way_gives_the_same(device, way, memory):
+    given = data(count=300 if device == "cpu" else 140, layers=12 if device == "cpu" else 4)
+    alive = reference(given)
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        found = challenge(data=given, way=way, device=device, memory=memory)
+    count, connections = len(given.starts) - 1, 64 * 32
+    assert found.correct and np.array_equal(found.categories, given.truth) and 0 < len(given.truth) < count
+    assert found.pieces == (1 if memory is None else -(-count // 128)) and found.inputs == count and found.way == way
+    assert found.connections == len(given.network) * connections and found.rate == count * found.connections / found.seconds
+    assert 0 < found.by_layer.sum() <= found.seconds and len(found.by_layer) == len(given.network)
+    live = np.array([before.sum() for before in alive[:-1]])
+    live[0] = count
+    assert found.live.tolist() == live.tolist()
+    least, most = live * connections, np.full(len(live), -(-count // 64) * 64 * connections)
+    if way == "compact":
+        assert found.multiplications.tolist() == least.tolist()
+    elif way == "filter":
+        assert (least <= found.multiplications).all() and (found.multiplications <= most).all()
+        assert device == "cpu" or found.multiplications.tolist() == least.tolist()
+    else:
+        assert found.multiplications.tolist() == most.tolist()
+    assert found.share_done == pytest.approx(found.multiplications.sum() / (count * found.connections))
+
+
+def test_weights_of_any_value_in_rows_of_any_inputs():
+    rng = np.random.default_rng(1)
+    network = [EllLayer(np.sort(np.stack([rng.permutation(20)[:5] for _ in range(20)])).astype(np.int32),
+                        rng.normal(0.2, 1, (20, 5)).astype(np.float32), np.full(20, -0.8, np.float32)) for _ in range(6)]
+    given = data(64, 1, 100)
+    columns, at = np.unique(given.columns % 20 + 20 * np.repeat(np.arange(100), np.diff(given.starts)), return_index=True)
+    starts = np.searchsorted(columns, 20 * np.arange(101)).astype(np.int32)
+    given = ChallengeData(starts, (columns % 20).astype(np.int32), given.values[at], network, None)
+    given = given._replace(truth=np.flatnonzero(reference(given)[-1]))
+    assert 0 < len(given.truth) < 100 and all(challenge(data=given, way=way).correct for way in WAYS)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("change", [None, "a weak layer", "a cold bias"])
+def test_saturated_inputs_end_only_where_they_would_stay(device, change):
+    given = data(count=130, layers=8)
+    network = [EllLayer(indices, 3 * values, bias) for indices, values, bias in given.network]
+    indices, values, bias = network[-1]
+    if change == "a weak layer":
+        network[-1] = EllLayer(indices, values / 6, bias)
+    elif change == "a cold bias":
+        network[-1] = EllLayer(indices, values, bias * np.where(np.arange(64) == 9, 9000, 1).astype(np.float32))
+    given = given._replace(network=network)
+    alive = reference(given)
+    found = challenge(data=given._replace(truth=np.flatnonzero(alive[-1])), way="saturated", device=device)
+    live = np.array([130, *(before.sum() for before in alive[1:-1])])
+    assert found.correct and 0 < live[-1] < 130 and found.live.tolist() == live.tolist()
+    ended = int(found.multiplications.argmin()) if change is None else len(network)
+    assert 1 < ended and (ended < len(network)) == (change is None)
+    assert found.multiplications.tolist() == [*(live[:ended] * 64 * 32), *[0] * (len(network) - ended)]
+
+
+def test_wrong_categories_are_said_and_inputs_may_be_fewer():
+    given = data()
+    assert challenge(data=given._replace(truth=given.truth[1:])).correct is False
+    assert challenge(data=given._replace(truth=None)).correct is None
+    found = challenge(data=given, inputs=70)
+    assert found.correct and found.inputs == 70 and np.array_equal(found.categories, given.truth[given.truth < 70])
+    assert first_inputs(given, 300) is given
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_inputs_that_all_die(count):
+    given = data(count=65)
+    starts = given.starts * 0
+    starts[count:] = count  # one input of one pixel, or none
+    found = challenge(data=given._replace(starts=starts, truth=np.zeros(0, int)))
+    assert found.correct and len(found.categories) == 0 and found.live[0] == 65 and found.live[-1] == 0
+
+
+@pytest.mark.parametrize("options, error, message", [
+    ({"way": "fast"}, ValueError, "no way 'fast'; choose from compact"), ({"inputs": 0}, ValueError, "inputs must be 1"),
+    ({"memory": 1000}, MemoryError, "64 inputs need 32,768 bytes for activations, and there are 1,000"),
+    ({"data": "generated", "neurons": 1000}, ValueError, "16 times a power of 2"),
+    ({"data": "generated", "neurons": 2048}, ValueError, "a square number of neurons, not 2048"),
+    ({"device": "tpu"}, ValueError, "tpu")])
+def test_what_may_not_be_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        challenge(**{"data": data(layers=1), **options})
+
+
+@pytest.mark.skipif(not DATA, reason="needs MNIST in NUMBANET_DATA")
+def test_a_generated_network(capsys):
+    found = challenge(256, 16, "generated", inputs=200)
+    assert found.correct is None and found.inputs == 200 and len(found.live) == 16
+    other = challenge(256, 16, "generated", inputs=200, way="filter", memory=2**18)
+    assert np.array_equal(found.categories, other.categories) and other.pieces == 2
+    assert cli.main(["challenge", "--neurons", "256", "--layers", "16", "--data", "generated", "--inputs", "200"]) == 0
+    out = capsys.readouterr().out
+    assert "200 inputs need 0.00 GB" in out and f"{len(found.categories)} of 200 inputs are not 0" in out
+    assert f"{found.share_done:.1%} of these were multiplied" in out and "edges/s as the Challenge counts them" in out
+
+
+@OFFICIAL
+def test_the_official_categories(tmp_path, monkeypatch):
+    """All 60,000 images through all 120 layers, from the files on."""
+    monkeypatch.setattr("numbanet.sparse.challenge_files.cache_folder", lambda: tmp_path)
+    found = challenge()
+    assert found.correct and len(found.categories) == 1812 and found.inputs == 60_000
+    assert found.share_done < 0.06 and (np.diff(found.live) <= 0).all()
