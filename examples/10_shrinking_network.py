@@ -170,7 +170,7 @@ for key, colour, label in (("weights_kept", BLUE, "weights kept"), ("flops_share
 axes[0].set(ylim=(0, 1.05), title="shares")
 for key, colour, label in (("loss", BLUE, "error"), ("sparsity_loss", ORANGE, "sparsity")):
     axes[1].plot(epochs, [record[key] for record in net.history_], "o-", markersize=3.5, color=colour, label=label)
-axes[1].set(ylim=(0, 12), title="parts of the loss")
+axes[1].set(ylim=(0, 6.5), title="parts of the loss")
 axes[2].plot(epochs, [100 * record["validation_score"] for record in net.history_], "o-", markersize=3.5, color=GREEN)
 axes[2].set(title="test accuracy, %")
 for ax in axes:
