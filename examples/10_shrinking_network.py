@@ -77,7 +77,7 @@ norms = np.linalg.norm(rows, axis=1)
 fig, axes = plt.subplots(1, 2, figsize=(9, 4.4), layout="constrained", sharex=True, sharey=True)
 for ax, reference, title in ((axes[0], 0.0, "all by the same length"), (axes[1], norms.mean() / 2**0.5, "short ones more")):
     after = rows.copy()
-    left = device("cpu").shrink(after, 1, 2, 0.35, reference)
+    left = device("cpu").shrink(after, 1, 2, 0.35, reference)[1]
     ax.quiver(*rows.T, *(after - rows).T, angles="xy", scale_units="xy", scale=1, color=GREY, width=0.004, zorder=1)
     ax.scatter(*rows.T, s=14, color=BLUE, label="before", zorder=2)
     ax.scatter(*after[left[:, 0] > 0].T, s=14, color=ORANGE, label="after", zorder=3)

@@ -266,7 +266,7 @@ def _weighed(group: Group, norms: np.ndarray) -> float:
 def _shrunk(group: Group, threshold: float, mean: float) -> Any:
     """The norms of the groups of a weight after they were shrunk."""
     weight = group.layer.weight
-    return weight.device.shrink(matrix(weight, weight.data), group.height, group.width, threshold, mean)
+    return weight.device.shrink(matrix(weight, weight.data), group.height, group.width, threshold, mean)[1]
 
 
 def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Layer, float]:

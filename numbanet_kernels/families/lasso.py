@@ -98,7 +98,7 @@ def _shrink(w, height, width, threshold, reference, norms, first, stop, left, ri
 
 
 def shrink_cpu(w, height, width, threshold, reference=0.0):
-    """w_g <- w_g max(0, 1 - threshold sqrt(n_g) / |w_g|) for each group of height x width, in place; the norms afterwards"""
+    """w_g <- w_g max(0, 1 - threshold sqrt(n_g) / |w_g|) for each group of height x width, in place; (w, norms)"""
     down, across = _checked("shrink (cpu)", w, height, width, threshold, reference)
     norms = empty_cpu((down, across))
 
@@ -108,7 +108,7 @@ def shrink_cpu(w, height, width, threshold, reference=0.0):
 
     if norms.size:
         threads.share(work, 2 * w.size)
-    return norms
+    return w, norms
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def shrink_cuda(w, height, width, threshold, reference=0.0):
         launch(columns, down * ceil_div(across, ACROSS), (ACROSS, DOWN), w, height, threshold, reference, norms)
     else:
         launch(groups, norms.size, THREADS, w, height, width, threshold, reference, norms)
-    return norms
+    return w, norms
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
