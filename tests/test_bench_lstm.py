@@ -155,9 +155,9 @@ def _trained(experiment, seed, data):
 @pytest.mark.filterwarnings("ignore:tdp. a weight of shape")
 def test_every_way_to_train_a_language_model_can_be_trained():
     found = list(papers_lstm.experiments(Options()))
-    assert len({experiment.key for experiment in found}) == len(found) == 7
+    assert len({experiment.key for experiment in found}) == len(found) == 9
     assert {experiment.name for experiment in found if experiment.seeds < training.SEEDS} == {
-        "rdp + recurrent rdp", "gate threshold 50%"}
+        "rdp + recurrent rdp", "rdp dp_max=3", "rdp scale=root", "gate threshold 50%"}
     for experiment in papers_lstm.experiments(Options(quick=True)):
         run = training.train(experiment, 0, (WORDS, WORDS[:200]))
         assert training.whole(run) and run["epochs"][1]["perplexity"] < 20
@@ -168,14 +168,16 @@ def test_rates_are_halved_and_texts_cut(monkeypatch):
     fits = []
 
     def fit(self, words, validation):
-        fits.append((len(words), len(validation), self.hidden, [self.schedule(epoch) for epoch in range(4)], self.random_state))
+        rates = [self.schedule(epoch) for epoch in (0, 9, 10, 11)]
+        fits.append((len(words), len(validation), self.hidden, rates, self.random_state))
         return self
 
     monkeypatch.setattr(LanguageModel, "fit", fit)
     monkeypatch.setattr("numbanet.datasets.load_wikitext2", lambda: (["a"] * 300_000, ["b"] * 60_000, ["c"] * 7))
     first = next(papers_lstm.experiments(Options()))
     assert not training.whole(training._trained(first, 2))  # nothing was trained
-    assert fits == [(2048, 2048, (256, 256), [1, 1, 1, 0.5], 2), (200_000, 50_000, (256, 256), [1, 1, 1, 0.5], 2)]
+    assert fits == [(2048, 2048, (256, 256), [1, 1, 0.5, 0.25], 2),
+                    (50_000, 50_000, (256, 256), [1, 1, 0.5, 0.25], 2)]
 
 
 def test_papers_suite_resumes_and_compares_perplexities(tmp_path, monkeypatch):
@@ -188,6 +190,8 @@ def test_papers_suite_resumes_and_compares_perplexities(tmp_path, monkeypatch):
         return _trained(experiment, seed, data)
 
     monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(papers_lstm, "EPOCHS", 4)
+    monkeypatch.setattr(papers_lstm, "TARGETS", (400, 300, 250))
     monkeypatch.setattr("numbanet.datasets.load_wikitext2", lambda: (WORDS,) * 3)
     options, path = Options(), tmp_path / "a.json"
     with pytest.raises(KeyboardInterrupt):
@@ -195,7 +199,7 @@ def test_papers_suite_resumes_and_compares_perplexities(tmp_path, monkeypatch):
     assert len(load(path)["runs"]) == 4
     results = Results(path)
     rows = {row["implementation"]: row for row in papers_lstm.run(options, results, lambda text: None)}
-    assert len(trained) == 5 * 3 + 2 + 1
+    assert len(trained) == 5 * 3 + 4 + 1
     rdp, none = rows["rdp"], rows["gate columns 50%"]
     assert (rdp["perplexity"], rdp["baseline"], none["baseline"]) == (pytest.approx(55), "bernoulli", "none")
     assert rdp["of_baseline"] == pytest.approx(1.1) and none["of_baseline"] == none["of_baseline_in_time"] == pytest.approx(1)

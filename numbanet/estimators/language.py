@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from ..autograd import no_grad
-from ..dropout import Dropout, GateSparsity, Rate, TileDropout, Together, policy, recurrent
+from ..dropout import Dropout, GateSparsity, Rate, RowDropout, TileDropout, Together, policy, recurrent
 from ..layers import LSTM, Embedding, Linear, Sequential, Step, to
 from ..tensor import Tensor
 from ..training.data import Data
@@ -77,7 +77,8 @@ class LanguageModel(BaseNet):
     gate_mode, gate_schedule
         How, and in which steps: by "columns", in the first 0.8 of them by default (`GateSparsity`).
     dropout : {{"none", "bernoulli", "rdp", "tdp"}} or Dropout, default="none"
-        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate.
+        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. "rdp" and "tdp" by
+        name have scale="pattern", so that a step's logits are as large as without dropout, whatever it keeps.
     dropout_rate : float, callable, or sequence of these, default=0.5
         Probability to drop, in [0, 1): one, or one for the embedding and each LSTM layer; or a function of the epoch.
     learning_rate : float, default=20.0
@@ -217,10 +218,11 @@ class LanguageModel(BaseNet):
                 if not (size is None and name in ("embedding", "vocabulary_size")):
                     _count(name, size)
         settings = super()._settings(dropout, dropout_rate)
-        chosen = settings["policy"]
+        chosen = copy.copy(settings["policy"])
         if isinstance(chosen, TileDropout):
-            chosen = copy.copy(chosen)
             chosen.answer = True  # it thins out what leaves the last LSTM layer, as rdp does
+        if isinstance(self.dropout if dropout is None else dropout, str) and isinstance(chosen, (RowDropout, TileDropout)):
+            chosen.scale = "pattern"
         back = policy(self.recurrent_dropout, self.recurrent_dropout_rate)
         settings["policy"] = chosen if back.name == "none" else Together(chosen, recurrent(back))
         gates = self.gate_sparsity
