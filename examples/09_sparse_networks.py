@@ -167,7 +167,7 @@ def draw_ways(left, right):
         right.annotate(f" {run.multiplications.sum() / 1e9:.1f}G", (layers, 1e3 * run.by_layer.sum()), color=colour, fontsize=9,
                        va="center")
     left.set(xlabel="layer", ylabel="ms of the layer", yscale="log")
-    left.legend(frameon=False)
+    left.legend(frameon=False, loc="lower left", ncols=3, bbox_to_anchor=(0, 1))
     right.set(xlabel="layer", ylabel="ms up to this layer")
     right.set_title("multiplications in the end", loc="right", fontsize=9)
 
