@@ -128,6 +128,27 @@ def test_what_may_not_be_is_refused(options, error, message):
         challenge(**{"data": data(layers=1), **options})
 
 
+def changed(array, value):
+    found = array.copy()
+    found.flat[-1] = value
+    return found
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name, value, message", [
+    ("columns", 9999, "columns must be from 0 to 63, not 0 to 9999"), ("columns", -1, "columns .* not -1"),
+    ("starts", 10**6, "starts must be from 0 to"), ("indices", 64, "indices of layer 2 must be from 0 to 63, not 0 to 64")])
+def test_what_is_not_there_is_refused_on_every_device(device, name, value, message):
+    given = data(layers=2, count=65)
+    if name == "indices":
+        first, last = given.network
+        given = given._replace(network=[first, last._replace(indices=changed(last.indices, value))])
+    else:
+        given = given._replace(**{name: changed(getattr(given, name), value)})
+    with pytest.raises(ValueError, match=f"challenge: {message}"):
+        challenge(data=given, device=device)
+
+
 @pytest.mark.skipif(not DATA, reason="needs MNIST in NUMBANET_DATA")
 def test_a_generated_network(capsys):
     found = challenge(256, 16, "generated", inputs=200)

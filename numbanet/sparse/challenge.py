@@ -190,11 +190,18 @@ class _Uploaded:
 
     def _made(self, layer):
         indices, values, bias = self.network[layer]
+        _within(f"indices of layer {layer + 1}", indices, len(self.network[0].indices))
         order, count = grouped(indices)
         return (self.dev.upload(indices), self._once(values), self._once(bias)), Grouped(self.dev.upload(order), count)
 
     def __getitem__(self, layer: int) -> tuple[tuple[Any, Any, Any], Grouped]:
         return self.kept[layer] if layer < len(self.kept) else self._made(layer)
+
+
+def _within(name, numbers, limit):
+    """ValueError unless all are from 0 to limit - 1: kernels do not look."""
+    if numbers.size and not (0 <= numbers.min() and numbers.max() < limit):
+        raise ValueError(f"challenge: {name} must be from 0 to {limit - 1}, not {numbers.min()} to {numbers.max()}")
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -208,12 +215,19 @@ class Prepared:
     dev : Device
     piece : int
         How many inputs go through the network at once; a multiple of LANES.
+
+    Raises
+    ------
+    ValueError
+        If starts, columns or indices of a layer name what is not there.
     """
 
     def __init__(self, data: ChallengeData, way: str, dev: Device, piece: int) -> None:
         self.data, self.way, self.dev, self.piece = data, way, dev, piece
         self.count, self.size = len(data.starts) - 1, data.network[0].indices.size
         self.neurons = len(data.network[0].indices)
+        _within("starts", data.starts, len(data.columns) + 1)
+        _within("columns", data.columns, self.neurons)
         self.layers = _Uploaded(dev, data.network, _free() // 4)
         slabs = min(-(-self.count // LANES), piece // LANES)
         self.buffers = [dev.empty_slabs(slabs, self.neurons) for _ in range(1 if way == "plain" else 2)]
