@@ -119,13 +119,39 @@ def test_inputs_that_all_die(count):
 
 @pytest.mark.parametrize("options, error, message", [
     ({"way": "fast"}, ValueError, "no way 'fast'; choose from compact"), ({"inputs": 0}, ValueError, "inputs must be 1"),
-    ({"memory": 1000}, MemoryError, "64 inputs need 32,768 bytes for activations, and there are 1,000"),
+    ({"inputs": 0, "data": "generated"}, ValueError, "inputs must be 1"),
+    ({"neurons": 1024}, ValueError, "the data have 64 neurons and 1 layers; neurons 1024 and layers None must be these"),
+    ({"layers": 120}, ValueError, "the data have 64 neurons and 1 layers"),
+    ({"data": data(layers=1)._replace(starts=np.zeros(0, np.int32))}, ValueError, "data must have one input"),
+    ({"data": data(layers=1)._replace(network=[])}, ValueError, "one layer at least, not .* 0 layers"),
+    ({"memory": -1}, MemoryError, "and there are -1"), ({"memory": 1000}, MemoryError, "64 inputs need 32,768 bytes for activations, and there are 1,000"),
     ({"data": "generated", "neurons": 1000}, ValueError, "16 times a power of 2"),
     ({"data": "generated", "neurons": 2048}, ValueError, "a square number of neurons, not 2048"),
     ({"device": "tpu"}, ValueError, "tpu")])
 def test_what_may_not_be_is_refused(options, error, message):
     with pytest.raises(error, match=message):
         challenge(**{"data": data(layers=1), **options})
+
+
+def changed(array, value):
+    found = array.copy()
+    found.flat[-1] = value
+    return found
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name, value, message", [
+    ("columns", 9999, "columns must be from 0 to 63, not 0 to 9999"), ("columns", -1, "columns .* not -1"),
+    ("starts", 10**6, "starts must be from 0 to"), ("indices", 64, "indices of layer 2 must be from 0 to 63, not 0 to 64")])
+def test_what_is_not_there_is_refused_on_every_device(device, name, value, message):
+    given = data(layers=2, count=65)
+    if name == "indices":
+        first, last = given.network
+        given = given._replace(network=[first, last._replace(indices=changed(last.indices, value))])
+    else:
+        given = given._replace(**{name: changed(getattr(given, name), value)})
+    with pytest.raises(ValueError, match=f"challenge: {message}"):
+        challenge(data=given, device=device)
 
 
 @pytest.mark.skipif(not DATA, reason="needs MNIST in NUMBANET_DATA")

@@ -54,6 +54,14 @@ def test_nobody_can_write_to_them():
             array[0] = 1
 
 
+def test_what_they_were_made_of_stays_apart():
+    given = {"indptr": np.array([0, 2], np.int32), "indices": np.array([0, 1], np.int32), "values": np.ones(2, np.float32)}
+    csr = CSR(**given, shape=(1, 2))
+    for array in given.values():
+        array[:] = 99
+    np.testing.assert_array_equal(csr.dense(), [[1, 1]])
+
+
 # --- other libraries --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("form", ["csr_array", "csr_matrix", "coo_array", "csc_matrix"])
 def test_from_scipy(form):
@@ -124,6 +132,7 @@ def test_what_is_wrong_is_named(name):
 
 @pytest.mark.parametrize("make, message", [
     (lambda: CSR([0, 1], ["a"], [1], (1, 3)), "CSR: indices cannot be read as int32"),
+    (lambda: CSR([0, 1], [0], [1 + 2j], (1, 3)), "CSR: values cannot be read as float32 numbers .*complex"),
     (lambda: CSR([0, 1], [0], [1], 3), r"CSR: shape must be \(rows, columns\), got 3"),
     (lambda: BSR.from_scipy(scipy.sparse.csr_array(np.eye(4))), "call tobsr")])
 def test_what_is_no_matrix_is_named(make, message):

@@ -9,6 +9,7 @@ from numba import float32, int32
 
 from ..runtime.declare import cuda, kernel, kernels
 
+# Lists are not trusted: a number beyond an axis counts as its end, as on the CPU.
 SIDE, ROWS = 32, 8  # samples and neurons of a block's piece of y, and how many of these at the same time
 WARPS = 8           # of a block of `dots`
 
@@ -29,16 +30,16 @@ def product():
         for r in range(ty, SIDE, ROWS):
             total = float32(0)
             if j0 + r < y.shape[1] and n < y.shape[0]:
-                o = kept[j0 + r] if listed else j0 + r
-                for k in range(starts[o], stops[o]):
-                    i = places[ids[k]] if some else ids[k]
-                    if i >= 0:
-                        total += values[through[k] if indirect else k] * x[i, n]
+                o = min(max(kept[j0 + r] if listed else j0 + r, 0), starts.size - 1)
+                for k in range(max(starts[o], 0), min(stops[o], ids.size) if x.shape[0] else 0):
+                    i = places[min(max(ids[k], 0), places.size - 1)] if some else min(max(ids[k], 0), x.shape[0] - 1)
+                    if 0 <= i < x.shape[0]:
+                        total += values[min(max(through[k], 0), values.size - 1) if indirect else k] * x[i, n]
             piece[r, tx] = total
         cuda.syncthreads()
         j = j0 + tx
         if j < y.shape[1]:
-            added = bias[kept[j] if listed else j] if biased else float32(0)
+            added = bias[min(max(kept[j] if listed else j, 0), bias.size - 1)] if biased else float32(0)
             for r in range(ty, SIDE, ROWS):
                 if n0 + r < y.shape[0]:
                     value = piece[tx, r] + added
@@ -55,10 +56,11 @@ def dots():
         tx, j = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x) * WARPS + int32(cuda.threadIdx.y)
         if j >= dy.shape[0]:
             return
-        o = kept[j] if listed else j
-        for k in range(starts[o], stops[o]):
-            i, total = places[ids[k]] if some else ids[k], float32(0)
-            if i >= 0:
+        o = min(max(kept[j] if listed else j, 0), starts.size - 1)
+        for k in range(max(starts[o], 0), min(stops[o], ids.size) if x.shape[0] else 0):
+            i = places[min(max(ids[k], 0), places.size - 1)] if some else min(max(ids[k], 0), x.shape[0] - 1)
+            total = float32(0)
+            if 0 <= i < x.shape[0]:
                 for n in range(tx, dy.shape[1], SIDE):
                     total += dy[j, n] * x[i, n]
                 for half in (16, 8, 4, 2, 1):

@@ -6,6 +6,8 @@ from numba import float32, int32
 
 from ..runtime.declare import cuda, kernel, kernels
 
+# Lists are not trusted: a number beyond an axis counts as its end, as on the CPU.
+
 
 @kernels("bsr")
 def product(tile=16):
@@ -17,8 +19,10 @@ def product(tile=16):
         xs, ws = cuda.shared.array((tile, padded), float32), cuda.shared.array((tile, padded), float32)
         tx, ty, r = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.x)
         n, o, total = int32(cuda.blockIdx.y) * tile + ty, r * tile + tx, float32(0)
-        for e in range(starts[r], stops[r]):
-            k, col = places[e] if back else e, ids[e] * tile + tx
+        last = (x.shape[1] + tile - 1) // tile - 1
+        for e in range(max(starts[r], 0), min(stops[r], ids.size) if last >= 0 else 0):
+            k, first = min(max(places[e], 0), values.shape[0] - 1) if back else e, min(max(ids[e], 0), last) * tile
+            col = first + tx
             xs[ty, tx] = x[n, col] if n < x.shape[0] and col < x.shape[1] else float32(0)
             if back:
                 ws[ty, tx] = values[k, ty, tx]
@@ -26,7 +30,7 @@ def product(tile=16):
                 ws[tx, ty] = values[k, ty, tx]  # the row of the tile that is output ty, turned
             cuda.syncthreads()
             for i in range(tile):
-                if ids[e] * tile + i < x.shape[1]:  # what a tile holds beyond the edge is never read
+                if first + i < x.shape[1]:  # what a tile holds beyond the edge is never read
                     total += xs[ty, i] * ws[i, tx]
             cuda.syncthreads()
         if n < y.shape[0] and o < y.shape[1]:
@@ -45,8 +49,11 @@ def gradients(tile=16):
         """A block has a tile of the weight, and walks the samples."""
         slopes, xs = cuda.shared.array((tile, padded), float32), cuda.shared.array((tile, padded), float32)
         tx, ty, total = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), float32(0)
-        k = places[cuda.blockIdx.x]
-        o, i = rows[cuda.blockIdx.x] * tile + tx, ids[k] * tile + tx
+        k, r = places[cuda.blockIdx.x], rows[cuda.blockIdx.x]
+        if k < 0 or k >= dw.shape[0]:  # two blocks must not write one tile
+            return
+        o = max(min(r, (dy.shape[1] + tile - 1) // tile - 1), 0) * tile + tx
+        i = max(min(ids[k], (x.shape[1] + tile - 1) // tile - 1), 0) * tile + tx
         for n0 in range(0, x.shape[0], tile):
             n = n0 + ty
             slopes[ty, tx] = dy[n, o] if n < dy.shape[0] and o < dy.shape[1] else float32(0)

@@ -89,14 +89,18 @@ def _arguments(op, empty, x, w, rows, cols, bias=None, where=None, out=None):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 # Kept rows that are a stride BLAS takes without a copy; kept columns are gathered, each row by its own thread. Lists of rows
 # have a product of their own forward, and are gathered for dx.
+@host_kernel("void(f4[:, ::1], i4[::1], f4[:, ::1])")
+def _gather_rows(w, rows, kept):
+    """kept[k] = w[rows[k]]; w has all these rows."""
+    for k in range(rows.size):
+        kept[k] = w[rows[k]]
+
+
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4[:, ::1])")
 def _gather(w, rows, cols, kept):
     """kept[k, j] = w[rows[k], cols[j]]; w has all these rows and columns."""
     for k in range(rows.size):
         row, out = w[rows[k]], kept[k]
-        if cols.size == row.size:  # all
-            out[:] = row
-            continue
         for j in range(cols.size):
             out[j] = row[np.uint32(cols[j])]
 
@@ -115,7 +119,7 @@ def _numbered(op, index, n):
 
 def _kept_rows(op, w, rows, cols):
     """part -> its kept rows of w[:, cols], with unit stride along a row: a view where only rows are dropped, else a copy."""
-    sliced = isinstance(rows, slice) and isinstance(cols, slice)
+    sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = (_numbered(op, index, n) for index, n in zip((rows, cols), w.shape, strict=True))
     kept = w[rows, cols] if sliced else np.broadcast_to(w[:1, :1], (rows.size, cols.size))
@@ -127,6 +131,8 @@ def _kept_rows(op, w, rows, cols):
         out = empty_cpu(kept[mine].shape)
         if sliced:
             np.copyto(out, kept[mine])
+        elif whole:
+            _gather_rows(w, rows[mine], out)
         else:
             _gather(w, rows[mine], cols, out)
         return out
@@ -138,11 +144,12 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     """y[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])"""
     op = "gemm_rows (cpu)"
     (rows, _), (cols, _), out = _arguments(op, empty_cpu, x, w, rows, cols, bias, out=out)
+    sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
+    if not sliced:
+        rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
     own_bias = bias if bias is None else np.ascontiguousarray(bias[rows])
-    if isinstance(rows, slice) and isinstance(cols, slice):
+    if sliced:
         return multiply_forward(x, _kept_rows(op, w, rows, cols), out, own_bias, relu, scale)
-    whole = isinstance(cols, slice) and cols == ALL
-    rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
     return multiply_listed(x, w, rows, cols, out, own_bias, relu, scale)
 
 

@@ -34,17 +34,18 @@ def entries(starts: np.ndarray, stops: np.ndarray, ids: np.ndarray, columns: int
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 def frozen(name: str, what: str, array: Any, dtype: type, axes: int) -> np.ndarray:
-    """The array as this type, which must hold its values; nobody can write to it."""
+    """A copy of the array as this type, which must hold its values; nobody can write to it."""
     try:
         given = np.asarray(array)
-        found = np.ascontiguousarray(given, dtype)
+        if np.iscomplexobj(given):
+            raise TypeError("they are complex")
+        found = np.array(given, dtype, order="C")
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{name}: {what} cannot be read as {np.dtype(dtype)} numbers ({error})") from error
     if given.ndim != axes:
         raise ValueError(f"{name}: {what} {given.shape} must have {axes} ax{'is' if axes == 1 else 'es'}")
     if np.issubdtype(dtype, np.integer) and given.dtype != found.dtype and (wrong := np.flatnonzero(found != given)).size:
         raise ValueError(f"{name}: {what} must be integers below 2^31, and {what}[{wrong[0]}] is {given.flat[wrong[0]]}")
-    found = found.view()
     found.flags.writeable = False
     return found
 

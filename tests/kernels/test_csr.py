@@ -115,6 +115,35 @@ def test_bsr_products_equal_their_references(suffix, put, get, rng, name, tile):
     close(get(op["bsr_dw"](dy_, x_, on, tile)), bsr.bsr_dw_reference(dy, x, at, tile))
 
 
+# --- lists that are wrong ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("field, number", [("ids", 4000), ("places", 4000), ("col_ids", 4000), ("stops", 9000), ("starts", -9)])
+@pytest.mark.parametrize("family", [csr, bsr])
+def test_a_number_beyond_an_axis_is_never_read_there(suffix, put, get, rng, family, field, number):
+    """It counts as the end of the axis, on every device."""
+    tile, name = (1, "csr") if family is csr else (4, "bsr")
+    matrix = np.ones((O, I)) * mask_of("half", rng)
+    at = (CSR.from_dense(matrix) if family is csr else BSR.from_dense(matrix, tile)).entries()
+    last = {"ids": at.col_starts.size - 1, "col_ids": at.starts.size - 1, "places": at.ids.size - 1,
+            "stops": at.ids.size, "starts": 0}[field]
+    wrong, meant = (np.array(getattr(at, field)) for _ in range(2))
+    where = -1 if field == "stops" else 0
+    wrong[where], meant[where] = number, last
+    x, dy = rng.standard_normal((9, I)).astype(np.float32), rng.standard_normal((9, O)).astype(np.float32)
+    w = rng.standard_normal(at.ids.shape if family is csr else (at.ids.size, tile, tile)).astype(np.float32)
+
+    def run(changed, *kinds):
+        on, (x_, dy_, w_) = Entries(*map(put, at._replace(**{field: changed}))), map(put, (x, dy, w))
+        calls = {"": (x_, w_, on, O), "_dx": (dy_, w_, on, I), "_dw": (dy_, x_, on, tile)}
+        return [get(getattr(family, f"{name}{kind}_{suffix}")(*calls[kind][:3 if family is csr else 4])) for kind in kinds]
+
+    kinds = ("", "_dx") if field == "places" else ("", "_dx", "_dw")
+    for found, expected in zip(run(wrong, *kinds), run(meant, *kinds), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    if field == "places":  # what is not named is not written
+        found, expected = (np.delete(*run(places, "_dw"), at.places[0], axis=0) for places in (wrong, at.places))
+        np.testing.assert_array_equal(found, expected)
+
+
 # --- what does not fit ------------------------------------------------------------------------------------------------
 AT = CSR.from_dense(np.ones((4, 5))).entries()
 REFUSED = {

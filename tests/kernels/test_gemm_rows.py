@@ -43,6 +43,15 @@ def test_forward_and_dx_equal_reference(suffix, put, get, rng, shape, row_patter
     np.testing.assert_allclose(get(dx), gemm_rows.gemm_rows_dx_reference(dy, w, host_rows, host_cols), rtol=1e-5, atol=1e-5)
 
 
+def test_columns_in_any_order_are_not_taken_for_all(suffix, put, get, rng):
+    rows, cols, w = np.array([0, 2, 5], np.int32), np.array([1, 0, 3, 2], np.int32), rng.standard_normal((6, 4))
+    for op, width in (("gemm_rows", 4), ("gemm_rows_dx", 3)):
+        x = rng.standard_normal((5, width))
+        found = getattr(gemm_rows, f"{op}_{suffix}")(put(x), put(w), put(rows), put(cols))
+        expected = getattr(gemm_rows, f"{op}_reference")(x, w, rows, cols)
+        np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dp, bias", [(1, 0), (2, 1), (3, 0), (20, 19)])
 def test_reference_equals_masked_dense(rng, dp, bias):
     x, w = rng.standard_normal((4, 6)), rng.standard_normal((9, 6))
@@ -73,6 +82,7 @@ def test_indices_of_another_axis_are_named(suffix, put, rows):
 @pytest.mark.parametrize("rows", [[-1, 2], [3, 9]])
 def test_indices_outside_an_axis_are_named_where_they_are_on_the_host(rows):
     x, w, dy = (np.zeros(shape, np.float32) for shape in ((4, 6), (9, 6), (4, 2)))
-    for product, operand in ((gemm_rows.gemm_rows_cpu, x), (gemm_rows.gemm_rows_dx_cpu, dy)):
+    products = (gemm_rows.gemm_rows_cpu, x, {}), (gemm_rows.gemm_rows_cpu, x, {"bias": np.zeros(9, np.float32)})
+    for product, operand, given in (*products, (gemm_rows.gemm_rows_dx_cpu, dy, {})):
         with pytest.raises(ValueError, match="outside an axis of length 9"):
-            product(operand, w, np.array(rows, np.int32), None)
+            product(operand, w, np.array(rows, np.int32), None, **given)
