@@ -1,7 +1,9 @@
 """When a network becomes sparse: schedules of pruning, epochs that can be the result, changes between fits."""
+import warnings
+
 import pytest
 
-from numbanet import MagnitudePruning, Net
+from numbanet import GroupLasso, MagnitudePruning, Net
 from numbanet.datasets import load_digits
 
 X, Y, X_TEST, Y_TEST = load_digits()
@@ -20,3 +22,14 @@ def test_a_schedule_that_gives_no_shares_is_refused_before_training(schedule, me
     with pytest.raises(ValueError, match=f"MagnitudePruning: {message}"):
         pruned.fit(X, Y)
     assert not hasattr(pruned, "model_")
+
+
+@pytest.mark.parametrize("kind", [lambda share: GroupLasso(1e-4, fine_tuning=share),
+                                  lambda share: MagnitudePruning(0.8, fine_tuning=share)], ids=["lasso", "magnitude"])
+def test_early_stopping_without_an_epoch_that_could_be_the_result_is_told_of(kind):
+    with pytest.warns(UserWarning, match="early_stopping: no epoch could be the result"):
+        net(kind(0), early_stopping=True, patience=1).fit(X, Y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net(kind(0.5), early_stopping=True, patience=1).fit(X, Y)
+        net(kind(0)).fit(X, Y)

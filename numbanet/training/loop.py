@@ -140,6 +140,9 @@ class Epochs:
             settle(self.trainer)
         if self.best is not None:
             self.best[1].restore(self.trainer)
+        elif self.patience is not None and len(self.history) == self.end:
+            warnings.warn("early_stopping: no epoch could be the result, for the network was becoming sparse in all of them; "
+                          "train for more epochs, or give sparsity a larger fine_tuning", stacklevel=4)
 
     def _one(self) -> bool:
         """One epoch; returns whether training ends."""
