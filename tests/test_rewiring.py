@@ -12,6 +12,7 @@ from numbanet.sparse import BSR
 from numbanet.training.rewiring import Rewiring
 
 X, Y, X_TEST, Y_TEST = load_digits()
+SQUARE = SparseLinear(64, 64, rng=0)
 STEPS = -(-len(X) // 128)  # of an epoch
 
 
@@ -109,7 +110,9 @@ def test_recorded_passes_do_not_hide_what_is_rewired(name, asked):
     (lambda: Rewire(every=1.5), "every must be"),
     (lambda: Net((8,), epochs=1, sparsity=Rewire()).fit(X, Y), "there is no SparseLinear of single entries"),
     (lambda: Net([SparseLinear(64, 10, weight=BSR.from_dense(np.ones((10, 64)), 8))], epochs=1, sparsity=Rewire()).fit(X, Y),
-     "there is no SparseLinear of single entries")])
+     "there is no SparseLinear of single entries"),
+    (lambda: Net([SQUARE, ReLU(), SQUARE, ReLU(), Linear(64, 10)], epochs=1, sparsity=Rewire()).fit(X, Y),
+     r"SparseLinear\(64, 64, density=0.1\) is used in several places")])
 def test_misuse_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
