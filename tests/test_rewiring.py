@@ -104,6 +104,18 @@ def test_recorded_passes_do_not_hide_what_is_rewired(name, asked):
     assert len(asked) == 2 * 4
 
 
+@pytest.mark.filterwarnings("ignore:fit was interrupted")
+def test_an_interrupted_fit_leaves_no_activations(monkeypatch):
+    def shrink(self, trainer, original=Rewiring.shrink):
+        if trainer.epoch == 1:
+            raise KeyboardInterrupt
+        original(self, trainer)
+
+    monkeypatch.setattr(Rewiring, "shrink", shrink)
+    net = fitted(Rewire(every=2))
+    assert net.n_iter_ == 1 and [layer.trace for layer in net.model_.layers[:3:2]] == [None, None]
+
+
 @pytest.mark.parametrize("make, message", [
     (lambda: Rewire(share=0), r"share must be a number in \(0, 1\], got 0"), (lambda: Rewire(until=2), "until must be"),
     (lambda: Rewire(every=0), "every must be a whole number of steps from 1 on, got 0"),

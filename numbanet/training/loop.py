@@ -137,6 +137,7 @@ class Epochs:
             warnings.warn(f"fit was interrupted after {whole} whole epochs; what was learned so far is kept", stacklevel=4)
         finally:
             optimizer.learning_rate = self.rate
+            self.trainer.structure.leave(self.trainer)
             settle(self.trainer)
         if self.best is not None:
             self.best[1].restore(self.trainer)

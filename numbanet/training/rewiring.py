@@ -85,12 +85,15 @@ class Rewiring(Structure):
         self._rewired += share
 
     def compact(self, trainer):
-        for layer in _layers(trainer.model):
-            layer.trace = None  # activations of the last batch
+        self.leave(trainer)
         return False
 
     def report(self):
         return {"rewired": self._rewired}
+
+    def leave(self, trainer):
+        for layer in _layers(trainer.model):
+            layer.trace = None  # activations of the last batch
 
 
 def _layers(model: Sequential) -> list[SparseLinear]:
