@@ -171,3 +171,35 @@ def test_weights_that_are_shared_or_frozen_stay():
     zero(first, OUT, (1,))
     model = Sequential([first, ReLU(), last])
     assert not compaction.compact(model, SGD(list(model.parameters())), (2, 4))
+
+
+def one_norm():
+    """Of two layers."""
+    norm = BatchNorm1d(8)
+    return [Linear(6, 8, rng=0), norm, ReLU(), Linear(8, 8, rng=1), norm, ReLU(), Linear(8, 3, rng=2)]
+
+
+def one_bias():
+    """Of two layers."""
+    layers = [Linear(6, 8, rng=0), ReLU(), Linear(8, 8, rng=1), ReLU(), Linear(8, 3, rng=2)]
+    layers[2].bias = layers[0].bias
+    return layers
+
+
+def one_mean():
+    """Of two norms; the layer before the second one has no bias, so that constants would be taken off that mean."""
+    first, second = BatchNorm1d(8), BatchNorm1d(8)
+    second.running_mean = first.running_mean
+    return [Linear(6, 8, rng=0), Sigmoid(), Linear(8, 8, bias=False, rng=1), first, ReLU(), Linear(8, 8, rng=2), second, ReLU(),
+            Linear(8, 3, rng=3)]
+
+
+@pytest.mark.parametrize("make", [one_norm, one_bias, one_mean])
+def test_units_stay_whose_bias_or_norm_is_used_elsewhere_too(make, rng):
+    model, x = Sequential(make()), Tensor(rng.standard_normal((5, 6)))
+    for layer in [layer for layer in model.layers if type(layer) is Linear][:2]:
+        zero(layer, OUT, (1, 4))
+    before = np.array(model(x).numpy())
+    compaction.compact(model, SGD(list(model.parameters())), x.shape)
+    np.testing.assert_allclose(model(x).numpy(), before, rtol=1e-6, atol=2e-6)
+    assert model.layers[0].weight.shape == (8, 6)

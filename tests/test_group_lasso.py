@@ -377,10 +377,11 @@ def test_what_does_not_fit_is_refused_before_training(sparsity, options, message
     assert not hasattr(net, "model_")
 
 
-def test_a_layer_without_weights_is_told_of():
-    with pytest.warns(UserWarning, match=r"all weights of Linear\(.*\) are zero; try a smaller strength than 1.0$"):
-        net = fitted(GroupLasso(1.0), epochs=2)
-    assert (1, 1) in sizes(net) and np.isfinite(net.predict_proba(X_TEST)).all()
+@pytest.mark.parametrize("groups", ["rows", "tiles"])
+def test_a_layer_without_weights_is_told_of(groups):
+    with pytest.warns(UserWarning, match=r"all weights of Linear\(.*\) are zero; try a smaller strength than 2.0$"):
+        net = fitted(GroupLasso(2.0, groups), epochs=2)
+    assert ((1, 1) if groups == "rows" else (0, 32, 32)) in sizes(net) and np.isfinite(net.predict_proba(X_TEST)).all()
 
 
 def test_it_is_a_value():

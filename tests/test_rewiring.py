@@ -12,6 +12,7 @@ from numbanet.sparse import BSR
 from numbanet.training.rewiring import Rewiring
 
 X, Y, X_TEST, Y_TEST = load_digits()
+SQUARE = SparseLinear(64, 64, rng=0)
 STEPS = -(-len(X) // 128)  # of an epoch
 
 
@@ -103,13 +104,27 @@ def test_recorded_passes_do_not_hide_what_is_rewired(name, asked):
     assert len(asked) == 2 * 4
 
 
+@pytest.mark.filterwarnings("ignore:fit was interrupted")
+def test_an_interrupted_fit_leaves_no_activations(monkeypatch):
+    def shrink(self, trainer, original=Rewiring.shrink):
+        if trainer.epoch == 1:
+            raise KeyboardInterrupt
+        original(self, trainer)
+
+    monkeypatch.setattr(Rewiring, "shrink", shrink)
+    net = fitted(Rewire(every=2))
+    assert net.n_iter_ == 1 and [layer.trace for layer in net.model_.layers[:3:2]] == [None, None]
+
+
 @pytest.mark.parametrize("make, message", [
     (lambda: Rewire(share=0), r"share must be a number in \(0, 1\], got 0"), (lambda: Rewire(until=2), "until must be"),
     (lambda: Rewire(every=0), "every must be a whole number of steps from 1 on, got 0"),
     (lambda: Rewire(every=1.5), "every must be"),
     (lambda: Net((8,), epochs=1, sparsity=Rewire()).fit(X, Y), "there is no SparseLinear of single entries"),
     (lambda: Net([SparseLinear(64, 10, weight=BSR.from_dense(np.ones((10, 64)), 8))], epochs=1, sparsity=Rewire()).fit(X, Y),
-     "there is no SparseLinear of single entries")])
+     "there is no SparseLinear of single entries"),
+    (lambda: Net([SQUARE, ReLU(), SQUARE, ReLU(), Linear(64, 10)], epochs=1, sparsity=Rewire()).fit(X, Y),
+     r"SparseLinear\(64, 64, density=0.1\) is used in several places")])
 def test_misuse_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()

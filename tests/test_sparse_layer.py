@@ -224,6 +224,16 @@ def test_a_network_learns(dropout):
     assert [type(layer) for layer in net.model_.layers][:3] == [SparseLinear, ReLU, SparseLinear]
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_layer_without_tiles_learns_its_bias(optimizer, dev, rng):
+    x, y = rng.standard_normal((12, 8)), np.arange(12) % 3
+    layers = [SparseLinear(8, 6, weight=BSR.from_dense(np.zeros((6, 8)), 4)), ReLU(), Linear(6, 3, rng=0)]
+    layers[0].bias.numpy()[...] = 1
+    net = Net(layers, epochs=2, batch_size=6, optimizer=optimizer, random_state=0, device=dev.name).fit(x, y)
+    assert net.model_.layers[0].values.shape == (0, 4, 4) and (net.model_.layers[0].bias.numpy() != 1).any()
+    assert np.isfinite(net.predict_proba(x)).all()
+
+
 # --- rewiring ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rows, cols", [(None, None), (RowPlan(13, 3, 1), RowPlan(10, 2, 1))])
 def test_rewiring_drops_the_smallest_and_grows_by_the_dense_gradient(dev, rng, rows, cols):

@@ -70,7 +70,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..layers import Site
+from ..layers import Site, SparseLinear
 from ..plans import RowPlan, TilePlan
 from .base import Dropout
 from .schedule import Rate
@@ -223,6 +223,10 @@ class TileDropout(_PatternDropout):
             if not isinstance(value, numbers.Integral) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         self.tile, self.mixes, self.answer = tile, mixes, bool(answer)
+
+    def rate_of(self, site):
+        """0 where only some entries of a weight are there: no tile of such a one is left out."""
+        return 0.0 if isinstance(site, Site) and isinstance(site.layer, SparseLinear) else super().rate_of(site)
 
     def plan(self, site, rng):
         if not self.rate_of(site):

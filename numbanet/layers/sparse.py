@@ -167,7 +167,9 @@ class SparseLinear(Layer):
         return super().records and self.trace is None
 
     def sites(self):
-        return (Site(self, "output", "output", (self.out_features, self.in_features)),)
+        """Those of a `Linear`, so that the sites of a model keep their numbers if it becomes sparse; "tiles" has no plan."""
+        shape = self.out_features, self.in_features
+        return Site(self, "output", "output", shape), Site(self, "output", "tiles", shape)
 
     def forward(self, flow: Flow, step: Step, relu: bool = False) -> Flow:
         """act(x wᵀ + b), act the identity or ReLU, of the kept neurons where the step has a plan; its scale is due."""

@@ -56,7 +56,8 @@ class Joint:
     Attributes
     ----------
     source : Linear, Conv2d or None
-        The layer whose units these are; None where they are not those of a layer that is known.
+        The layer whose units these are; None where they are not those of a layer that is known, or where what changes as they
+        leave is used elsewhere, too: biases, batch norms.
     between : tuple of Layer
         What they pass through, each by itself.
     reader : Linear or Conv2d
@@ -93,19 +94,27 @@ class Joint:
 
 def trainable(model: Sequential) -> set[Layer]:
     """The layers whose weights may be changed: `Linear` and `Conv2d` without groups, that train and share no weight."""
-    uses = collections.Counter(tensor for _, tensor, _ in model.named())
+    shared = _shared(model)
     return {layer for layer in model.layers if type(layer) in (Linear, Conv2d) and getattr(layer, "groups", 1) == 1
-            and layer.weight.requires_grad and uses[layer.weight] == 1}
+            and layer.weight.requires_grad and layer.weight not in shared}
+
+
+def _shared(model: Sequential) -> set[Tensor]:
+    """Parameters and buffers that are used in several places."""
+    uses = collections.Counter(tensor for _, tensor, _ in model.named())
+    return {tensor for tensor, count in uses.items() if count > 1}
 
 
 def joints(model: Sequential, shape: tuple[int, ...]) -> list[Joint]:
     """Front to back, for inputs of a shape (N, …)."""
-    found, own, form = [], trainable(model), Form(shape)
+    found, own, shared, form = [], trainable(model), _shared(model), Form(shape)
     source, between, given = None, [], form
     for place, layer in enumerate(model.layers):
         if layer in own:
             after = model.layers[place + 1] if place + 1 < len(model.layers) else None
-            found.append(_joint(source, tuple(between), layer, after, given, len(form.shape) == 2))
+            parts = *([source] if source else []), *between, layer, *([after] if type(after) in NORMS else [])
+            known = shared.isdisjoint(tensor for part in parts for _, tensor, _ in part.named())
+            found.append(_joint(source if known else None, tuple(between), layer, after, given, len(form.shape) == 2))
             source, between = layer, []
         else:
             between.append(layer)

@@ -137,9 +137,13 @@ class Epochs:
             warnings.warn(f"fit was interrupted after {whole} whole epochs; what was learned so far is kept", stacklevel=4)
         finally:
             optimizer.learning_rate = self.rate
+            self.trainer.structure.leave(self.trainer)
             settle(self.trainer)
         if self.best is not None:
             self.best[1].restore(self.trainer)
+        elif self.patience is not None and len(self.history) == self.end:
+            warnings.warn("early_stopping: no epoch could be the result, for the network was becoming sparse in all of them; "
+                          "train for more epochs, or give sparsity a larger fine_tuning", stacklevel=4)
 
     def _one(self) -> bool:
         """One epoch; returns whether training ends."""

@@ -33,8 +33,9 @@ def _check(name: str, value: Any, low: float, high: float = math.inf) -> float:
 
 def matrix(tensor: Tensor, array: Any) -> Any:
     """A parameter-shaped array as (R, C): what update kernels take."""
-    shape = tensor.shape
-    return array if len(shape) == 2 else tensor.device.reshape(array, (1, -1) if len(shape) < 2 else (shape[0], -1))
+    rows = tensor.shape[0] if tensor.ndim > 1 else 1
+    columns = math.prod(tensor.shape[1:]) if tensor.ndim > 1 else tensor.size  # where there are no rows, too
+    return array if tensor.ndim == 2 else tensor.device.reshape(array, (rows, columns))
 
 
 class Due(NamedTuple):

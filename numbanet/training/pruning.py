@@ -6,6 +6,7 @@ a network saves are products with listed entries: the baseline that structured s
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -41,7 +42,8 @@ class MagnitudePruning(Sparsity):
     Raises
     ------
     ValueError
-        If a number is out of range; before training, if there is no layer to prune.
+        If a number is out of range; before training, if there is no layer to prune, or the schedule gives what is no share, or
+        not 1 at 1.
     """
 
     name: ClassVar[str] = "magnitude"
@@ -74,6 +76,11 @@ class Pruning(Structure):
         self.chosen, self.shape = chosen, shape
         self.first = compaction.kept(model), compaction.flops(model, shape)
         self.until = max(1, round(epochs * (1 - chosen.fine_tuning)))
+        self.shares = [float(chosen.schedule(epoch / self.until)) for epoch in range(1, self.until + 1)]
+        for share in self.shares:
+            check_share("MagnitudePruning: what the schedule gives", share)
+        if not math.isclose(self.shares[-1], 1):
+            raise ValueError(f"MagnitudePruning: the schedule must give 1 at 1, not {self.shares[-1]!r}")
         self._left = 1.0
         self._masks: dict[Layer, Any] = {}
 
@@ -92,7 +99,7 @@ class Pruning(Structure):
         epoch, layers, linear = trainer.epoch + 1, _layers(trainer.model), []
         if not self.final:
             for layer in layers:
-                _zero(layer, self.chosen.sparsity * float(self.chosen.schedule(epoch / self.until)))
+                _zero(layer, self.chosen.sparsity * self.shares[trainer.epoch])
             linear = [layer for layer in layers if type(layer) is Linear and epoch == self.until]
         for layer in linear:
             compaction.to_sparse(trainer.model, layer, trainer.optimizer)

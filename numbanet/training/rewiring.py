@@ -1,6 +1,7 @@
 """Rewire: sparse layers whose entries change places while a network learns, as many as there are staying the same."""
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import numbers
@@ -33,7 +34,7 @@ class Rewire(Sparsity):
     Raises
     ------
     ValueError
-        If a number is out of range; before training, if the network has no such layer.
+        If a number is out of range; before training, if the network has no such layer, or uses one in several places.
     """
 
     name: ClassVar[str] = "rewire"
@@ -52,6 +53,10 @@ class Rewire(Sparsity):
     def begin(self, model, shape, epochs, dev):
         if not _layers(model):
             raise ValueError(f"Rewire: there is no SparseLinear of single entries in {model}")
+        uses = collections.Counter(tensor for _, tensor, _ in model.named())
+        for layer in _layers(model):
+            if uses[layer.values] > 1:
+                raise ValueError(f"Rewire: {layer!r} is used in several places; its gradient is known of one alone")
         for layer in _layers(model):
             layer.trace = []  # before the trainer asks whether steps may be recorded
         return Rewiring(self, max(1, round(self.until * epochs)))
@@ -80,12 +85,15 @@ class Rewiring(Structure):
         self._rewired += share
 
     def compact(self, trainer):
-        for layer in _layers(trainer.model):
-            layer.trace = None  # activations of the last batch
+        self.leave(trainer)
         return False
 
     def report(self):
         return {"rewired": self._rewired}
+
+    def leave(self, trainer):
+        for layer in _layers(trainer.model):
+            layer.trace = None  # activations of the last batch
 
 
 def _layers(model: Sequential) -> list[SparseLinear]:

@@ -4,6 +4,7 @@
     shrink(trainer)     after each update: it may change weights in place
     compact(trainer)    after each epoch, all weights up to date: it may change their shapes, and the layers themselves
     report()            what the record of the epoch says of it
+    leave(trainer)      when training ends, however it does
 
 By default nothing happens. What decides is read from the weights and the epoch, so that a fit can go back to where it was
 (`Checkpoint`); `enter` finds it anew. Arrays of other shapes go through `Optimizer.resize`, which takes what the optimiser
@@ -51,6 +52,9 @@ class Structure:
     def report(self) -> dict[str, Any]:
         """What the record of an epoch says of it, after `compact`."""
         return {}
+
+    def leave(self, trainer: Trainer) -> None:
+        """Leave nothing in layers that only training needs: the epoch may have been broken off."""
 
 
 class Sparsity(abc.ABC):

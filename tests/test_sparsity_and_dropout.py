@@ -1,0 +1,47 @@
+"""Networks that become sparse while dropout thins them out: each layer keeps its own rate."""
+import pytest
+
+from numbanet import GroupLasso, Linear, MagnitudePruning, Net, ReLU, SparseLinear, TileDropout
+from numbanet.datasets import load_digits
+from numbanet.training.trainer import Trainer
+
+X, Y, X_TEST, Y_TEST = load_digits()
+
+
+def weighted(model):
+    return [layer for layer in model.layers if isinstance(layer, (Linear, SparseLinear))]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """By epoch, which of the layers with weights had plans."""
+    found = {}
+
+    def begin(self, plans, batch=None, original=Trainer._begin):
+        for site in plans:
+            found.setdefault(self.epoch, set()).add(weighted(self.model).index(site.layer))
+        return original(self, plans, batch)
+
+    monkeypatch.setattr(Trainer, "_begin", begin)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:tdp", "ignore:GroupLasso")
+@pytest.mark.parametrize("sparsity", [MagnitudePruning(0.8), GroupLasso(3e-2, "tiles")], ids=["single", "tiles"])
+def test_rates_stay_with_their_layers_when_some_become_sparse(sparsity, drawn):
+    """Tiles are dropped of the first layer alone, and of none when that is sparse; the next two share a weight, and stay."""
+    first, second, third = Linear(64, 160, rng=0), Linear(160, 160, rng=1), Linear(160, 160)
+    third.weight = second.weight
+    net = Net([first, ReLU(), second, ReLU(), third, ReLU(), Linear(160, 10, rng=2)], sparsity=sparsity, epochs=4,
+              dropout=TileDropout((0.8, 0.0, 0.0), tile=8), batch_size=32, learning_rate=0.02, random_state=0).fit(X, Y)
+    assert [type(layer) for layer in weighted(net.model_)] == [SparseLinear, Linear, Linear, Linear]
+    assert drawn == {0: {0}, 1: {0}}
+    assert [record["dropout_rate"] for record in net.history_] == pytest.approx([0.8 / 3, 0.8 / 3, 0, 0])
+
+
+def test_a_sparse_layer_counts_among_those_that_have_rates():
+    layers = [SparseLinear(64, 32, rng=0), ReLU(), Linear(32, 32, rng=1), ReLU(), Linear(32, 10, rng=2)]
+    net = Net(layers, dropout=TileDropout((0.7, 0.5), tile=8), epochs=1, random_state=0).fit(X, Y)
+    assert net.history_[0]["dropout_rate"] == 0.25
+    with pytest.raises(ValueError, match="dropout_rate has 1 entries for 2 hidden layers"):
+        Net(layers, dropout=TileDropout((0.7,))).fit(X, Y)
