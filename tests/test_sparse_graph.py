@@ -10,20 +10,24 @@ from numbanet import (
     DynamicSparseGraph,
     Flatten,
     IndexPlan,
+    LanguageModel,
     Linear,
+    MagnitudePruning,
     MaxPool2d,
     Net,
     ReLU,
     SamplePlan,
     Sequential,
     SkewNormalSchedule,
+    SparseLinear,
     Step,
     Tensor,
     check_grad,
     ops,
 )
-from numbanet.dropout import policy
+from numbanet.dropout import Together, policy
 from numbanet.dropout.graph import WINDOWS, _windows, johnson_lindenstrauss, kept_of
+from numbanet.dropout.together import recurrent
 from numbanet.layers import Flow
 from numbanet_kernels.families.projection import project_reference
 from numbanet_kernels.layouts.ternary import ternary
@@ -309,6 +313,31 @@ def test_a_convolutional_network_learns_and_refuses_other_forms():
     assert net.score(X, y) > 0.9 and all(record["flops_share"] < 0.8 for record in net.history_)
     with pytest.raises(ValueError, match="share='batch', or a rate of 0 for this layer"):
         Net(layers, dropout=DynamicSparseGraph(0.5, share="sample"), **given).fit(X, y)
+
+
+@pytest.mark.parametrize("make", [
+    lambda chosen: Net([SparseLinear(200, 20), ReLU(), Linear(20, 3)], dropout=chosen, device="cpu"),
+    lambda chosen: LanguageModel(8, steps=4, dropout=chosen, device="cpu"),
+    lambda chosen: LanguageModel(8, steps=4, dropout=chosen, recurrent_dropout="rdp", device="cpu"),
+    lambda chosen: LanguageModel(8, steps=4, dropout=Together(chosen, recurrent(policy("rdp"))), device="cpu")])
+def test_a_model_without_a_layer_to_choose_from_is_refused(make):
+    model = make(DynamicSparseGraph(0.5))
+    given = (["a", "b"] * 50,) if isinstance(model, LanguageModel) else samples()
+    with pytest.raises(ValueError, match="hidden Linear and Conv2d layers, and there are none"):
+        model.fit(*given)
+
+
+def test_sparse_layers_are_computed_whole_and_rates_stay_with_their_layers():
+    """What pruning does: the second layer's rate stays its own when the first one has become sparse."""
+    layers = [SparseLinear(200, 60, rng=0), ReLU(), Linear(60, 60, rng=1), ReLU(), Linear(60, 3, rng=2)]
+    chosen = DynamicSparseGraph((0.7, 0.2), epsilon=0.9)
+    assert [(site.layer, chosen.rate_of(site)) for site in chosen.sites(Sequential(layers))] == [(layers[2], 0.2)]
+    net = Net(layers, dropout=chosen, epochs=1, device="cpu").fit(*samples())
+    assert net.history_[0]["dropout_rate"] == 0.2
+    with pytest.raises(ValueError, match="3 entries for 2 hidden layers"):
+        chosen._with((0.7, 0.2, 0.1)).sites(Sequential(layers))
+    pruned, *_ = fitted(DynamicSparseGraph(0.5, epsilon=0.9), epochs=4, sparsity=MagnitudePruning(0.9))
+    assert pruned.history_[0]["dropout_rate"] == 0.5 and pruned.history_[-1]["dropout_rate"] == 0.0
 
 
 def test_rate_0_is_the_dense_network():
