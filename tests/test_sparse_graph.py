@@ -158,6 +158,16 @@ def test_a_shared_threshold_is_that_of_the_first_samples():
     assert np.mean(plan.mask() == exact.mask()) > 0.9
 
 
+@pytest.mark.parametrize("share", ["batch", "tile", "sample"])
+def test_sequences_are_chosen_from_as_their_positions(share):
+    """(N, T, I) gives what (N T, I) gives."""
+    model, x = network(), samples()[0]
+    chosen = DynamicSparseGraph(0.5, epsilon=0.9, share=share, group=16)
+    flat, found = (model(Tensor(x.reshape(*shape, 200)), Step("cpu", look=lambda *given: chosen.asked(model, *given, None)))
+                   for shape in ((N,), (8, N // 8)))
+    np.testing.assert_allclose(found.numpy().reshape(N, 3), flat.numpy(), rtol=1e-5, atol=1e-5)
+
+
 # --- plans of samples -------------------------------------------------------------------------------------------------
 def a_plan(rng, samples=7, n=40, group=1, share=0.4):
     mask = rng.random((-(-samples // group), n)) < share
