@@ -215,7 +215,12 @@ def test_gradients_by_differences(dev, rng):
     (lambda plan, x, w: ops.linear_samples(x, w, outer=plan), "not made for y"),
     (lambda plan, x, w: ops.linear_samples(x, w, inner=plan), "does not hold"),
     (lambda plan, x, w: ops.expand_samples(x, plan=plan), "does not hold"),
-    (lambda plan, x, w: SamplePlan(7, 40, 1, np.zeros((7, 1))), "are not those of 7 samples of 40 outputs")])
+    (lambda plan, x, w: SamplePlan(7, 40, 1, np.zeros((7, 1))), "are not those of 7 samples of 40 outputs"),
+    (lambda plan, x, w: SamplePlan(2, 5, 1, [[-1], [-1]]), "beyond output 4"),
+    (lambda plan, x, w: SamplePlan(2, 32, 1, [[1.7], [1]]), "words of 32 bits"),
+    (lambda plan, x, w: SamplePlan(2, 32, 1, [[1 << 40], [1]]), "words of 32 bits"),
+    (lambda plan, x, w: SamplePlan(2, 5, 1.5, [[1], [1]]), "group must be an integer"),
+    (lambda plan, x, w: SamplePlan(2, 5, True, [[1], [1]]), "group must be an integer")])
 def test_what_does_not_fit_is_refused(rng, make, message):
     from numbanet.plans import kept
     with pytest.raises(ValueError, match=message):
