@@ -22,6 +22,7 @@ from numbanet import (
     SparseLinear,
     Step,
     Tensor,
+    TileDropout,
     check_grad,
     ops,
 )
@@ -298,6 +299,16 @@ def test_every_form_learns_and_may_select_in_prediction(options):
         assert net.score(*samples(90, seed=1)) > 0.85
         plain = net.model_(Tensor(samples(90, seed=1)[0])).softmax().numpy()
         assert np.allclose(net.predict_proba(samples(90, seed=1)[0]), plain, rtol=1e-2, atol=0) != selecting
+
+
+def test_together_predicts_as_the_policy_of_it_that_selects():
+    for selecting in (False, True):
+        chosen = DynamicSparseGraph(0.6, epsilon=0.9, select_in_prediction=selecting)
+        net, X = fitted(Together(TileDropout(0.0), chosen), epochs=2)[0], samples(90, seed=1)[0]
+        found, plain = net.predict_proba(X), net.model_(Tensor(X)).softmax().numpy()
+        net.policy_ = chosen
+        np.testing.assert_array_equal(found, net.predict_proba(X))
+        assert np.allclose(found, plain, rtol=1e-2, atol=0) != selecting
 
 
 @pytest.mark.parametrize("arguments, size", [((3, 8, 3), 9), ((3, 8, 5, 1, 2), 6), ((3, 8, (2, 3), 2, 1, 2), 8),

@@ -73,6 +73,10 @@ class Together(Dropout):
     def look_at(self, site, flow, w, rng):
         return self._of(site).look_at(site, flow, w, rng)
 
+    def predicting(self, epoch):
+        selecting = tuple(filter(None, (policy.predicting(epoch) for policy in self.policies)))
+        return Together(*selecting) if selecting else None
+
     def spent(self):
         return sum(policy.spent() for policy in self.policies)
 
