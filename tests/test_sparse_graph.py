@@ -10,20 +10,25 @@ from numbanet import (
     DynamicSparseGraph,
     Flatten,
     IndexPlan,
+    LanguageModel,
     Linear,
+    MagnitudePruning,
     MaxPool2d,
     Net,
     ReLU,
     SamplePlan,
     Sequential,
     SkewNormalSchedule,
+    SparseLinear,
     Step,
     Tensor,
+    TileDropout,
     check_grad,
     ops,
 )
-from numbanet.dropout import policy
+from numbanet.dropout import Together, policy
 from numbanet.dropout.graph import WINDOWS, _windows, johnson_lindenstrauss, kept_of
+from numbanet.dropout.together import recurrent
 from numbanet.layers import Flow
 from numbanet_kernels.families.projection import project_reference
 from numbanet_kernels.layouts.ternary import ternary
@@ -154,6 +159,16 @@ def test_a_shared_threshold_is_that_of_the_first_samples():
     assert np.mean(plan.mask() == exact.mask()) > 0.9
 
 
+@pytest.mark.parametrize("share", ["batch", "tile", "sample"])
+def test_sequences_are_chosen_from_as_their_positions(share):
+    """(N, T, I) gives what (N T, I) gives."""
+    model, x = network(), samples()[0]
+    chosen = DynamicSparseGraph(0.5, epsilon=0.9, share=share, group=16)
+    flat, found = (model(Tensor(x.reshape(*shape, 200)), Step("cpu", look=lambda *given: chosen.asked(model, *given, None)))
+                   for shape in ((N,), (8, N // 8)))
+    np.testing.assert_allclose(found.numpy().reshape(N, 3), flat.numpy(), rtol=1e-5, atol=1e-5)
+
+
 # --- plans of samples -------------------------------------------------------------------------------------------------
 def a_plan(rng, samples=7, n=40, group=1, share=0.4):
     mask = rng.random((-(-samples // group), n)) < share
@@ -201,7 +216,12 @@ def test_gradients_by_differences(dev, rng):
     (lambda plan, x, w: ops.linear_samples(x, w, outer=plan), "not made for y"),
     (lambda plan, x, w: ops.linear_samples(x, w, inner=plan), "does not hold"),
     (lambda plan, x, w: ops.expand_samples(x, plan=plan), "does not hold"),
-    (lambda plan, x, w: SamplePlan(7, 40, 1, np.zeros((7, 1))), "are not those of 7 samples of 40 outputs")])
+    (lambda plan, x, w: SamplePlan(7, 40, 1, np.zeros((7, 1))), "are not those of 7 samples of 40 outputs"),
+    (lambda plan, x, w: SamplePlan(2, 5, 1, [[-1], [-1]]), "beyond output 4"),
+    (lambda plan, x, w: SamplePlan(2, 32, 1, [[1.7], [1]]), "words of 32 bits"),
+    (lambda plan, x, w: SamplePlan(2, 32, 1, [[1 << 40], [1]]), "words of 32 bits"),
+    (lambda plan, x, w: SamplePlan(2, 5, 1.5, [[1], [1]]), "group must be an integer"),
+    (lambda plan, x, w: SamplePlan(2, 5, True, [[1], [1]]), "group must be an integer")])
 def test_what_does_not_fit_is_refused(rng, make, message):
     from numbanet.plans import kept
     with pytest.raises(ValueError, match=message):
@@ -281,6 +301,16 @@ def test_every_form_learns_and_may_select_in_prediction(options):
         assert np.allclose(net.predict_proba(samples(90, seed=1)[0]), plain, rtol=1e-2, atol=0) != selecting
 
 
+def test_together_predicts_as_the_policy_of_it_that_selects():
+    for selecting in (False, True):
+        chosen = DynamicSparseGraph(0.6, epsilon=0.9, select_in_prediction=selecting)
+        net, X = fitted(Together(TileDropout(0.0), chosen), epochs=2)[0], samples(90, seed=1)[0]
+        found, plain = net.predict_proba(X), net.model_(Tensor(X)).softmax().numpy()
+        net.policy_ = chosen
+        np.testing.assert_array_equal(found, net.predict_proba(X))
+        assert np.allclose(found, plain, rtol=1e-2, atol=0) != selecting
+
+
 @pytest.mark.parametrize("arguments, size", [((3, 8, 3), 9), ((3, 8, 5, 1, 2), 6), ((3, 8, (2, 3), 2, 1, 2), 8),
                                              ((3, 8, 3, 1, 1), 2)], ids=str)
 def test_filters_are_chosen_by_windows_of_some_images(dev, rng, arguments, size):
@@ -309,6 +339,31 @@ def test_a_convolutional_network_learns_and_refuses_other_forms():
     assert net.score(X, y) > 0.9 and all(record["flops_share"] < 0.8 for record in net.history_)
     with pytest.raises(ValueError, match="share='batch', or a rate of 0 for this layer"):
         Net(layers, dropout=DynamicSparseGraph(0.5, share="sample"), **given).fit(X, y)
+
+
+@pytest.mark.parametrize("make", [
+    lambda chosen: Net([SparseLinear(200, 20), ReLU(), Linear(20, 3)], dropout=chosen, device="cpu"),
+    lambda chosen: LanguageModel(8, steps=4, dropout=chosen, device="cpu"),
+    lambda chosen: LanguageModel(8, steps=4, dropout=chosen, recurrent_dropout="rdp", device="cpu"),
+    lambda chosen: LanguageModel(8, steps=4, dropout=Together(chosen, recurrent(policy("rdp"))), device="cpu")])
+def test_a_model_without_a_layer_to_choose_from_is_refused(make):
+    model = make(DynamicSparseGraph(0.5))
+    given = (["a", "b"] * 50,) if isinstance(model, LanguageModel) else samples()
+    with pytest.raises(ValueError, match="hidden Linear and Conv2d layers, and there are none"):
+        model.fit(*given)
+
+
+def test_sparse_layers_are_computed_whole_and_rates_stay_with_their_layers():
+    """What pruning does: the second layer's rate stays its own when the first one has become sparse."""
+    layers = [SparseLinear(200, 60, rng=0), ReLU(), Linear(60, 60, rng=1), ReLU(), Linear(60, 3, rng=2)]
+    chosen = DynamicSparseGraph((0.7, 0.2), epsilon=0.9)
+    assert [(site.layer, chosen.rate_of(site)) for site in chosen.sites(Sequential(layers))] == [(layers[2], 0.2)]
+    net = Net(layers, dropout=chosen, epochs=1, device="cpu").fit(*samples())
+    assert net.history_[0]["dropout_rate"] == 0.2
+    with pytest.raises(ValueError, match="3 entries for 2 hidden layers"):
+        chosen._with((0.7, 0.2, 0.1)).sites(Sequential(layers))
+    pruned, *_ = fitted(DynamicSparseGraph(0.5, epsilon=0.9), epochs=4, sparsity=MagnitudePruning(0.9))
+    assert pruned.history_[0]["dropout_rate"] == 0.5 and pruned.history_[-1]["dropout_rate"] == 0.0
 
 
 def test_rate_0_is_the_dense_network():

@@ -2,7 +2,8 @@
 
 A random projection f to k numbers nearly keeps inner products, so that f(x) . f(w) guesses the output x . w; the largest share
 1 - rate of them is kept (*Dynamic Sparse Graph for Efficient Deep Learning*, ICLR 2019: dimension-reduction search and
-double-mask selection). It is a selection, not dropout: nothing is scaled. f(w) is worked out anew every `refresh` steps.
+double-mask selection). It is a selection, not dropout: nothing is scaled. f(w) is worked out anew every `refresh` steps. Only
+hidden Linear and Conv2d layers are chosen from: one that pruning has made sparse is computed whole from then on.
 
     batch    one set of neurons for a whole batch, guessed from a few of its samples: a dense product with the kept neurons,
              whose compact output, input gradient and weight gradient all shrink
@@ -27,7 +28,7 @@ from numbanet_kernels.layouts.ternary import Ternary, ternary
 
 from ..autograd import no_grad
 from ..device import Device
-from ..layers import Conv2d, Flow
+from ..layers import Conv2d, Flow, Linear
 from ..plans import IndexPlan, SamplePlan
 from ..tensor import Tensor
 from .base import Dropout
@@ -102,6 +103,19 @@ class DynamicSparseGraph(Dropout):
 
     def _made(self) -> Guesses:
         return Guesses(self.epsilon, self.refresh, self.seed)
+
+    def sites(self, model):
+        """Those of Linear and Conv2d layers; a sequence of rates counts the other hidden layers, too,
+        so that it means the same when pruning has made some of them sparse."""
+        places = super().sites(model)
+        super().check(len(places))
+        return tuple(site for site in places if isinstance(site.layer, (Linear, Conv2d)))
+
+    def check(self, layers):
+        """ValueError unless there are layers whose neurons it chooses; `sites` counts the rates."""
+        if not layers:
+            raise ValueError("dsg: it chooses neurons of hidden Linear and Conv2d layers, and there are none; choose another "
+                             "dropout, or 'none'")
 
     def plan(self, site, rng):
         return None

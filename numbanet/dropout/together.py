@@ -56,7 +56,10 @@ class Together(Dropout):
         return tuple(site for policy in self.policies for site in policy.sites(model))
 
     def check(self, layers):
-        """Rates for single layers are checked when they are asked for."""
+        """ValueError where there are no places, for a policy that looks at them; rates are checked when they are asked for."""
+        for policy in self.policies if not layers else ():
+            if policy.looks:
+                policy.check(layers)
 
     def concern(self, site):
         return self._of(site).concern(site)
@@ -69,6 +72,10 @@ class Together(Dropout):
 
     def look_at(self, site, flow, w, rng):
         return self._of(site).look_at(site, flow, w, rng)
+
+    def predicting(self, epoch):
+        selecting = tuple(filter(None, (policy.predicting(epoch) for policy in self.policies)))
+        return Together(*selecting) if selecting else None
 
     def spent(self):
         return sum(policy.spent() for policy in self.policies)

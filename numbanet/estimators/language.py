@@ -237,7 +237,7 @@ class LanguageModel(BaseNet):
         return (self.hidden,) if isinstance(self.hidden, numbers.Integral) else tuple(self.hidden)
 
     def _places(self, chosen):
-        return (len(self._hidden()) + 1) * (chosen.kind != "patches")
+        return (len(self._hidden()) + 1) * (chosen.kind != "patches" and not chosen.looks)  # no layer here lets a policy look
 
     def _encoded(self, name: str, tokens: Iterable[Any], least: int = 2) -> np.ndarray:
         """Symbols of a text; errors that name it."""

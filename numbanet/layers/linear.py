@@ -88,7 +88,8 @@ class Linear(Layer):
                              f"{self.in_features if kept is None else kept.plan.count}")
         if x.ndim != 2:
             lead = x.shape[:-1]
-            y, *others = self.forward(Flow(x.reshape(math.prod(lead), x.shape[-1]), kept), step, relu)
+            found = self.forward(Flow(x.reshape(math.prod(lead), x.shape[-1]), kept), step, relu)
+            y, *others = found if found.sampled is None else Flow(found.dense())
             return Flow(y.reshape(*lead, y.shape[-1]), *others)
         step.look(self, Flow(x, kept), self.weight)
         plan = self._plan(step)

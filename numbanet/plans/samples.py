@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class SamplePlan(Plan):
     Raises
     ------
     ValueError
-        If the bits are not of that shape.
+        If the sizes are no integers, or the bits are not of that shape, no words of 32 bits, or set beyond n.
     """
 
     samples: int
@@ -68,10 +69,18 @@ class SamplePlan(Plan):
     double: bool = True
 
     def __post_init__(self) -> None:
-        bits = np.array(self.bits, np.int32)
+        for name in ("samples", "n", "group"):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, numbers.Integral):
+                raise ValueError(f"SamplePlan: {name} must be an integer, got {value!r}")
+        given = np.asarray(self.bits)
+        bits = given.astype(np.int32)
         if self.group < 1 or self.n < 0 or bits.shape != (-(-self.samples // self.group), -(-self.n // WORD)):
             raise ValueError(f"SamplePlan: bits {bits.shape} are not those of {self.samples} samples of {self.n} outputs in "
                              f"groups of {self.group}")
+        if given.dtype != np.uint32 and not np.array_equal(bits, given):
+            raise ValueError("SamplePlan: bits must be integers, words of 32 bits")
+        if self.n % WORD and (bits[:, -1:].view(np.uint32) >> np.uint32(self.n % WORD)).any():
+            raise ValueError(f"SamplePlan: bits are set beyond output {self.n - 1}, the last one")
         object.__setattr__(self, "bits", bits)
 
     def _value(self) -> tuple:
