@@ -214,12 +214,12 @@ def _listed(backward=False, tile=32):
                 for j in range(tx, tile, side):
                     inside = n0 + i < a.shape[0] and p0 + j < a.shape[1]
                     a_tile[i, j] = a[n0 + i, p0 + j] if inside else zero
-                    if backward:
-                        inside = p0 + i < rows.size and q0 + j < cols.size
-                        w_tile[j, i] = w[rows[p0 + i], cols[q0 + j]] if inside else zero
-                    else:
-                        inside = q0 + i < rows.size and p0 + j < cols.size
-                        w_tile[i, j] = w[rows[q0 + i], cols[p0 + j]] if inside else zero
+                    k, m, value = (p0 if backward else q0) + i, (q0 if backward else p0) + j, zero
+                    if k < rows.size and m < cols.size:
+                        row, col = rows[k], cols[m]
+                        if 0 <= row < w.shape[0] and 0 <= col < w.shape[1]:  # nobody has looked at what lists on the device say
+                            value = w[row, col]
+                    w_tile[j if backward else i, i if backward else j] = value
             cuda.syncthreads()
             # multiply
             for p in range(tile):
@@ -234,7 +234,7 @@ def _listed(backward=False, tile=32):
                 n, q = n0 + ty + i * side, q0 + tx + j * side
                 if n < c.shape[0] and q < c.shape[1]:
                     value = (c11 if j else c10) if i else (c01 if j else c00)
-                    if biased:
+                    if biased and 0 <= rows[q] < bias.size:
                         value += bias[rows[q]]
                     if relu and value < zero:
                         value = zero
