@@ -71,15 +71,16 @@ class ChallengeResult:
         return float(self.multiplications.sum()) / max(self.inputs * self.connections, 1)
 
 
-def challenge(neurons: int = 1024, layers: int = 120, data: str | os.PathLike[str] | ChallengeData | None = None,
+def challenge(neurons: int | None = None, layers: int | None = None, data: str | os.PathLike[str] | ChallengeData | None = None,
               way: str = "compact", device: str | Device = "cpu", inputs: int | None = None, memory: int | None = None,
               say: Callable[[str], Any] = lambda text: None) -> ChallengeResult:
     """Run the Challenge once: the time counts when files, layers and buffers are in memory and everything is compiled.
 
     Parameters
     ----------
-    neurons, layers : int, default 1024 and 120
-        The Challenge's are 1024, 4096, 16384, 65536, and 120, 480, 1920.
+    neurons, layers : int, optional
+        Those of a ChallengeData, else 1024 and 120 by default. The Challenge's are 1024, 4096, 16384, 65536, and 120, 480,
+        1920.
     data : path, "generated" or ChallengeData, optional
         The folder of the official files, or `load_challenge`'s own by default; "generated" is a `RadixNet` for images of MNIST
         that are enlarged and cut at a threshold.
@@ -105,7 +106,8 @@ def challenge(neurons: int = 1024, layers: int = 120, data: str | os.PathLike[st
     Raises
     ------
     ValueError
-        If a size, the way or a file is not what it may be; MemoryError if not even LANES inputs fit.
+        If a size, the way or a file is not what it may be, or a ChallengeData has other sizes; MemoryError if not even
+        LANES inputs fit.
 
     References
     ----------
@@ -113,21 +115,34 @@ def challenge(neurons: int = 1024, layers: int = 120, data: str | os.PathLike[st
     """
     if way not in WAYS:
         raise ValueError(f"challenge: there is no way {way!r}; choose from {', '.join(WAYS)}")
+    if inputs is not None and inputs < 1:
+        raise ValueError(f"challenge: inputs must be 1 at least, not {inputs}")
     dev = named(device)
-    if not isinstance(data, ChallengeData):
-        data = generated(neurons, layers, inputs) if data == "generated" else load_challenge(neurons, layers, data)
-    data = first_inputs(data, inputs)
+    data = first_inputs(_data(neurons, layers, data, inputs), inputs)
     Prepared(first_inputs(data, LANES)._replace(network=[data.network[0]]), way, dev, LANES).run()  # compiled
     return Prepared(data, way, dev, _plan(data, memory, say)).run()
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
+def _data(neurons, layers, data, inputs):
+    """What is given, made or loaded."""
+    if not isinstance(data, ChallengeData):
+        size = 1024 if neurons is None else neurons, 120 if layers is None else layers
+        return generated(*size, inputs) if data == "generated" else load_challenge(*size, data)
+    if len(data.starts) < 2 or not len(data.network):
+        raise ValueError(f"challenge: data must have one input and one layer at least, not starts {data.starts.shape} and "
+                         f"{len(data.network)} layers")
+    own = len(data.network[0].indices), len(data.network)
+    if neurons not in (None, own[0]) or layers not in (None, own[1]):
+        raise ValueError(f"challenge: the data have {own[0]} neurons and {own[1]} layers; neurons {neurons} and layers "
+                         f"{layers} must be these, or left out")
+    return data
+
+
 def first_inputs(data: ChallengeData, count: int | None) -> ChallengeData:
     """The same with the first inputs alone, or all."""
     if count is None or count >= len(data.starts) - 1:
         return data
-    if count < 1:
-        raise ValueError(f"challenge: inputs must be 1 at least, not {count}")
     end = data.starts[count]
     truth = None if data.truth is None else data.truth[data.truth < count]
     return data._replace(starts=data.starts[:count + 1], columns=data.columns[:end], values=data.values[:end], truth=truth)
@@ -165,7 +180,7 @@ def _plan(data, memory, say):
     each = 2 * 4 * len(layer.indices)  # bytes of an input
     room = int(SHARE * _free()) if memory is None else memory
     piece = min(room // each // LANES, -(-count // LANES)) * LANES
-    if not piece:
+    if piece < LANES:
         raise MemoryError(f"challenge: {LANES} inputs need {LANES * each:,} bytes for activations, and there are {room:,}")
     pieces = -(-count // piece)
     weights = len(data.network) * layer.indices.nbytes
