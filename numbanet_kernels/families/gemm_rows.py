@@ -144,11 +144,12 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     """y[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])"""
     op = "gemm_rows (cpu)"
     (rows, _), (cols, _), out = _arguments(op, empty_cpu, x, w, rows, cols, bias, out=out)
+    sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
+    if not sliced:
+        rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
     own_bias = bias if bias is None else np.ascontiguousarray(bias[rows])
-    if isinstance(rows, slice) and isinstance(cols, slice):
+    if sliced:
         return multiply_forward(x, _kept_rows(op, w, rows, cols), out, own_bias, relu, scale)
-    whole = isinstance(cols, slice) and cols == ALL
-    rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
     return multiply_listed(x, w, rows, cols, out, own_bias, relu, scale)
 
 

@@ -82,6 +82,7 @@ def test_indices_of_another_axis_are_named(suffix, put, rows):
 @pytest.mark.parametrize("rows", [[-1, 2], [3, 9]])
 def test_indices_outside_an_axis_are_named_where_they_are_on_the_host(rows):
     x, w, dy = (np.zeros(shape, np.float32) for shape in ((4, 6), (9, 6), (4, 2)))
-    for product, operand in ((gemm_rows.gemm_rows_cpu, x), (gemm_rows.gemm_rows_dx_cpu, dy)):
+    products = (gemm_rows.gemm_rows_cpu, x, {}), (gemm_rows.gemm_rows_cpu, x, {"bias": np.zeros(9, np.float32)})
+    for product, operand, given in (*products, (gemm_rows.gemm_rows_dx_cpu, dy, {})):
         with pytest.raises(ValueError, match="outside an axis of length 9"):
-            product(operand, w, np.array(rows, np.int32), None)
+            product(operand, w, np.array(rows, np.int32), None, **given)
