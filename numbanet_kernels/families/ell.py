@@ -70,7 +70,7 @@ def _check(op, x, indices, values, bias, lanes, alive, rows, out):
         raise ValueError(f"{op}: indices {indices.shape} must have one column at least, and x {tuple(x.shape)} one input")
     if rows is not None and not 0 <= rows.count * ROWS <= found["O"]:
         raise ValueError(f"{op}: there are no {rows.count} groups of {ROWS} in {found['O']} rows")
-    if out is not None and out is x:
+    if out is not None and (out is x or isinstance(x, np.ndarray) and np.may_share_memory(out, x)):
         raise ValueError(f"{op}: out must not be x, of which later rows are still read")
     return count
 

@@ -60,6 +60,15 @@ def test_a_result_may_lie_in_a_given_array(suffix, put, get, rng, which):
     np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[:1], lambda x: x[1:]], ids=["x", "its beginning", "its end"])
+def test_a_result_may_not_lie_in_the_input(view):
+    x = np.zeros((2, 1, LANES), np.float32)
+    weights = np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32), np.zeros(1, np.float32)
+    out = view(x)
+    with pytest.raises(ValueError, match="out must not be x"):
+        ell.ell_cpu(x, *weights, 2.0, lanes=np.arange(len(out) * LANES, dtype=np.int32), out=out)
+
+
 @pytest.mark.parametrize("counts", [[0], [3, 0, 1], [2] * 64, [1, 4] * 50])
 def test_sparse_samples(suffix, put, get, rng, counts):
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
