@@ -162,6 +162,9 @@ WRONG = [  # what is wrong, its file, its content, what the message says
     ("NaN", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\tnan\n"), "line 100: a finite value expected, found b'nan'"),
     ("infinite", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\t1e39\n"), "line 100: a finite value expected"),
     ("text for a value", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\tone\n"), "line 100: a finite value.*b'one'"),
+    *((f"a value like {text!r}", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\t{text}\n"), "line 100: a finite value")
+      for text in ("1_0", " 1", "1 ", "1\0", "1\0" + "0", ".", "")),
+    ("all like 1_0", IMAGE, b"1\t1\t1_0\n2\t1\t1_0\n", "line 1: a finite value expected, found b'1_0'"),
     ("long", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\t0.{'1' * 99}\n"), "line 100: a value expected, found 101"),
     ("twice", LAYER, line(CONTENTS[LAYER], 100, "\t".join(ONE) + "\n" + "\t".join(ONE) + "\n"),
      f"line 101: the entry {ONE[0]}, {ONE[1]} is there twice"),

@@ -79,7 +79,8 @@ def challenge(neurons: int | None = None, layers: int | None = None, data: str |
     Parameters
     ----------
     neurons, layers : int, optional
-        Those of a ChallengeData, else 1024 and 120 by default. The Challenge's are 1024, 4096, 16384, 65536, and 120, 480, 1920.
+        Those of a ChallengeData, else 1024 and 120 by default. The Challenge's are 1024, 4096, 16384, 65536, and 120, 480,
+        1920.
     data : path, "generated" or ChallengeData, optional
         The folder of the official files, or `load_challenge`'s own by default; "generated" is a `RadixNet` for images of MNIST
         that are enlarged and cut at a threshold.
@@ -105,7 +106,8 @@ def challenge(neurons: int | None = None, layers: int | None = None, data: str |
     Raises
     ------
     ValueError
-        If a size, the way or a file is not what it may be, or a ChallengeData has other sizes; MemoryError if not even LANES inputs fit.
+        If a size, the way or a file is not what it may be, or a ChallengeData has other sizes; MemoryError if not even
+        LANES inputs fit.
 
     References
     ----------
@@ -132,8 +134,8 @@ def _data(neurons, layers, data, inputs):
                          f"{len(data.network)} layers")
     own = len(data.network[0].indices), len(data.network)
     if neurons not in (None, own[0]) or layers not in (None, own[1]):
-        raise ValueError(f"challenge: the data have {own[0]} neurons and {own[1]} layers; neurons {neurons} and layers {layers} "
-                         "must be these, or left out")
+        raise ValueError(f"challenge: the data have {own[0]} neurons and {own[1]} layers; neurons {neurons} and layers "
+                         f"{layers} must be these, or left out")
     return data
 
 

@@ -4,7 +4,7 @@
     neuron1024-l1-l120.tar             n1024-l1.tsv ...: input, neuron, weight; or a folder neuron1024 of these files
     neuron1024-l120-categories.tsv     images that are not 0 at the end
 
-Each may be compressed (.xz, .gz).
+Each may be compressed (.xz, .gz), but for the files of layers in a folder.
 """
 from __future__ import annotations
 

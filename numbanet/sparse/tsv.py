@@ -5,6 +5,7 @@ Whole pieces of a file are parsed at a time: separators give the places of all f
 from __future__ import annotations
 
 import lzma
+import re
 import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO, NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 PIECE = 1 << 23  # bytes that are parsed together
 DIGITS, LETTERS = 9, 40  # of a number, of a value, at most
 TAB, END = 9, 10
+DECIMAL = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\r?")  # a value
 
 
 class Entries(NamedTuple):
@@ -131,19 +133,19 @@ def _values(piece, starts, ends, source, line):
     if (lengths == lengths[0]).all() and all((piece[starts + place] == piece[starts[0] + place]).all() for place in places):
         texts, which = [bytes(piece[starts[0]:ends[0]])], np.zeros(len(ends), np.intp)
     else:
-        letters = piece[np.minimum(starts[:, None] + places, len(piece) - 1)] * (places < lengths[:, None])
+        places = np.arange(lengths.max() + 1)  # each text with its END at least, so that a NUL behind it is not lost
+        read = piece[np.minimum(starts[:, None] + places, len(piece) - 1)]
+        letters = np.where(places < lengths[:, None], read, np.uint8(END))
         texts, which = np.unique(np.ascontiguousarray(letters).view(f"S{len(places)}").ravel(), return_inverse=True)
+        texts = [bytes(text).rstrip(b"\n") for text in texts]
     values = np.array([_value(text) for text in texts], np.float64)
     if not np.isfinite(values).all():
         at = int(np.argmax(~np.isfinite(values[which])))
-        raise ValueError(f"{source}, line {line + at}: a finite value expected, found {bytes(texts[which[at]])!r}")
+        raise ValueError(f"{source}, line {line + at}: a finite value expected, found {texts[which[at]]!r}")
     return values.astype(np.float32)[which]
 
 
 def _value(text):
     """NaN if it is no number that float32 has."""
-    try:
-        value = float(text)
-    except ValueError:
-        return np.nan
+    value = float(text) if DECIMAL.fullmatch(text) else np.nan
     return value if abs(value) <= float(np.finfo(np.float32).max) else np.nan
