@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from numbanet.datasets import load_mnist
-from numbanet.sparse import RadixNet, load_challenge, mixed_radix
+from numbanet.sparse import EllLayer, RadixNet, load_challenge, mixed_radix
 from numbanet.sparse.radixnet import challenge_bias, enlarged
 
 DATA = os.environ.get("NUMBANET_DATA")
@@ -54,6 +54,20 @@ def test_it_is_always_the_same_and_seeds_differ():
     assert changed == [False] * 4 + [True] * 8
     with pytest.raises(IndexError, match="no layer 12"):
         one[12]
+
+
+@pytest.mark.parametrize("inputs", [None, 9])
+def test_a_layer_as_a_matrix(inputs):
+    """Its indices are in any order."""
+    layer = EllLayer(np.array([[3, 0], [1, 2], [0, 1], [2, 3]], np.int32), np.arange(1, 9, dtype=np.float32).reshape(4, 2),
+                     np.zeros(4, np.float32))
+    expected = np.zeros((4, inputs or 4), np.float32)
+    np.put_along_axis(expected, layer.indices, layer.values, axis=1)
+    found = layer.to_ell(inputs)
+    np.testing.assert_array_equal(found.dense(), expected)
+    for wrong, message in (([0, 0], "row 0 has column 0 twice"), ([0, 9], "names column 9"), ([-1, 0], "not -1")):
+        with pytest.raises(ValueError, match=message):
+            layer._replace(indices=np.array([wrong] * 4, np.int32)).to_ell(inputs)
 
 
 def test_the_challenges_biases():

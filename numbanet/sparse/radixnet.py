@@ -22,18 +22,39 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numbanet_kernels.layouts.sparse import ELL
+
 WIDTH = 16  # neurons of a node
 CEILING = 32.0  # activations are cut there
 NEURONS, LAYERS = (1024, 4096, 16384, 65536), (120, 480, 1920)  # the Challenge's
 
 
 class EllLayer(NamedTuple):
-    """Weights of a layer, the same number K for each of its O neurons: indices of inputs (O, K) int32, values (O, K) and bias
-    (O,) float32."""
+    """A layer as the op `ell` takes it: K weights for each of its O neurons, indices of inputs (O, K) int32, in any order and
+    without padding, values (O, K) and bias (O,) float32. The weights as a format of sparse matrices: `to_ell`."""
 
     indices: np.ndarray
     values: np.ndarray
     bias: np.ndarray
+
+    def to_ell(self, inputs: int | None = None) -> ELL:
+        """The weights (O, inputs), without the bias, as a `SparseLinear` takes them.
+
+        Parameters
+        ----------
+        inputs : int, optional
+            As many as there are neurons by default, as in the Challenge's networks.
+
+        Raises
+        ------
+        ValueError
+            If a neuron names an input twice, or one that is not there.
+        """
+        order = np.argsort(self.indices, axis=1)
+        indices, values = (np.take_along_axis(part, order, axis=1) for part in (self.indices, self.values))
+        if indices.size and indices.min() < 0:
+            raise ValueError(f"EllLayer.to_ell: indices must be from 0 on, not {indices.min()}")  # padding, for an ELL
+        return ELL(indices, values, (len(indices), len(indices) if inputs is None else inputs))
 
 
 def challenge_bias(neurons: int) -> float:

@@ -18,7 +18,7 @@ TAB, END = 9, 10
 DECIMAL = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\r?")  # a value
 
 
-class Entries(NamedTuple):
+class Triples(NamedTuple):
     """Entries of a sparse matrix: rows and columns from 0 on (int32), values (float32)."""
 
     rows: np.ndarray
@@ -26,7 +26,7 @@ class Entries(NamedTuple):
     values: np.ndarray
 
 
-def read_entries(file: BinaryIO, source: object, shape: tuple[int, int], tick: Callable[[], Any] = lambda: None) -> Entries:
+def read_entries(file: BinaryIO, source: object, shape: tuple[int, int], tick: Callable[[], Any] = lambda: None) -> Triples:
     """The entries of a matrix of this shape, sorted by column and then by row.
 
     Raises
@@ -49,7 +49,7 @@ def read_entries(file: BinaryIO, source: object, shape: tuple[int, int], tick: C
         tick()
     if not found:
         raise ValueError(f"{source}: entries expected, found an empty file")
-    return Entries(*map(np.concatenate, zip(*found)))
+    return Triples(*map(np.concatenate, zip(*found)))
 
 
 def read_numbers(file: BinaryIO, source: object, limit: int) -> np.ndarray:

@@ -19,6 +19,7 @@ from llvmlite import ir
 from numba import float32
 from numba.extending import intrinsic
 
+from ..layouts.slabs import LANES
 from ..runtime.declare import host_function, host_kernel
 from ..runtime.memory import empty_cpu
 from . import threads
@@ -26,7 +27,7 @@ from .lanes import FLOATS, NUMBER, REAL, WIDTH, data_of, spread
 from .narrow import aligned
 from .transposition import COLUMNS, NOTHING, _turn
 
-SAMPLES = 64
+SAMPLES = LANES  # a panel lies as a slab does
 VECTORS = SAMPLES // WIDTH
 NONE = np.zeros(0, np.int32)
 _all = functools.lru_cache(maxsize=64)(functools.partial(np.arange, dtype=np.int32))
