@@ -168,14 +168,20 @@ def shifted(of):
     return CSR.from_dense(dense, dense != 0) if isinstance(of, CSR) else BSR.from_dense(dense, of.tile)
 
 
-def test_a_state_that_is_no_structure_is_named(rng):
-    layer = SparseLinear(10, 13, weight=weight(rng))
+@pytest.mark.parametrize("make", [lambda layer: layer, lambda layer: Sequential([Sequential([ReLU(), layer])])],
+                         ids=["layer", "network"])
+@pytest.mark.parametrize("kind", ["csr", "bsr"])
+def test_a_state_that_is_no_structure_is_refused(rng, kind, make):
+    layer = make(SparseLinear(10, 13, weight=weight(rng, kind)))
+    x, name = Tensor(np.ones((2, 10))), next(name for name, *_ in layer.named() if name.endswith("col_indices"))
     state = layer.state_dict()
+    before = np.array(layer(x).numpy())
     with pytest.raises(ValueError, match="col_indices has numbers that are no int32"):
-        layer.load_state_dict({**state, "col_indices": state["col_indices"] + 0.5})
-    layer.load_state_dict({**state, "col_indices": state["col_indices"][::-1]})
-    with pytest.raises(ValueError, match="CSR: row .* is not sorted"):
-        layer(Tensor(np.ones((2, 10))))
+        layer.load_state_dict({**state, name: state[name] + 0.5})
+    with pytest.raises(ValueError, match=f"{kind.upper()}: .*row .* is not sorted"):
+        layer.load_state_dict({key: array[::-1] if key == name else array + (array.dtype == np.float32)
+                               for key, array in state.items()})
+    np.testing.assert_array_equal(layer(x).numpy(), before)
 
 
 @KINDS

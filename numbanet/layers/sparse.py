@@ -107,6 +107,14 @@ class SparseLinear(Layer):
         parts = (np.array(tensor.numpy()) for tensor in (self.crow_indices, self.col_indices, self.values))
         return kind(*parts, (self.out_features, self.in_features))
 
+    def check_state(self, arrays):
+        self._structure(arrays[self.crow_indices], arrays[self.col_indices])
+
+    def _structure(self, *indices: np.ndarray) -> CSR | BSR:
+        """The weight with entries where these say, all 0; ValueError where they say no structure."""
+        kind = CSR if self.tile is None else BSR
+        return kind(*map(np.array, indices), np.zeros(self.values.shape, np.float32), (self.out_features, self.in_features))
+
     @property
     def layout(self) -> ops.Layout:
         """Where the entries are, on the device: made when it is asked for the first time, and after `crow_indices` and
@@ -115,13 +123,11 @@ class SparseLinear(Layer):
         Raises
         ------
         ValueError
-            If they make no structure, as after a state that was loaded.
+            If they make no structure.
         """
         of = self.crow_indices.data, self.col_indices.data
         if self._made is None or any(a is not b for a, b in zip(self._made[0], of)):
-            kind = CSR if self.tile is None else BSR
-            parts = (np.array(tensor.numpy()) for tensor in (self.crow_indices, self.col_indices))
-            matrix = kind(*parts, np.zeros(self.values.shape, np.float32), (self.out_features, self.in_features))
+            matrix = self._structure(self.crow_indices.numpy(), self.col_indices.numpy())
             self._made = of, ops.Layout(matrix, self.values.device)
         return self._made[1]
 
