@@ -85,7 +85,7 @@ def test_planned_equals_masked(dev, rng, kind, rows, cols):
 
 
 # --- making -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("density", [0.02, 0.1, 0.25])
+@pytest.mark.parametrize("density", [0.02, 0.1, np.float32(0.25)])
 def test_a_density_gives_each_neuron_its_share_of_inputs(density):
     layer = SparseLinear(300, 200, density=density, rng=0)
     found = layer.weight
@@ -115,6 +115,7 @@ def test_it_says_where_a_dense_layer_is_faster():
     (lambda: SparseLinear(0, 4), ValueError, "widths must be positive"),
     (lambda: SparseLinear(4, 4, density=0), ValueError, r"density must be in \(0, 1\], got 0"),
     (lambda: SparseLinear(4, 4, density=1.5), ValueError, "density must be in"),
+    (lambda: SparseLinear(4, 4, density=True), ValueError, "density must be in .*, got True"),
     (lambda: SparseLinear(4, 4, init="zeros"), ValueError, "'he' or 'glorot'"),
     (lambda: SparseLinear(4, 4, keep=0), ValueError, "keep must be"),
     (lambda: SparseLinear(4, 5, weight=CSR.from_dense(np.eye(4))), ValueError, r"the weight is \(4, 4\), not .* \(5, 4\)"),

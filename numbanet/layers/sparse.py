@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import warnings
 from typing import Any
 
@@ -231,7 +232,7 @@ def drawn(shape: tuple[int, int], density: float, init: str, keep: float, rng: n
     outputs, inputs = shape
     if outputs < 1 or inputs < 1:
         raise ValueError(f"SparseLinear: widths must be positive, got in_features={inputs}, out_features={outputs}")
-    if not (isinstance(density, (int, float)) and 0 < density <= 1):
+    if isinstance(density, bool) or not isinstance(density, numbers.Real) or not 0 < density <= 1:
         raise ValueError(f"SparseLinear: density must be in (0, 1], got {density!r}")
     if init not in ("he", "glorot"):
         raise ValueError(f"SparseLinear: init must be 'he' or 'glorot', got {init!r}")
