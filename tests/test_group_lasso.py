@@ -261,7 +261,6 @@ def test_an_error_leaves_the_network_as_it_was(monkeypatch):
     """Also where it had shrunk meanwhile."""
     net = fitted(epochs=20)
     net.history_[:] = net.history_[:3]  # as if it were to shrink further
-    net.sparsity = None
     before, layers = [p.numpy().copy() for p in net.model_.parameters()], list(net.model_.layers)
     net._structure.chosen = GroupLasso(0.1, ("rows", "columns"))
 
