@@ -261,7 +261,6 @@ def test_an_error_leaves_the_network_as_it_was(monkeypatch):
     """Also where it had shrunk meanwhile."""
     net = fitted(epochs=20)
     net.history_[:] = net.history_[:3]  # as if it were to shrink further
-    net.sparsity = None
     before, layers = [p.numpy().copy() for p in net.model_.parameters()], list(net.model_.layers)
     net._structure.chosen = GroupLasso(0.1, ("rows", "columns"))
 
@@ -344,7 +343,7 @@ def test_without_strength_nothing_changes():
 # --- bad input --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("arguments, message", [
     ((-1.0,), "strength"), ((np.nan,), "strength"), (("a",), "strength"), ((True,), "strength"),
-    ((1, "lines"), "no groups 'lines'"), ((1, ()), "no groups"), ((1, ("rows", 3)), "no groups"),
+    ((1, "lines"), "no groups 'lines'"), ((1, ()), "no groups"), ((1, ("rows", 3)), "no groups"), ((1, 3), "no groups 3"),
     ((1, "rows", -0.1), "cost_weight"), ((1, "rows", 1.1), "cost_weight"),
     ((1, "rows", 0, 1.0), "fine_tuning"), ((1, "rows", 0, None), "fine_tuning"), ((1, "rows", 0, 0.5, 2), "keep")], ids=str)
 def test_what_is_no_lasso_is_refused(arguments, message):

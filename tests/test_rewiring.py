@@ -9,7 +9,9 @@ from numbanet import Linear, Net, ReLU, Rewire, SparseLinear
 from numbanet.datasets import load_digits
 from numbanet.device import problem
 from numbanet.sparse import BSR
+from numbanet.training import loop
 from numbanet.training.rewiring import Rewiring
+from numbanet_kernels.runtime import graph
 
 X, Y, X_TEST, Y_TEST = load_digits()
 SQUARE = SparseLinear(64, 64, rng=0)
@@ -84,24 +86,40 @@ def test_what_an_optimiser_carries_along_goes_with_the_values(monkeypatch, optim
 
 
 def test_early_stopping_goes_back_to_the_structure_of_the_best_weights():
-    net = fitted(Rewire(every=2, until=1.0), epochs=12, early_stopping=True, patience=3, validation_fraction=0.2)
-    again = fitted(Rewire(every=2, until=1.0), epochs=12, early_stopping=True, patience=3, validation_fraction=0.2)
-    np.testing.assert_array_equal(net.predict(X_TEST), again.predict(X_TEST))
-    assert net.score(X_TEST, Y_TEST) > 0.8
+    after = []
+    net = fitted(Rewire(every=2, until=1.0), epochs=12, early_stopping=True, patience=3, validation_fraction=0.2,
+                 callbacks=[lambda net, record: after.append(net.model_.layers[0].weight)])
+    best = 0
+    for epoch, record in enumerate(net.history_):
+        if record["validation_score"] > net.history_[best]["validation_score"] + loop.TOLERANCE:
+            best = epoch
+    found = net.model_.layers[0].weight
+    np.testing.assert_array_equal(found.indices, after[best].indices)
+    np.testing.assert_array_equal(found.values, after[best].values)
+    assert best < len(after) - 1 and not np.array_equal(found.indices, after[-1].indices)
 
 
 @pytest.mark.parametrize("name", [name for name in ("emulated", "cuda") if problem(name) is None])
-def test_recorded_passes_do_not_hide_what_is_rewired(name, asked):
-    """Steps of a network that is rewired are launched one by one: the same structure as on the CPU."""
+@pytest.mark.parametrize("until, times", [(1.0, 4), (0.4, 1)])
+def test_recorded_passes_do_not_hide_what_is_rewired(name, until, times, asked, monkeypatch):
+    """Steps of a network that is rewired are launched one by one, those after the last rewiring are recorded: the same
+    structure as on the CPU."""
+    replayed = []
+
+    def replay(self, original=graph.Graph.replay):
+        replayed.append(self)
+        original(self)
+
+    monkeypatch.setattr(graph.Graph, "replay", replay)
     rng = np.random.default_rng(0)
     x, y, found = rng.standard_normal((24, 12)).astype(np.float32), np.arange(24) % 3, []
     for device in ("cpu", name):
         net = Net([SparseLinear(12, 9, density=0.25, rng=0), ReLU(), Linear(9, 3, rng=1)], epochs=3, batch_size=8,
-                  device=device, random_state=0, sparsity=Rewire(every=2, until=1.0)).fit(x, y)
+                  device=device, random_state=0, sparsity=Rewire(every=2, until=until)).fit(x, y)
         found.append(net.model_.layers[0].weight)
     np.testing.assert_array_equal(found[0].indices, found[1].indices)
     np.testing.assert_allclose(found[0].values, found[1].values, rtol=1e-3, atol=1e-5)
-    assert len(asked) == 2 * 4
+    assert len(asked) == 2 * times and bool(replayed) == (until < 1)
 
 
 @pytest.mark.filterwarnings("ignore:fit was interrupted")

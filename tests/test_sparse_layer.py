@@ -85,7 +85,7 @@ def test_planned_equals_masked(dev, rng, kind, rows, cols):
 
 
 # --- making -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("density", [0.02, 0.1, 0.25])
+@pytest.mark.parametrize("density", [0.02, 0.1, np.float32(0.25)])
 def test_a_density_gives_each_neuron_its_share_of_inputs(density):
     layer = SparseLinear(300, 200, density=density, rng=0)
     found = layer.weight
@@ -115,6 +115,7 @@ def test_it_says_where_a_dense_layer_is_faster():
     (lambda: SparseLinear(0, 4), ValueError, "widths must be positive"),
     (lambda: SparseLinear(4, 4, density=0), ValueError, r"density must be in \(0, 1\], got 0"),
     (lambda: SparseLinear(4, 4, density=1.5), ValueError, "density must be in"),
+    (lambda: SparseLinear(4, 4, density=True), ValueError, "density must be in .*, got True"),
     (lambda: SparseLinear(4, 4, init="zeros"), ValueError, "'he' or 'glorot'"),
     (lambda: SparseLinear(4, 4, keep=0), ValueError, "keep must be"),
     (lambda: SparseLinear(4, 5, weight=CSR.from_dense(np.eye(4))), ValueError, r"the weight is \(4, 4\), not .* \(5, 4\)"),
@@ -168,14 +169,20 @@ def shifted(of):
     return CSR.from_dense(dense, dense != 0) if isinstance(of, CSR) else BSR.from_dense(dense, of.tile)
 
 
-def test_a_state_that_is_no_structure_is_named(rng):
-    layer = SparseLinear(10, 13, weight=weight(rng))
+@pytest.mark.parametrize("make", [lambda layer: layer, lambda layer: Sequential([Sequential([ReLU(), layer])])],
+                         ids=["layer", "network"])
+@pytest.mark.parametrize("kind", ["csr", "bsr"])
+def test_a_state_that_is_no_structure_is_refused(rng, kind, make):
+    layer = make(SparseLinear(10, 13, weight=weight(rng, kind)))
+    x, name = Tensor(np.ones((2, 10))), next(name for name, *_ in layer.named() if name.endswith("col_indices"))
     state = layer.state_dict()
+    before = np.array(layer(x).numpy())
     with pytest.raises(ValueError, match="col_indices has numbers that are no int32"):
-        layer.load_state_dict({**state, "col_indices": state["col_indices"] + 0.5})
-    layer.load_state_dict({**state, "col_indices": state["col_indices"][::-1]})
-    with pytest.raises(ValueError, match="CSR: row .* is not sorted"):
-        layer(Tensor(np.ones((2, 10))))
+        layer.load_state_dict({**state, name: state[name] + 0.5})
+    with pytest.raises(ValueError, match=f"{kind.upper()}: .*row .* is not sorted"):
+        layer.load_state_dict({key: array[::-1] if key == name else array + (array.dtype == np.float32)
+                               for key, array in state.items()})
+    np.testing.assert_array_equal(layer(x).numpy(), before)
 
 
 @KINDS

@@ -33,3 +33,13 @@ def test_early_stopping_without_an_epoch_that_could_be_the_result_is_told_of(kin
         warnings.simplefilter("error")
         net(kind(0.5), early_stopping=True, patience=1).fit(X, Y)
         net(kind(0)).fit(X, Y)
+
+
+def test_sparsity_that_is_set_after_fit_is_told_of():
+    first = net(None, epochs=1).fit(X, Y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first.partial_fit(X, Y)
+    first.set_params(sparsity=GroupLasso(1e-3))
+    with pytest.warns(UserWarning, match="partial_fit: the network goes on with sparsity=None, with which it began"):
+        first.partial_fit(X, Y)

@@ -97,6 +97,9 @@ class BaseNet(BaseEstimator):
             X, y, weights = self._check_data(X, y, sample_weight, reset=fresh, **target_options)
             if fresh:
                 self._start(X, weights, settings)
+            elif self.sparsity != self._sparsity:
+                warnings.warn(f"partial_fit: the network goes on with sparsity={self._sparsity!r}, with which it began; fit "
+                              f"begins anew, with {self.sparsity!r}", stacklevel=3)
             settings["early_stopping"] = False
             self._train(X, y, weights, 1, settings, None)
         return self
@@ -245,6 +248,7 @@ class BaseNet(BaseEstimator):
         to(model, settings["device"])
         self.model_, self.history_ = model, []
         self.optimizer_ = self._make_optimizer(model.parameters())
+        self._sparsity = self.sparsity
         self._structure = Structure() if self.sparsity is None else self.sparsity.begin(
             model, (self.batch_size, *self.input_shape_), self.epochs, settings["device"])
 

@@ -34,9 +34,9 @@ class Net(ClassifierMixin, BaseNet):
         One record an epoch: epoch, loss, score (of the predictions made while training), seconds, flops_share (FLOPs done
         over those of dense training), learning_rate, dropout_rate (the mean over layers), of "rsdp" and "bsdp" dropped and
         sensitive (shares by convolution), validation_score where there is validation; of `GroupLasso` weights_kept (share of
-        the weights of products that are not zero), and sparsity_loss and time_loss, which with loss are the parts of the
-        fused loss; of `Rewire` rewired (share of the entries). FLOPs are compared with those of the network as it was at
-        first.
+        the weights of products that are not zero), and sparsity_loss and time_loss, the parts of its penalty with norms as
+        they are, which with loss make the fused loss (adaptive=True, the default, follows another penalty, of weighed norms);
+        of `Rewire` rewired (share of the entries). FLOPs are compared with those of the network as it was at first.
     n_iter_ : int
         Epochs trained.
     policy_ : Dropout

@@ -156,7 +156,7 @@ class Layer:
         Raises
         ------
         ValueError
-            If a name is missing or unknown, or a shape is another one; nothing is changed then.
+            If a name is missing or unknown, a shape is another one, or indices make no structure; nothing is changed then.
         TypeError
             If an entry is no array of numbers.
         """
@@ -173,8 +173,12 @@ class Layer:
                 raise ValueError(f"load_state_dict: {name} has numbers that are no {tensor.dtype}")
             if found[name].shape != tensor.shape:
                 raise ValueError(f"load_state_dict: {name} has shape {found[name].shape}, the layer's is {tensor.shape}")
+        self.check_state({tensor: found[name] for name, tensor in own.items()})
         for name, tensor in own.items():
             tensor.assign(tensor.device.upload(found[name]))
+
+    def check_state(self, arrays: Mapping[Tensor, np.ndarray]) -> None:
+        """ValueError unless the layer can take these arrays for its tensors, whose shapes they have."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -110,6 +110,10 @@ class Sequential(Layer):
         shared = self._facts()[2]
         return {weight: kept for weight, kept in found.items() if weight not in shared}
 
+    def check_state(self, arrays):
+        for layer in self.layers:
+            layer.check_state(arrays)
+
     def named(self):
         for i, layer in enumerate(self.layers):
             yield from ((f"{i}.{name}", tensor, trained) for name, tensor, trained in layer.named())

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import warnings
 from typing import Any
 
@@ -107,6 +108,14 @@ class SparseLinear(Layer):
         parts = (np.array(tensor.numpy()) for tensor in (self.crow_indices, self.col_indices, self.values))
         return kind(*parts, (self.out_features, self.in_features))
 
+    def check_state(self, arrays):
+        self._structure(arrays[self.crow_indices], arrays[self.col_indices])
+
+    def _structure(self, *indices: np.ndarray) -> CSR | BSR:
+        """The weight with entries where these say, all 0; ValueError where they say no structure."""
+        kind = CSR if self.tile is None else BSR
+        return kind(*map(np.array, indices), np.zeros(self.values.shape, np.float32), (self.out_features, self.in_features))
+
     @property
     def layout(self) -> ops.Layout:
         """Where the entries are, on the device: made when it is asked for the first time, and after `crow_indices` and
@@ -115,13 +124,11 @@ class SparseLinear(Layer):
         Raises
         ------
         ValueError
-            If they make no structure, as after a state that was loaded.
+            If they make no structure.
         """
         of = self.crow_indices.data, self.col_indices.data
         if self._made is None or any(a is not b for a, b in zip(self._made[0], of)):
-            kind = CSR if self.tile is None else BSR
-            parts = (np.array(tensor.numpy()) for tensor in (self.crow_indices, self.col_indices))
-            matrix = kind(*parts, np.zeros(self.values.shape, np.float32), (self.out_features, self.in_features))
+            matrix = self._structure(self.crow_indices.numpy(), self.col_indices.numpy())
             self._made = of, ops.Layout(matrix, self.values.device)
         return self._made[1]
 
@@ -225,7 +232,7 @@ def drawn(shape: tuple[int, int], density: float, init: str, keep: float, rng: n
     outputs, inputs = shape
     if outputs < 1 or inputs < 1:
         raise ValueError(f"SparseLinear: widths must be positive, got in_features={inputs}, out_features={outputs}")
-    if not (isinstance(density, (int, float)) and 0 < density <= 1):
+    if isinstance(density, bool) or not isinstance(density, numbers.Real) or not 0 < density <= 1:
         raise ValueError(f"SparseLinear: density must be in (0, 1], got {density!r}")
     if init not in ("he", "glorot"):
         raise ValueError(f"SparseLinear: init must be 'he' or 'glorot', got {init!r}")

@@ -147,7 +147,8 @@ class GroupLasso(Sparsity):
         given = self.strength
         if isinstance(given, bool) or not isinstance(given, numbers.Real) or not 0 <= given < math.inf:
             raise ValueError(f"GroupLasso: strength must be a finite number, not negative, got {given!r}")
-        if not self.kinds or not all(isinstance(kind, str) and kind in GROUPS for kind in self.kinds):
+        kinds = (self.groups,) if isinstance(self.groups, str) else self.groups
+        if not (isinstance(kinds, (tuple, list)) and kinds and all(isinstance(kind, str) and kind in GROUPS for kind in kinds)):
             raise ValueError(f"GroupLasso: there are no groups {self.groups!r}; choose from {', '.join(map(repr, GROUPS))}")
         check_share("GroupLasso: cost_weight", self.cost_weight)
         check_share("GroupLasso: fine_tuning", self.fine_tuning, open_end=True)
