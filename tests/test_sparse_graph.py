@@ -79,6 +79,14 @@ def test_a_batch_shares_the_neurons_that_are_guessed_to_give_most(dev, rate):
     np.testing.assert_array_equal(plan.indices(), np.sort(np.argsort(scores)[-plan.count:]))
 
 
+@pytest.mark.parametrize("share", ["batch", "tile", "sample"])
+def test_of_equal_scores_the_first_are_kept(dev, share):
+    model, some = network(hidden=200, device=dev), np.arange(200) >= 180
+    dev.copy(dev.upload(np.float32(some)), out=model.layers[0].bias.data)
+    mask = plan_of(DynamicSparseGraph(0.5, epsilon=0.9, share=share), model, Tensor(np.zeros((N, 200)), dev)).mask()
+    assert (mask == (some | (np.arange(200) < 80))).all()
+
+
 def test_without_fewer_numbers_than_inputs_the_outputs_themselves_are_looked_at(dev):
     model, x = network(inputs=20, device=dev), Tensor(samples(inputs=20)[0], dev)
     layer, chosen = model.layers[0], DynamicSparseGraph(0.5, samples=N)

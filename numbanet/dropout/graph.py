@@ -16,7 +16,6 @@ What that costs, of N samples, I inputs, O outputs and S samples looked at (all 
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import numbers
 import weakref
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from numbanet_kernels.layouts.ternary import Ternary, ternary
+from numbanet_kernels.runtime.arrays import device_cache
 
 from ..autograd import no_grad
 from ..device import Device
@@ -155,7 +155,8 @@ class DynamicSparseGraph(Dropout):
             if self.share == "batch":
                 some = _evenly(flow, self.samples).dense()
                 scores = self._guesses.scores(some.data if w.ndim == 2 else _windows(some, site.layer), w, bias)
-                return IndexPlan(w.shape[0], largest(np.asarray(w.device.download(scores)), count))
+                bits = largest(w.device, w.device.reshape(scores, (1, w.shape[0])), count).astype("<i4").view(np.uint8)
+                return IndexPlan(w.shape[0], np.flatnonzero(np.unpackbits(bits, count=w.shape[0], bitorder="little")))
             x = flow.dense()
             group = 1 if self.share == "sample" else self.group
             scores = self._guesses.outputs(x.data, w, bias) if group == 1 else self._of_groups(x, w, bias)
@@ -172,7 +173,7 @@ class DynamicSparseGraph(Dropout):
     def _chosen(self, dev: Device, scores: Any, count: int) -> np.ndarray:
         """The bits of the largest in each row of scores."""
         if self.threshold == "exact":
-            return np.asarray(dev.download(dev.top_k(scores, count)))
+            return largest(dev, scores, count)
         few = np.asarray(dev.download(dev.getitem(scores, slice(0, SHARING))))
         shared = float(np.partition(few, few.shape[1] - count)[:, few.shape[1] - count].mean())
         least = shared if self.share == "sample" else max(shared, np.finfo(np.float32).tiny)  # not those that give nothing
@@ -187,9 +188,9 @@ def kept_of(n: int, rate: float) -> int:
     return max(round((1 - rate) * n), 1)
 
 
-def largest(scores: np.ndarray, count: int) -> np.ndarray:
-    """Where the largest ones are, increasing."""
-    return np.sort(np.argpartition(-scores, count - 1)[:count])
+def largest(dev: Device, scores: Any, count: int) -> np.ndarray:
+    """The bits of the largest in each row of scores, of equal ones the first."""
+    return np.asarray(dev.download(dev.top_k(scores, count)))
 
 
 def _evenly(flow: Flow, count: int) -> Flow:
@@ -273,7 +274,7 @@ class Guesses:
         return type(self), (self.epsilon, self.refresh, self.seed)
 
 
-@functools.lru_cache(maxsize=64)
+@device_cache(maxsize=64)
 def _lists(k: int, inputs: int, seed: int, dev: Device) -> Ternary:
     """R on the device."""
     return Ternary(*map(dev.upload, ternary(k, inputs, seed)))

@@ -198,7 +198,8 @@ def _pairing():
     @kernel("void(f4[::1], f4[::1], i4[::1], i4[::1], i4, i4, i4, f4[::1])")
     def gemm_samples_dx(dy, w, bits, starts, group, width, depth, dx):
         """One thread, one sum: neighbouring threads read neighbours of a row of w."""
-        i, n, words = int32(cuda.grid(1)), int32(cuda.blockIdx.y), (width + int32(31)) // int32(32)
+        n, words = int32(cuda.blockIdx.x), (width + int32(31)) // int32(32)  # there may be more samples than blocks along y
+        i = int32(cuda.blockIdx.y * THREADS + cuda.threadIdx.x)
         if i < depth:
             place, total = starts[n], float32(0)
             for word in range(words):
@@ -242,7 +243,7 @@ def gemm_samples_cuda(x, w, lists, kept, bias=None, relu=False):
 def gemm_samples_dx_cuda(dy, w, lists):
     samples = _check("gemm_samples_dx (cuda)", lists, dy, w=(w, (lists.width, "I")))
     dx = empty_cuda((samples, w.shape[1]))
-    launch(_pairing()[2], (blocks_for(w.shape[1]), samples), THREADS, dy, flat(w), flat(lists.bits), lists.starts, lists.group,
+    launch(_pairing()[2], (samples, blocks_for(w.shape[1])), THREADS, dy, flat(w), flat(lists.bits), lists.starts, lists.group,
            lists.width, w.shape[1], flat(dx))
     return dx
 

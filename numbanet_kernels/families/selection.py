@@ -4,8 +4,9 @@
     top_k      bits of the k largest of each row, of equal ones the first      v (N, O) -> (N, words of 32 bits)
     above      bits of what is not below a threshold
 
-Scores are what outputs give on to the next layer after ReLU, summed over samples; the product (N, O) is never kept. The k-th
-largest is found by halving: floats are ordered as the integers that their bits are, of negative ones those of the rest turned.
+Scores are what outputs give on to the next layer after ReLU, summed over samples; the product (N, O) is never kept on the CPU,
+and on CUDA until it is summed. The k-th largest is found by halving: floats are ordered as the integers that their bits are, of
+negative ones those of the rest turned.
 """
 from __future__ import annotations
 

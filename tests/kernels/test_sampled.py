@@ -4,6 +4,7 @@ import pytest
 
 from numbanet_kernels.families import sampled
 from numbanet_kernels.layouts.samples import sample_lists
+from numbanet_kernels.runtime.launch import recording
 
 CASES = [(1, 1, 1, 1, 0.5), (5, 7, 9, 1, 0.5), (40, 33, 70, 1, 0.2), (40, 33, 70, 16, 0.2), (37, 20, 65, 16, 0.9),
          (7, 600, 32, 3, 0.5), (6, 5, 40, 1, 0.0), (6, 5, 40, 20, 1.0), (0, 5, 4, 1, 0.5),
@@ -47,6 +48,16 @@ def test_backward(suffix, put, get, rng, case):
     found = getattr(sampled, f"gemm_samples_dw_{suffix}")(put(dy), put(x), on(put, lists))
     for ours, theirs in zip(found, sampled.gemm_samples_dw_reference(dy, x, lists), strict=True):
         close(get(ours), theirs)
+
+
+def test_samples_go_along_the_axis_of_which_a_card_has_most_blocks(suffix, put):
+    if suffix == "cpu":
+        pytest.skip("has no grid")
+    lists, samples = sample_lists(np.ones((70_000, 1), bool), 70_000, 1), 70_000
+    given = put(np.zeros(samples, np.float32)), put(np.zeros((1, 300), np.float32)), on(put, lists)
+    with recording() as calls:
+        sampled.gemm_samples_dx_cuda(*given)
+    assert [grid for _, grid, _, _ in calls] == [(samples, 2)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
