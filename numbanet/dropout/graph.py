@@ -16,6 +16,7 @@ What that costs, of N samples, I inputs, O outputs and S samples looked at (all 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import numbers
 import weakref
@@ -24,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from numbanet_kernels.layouts.ternary import Ternary, ternary
-from numbanet_kernels.runtime.arrays import device_cache
 
 from ..autograd import no_grad
 from ..device import Device
@@ -274,7 +274,7 @@ class Guesses:
         return type(self), (self.epsilon, self.refresh, self.seed)
 
 
-@device_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def _lists(k: int, inputs: int, seed: int, dev: Device) -> Ternary:
     """R on the device."""
     return Ternary(*map(dev.upload, ternary(k, inputs, seed)))
