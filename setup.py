@@ -10,7 +10,8 @@ version = re.search(r'^__version__ = "(.+)"$', (here / "numbanet/__init__.py").r
 cuda = ["numba-cuda[cu13]>=0.30"]
 torch = ["torch==2.13.0"]  # the peer that tests and benchmarks compare with; pinned, because figures name it
 plots = ["matplotlib>=3.7"]
-bench = [*torch, *plots, "joblib>=1.4"]
+graphblas = ["python-graphblas[suitesparse]; platform_system == 'Linux'"]  # another peer, of sparse products
+bench = [*torch, *plots, *graphblas, "joblib>=1.4"]
 # NVVM, ptxas and nvdisasm compile, assemble and read CUDA kernels on any machine: the tests want them where there is no GPU
 compilers = [f"nvidia-{part}>=13; platform_system == 'Linux'" for part in ("cuda-nvcc", "nvvm", "cuda-nvdisasm")]
 

@@ -134,7 +134,7 @@ class Dropout(abc.ABC):
         return self.look(site, flow.dense(), w, rng)
 
     def asked(self, model: Sequential, layer: Layer, name: str, flow: Flow, w: Tensor,
-               rng: np.random.Generator) -> Plan | None:
+              rng: np.random.Generator) -> Plan | None:
         """What it chooses for the site of that name, where it is one that it has plans for."""
         site = next((site for site in self.sites(model) if (site.layer, site.name) == (layer, name)), None)
         return site and self.look_at(site, flow, w, rng)

@@ -50,9 +50,7 @@ def test_backward(suffix, put, get, rng, case):
         close(get(ours), theirs)
 
 
-def test_samples_go_along_the_axis_of_which_a_card_has_most_blocks(suffix, put):
-    if suffix == "cpu":
-        pytest.skip("has no grid")
+def test_samples_go_along_the_axis_of_which_a_card_has_most_blocks(on_cuda, put):
     lists, samples = sample_lists(np.ones((70_000, 1), bool), 70_000, 1), 70_000
     given = put(np.zeros(samples, np.float32)), put(np.zeros((1, 300), np.float32)), on(put, lists)
     with recording() as calls:
