@@ -129,19 +129,20 @@ def _call(builder, name, result, arguments):
     return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), arguments)
 
 
-def _place(builder, data, at):
-    return builder.bitcast(builder.gep(data, [at]), FLOATS.as_pointer())
+def vector_at(builder, data, at, kind=FLOATS):
+    """The address of the vector that begins at data[at]."""
+    return builder.bitcast(builder.gep(data, [at]), kind.as_pointer())
 
 
 def load(builder, data, at, some):
     """data[at:at + WIDTH] at some lanes, 0 at the others."""
-    arguments = [_place(builder, data, at), ir.IntType(32)(4), some, FLOATS([REAL(0.0)] * WIDTH)]
+    arguments = [vector_at(builder, data, at), ir.IntType(32)(4), some, FLOATS([REAL(0.0)] * WIDTH)]
     return Lanes(builder, _call(builder, f"llvm.masked.load.v{WIDTH}f32.p0", FLOATS, arguments))
 
 
 def store(builder, lanes, data, at, some):
     """data[at:at + WIDTH] = lanes at some of them."""
-    arguments = [lanes.value, _place(builder, data, at), ir.IntType(32)(4), some]
+    arguments = [lanes.value, vector_at(builder, data, at), ir.IntType(32)(4), some]
     _call(builder, f"llvm.masked.store.v{WIDTH}f32.p0", ir.VoidType(), arguments)
 
 

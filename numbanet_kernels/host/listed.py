@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from ..runtime.declare import host_kernel
 from . import threads
-from .lanes import FLOATS, NUMBER, WIDTH, data_of, fetch, spread
+from .lanes import FLOATS, NUMBER, WIDTH, data_of, fetch, spread, vector_at
 from .narrow import LINE, aligned
 from .transposition import _turn, turn_back
 
@@ -56,10 +56,7 @@ def _add_products(typing_context, x, at, room, length, sums, place, step):
     def generate(context, builder, signature, arguments):
         x, at, room, length, sums, place, step = data_of(context, builder, signature, arguments)
 
-        def vector(data, index):
-            return builder.bitcast(builder.gep(data, [index]), FLOATS.as_pointer())
-
-        places = [vector(sums, builder.add(place, builder.mul(step, NUMBER(r)))) for r in range(ROWS)]
+        places = [vector_at(builder, sums, builder.add(place, builder.mul(step, NUMBER(r)))) for r in range(ROWS)]
         firsts = [builder.load(spot, align=4) for spot in places]
         before, loop, done = builder.block, *(builder.append_basic_block(name) for name in ("loop", "done"))
         builder.branch(loop)
@@ -70,7 +67,7 @@ def _add_products(typing_context, x, at, room, length, sums, place, step):
         values = list(phis)
         for u in range(UNROLL):
             number = builder.add(k, NUMBER(u))
-            samples = builder.load(vector(x, builder.add(at, builder.mul(number, NUMBER(WIDTH)))), align=4 * WIDTH)
+            samples = builder.load(vector_at(builder, x, builder.add(at, builder.mul(number, NUMBER(WIDTH)))), align=4 * WIDTH)
             for r in range(ROWS):
                 factor = builder.load(builder.gep(room, [builder.add(number, NUMBER(r * BLOCK))]))
                 product = builder.fmul(samples, spread(builder, factor).value, flags=("contract",))

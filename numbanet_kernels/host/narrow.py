@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 
 from ..runtime.declare import host_kernel
 from ..runtime.memory import empty_cpu
-from .lanes import FLOATS, NUMBER, REAL, WIDTH, below, data_of, fetch, load, spread, store
+from .lanes import FLOATS, NUMBER, REAL, WIDTH, below, data_of, fetch, load, spread, store, vector_at
 from .transposition import _turn
 
 SIZES = (20, 16, 12, 10, 8, 4, 2, 1) if WIDTH == 16 else (12, 10, 8, 4, 2, 1)  # samples of a tile: registers
@@ -176,8 +176,7 @@ def _variant(builder, size, x, panel, rows, depth, out):
         total = values[0][r]
         for own in values[1:]:
             total = builder.fadd(total, own[r])
-        place = builder.bitcast(builder.gep(out, [NUMBER(r * WIDTH)]), FLOATS.as_pointer())
-        builder.store(total, place, align=4)
+        builder.store(total, vector_at(builder, out, NUMBER(r * WIDTH)), align=4)
 
 
 @intrinsic

@@ -13,17 +13,13 @@ from numba.extending import intrinsic
 from ..layouts.slabs import LANES, ROWS
 from ..runtime.declare import host_function, host_kernel
 from ..runtime.launch import ceil_div
-from .lanes import BITS, FLOATS, NUMBER, REAL, WIDTH, Lanes, data_of, spread
+from .lanes import BITS, FLOATS, NUMBER, REAL, WIDTH, Lanes, data_of, spread, vector_at
 
 VECTORS = 4 if WIDTH == 16 else 2  # of samples: sums of ROWS x VECTORS vectors are in registers
 INTEGER = numba.int64
 
 
 # --- rows of a slab --------------------------------------------------------------------------------------------------
-def _vector(builder, data, at, kind=FLOATS):
-    return builder.bitcast(builder.gep(data, [at]), kind.as_pointer())
-
-
 def _sums(builder, rows, count, x, start, indices, at, values, depth, biases):
     """[[sum_k values[v + k] x[start + indices[at + k] LANES:] + bias, by vector] for (v, bias) of each row]"""
     before = builder.block
@@ -37,7 +33,7 @@ def _sums(builder, rows, count, x, start, indices, at, values, depth, biases):
     following = builder.add(k, NUMBER(1))
     k.add_incoming(NUMBER(0), before)
     k.add_incoming(following, loop)
-    samples = [builder.load(_vector(builder, x, builder.add(first, NUMBER(v * WIDTH))), align=4) for v in range(count)]
+    samples = [builder.load(vector_at(builder, x, builder.add(first, NUMBER(v * WIDTH))), align=4) for v in range(count)]
     results = []
     for row, bias, totals in zip(rows, biases, sums):
         value = spread(builder, builder.load(builder.gep(values, [builder.add(row, k)]))).value
@@ -56,10 +52,10 @@ def _finish(builder, total, ceiling, alive, n, y, at, live):
     total = Lanes(builder, total).where("<", 0.0, 0.0)
     total = total.where(">", spread(builder, ceiling), spread(builder, ceiling)).value
     zeros, marks = FLOATS([REAL(0.0)] * WIDTH), BITS([0] * WIDTH)
-    on = builder.icmp_signed("!=", builder.load(_vector(builder, alive, n, BITS), align=4), marks)
+    on = builder.icmp_signed("!=", builder.load(vector_at(builder, alive, n, BITS), align=4), marks)
     total = builder.select(on, total, zeros)
-    builder.store(total, _vector(builder, y, at), align=4)
-    place = _vector(builder, live, n, BITS)
+    builder.store(total, vector_at(builder, y, at), align=4)
+    place = vector_at(builder, live, n, BITS)
     found = builder.select(builder.fcmp_unordered("!=", total, zeros), BITS([1] * WIDTH), builder.load(place, align=4))
     builder.store(found, place, align=4)
 
@@ -110,8 +106,8 @@ def _squeeze(typing_context, x, at, bits, room, place):
         name = f"llvm.experimental.vector.compress.v{WIDTH}f32"
         kind = ir.FunctionType(FLOATS, [FLOATS, flags, FLOATS])
         squeeze = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-        samples = builder.load(_vector(builder, x, at), align=4)
-        builder.store(builder.call(squeeze, [samples, chosen, FLOATS([REAL(0.0)] * WIDTH)]), _vector(builder, room, place),
+        samples = builder.load(vector_at(builder, x, at), align=4)
+        builder.store(builder.call(squeeze, [samples, chosen, FLOATS([REAL(0.0)] * WIDTH)]), vector_at(builder, room, place),
                       align=4)
         return context.get_dummy_value()
 

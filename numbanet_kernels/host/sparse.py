@@ -23,7 +23,7 @@ from ..layouts.slabs import LANES
 from ..runtime.declare import host_function, host_kernel
 from ..runtime.memory import empty_cpu
 from . import threads
-from .lanes import FLOATS, NUMBER, REAL, WIDTH, data_of, spread
+from .lanes import FLOATS, NUMBER, REAL, WIDTH, data_of, spread, vector_at
 from .narrow import aligned
 from .transposition import COLUMNS, NOTHING, _turn
 
@@ -42,8 +42,7 @@ def _row_of(builder, panel, ids, k, inputs):
 
 
 def _vector(builder, place, v):
-    place = builder.gep(place, [NUMBER(v * WIDTH)])
-    return builder.load(builder.bitcast(place, FLOATS.as_pointer()), align=4)
+    return builder.load(vector_at(builder, place, NUMBER(v * WIDTH)), align=4)
 
 
 def _multiply_add(builder, a, b, c):
@@ -83,7 +82,7 @@ def _sums(typing_context, panel, inputs, ids, values, first, stop, out):
 
         sums = _loop(builder, first, stop, [FLOATS([REAL(0.0)] * WIDTH)] * VECTORS, entry)
         for v, total in enumerate(sums):
-            builder.store(total, builder.bitcast(builder.gep(out, [NUMBER(v * WIDTH)]), FLOATS.as_pointer()), align=4)
+            builder.store(total, vector_at(builder, out, NUMBER(v * WIDTH)), align=4)
         return context.get_dummy_value()
 
     integer = numba.int64
