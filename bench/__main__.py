@@ -5,6 +5,7 @@ import argparse
 import dataclasses
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ def _parser() -> _Parser:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--against", choices=("torch",), help="the peer; without it times stand alone, and dropout is "
                                                               "compared with numbanet's own dense training")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="of the suites' cases, or trainings, those alone in "
+                                                                      "whose name this regular expression is found")
     parser.add_argument("--quick", action="store_true", help="small sizes and few turns: does it run, not how fast")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file, case by case")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the results to this PNG, PDF or SVG file")
@@ -91,12 +94,16 @@ def _say(text: str) -> None:
 
 def _measure(parser: _Parser, chosen: argparse.Namespace) -> int:
     """Run the suites in order; tables as they are done, the file and the plot of all."""
+    try:
+        re.compile(chosen.only)
+    except re.error as error:
+        parser.error(f"--only: {chosen.only!r} is not a regular expression: {error}")
     if chosen.against == "torch" and importlib.util.find_spec("torch") is None:
         parser.error("--against torch: PyTorch is not installed; pip install torch")
     from numbanet.device import device
 
     device(chosen.device)  # RuntimeError with the reason where it is not available
-    options = Options(chosen.device, chosen.against, chosen.quick)
+    options = Options(chosen.device, chosen.against, chosen.quick, chosen.only)
     results = Results(chosen.json, **dataclasses.asdict(options))
     for suite in dict.fromkeys(chosen.suites):
         if suite in FAMILIES:

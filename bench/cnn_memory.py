@@ -65,8 +65,10 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     rows = []
     for name in SMALL[:1] if options.quick else cnn.NETWORKS:
         shape, batch = (cnn.QUICK if options.quick else cnn.NETWORKS)[name]
-        say(f"cnn-memory: {name}")
-        rows += mlp_memory.rows_of("cnn-memory", f"{name} on {'x'.join(map(str, shape))}, batch {batch}",
-                                   _implementations(options, name, shape, batch))
+        case = f"{name} on {'x'.join(map(str, shape))}, batch {batch}"
+        if not options.wants(case):
+            continue
+        say(f"cnn-memory: {case}")
+        rows += mlp_memory.rows_of("cnn-memory", case, _implementations(options, name, shape, batch))
     results.add(rows)
     return rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,11 +24,16 @@ Seconds = tuple[float, float | None]  # by the clock on the wall, and by the car
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the command line chose for the suites."""
+    """What the command line chose for the suites; of the cases, those alone in whose name the regular expression is found."""
 
     device: str = "cpu"
     against: str | None = None
     quick: bool = False
+    only: str = ""
+
+    def wants(self, name: str) -> bool:
+        """Whether a case of this name is to be measured."""
+        return re.search(self.only, name) is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +190,8 @@ def run_cases(suite: str, cases: Iterable[Case], options: Options, results: Resu
     rows: list[dict[str, Any]] = []
     with Workers(threads()) as workers:
         for case in cases:
+            if not options.wants(case.name):
+                continue
             say(f"{suite}: {case.name}")
             found = [dataclasses.asdict(row) for row in measure(case, workers, QUICK if options.quick else schedule)]
             results.add(found)

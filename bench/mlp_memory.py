@@ -122,8 +122,11 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
         raise ValueError("mlp-memory reads the memory of a process: --device cpu")
     hidden, rows = 128 if options.quick else HIDDEN, []
     for batch in BATCHES[:1 if options.quick else None]:
-        say(f"mlp-memory: batch {batch}")
-        rows += rows_of("mlp-memory", f"784-{hidden}-{hidden}-10, batch {batch}", _implementations(options, hidden, batch))
+        case = f"784-{hidden}-{hidden}-10, batch {batch}"
+        if not options.wants(case):
+            continue
+        say(f"mlp-memory: {case}")
+        rows += rows_of("mlp-memory", case, _implementations(options, hidden, batch))
     results.add(rows)
     return rows
 

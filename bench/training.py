@@ -343,7 +343,8 @@ def run(options: Options, results: Results, say: Callable[[str], None], suite: s
     done = {(_key(run["settings"]), run["dropout"], run["seed"]) for run in results.resume(allowed)}
     seeds = range(1 if options.quick else max(experiment.seeds for experiment in experiments))
     due = [joblib.delayed(_trained)(experiment, seed) for seed in seeds for experiment in experiments
-           if seed < experiment.seeds and (*experiment.key, seed) not in done]
+           if seed < experiment.seeds and (*experiment.key, seed) not in done
+           and options.wants(f"{case_of(experiment.settings)}: {experiment.name}")]
     say(f"{suite}: {len(due)} training runs")
     jobs = -1 if side_by_side and options.device == "cpu" and not options.quick else 1
     with joblib.parallel_config("loky", inner_max_num_threads=1):

@@ -1,4 +1,5 @@
 """The harness finds known ratios and refuses what is wrong; suites run end to end; reports are rewritten."""
+import dataclasses
 import json
 import subprocess
 import sys
@@ -189,10 +190,16 @@ def test_training_suite_end_to_end(tmp_path):
 
 @pytest.mark.parametrize("arguments, message", [
     (["nope"], "there is no suite 'nope'"), (["list", "gemm"], "list stands alone"), (["gemm", "papers-mlp"], "stands alone"),
-    (["gemm", "--device", "tpu"], "tpu"), ([], "required")])
+    (["gemm", "--device", "tpu"], "tpu"), ([], "required"), (["gemm", "--only", "("], "'(' is not a regular expression")])
 def test_bad_arguments(arguments, message):
     done = _run(*arguments)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_only_some_of_the_cases():
+    cases = [dataclasses.replace(_case(Implementation("raiser", raiser)), name=name) for name in ("some", "awesome")]
+    rows = harness.run_cases("x", cases, harness.Options(quick=True, only="^some"), Results(None), lambda text: None)
+    assert [row["case"] for row in rows] == ["some"]
 
 
 def test_step_of_a_wrong_model_is_seen():
@@ -269,6 +276,7 @@ def test_accuracy_suite_resumes(tmp_path, monkeypatch):
     options, path = harness.Options(quick=True), tmp_path / "a.json"
     with pytest.raises(KeyboardInterrupt):
         mlp_accuracy.run(options, Results(path), lambda text: None)
+    mlp_accuracy.run(dataclasses.replace(options, only=": none"), Results(path), lambda text: None)  # it is there already
     rows = mlp_accuracy.run(options, Results(path), lambda text: None)
     assert trained == ["none", "bernoulli", "rdp", "rdp", "tdp"]
     assert [row["implementation"] for row in rows] == ["none", "bernoulli", "rdp", "tdp"]
