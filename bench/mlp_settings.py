@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from . import training
 from .harness import Options
-from .mlp_accuracy import HIDDEN, plot  # noqa: F401  drawn the same way
 from .results import Results
 from .training import Experiment
 
 SCALES, DATA, KINDS = ("pattern", "root", "rate"), ("mnist", "fashion-mnist"), ("rdp", "tdp")
 PERIODS = {0.5: (3, 4, 8, 16), 0.7: (4, 5, 8, 16)}
-RATES, EPOCHS = (0.7, 0.5), 10
+HIDDEN, RATES, EPOCHS = 1024, (0.7, 0.5), 10
 
 
 def _pattern(kind: str, rate: float, **settings: Any) -> dict[str, Any]:
@@ -71,3 +71,10 @@ def _order(case: str) -> tuple:
 
 def _points(row: dict[str, Any] | None) -> float | str | None:
     return None if row is None else "diverged" if row.get("diverged") else row["points"]
+
+
+def plot(results: Results, path: Path) -> None:
+    """Test accuracy by epoch and by seconds."""
+    from .plots import plot_runs
+
+    plot_runs(results.runs, path)

@@ -206,8 +206,8 @@ def plot_rates(rows: Sequence[Row], path: Path) -> None:
     for axes, (case, named) in zip(figure.subplots(1, len(by_case), squeeze=False)[0], by_case.items(), strict=True):
         for name, points in named.items():
             rate, mean, low, high = np.array(sorted(points)).T
-            if name == "none":
-                lines[name] = axes.axhline(mean[0], color="black")
+            if name.endswith("none"):
+                lines[name] = axes.axhline(mean[0], color="black", linestyle="-" if name == "none" else ":")
                 axes.axhspan(low[0], high[0], color="gray", alpha=0.2)
                 continue
             shift = 0.003 * (names.index(name) - len(names) / 2)  # so that spans do not hide each other
@@ -238,7 +238,7 @@ def plot_fssl(rows: Sequence[Row], runs: Sequence[dict[str, Any]], path: Path) -
             run = next(run for run in runs if case_of(run["settings"]) == case and run["dropout"] == name)
             seconds, accuracy = np.array([(epoch["seconds"], epoch["accuracy"]) for epoch in run["epochs"]]).T
             left.plot(np.cumsum(seconds), 100 * accuracy, color=colour, label=name)
-            if row["accuracy"] is not None:
+            if row["accuracy"] is not None and row["prediction_shorter"]:
                 right.plot(row["prediction_shorter"], 100 * row["accuracy"], "o", color=colour, label=name)
         left.set(title=case, xlabel="seconds of training", ylabel="test accuracy, %")
         right.set(xlabel="prediction, times shorter than dense")

@@ -69,7 +69,11 @@ def _runs(row: Row) -> dict[str, Callable[[Row], str]]:
             "ratio": _number("of_baseline", ".3f"), "in equal time": _number("of_baseline_in_time", ".3f")}
     else:
         to, ended = "accuracy", {"test accuracy (min – max)": _measured("accuracy", ".4f"),
-                                 f"points against {row.get('baseline', 'bernoulli')}": _number("points", "+.2f")}
+                                 f"points against {row.get('baseline', 'bernoulli').split(' ')[0]}": _number("points", "+.2f")}
+        if "stopped" in row:
+            ended |= {"in equal time": _number("points_in_time", "+.2f"),
+                      "stopped early (min – max)": _span("stopped", "stopped_min", "stopped_max", ".4f"),
+                      "after s": _number("stopped_seconds", ".1f")}
     return {
         "case": _text("case"), "dropout": _text("implementation"), "seeds": _number("seeds", "d"), **ended,
         "s per epoch": _number("seconds_per_epoch", ".2f"), "FLOPs done": _number("flops_share", ".0%"), "peer": _text("peer"),

@@ -28,7 +28,7 @@ SEEDS = 3
 WARM_UP = 2048  # samples
 VOCABULARY, VALIDATION = 8800, 50_000  # words
 KEPT = ("loss", "seconds", "flops_share", "dropped", "sensitive", "gates_kept", "gates_cosine",
-        "weights_kept")  # of the record of an epoch
+        "weights_kept", "held")  # of the record of an epoch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +46,15 @@ class Experiment:
         None: PyTorch with nn.Dropout.
     seeds : int
         How many runs.
+    against : str, optional
+        The kind that it is compared with, in place of the usual `baseline`.
     """
 
     settings: dict[str, Any]
     name: str
     variant: Callable[[], dict[str, Any]] | None
     seeds: int = SEEDS
+    against: str | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -97,7 +100,7 @@ def measure(chosen: dict[str, Any]) -> str:
 
 def baseline(chosen: dict[str, Any]) -> str:
     """The kind of dropout that others are compared with."""
-    return "none" if "network" in chosen or not chosen["dropout_rate"] else "bernoulli"
+    return "bernoulli" if chosen.get("dropout_rate") else "none"
 
 
 def _one(value: Any) -> Any:
@@ -132,11 +135,16 @@ def train(experiment: Experiment, seed: int, data: Data) -> Run:
 
 
 def _epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Data) -> list[dict[str, float]]:
+    from sklearn.model_selection import train_test_split
+
     from numbanet import Net
 
     X, y, X_test, y_test = data
     variant = dict(variant)
     layers = variant.pop("layers", None)
+    if share := chosen.get("held"):
+        X, X_held, y, y_held = train_test_split(X, y, test_size=share, random_state=seed, stratify=y)
+        variant["callbacks"] = [lambda net, record: record.update(held=net.score(X_held, y_held))]
     net = Net(layers(seed) if layers else chosen.get("network") or both(chosen["hidden"]), epochs=chosen["epochs"],
               batch_size=chosen["batch"], learning_rate=chosen["learning_rate"], momentum=chosen["momentum"],
               device=chosen["device"], random_state=seed, **variant)
@@ -249,9 +257,10 @@ def case_of(chosen: dict[str, Any]) -> str:
         model = f"LSTM {'-'.join(map(str, chosen['lstm']))} p={chosen['dropout_rate']}"
         return f"{chosen['data']}, {chosen['samples']} words, {model}, {chosen['epochs']} epochs"
     h1, h2 = both(chosen["hidden"])
-    rates = dict.fromkeys(map(str, both(chosen["dropout_rate"])))
-    data = "" if chosen["data"] == "mnist" else f"{chosen['data']}, "
-    return f"{data}784-{h1}-{h2}-10 p={', '.join(rates)}, {chosen['epochs']} epochs"
+    rates = ", ".join(dict.fromkeys(map(str, both(chosen["dropout_rate"])))) if chosen.get("dropout_rate") else ""
+    data = "" if chosen["data"] == "mnist" and not chosen["samples"] else f"{chosen['data']}, "
+    few = f"{chosen['samples']} images, " if chosen["samples"] else ""
+    return f"{data}{few}784-{h1}-{h2}-10{rates and ' p=' + rates}, {chosen['epochs']} epochs"
 
 
 def summary(runs: Sequence[Run], experiments: Sequence[Experiment], suite: str,
@@ -292,7 +301,7 @@ def _row(by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite
     def times(target: float) -> dict[str, Any]:
         return _time_to(target, mine, *(_mean_seconds_to(target, of(name)) for name in (experiment.name, peer)))
 
-    usual = baseline(experiment.settings)
+    usual = experiment.against or baseline(experiment.settings)
     others = list(filter(whole, by_key.get((case, usual), [])))
     peer = next((name for name in (TORCH, usual) if (case, name) in by_key), None)
     peer = None if peer == experiment.name else peer
@@ -327,7 +336,7 @@ def _trained(experiment: Experiment, seed: int) -> Run:
 
     chosen = experiment.settings
     parts = getattr(datasets, f"load_{chosen['data'].replace('-', '_')}")()
-    sizes = (chosen["samples"], chosen["validation"]) if "vocabulary" in chosen else [chosen["samples"]] * len(parts)
+    sizes = (chosen["samples"], chosen["validation"]) if "vocabulary" in chosen else (*[chosen["samples"]] * 2, None, None)
     return train(experiment, seed, tuple(part[:size] for part, size in zip(parts, sizes)))
 
 

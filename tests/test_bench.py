@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import gpu, harness, kernels, mlp, mlp_accuracy, mlp_memory, mlp_scaling, mlp_settings, papers_mlp, report, training
+from bench import gpu, harness, kernels, mlp, mlp_memory, mlp_scaling, mlp_settings, papers_mlp, report, training
 from bench.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
 from bench.results import Results, load
 from bench.table import markdown
@@ -259,32 +259,6 @@ def test_counted_memory_is_that_of_one_form_of_each():
 def _trained(experiment, seed, accuracy, count=2, seconds=2.0):
     epochs = [{"accuracy": accuracy, "loss": 1.0, "seconds": seconds, "flops_share": 0.5}] * count
     return {"dropout": experiment.name, "seed": seed, "processor": "one", "settings": experiment.settings, "epochs": epochs}
-
-
-def test_accuracy_suite_resumes(tmp_path, monkeypatch):
-    trained = []
-
-    def train(experiment, seed, data):
-        trained.append(experiment.name)
-        Net(**experiment.variant()).check()
-        if len(trained) == 3:
-            raise KeyboardInterrupt
-        return _trained(experiment, seed, 0.97 + 0.01 * (experiment.name == "rdp"))
-
-    monkeypatch.setattr(training, "train", train)
-    monkeypatch.setattr("numbanet.datasets.load_mnist", lambda: (np.zeros((3, 784)),) * 4)
-    options, path = harness.Options(quick=True), tmp_path / "a.json"
-    with pytest.raises(KeyboardInterrupt):
-        mlp_accuracy.run(options, Results(path), lambda text: None)
-    mlp_accuracy.run(dataclasses.replace(options, only=": none"), Results(path), lambda text: None)  # it is there already
-    rows = mlp_accuracy.run(options, Results(path), lambda text: None)
-    assert trained == ["none", "bernoulli", "rdp", "rdp", "tdp"]
-    assert [row["implementation"] for row in rows] == ["none", "bernoulli", "rdp", "tdp"]
-    assert rows[2]["points"] == pytest.approx(1.0) and rows[2]["times"][0]["seconds"] == 2.0
-    assert rows[0]["times"] == [{"target": 0.98, "reached": 0, "seconds": None, "shorter": None}]
-    assert len(load(path)["runs"]) == 4 and not list(tmp_path.glob("*.part"))
-    with pytest.raises(ValueError, match="other settings"):
-        mlp_accuracy.run(harness.Options(), Results(path), lambda text: None)
 
 
 def test_settings_suite_names_every_variant_rate_and_data_set(tmp_path, monkeypatch):
