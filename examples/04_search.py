@@ -6,7 +6,8 @@
 # matrix product altogether. The price: a pattern is not random. This walkthrough shows how randomness comes back, by
 # drawing the pattern anew each step from a well-chosen distribution.
 #
-# Source: Song, Wang, Ren, Liu, Fan, Liu, Jiang, "Approximate Random Dropout" (2018), Algorithm 1.
+# Source: Song, Wang, Ru, Peng, Huang, Zhao, Liang, Jiang, "Approximate Random Dropout for DNN training acceleration in GPGPU"
+# (2018), Algorithm 1.
 
 # %%
 import os
