@@ -183,9 +183,10 @@ left.set_xticks(range(len(sizes)), sizes)
 left.set_title("What the steps are spent on (p = 0.7)", loc="left", fontsize=11)
 left.legend(frameon=False, fontsize=10, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
 
-for size, colour in ((4, "#1d3f5a"), (8, BLUE), (16, "#9db9cc"), (64, ORANGE)):
+for size, colour, dash in ((4, "#1d3f5a", "-"), (8, BLUE, "--"), (16, "#9db9cc", "-."), (64, ORANGE, ":")):
     d = search_exact(0.7, size)
-    right.step(np.arange(1, size + 1), np.cumsum(d), where="post", color=colour, linewidth=2, label=f"N = {size}")
+    right.step(np.arange(1, size + 1), np.cumsum(d), where="post", color=colour, linestyle=dash, linewidth=2,
+               label=f"N = {size}")
     right.plot(size, 1, "o", color=colour, markersize=5)
 right.set_xscale("log", base=2)
 right.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])
