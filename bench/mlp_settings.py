@@ -40,7 +40,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     experiments = [Experiment(training.settings(options, HIDDEN, rate, EPOCHS, data), name, variant)
                    for data in DATA for rate in RATES for name, variant in variants(rate)]
     try:
-        training.run(options, results, say, "mlp-settings", experiments, (), side_by_side=True)
+        training.run(options, results, say, "mlp-settings", experiments, (), alone=0)
     finally:  # an interrupted command, too, reports what is finished
         found = points(results.rows, experiments)
         results.add(found)

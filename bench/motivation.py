@@ -114,4 +114,4 @@ def _parameters(layers: Callable[[int], list[Layer]]) -> dict[str, Any]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows."""
-    return training.run(options, results, say, "motivation", list(experiments(options)), ())
+    return training.run(options, results, say, "motivation", list(experiments(options)), (), alone=0)

@@ -332,28 +332,32 @@ def _trained(experiment: Experiment, seed: int) -> Run:
 
 
 def run(options: Options, results: Results, say: Callable[[str], None], suite: str, experiments: Sequence[Experiment],
-        targets: Sequence[float], side_by_side: bool = False) -> list[dict[str, Any]]:
+        targets: Sequence[float], alone: int = SEEDS) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows.
 
-    Side by side, each core of the CPU has a run of its own, on one thread: sooner done, but its seconds mean nothing (`timed`).
+    The first seeds, as many as `alone`, have the machine for themselves. Of the others each core of the CPU has a run of its
+    own, on one thread: sooner done, but their seconds mean nothing (`timed`).
     """
     import joblib
 
     allowed = [experiment.settings for experiment in experiments]
     done = {(_key(run["settings"]), run["dropout"], run["seed"]) for run in results.resume(allowed)}
     seeds = range(1 if options.quick else max(experiment.seeds for experiment in experiments))
-    due = [joblib.delayed(_trained)(experiment, seed) for seed in seeds for experiment in experiments
+    due = [(experiment, seed) for seed in seeds for experiment in experiments
            if seed < experiment.seeds and (*experiment.key, seed) not in done
            and options.wants(f"{case_of(experiment.settings)}: {experiment.name}")]
     say(f"{suite}: {len(due)} training runs")
-    jobs = -1 if side_by_side and options.device == "cpu" and not options.quick else 1
-    with joblib.parallel_config("loky", inner_max_num_threads=1):
-        for found in joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(due):
-            results.runs.append({**found, "alone": jobs == 1})
-            # an interrupted command, too, reports what is finished
-            results.rows = summary(results.runs, experiments, suite, targets)
-            results.save()
-            last = found["epochs"][-1][measure(found["settings"])] if whole(found) else "diverged"
-            say(f"{suite}: {case_of(found['settings'])}: {found['dropout']}, seed {found['seed']}: {last}")
+    if options.device != "cpu" or options.quick:
+        alone = SEEDS
+    for jobs, part in ((1, [one for one in due if one[1] < alone]), (-1, [one for one in due if one[1] >= alone])):
+        with joblib.parallel_config("loky", inner_max_num_threads=1):
+            for found in joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(joblib.delayed(_trained)(*one)
+                                                                                       for one in part):
+                results.runs.append({**found, "alone": jobs == 1})
+                # an interrupted command, too, reports what is finished
+                results.rows = summary(results.runs, experiments, suite, targets)
+                results.save()
+                last = found["epochs"][-1][measure(found["settings"])] if whole(found) else "diverged"
+                say(f"{suite}: {case_of(found['settings'])}: {found['dropout']}, seed {found['seed']}: {last}")
     results.rows = summary(results.runs, experiments, suite, targets)
     return results.rows
