@@ -52,7 +52,7 @@ def test_scores_are_drawn_by_epoch_and_by_seconds(drawn):
         np.testing.assert_allclose(line.get_xdata(), seconds * np.arange(6))
     for line, other in zip(by_epoch.lines, by_seconds.lines[::2]):
         np.testing.assert_array_equal(line.get_ydata(), other.get_ydata())
-    assert "seconds" in by_seconds.get_xlabel() and "rdp 0.25" in figure.get_suptitle()
+    assert "seconds" in by_seconds.get_xlabel() and "rdp 0.25" in figure._suptitle.get_text()
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 9])

@@ -115,7 +115,9 @@ def test_what_the_readme_names_exists():
     named |= set(re.findall(r"\]\(([\w./-]+)\)", README))
     assert len(named) > 15 and [name for name in sorted(named) if not (ROOT / name).exists()] == []
     assert {path.name for path in (ROOT / "examples").glob("[0-9]*.py")} <= {Path(name).name for name in named}
-    upper, lower = re.search(r"┌─ numbanet ─.*?├─ numbanet_kernels.*?└", README, re.S)[0].split("├─")
+    drawing = re.search(r"┌─ numbanet ─.*?┘", README, re.S)[0]
+    assert len({len(line.strip()) for line in drawing.splitlines()}) == 1
+    upper, lower = drawing.split("├─")
     for package, drawn in (("numbanet", upper), ("numbanet_kernels", lower)):
         rooms = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
         assert {name for name in re.findall(r"(\w+)/", drawn)} == rooms
