@@ -1,30 +1,45 @@
-"""Report: tables between `<!-- bench:SUITE -->` and `<!-- /bench:SUITE -->`, rewritten from the files of results.
+"""Report: what stands between `<!-- WHAT:NAME … -->` and `<!-- /WHAT:NAME -->`, and charts, made from the files of results.
 
-`<!-- bench:SUITE PATTERN -->` shows the cases alone in whose name the regular expression is found.
+    <!-- bench:SUITE PATTERN ### HEADING -->    the tables of a suite; of the cases alone in whose name the pattern is found
+    <!-- ratios:NAME PATTERN -->                ratios of all suites in one table, a column for each processor; the pattern is
+                                                looked for in "SUITE CASE: IMPLEMENTATION"
+    <!-- parameters:NAME -->                    what the estimator of that name is given, from its docstring
+
+Pattern and heading may be left out. A section that has its heading in the mark is empty as long as there are no results.
 """
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import drawings
 from .machine import ROOT
 from .results import load
 from .table import markdown
 
-MARKED = re.compile(r"(?P<start><!-- bench:(?P<suite>[\w-]+)(?: (?P<cases>.+?))? -->)\n.*?"
-                    r"(?P<end><!-- /bench:(?P=suite) -->)", re.S)
-PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md", ROOT / "numbanet" / "dropout" / "patterns.py")
+MARKED = re.compile(r"(?P<start><!-- (?P<what>bench|ratios|parameters):(?P<name>[\w-]+)(?: (?P<pattern>(?!#)[^\n]+?))?"
+                    r"(?: (?P<heading>#+ [^\n]+?))? -->)\n.*?(?P<end><!-- /(?P=what):(?P=name) -->)", re.S)
+PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md")
 FOLDER = ROOT / "bench" / "results"
+
+Records = Sequence[dict[str, Any]]
+
+
+def processor(record: dict[str, Any]) -> str:
+    """Where it was measured."""
+    machine = record["machine"]
+    return "; ".join(machine["gpus"]) if record.get("device") == "cuda" and machine.get("gpus") else machine["cpu"]
 
 
 def caption(record: dict[str, Any]) -> str:
     """What the figures of one file belong to, in a line or two."""
     machine = record["machine"]
-    where = "; ".join(machine["gpus"]) if record.get("device") == "cuda" and machine.get("gpus") else \
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
+    on_card = record.get("device") == "cuda" and machine.get("gpus")
+    where = processor(record) + ("" if on_card else f", {machine['cores']} cores, {machine['threads']} threads")
     versions = ", ".join(f"{name} {machine[key]}" for name, key in (
         ("Python", "python"), ("NumPy", "numpy"), ("BLAS", "blas"), ("Numba", "numba"), ("PyTorch", "torch"))
         if machine.get(key))
@@ -32,28 +47,68 @@ def caption(record: dict[str, Any]) -> str:
                          f"{(record.get('commit') or 'unknown')[:12]}, {record['date'][:10]}_", 128)
 
 
-def section(suite: str, cases: str | None, records: Iterable[dict[str, Any]]) -> str:
+# --- what stands between marks ----------------------------------------------------------------------------------------
+def tables(suite: str, pattern: str, records: Records) -> str:
     """The tables of one suite, one for each file that has rows of it."""
-    parts = [f"{caption(record)}\n\n{markdown(rows)}" for record in records
-             if (rows := [row for row in record["rows"] if row["suite"] == suite and re.search(cases or "", row["case"])])]
-    return "\n\n".join(parts) or "_No results recorded yet._"
+    found = ((record, [row for row in record["rows"] if row["suite"] == suite and re.search(pattern, row["case"])])
+             for record in records)
+    return "\n\n".join(f"{caption(record)}\n\n{markdown(rows)}" for record, rows in found if rows)
 
 
-def rewrite(text: str, records: Sequence[dict[str, Any]]) -> str:
-    """The text with every marked table made anew; all else as it is."""
-    return MARKED.sub(lambda m: f"{m['start']}\n\n{section(m['suite'], m['cases'], records)}\n\n{m['end']}", text)
+def ratios(name: str, pattern: str, records: Records) -> str:
+    """A line for each ratio, a column for each processor; of several records of one processor the newest counts."""
+    found: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
+    for record in sorted(records, key=lambda record: record["date"]):
+        for row in record["rows"]:
+            if row.get("ratio") is not None and re.search(pattern, f"{row['suite']} {row['case']}: {row['implementation']}"):
+                found.setdefault((row["case"], row["implementation"], row["peer"]), {})[processor(record)] = row
+    places = list(dict.fromkeys(place for rows in found.values() for place in rows))
+    lines = [["step of", "with", "times shorter than of", *(f"on {place}" for place in places), "by FLOPs at most"]]
+    for (case, implementation, peer), rows in found.items():
+        ceiling = next(iter(rows.values())).get("ceiling")
+        spans = ("" if row is None else f"**{row['ratio']:.2f}** ({row['ratio_p10']:.2f} – {row['ratio_p90']:.2f})"
+                 for row in map(rows.get, places))
+        lines.append([case, implementation, peer, *spans, "" if ceiling is None else f"{ceiling:.2f}"])
+    return _table(lines) if found else ""
+
+
+def parameters(name: str, pattern: str, records: Records) -> str:
+    """Name, values, default and the first sentence about each parameter of an estimator, as its docstring has them."""
+    import numbanet
+
+    text = inspect.cleandoc(getattr(numbanet, name).__doc__).split("\nAttributes\n")[0]
+    lines = [["parameter", "values", "default", "what it is"]]
+    for given, kind, said in re.findall(r"^(\w+) : (.+)\n((?:    .*\n?)+)", text, re.M):
+        values, _, default = kind.partition(", default=")
+        lines.append([f"`{given}`", values, default, re.split(r"(?<=\.)\s", " ".join(said.split()))[0]])
+    return _table(lines)
+
+
+def _table(lines: list[list[str]]) -> str:
+    head, *rest = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rest))
+
+
+WRITERS: dict[str, Callable[[str, str, Records], str]] = {"bench": tables, "ratios": ratios, "parameters": parameters}
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+def rewrite(text: str, records: Records) -> str:
+    """The text with every marked part made anew; all else as it is."""
+    def anew(mark: re.Match) -> str:
+        found, heading = WRITERS[mark["what"]](mark["name"], mark["pattern"] or "", records), mark["heading"]
+        parts = [part for part in (heading, found) if part] if found else [] if heading else ["_No results recorded yet._"]
+        return "\n\n".join([mark["start"], *parts, mark["end"]]) if parts else f"{mark['start']}\n{mark['end']}"
+
+    return MARKED.sub(anew, text)
 
 
 def report(pages: Iterable[Path] = PAGES, folder: Path = FOLDER) -> list[Path]:
-    """Rewrite the pages from the files in the folder, quick ones left out; returns the pages that changed."""
+    """Rewrite the pages, and draw the charts, from the files in the folder, quick ones left out; returns what changed."""
     records = [record for path in sorted(folder.glob("*.json")) if not (record := load(path)).get("quick")]
-    changed = []
-    for page in pages:
-        if not page.exists():
-            continue
-        old = page.read_text(encoding="utf-8")
-        new = rewrite(old, records)
-        if new != old:
-            page.write_text(new, encoding="utf-8")
-            changed.append(page)
+    made = {folder / name: text for name, text in drawings.charts(records).items()}
+    made |= {page: rewrite(page.read_text(encoding="utf-8"), records) for page in pages if page.exists()}
+    changed = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in changed:
+        path.write_text(made[path], encoding="utf-8")
     return changed

@@ -5,7 +5,8 @@
 # uses less than a third of the network, yet conventional dropout computes all of it and multiplies the rest by zero.
 # This walkthrough shows why those zeros cannot be skipped, and which zeros can.
 #
-# Source of both patterns: Song, Wang, Ren, Liu, Fan, Liu, Jiang, "Approximate Random Dropout" (2018).
+# Source of both patterns: Song, Wang, Ru, Peng, Huang, Zhao, Liang, Jiang, "Approximate Random Dropout for DNN training
+# acceleration in GPGPU" (2018).
 
 # %%
 import os
@@ -234,14 +235,15 @@ def share(policy, p):
 rates = np.linspace(0, 0.85, 18)
 shares = {policy: [share(policy, p) for p in rates] for policy in ("tdp", "rdp")}
 fig, ax = plt.subplots(figsize=(6.8, 3.8), layout="constrained")
-ax.plot(rates, np.ones_like(rates), color=GREY, linewidth=2)
-ax.text(0.86, 1, "bernoulli", color=GREY, va="center")
-for policy, colour in (("tdp", ORANGE), ("rdp", BLUE)):
-    ax.plot(rates, shares[policy], color=colour, linewidth=2.2)
-    ax.text(0.86, shares[policy][-1], policy, color=colour, va="center")
-ax.plot(rates, 1 - rates, color=ORANGE, linewidth=1, linestyle=":")
-ax.plot(rates, (1 - rates) ** 2, color=BLUE, linewidth=1, linestyle=":")
-ax.text(0.02, 0.1, "dotted: 1 − p and (1 − p)²", color=GREY, fontsize=10)
+ax.plot(rates, np.ones_like(rates), "--", color=GREY, linewidth=2)
+ax.text(0.87, 1, "bernoulli", color=GREY, va="center")
+for policy, colour, mark, power in (("tdp", ORANGE, "s", 1), ("rdp", BLUE, "o", 2)):
+    ax.plot(rates, (1 - rates)**power, color="black", linewidth=1, linestyle=":", zorder=3)  # above the curve that it lies on
+    ax.plot(rates, shares[policy], mark + "-", color=colour, linewidth=4, alpha=0.7, markersize=7, markevery=3)
+    ax.text(0.87, shares[policy][-1], policy, color=colour, va="center")
+ax.text(0.42, 0.64, "1 − p", fontsize=10)
+ax.text(0.2, 0.5, "(1 − p)²", fontsize=10, ha="right")
+ax.text(0.02, 0.1, "dotted: the formulas", fontsize=10)
 ax.set(xlabel="drop rate p", ylabel="share of the FLOPs of a step", xlim=(0, 0.97), ylim=(0, 1.06))
 ax.set_title(f"What is left to compute: {' · '.join(map(str, WIDTHS))}, 128 samples", loc="left", fontsize=11)
 save("dropout_flops.png")

@@ -6,7 +6,8 @@
 # matrix product altogether. The price: a pattern is not random. This walkthrough shows how randomness comes back, by
 # drawing the pattern anew each step from a well-chosen distribution.
 #
-# Source: Song, Wang, Ren, Liu, Fan, Liu, Jiang, "Approximate Random Dropout" (2018), Algorithm 1.
+# Source: Song, Wang, Ru, Peng, Huang, Zhao, Liang, Jiang, "Approximate Random Dropout for DNN training acceleration in GPGPU"
+# (2018), Algorithm 1.
 
 # %%
 import os
@@ -182,9 +183,10 @@ left.set_xticks(range(len(sizes)), sizes)
 left.set_title("What the steps are spent on (p = 0.7)", loc="left", fontsize=11)
 left.legend(frameon=False, fontsize=10, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
 
-for size, colour in ((4, "#1d3f5a"), (8, BLUE), (16, "#9db9cc"), (64, ORANGE)):
+for size, colour, dash in ((4, "#1d3f5a", "-"), (8, BLUE, "--"), (16, "#9db9cc", "-."), (64, ORANGE, ":")):
     d = search_exact(0.7, size)
-    right.step(np.arange(1, size + 1), np.cumsum(d), where="post", color=colour, linewidth=2, label=f"N = {size}")
+    right.step(np.arange(1, size + 1), np.cumsum(d), where="post", color=colour, linestyle=dash, linewidth=2,
+               label=f"N = {size}")
     right.plot(size, 1, "o", color=colour, markersize=5)
 right.set_xscale("log", base=2)
 right.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])

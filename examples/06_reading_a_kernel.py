@@ -5,7 +5,8 @@
 # machine that executes its PTX (NVIDIA's portable assembly) for all threads at once, checks every access and counts.
 # No GPU and no driver are needed, only the compiler: `pip install "numba-cuda[cu13]"`.
 #
-# We take the four versions of the matrix product from walkthrough 2 and look at what each step changed.
+# We take the three versions of the matrix product of walkthrough 2, and `block`, the kernel that numbanet trains with,
+# and look at what each step changed.
 
 # %%
 import os
@@ -138,24 +139,28 @@ save("kernel_instructions.png")
 # %% [markdown]
 # ## The line that is executed most
 #
-# Counters belong to instructions, so the hot lines of the PTX can be listed. These are the naive kernel's: of what it
-# executes over and over, one line is the multiply-add.
+# Counters belong to instructions, so the hot lines of the PTX can be listed. These are the naive kernel's. The compiler has
+# unrolled its loop over k: some of the hot lines are multiply-adds, and all others fetch their numbers and say where from.
 
 # %%
 found = counters["naive"]
 hot = found.issued == found.issued.max()
-print(f"{hot.sum()} instructions are executed {found.issued.max():,} times each, in order:")
-for instruction in np.array(found.program.instructions, dtype=object)[hot][-12:]:
+lines = np.array(found.program.instructions, dtype=object)[hot]
+fma = sum(ptx.class_of(instruction) == "fma" for instruction in lines)
+print(f"{len(lines)} instructions are executed {found.issued.max():,} times each, {fma} of them multiply-adds; the last:")
+for instruction in lines[-12:]:
     print(f"  {instruction.line:5d}  {instruction.text[:90]}")
 
 # %% [markdown]
 # ## Coalescing and banks, access by access
 #
-# For every load and store the machine knows how many sectors a warp touched, and how long it waited for banks. A warp that
-# reads 32 neighbouring floats touches 4 sectors, and none of their bytes is wasted. The *naive* kernel's half warps ask for
-# one number of A all together: a whole sector comes for its four bytes. Tiles in shared memory have longer rows than they
-# need, so that neighbours in a column lie in different banks; some stores still meet. The *block* kernel pads its rows by
-# four floats, so that loads of 16 bytes stay aligned. Without the padding the threads that walk along k hit the same banks.
+# For every load and store the machine knows how many sectors a warp touched, and how long it waited for banks. The picture
+# counts both for each multiply-add of the product: one access of `block` fetches 16 bytes a thread and touches more sectors
+# than one of `naive`, but it needs far fewer of them. A warp that reads 32 neighbouring floats touches 4 sectors, and none of
+# their bytes is wasted. The *naive* kernel's half warps ask for one number of A all together: a whole sector comes for its
+# four bytes. Tiles in shared memory have longer rows than they need, so that neighbours in a column lie in different banks;
+# some stores still meet. The *block* kernel pads its rows by four floats, so that loads of 16 bytes stay aligned. Without the
+# padding the threads that walk along k hit the same banks.
 
 # %%
 _, counters["block,\nno padding"] = counted(lambda x, y: block(x, y, padding=0))
@@ -163,28 +168,24 @@ _, counters["block,\nno padding"] = counted(lambda x, y: block(x, y, padding=0))
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
 labels = list(counters)
 at = np.arange(len(labels))
-requests, touched, least, shared, waits = [], [], [], [], []
-for found in counters.values():
-    in_global, in_shared = found.sectors > 0, [ptx.class_of(i).startswith("shared") for i in found.program.instructions]
-    requests.append(found.issued[in_global].sum())
-    touched.append(found.sectors.sum() / requests[-1])
-    least.append(found.least.sum() / requests[-1])
-    copies = np.array([i.opcode == "cp" and len(i.operands) > 1 for i in found.program.instructions])
-    shared.append(found.issued[np.array(in_shared) | copies].sum())
-    waits.append(found.conflicts.sum() / max(shared[-1], 1))
-left.bar(at - 0.2, touched, 0.38, color=ORANGE, label="sectors touched")
-left.bar(at + 0.2, least, 0.38, color=BLUE, label="sectors that would do")
+products = SIDE * SIDE * DEPTH
+touched, least = (np.array([32 * getattr(found, name).sum() for found in counters.values()]) / products
+                  for name in ("sectors", "least"))
+waits = [1000 * found.conflicts.sum() / products for found in counters.values()]
+left.bar(at - 0.2, touched, 0.38, color=ORANGE, label="in the sectors touched")
+left.bar(at + 0.2, least, 0.38, color=BLUE, hatch="//", edgecolor="white", label="in as few as would do")
+for i, value in enumerate(touched):
+    left.text(i - 0.2, value * 1.05, f"{value:.2g}", ha="center", color=GREY, fontsize=10)
 left.set_xticks(at, labels)
-left.set_ylabel("for each global access of a warp")
-left.set_ylim(0, 1.35 * max(touched))
-left.legend(frameon=False, fontsize=10, ncols=2, loc="upper center")
-left.set_title("Coalescing", loc="left", fontsize=11)
+left.set(ylabel="bytes for each multiply-add", yscale="log", ylim=(least.min() / 2, 6 * touched.max()))
+left.legend(frameon=False, fontsize=10, loc="upper right")
+left.set_title("Global memory (less is better)", loc="left", fontsize=11)
 right.bar(at, waits, 0.6, color=ORANGE)
 for i, wait in enumerate(waits):
-    right.text(i, wait + 0.02 * max(waits), f"{wait:.2f}", ha="center", color=GREY, fontsize=10)
+    right.text(i, wait + 0.02 * max(waits), f"{wait:.2g}", ha="center", color=GREY, fontsize=10)
 right.set_xticks(at, labels)
-right.set(ylabel="cycles waited, for each shared access", ylim=(0, 1.15 * max(waits)))
-right.set_title("Bank conflicts", loc="left", fontsize=11)
+right.set(ylabel="cycles waited, for 1000 multiply-adds", ylim=(0, 1.15 * max(waits)))
+right.set_title("Bank conflicts (less is better)", loc="left", fontsize=11)
 save("kernel_memory.png")
 
 # %% [markdown]

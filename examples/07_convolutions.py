@@ -197,9 +197,9 @@ assert len(set(each.tolist())) == 1
 # %%
 EPOCHS = 20
 fig, ax = plt.subplots(figsize=(6.8, 3.6), layout="constrained")
-for skew, colour in ((-2.0, BLUE), (0.0, GREY), (2.0, ORANGE)):
+for skew, colour, style in ((-2.0, BLUE, "o-"), (0.0, GREY, "^:"), (2.0, ORANGE, "s--")):
     schedule = SkewNormalSchedule(0.5, EPOCHS, skew=skew)
-    ax.plot(range(1, EPOCHS + 1), [schedule(epoch) for epoch in range(EPOCHS)], "o-", color=colour, markersize=3.5,
+    ax.plot(range(1, EPOCHS + 1), [schedule(epoch) for epoch in range(EPOCHS)], style, color=colour, markersize=4,
             label=f"skew {skew:g}")
     assert abs(np.mean(schedule.rates) - 0.5) < 1e-9
 ax.plot([0, EPOCHS], [0.5, 0.5], color=GREY, linewidth=1, linestyle=":")
@@ -221,18 +221,18 @@ ways = {"none": "none", "rsdp": RowSensitiveDropout(RATE), "bsdp": BlockSensitiv
         "rsdp, rising and falling": RowSensitiveDropout(SkewNormalSchedule(RATE, EPOCHS))}
 fig, ax = plt.subplots(figsize=(6.8, 3.8), layout="constrained")
 print(f"{'':25s} {'test':>7s} {'seconds':>8s} {'share of FLOPs':>15s}")
-for (name, dropout), colour in zip(ways.items(), (GREY, BLUE, ORANGE, "#5b8c5a")):
+for (name, dropout), colour, style in zip(ways.items(), (GREY, BLUE, ORANGE, "#5b8c5a"), ("x:", "o-", "s-.", "^--")):
     net = Net("lenet5", dropout=dropout, epochs=EPOCHS, batch_size=32, learning_rate=0.02, random_state=0)
     history = net.fit(X_train, y_train, validation_data=(X_test, y_test)).history_
     print(f"{name:25s} {history[-1]['validation_score']:7.1%} {sum(record['seconds'] for record in history):8.2f} "
           f"{np.mean([record['flops_share'] for record in history]):15.1%}")
-    ax.plot(range(1, EPOCHS + 1), [1 - record["validation_score"] for record in history], color=colour, linewidth=1.8,
-            label=name)
+    ax.plot(range(1, EPOCHS + 1), [1 - record["validation_score"] for record in history], style, color=colour,
+            linewidth=1.8, label=name)
 ax.set(xlabel="epoch", ylabel="test error", yscale="log", xticks=range(1, EPOCHS + 1))
 ax.set_yticks([0.1, 0.2, 0.5], ["10 %", "20 %", "50 %"])
 ax.minorticks_off()
 ax.set_title("LeNet-5 on 600 images, half of each input matrix dropped", loc="left", fontsize=11)
-ax.legend(frameon=False)
+ax.legend(frameon=False, handlelength=3)
 save("conv_lenet5.png")
 
 # %% [markdown]

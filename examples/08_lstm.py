@@ -159,9 +159,9 @@ assert found[-1][-1, -11] < 1e-3 * found[3][-1, -11]
 assert np.abs(np.log(by_age(felt(1, through_h=False)) / sigmoid(1) ** back)).max() < 0.5
 
 fig, axes = plt.subplots(1, 3, figsize=(11, 3.7), layout="constrained", width_ratios=(1.35, 1, 1))
-for (bias, norms), colour in zip(found.items(), (GREY, ORANGE, BLUE)):
+for (bias, norms), colour, mark in zip(found.items(), (GREY, ORANGE, BLUE), "xso"):
     left = by_age(norms)
-    axes[0].plot(back, left, color=colour, linewidth=2, label=f"bias {bias}")
+    axes[0].plot(back, left, color=colour, linewidth=2, marker=mark, markevery=3, label=f"bias {bias}")
     axes[0].plot(back, sigmoid(bias) ** back, color=colour, linewidth=1, linestyle=":")
     print(f"bias of f {bias:2d}, f about {sigmoid(bias):.2f}: after 10 steps {left[10]:.0e} of the gradient is left")
 axes[0].set(xlabel="steps back from the loss", ylabel="norm of dx, relative", yscale="log", ylim=(1e-6, 2))
@@ -294,10 +294,10 @@ assert flops["rdp"] < flops["none"] == 1
 
 # %%
 fig, ax = plt.subplots(figsize=(8, 4), layout="constrained")
-for (name, model), colour in zip(models.items(), (GREY, BLUE, ORANGE)):
+for (name, model), colour, mark in zip(models.items(), (GREY, BLUE, ORANGE), "xos"):
     for key, line in (("validation_perplexity", "-"), ("perplexity", ":")):
         ax.plot(range(1, EPOCHS + 1), [record[key] for record in model.history_], line, color=colour, linewidth=1.8,
-                label=name if line == "-" else None)
+                marker=mark, markersize=5, label=name if line == "-" else None)
 ax.set(xlabel="epoch", ylabel="perplexity by character", yscale="log", xticks=range(2, EPOCHS + 1, 2))
 ax.set_yticks([3, 4, 6, 8, 12, 16], ["3", "4", "6", "8", "12", "16"])
 ax.minorticks_off()
@@ -372,8 +372,8 @@ left.tick_params(axis="x", length=0)
 left.set(ylabel="step", xlabel="gate columns (4 × 64), in each gate the most often kept first")
 left.set_title("kept columns of dz", loc="left", fontsize=10)
 left.spines[:].set_visible(False)
-for (gate, colour), kept in zip(colours.items(), by_gate.T):
-    right.plot(kept, color=colour, linewidth=1.8, label=gate)
+for (gate, colour), kept, dash in zip(colours.items(), by_gate.T, ("-", "--", "-.", ":")):
+    right.plot(kept, dash, color=colour, linewidth=1.8, label=gate)
 right.set(xlabel="step", ylabel="share of its columns that is kept", ylim=(0, 1.03))
 right.legend(frameon=False, ncols=4)
 right.set_title("by gate", loc="left", fontsize=10)

@@ -161,9 +161,9 @@ assert (np.diff(compact.live) <= 0).all() and compact.live[-1] == len(compact.ca
 # %%
 def draw_ways(left, right):
     """Milliseconds of each layer, and added up."""
-    for (way, run), colour in zip(runs.items(), (BLUE, GREEN, ORANGE)):
-        left.plot(np.arange(1, layers + 1), 1e3 * run.by_layer, color=colour, linewidth=1.5, label=way)
-        right.plot(np.arange(1, layers + 1), 1e3 * np.cumsum(run.by_layer), color=colour, linewidth=1.8)
+    for (way, run), colour, dash in zip(runs.items(), (BLUE, GREEN, ORANGE), ("-", "--", ":")):
+        left.plot(np.arange(1, layers + 1), 1e3 * run.by_layer, dash, color=colour, linewidth=1.5, label=way)
+        right.plot(np.arange(1, layers + 1), 1e3 * np.cumsum(run.by_layer), dash, color=colour, linewidth=1.8)
         right.annotate(f" {run.multiplications.sum() / 1e9:.1f}G", (layers, 1e3 * run.by_layer.sum()), color=colour, fontsize=9,
                        va="center")
     left.set(xlabel="layer", ylabel="ms of the layer", yscale="log")

@@ -165,11 +165,12 @@ save("shrinking_pixels.png")
 # %%
 epochs = [record["epoch"] for record in net.history_]
 fig, axes = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained")
-for key, colour, label in (("weights_kept", BLUE, "weights kept"), ("flops_share", ORANGE, "FLOPs of the epoch")):
-    axes[0].plot(epochs, [record[key] for record in net.history_], "o-", markersize=3.5, color=colour, label=label)
+for key, colour, style, label in (("weights_kept", BLUE, "o-", "weights kept"),
+                                  ("flops_share", ORANGE, "s--", "FLOPs of the epoch")):
+    axes[0].plot(epochs, [record[key] for record in net.history_], style, markersize=4, color=colour, label=label)
 axes[0].set(ylim=(0, 1.05), title="shares")
-for key, colour, label in (("loss", BLUE, "error"), ("sparsity_loss", ORANGE, "sparsity")):
-    axes[1].plot(epochs, [record[key] for record in net.history_], "o-", markersize=3.5, color=colour, label=label)
+for key, colour, style, label in (("loss", BLUE, "o-", "error"), ("sparsity_loss", ORANGE, "s--", "sparsity")):
+    axes[1].plot(epochs, [record[key] for record in net.history_], style, markersize=4, color=colour, label=label)
 axes[1].set(ylim=(0, 6.5), title="parts of the loss")
 axes[2].plot(epochs, [100 * record["validation_score"] for record in net.history_], "o-", markersize=3.5, color=GREEN)
 axes[2].set(title="test accuracy, %")

@@ -43,5 +43,13 @@ def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tupl
                       (policy.__doc__.splitlines()[0].rpartition(": ")[2]).rstrip("."))
     console.print(table)
     if path is not None:
-        console.print(f"learning curves: {plots.learning_curves(histories, path)}", markup=False)
+        console.print(f"learning curves: {plots.learning_curves(histories, path, _promise(histories))}", markup=False)
     return 0
+
+
+def _promise(histories: dict[str, list[dict]]) -> str:
+    """The title of the picture: how long an epoch took, in the median, against one with conventional dropout."""
+    warm = {name: sorted(record["seconds"] for record in history)[len(history) // 2] for name, history in histories.items()}
+    said = ", ".join(f"{name} {seconds / warm['bernoulli']:.2f}" for name, seconds in warm.items() if name != "bernoulli")
+    return f"Digits, dropout rate {RATE}. An epoch takes, of its time with bernoulli, which computes what it drops: {said}"
+

@@ -2,13 +2,17 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-COLOURS = {"none": "#6b6b6b", "bernoulli": "#b07aa1", "rdp": "#1f6fb4", "tdp": "#e07b39"}
+COLOURS = {"none": "#6b6b6b", "bernoulli": "#b07aa1", "rdp": "#134f82", "tdp": "#e07b39", "dsg": "#7aa874"}
+STYLES = {"none": (":", "x"), "bernoulli": ("--", "^"), "rdp": ("-", "o"), "tdp": ("-.", "s"),
+          "dsg": ((0, (5, 1, 1, 1, 1, 1)), "D")}  # dashes and marks: grey tells them apart as well
 
 
 def check_target(path: str | os.PathLike) -> Path:
@@ -24,28 +28,45 @@ def check_target(path: str | os.PathLike) -> Path:
     return path
 
 
-def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path: str | os.PathLike) -> Path:
-    """Test score and training loss by epoch, drawn to a file: one line a history (`history_` of fitted nets, by the name to
-    show). The score drawn is `validation_score` where there is one."""
+def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path: str | os.PathLike, title: str = "") -> Path:
+    """Test score by epoch and by seconds of training, and training loss by epoch, drawn to a file: one line a history
+    (`history_` of fitted nets, by the name to show). The score drawn is `validation_score` where there is one. Seconds are
+    counted from the end of the first epoch on, which may compile kernels."""
     path = check_target(path)
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    score_axes, loss_axes = figure.subplots(1, 2)
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    by_epoch, by_seconds, loss_axes = figure.subplots(1, 3)
+    by_seconds.sharey(by_epoch)
+    shown: list[float] = []
     for name, history in histories.items():
         epochs = [record["epoch"] for record in history]
         scores = [record.get("validation_score", record["score"]) for record in history]
-        style = {"label": name, "color": COLOURS.get(name), "linewidth": 1.8}
-        score_axes.plot(epochs, scores, **style)
+        seconds = list(accumulate((record["seconds"] for record in history[1:]), initial=0.0))
+        dash, mark = STYLES.get(name, ("-", "o"))
+        style = {"label": name, "color": COLOURS.get(name), "linestyle": dash, "linewidth": 1.8, "marker": mark,
+                 "markersize": 4, "markevery": max(1, len(epochs) // 6)}
+        by_epoch.plot(epochs, scores, **style)
+        line, = by_seconds.plot(seconds, scores, **style)
+        by_seconds.plot(seconds[-1], scores[-1], mark, color=line.get_color(), markersize=10)
+        shown += filter(math.isfinite, scores[len(scores) // 5:])
         loss_axes.plot(epochs, [record["loss"] for record in history], **style)
     held_out = all("validation_score" in record for history in histories.values() for record in history)
-    score_axes.set(xlabel="epoch", ylabel="test accuracy" if held_out else "training score")
+    score = "test accuracy" if held_out else "training score"
+    by_epoch.set(xlabel="epoch", ylabel=score)
+    by_seconds.set(xlabel="seconds of training after the first epoch", ylabel=score)
+    by_seconds.set_title("large marks: the last epoch", loc="left", fontsize=9)
     loss_axes.set(xlabel="epoch", ylabel="training loss (with dropout)", yscale="log")
-    for axes in (score_axes, loss_axes):
+    for axes in (by_epoch, by_seconds, loss_axes):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
+    for axes in (by_epoch, loss_axes):
         axes.xaxis.get_major_locator().set_params(integer=True)
-    score_axes.legend(frameon=False)
+    if shown:  # the first epochs may lie below
+        margin = 0.1 * (max(shown) - min(shown)) + 1e-3
+        by_epoch.set_ylim(min(shown) - margin, max(shown) + margin)
+    by_epoch.legend(frameon=False, handlelength=3)
+    figure.suptitle(title, fontsize=11)
     return _save(figure, path)
 
 
@@ -53,38 +74,46 @@ ROOFS = {"H200": (67e12, 4.8e12), "A100": (19.5e12, 2.0e12)}  # float32 FLOP/s w
 
 
 def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path:
-    """What two cards could reach at most, drawn to a file: the roofline of each kernel, given its FLOPs for each byte of
-    memory by the name to show. Kernels without FLOPs are left out."""
+    """What two cards could reach at most, drawn to a file: the rooflines above, and below a row for each kernel, its name
+    beside a dot at its FLOPs for each byte of memory. Left of a card's ridge memory holds a kernel up. Kernels without FLOPs
+    are left out."""
     path = check_target(path)
     import numpy as np
     from matplotlib.figure import Figure
 
     shown = {name: x for name, x in sorted(intensities.items(), key=lambda item: item[1]) if x > 0}
-    low, high = min([0.05, *(x / 4 for x in shown.values())]), max([100, *(2 * x for x in shown.values())])
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    axes = figure.subplots()
-    x = np.geomspace(low, high, 200)
-    for (card, (flops, bandwidth)), colour in zip(ROOFS.items(), (COLOURS["rdp"], COLOURS["tdp"]), strict=True):
-        axes.plot(x, np.minimum(flops, bandwidth * x) / 1e12, color=colour, linewidth=1.8,
-                  label=f"{card}: {flops / 1e12:g} TFLOP/s, {bandwidth / 1e12:g} TB/s")
-        axes.plot(list(shown.values()), [min(flops, bandwidth * x) / 1e12 for x in shown.values()], "o", color=colour)
-    flops, bandwidth = max(ROOFS.values())
-    labels: list[tuple[float, list[str]]] = []
-    for name, intensity in shown.items():  # neighbours share a label
-        if labels and intensity < 1.7 * labels[-1][0]:
-            labels[-1][1].append(name)
-        else:
-            labels.append((intensity, [name]))
-    for intensity, names in labels:
-        axes.annotate("\n".join(names), (intensity, min(flops, bandwidth * intensity) / 1e12), xytext=(-4, 8),
-                      textcoords="offset points", ha="right", va="bottom", fontsize=8)
-    axes.set(xscale="log", yscale="log", xlabel="FLOPs for each byte of the sectors that warps touch", ylabel="TFLOP/s at most",
-             xlim=(low, high))
-    axes.margins(y=0.2)
-    axes.grid(alpha=0.25, which="both")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    low, high = min([0.05, *(x / 2 for x in shown.values())]), max([100, *(2 * x for x in shown.values())])
+    figure = Figure(figsize=(9, 3.6 + 0.21 * max(len(shown), 1)), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2.8, 0.21 * max(len(shown), 1) + 0.3))
+    x, at = np.geomspace(low, high, 200), np.array(list(shown.values()))
+    for (card, (flops, bandwidth)), name in zip(ROOFS.items(), ("rdp", "tdp"), strict=True):
+        style = {"color": COLOURS[name], "linestyle": {"rdp": "-", "tdp": "--"}[name], "linewidth": 1.8}
+        above.plot(x, np.minimum(flops, bandwidth * x) / 1e12, **style,
+                   label=f"{card}: {flops / 1e12:g} TFLOP/s, {bandwidth / 1e12:g} TB/s")
+        above.plot(at, np.minimum(flops, bandwidth * at) / 1e12, "o", color=COLOURS[name], markersize=4)
+        for axes in (above, below):
+            axes.axvline(flops / bandwidth, **{**style, "linewidth": 0.9})
+    _named_rows(below, shown, (low * high) ** 0.5)
+    above.set(xscale="log", yscale="log", ylabel="TFLOP/s at most", xlim=(low, high))
+    above.set_title("What a card allows; left of its upright line memory holds a kernel up, right of it arithmetic", loc="left",
+                    fontsize=10)
+    below.set_xlabel("FLOPs for each byte of the sectors that warps touch")
+    above.grid(alpha=0.25, which="both")
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
+    above.legend(frameon=False, loc="upper left")
     return _save(figure, path)
+
+
+def _named_rows(axes: Any, shown: Mapping[str, float], middle: float) -> None:
+    """A row for each name: a dot at its value, and the name beside it, on the side where there is more room."""
+    for row, (name, x) in enumerate(shown.items()):
+        side = 1 if x < middle else -1
+        axes.plot(x, row, "o", color="black", markersize=4)
+        axes.annotate(name, (x, row), xytext=(7 * side, 0), textcoords="offset points", va="center", fontsize=8,
+                      ha="left" if side > 0 else "right", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+    axes.set(ylim=(-0.7, max(len(shown), 1) - 0.3), yticks=[])
+    axes.spines["left"].set_visible(False)
 
 
 def _save(figure: Any, path: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import gpu, harness, kernels, mlp, mlp_memory, mlp_scaling, mlp_settings, papers_mlp, report, training
+from bench import gpu, harness, kernels, mlp, mlp_memory, mlp_scaling, mlp_settings, papers_mlp, training
 from bench.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
 from bench.results import Results, load
 from bench.table import markdown
@@ -374,31 +374,6 @@ def test_pytorch_is_trained_like_numbanet():
         ("torch", None), ("bernoulli", lambda: {"dropout": "bernoulli", "dropout_rate": (0.3, 0.5)}))]
     for ours, theirs in zip(*found, strict=True):
         assert abs(ours["accuracy"] - theirs["accuracy"]) < 0.1 and abs(ours["loss"] - theirs["loss"]) < 0.3
-
-
-# --- report -----------------------------------------------------------------------------------------------------------
-def test_report_rewrites_marked_tables_only(tmp_path):
-    results = Results(tmp_path / "results" / "cpu.json", device="cpu", quick=False)
-    results.add([{"suite": "gemm", "case": "a|b", "implementation": "numbanet", "peer": "torch", "median_ms": 2.0,
-                  "p10": 1.0, "p90": 3.0, "ratio": 1.5, "ratio_p10": 1.4, "ratio_p90": 1.6, "ceiling": 2.0,
-                  "error": 1e-6, "flops": 4e6, "problem": None}])
-    quick = Results(tmp_path / "results" / "quick.json", device="cpu", quick=True)
-    quick.add([{**results.rows[0], "case": "from a quick run"}])
-    page, plain = tmp_path / "README.md", tmp_path / "plain.md"
-    page.write_text("before\n<!-- bench:gemm -->\nold\n<!-- /bench:gemm -->\nafter\n"
-                    "<!-- bench:mlp -->\n<!-- /bench:mlp -->\n")
-    plain.write_text("no markers\n")
-    pages = [page, plain, tmp_path / "missing.md"]
-    assert report.report(pages, tmp_path / "results") == [page]
-    text = page.read_text()
-    assert "| 2 (1 – 3) | 2.0 GFLOP/s | torch | 1.50 (1.40 – 1.60) | 2.00 | 1.0e-06 |" in text and "a\\|b" in text
-    assert text.startswith("before\n") and "\nafter\n" in text and "old" not in text and "quick" not in text
-    assert "No results recorded yet" in text and results.facts["machine"]["cpu"] in text
-    page.write_text(text.replace("<!-- bench:gemm -->", "<!-- bench:gemm ^b$ -->"))
-    results.add([{**results.rows[0], "case": "b"}])
-    assert report.report(pages, tmp_path / "results") == [page]
-    assert "| b |" in page.read_text() and "a\\|b" not in page.read_text()
-    assert report.report(pages, tmp_path / "results") == [] and plain.read_text() == "no markers\n"
 
 
 def test_files_that_hold_no_results_are_refused(tmp_path):

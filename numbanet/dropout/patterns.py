@@ -9,56 +9,9 @@ rdp and tdp draw dp from the distribution that `search` finds for the rate p, an
 (every weight) is dropped with probability p exactly, like in conventional dropout, but many together
 (*Approximate Random Dropout for DNN training acceleration in GPGPU*, sections 3 and 4).
 
-What decides how much a network learns, in points of test accuracy against bernoulli after ten epochs of 784-1024-1024-10:
-
-<!-- bench:mlp-settings-points -->
-
-_cpu: Intel(R) Xeon(R) Processor, 2 cores, 2 threads; Python 3.11.7, NumPy 2.4.6, BLAS scipy-openblas 0.3.31.188.0, Numba
-0.68.1, PyTorch 2.13.0+cpu; commit 382a7661cd77, 2026-11-22_
-
-| case | seeds | rdp p=0.7 | rdp p=0.5 | tdp p=0.7 | tdp p=0.5 |
-| --- | --- | --- | --- | --- | --- |
-| mnist, pattern dp_max=3 | 1 |  | -0.13 |  | -0.11 |
-| mnist, pattern dp_max=4 | 1 | +0.06 | -0.10 | -0.05 | -0.15 |
-| mnist, pattern dp_max=5 | 1 | -0.06 |  | -0.14 |  |
-| mnist, pattern dp_max=8 | 1 | -0.79 | -0.92 | -0.23 | -0.47 |
-| mnist, pattern dp_max=16 | 1 | diverged | -68.96 | -1.30 | -1.17 |
-| mnist, root dp_max=3 | 1 |  | -0.10 |  | -0.07 |
-| mnist, root dp_max=4 | 1 | +0.09 | -0.15 | +0.00 | -0.18 |
-| mnist, root dp_max=5 | 1 | +0.04 |  | -0.17 |  |
-| mnist, root dp_max=8 | 1 | -0.17 | -0.36 | -0.15 | -0.47 |
-| mnist, root dp_max=16 | 1 | -1.26 | -0.69 | -0.65 | -0.74 |
-| mnist, rate dp_max=3 | 1 |  | -0.12 |  | -0.24 |
-| mnist, rate dp_max=4 | 1 | +0.19 | -0.07 | -0.04 | -0.29 |
-| mnist, rate dp_max=5 | 1 | -0.02 |  | -0.19 |  |
-| mnist, rate dp_max=8 | 1 | -0.62 | -0.85 | -0.52 | -0.55 |
-| mnist, rate dp_max=16 | 1 | -1.72 | -0.95 | -1.20 | -0.96 |
-| mnist, root dp_max=8 search=sgd | 1 | -0.19 | -0.40 | -0.37 | -0.33 |
-| fashion-mnist, pattern dp_max=3 | 1 |  | -0.38 |  | +0.24 |
-| fashion-mnist, pattern dp_max=4 | 1 | -0.15 | -0.54 | +0.45 | -0.30 |
-| fashion-mnist, pattern dp_max=5 | 1 | -1.42 |  | +0.09 |  |
-| fashion-mnist, pattern dp_max=8 | 1 | -64.58 | -15.11 | +0.11 | -0.73 |
-| fashion-mnist, pattern dp_max=16 | 1 | diverged | -62.18 | diverged | diverged |
-| fashion-mnist, root dp_max=3 | 1 |  | -0.09 |  | -0.26 |
-| fashion-mnist, root dp_max=4 | 1 | +0.28 | -0.29 | -0.03 | -0.83 |
-| fashion-mnist, root dp_max=5 | 1 | -0.45 |  | -0.84 |  |
-| fashion-mnist, root dp_max=8 | 1 | -4.22 | -1.18 | -1.15 | -1.37 |
-| fashion-mnist, root dp_max=16 | 1 | -18.03 | -3.85 | -3.28 | -1.37 |
-| fashion-mnist, rate dp_max=3 | 1 |  | -0.33 |  | -0.97 |
-| fashion-mnist, rate dp_max=4 | 1 | +0.10 | -0.85 | -0.69 | -1.34 |
-| fashion-mnist, rate dp_max=5 | 1 | -1.07 |  | -1.92 |  |
-| fashion-mnist, rate dp_max=8 | 1 | -10.78 | -1.99 | -1.29 | -0.51 |
-| fashion-mnist, rate dp_max=16 | 1 | -14.05 | -2.87 | -0.80 | -1.07 |
-| fashion-mnist, root dp_max=8 search=sgd | 1 | -4.28 | -1.57 | -1.29 | -1.95 |
-
-<!-- /bench:mlp-settings-points -->
-
-The largest period decides: with "root", periods up to 8 cost 0.15 to 4.2 points and up to 16 0.65 to 18, and at p = 0.7 those
-up to 4 are ahead of those up to 5 in all twelve comparisons. Of the scales, "pattern" can diverge at large periods, and at the
-smallest ones "root" is best in five of eight columns and last in none. The search hardly matters: at dp_max=8 the papers'
-Algorithm 1 is within 0.6 points of the exact distribution, and ahead in one case of eight.
-
-So the defaults are the smallest period that drops more than the rate, but at least 3, "root" and "exact".
+The largest period decides how much a network learns, then the scale; the search hardly matters. So the defaults are the
+smallest period that drops more than the rate, but at least 3, "root" and "exact". examples/12_why_it_works.py says why, and
+shows the recorded figures.
 """
 from __future__ import annotations
 

@@ -25,13 +25,13 @@ c lambda2 / (2 N lambda1): it lies between p and the rate of the uniform distrib
 Why N is small. Entropy spreads the mass evenly, and most of the periods up to a large N drop nearly everything: for
 p = 0.7 and N = 64, 46 % of the mass sits on dp > 20, patterns that keep under 5 % of the neurons. The mean rate then
 has to be made up by steps that drop nothing (dp = 1: 23 %). The papers' example has N = 8 (``DP_MAX``). Smaller still
-learns better (`dropout` has the figures): so the default is `default_dp_max`, the smallest period that drops more than
+learns better (examples/12_why_it_works.py): so the default is `default_dp_max`, the smallest period that drops more than
 the rate, but at least three: N = 3 for p = 0.5, N = 4 for p = 0.7.
 
 Every function checks its arguments: a ValueError names what is out of range, or the smallest N that reaches the rate.
 
-Source: Song, Wang, Ren, Liu, Fan, Liu, Jiang, "Approximate Random Dropout for DNN training acceleration in GPGPU"
-(2018), Algorithm 1 "SGD-based Search Algorithm". The exponential form and the exact search are derived above.
+Source: Song, Wang, Ru, Peng, Huang, Zhao, Liang, Jiang, "Approximate Random Dropout for DNN training acceleration in
+GPGPU" (2018), Algorithm 1 "SGD-based Search Algorithm". The exponential form and the exact search are derived above.
 """
 
 from __future__ import annotations

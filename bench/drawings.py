@@ -1,0 +1,136 @@
+"""Drawings of the README as SVG: how much shorter steps are, from the files of results, and a step under row patterns.
+
+They are text, so that a change of a figure is a change of a line; colours differ in lightness, so that grey shows them as well.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+SHADES = {"bernoulli": "#c9d2dc", "tdp": "#e08e3c", "rdp": "#1d4e79"}
+INK = {"bernoulli": "black", "tdp": "black", "rdp": "white"}
+PALE, DARK, GREY = "#e8edf2", "#1d4e79", "#4b5563"
+WIDE = re.compile(r"784-(\d+)-\1-10 p=(0\.\d+)")
+
+
+def _text(x: float, y: float, words: str, anchor: str = "middle", size: int = 13, fill: str = GREY,
+          weight: str = "normal") -> str:
+    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}" font-weight="{weight}">'
+            f"{words}</text>")
+
+
+def _box(x: float, y: float, width: float, height: float, fill: str, more: str = "") -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"{more}/>'
+
+
+def _line(x0: float, y0: float, x1: float, y1: float, colour: str = GREY, more: str = "") -> str:
+    return f'<path d="M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}" stroke="{colour}" fill="none"{more}/>'
+
+
+def _svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+                      f'font-family="Helvetica, Arial, sans-serif" role="img"><title>{title}</title>',
+                      _box(0, 0, width, height, "white"), *parts, "</svg>"]) + "\n"
+
+
+# --- from the files of results ----------------------------------------------------------------------------------------
+def charts(records: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The charts by the names of their files; without results there are none."""
+    whole = [(record, found) for record in records if (found := _steps(record))]
+    return {"speed.svg": _speed(*max(whole, key=lambda pair: (len(pair[1]), pair[0]["date"])))} if whole else {}
+
+
+def _steps(record: dict[str, Any]) -> dict[tuple[str, int, str], dict[str, Any]]:
+    """(rate, width, kind of dropout) -> row, of networks with two layers of one width."""
+    return {(found[2], int(found[1]), row["implementation"]): row for row in record["rows"]
+            if row["suite"] == "mlp" and row.get("ratio") is not None and row["implementation"] in SHADES
+            and (found := WIDE.fullmatch(row["case"]))}
+
+
+def _speed(record: dict[str, Any], steps: dict[tuple[str, int, str], dict[str, Any]]) -> str:
+    """A bar for each ratio, a mark for its ceiling; a panel for each rate, a group of bars for each width."""
+    rates, widths = (sorted({key[i] for key in steps}) for i in (0, 1))
+    most = max(max(row["ratio"], row.get("ceiling") or 0) for row in steps.values())
+    panel, floor, unit = 820 / len(rates), 300, 200 / most
+    group = (panel - 30) / len(widths)
+    bar = (group - 16) / len(SHADES)
+    parts = [_text(40, 28, "How many times shorter a training step is than PyTorch's with nn.Dropout", "start", 16, DARK,
+                   "bold"),
+             _text(40, 48, f"784-H-H-10, batch 128; {record['machine']['cpu']}, {record['machine']['threads']} threads; commit "
+                   f"{(record.get('commit') or 'unknown')[:12]}, {record['date'][:10]}", "start", 12)]
+    for i, (kind, shade) in enumerate(SHADES.items()):
+        parts += [_box(40 + 110 * i, 60, 12, 12, shade), _text(57 + 110 * i, 71, kind, "start")]
+    parts += [_line(370, 66, 388, 66, "black", ' stroke-width="2"'), _text(394, 71, "what the FLOPs allow", "start")]
+    for i, rate in enumerate(rates):
+        left = 40 + i * panel
+        parts.append(_text(left + (panel - 30) / 2, floor + 42, f"rate p = {rate}", weight="bold"))
+        for j, width in enumerate(widths):
+            start = left + j * group
+            parts.append(_text(start + (group - 16) / 2, floor + 20, f"H = {width}"))
+            for k, (kind, shade) in enumerate(SHADES.items()):
+                if (row := steps.get((rate, width, kind))) is None:
+                    continue
+                x, top = start + k * bar, floor - unit * row["ratio"]
+                parts += [_box(x, top, bar - 2, floor - top, shade),
+                          _text(x + bar / 2 - 1, floor - 6, f"{row['ratio']:.1f}", size=11, fill=INK[kind])]
+                if row.get("ceiling"):
+                    y = floor - unit * row["ceiling"]
+                    parts.append(_line(x - 1, y, x + bar - 1, y, "black", ' stroke-width="2"'))
+        parts.append(_line(left - 4, floor - unit, left + panel - 34, floor - unit, GREY, ' stroke-dasharray="4 3"'))
+        parts.append(_line(left - 4, floor, left + panel - 34, floor))
+    parts.append(_text(34, floor - unit + 4, "1", "end", 12))
+    return _svg(880, 360, "How many times shorter a training step is than PyTorch's", parts)
+
+
+# --- a step -----------------------------------------------------------------------------------------------------------
+CELL = 14
+
+
+def _grid(x: float, middle: float, kept: Any) -> list[str]:
+    """A matrix of booleans, what is kept dark; its left edge at x, its middle at that height."""
+    top = middle - CELL * len(kept) / 2
+    return [_box(x + CELL * j, top + CELL * i, CELL - 2, CELL - 2, DARK if cell else PALE)
+            for i, row in enumerate(kept) for j, cell in enumerate(row)]
+
+
+def step() -> str:
+    """A training step of 8-9-8-3 under row patterns, from its samples to its gradients."""
+    import numpy as np
+
+    from numbanet import RowPlan
+
+    plans, samples, middle, x = (RowPlan(9, 3, 1), RowPlan(8, 2, 0)), 4, 150, 24
+    sides = [np.ones(8, bool), *(plan.mask() for plan in plans), np.ones(3, bool)]
+    parts = [_text(24, 28, "One step of 8-9-8-3 with rdp: dark cells are read, pale ones neither read nor written", "start", 16,
+                   DARK, "bold"),
+             _text(24, 50, f"layer 1 drew dp = {plans[0].dp}, bias {plans[0].bias}; layer 2 drew dp = {plans[1].dp}, bias "
+                   f"{plans[1].bias}", "start")]
+    for i, (side, following) in enumerate(zip(sides, [*sides[1:], None], strict=True)):
+        count = int(side.sum())
+        name = ("x", "y1", "y2", "answer")[i]
+        what = "whole" if count == len(side) else f"{count} of {len(side)} kept"
+        parts += _grid(x, middle, np.ones((samples, count), bool))
+        centre = x + CELL * count / 2
+        parts += [_text(centre, 250, name, weight="bold"), _text(centre, 268, what, size=11)]
+        x += CELL * count
+        if following is None:
+            break
+        x = max(x, centre + 36)
+        parts += [_text(x + 14, middle + 5, "→", size=20), *_grid(x + 28, middle, np.outer(following, side))]
+        centre = x + 28 + CELL * len(side) / 2
+        parts += [_text(centre, 250, f"W{i + 1}", weight="bold"),
+                  _text(centre, 268, f"{np.outer(following, side).mean():.0%} read", size=11)]
+        x += 28 + CELL * len(side)
+        parts.append(_text(x + 14, middle + 5, "→", size=20))
+        x += 36
+    said = ("Activations stay compact from layer to layer: the zeros are never written. On the way back dW has the dark",
+            "cells of W alone, and only these are updated. The next step draws other patterns.")
+    parts += [_text(24, 304 + 18 * i, line, "start") for i, line in enumerate(said)]
+    return _svg(880, 336, "One training step under row patterns", parts)
+
+
+if __name__ == "__main__":
+    from .machine import ROOT
+
+    (ROOT / "bench" / "step.svg").write_text(step(), encoding="utf-8")
