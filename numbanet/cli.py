@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--n-jobs", type=int, metavar="N", help="threads of the CPU, at most; all by default")
     train.add_argument("--seed", default=0, type=int)
     train.add_argument("--plot", type=Path, metavar="FILE", help="write the learning curves to this PNG, PDF or SVG file")
-    train.add_argument("--quiet", action="store_true", help="no progress bar")
+    train.add_argument("--quiet", action="store_true", help="say nothing while training")
     train.set_defaults(run=_train)
 
     demo = commands.add_parser("demo", help="handwritten digits with every kind of dropout, side by side")
@@ -118,7 +118,14 @@ def _train(options: argparse.Namespace) -> int:
               random_state=options.seed, verbose=0 if options.quiet else 1)
     net.check()
     X, y, X_test, y_test = getattr(datasets, f"load_{options.data.replace('-', '_')}")()
-    net.fit(X, y, validation_data=(X_test, y_test))
+    interrupted = False
+    try:
+        net.fit(X, y, validation_data=(X_test, y_test))
+    except KeyboardInterrupt as error:
+        if not hasattr(net, "model_"):
+            raise  # nothing was learned
+        interrupted = True
+        print(f"numbanet: {error}", file=sys.stderr)
     _print_table("", ["data", "dropout", "epochs", "test accuracy", "s / epoch", "FLOPs done"],
                  [[options.data, options.dropout, str(net.n_iter_), f"{net.history_[-1]['validation_score']:.2%}",
                    f"{sum(r['seconds'] for r in net.history_) / net.n_iter_:.3f}",
@@ -126,7 +133,7 @@ def _train(options: argparse.Namespace) -> int:
     if options.plot:
         plots.learning_curves({options.dropout: net.history_}, options.plot)
         print(f"learning curves: {options.plot}")
-    return 0 if net.n_iter_ == options.epochs else 130
+    return 130 if interrupted else 0
 
 
 def _demo(options: argparse.Namespace) -> int:

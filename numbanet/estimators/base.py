@@ -17,12 +17,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from ..device import device
-from ..dropout import Dropout, Rate, policy
+from ..dropout import Dropout, Rate, Together, policy
 from ..layers import ACTIVATIONS, Form, Layer, Sequential, Step, to
 from ..training import schedule
 from ..training.data import Data, on_device
 from ..training.forward import forward
-from ..training.loop import Epochs
+from ..training.loop import Epochs, Interrupted
 from ..training.optim import SGD, Adam, Optimizer
 from ..training.progress import Progress
 from ..training.streams import Streams
@@ -48,8 +48,10 @@ class BaseNet(BaseEstimator):
             validation_data: tuple | None = None):
         """Train from new weights.
 
-        Ctrl-C ends training after the present step and keeps what was learned, with a warning, if at least one epoch is done;
-        before that it raises KeyboardInterrupt and leaves the Net as it was.
+        Ctrl-C ends training after the present step and raises KeyboardInterrupt, so that whatever called `fit`, such as a grid
+        search, stops as well. If an epoch at least is done, the Net keeps what was learned: it predicts, scores, is saved, and
+        goes on by `partial_fit`, as one that was trained for fewer epochs, with `n_iter_` and `history_` of those that are
+        whole; with early stopping, the weights are the best so far. Before that, the Net is as it was.
 
         Parameters
         ----------
@@ -74,6 +76,8 @@ class BaseNet(BaseEstimator):
             If the data or a parameter is unfit; the Net is then as it was before.
         FloatingPointError
             If the loss is not finite in the first epoch; the Net is then as it was before.
+        KeyboardInterrupt
+            If it is interrupted.
         """
         with self._unchanged_on_error():
             settings = self._settings(dropout, dropout_rate)
@@ -107,7 +111,7 @@ class BaseNet(BaseEstimator):
     # --- checking -----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def _unchanged_on_error(self):
-        """Put the attributes and the weights back as they were if an error leaves the block."""
+        """Put attributes and weights back as they were if an error leaves the block, unless an interrupted fit keeps them."""
         before = dict(vars(self))
         fitted = hasattr(self, "model_")
         if fitted:
@@ -116,6 +120,8 @@ class BaseNet(BaseEstimator):
             optimizer, history, streams = self.optimizer_.snapshot(), list(self.history_), self._streams.state()
         try:
             yield
+        except Interrupted as interrupted:
+            raise KeyboardInterrupt(*interrupted.args) from None
         except BaseException:
             vars(self).clear()
             vars(self).update(before)
@@ -285,20 +291,24 @@ class BaseNet(BaseEstimator):
         for site in settings["policy"].sites(self.model_):
             for message in dict.fromkeys(filter(None, (chosen.concern(site) for chosen in policies))):
                 warnings.warn(message, stacklevel=4)
+        self.policy_ = settings["policy"]
         with contextlib.ExitStack() as stack:
-            bar = stack.enter_context(Progress(epochs * len(data))) if self.verbose else None
+            bar = stack.enter_context(Progress(len(data), numbers, _named(settings["policy"]))) if self.verbose else None
 
             def report(record: dict) -> bool:
                 self.policy_ = trainer.policy
                 if bar:
-                    bar.show(record, len(data))
+                    bar.show(record)
                 said = [callback(self, record) for callback in self.callbacks or ()]
                 return any(isinstance(answer, (bool, np.bool_)) and answer for answer in said)
 
-            Epochs(trainer, data, self.history_, validation=validation, schedule=settings["schedule"],
-                   patience=self.patience if settings["early_stopping"] else None, report=report, watched=bool(self.callbacks),
-                   **({"tick": bar.tick} if bar else {})).run(epochs)
-        self.n_iter_ = len(self.history_)
+            training = Epochs(trainer, data, self.history_, validation=validation, schedule=settings["schedule"],
+                              patience=self.patience if settings["early_stopping"] else None, report=report,
+                              watched=bool(self.callbacks), **({"tick": bar.tick} if bar else {}))
+            try:
+                training.run(epochs)
+            finally:
+                self.n_iter_ = len(self.history_)
 
     def _check_validation(self, validation_data):
         try:
@@ -327,3 +337,8 @@ class BaseNet(BaseEstimator):
         X, dev = self._checked(X), next(self.model_.parameters()).device
         return forward(self.model_, dev, on_device(X, dev), np.arange(len(X)), self._session_options(),
                        self.policy_.predicting(len(self.history_) - 1))
+
+
+def _named(chosen: Dropout) -> str:
+    """The kind of dropout, in a word."""
+    return "+".join(part.name for part in (chosen.policies if isinstance(chosen, Together) else (chosen,)))

@@ -121,7 +121,7 @@ class LanguageModel(BaseNet):
     # --- public -------------------------------------------------------------------------------------------------------
     def fit(self, tokens: Iterable[Any], *, validation: Iterable[Any] | None = None, dropout: str | Dropout | None = None,
             dropout_rate: Rate | None = None) -> LanguageModel:
-        """Train on a text from new weights. Ctrl-C ends training and keeps what was learned, as for `Net`.
+        """Train on a text from new weights. Ctrl-C ends training, keeps what was learned and raises, as for `Net`.
 
         Parameters
         ----------

@@ -73,7 +73,7 @@ PARAMETERS = """
         Seed of initial weights, shuffling and plans: same seed, same result; bit for bit on the CPU with the same number of
         threads.
     verbose : int, default=0
-        1 shows a progress bar.
+        1 shows a progress bar on a terminal; elsewhere, as in a file or a notebook, it prints a line an epoch.
 """
 
 
