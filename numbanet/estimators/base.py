@@ -5,6 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import numbers
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from ..device import device
+from ..device import Device, device
 from ..dropout import Dropout, Rate, Together, policy
 from ..layers import ACTIVATIONS, Form, Layer, Sequential, Step, to
 from ..training import schedule
@@ -29,6 +30,7 @@ from ..training.streams import Streams
 from ..training.structure import Sparsity, Structure
 from ..training.task import Task
 from ..training.trainer import Trainer
+from . import saving
 from .build import as_images, build, merged, some
 from .parameters import SHARED, storing
 from .zoo import MODELS, network
@@ -107,6 +109,51 @@ class BaseNet(BaseEstimator):
             settings["early_stopping"] = False
             self._train(X, y, weights, 1, settings, None)
         return self
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the trained estimator to one safetensors file: parameters and buffers by the names of `model_.state_dict()`,
+        all else in the metadata.
+
+        The optimiser's state is not in it: `partial_fit` of a loaded estimator begins with a new one. Layers that were given
+        (`layers`) are kept as they were trained.
+
+        Parameters
+        ----------
+        path : str or path
+            The file, which is replaced as a whole or stays as it was.
+
+        Raises
+        ------
+        TypeError
+            If a setting or a layer is of a class of one's own, or a function: files hold numbers and names. The message has the
+            way out.
+        FileNotFoundError, IsADirectoryError
+            If no file can be written there.
+        sklearn.exceptions.NotFittedError
+            If nothing was trained.
+        """
+        saving.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, device: str | Device | None = None) -> BaseNet:
+        """The estimator that `save` wrote to a file. Nothing in the file is run or unpickled.
+
+        Parameters
+        ----------
+        path : str or path
+        device : str or Device, optional
+            In place of the estimator's own, such as "cpu" for one that was trained on a card.
+
+        Raises
+        ------
+        ValueError
+            If the file is truncated, damaged, of a newer version, or holds something else; the message names it.
+        FileNotFoundError
+            If there is none.
+        RuntimeError
+            If the device is not there.
+        """
+        return saving.load((cls,), path, device)
 
     # --- checking -----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
