@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -17,6 +16,7 @@ from .checkpoint import Checkpoint, finite
 from .data import Batch, Data
 from .schedule import factor_of
 from .trainer import Trainer
+from .warned import warn
 
 APART = 512          # steps between copies to go back to: then they take a few hundredths of the time at most
 TOLERANCE = 1e-4     # by how much a validation score has to be better than the best one
@@ -146,8 +146,8 @@ class Epochs:
         if self.best is not None:
             self.best[1].restore(self.trainer)
         elif self.patience is not None and len(self.history) == self.end:
-            warnings.warn("early_stopping: no epoch could be the result, for the network was becoming sparse in all of them; "
-                          "train for more epochs, or give sparsity a larger fine_tuning", stacklevel=4)
+            warn("early_stopping: no epoch could be the result, for the network was becoming sparse in all of them; train for "
+                 "more epochs, or give sparsity a larger fine_tuning")
         if interrupted:
             whole = len(self.history) - self.first
             raise Interrupted(f"fit was interrupted after {whole} whole epochs; what was learned so far is kept")
@@ -203,8 +203,8 @@ class Epochs:
             raise FloatingPointError(f"the loss was not finite in the first epoch of this fit{where}; {advice}")
         self.good.restore(self.trainer)
         if self.good.epoch == number:
-            warnings.warn(f"the loss was not finite in epoch {number + 1}{where}: the fit ended with the weights of epoch "
-                          f"{number}; {advice}", stacklevel=6)
+            warn(f"the loss was not finite in epoch {number + 1}{where}: the fit ended with the weights of epoch {number}; "
+                 f"{advice}")
             return True
         del self.history[self.good.epoch:]
         self.watched = True
