@@ -50,19 +50,21 @@ def _learned(score: float, loss: float, constant: Constant) -> float:
 def _found(trainer: Trainer, data: Data, rows: np.ndarray, targets: np.ndarray,
            weights: np.ndarray | None) -> tuple[float, float]:
     """(score, loss) in prediction."""
-    task, policy = trainer.task, trainer.policy.predicting(trainer.epoch)
+    task, policy, host = trainer.task, trainer.policy.predicting(trainer.epoch), device("cpu")
     with np.errstate(all="ignore"):
         output = forward(trainer.model, trainer.dev, data.X, rows, trainer.session_options, policy)
         if not np.isfinite(output).all():
             return -math.inf, math.inf
-        shares = None if weights is None or not weights.sum() > 0 else np.float32(weights / weights.sum())
-        loss = task.loss(Tensor(output), targets, shares).item()
-        return task.score(targets, task.answer(device("cpu"), output), weights), loss
+        with host.session(**trainer.session_options):
+            shares = None if weights is None else np.float32(weights / weights.sum())
+            return task.score(targets, task.answer(host, output), weights), task.loss(Tensor(output), targets, shares).item()
 
 
 def _size(trainer: Trainer, data: Data, rows: np.ndarray) -> float:
     """Root mean square of inputs; 0 of integers that name rows of a table."""
     if on_host(data.X):
         return 0.0
-    some = trainer.dev.download(trainer.dev.take_rows(data.X, trainer.dev.upload(rows[:256].astype(np.int32))))
+    dev = trainer.dev
+    with dev.session(**trainer.session_options):
+        some = dev.download(dev.take_rows(data.X, dev.upload(rows[:256].astype(np.int32))))
     return float(np.sqrt(np.mean(np.square(some, dtype=np.float64))))
