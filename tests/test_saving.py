@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
+import numbanet
 from numbanet import (
     LSTM,
     AdaptiveAvgPool2d,
@@ -45,7 +46,8 @@ from numbanet import (
     cli,
 )
 from numbanet.datasets import load_digits
-from numbanet.estimators import saving
+from numbanet.estimators import described, saving
+from numbanet.training.structure import Sparsity
 
 X, Y, X_TEST, Y_TEST = load_digits()
 X, Y = X[:400], Y[:400]
@@ -169,6 +171,14 @@ def test_an_interrupted_fit_can_be_kept(tmp_path):
         net.fit(X, Y)
     net.save(tmp_path / "a")
     assert Net.load(tmp_path / "a").n_iter_ == 1
+
+
+def test_every_layer_and_setting_of_the_library_can_be_saved():
+    public = [value for value in (getattr(numbanet, name) for name in numbanet.__all__) if isinstance(value, type)]
+    layers = {kind for kind in public if issubclass(kind, numbanet.Layer)} - {numbanet.Layer, Sequential}
+    assert layers == set(described.LAYERS)
+    settings = {kind for kind in public if issubclass(kind, (numbanet.Dropout, Sparsity))} - {numbanet.Dropout}
+    assert settings < set(described.SETTINGS.values())
 
 
 # --- what cannot be saved ---------------------------------------------------------------------------------------------

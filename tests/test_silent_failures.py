@@ -9,7 +9,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from numbanet import LanguageModel, Net, NetRegressor, NoDropout
+from numbanet import Flatten, LanguageModel, Linear, Net, NetRegressor, NoDropout
 from numbanet.datasets import load_digits
 from numbanet.dropout import policy
 
@@ -36,10 +36,15 @@ NOTHING = {  # fits that learn nothing, and what is said of them
     "bytes": (lambda: Net((256, 256), **FAST).fit(255 * X, Y), "no better .* size 1.., scaled"),
     "bytes, a little learned": (lambda: Net((256,), **FAST, learning_rate=1e-6).fit(255 * X, Y),
                                 "hardly better .* size 1.., scaled to about 1"),
+    "images": (lambda: Net([Flatten(), Linear(64, 10, rng=0)], **FAST, learning_rate=1e-9).fit(255 * X.reshape(-1, 8, 8), Y),
+               "of size 1.., scaled to about 1, as by a Normalize layer"),
+    "dropout": (lambda: Net((64, 64), **FAST, dropout="rdp", learning_rate=1e-5).fit(X, Y),
+                "try inputs scaled .* less dropout, "),
     "learning_rate": (lambda: Net((64, 64), **FAST, learning_rate=10).fit(X, Y), "no better .* a smaller learning_rate"),
     "early stopping": (lambda: Net((64,), **FAST, learning_rate=10, early_stopping=True).fit(X, Y), "no better"),
-    "a rare class": (lambda: Net(**FAST).fit(X, RARE), "always gives the most frequent class.* class_weight"),
-    "several labels": (lambda: Net(**FAST, learning_rate=1e-6).fit(*SEVERAL), "always gives the most frequent labels"),
+    "a rare class": (lambda: Net(**FAST).fit(X, RARE), "always gives the most frequent class.* class_weight=.balanced.$"),
+    "several labels": (lambda: Net(**FAST, learning_rate=1e-6).fit(*SEVERAL),
+                       "always gives the most frequent labels.* more epochs$"),
     "weights": (lambda: Net(**FAST, class_weight="balanced", learning_rate=10).fit(X, Y), "no better"),
     "numbers": (lambda: NetRegressor(random_state=0, epochs=5).fit(*CANCER), "no better than one that always gives the mean"),
 }

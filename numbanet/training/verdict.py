@@ -16,6 +16,7 @@ LITTLE = 0.01     # of the way from the best constant answer to none wrong: what
 DOUBTFUL = 0.1    # inputs that are far from 1 may be why it is not more; else the task may be hard
 CLEAR = 0.5       # the last epoch was so good on the whole that its end needs no look
 FAR = 10.0        # root mean square of inputs
+RARE = 0.8        # share of the most frequent class from which on weights may help
 MOST = 1 << 13    # samples that are looked at
 
 
@@ -34,11 +35,22 @@ def verdict(trainer: Trainer, data: Data, record: dict) -> str | None:
     none = not (learned >= LITTLE and score > constant.score)
     if not none and (learned >= DOUBTFUL or size <= FAR):
         return None
-    scaling = f"the inputs, which are of size {size:.3g}," if size > FAR else "inputs"
     return (f"fit: the network answers {'no' if none else 'hardly'} better than one that always gives {constant.answer}, score "
-            f"{score:.3f} where that has {constant.score:.3f}; try {scaling} scaled to about 1, as by "
-            "make_pipeline(StandardScaler(), ...), a smaller learning_rate, less dropout, more epochs, and, if one class is "
-            "far more frequent, class_weight")
+            f"{score:.3f} where that has {constant.score:.3f}; try {', '.join(_advice(trainer, data, constant, size))}")
+
+
+def _advice(trainer: Trainer, data: Data, constant: Constant, size: float) -> list[str]:
+    """What may help, what is most likely first."""
+    found = []
+    if not on_host(data.X):
+        how = "make_pipeline(StandardScaler(), ...)" if len(data.X.shape) == 2 else "a Normalize layer"
+        what = f"the inputs, which are of size {size:.3g}," if size > FAR else "inputs"
+        found.append(f"{what} scaled to about 1, as by {how}")
+    found.append("a smaller learning_rate, or a larger one if it is tiny")
+    found += ["less dropout"] * (trainer.policy.name != "none")
+    found.append("more epochs")
+    found += ["class_weight='balanced'"] * (constant.answer == "the most frequent class" and constant.score > RARE)
+    return found
 
 
 def _learned(score: float, loss: float, constant: Constant) -> float:
