@@ -27,7 +27,8 @@ setup(
     packages=[*find_packages(include=["numbanet*"]), "numbanet.datasets"],
     package_dir={"numbanet.datasets": "datasets"},
     package_data={"numbanet": ["py.typed"], "numbanet_kernels": ["py.typed"]},
-    install_requires=["numba>=0.60", "numpy>=1.26", "scikit-learn>=1.6", "rich>=13", "threadpoolctl>=3"],
+    install_requires=["numba>=0.60", "numpy>=1.26", "scikit-learn>=1.6", "rich>=13", "safetensors>=0.4", "scipy>=1.10",
+                      "threadpoolctl>=3"],
     extras_require={
         "cuda": cuda,
         "plots": plots,

@@ -1,4 +1,4 @@
-"""The command line: numbanet train | demo | challenge | devices | kernels."""
+"""The command line: numbanet train | predict | demo | challenge | devices | kernels."""
 from __future__ import annotations
 
 import argparse
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if not hasattr(options, "run"):
-        parser.error("COMMAND is missing: train, demo, challenge, devices or kernels (--help has the rest)")
+        parser.error("COMMAND is missing: train, predict, demo, challenge, devices or kernels (--help has the rest)")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(f"numbanet: {message}", file=sys.stderr)
@@ -64,8 +64,16 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--n-jobs", type=int, metavar="N", help="threads of the CPU, at most; all by default")
     train.add_argument("--seed", default=0, type=int)
     train.add_argument("--plot", type=Path, metavar="FILE", help="write the learning curves to this PNG, PDF or SVG file")
-    train.add_argument("--quiet", action="store_true", help="no progress bar")
+    train.add_argument("--save", type=Path, metavar="FILE", help="keep the trained network in this safetensors file")
+    train.add_argument("--quiet", action="store_true", help="say nothing while training")
     train.set_defaults(run=_train)
+
+    predict = commands.add_parser("predict", help="what a saved network says of samples, one line each")
+    predict.add_argument("network", type=Path, help="a file that train --save or Net.save wrote")
+    predict.add_argument("samples", help=f"a .npy file, a .csv file of numbers alone, or the test samples of {', '.join(DATA)}")
+    predict.add_argument("--probabilities", action="store_true", help="those of all classes, after a line that names them")
+    predict.add_argument("--device", default="auto", help="auto, cpu, cuda or emulated")
+    predict.set_defaults(run=_predict)
 
     demo = commands.add_parser("demo", help="handwritten digits with every kind of dropout, side by side")
     demo.add_argument("--plot", type=Path, default=Path("demo.png"), metavar="FILE", help="where to draw the learning curves")
@@ -108,7 +116,10 @@ def _list_of(kind):
 
 def _train(options: argparse.Namespace) -> int:
     from . import Net, datasets, plots
+    from .estimators import saving
 
+    if options.save:
+        saving.check_target(options.save)
     if options.plot:
         plots.check_target(options.plot)
     rate = options.rate[0] if len(options.rate) == 1 else options.rate
@@ -118,15 +129,60 @@ def _train(options: argparse.Namespace) -> int:
               random_state=options.seed, verbose=0 if options.quiet else 1)
     net.check()
     X, y, X_test, y_test = getattr(datasets, f"load_{options.data.replace('-', '_')}")()
-    net.fit(X, y, validation_data=(X_test, y_test))
+    interrupted = False
+    try:
+        net.fit(X, y, validation_data=(X_test, y_test))
+    except KeyboardInterrupt as error:
+        if not hasattr(net, "model_"):
+            raise  # nothing was learned
+        interrupted = True
+        print(f"numbanet: {error}", file=sys.stderr)
     _print_table("", ["data", "dropout", "epochs", "test accuracy", "s / epoch", "FLOPs done"],
                  [[options.data, options.dropout, str(net.n_iter_), f"{net.history_[-1]['validation_score']:.2%}",
                    f"{sum(r['seconds'] for r in net.history_) / net.n_iter_:.3f}",
                    f"{sum(r['flops_share'] for r in net.history_) / net.n_iter_:.0%}"]])
+    if options.save:
+        net.save(options.save)
+        print(f"saved: {options.save}")
     if options.plot:
         plots.learning_curves({options.dropout: net.history_}, options.plot)
         print(f"learning curves: {options.plot}")
-    return 0 if net.n_iter_ == options.epochs else 130
+    return 130 if interrupted else 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from . import Net, NetRegressor
+    from .estimators import saving
+
+    net = saving.load((Net, NetRegressor), options.network, options.device)
+    if options.probabilities and not isinstance(net, Net):
+        raise ValueError(f"--probabilities: {options.network} holds a {type(net).__name__}, which has no classes")
+    X, y = _samples(options.samples)
+    if options.probabilities:
+        print(*net.classes_, sep=",")
+    for row in net.predict_proba(X) if options.probabilities else net.predict(X):
+        print(*row if getattr(row, "ndim", 0) else (row,), sep=",")
+    if y is not None:
+        print(f"numbanet: score {net.score(X, y):.4f} on these {len(y)} samples", file=sys.stderr)
+    return 0
+
+
+def _samples(source: str):
+    """(X, y) of a data set's test samples, or X of a file and None."""
+    import numpy as np
+
+    from . import datasets
+
+    if source in DATA:
+        return getattr(datasets, f"load_{source.replace('-', '_')}")()[2:]
+    try:
+        if source.endswith(".npy"):
+            return np.load(source, allow_pickle=False), None
+        if source.endswith(".csv"):
+            return np.loadtxt(source, np.float32, delimiter=",", ndmin=2), None
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{source}: {error}") from error
+    raise ValueError(f"samples must be a .npy or .csv file, or one of {', '.join(DATA)}; got {source!r}")
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -9,7 +9,8 @@ LAYERS, RATE, EPOCHS = (1024, 1024), 0.5, 30
 def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tuple[int, ...] = LAYERS,
         epochs: int = EPOCHS) -> int:
     """Train with none, bernoulli, rdp and tdp; print a table of what each learned and cost, and draw the learning curves,
-    unless matplotlib is missing. Returns the exit status: 0, or 130 where training was interrupted."""
+    unless matplotlib is missing. Returns the exit status: 0, or 130 where training was interrupted: then nothing is drawn, and
+    the table has what is done."""
     from rich.console import Console
     from rich.table import Table
 
@@ -29,22 +30,24 @@ def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tupl
     console.print(f"{len(y)} handwritten digits of 8 x 8 pixels, {len(y_test)} for the test; a network "
                   f"{'-'.join(map(str, (X.shape[1], *layers, 10)))}, {epochs} epochs, dropout rate {RATE}")
     table = Table("dropout", "test accuracy", "s / epoch", "FLOPs done", "what is dropped")
-    histories = {}
+    histories, interrupted = {}, False
     for name, policy in POLICIES.items():
         if policy.kind == "patches":  # for convolutions
             continue
         net = Net(layers, dropout=name, dropout_rate=RATE, epochs=epochs, device=device, random_state=0, verbose=1)
-        histories[name] = net.fit(X, y, validation_data=(X_test, y_test)).history_
-        if net.n_iter_ < epochs:
-            return 130
+        try:
+            histories[name] = net.fit(X, y, validation_data=(X_test, y_test)).history_
+        except KeyboardInterrupt:
+            interrupted = True
+            break
         warm = sorted(record["seconds"] for record in net.history_)[len(net.history_) // 2]
         share = sum(record["flops_share"] for record in net.history_) / len(net.history_)
         table.add_row(name, f"{net.score(X_test, y_test):.2%}", f"{warm:.4f}", f"{share:.0%}",
                       (policy.__doc__.splitlines()[0].rpartition(": ")[2]).rstrip("."))
     console.print(table)
-    if path is not None:
+    if path is not None and not interrupted:
         console.print(f"learning curves: {plots.learning_curves(histories, path, _promise(histories))}", markup=False)
-    return 0
+    return 130 if interrupted else 0
 
 
 def _promise(histories: dict[str, list[dict]]) -> str:
@@ -52,4 +55,3 @@ def _promise(histories: dict[str, list[dict]]) -> str:
     warm = {name: sorted(record["seconds"] for record in history)[len(history) // 2] for name, history in histories.items()}
     said = ", ".join(f"{name} {seconds / warm['bernoulli']:.2f}" for name, seconds in warm.items() if name != "bernoulli")
     return f"Digits, dropout rate {RATE}. An epoch takes, of its time with bernoulli, which computes what it drops: {said}"
-

@@ -17,8 +17,10 @@ POLICIES = {policy.name: policy for policy in (NoDropout, BernoulliDropout, RowD
                                                BlockSensitiveDropout, DynamicSparseGraph)}
 
 
-def policy(dropout: str | Dropout, rate: Rate = 0.5) -> Dropout:
-    """The policy of that name at that rate, or ValueError; a policy object is returned as it is, with its own rate."""
+def policy(dropout: str | Dropout | None, rate: Rate = 0.5) -> Dropout:
+    """The policy of that name at that rate, or ValueError; None is "none". A policy object is returned as it is, with its own
+    rate."""
+    dropout = "none" if dropout is None else dropout
     if isinstance(dropout, Dropout):
         return dropout
     if not isinstance(dropout, str) or dropout not in POLICIES:

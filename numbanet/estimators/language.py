@@ -27,7 +27,8 @@ from .base import BaseNet
 from .parameters import PARAMETERS, SHARED, storing
 from .vocabulary import Vocabulary, checked_tokens
 
-LEFT_OUT = ("activation", "sparsity", "augment", "image_shape", "early_stopping", "validation_fraction", "patience")
+LEFT_OUT = ("activation", "warm_start", "sparsity", "augment", "image_shape", "early_stopping", "validation_fraction",
+            "patience")
 OWN = {"steps": 35, "embedding": None, "vocabulary_size": None, "unknown": "<unk>", "tied": False, "recurrent_dropout": "none",
        "recurrent_dropout_rate": 0.25, "gate_sparsity": 0.0, "gate_mode": "columns", "gate_schedule": 0.8}
 CHANGED = {"batch_size": 20, "learning_rate": 20.0, "momentum": 0.0, "clip_norm": 0.25}
@@ -115,13 +116,13 @@ class LanguageModel(BaseNet):
     """
 
     __init__ = storing({**{k: v for k, v in SHARED.items() if k not in LEFT_OUT}, **OWN, **CHANGED}, "hidden", (650, 650))
-    activation, sparsity, augment, image_shape, early_stopping, validation_fraction, patience = (
+    activation, warm_start, sparsity, augment, image_shape, early_stopping, validation_fraction, patience = (
         SHARED[name] for name in LEFT_OUT)
 
     # --- public -------------------------------------------------------------------------------------------------------
     def fit(self, tokens: Iterable[Any], *, validation: Iterable[Any] | None = None, dropout: str | Dropout | None = None,
             dropout_rate: Rate | None = None) -> LanguageModel:
-        """Train on a text from new weights. Ctrl-C ends training and keeps what was learned, as for `Net`.
+        """Train on a text from new weights. Ctrl-C ends training, keeps what was learned and raises, as for `Net`.
 
         Parameters
         ----------
@@ -217,6 +218,8 @@ class LanguageModel(BaseNet):
             for size in value if isinstance(value, Sequence) and name == "hidden" and len(value) else (value,):
                 if not (size is None and name in ("embedding", "vocabulary_size")):
                     _count(name, size)
+        if not isinstance(self.tied, (bool, np.bool_)):
+            raise ValueError(f"tied must be True or False, got {self.tied!r}")
         settings = super()._settings(dropout, dropout_rate)
         chosen = copy.copy(settings["policy"])
         if isinstance(chosen, TileDropout):

@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import numbers
+from typing import ClassVar
 
 import numpy as np
+from scipy.sparse import issparse
+from scipy.special import log_expit, log_softmax
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils import column_or_1d
+from sklearn.utils.multiclass import check_classification_targets, type_of_target, unique_labels
 
 from ..device import device
 from ..dropout import Dropout, Rate
-from ..training.task import Classification, Regression
+from ..training.task import Classification, Labelling, Regression, Task
 from .base import BaseNet
 from .parameters import PARAMETERS, SHARED, storing
 
@@ -27,6 +31,7 @@ class Net(ClassifierMixin, BaseNet):
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
+        The labels, sorted; 0, 1, … for the columns of y where a sample may have several.
     n_features_in_ : int
     model_ : Sequential
         The trained layers.
@@ -52,7 +57,8 @@ class Net(ClassifierMixin, BaseNet):
     True
     """
 
-    task = Classification()
+    task: ClassVar[Task] = Classification()
+    _several = False  # whether a sample may have several labels
     __init__ = storing({**SHARED, "class_weight": None})
 
     def partial_fit(self, X, y, classes=None, sample_weight=None, *, dropout: str | Dropout | None = None,
@@ -74,18 +80,36 @@ class Net(ClassifierMixin, BaseNet):
         return self._partial_fit(X, y, sample_weight, dropout, dropout_rate, classes=classes)
 
     def predict_proba(self, X) -> np.ndarray:
-        """Probability of each class, (n_samples, n_classes) float32, columns in the order of `classes_`."""
-        return device("cpu").softmax(self._output(X))
+        """Probability of each class, (n_samples, n_classes) float32, columns in the order of `classes_`; of each label by
+        itself, where a sample may have several."""
+        output = self._output(X)
+        return device("cpu").sigmoid(output) if self._several else device("cpu").softmax(output)
+
+    def predict_log_proba(self, X) -> np.ndarray:
+        """log(predict_proba(X)), (n_samples, n_classes) float32, also where the probability is too small for a number."""
+        output = self._output(X)
+        return log_expit(output) if self._several else log_softmax(output, axis=1)
 
     def predict(self, X) -> np.ndarray:
-        """The most probable label of each sample, (n_samples,)."""
-        best = np.argmax(self._output(X), axis=1)
-        return self.classes_[best]
+        """The most probable label of each sample, (n_samples,); 1 for each label that is more probable than not, else 0,
+        (n_samples, n_classes), where a sample may have several."""
+        output = self._output(X)
+        return (output > 0).astype(np.int64) if self._several else self.classes_[np.argmax(output, axis=1)]
 
     # --- what a classifier is -----------------------------------------------------------------------------------------
     def _check_target(self, y, weights, reset, classes=None):
         """Labels as positions in `classes_`, int32, and the weights of the samples times those of their classes."""
         check_classification_targets(y)
+        several = type_of_target(y) == "multilabel-indicator"
+        if reset:
+            self._several = several
+        elif several != self._several:
+            raise ValueError(f"y has {'several labels' if several else 'one label'} a sample, unlike in the first call")
+        if several:
+            return self._indicated(y, reset, classes), self._unweighted(weights)
+        if y.ndim > 1:
+            raise ValueError(f"y has shape {y.shape} and more than two values: give one label a sample, or 0 and 1 for each "
+                             "label")
         if classes is not None and not reset and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(f"partial_fit: classes={np.unique(classes).tolist()} differ from those of the first call, "
                              f"{self.classes_.tolist()}")
@@ -99,6 +123,39 @@ class Net(ClassifierMixin, BaseNet):
             raise ValueError(f"y has labels that are not among the classes {self.classes_.tolist()}: {unseen.tolist()}; "
                              "fit on samples of all classes, or name them in the first partial_fit(X, y, classes=...)")
         return places.astype(np.int32), self._weighted(places, weights)
+
+    def _checked(self, X, *y, reset=False, **options):
+        found = super()._checked(X, *y, reset=reset, **options)
+        if not y:
+            return found
+        X, y = found
+        y = y.toarray() if issparse(y) else y
+        return X, column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
+
+    def _indicated(self, y, reset, classes):
+        """0 and 1 by sample and label, (n, labels) float32."""
+        y = np.float32(y != 0)
+        if reset:
+            self.classes_ = np.arange(y.shape[1])
+        if y.shape[1] != len(self.classes_) or (classes is not None and len(classes) != len(self.classes_)):
+            raise ValueError(f"y has {y.shape[1]} labels, and {len(self.classes_)} are known, classes={classes!r}")
+        return y
+
+    def _unweighted(self, weights):
+        if self.class_weight is not None:
+            raise ValueError("class_weight is for samples of one class each; give sample_weight where they have several labels")
+        return weights
+
+    def _task(self):
+        return Labelling() if self._several else self.task
+
+    def _y_options(self):
+        return {"multi_output": True}
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
 
     def _weighted(self, y, weights):
         """The weights of the samples times those of their classes; "balanced" gives every class the same total."""
@@ -129,6 +186,8 @@ class Net(ClassifierMixin, BaseNet):
         return len(self.classes_)
 
     def _strata(self, y):
+        if y.ndim > 1:
+            return None
         return y if np.bincount(y).min(initial=2, where=np.bincount(y) > 0) >= 2 else None
 
 

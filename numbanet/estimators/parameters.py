@@ -7,9 +7,9 @@ from typing import Any
 
 SHARED = {"activation": "relu", "dropout": "none", "dropout_rate": 0.5, "optimizer": "sgd", "learning_rate": 0.01,
           "momentum": 0.9, "nesterov": False, "weight_decay": 0.0, "clip_norm": None, "schedule": None, "epochs": 20,
-          "batch_size": 128, "sparsity": None, "augment": None, "image_shape": None, "early_stopping": False,
-          "validation_fraction": 0.1, "patience": 5, "callbacks": None, "device": "auto", "precision": "float32",
-          "n_jobs": None, "random_state": None, "verbose": 0}
+          "batch_size": 128, "warm_start": False, "sparsity": None, "augment": None, "image_shape": None,
+          "early_stopping": False, "validation_fraction": 0.1, "patience": 5, "callbacks": None, "device": "auto",
+          "precision": "float32", "n_jobs": None, "random_state": None, "verbose": 0}
 PARAMETERS = """
     Parameters
     ----------
@@ -21,10 +21,10 @@ PARAMETERS = """
         (C, H, W) of samples that are given flat, such as in pipelines: they are reshaped to it.
     activation : {"relu", "tanh", "sigmoid", "gelu"}, default="relu"
         Between hidden layers given by their widths.
-    dropout : {"none", "bernoulli", "rdp", "tdp"} or Dropout, default="none"
-        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. Layers that are built
-        from widths are made for it: their initial weights have less variance where sums are thinned out (`Linear`, keep), and
-        before tiles features come nearly centred and in random order (`Shuffle`).
+    dropout : {"none", "bernoulli", "rdp", "tdp"}, Dropout or None, default="none"
+        What is dropped in each training step (`numbanet.dropout`), None for nothing; a policy object brings its own rate.
+        Layers that are built from widths are made for it: their initial weights have less variance where sums are thinned out
+        (`Linear`, keep), and before tiles features come nearly centred and in random order (`Shuffle`).
     dropout_rate : float, callable, or sequence of these, default=0.5
         Probability to drop, in [0, 1), for all hidden layers or one for each; or a function that gives it for an epoch, counted
         from 0, such as `SkewNormalSchedule`. Initial weights are then made for the mean over `epochs`.
@@ -47,6 +47,9 @@ PARAMETERS = """
         Passes over the samples.
     batch_size : int, default=128
         Samples of a step, as in the papers.
+    warm_start : bool, default=False
+        Whether `fit` trains on from the weights that it finds, where there are some, with a new optimiser and a new history, in
+        place of new weights; the data must have the same features and classes.
     sparsity : Sparsity or None, default=None
         How the network becomes sparse while it learns, such as `GroupLasso(1e-4, groups="rows")`: what is zero leaves it, and
         training goes on with smaller arrays; or how `SparseLinear` layers find their entries, `Rewire()`.
@@ -73,8 +76,26 @@ PARAMETERS = """
         Seed of initial weights, shuffling and plans: same seed, same result; bit for bit on the CPU with the same number of
         threads.
     verbose : int, default=0
-        1 shows a progress bar.
+        1 shows a progress bar on a terminal; elsewhere, as in a file or a notebook, it prints a line an epoch.
 """
+
+ELSEWHERE = {  # by its name in scikit-learn's MLPs: what it is here, and what there is to say of it
+    "hidden_layer_sizes": ("layers", ""), "max_iter": ("epochs", ""), "learning_rate_init": ("learning_rate", ""),
+    "alpha": ("weight_decay", ", which is alpha divided by the batch size, and counts for biases as well"),
+    "solver": ("optimizer", ", 'sgd' or 'adam'"), "nesterovs_momentum": ("nesterov", ""),
+    "n_iter_no_change": ("patience", ", of early_stopping"),
+    "tol": ("early_stopping", ", which looks at held-out samples; without it all epochs are trained"),
+    "power_t": ("schedule", ", a function of the epoch"),
+    "shuffle": ("random_state", ": samples always come in random order, and it says which"),
+    **dict.fromkeys(("beta_1", "beta_2", "epsilon"), ("optimizer", ", which may be a function of parameters and learning rate "
+                                                                  "that makes an Adam with other numbers")),
+}
+
+
+def hint(name: str, known: Mapping[str, Any]) -> str:
+    """What a parameter of scikit-learn's networks is called here, for an error; nothing for other names."""
+    own, more = ELSEWHERE.get(name, ("", ""))
+    return f": here it is {own!r}{more}" if own in known and name not in known else ""
 
 
 def storing(parameters: Mapping[str, Any], first: str = "layers", default: Any = (256,)) -> Callable[..., None]:
@@ -85,6 +106,9 @@ def storing(parameters: Mapping[str, Any], first: str = "layers", default: Any =
                                    *(kinds(name, kinds.KEYWORD_ONLY, default=value) for name, value in parameters.items())])
 
     def __init__(*given: Any, **named: Any) -> None:
+        for name in named:
+            if name not in signature.parameters:
+                raise TypeError(f"{type(given[0]).__name__} has no parameter {name!r}{hint(name, signature.parameters)}")
         bound = signature.bind(*given, **named)
         bound.apply_defaults()
         self = bound.arguments.pop("self")

@@ -34,6 +34,13 @@ class Sequential(Layer):
             if type(layer).__call__ is Layer.__call__ and type(layer).forward is Layer.forward:
                 raise TypeError(f"Sequential: {type(layer).__name__} defines neither __call__(x) nor forward(flow, step)")
 
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, place: int | slice) -> Layer:
+        """A layer, or some of them as a `Sequential`; they stay the same layers."""
+        return Sequential(self.layers[place]) if isinstance(place, slice) else self.layers[place]
+
     @property
     def symbols(self) -> int | None:
         return self.layers[0].symbols if self.layers else None

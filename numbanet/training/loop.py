@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -17,9 +16,14 @@ from .checkpoint import Checkpoint, finite
 from .data import Batch, Data
 from .schedule import factor_of
 from .trainer import Trainer
+from .warned import warn
 
 APART = 512          # steps between copies to go back to: then they take a few hundredths of the time at most
 TOLERANCE = 1e-4     # by how much a validation score has to be better than the best one
+
+
+class Interrupted(BaseException):
+    """Training was interrupted after an epoch at least, and keeps what it learned; estimators raise KeyboardInterrupt."""
 
 
 # --- epoch ------------------------------------------------------------------------------------------------------------
@@ -81,8 +85,9 @@ def _with_following(batches: Iterator[Batch]) -> Iterator[tuple[Batch, Batch | N
 class Epochs:
     """Training until it is done.
 
-    A fit that is interrupted keeps the weights it has. A loss that is not finite ends the fit with the weights of the epoch
-    before, or with FloatingPointError in the first. With `patience`, the best weights by validation score stay.
+    Training that is interrupted after an epoch at least keeps the weights it has, and raises `Interrupted`. A loss that is not
+    finite ends the fit with the weights of the epoch before, or with FloatingPointError in the first. With `patience`, the
+    best weights by validation score stay.
 
     To go back to the epoch before, weights are copied: after each epoch where somebody looks at them then, else when `APART`
     steps were done. From such a copy the epochs up to the one before are trained again, which gives the same weights: nothing
@@ -122,7 +127,7 @@ class Epochs:
 
     def run(self, count: int) -> None:
         """Train for `count` epochs, or until something ends it earlier."""
-        optimizer, self.end = self.trainer.optimizer, self.first + count
+        optimizer, self.end, interrupted = self.trainer.optimizer, self.first + count, False
         self.rate = optimizer.learning_rate
         try:
             if count > 1 and not self.watched:
@@ -133,8 +138,7 @@ class Epochs:
             if len(self.history) == self.first:
                 raise  # there is nothing to keep
             optimizer.zero_grad()
-            whole = len(self.history) - self.first
-            warnings.warn(f"fit was interrupted after {whole} whole epochs; what was learned so far is kept", stacklevel=4)
+            interrupted = True
         finally:
             optimizer.learning_rate = self.rate
             self.trainer.structure.leave(self.trainer)
@@ -142,8 +146,11 @@ class Epochs:
         if self.best is not None:
             self.best[1].restore(self.trainer)
         elif self.patience is not None and len(self.history) == self.end:
-            warnings.warn("early_stopping: no epoch could be the result, for the network was becoming sparse in all of them; "
-                          "train for more epochs, or give sparsity a larger fine_tuning", stacklevel=4)
+            warn("early_stopping: no epoch could be the result, for the network was becoming sparse in all of them; train for "
+                 "more epochs, or give sparsity a larger fine_tuning")
+        if interrupted:
+            whole = len(self.history) - self.first
+            raise Interrupted(f"fit was interrupted after {whole} whole epochs; what was learned so far is kept")
 
     def _one(self) -> bool:
         """One epoch; returns whether training ends."""
@@ -170,8 +177,8 @@ class Epochs:
                 record["validation_score"] = trainer.task.validate(trainer, self.validation)
         record.update(trainer.task.figures(record, len(self.data)))
         self.history.append(record)
-        stop = self.report(record)
-        return self._has_waited(record) or stop
+        waited = self._has_waited(record)
+        return self.report(record) or waited
 
     def _copy(self, number: int) -> None:
         """What can be gone back to, after so many epochs."""
@@ -196,8 +203,8 @@ class Epochs:
             raise FloatingPointError(f"the loss was not finite in the first epoch of this fit{where}; {advice}")
         self.good.restore(self.trainer)
         if self.good.epoch == number:
-            warnings.warn(f"the loss was not finite in epoch {number + 1}{where}: the fit ended with the weights of epoch "
-                          f"{number}; {advice}", stacklevel=6)
+            warn(f"the loss was not finite in epoch {number + 1}{where}: the fit ended with the weights of epoch {number}; "
+                 f"{advice}")
             return True
         del self.history[self.good.epoch:]
         self.watched = True

@@ -1,35 +1,74 @@
-"""Progress: a bar over the samples of a fit."""
+"""Progress: what a fit says while it runs."""
 from __future__ import annotations
 
 from typing import Any
 
+BESIDE = 14  # columns of the bar itself, the time that is left, and spaces
+
 
 class Progress:
-    """A rich progress bar over the samples of a fit, with loss and score, or perplexity, samples/s and the share of FLOPs
-    skipped."""
+    """A rich bar over the samples on a terminal; elsewhere, as in a file or a notebook, one line an epoch.
 
-    def __init__(self, total: int) -> None:
+    Both name the kind of dropout, loss and score, or perplexity, also those of validation data, the share of FLOPs skipped, and
+    samples/s.
+
+    Parameters
+    ----------
+    samples : int
+        Of an epoch.
+    epochs : range
+        Those that are trained, counted from 0.
+    dropout : str
+        Its kind.
+    """
+
+    def __init__(self, samples: int, epochs: range, dropout: str) -> None:
+        import rich
         from rich import progress
-        self.bar = progress.Progress(progress.TextColumn("{task.description}"), progress.BarColumn(bar_width=6),
-                                     progress.TimeRemainingColumn(compact=True),
-                                     progress.TextColumn("{task.fields[figures]}"))  # 80 columns in all
-        self.task = self.bar.add_task("fit", total=total, figures="")
+
+        self.samples, self.last, self.dropout, self.bar = samples, epochs.stop, dropout, None
+        console = rich.get_console()
+        if console.is_interactive:
+            self.bar = progress.Progress(progress.TextColumn("{task.description}"), progress.BarColumn(bar_width=4),
+                                         progress.TimeRemainingColumn(compact=True),
+                                         progress.TextColumn("{task.fields[figures]}"),
+                                         console=console)
+            self.task = self.bar.add_task(dropout, total=samples * len(epochs), figures="")
 
     def __enter__(self) -> Progress:
-        self.bar.start()
+        if self.bar:
+            self.bar.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.bar.stop()
+        if self.bar:
+            self.bar.stop()
 
     def tick(self, samples: int) -> None:
-        self.bar.advance(self.task, samples)
+        """So many samples more were trained on."""
+        if self.bar:
+            self.bar.advance(self.task, samples)
 
-    def show(self, record: dict, samples: int) -> None:
-        if "perplexity" in record:
-            learned, what = f"perplexity {record.get('validation_perplexity', record['perplexity']):.1f}", "tokens"
+    def show(self, record: dict) -> None:
+        """Say what an epoch gave."""
+        figures = _figures(record, self.samples)
+        if self.bar:
+            number = f"{self.dropout} {record['epoch']}"
+            room = self.bar.console.width - len(number) - BESIDE
+            shown = next((text for n in range(len(figures), 0, -1) if len(text := " ".join(figures[:n])) <= room), "")
+            self.bar.update(self.task, description=number, figures=shown)
         else:
-            score = record.get("validation_score", record["score"])
-            learned, what = f"loss {record['loss']:.3f} score {score:.4f}", "samples"
-        self.bar.update(self.task, description=f"epoch {record['epoch']}", figures=(
-            f"{learned} {samples / max(record['seconds'], 1e-9):,.0f} {what}/s {1 - record['flops_share']:.0%} FLOPs skipped"))
+            number = f"epoch {record['epoch']:{len(str(self.last))}}/{self.last}"
+            print(number, self.dropout, *figures, sep="  ", flush=True)
+
+
+def _figures(record: dict, samples: int) -> list[str]:
+    """What is said of an epoch, the most important first."""
+    shown = ({"perplexity": "perplexity .1f", "validation_perplexity": "validation .1f"} if "perplexity" in record else
+             {"loss": "loss .3f", "score": "score .4f", "validation_score": "validation .4f"})
+    what = "tokens" if "perplexity" in record else "samples"
+    found = [f"{name} {record[key]:{form}}" for key, (name, form) in
+             ((key, text.split()) for key, text in shown.items()) if key in record]
+    if record["flops_share"] < 1:
+        found.append(f"{1 - record['flops_share']:.0%} FLOPs skipped")
+    return [*found, f"{samples / max(record['seconds'], 1e-9):,.0f} {what}/s"]

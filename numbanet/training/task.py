@@ -4,7 +4,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,14 @@ from ..layers import Flow, Sequential, Step
 from ..tensor import Tensor
 from .data import Batch, Data, in_order
 from .forward import forward
+
+
+class Constant(NamedTuple):
+    """The best answer that is always the same, and what it is worth."""
+
+    answer: str
+    score: float
+    loss: float
 
 
 class Task(abc.ABC):
@@ -39,6 +47,10 @@ class Task(abc.ABC):
         output = forward(trainer.model, dev, data.X, rows, trainer.session_options, trainer.policy.predicting(trainer.epoch))
         answers = self.answer(device("cpu"), output)
         return self.score(data.y[rows], answers, None if data.weights is None else data.weights[rows])
+
+    def constant(self, targets: np.ndarray, weights: np.ndarray | None) -> Constant | None:
+        """The best constant answer for some targets: what has learned anything is better. None where it is not known."""
+        return None
 
     def figures(self, record: dict[str, Any], samples: int) -> dict[str, float]:
         """What the record of an epoch of so many samples says besides."""
@@ -80,6 +92,34 @@ class Classification(Task):
         from sklearn.metrics import accuracy_score
         return float(accuracy_score(targets, answers, sample_weight=weights))
 
+    def constant(self, targets, weights):
+        counts = np.bincount(targets, weights)
+        shares = counts[counts > 0] / counts.sum()
+        return Constant("the most frequent class", float(shares.max()), float(-(shares * np.log(shares)).sum()))
+
+
+class Labelling(Task):
+    """Any of several labels, each by itself: sigmoid cross-entropy, those more probable than not, the share of samples of which
+    all are right. Targets are 0 and 1, (n, labels)."""
+
+    recordable = True
+
+    def loss(self, output, targets, weights):
+        return ops.sigmoid_cross_entropy(output, target=targets, weights=weights)
+
+    def answer(self, dev, output):
+        return output
+
+    def score(self, targets, answers, weights):
+        return float(np.average(np.all((answers > 0) == (targets > 0), axis=1), weights=weights))
+
+    def constant(self, targets, weights):
+        from scipy.special import xlogy
+        _, places = np.unique(targets, axis=0, return_inverse=True)
+        score = np.bincount(places.reshape(-1), weights).max() / (len(targets) if weights is None else weights.sum())
+        p = np.average(targets, axis=0, weights=weights)
+        return Constant("the most frequent labels", float(score), float(-(xlogy(p, p) + xlogy(1 - p, 1 - p)).mean()))
+
 
 class Regression(Task):
     """Numbers, by least squares; R²."""
@@ -95,6 +135,10 @@ class Regression(Task):
     def score(self, targets, answers, weights):
         from sklearn.metrics import r2_score
         return float(r2_score(targets, answers, sample_weight=weights)) if len(targets) > 1 else float("nan")
+
+    def constant(self, targets, weights):
+        loss = float(np.average((targets - np.average(targets, axis=0, weights=weights))**2, axis=0, weights=weights).mean())
+        return Constant("the mean", 0.0, loss) if loss else None
 
 
 class LanguageModelling(Task):

@@ -1,0 +1,82 @@
+"""Verdict: whether a fit has learned anything."""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..device import device
+from ..tensor import Tensor
+from .data import Data, on_host
+from .forward import forward
+from .task import Constant
+from .trainer import Trainer
+
+LITTLE = 0.01     # of the way from the best constant answer to none wrong: what comes by chance
+DOUBTFUL = 0.1    # inputs that are far from 1 may be why it is not more; else the task may be hard
+CLEAR = 0.5       # the last epoch was so good on the whole that its end needs no look
+FAR = 10.0        # root mean square of inputs
+RARE = 0.8        # share of the most frequent class from which on weights may help
+MOST = 1 << 13    # samples that are looked at
+
+
+def verdict(trainer: Trainer, data: Data, record: dict) -> str | None:
+    """What to tell of a network that answers (hardly) better than one that always gives the same answer; None of others.
+
+    Samples are looked at unless the record of the last epoch, which counts answers under dropout, leaves no doubt.
+    """
+    rows = data.at(np.linspace(0, len(data) - 1, min(len(data), MOST)).astype(np.int64))
+    targets, weights = data.y[rows], None if data.weights is None else data.weights[rows]
+    constant = trainer.task.constant(targets, weights) if weights is None or weights.sum() > 0 else None
+    if constant is None or constant.score >= 1 or _learned(record["score"], record["loss"], constant) >= CLEAR:
+        return None
+    score, loss = _found(trainer, data, rows, targets, weights)
+    learned, size = _learned(score, loss, constant), _size(trainer, data, rows)
+    none = not (learned >= LITTLE and score > constant.score)
+    if not none and (learned >= DOUBTFUL or size <= FAR):
+        return None
+    return (f"fit: the network answers {'no' if none else 'hardly'} better than one that always gives {constant.answer}, score "
+            f"{score:.3f} where that has {constant.score:.3f}; try {', '.join(_advice(trainer, data, constant, size))}")
+
+
+def _advice(trainer: Trainer, data: Data, constant: Constant, size: float) -> list[str]:
+    """What may help, what is most likely first."""
+    found = []
+    if not on_host(data.X):
+        how = "make_pipeline(StandardScaler(), ...)" if len(data.X.shape) == 2 else "a Normalize layer"
+        what = f"the inputs, which are of size {size:.3g}," if size > FAR else "inputs"
+        found.append(f"{what} scaled to about 1, as by {how}")
+    found.append("a smaller learning_rate, or a larger one if it is tiny")
+    found += ["less dropout"] * (trainer.policy.name != "none")
+    found.append("more epochs")
+    found += ["class_weight='balanced'"] * (constant.answer == "the most frequent class" and constant.score > RARE)
+    return found
+
+
+def _learned(score: float, loss: float, constant: Constant) -> float:
+    """How far it got from the best constant answer to none wrong, by score or by loss, whichever is more; 0 where unknown."""
+    found = [(score - constant.score) / (1 - constant.score), 1 - loss / constant.loss if constant.loss else 0.0]
+    return max((share for share in found if math.isfinite(share)), default=0.0)
+
+
+def _found(trainer: Trainer, data: Data, rows: np.ndarray, targets: np.ndarray,
+           weights: np.ndarray | None) -> tuple[float, float]:
+    """(score, loss) in prediction."""
+    task, policy, host = trainer.task, trainer.policy.predicting(trainer.epoch), device("cpu")
+    with np.errstate(all="ignore"):
+        output = forward(trainer.model, trainer.dev, data.X, rows, trainer.session_options, policy)
+        if not np.isfinite(output).all():
+            return -math.inf, math.inf
+        with host.session(**trainer.session_options):
+            shares = None if weights is None else np.float32(weights / weights.sum())
+            return task.score(targets, task.answer(host, output), weights), task.loss(Tensor(output), targets, shares).item()
+
+
+def _size(trainer: Trainer, data: Data, rows: np.ndarray) -> float:
+    """Root mean square of inputs; 0 of integers that name rows of a table."""
+    if on_host(data.X):
+        return 0.0
+    dev = trainer.dev
+    with dev.session(**trainer.session_options):
+        some = dev.download(dev.take_rows(data.X, dev.upload(rows[:256].astype(np.int32))))
+    return float(np.sqrt(np.mean(np.square(some, dtype=np.float64))))

@@ -1,0 +1,126 @@
+"""What users of scikit-learn's MLPs expect: several labels a sample, sparse X, log-probabilities, warm starts, model_[0]."""
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.datasets import make_multilabel_classification
+from sklearn.metrics import f1_score
+from sklearn.model_selection import cross_val_score
+from sklearn.multioutput import ClassifierChain
+from sklearn.neural_network import MLPClassifier
+from sklearn.preprocessing import StandardScaler
+
+from numbanet import Linear, Net, NetRegressor, ReLU, Sequential
+from numbanet.datasets import load_digits
+
+X, Y, X_TEST, Y_TEST = load_digits()
+FAST = {"epochs": 3, "random_state": 0, "device": "cpu"}
+TEXTS, LABELS = make_multilabel_classification(600, 20, n_classes=4, random_state=0)
+TEXTS = np.float32(StandardScaler().fit_transform(TEXTS))
+
+
+# --- several labels ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dropout", ["none", "rdp"])
+def test_several_labels_are_learned_as_by_scikit_learn(dropout):
+    net = Net((64,), epochs=60, learning_rate=0.05, random_state=0, dropout=dropout)
+    net.fit(TEXTS[:500], LABELS[:500], validation_data=(TEXTS[500:], LABELS[500:]))
+    theirs = MLPClassifier((64,), max_iter=300, random_state=0).fit(TEXTS[:500], LABELS[:500])
+    ours = f1_score(LABELS[500:], net.predict(TEXTS[500:]), average="micro")
+    assert ours > f1_score(LABELS[500:], theirs.predict(TEXTS[500:]), average="micro") - 0.04
+    proba, predicted = net.predict_proba(TEXTS), net.predict(TEXTS)
+    assert proba.shape == predicted.shape == (600, 4) and net.classes_.tolist() == theirs.classes_.tolist()
+    np.testing.assert_array_equal(predicted, proba > 0.5)
+    assert net.score(TEXTS[500:], LABELS[500:]) == pytest.approx(net.history_[-1]["validation_score"])
+    np.testing.assert_allclose(np.exp(net.predict_log_proba(TEXTS)), proba, rtol=1e-4, atol=1e-6)
+
+
+def test_several_labels_everywhere(tmp_path):
+    net = Net((16,), **FAST).fit(TEXTS, LABELS, sample_weight=np.arange(600) % 3)
+    np.testing.assert_array_equal(Net((16,), **FAST).fit(TEXTS, sparse.csr_matrix(LABELS)).predict(TEXTS),
+                                  Net((16,), **FAST).fit(TEXTS, LABELS.tolist()).predict(TEXTS))
+    net.save(tmp_path / "net")
+    np.testing.assert_array_equal(Net.load(tmp_path / "net").predict_proba(TEXTS), net.predict_proba(TEXTS))
+    net.partial_fit(TEXTS, LABELS)
+    assert net.n_iter_ == 4 and cross_val_score(net, TEXTS, LABELS, cv=2).shape == (2,)
+    Net((16,), **FAST, early_stopping=True).fit(TEXTS, LABELS)
+    small = Net((16,), **FAST).fit(TEXTS[:50], LABELS[:50])  # one batch: equal samples are merged
+    assert small.predict(TEXTS[:50]).shape == (50, 4)
+    assert ClassifierChain(Net((8,), **FAST)).fit(TEXTS, LABELS).predict(TEXTS).shape == (600, 4)
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda net: net.partial_fit(TEXTS, LABELS[:, 0]), "y has one label a sample, unlike in the first call"),
+    (lambda net: net.partial_fit(TEXTS, LABELS[:, :3]), "y has 3 labels, and 4 are known"),
+    (lambda net: net.fit(TEXTS, np.cumsum(LABELS, axis=1)), r"y has shape \(600, 4\) and more than two values: give one label"),
+    (lambda net: net.set_params(class_weight="balanced").fit(TEXTS, LABELS), "class_weight is for samples of one class"),
+    (lambda net: net.fit(TEXTS, LABELS[:, 0]).partial_fit(TEXTS, LABELS), "y has several labels a sample, unlike")])
+def test_labels_that_do_not_fit_are_named(call, message):
+    net = Net((8,), **FAST).fit(TEXTS, LABELS)
+    before = net.predict_proba(TEXTS)
+    with pytest.raises(ValueError, match=message):
+        call(net)
+    if "fit(TEXTS, LABELS[:, 0])" not in message and net.predict_proba(TEXTS).shape == before.shape:
+        np.testing.assert_array_equal(net.predict_proba(TEXTS), before)
+
+
+# --- sparse matrices --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", [sparse.csr_matrix, sparse.csc_array, sparse.coo_matrix, sparse.lil_array])
+@pytest.mark.parametrize("estimator", [Net, NetRegressor])
+def test_a_sparse_matrix_trains_what_a_dense_one_trains(kind, estimator):
+    dense = estimator((16,), **FAST).fit(X, Y, validation_data=(X_TEST, Y_TEST))
+    net = estimator((16,), **FAST).fit(kind(X), Y, validation_data=(kind(X_TEST), Y_TEST))
+    np.testing.assert_array_equal(net.predict(kind(X_TEST)), dense.predict(X_TEST))
+    assert [r["validation_score"] for r in net.history_] == [r["validation_score"] for r in dense.history_]
+    np.testing.assert_array_equal(net.partial_fit(kind(X), Y).predict(X_TEST), dense.partial_fit(X, Y).predict(X_TEST))
+    with pytest.raises(ValueError, match="NaN"):
+        net.predict(kind(np.where(X_TEST > 0.9, np.nan, X_TEST)))
+
+
+# --- log-probabilities ------------------------------------------------------------------------------------------------
+def test_log_probabilities_are_finite_where_probabilities_are_nothing():
+    net = Net((32,), **{**FAST, "epochs": 10}).fit(X, Y)
+    found = net.predict_log_proba(X_TEST)
+    assert found.dtype == np.float32 and found.shape == (len(X_TEST), 10)
+    np.testing.assert_allclose(np.exp(found), net.predict_proba(X_TEST), rtol=1e-4, atol=1e-6)
+    far = net.predict_log_proba(1e4 * X_TEST)
+    assert np.isfinite(far).all() and far.min() < -1000
+
+
+# --- warm start -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dropout", ["none", "rdp"])
+def test_a_warm_start_goes_on_from_the_weights(dropout):
+    cold = Net((64,), **FAST, dropout=dropout).fit(X, Y)
+    net = Net((64,), **FAST, dropout=dropout, warm_start=True).fit(X, Y)
+    np.testing.assert_array_equal(net.predict_proba(X_TEST), cold.predict_proba(X_TEST))
+    first = net.history_[0]["loss"]
+    for _ in range(4):
+        net.fit(X, Y)
+    assert net.n_iter_ == len(net.history_) == 3 and net.history_[0]["loss"] < first / 2
+    assert net.score(X_TEST, Y_TEST) > 0.9 > cold.fit(X, Y).score(X_TEST, Y_TEST)
+    net.set_params(learning_rate=1e-12).fit(X, Y)
+    assert net.history_[0]["learning_rate"] == 1e-12 and net.score(X_TEST, Y_TEST) > 0.9
+
+
+def test_a_warm_start_takes_schedules_and_regressors_anew():
+    net = NetRegressor((16,), **FAST, schedule="cosine", warm_start=True)
+    first, second = (list(net.fit(X, Y).history_) for _ in range(2))
+    assert [record["learning_rate"] for record in first] == [record["learning_rate"] for record in second]
+    assert second[0]["loss"] < first[0]["loss"] and net.n_iter_ == 3
+
+
+@pytest.mark.parametrize("x, y, message", [(X[:, :9], Y, "9 features"), (X, Y + 1, r"labels.*\[10\]")])
+def test_a_warm_start_needs_the_same_features_and_classes(x, y, message):
+    net = Net((16,), **FAST, warm_start=True).fit(X, Y)
+    before = net.predict_proba(X_TEST)
+    with pytest.raises(ValueError, match=message):
+        net.fit(x, y)
+    np.testing.assert_array_equal(net.predict_proba(X_TEST), before)
+    assert net.set_params(warm_start=False).fit(X[:, :9], Y + 1).n_features_in_ == 9
+
+
+# --- layers by index --------------------------------------------------------------------------------------------------
+def test_layers_by_index():
+    model = Net((16, 8), **FAST).fit(X, Y).model_
+    assert isinstance(model[0], Linear) and model[-1].out_features == 10 and len(model) == 5 == len(list(model))
+    assert isinstance(model[:2], Sequential) and model[:2].layers == model.layers[:2] and isinstance(model[1], ReLU)
+    with pytest.raises(IndexError):
+        model[5]

@@ -1,0 +1,138 @@
+"""A fit that learns nothing says so, once, at the user's line; a parameter that does nothing, or is another's, is named."""
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes, make_multilabel_classification
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from numbanet import Flatten, LanguageModel, Linear, Net, NetRegressor, NoDropout
+from numbanet.datasets import load_digits
+from numbanet.dropout import policy
+
+X, Y, X_TEST, Y_TEST = load_digits()
+CANCER, DIABETES = load_breast_cancer(return_X_y=True), load_diabetes(return_X_y=True)
+FAST = {"epochs": 3, "random_state": 0, "device": "cpu"}
+
+
+def said(call):
+    """The warnings of a call, as (text, file)."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        call()
+    return [(str(warning.message), warning.filename) for warning in found]
+
+
+RARE = (Y == 3).astype(int) * (np.arange(len(Y)) % 5 == 0)
+SEVERAL = make_multilabel_classification(400, 10, random_state=0)
+
+NOTHING = {  # fits that learn nothing, and what is said of them
+    "raw features": (lambda: Net(random_state=0).fit(*CANCER), r"no better than one that always gives the most frequent class, "
+                     r"score 0\.627 where that has 0\.627; try the inputs, which are of size \d+, scaled to about 1, as by "
+                     r"make_pipeline\(StandardScaler\(\), \.\.\.\), a smaller learning_rate"),
+    "bytes": (lambda: Net((256, 256), **FAST).fit(255 * X, Y), "no better .* size 1.., scaled"),
+    "bytes, a little learned": (lambda: Net((256,), **FAST, learning_rate=1e-6).fit(255 * X, Y),
+                                "hardly better .* size 1.., scaled to about 1"),
+    "images": (lambda: Net([Flatten(), Linear(64, 10, rng=0)], **FAST, learning_rate=1e-9).fit(255 * X.reshape(-1, 8, 8), Y),
+               "of size 1.., scaled to about 1, as by a Normalize layer"),
+    "dropout": (lambda: Net((64, 64), **FAST, dropout="rdp", learning_rate=1e-5).fit(X, Y),
+                "try inputs scaled .* less dropout, "),
+    "learning_rate": (lambda: Net((64, 64), **FAST, learning_rate=10).fit(X, Y), "no better .* a smaller learning_rate"),
+    "early stopping": (lambda: Net((64,), **FAST, learning_rate=10, early_stopping=True).fit(X, Y), "no better"),
+    "a rare class": (lambda: Net(**FAST).fit(X, RARE), "always gives the most frequent class.* class_weight=.balanced.$"),
+    "several labels": (lambda: Net(**FAST, learning_rate=1e-6).fit(*SEVERAL),
+                       "always gives the most frequent labels.* more epochs$"),
+    "weights": (lambda: Net(**FAST, class_weight="balanced", learning_rate=10).fit(X, Y), "no better"),
+    "numbers": (lambda: NetRegressor(random_state=0, epochs=5).fit(*CANCER), "no better than one that always gives the mean"),
+}
+SOMETHING = {  # fits that learn
+    "digits": lambda: Net((64,), **FAST).fit(X, Y),
+    "scaled": lambda: make_pipeline(StandardScaler(), Net(**FAST)).fit(*CANCER),
+    "much dropout": lambda: Net((256,), **{**FAST, "epochs": 10}, dropout="bernoulli", dropout_rate=0.9).fit(X, Y),
+    "by loss": lambda: Net(**{**FAST, "epochs": 20}, learning_rate=0.1).fit(X, RARE + (np.arange(len(Y)) == 0)),
+    "diabetes": lambda: NetRegressor(random_state=0).fit(*DIABETES),
+    "large inputs": lambda: Net((64,), **FAST, learning_rate=1e-4).fit(64 * X, Y),
+    "one batch": lambda: Net(**FAST).partial_fit(255 * X[:128], Y[:128], classes=np.arange(10)),
+    "a constant": lambda: NetRegressor(**FAST).fit(X, np.ones(len(X))),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_fit_that_learned_nothing_says_so_once(name):
+    call, message = NOTHING[name]
+    (text, file), = said(call)
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(text)
+    assert file == __file__ and text.startswith("fit: the network answers ")
+
+
+@pytest.mark.parametrize("name", SOMETHING)
+def test_a_fit_that_learned_something_says_nothing(name):
+    assert said(SOMETHING[name]) == []
+
+
+@pytest.mark.parametrize("call", [lambda: make_pipeline(Net(random_state=0)).fit(*CANCER),
+                                  lambda: cross_val_score(Net(random_state=0), *CANCER, cv=2)], ids=["pipeline", "search"])
+def test_it_is_said_at_the_users_line(call):
+    found = said(call)
+    assert found and {file for _, file in found} == {__file__}
+
+
+def test_the_way_out_works():
+    net = make_pipeline(StandardScaler(), Net(random_state=0))
+    assert said(lambda: net.fit(*CANCER)) == [] and net.score(*CANCER) > 0.95
+
+
+# --- parameters that do nothing ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("options, fit", [({"dropout_rate": 0.9}, {}), ({"dropout_rate": (0.2,)}, {}),
+                                          ({}, {"dropout_rate": 0.9}), ({"dropout": None, "dropout_rate": 0.3}, {})])
+def test_a_rate_without_dropout_is_said_to_do_nothing(options, fit):
+    (text, file), = said(lambda: Net((64,), **FAST, **options).fit(X, Y, **fit))
+    assert text.startswith("dropout_rate=") and "drops nothing where dropout is 'none'" in text and file == __file__
+
+
+def test_no_dropout_is_none():
+    nets = [Net((16,), **FAST, dropout=dropout).fit(X, Y) for dropout in (None, "none", NoDropout())]
+    for net in nets:
+        np.testing.assert_array_equal(net.predict_proba(X_TEST), nets[0].predict_proba(X_TEST))
+    assert isinstance(policy(None), NoDropout) and clone(nets[0]).dropout is None
+    model = LanguageModel((8,), epochs=1, batch_size=2, dropout=None, recurrent_dropout=None).fit(list("abcabcabc"))
+    assert model.policy_.name == "none"
+
+
+@pytest.mark.parametrize("name, here", [
+    ("hidden_layer_sizes", "layers"), ("max_iter", "epochs"), ("alpha", "weight_decay"), ("solver", "optimizer"),
+    ("learning_rate_init", "learning_rate"), ("nesterovs_momentum", "nesterov"), ("n_iter_no_change", "patience"),
+    ("tol", "early_stopping"), ("power_t", "schedule"), ("shuffle", "random_state"), ("beta_1", "optimizer")])
+def test_names_of_scikit_learn_are_translated(name, here):
+    for call, error in ((lambda: Net(**{name: 1}), TypeError), (lambda: NetRegressor().set_params(**{name: 1}), ValueError)):
+        with pytest.raises(error, match=f"has no parameter '{name}': here it is '{here}'"):
+            call()
+    assert here in Net().get_params()
+
+
+def test_other_names_are_refused_as_ever():
+    with pytest.raises(TypeError, match="Net has no parameter 'depth'$"):
+        Net(depth=3)
+    with pytest.raises(ValueError, match="Invalid parameter 'depth'"):
+        Net().set_params(depth=3)
+    with pytest.raises(TypeError, match="LanguageModel has no parameter 'hidden_layer_sizes'$"):
+        LanguageModel(hidden_layer_sizes=3)
+    assert Net().set_params(epochs=3).epochs == 3
+
+
+@pytest.mark.parametrize("kind", [Net, NetRegressor])
+@pytest.mark.parametrize("name", ["nesterov", "early_stopping", "warm_start", "verbose"])
+@pytest.mark.parametrize("value", ["no", None, 0.5])
+def test_what_is_neither_true_nor_false_is_refused(kind, name, value):
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        kind(**{**FAST, name: value}).fit(X, Y)
+    kind((8,), **{**FAST, "epochs": 1, name: np.bool_(False)}).fit(X, Y)
+
+
+def test_tied_is_true_or_false():
+    with pytest.raises(ValueError, match="tied must be True or False, got 'no'"):
+        LanguageModel(tied="no").fit(list("abcabc"))
