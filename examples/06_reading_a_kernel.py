@@ -145,8 +145,9 @@ save("kernel_instructions.png")
 found = counters["naive"]
 hot = found.issued == found.issued.max()
 print(f"{hot.sum()} instructions are executed {found.issued.max():,} times each, in order:")
-for instruction in np.array(found.program.instructions, dtype=object)[hot][-12:]:
-    print(f"  {instruction.line:5d}  {instruction.text[:90]}")
+for i in np.flatnonzero(hot)[-12:]:
+    instruction = found.program.instructions[i]
+    print(f"  {instruction.line:5d}  {found.program.python[i]:12s}  {instruction.text[:80]}")
 
 # %% [markdown]
 # ## Coalescing and banks, access by access
