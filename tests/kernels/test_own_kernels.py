@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from numbanet import cli
 from numbanet_kernels import ptx
 from numbanet_kernels.ptx import arithmetic
 from numbanet_kernels.runtime import arrays, availability, declare, emulation, launch
@@ -237,6 +238,13 @@ def test_sectors_are_those_of_arrays_as_a_card_has_them(start):
 
 
 # --- what a launch is given -------------------------------------------------------------------------------------------
+@kernel("void(f4[::1], i4)")
+def scaled(x, n):
+    i = cuda.grid(1)
+    if i < x.size:
+        x[i] *= n
+
+
 BAD = {
     "dtype": (dict(x=np.zeros(4)), "scaled: argument x is an array of float64, shape .4,., not an array of float32 with 1"),
     "axes": (dict(x=np.zeros((2, 2), F)), r"scaled: argument x is an array of float32, shape .2, 2., not an array of float32"),
@@ -257,12 +265,6 @@ BAD = {
 @pytest.mark.parametrize("given, problem", BAD.values(), ids=BAD)
 @pytest.mark.parametrize("launched", [False, True])
 def test_what_does_not_fit_is_named(given, problem, launched):
-    @kernel("void(f4[::1], i4)")
-    def scaled(x, n):
-        i = cuda.grid(1)
-        if i < x.size:
-            x[i] *= n
-
     given = {"x": np.ones(4, F), "n": 2, "grid": (1,), "block": (4,), **given}
     arguments = [given[name] for name in ("x", "n") if given[name] is not None]
     with pytest.raises(ptx.PtxError, match=problem), emulation.emulated():
@@ -285,3 +287,34 @@ def test_counters_know_the_line_of_python():
 
     lines = run(powers, np.ones(32, F), np.zeros(32, F)).by_line()
     assert place(powers, "hot") in list(lines)[:2] and all(re.fullmatch(r"(test_own_kernels.py:\d+)?", line) for line in lines)
+
+
+OWN = """
+import numpy as np
+from numbanet_kernels.runtime.arrays import to_device
+from numbanet_kernels.runtime.declare import cuda, kernel
+from numbanet_kernels.runtime.launch import launch
+
+@kernel("void(f4[::1], f4[::1])")
+def copied(x, y):
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] = x[i]  # hot
+
+def show(n=1000):
+    x = to_device(np.ones(n, np.float32))
+    launch(copied, 8, 128, x, to_device(np.zeros(n, np.float32)))
+"""
+
+
+@needs_nvvm
+def test_the_command_line_counts_kernels_of_a_file(tmp_path, capsys):
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    assert cli.main(["kernels", "--counters", f"{path}:show"]) == 0
+    out = capsys.readouterr().out
+    assert "copied" in out and "8k" in out and re.search(r"copied: \d+% of what is issued comes from own.py:\d+", out)
+    for name in ("nothing", "copied"):
+        assert cli.main(["kernels", "--counters", f"{path}:{name}"]) == 2
+        assert f"own.py has no function '{name}'" in capsys.readouterr().err
+    assert cli.main(["kernels", "--counters", "no_such.py:show"]) == 2 and "no_such.py" in capsys.readouterr().err
