@@ -96,6 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument("--counters", nargs="+", metavar="OPERATION",
                          help="what the kernels of these operations do, counted on the emulated device; "
                               "path/to/file.py:function: those that a function of your own launches")
+    kernels.add_argument("--shape", default="128,256,192", type=_list_of(int), metavar="N,I,O",
+                         help="with --counters: samples, inputs and outputs of the examples")
     kernels.add_argument("--plot", type=Path, metavar="FILE", help="with --counters: draw them under the roofs of two cards")
     kernels.set_defaults(run=_kernels)
     return parser
@@ -184,7 +186,7 @@ def _calibrate() -> None:
     print(f"written to {thresholds.save(found)}")
 
 
-def _counters(names: Sequence[str], target: Path | None) -> int:
+def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -> int:
     """Counters of the examples of some operations, one line a kernel."""
     from numbanet_kernels.examples import counted
 
@@ -194,7 +196,9 @@ def _counters(names: Sequence[str], target: Path | None) -> int:
     device("emulated")  # RuntimeError with the reason where it is not available
     if target:
         plots.check_target(target)
-    found = {name: counted(name) for name in dict.fromkeys(names)}
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise ValueError(f"--shape is N,I,O: three lengths from 1 on, not {','.join(map(str, sizes))}")
+    found = {name: counted(name, tuple(sizes)) for name in dict.fromkeys(names)}
     rows = [(name, kernel, counters.summary()) for name, kernels in found.items() for kernel, counters in kernels.items()]
     _print_table("", ("operation", "kernel", "issued", "fma", "FLOPs", "bytes", "x least", "FLOP/B", "banks", "parted"), [
         (name, kernel.__name__, _short(c["issued"]), f"{(c['issued fma'] + c['issued mma']) / c['issued']:.0%}",
@@ -203,7 +207,8 @@ def _counters(names: Sequence[str], target: Path | None) -> int:
     for name, kernel, c in rows:
         line, issued = next(iter(found[name][kernel].by_line().items()))
         print(f"{name}, {kernel.__name__}: {issued / c['issued']:.0%} of what is issued comes from {line or 'lines not known'}")
-    print("Counted on the emulated device. issued: instructions of whole warps; fma: how many of them multiply and add;\n"
+    print(f"Counted on the emulated device, examples with N, I, O = {', '.join(map(str, sizes))}.\n"
+          "issued: instructions of whole warps; fma: how many of them multiply and add;\n"
           "bytes: 32 for each sector of global memory that a warp touches; x least: times as many as its data would fit in;\n"
           "banks: cycles that shared memory waits; parted: branches at which a warp goes both ways")
     if target:
@@ -222,7 +227,7 @@ def _short(n: float) -> str:
 
 def _kernels(options: argparse.Namespace) -> int:
     if options.counters:
-        return _counters(options.counters, options.plot)
+        return _counters(options.counters, options.shape, options.plot)
     if options.plot:
         raise ValueError("--plot goes with --counters OPERATION")
     import importlib

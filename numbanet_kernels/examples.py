@@ -81,19 +81,20 @@ def example(name: str, sizes: tuple[int, int, int] = SIZES) -> Example:
     return families()[name].examples(_Calls(), _Arrays(), *sizes)[name]()
 
 
-def counted(op: str) -> dict[declare.Kernel, Any]:
-    """What the kernels of an operation did in its examples, or, for "path/to/file.py:function", what those did that a function
-    of one's own launches; ValueError if there are none."""
+def counted(op: str, sizes: tuple[int, int, int] = SIZES) -> dict[declare.Kernel, Any]:
+    """What the kernels of an operation, or of a family, did in its examples for N samples, I inputs and O outputs;
+    for "path/to/file.py:function", what those did that a function of one's own launches. ValueError if there are none."""
     from . import emulated
 
     path, _, function = op.rpartition(":")
     if path.endswith(".py"):
         return _counting(_own(path, function))
-    names = [name for name in families() if op in (name, name.partition(",")[0])]
+    names = ([name for name in families() if op in (name, name.partition(",")[0])]
+             or [name for name, module in families().items() if op == module.__name__.rpartition(".")[2]])
     if not names:
         ops = dict.fromkeys(name.partition(",")[0] for name in families())
         raise ValueError(f"there is no example of {op!r}; choose from {', '.join(ops)}")
-    return _counting(lambda: [example(name).on(emulated).run(emulated) for name in names])
+    return _counting(lambda: [example(name, sizes).on(emulated).run(emulated) for name in names])
 
 
 def _own(path: str, name: str) -> Callable[[], Any]:

@@ -318,3 +318,13 @@ def test_the_command_line_counts_kernels_of_a_file(tmp_path, capsys):
         assert cli.main(["kernels", "--counters", f"{path}:{name}"]) == 2
         assert f"own.py has no function '{name}'" in capsys.readouterr().err
     assert cli.main(["kernels", "--counters", "no_such.py:show"]) == 2 and "no_such.py" in capsys.readouterr().err
+
+
+@needs_nvvm
+def test_counters_are_of_the_shape_that_is_asked_for(capsys):
+    for shape, flops in (("128,256,192", "24.6k"), ("64,256,64", "4.1k")):  # N x O sums
+        assert cli.main(["kernels", "--counters", "add", "--shape", shape]) == 0
+        out = capsys.readouterr().out
+        assert f"N, I, O = {shape.replace(',', ', ')}" in out and re.search(rf"binary +\S+ +0% +{flops}", out)
+    assert cli.main(["kernels", "--counters", "embedding"]) == 0 and "embedding" in capsys.readouterr().out  # a family
+    assert cli.main(["kernels", "--counters", "add", "--shape", "0,1,2"]) == 2 and "--shape is N,I,O" in capsys.readouterr().err
