@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic as A
-from .machine import Wave, register_dtype, whole_blocks
+from .machine import SPECIAL, Wave, register_dtype, whole_blocks
 from .parse import Instruction, Number, Program, PtxError
 from .spaces import WINDOWS
 
@@ -57,17 +57,13 @@ def reader(program: Program, operand: Any, kind: str) -> Values:
         narrow = A.BITS[dtype.itemsize]
         return lambda wave: wave.registers[operand].view(A.BITS[held.itemsize]).astype(narrow).view(dtype)
     if operand.startswith("%"):
-        return lambda wave: _special(wave, operand).astype(dtype)
+        if operand not in SPECIAL:
+            raise PtxError(f"there is no special register {operand} in this machine")
+        return lambda wave: wave.special[operand].astype(dtype)
     if operand in program.tables:
         return lambda wave: dtype.type(wave.launch.memory.address(wave.launch.tables[operand]))
     address = dtype.type(_place(program, operand))
     return lambda wave: address
-
-
-def _special(wave: Wave, name: str) -> np.ndarray:
-    if name not in wave.special:
-        raise PtxError(f"{wave.launch.name}: there is no special register {name} in this machine")
-    return wave.special[name]
 
 
 def _immediate(number: Number, dtype: np.dtype) -> Any:

@@ -28,6 +28,7 @@ from .spaces import WARP, WINDOW, WINDOWS, Global, Private, check_alignment
 
 WAVE = 8192     # threads at once: enough to hide what Python costs, few enough that registers stay in the cache
 BIT_OF_LANE = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
+SPECIAL = {"%laneid", "%warpid", *(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz")}
 LIMIT = float(os.environ.get("NUMBANET_EMULATED_SECONDS", 20))  # of the CPU: a kernel whose wave takes longer does not end
 
 

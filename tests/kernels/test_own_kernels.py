@@ -154,6 +154,16 @@ def test_functions_that_are_compiled_apart_are_refused():
 
 
 @needs_nvvm
+def test_a_special_register_that_is_not_there_is_refused():
+    @kernel("void(i4[::1])")
+    def masked(x):
+        x[cuda.threadIdx.x] = cuda.lanemask_lt()  # here
+
+    with pytest.raises(ptx.PtxError, match=rf"{place(masked, 'here')}.: there is no special register %lanemask_lt"):
+        run(masked, np.zeros(32, np.int32))
+
+
+@needs_nvvm
 def test_an_endless_loop_ends(monkeypatch):
     monkeypatch.setattr("numbanet_kernels.ptx.machine.LIMIT", 0.2)
 
