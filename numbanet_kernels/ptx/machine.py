@@ -132,6 +132,8 @@ class Wave:
             self.counters.access(instruction, space, address, width, lanes)
             for store, chosen, offset in found:
                 with self.told(instruction, space, lanes[chosen]):
+                    if writing and not store.data.flags.writeable:
+                        raise Fault("written, and the array is read-only", 0)
                     store.shadow.touch(offset, width, self._who(lanes[chosen]), writing, atomic)
         return found
 

@@ -217,6 +217,15 @@ def test_what_runs_over_the_end_of_a_view_lands_in_no_other(emulated):
 
 
 @needs_nvvm
+def test_what_is_read_only_is_not_written():
+    x = np.ones(4, F)
+    x.flags.writeable = False
+    with pytest.raises(ptx.PtxError, match=r"st.global.*: global written, and the array is read-only by thread \(0, 0, 0\)"):
+        run(scaled, x, 2, block=(4,))
+    assert (x == 1).all()
+
+
+@needs_nvvm
 def test_arrays_that_share_memory_still_do():
     @kernel("void(f4[::1], f4[::1])")
     def added(x, part):
