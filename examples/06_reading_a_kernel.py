@@ -145,11 +145,12 @@ save("kernel_instructions.png")
 # %%
 found = counters["naive"]
 hot = found.issued == found.issued.max()
-lines = np.array(found.program.instructions, dtype=object)[hot]
-fma = sum(ptx.class_of(instruction) == "fma" for instruction in lines)
+lines = np.flatnonzero(hot)
+fma = sum(ptx.class_of(found.program.instructions[i]) == "fma" for i in lines)
 print(f"{len(lines)} instructions are executed {found.issued.max():,} times each, {fma} of them multiply-adds; the last:")
-for instruction in lines[-12:]:
-    print(f"  {instruction.line:5d}  {instruction.text[:90]}")
+for i in lines[-12:]:
+    instruction = found.program.instructions[i]
+    print(f"  {instruction.line:5d}  {found.program.python[i]:12s}  {instruction.text[:80]}")
 
 # %% [markdown]
 # ## Coalescing and banks, access by access

@@ -23,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(f"numbanet: {message}", file=sys.stderr)
-            return options.run(options)
+            status = options.run(options)
+            sys.stdout.flush()  # here, where a reader that has gone is no error
+            return status
     except KeyboardInterrupt:
         print("numbanet: interrupted", file=sys.stderr)
         return 130
@@ -100,7 +102,10 @@ def _parser() -> argparse.ArgumentParser:
 
     kernels = commands.add_parser("kernels", help="the operations of every device, and the CUDA kernels")
     kernels.add_argument("--counters", nargs="+", metavar="OPERATION",
-                         help="what the kernels of these operations do, counted on the emulated device")
+                         help="what the kernels of these operations do, counted on the emulated device; "
+                              "path/to/file.py:function: those that a function of your own launches")
+    kernels.add_argument("--shape", default="128,256,192", type=_list_of(int), metavar="N,I,O",
+                         help="with --counters: samples, inputs and outputs of the examples")
     kernels.add_argument("--plot", type=Path, metavar="FILE", help="with --counters: draw them under the roofs of two cards")
     kernels.set_defaults(run=_kernels)
     return parser
@@ -237,7 +242,7 @@ def _calibrate() -> None:
     print(f"written to {thresholds.save(found)}")
 
 
-def _counters(names: Sequence[str], target: Path | None) -> int:
+def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -> int:
     """Counters of the examples of some operations, one line a kernel."""
     from numbanet_kernels.examples import counted
 
@@ -247,13 +252,19 @@ def _counters(names: Sequence[str], target: Path | None) -> int:
     device("emulated")  # RuntimeError with the reason where it is not available
     if target:
         plots.check_target(target)
-    found = {name: counted(name) for name in dict.fromkeys(names)}
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise ValueError(f"--shape is N,I,O: three lengths from 1 on, not {','.join(map(str, sizes))}")
+    found = {name: counted(name, tuple(sizes)) for name in dict.fromkeys(names)}
     rows = [(name, kernel, counters.summary()) for name, kernels in found.items() for kernel, counters in kernels.items()]
     _print_table("", ("operation", "kernel", "issued", "fma", "FLOPs", "bytes", "x least", "FLOP/B", "banks", "parted"), [
         (name, kernel.__name__, _short(c["issued"]), f"{(c['issued fma'] + c['issued mma']) / c['issued']:.0%}",
          _short(c["flops"]), _short(c["bytes"]), f"{c['sectors'] / max(c['least sectors'], 1):.2f}", f"{c['intensity']:.2f}",
          _short(c["bank conflicts"]), _short(c["divergent branches"])) for name, kernel, c in rows], narrow=True)
-    print("Counted on the emulated device. issued: instructions of whole warps; fma: how many of them multiply and add;\n"
+    for name, kernel, c in rows:
+        line, issued = next(iter(found[name][kernel].by_line().items()))
+        print(f"{name}, {kernel.__name__}: {issued / c['issued']:.0%} of what is issued comes from {line or 'lines not known'}")
+    print(f"Counted on the emulated device, examples with N, I, O = {', '.join(map(str, sizes))}.\n"
+          "issued: instructions of whole warps; fma: how many of them multiply and add;\n"
           "bytes: 32 for each sector of global memory that a warp touches; x least: times as many as its data would fit in;\n"
           "banks: cycles that shared memory waits; parted: branches at which a warp goes both ways")
     if target:
@@ -272,7 +283,7 @@ def _short(n: float) -> str:
 
 def _kernels(options: argparse.Namespace) -> int:
     if options.counters:
-        return _counters(options.counters, options.plot)
+        return _counters(options.counters, options.shape, options.plot)
     if options.plot:
         raise ValueError("--plot goes with --counters OPERATION")
     import importlib
@@ -301,7 +312,10 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
     table = Table(*columns, title=title or None, title_justify="left", **({"box": box.SIMPLE, "padding": 0} if narrow else {}))
     for row in rows:
         table.add_row(*(str(cell).replace("[", "\\[") for cell in row))
-    Console().print(table)
+    console = Console()
+    with console.capture() as text:  # printed by itself, it would end the process with 1 where the reader has gone
+        console.print(table)
+    print(text.get(), end="")
 
 
 if __name__ == "__main__":

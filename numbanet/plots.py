@@ -23,6 +23,8 @@ def check_target(path: str | os.PathLike) -> Path:
         raise RuntimeError("plots need matplotlib: pip install matplotlib")
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise ValueError(f"cannot draw to {str(path)!r}: the file name must end in .png, .pdf or .svg")
+    if path.is_dir():
+        raise ValueError(f"cannot draw to {str(path)!r}: it is a folder")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"cannot draw to {str(path)!r}: there is no folder {str(path.absolute().parent)!r}")
     return path

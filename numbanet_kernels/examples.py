@@ -8,6 +8,9 @@ A family names them in its function `examples(dev, a, N, I, O)`: the name of the
 from __future__ import annotations
 
 import functools
+import importlib.util
+import pathlib
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -78,19 +81,40 @@ def example(name: str, sizes: tuple[int, int, int] = SIZES) -> Example:
     return families()[name].examples(_Calls(), _Arrays(), *sizes)[name]()
 
 
-def counted(op: str) -> dict[declare.Kernel, Any]:
-    """What the kernels of an operation did in its examples; ValueError if there are none."""
+def counted(op: str, sizes: tuple[int, int, int] = SIZES) -> dict[declare.Kernel, Any]:
+    """What the kernels of an operation, or of a family, did in its examples for N samples, I inputs and O outputs;
+    for "path/to/file.py:function", what those did that a function of one's own launches. ValueError if there are none."""
     from . import emulated
 
-    names = [name for name in families() if op in (name, name.partition(",")[0])]
+    path, _, function = op.rpartition(":")
+    if path.endswith(".py"):
+        return _counting(_own(path, function))
+    names = ([name for name in families() if op in (name, name.partition(",")[0])]
+             or [name for name, module in families().items() if op == module.__name__.rpartition(".")[2]])
     if not names:
         ops = dict.fromkeys(name.partition(",")[0] for name in families())
         raise ValueError(f"there is no example of {op!r}; choose from {', '.join(ops)}")
+    return _counting(lambda: [example(name, sizes).on(emulated).run(emulated) for name in names])
+
+
+def _own(path: str, name: str) -> Callable[[], Any]:
+    """The function of that name in a file, which takes no arguments."""
+    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not callable(found) or isinstance(found, declare.Kernel):
+        raise ValueError(f"{path} has no function {name!r}: name one without arguments that launches the kernel")
+    return found
+
+
+def _counting(run: Callable[[], Any]) -> dict[declare.Kernel, Any]:
+    """The counters of the kernels that are launched, on the emulated device."""
     before = dict(emulation.counters)
     emulation.counters.clear()
     try:
-        for name in names:
-            example(name).on(emulated).run(emulated)
+        with emulation.emulated():
+            run()
         return dict(emulation.counters)
     finally:
         emulation.counters.clear()

@@ -22,7 +22,7 @@ from numbanet import (
     check_grad,
     op,
 )
-from numbanet.layers import Cost
+from numbanet.layers import Cost, Form, Step
 
 
 # --- an op, and a layer that calls it ---------------------------------------------------------------------------------
@@ -52,6 +52,22 @@ class Swish(Layer):
     def cost(self, form, step):
         size = float(np.prod(form.shape))
         return Cost(4 * size, 8 * size), form._replace(kept=None, differentiable=True)
+
+
+class Residual(Layer):
+    """y = x + W2 relu(W1 x + b1) + b2, of layers that it holds."""
+
+    def __init__(self, width):
+        self.inner = [Linear(width, width, rng=2), ReLU(), Linear(width, width, rng=3)]
+
+    def __call__(self, x):
+        y = x
+        for layer in self.inner:
+            y = layer(y)
+        return x + y
+
+    def parameters(self):
+        return (p for layer in self.inner for p in layer.parameters())
 
 
 # --- a plan and its policy --------------------------------------------------------------------------------------------
@@ -106,6 +122,8 @@ class RMSprop(Optimizer):
 # --- they work --------------------------------------------------------------------------------------------------------
 CASES = {
     "op and layer": {"layers": lambda: [Linear(6, 9, rng=0), Swish(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4)},
+    "layer that holds others": {"dropout": RowDropout(0.4), "learning_rate": 0.002, "layers": lambda: [
+        Linear(6, 9, rng=0), Residual(9), Linear(9, 40, rng=1), ReLU(), Linear(40, 3, rng=4)]},
     "plan and policy": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RunDropout(0.5)},
     "policy that looks": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": LoudDropout(0.5)},
     "optimiser": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4),
@@ -128,6 +146,20 @@ def test_it_fits_predicts_pickles_and_counts(name, rng):
     shares = [record["flops_share"] for record in net.history_]
     assert all(0 < share <= 1 for share in shares) and np.mean(shares) < 0.9
     assert np.array_equal(net.partial_fit(X, y).predict(X), net.predict(X))
+
+
+def test_a_layer_costs_what_the_layers_that_it_holds_do():
+    """Side by side as well, where the second does not take what the first gives."""
+    form, step = Form((12, 9), None, True), Step("cpu")
+    one = Linear(9, 9).cost(form, step)[0]
+    assert Residual(9).cost(form, step)[0] == one.plus(one)
+
+    class Sides(Layer):
+        def __init__(self):
+            self.left, self.right = Linear(9, 4), Linear(9, 5)
+
+    found = Sides().cost(form, step)
+    assert found[0] == Linear(9, 4).cost(form, step)[0].plus(Linear(9, 5).cost(form, step)[0]) and found[1].shape == (12, None)
 
 
 def test_a_policy_looks_at_each_site_but_the_answer(rng):
@@ -155,7 +187,7 @@ def test_the_op_has_the_right_gradient(dev, rng):
     check_grad(swish, [Tensor(rng.standard_normal((4, 3)), dev, requires_grad=True), Tensor([0.7], dev, requires_grad=True)])
 
 
-@pytest.mark.parametrize("written", [swish.__wrapped__, Swish, Run, RunDropout, LoudDropout, RMSprop])
+@pytest.mark.parametrize("written", [swish.__wrapped__, Swish, Residual, Run, RunDropout, LoudDropout, RMSprop])
 def test_it_is_short(written):
     assert len(inspect.getsource(written).splitlines()) <= 40
 

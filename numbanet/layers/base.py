@@ -12,8 +12,9 @@ A layer of one's own is whole with `__call__`, which maps a tensor to a tensor. 
 """
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -111,8 +112,20 @@ class Layer:
         return ()
 
     def cost(self, form: Form, step: Step) -> tuple[Cost, Form]:
-        """What a pass under this step costs, and what comes out; ValueError where the layer cannot take what comes."""
-        return Cost(), Form((*form.shape[:1], None), None, True)
+        """What a pass under this step costs, and what comes out; ValueError where the layer cannot take what comes.
+
+        By default a layer costs what the layers among its attributes do, each on what the one before gives, or on what comes to
+        this layer where it takes that alone; what comes out is not known.
+        """
+        total, first = Cost(), form._replace(kept=None)
+        last = first
+        for layer in _held(vars(self).values()):
+            for given in (last, first):
+                with contextlib.suppress(ValueError):
+                    own, last = layer.cost(given, step)
+                    total = total.plus(own)
+                    break
+        return total, Form((*form.shape[:1], None), None, True)
 
     def reads(self, step: Step) -> dict[Tensor, Kept]:
         """By weight, the part that a step reads, for those of which it does not read all."""
@@ -182,6 +195,15 @@ class Layer:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _held(values: Iterable[Any]) -> Iterator[Layer]:
+    """The layers among some values, also those in lists and tuples."""
+    for value in values:
+        if isinstance(value, Layer):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _held(value)
 
 
 def to(layer: Layer, where: str | Device) -> None:

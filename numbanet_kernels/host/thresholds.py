@@ -38,11 +38,11 @@ def path() -> Path:
 def load() -> Thresholds:
     """What this machine's file says; the defaults where there is none, and, with a warning, where it makes no sense."""
     try:
-        text = path().read_text(encoding="utf-8")
+        content = path().read_bytes()
     except (OSError, RuntimeError):  # no such file, no home folder
         return Thresholds()
     try:
-        found = json.loads(text)
+        found = json.loads(content)
         if not all(isinstance(found[name], int) and found[name] >= 0 for name in Thresholds._fields):
             raise ValueError("sizes must be whole numbers from 0 on")
         return Thresholds(*(found[name] for name in Thresholds._fields))

@@ -98,7 +98,7 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
     """Threads one after the other where several change one place, in the order of their numbers."""
     name = next((m for m in i.modifiers if m in CHANGES), None)
     if name is None:
-        raise PtxError(f"{i.where()}: this machine does not know this atomic operation")
+        raise PtxError("this machine does not know this atomic operation")
     change, kind, space = CHANGES[name], types(i)[-1], _space(i)
     target, (address, *sources) = (i.operands[0], i.operands[1:]) if i.opcode == "atom" else ("_", i.operands)
     dtype, at, read = A.DTYPES[kind], address_reader(program, address), [reader(program, s, kind) for s in sources]

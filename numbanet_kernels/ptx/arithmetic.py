@@ -7,7 +7,9 @@ right in every mode where 53 >= 24 + 2 bits). The approximate functions of the c
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 
@@ -22,9 +24,7 @@ ROUNDINGS = ("rn", "rz", "rm", "rp")
 # --- rounding ---------------------------------------------------------------------------------------------------------
 def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a + b in float64, rounded to odd."""
-    total = a + b
-    part = total - a
-    error = (a - (total - part)) + (b - part)  # Knuth's TwoSum: a + b = total + error exactly
+    total, error = _two_sum(a, b)
     bits, away = total.view(np.int64), np.where((error > 0) == (total > 0), 1, -1)  # a neighbour's bits are one more or less
     return (bits + away * ((error > 0) | (error < 0)) * (bits & 1 == 0)).view(np.float64)
 
@@ -45,8 +45,42 @@ def narrowed(x: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"]) -> np.ndarray:
-    """a b + c of float32 (or float16) with one rounding."""
+    """a b + c with one rounding; of float64 to nearest alone."""
+    if dtype == np.float64:
+        return _fma64(*np.broadcast_arrays(a, b, c))
     return narrowed(odd_sum(np.float64(a) * np.float64(b), np.float64(c)), rounding, dtype)
+
+
+def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)  # Knuth: a + b = total + error exactly
+
+
+def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    (a1, a0), (b1, b0) = ((t - (t - x), x - (t - (t - x))) for x in (a, b) for t in [x * (2.0**27 + 1)])  # Veltkamp
+    product = a * b
+    return product, ((a1 * b1 - product) + a1 * b0 + a0 * b1) + a0 * b0  # Dekker
+
+
+def _fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a b + c of float64, rounded once (Boldo & Melquiond 2008, "Fma"); by fractions where a step could over- or underflow."""
+    result = a * b + c  # right where something is zero, infinite or NaN
+    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0) & (c != 0)
+    usual = finite & (np.abs(c) < 2.0**1000)
+    for x in (a, b):
+        usual &= (np.abs(x) > 2.0**-480) & (np.abs(x) < 2.0**480)
+    product, low = _two_product(*(np.where(usual, x, 1.0) for x in (a, b)))
+    t, t_low = _two_sum(c, low)
+    v, v_low = _two_sum(product, t)
+    result = np.where(usual, v + odd_sum(t_low, v_low), result)
+    for i in np.flatnonzero(finite & ~usual):
+        exact = Fraction(a[i]) * Fraction(b[i]) + Fraction(c[i])
+        try:
+            result[i] = float(exact)
+        except OverflowError:
+            result[i] = math.inf if exact > 0 else -math.inf
+    return result
 
 
 def directed(operation: str, rounding: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -56,8 +90,8 @@ def directed(operation: str, rounding: str) -> Callable[[np.ndarray, np.ndarray]
 
 
 def flushed(x: np.ndarray) -> np.ndarray:
-    """Subnormal float32 -> 0 of the same sign (.ftz)."""
-    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
+    """Subnormal numbers -> 0 of the same sign (.ftz)."""
+    return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
 
 
 def saturated(x: np.ndarray) -> np.ndarray:
@@ -176,6 +210,13 @@ def leading_zeros(a: np.ndarray) -> np.ndarray:
         n -= (bits != 0).astype(np.uint32)
         bits = bits >> bits.dtype.type(1)
     return n
+
+
+def highest(a: np.ndarray, shift: bool) -> np.ndarray:
+    """bfind: the place of the highest bit that is set (of a negative number: that is not), or how far it is from the top."""
+    zeros = leading_zeros(np.where(a < 0, ~a, a))
+    bits = 8 * a.dtype.itemsize
+    return np.where(zeros == bits, np.uint32(0xFFFFFFFF), zeros if shift else np.uint32(bits - 1) - zeros)
 
 
 def reversed_bits(a: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What the threads of a warp do together: shfl, vote, match, redux, bar.warp, ldmatrix and mma.
+"""What the threads of a warp do together: shfl, vote, match, redux, bar.warp, ldmatrix and mma; and those of a block: bar.red.
 
 Lane maps, g = lane // 4 and t = lane % 4 (PTX ISA, "Matrix fragments"):
 
@@ -16,7 +16,7 @@ import numpy as np
 from . import arithmetic as A
 from .accesses import address_reader
 from .instructions import LOGIC, Step, reader, types
-from .machine import BIT_OF_LANE, Wave, whole_warps
+from .machine import BIT_OF_LANE, Wave, whole_blocks, whole_warps
 from .parse import Instruction, Program, PtxError
 from .spaces import WARP
 
@@ -28,6 +28,8 @@ def step(program: Program, i: Instruction) -> Step | None:
     """The step of a collective instruction; None for any other."""
     if i.opcode == "activemask":
         return Step(lambda wave: wave.assign(i.operands[0], _ballot(wave.active)))
+    if i.opcode in ("bar", "barrier") and "red" in i.modifiers and len(i.operands) == 3:
+        return Step(kind="barrier", complete=whole_blocks, run=_count(program, i))
     run = {"shfl": _shuffle, "vote": _vote, "match": _match, "redux": _redux, "bar": _warp_barrier, "barrier": _warp_barrier,
            "ldmatrix": _load_matrix, "mma": _multiply}.get(i.opcode)
     if run is None or (run is _warp_barrier and i.modifiers != ("warp", "sync")):
@@ -66,7 +68,20 @@ def _warp_barrier(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
     def run(wave: Wave) -> None:
         whole = (members(wave) | ~wave.alive.reshape(-1, 1, WARP)).all(axis=(1, 2), where=wave.active.reshape(-1, WARP, 1))
-        wave.warp_epochs[whole & wave.active.reshape(-1, WARP).any(axis=1)] += 1
+        wave.pass_barrier(wave.active & np.repeat(whole, WARP), "warp")
+
+    return run
+
+
+def _count(program: Program, i: Instruction) -> Callable[[Wave], None]:
+    """A barrier that says of how many of its block (popc), of any (or) or of all (and) a predicate holds."""
+    target, _, predicate = i.operands
+    read, of = reader(program, predicate, "pred"), next(m for m in i.modifiers if m in ("popc", "and", "or"))
+
+    def run(wave: Wave) -> None:
+        holds, every = (np.bincount(wave.blocks[flags], minlength=wave.blocks[-1] + 1)[wave.blocks] for flags in (
+            wave.active & read(wave), wave.active))
+        wave.assign(target, holds.astype(np.uint32) if of == "popc" else holds > 0 if of == "or" else holds == every)
 
     return run
 
@@ -185,7 +200,7 @@ def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
     kinds = [m for m in i.modifiers if m in A.DTYPES or m == "tf32"]
     if depth is None or len(kinds) != 4 or kinds[0] != "f32" or kinds[1] != kinds[2] or kinds[3] != "f32" or \
             kinds[1] not in ("tf32", "f16", "bf16"):
-        raise PtxError(f"{i.where()}: this machine does not know this shape or these types of mma")
+        raise PtxError("this machine does not know this shape or these types of mma")
     registers = [operand if isinstance(operand, tuple) else (operand,) for operand in i.operands]
     a, b = ([reader(program, r, "b32") for r in registers[k]] for k in (1, 2))
     c = [reader(program, r, "f32") for r in registers[3]]

@@ -80,6 +80,13 @@ class Counters:
             self.conflicts[pc] += conflicts(address, width, lanes)
 
     # --- asked by readers ---------------------------------------------------------------------------------------------
+    def by_line(self) -> dict[str, int]:
+        """Instructions issued by the line of Python that they come from, "file.py:12" where it is known, the most first."""
+        found: collections.Counter[str] = collections.Counter()
+        for python, n in zip(self.program.python, self.issued, strict=True):
+            found[python] += int(n)
+        return dict(found.most_common())
+
     def summary(self) -> dict[str, float]:
         """Totals by name: `issued`, `flops`, `sectors`, …, and `issued <class>` for every class of instructions."""
         instructions = self.program.instructions

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic as A
-from .machine import Wave, register_dtype, whole_blocks
+from .machine import SPECIAL, Wave, register_dtype, whole_blocks
 from .parse import Instruction, Number, Program, PtxError
 from .spaces import WINDOWS
 
@@ -57,17 +57,13 @@ def reader(program: Program, operand: Any, kind: str) -> Values:
         narrow = A.BITS[dtype.itemsize]
         return lambda wave: wave.registers[operand].view(A.BITS[held.itemsize]).astype(narrow).view(dtype)
     if operand.startswith("%"):
-        return lambda wave: _special(wave, operand).astype(dtype)
+        if operand not in SPECIAL:
+            raise PtxError(f"there is no special register {operand} in this machine")
+        return lambda wave: wave.special[operand].astype(dtype)
     if operand in program.tables:
-        return lambda wave: dtype.type(wave.launch.tables[operand].ctypes.data)
+        return lambda wave: dtype.type(wave.launch.memory.address(wave.launch.tables[operand]))
     address = dtype.type(_place(program, operand))
     return lambda wave: address
-
-
-def _special(wave: Wave, name: str) -> np.ndarray:
-    if name not in wave.special:
-        raise PtxError(f"{wave.launch.name}: there is no special register {name} in this machine")
-    return wave.special[name]
 
 
 def _immediate(number: Number, dtype: np.dtype) -> Any:
@@ -85,7 +81,7 @@ def _place(program: Program, name: str) -> int:
         if name in space:
             return space[name].offset
     if name == program.dynamic:
-        return -(-program.size("shared") // 16) * 16
+        return program.next("shared", 16)
     raise PtxError(f"there is no register or variable {name}")
 
 
@@ -130,9 +126,10 @@ FLOATS = {
         ("ex2", np.exp2), ("lg2", np.log2), ("rsqrt", lambda x: 1 / np.sqrt(x)), ("rcp", lambda x: 1 / x), ("sqrt", np.sqrt),
         ("sin", np.sin), ("cos", np.cos), ("tanh", np.tanh))},
 }
+DIRECTED = {*(("f32", op) for op in ("add", "sub", "mul", "fma", "mad")), ("f16", "fma")}  # in other modes than to nearest
 IGNORED = {"membar", "fence", "nanosleep", "prefetch", "discard"}
 KNOWN = {*A.ROUNDINGS, "rni", "rzi", "rmi", "rpi", "rna", "approx", "full", "ftz", "sat", "NaN", "lo", "hi", "wide",
-         "l", "r", "wrap", "clamp"}
+         "l", "r", "wrap", "clamp", "shiftamt"}
 
 
 def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
@@ -146,7 +143,11 @@ def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
         return "b32", ["b32"] * 3, functools.partial(A.looked_up, table=i.operands[4].value)
     if op == "shf":
         return "b32", ["b32", "b32", "u32"], functools.partial(A.funnel, left="l" in m, wrap="wrap" in m)
-    if op in ("fma", "mad") and kind in ("f16", "f32"):
+    if op == "bfind":
+        return "u32", [kind], functools.partial(A.highest, shift="shiftamt" in m)
+    if kind in ("f16", "f32", "f64") and _rounding(m) != "rn" and (kind, op) not in DIRECTED:
+        return None
+    if op in ("fma", "mad") and kind in ("f16", "f32", "f64"):
         return kind, [kind] * 3, _float(functools.partial(A.fma, rounding=_rounding(m), dtype=TYPES[kind]), m)
     if kind in ("f16", "f32", "f64") and op in FLOATS:
         result, sources, function = FLOATS[op]
@@ -233,8 +234,27 @@ def steps(program: Program) -> list[Step]:
         If an instruction is not in this machine, with its line.
     """
     if not hasattr(program, "steps"):
-        program.steps = [_step(program, i) for i in program.instructions]
+        program.steps = [None] * len(program.instructions)
+        calls_first = sorted(enumerate(program.instructions), key=lambda given: given[1].opcode != "call")
+        for k, i in calls_first:  # what stands before a call belongs to it, and is no better known
+            try:
+                program.steps[k] = _step(program, i)
+            except (PtxError, LookupError, ValueError) as error:
+                del program.steps
+                problem = error if isinstance(error, PtxError) else _unknown(i)
+                raise PtxError(f"{program.where(i)}: {problem}") from None
     return program.steps
+
+
+def _unknown(i: Instruction) -> str:
+    if i.opcode != "call":
+        return f"this machine does not know the instruction {'.'.join((i.opcode, *i.modifiers))}"
+    name = next(o for o in i.operands if isinstance(o, str) and not o.startswith("("))
+    if name == "vprintf":
+        return "print is not in this machine"
+    if "__half" in name or name.endswith("_nbst"):
+        return f"arithmetic of float16 is not in this machine, here {name}: compute in float32"
+    return f"{name} is compiled apart, which this machine does not know: declare it with inline='always'"
 
 
 def _step(program: Program, i: Instruction) -> Step:
@@ -248,10 +268,10 @@ def _step(program: Program, i: Instruction) -> Step:
         return Step(kind="branch", target=program.labels[i.operands[0]], condition=guard)
     step = _plain(program, i) or accesses.step(program, i) or collectives.step(program, i)
     if step is None:
-        raise PtxError(f"{i.where()}: this machine does not know the instruction {'.'.join((i.opcode, *i.modifiers))}")
+        raise PtxError(_unknown(i))
     if guard is not None:
         if step.plain is None:
-            raise PtxError(f"{i.where()}: this machine runs {i.opcode} only without a predicate")
+            raise PtxError(f"this machine runs {i.opcode} only without a predicate")
         return Step(_guarded(step.plain, guard, i))
     return step
 
@@ -346,7 +366,7 @@ def _carried(program: Program, i: Instruction) -> Callable[[Wave], None]:
     """32 bits of a longer sum: `c` at the end of the name adds the carry (or takes the borrow), .cc leaves it."""
     kind, operation, low = types(i)[-1], i.opcode[:3], np.uint64(0xFFFFFFFF)
     if TYPES[kind].itemsize != 4:
-        raise PtxError(f"{i.where()}: this machine carries from 32 bits only")
+        raise PtxError("this machine carries from 32 bits only")
     read = [reader(program, o, "u32") for o in i.operands[1:]]
 
     def run(wave: Wave) -> None:

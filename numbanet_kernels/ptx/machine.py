@@ -12,19 +12,24 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from .arguments import packed
 from .arithmetic import BITS, DTYPES
 from .counters import Counters
 from .parse import Instruction, Program, PtxError
-from .spaces import WARP, WINDOW, WINDOWS, Fault, Global, Private, Who, check_alignment
+from .races import OF_BLOCK, OF_WARP, Fault, Who
+from .spaces import WARP, WINDOW, WINDOWS, Global, Private, check_alignment
 
 WAVE = 8192     # threads at once: enough to hide what Python costs, few enough that registers stay in the cache
 BIT_OF_LANE = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
-LIMIT = 10**7   # instructions of a wave: a kernel that needs more does not end
+SPECIAL = {"%laneid", "%warpid", *(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz")}
+LIMIT = float(os.environ.get("NUMBANET_EMULATED_SECONDS", 20))  # of the CPU: a kernel whose wave takes longer does not end
 
 
 def register_dtype(kind: str) -> np.dtype:
@@ -49,10 +54,10 @@ class Wave:
         self.active, self.full, self.lanes = self.alive, True, np.flatnonzero(self.alive)
         zeros = {kind: np.zeros(self.count, register_dtype(kind)) for kind in DTYPES}
         self.registers = {name: zeros[kind] for name, kind in program.registers.items()}
-        fixed = program.size("shared")
-        self.shared = Private(len(blocks), -(-fixed // 16) * 16 + launch.dynamic if launch.dynamic else fixed)
-        self.local = Private(self.count, program.size("local"))
-        self.epochs, self.warp_epochs = np.zeros(len(blocks), np.int32), np.zeros(self.count // WARP, np.int32)
+        self.shared = Private(len(blocks), program.places("shared", launch.dynamic))
+        self.local = Private(self.count, program.places("local"))
+        nothing = np.zeros(self.count, np.int32)
+        self.who = Who(self.number << OF_BLOCK | in_block // WARP << OF_WARP | in_block % WARP, nothing, nothing)
         self.pending: list[list[Any]] = []                   # asynchronous copies, and how many groups a thread has closed
         self.committed = np.zeros(self.count, np.int64)
         self.carry = np.zeros(self.count, bool)
@@ -127,7 +132,9 @@ class Wave:
             self.counters.access(instruction, space, address, width, lanes)
             for store, chosen, offset in found:
                 with self.told(instruction, space, lanes[chosen]):
-                    store.touch(offset, width, self._who(space, lanes[chosen]), writing, atomic)
+                    if writing and not store.data.flags.writeable:
+                        raise Fault("written, and the array is read-only", 0)
+                    store.shadow.touch(offset, width, self._who(lanes[chosen]), writing, atomic)
         return found
 
     def _find_generic(self, instruction, address, width, lanes, writing, atomic):
@@ -140,11 +147,13 @@ class Wave:
                     instruction, space, address[chosen] - start, width, lanes[chosen], writing, atomic)]
         return found
 
-    def _who(self, space: str, lanes: np.ndarray) -> Who:
-        if space == "global":
-            nothing = np.zeros(lanes.size, np.int32)
-            return Who(self.number[lanes] * WARP, nothing, nothing)
-        return Who(lanes, self.epochs[self.blocks[lanes]], self.warp_epochs[lanes // WARP])
+    def _who(self, lanes: np.ndarray) -> Who:
+        return self.who if lanes.size == self.count else self.who.of(lanes)
+
+    def pass_barrier(self, threads: np.ndarray, of: str) -> None:
+        """Some threads, all of their block or of their warp, have met: what they did is over for what they do next."""
+        name = "epochs" if of == "block" else "warp_epochs"
+        self.who = self.who._replace(**{name: getattr(self.who, name) + threads})
 
     @contextlib.contextmanager
     def told(self, instruction: Instruction, space: str, lanes: np.ndarray) -> Iterator[None]:
@@ -160,7 +169,7 @@ class Wave:
         at = "" if lane is None else " by " + ", ".join(
             f"{what} ({', '.join(str(int(self.special[f'%{name}.{axis}'][lane])) for axis in 'xyz')})"
             for what, name in (("thread", "tid"), ("block", "ctaid")))
-        return PtxError(f"{self.launch.name}, {instruction.where()}: {problem}{at}")
+        return PtxError(f"{self.launch.name}, {self.program.where(instruction)}: {problem}{at}")
 
 
 class Launch:
@@ -172,25 +181,26 @@ class Launch:
         The kernel.
     grid, block : sequence of int
         Up to three lengths each.
-    parameters : bytes
-        Their values, as `Program.parameters` places them.
-    arrays : sequence of ndarray
-        All the global memory there is.
+    arguments : sequence
+        Numbers, and the arrays that are all the global memory there is.
+    placed : bool
+        Whether these lie in the memory of a device (`Global`).
     dynamic : int
         Bytes of dynamic shared memory.
     counters : Counters
         What is counted goes there.
     """
 
-    def __init__(self, program: Program, grid: Sequence[int], block: Sequence[int], parameters: bytes,
-                 arrays: Sequence[np.ndarray], dynamic: int, counters: Counters, name: str) -> None:
-        self.program, self.parameters, self.dynamic, self.counters = program, parameters, dynamic, counters
-        self.name = name
+    def __init__(self, program: Program, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any],
+                 placed: bool, dynamic: int, counters: Counters, name: str) -> None:
+        self.program, self.dynamic, self.counters, self.name = program, dynamic, counters, name
+        arrays = [a for a in arguments if isinstance(a, np.ndarray)]
         self.grid, self.block = ((*shape, 1, 1)[:3] for shape in (grid, block))
         self.tables = {name: np.frombuffer(initial, np.uint64 if len(initial) % 8 == 0 else np.uint32).copy()
-                       for name, initial in program.tables.items()}  # allocated at multiples of 16
-        self.memory = Global([*arrays, *self.tables.values()])
-        self.const = Private(1, program.size("const"))
+                       for name, initial in program.tables.items()}
+        self.memory = Global([*arrays, *self.tables.values()], placed)
+        self.parameters = packed(program, arguments, self.memory.address)
+        self.const = Private(1, program.places("const"))
         for variable in program.const.values():
             start = np.arange(variable.offset, variable.offset + len(variable.initial))
             self.const.store.write(start, np.frombuffer(variable.initial, np.uint8), 1)
@@ -210,7 +220,7 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
     """Until every thread has returned."""
     groups: dict[int, np.ndarray] = {0: wave.alive}
     held: dict[int, np.ndarray] = {}
-    done = 0
+    began = time.thread_time()
     while groups or held:
         if not groups:
             groups, held = _release(wave, held, steps)
@@ -220,9 +230,9 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
         while pc < others and steps[pc].plain is not None:
             steps[pc].plain(wave)
             pc += 1
-        done += pc - first + 1
-        if done > LIMIT:
-            raise wave.error(wave.program.instructions[pc], "the kernel does not end")
+        if time.thread_time() - began > LIMIT:
+            raise wave.error(wave.program.instructions[min(pc, len(steps) - 1)], "the kernel does not end, and is here after "
+                             f"{LIMIT:g} s (NUMBANET_EMULATED_SECONDS gives it more)", wave.lanes[0])
         wave.counters.ran(first, pc, wave)
         if pc == others:
             _join(groups, pc, wave.active)
@@ -254,18 +264,20 @@ def _release(wave: Wave, held: dict[int, np.ndarray], steps: Sequence[Any]) -> t
     for pc, threads in held.items():
         step = steps[pc]
         complete = step.complete(wave, threads)
-        if step.kind == "barrier":
-            wave.epochs[np.unique(wave.blocks[complete])] += 1
-        elif complete.any():
+        if complete.any():
             wave.run(complete)
-            step.run(wave)
+            if step.kind == "barrier":
+                wave.pass_barrier(complete, "block")
+            if step.run is not None:
+                step.run(wave)
         _join(groups, pc + 1, complete)
         _join(waiting, pc, threads & ~complete)
     if not groups:
         pc = min(waiting)
         lane, others = int(np.flatnonzero(waiting[pc])[0]), [other for other in waiting if other != pc]
-        elsewhere = f"others wait at {wave.program.instructions[others[0]].where()}" if others else "others have returned"
-        raise wave.error(wave.program.instructions[pc],
+        program = wave.program
+        elsewhere = f"others wait at {program.where(program.instructions[others[0]])}" if others else "others have returned"
+        raise wave.error(program.instructions[pc],
                          f"a barrier that part of its {steps[pc].of} never reaches: {elsewhere}; waited for", lane)
     return groups, waiting
 

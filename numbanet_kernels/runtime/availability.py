@@ -1,12 +1,15 @@
 """What is here: a card, its capability, and what compiles for it."""
 from __future__ import annotations
 
+import functools
+import math
 import warnings
 
 import numba
+from numba import float32
 
 from . import emulation
-from .declare import cuda
+from .declare import cuda, inlined, kernel
 
 NO_CUDA = ("this Numba has no CUDA support: pip install 'numba-cuda[cu13]'" if cuda is None else
            "NUMBA_ENABLE_CUDASIM is set: Numba's simulator compiles nothing" if numba.config.ENABLE_CUDASIM else None)
@@ -20,25 +23,46 @@ def cuda_problem() -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if cuda.is_available():
-                return None
+                return nvvm_problem()
             reason = str(cuda.cuda_error() or "no NVIDIA GPU answers").strip().splitlines()[0]
     except Exception as error:  # whatever breaks inside a driver library means the same to a user: no CUDA here
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"no usable NVIDIA driver or GPU ({reason})"
 
 
+@functools.cache
 def nvvm_problem() -> str | None:
-    """None where PTX can be compiled, else one sentence: what is missing and how to get it."""
+    """None where a small kernel compiles, else one sentence: what is missing and how to get it. Its PTX is kept on disk, as
+    that of every kernel: it is compiled once, and again when a compiler changes."""
     if NO_CUDA:
         return NO_CUDA
     try:
-        from numba.cuda.cudadrv import nvvm
-
-        nvvm.NVVM()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _probe.ptx(emulation.EMULATED)
     except Exception as error:  # missing library, wrong version: all mean that nothing can be compiled
-        first = str(error).strip().splitlines()
-        return f"NVVM is missing ({first[0] if first else type(error).__name__}): pip install 'numba-cuda[cu13]'"
+        said = " ".join(str(error).split())[:150]
+        return f"a small kernel does not compile ({type(error).__name__}: {said}): pip install 'numba-cuda[cu13]'"
     return None
+
+
+@inlined
+def _exponential(x):
+    return math.exp(x)
+
+
+@kernel("void(f4[::1])")
+def _probe(x):
+    """With what kernels need that Numba's own half for CUDA, without numba-cuda, does not have or wants a driver for: a
+    function that becomes part of them, aligned shared memory; and a function of libdevice."""
+    tile = cuda.shared.array(32, float32, 16)
+    t = cuda.threadIdx.x
+    tile[t] = _exponential(x[t])
+    cuda.syncthreads()
+    x[t] = tile[31 - t]
+
+
+_probe.made_by = __name__, "_probe"  # so that its text is kept
 
 
 def capability() -> tuple[int, int]:

@@ -23,13 +23,15 @@ import hashlib
 import inspect
 import os
 import pathlib
-import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import llvmlite
 import numba
+from numba.core import sigutils, types
+from numba.np import numpy_support
 
 from . import files
 
@@ -70,30 +72,39 @@ class Kernel:
 
     @functools.cached_property
     def dispatcher(self) -> Any:
-        try:
-            return cuda.jit(self.signature, cache=True, **self.options)(self.function)
-        except (RuntimeError, OSError):  # no writable place for a cache: compile in this process only
-            return cuda.jit(self.signature, **self.options)(self.function)
+        return _cached(cuda.jit, self.signature, self.function, self.options)
 
     @functools.cached_property
-    def parameters(self) -> list[tuple[str, str]]:
-        """(dtype, axes or "") of each parameter, such as ("f4", "[:, ::1]"); a tuple's elements are parameters of their own."""
-        flat = re.sub(r"UniTuple\((.*?), (\d+)\)", lambda found: f"{found[1]}, " * int(found[2]), self.signature)
-        return re.findall(r"(\w\d)(\[.*?\])?", flat.partition("(")[2])
+    def arguments(self) -> list[tuple[str, str, int | None]]:
+        """(name, dtype, axes or None) of each, such as ("x", "float32", 2); the elements of a tuple t are t[0], t[1], …"""
+        kinds, _ = sigutils.normalize_signature(self.signature)
+        return [found for name, kind in zip(inspect.signature(self.function).parameters, kinds, strict=True)
+                for found in _declared(name, kind)]
 
-    def ptx(self, compute_capability: tuple[int, int]) -> str:
+    def ptx(self, compute_capability: tuple[int, int], lines: bool = False) -> str:
         """PTX text for a compute capability such as (8, 0). Needs NVVM (extra `cuda`) but no GPU and no driver.
 
-        The texts of this package's kernels are kept on disk, until a source file or a compiler changes.
+        With `lines` it says from which line of Python each instruction comes; a few instructions may then be others. The texts
+        of this package's kernels are kept on disk, until a source file or a compiler changes.
         """
         def compiled() -> str:
-            text, _ = cuda.compile_ptx(self.function, self.signature, cc=compute_capability, **self.options)
+            text, _ = cuda.compile_ptx(self.function, self.signature, cc=compute_capability, lineinfo=lines, **self.options)
             return text.decode() if isinstance(text, bytes) else text
 
         if self.made_by is None:
             return compiled()
         decides = digest(PACKAGE), _compilers(), self.signature, sorted(self.options.items())
-        return files.kept((self.made_by, compute_capability), decides, compiled)
+        return files.kept((self.made_by, compute_capability, lines), decides, compiled)
+
+
+def _declared(name: str, kind: Any) -> Iterator[tuple[str, str, int | None]]:
+    if isinstance(kind, types.BaseTuple):
+        for k, part in enumerate(kind):
+            yield from _declared(f"{name}[{k}]", part)
+    elif isinstance(kind, types.Array):
+        yield name, str(numpy_support.as_dtype(kind.dtype)), kind.ndim
+    else:
+        yield name, str(numpy_support.as_dtype(kind)), None
 
 
 @functools.cache
@@ -106,6 +117,19 @@ def _compilers() -> tuple[Any, ...]:
     return (sys.version, llvmlite.__version__, numba.__version__, getattr(sys.modules.get("numba_cuda"), "__version__", None),
             str(library), found and (found.st_size, found.st_mtime_ns),
             [os.environ.get(name) for name in ("NUMBA_OPT", "NUMBA_CUDA_DEBUGINFO")])
+
+
+def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., None], options: dict[str, Any]) -> Any:
+    """jit(signature)(function), kept on disk by Numba; compiled anew in this process where that cannot be written or read."""
+    try:
+        return jit(signature, cache=True, **options)(function)
+    except (RuntimeError, OSError, numba.core.errors.NumbaError):  # no writable place; or an error that comes again below
+        pass
+    except Exception as error:  # what reading a damaged pickle raises may be anything
+        folder = numba.config.CACHE_DIR or pathlib.Path(inspect.getfile(function)).parent / "__pycache__"
+        warnings.warn(f"Numba's cache of {function.__qualname__} in {folder} is damaged ({error!r}) and not used: "
+                      "delete that folder", stacklevel=2)
+    return jit(signature, **options)(function)
 
 
 @functools.cache
@@ -185,10 +209,7 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
         @functools.cache
         def compiled() -> Callable[..., None]:
             options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
-            try:
-                return numba.njit(signature, cache=True, **options)(function)
-            except (RuntimeError, OSError):  # no writable place for a cache: compile in this process only
-                return numba.njit(signature, **options)(function)
+            return _cached(numba.njit, signature, function, options)
 
         @functools.wraps(function)
         def call(*args: Any) -> None:

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from .context import within
 from .declare import Kernel
 
@@ -34,20 +32,16 @@ def program(kernel: Kernel, compute_capability: tuple[int, int]) -> Any:
     """What the emulated device runs: the compiled kernel, read by the PTX machine."""
     from .. import ptx
 
-    return ptx.parse(kernel.ptx(compute_capability))
+    return ptx.parse(kernel.ptx(compute_capability), kernel.arguments, lambda: kernel.ptx(compute_capability, lines=True))
 
 
 def emulate(kernel: Kernel, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
     """Launch on the PTX machine."""
     from .. import ptx
 
-    args = [part for arg in args for part in (arg if isinstance(arg, tuple) else (arg,))]
-    for argument, (code, axes) in zip(args, kernel.parameters, strict=True):
-        if axes and (argument.dtype != np.dtype(code) or argument.ndim != axes.count(",") + 1):
-            raise TypeError(f"{kernel.__name__}: an argument is {argument.dtype} with {argument.ndim} axes, not {code}{axes}")
     compiled = program(kernel, EMULATED)
     with _counting:
         found = counters.get(kernel)
         if found is None or found.program is not compiled:
             found = counters[kernel] = ptx.Counters(compiled)
-        ptx.run(compiled, grid, block, args, counters=found, name=kernel.__name__)
+        ptx.run(compiled, grid, block, args, counters=found, name=kernel.__name__, placed=True)

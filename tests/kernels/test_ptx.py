@@ -76,7 +76,7 @@ def test_what_is_not_understood_is_named_with_its_line(text, problem):
 
 @pytest.mark.parametrize("code", [
     "wgmma.fence.sync.aligned;", "add.f16x2 %r1, %r2, %r3;", "add.bf16 %rs1, %rs2, %rs3;", "add.sat.s32 %r1, %r2, %r3;",
-    "max.f32 %f1, %f2, %f3, %f4;", "bar.red.popc.u32 %r1, 0, %p1;", "bar.arrive 0, 64;", "bar.sync 0, 64;",
+    "max.f32 %f1, %f2, %f3, %f4;", "bar.red.popc.u32 %r1, 0, 64, %p1;", "bar.arrive 0, 64;", "bar.sync 0, 64;",
     "cvt.rn.f16x2.f32 %r1, %f1, %f2;"])
 def test_an_unknown_instruction_is_named(code):
     with pytest.raises(ptx.PtxError, match="this machine does not know|not in this machine"):
@@ -273,7 +273,7 @@ def test_threads_part_at_branches_and_meet_again():
 
 
 def test_a_kernel_that_does_not_end_is_told(monkeypatch):
-    monkeypatch.setattr("numbanet_kernels.ptx.machine.LIMIT", 1000)
+    monkeypatch.setattr("numbanet_kernels.ptx.machine.LIMIT", 0.2)
     with pytest.raises(ptx.PtxError, match="the kernel does not end"):
         run("LOOP:\nbra.uni LOOP;", np.zeros(1, F))
 

@@ -1,0 +1,139 @@
+"""Races: who touched each word of memory last, and whether two threads touched it in an order that anything fixes.
+
+    race    two threads touch a word, one of them writes it by a plain access, and no barrier of their block (of the whole warp,
+            for threads of one warp) stands between; nothing orders threads of two blocks
+
+Atomic instructions and strong accesses (ld.relaxed) race with none of their kind; whether fences put these in order is not
+looked at. Writes of equal values count: PTX gives no meaning to them either. A thread is known by a number, block << 12 |
+warp << 6 | lane; where several touched a word, the lane, or the warp as well, is SEVERAL.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+NOBODY, SEVERAL, EVERYWHERE = -1, 32, 1 << 62  # EVERYWHERE: threads of several blocks
+OF_WARP, OF_BLOCK = 6, 12                      # bits below the warp's number, and below the block's
+COARSE = 16                                    # bytes of a unit, until an access is narrower
+LOG = 1 << 20                                  # reads of what nobody has written are remembered as they are, so many at most
+AGAINST = {"read": ("written", "changed"), "written": ("written", "read", "changed", "looked at"),
+           "changed": ("written", "read"), "looked at": ("written",)}
+
+
+class Fault(Exception):
+    """What is wrong with an access, and which of its accesses it is; the machine says by whom and where."""
+
+    def __init__(self, problem: str, number: int) -> None:
+        super().__init__(problem)
+        self.problem, self.number = problem, number
+
+
+class Who(NamedTuple):
+    """Who accesses, one entry a thread."""
+
+    codes: np.ndarray        # its number
+    epochs: np.ndarray       # how many barriers its block has passed
+    warp_epochs: np.ndarray  # and how many its warp
+
+    def of(self, lanes: np.ndarray) -> Who:
+        return Who(*(part[lanes] for part in (self.codes, self.epochs, self.warp_epochs)))
+
+
+class Shadow:
+    """Who touched each unit of some memory, in each way; `across`: threads of several blocks may."""
+
+    def __init__(self, size: int, across: bool) -> None:
+        self.size, self.across, self.unit = size, across, COARSE
+        self.last: dict[str, _Last] = {}
+        self.log: list[tuple[np.ndarray, int, Who]] = []
+        self.logged = 0
+
+    def touch(self, offset: np.ndarray, width: int, who: Who, writing: bool, atomic: bool = False) -> None:
+        """Notes who reads, writes or changes; Fault if another one did, and it matters who comes first."""
+        kind = ("changed" if writing else "looked at") if atomic else "written" if writing else "read"
+        if kind == "read" and not self.last and self.logged < LOG:  # most arrays are never written
+            self.log.append((offset, width, who))
+            self.logged += offset.size
+            return
+        log, self.log = self.log, []
+        for earlier in log:
+            self._note("read", *self._units(*earlier))
+        at, whole = self._units(offset, width, who)
+        for other_kind in filter(self.last.get, AGAINST[kind]):
+            other = self.last[other_kind].conflict(at, whole)
+            if other is not None:
+                i = int(np.flatnonzero(other != NOBODY)[0])
+                by = _name(int(other[i]), int(whole.codes[i]))
+                raise Fault(f"race: {kind} here, and {other_kind} by {by}", i % offset.size)
+        self._note(kind, at, whole)
+        if kind == "written" and (wrong := self.last[kind].who[at] != whole.codes).any():
+            raise Fault("race: written by several threads at once", int(np.flatnonzero(wrong)[0]) % offset.size)
+
+    def _units(self, offset: np.ndarray, width: int, who: Who) -> tuple[np.ndarray, Who]:
+        """The units that are accessed, all first ones first, and by whom."""
+        while width % self.unit:
+            self.unit //= 2
+            for last in self.last.values():
+                last.split()
+        at, parts = offset // self.unit, width // self.unit
+        if parts == 1:
+            return at, who
+        return (at + np.arange(parts)[:, None]).ravel(), Who(*(np.tile(part, parts) for part in (
+            who.codes, who.epochs, who.warp_epochs)))
+
+    def _note(self, kind: str, at: np.ndarray, who: Who) -> None:
+        if kind not in self.last:
+            self.last[kind] = _Last(-(-self.size // self.unit), self.across)
+        self.last[kind].note(at, who)
+
+
+class _Last:
+    """Of every unit of memory: who touched it last, and in which stretch between barriers."""
+
+    def __init__(self, units: int, across: bool) -> None:
+        self.across, self.who = across, np.full(units, NOBODY, np.int64)
+        self.epoch, self.warp_epoch = (np.full(units, NOBODY, np.int32) for _ in range(2))
+
+    def split(self) -> None:
+        """Into units of half the size."""
+        self.who, self.epoch, self.warp_epoch = (a.repeat(2) for a in (self.who, self.epoch, self.warp_epoch))
+
+    def conflict(self, at: np.ndarray, who: Who) -> np.ndarray | None:
+        """Who else touched the units with nothing between, or NOBODY; None where nobody did."""
+        there = self.epoch[at] == who.epochs
+        if not self.across and not there.any():
+            return None
+        other = self.who[at]
+        others = (other != who.codes) & (other != NOBODY)
+        if not others.any():
+            return None
+        if self.across:
+            there |= other >> OF_BLOCK != who.codes >> OF_BLOCK
+        there &= others
+        there &= (other >> OF_WARP != who.codes >> OF_WARP) | (self.warp_epoch[at] == who.warp_epochs)
+        return np.where(there, other, NOBODY) if there.any() else None
+
+    def note(self, at: np.ndarray, who: Who) -> None:
+        codes, earlier = who.codes, self.conflict(at, who)
+        if earlier is not None:
+            codes = np.where(earlier == NOBODY, codes, _together(codes, earlier))
+        self.who[at], self.epoch[at], self.warp_epoch[at] = codes, who.epochs, who.warp_epochs
+        stays = self.who[at]
+        lost = stays != codes  # several threads in this very instruction
+        if lost.any():
+            np.maximum.at(self.who, at[lost], _together(codes[lost], stays[lost]))
+
+
+def _together(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The number of several threads: the wider, the larger."""
+    block = np.where(a >> OF_BLOCK == b >> OF_BLOCK, a >> OF_BLOCK << OF_BLOCK | SEVERAL << OF_WARP | SEVERAL, EVERYWHERE)
+    return np.where(a >> OF_WARP == b >> OF_WARP, a >> OF_WARP << OF_WARP | SEVERAL, block)
+
+
+def _name(code: int, mine: int) -> str:
+    block, warp, lane = code >> OF_BLOCK, code >> OF_WARP & 63, code & 63
+    if code == EVERYWHERE:
+        return "threads of several blocks"
+    named = "several threads" if SEVERAL in (warp, lane) else f"thread {warp * 32 + lane}"
+    return f"{named} with no barrier between" if block == mine >> OF_BLOCK else f"{named} of block {block}"
