@@ -282,9 +282,8 @@ class BaseNet(BaseEstimator):
         """So many epochs, with what is shown and told of them."""
         numbers = range(len(self.history_), len(self.history_) + epochs)
         policies = {chosen.rate: chosen for chosen in map(settings["policy"].at, numbers)}.values()
-        for site in settings["policy"].sites(self.model_):
-            for message in dict.fromkeys(filter(None, (chosen.concern(site) for chosen in policies))):
-                warnings.warn(message, stacklevel=4)
+        for message in dict.fromkeys(said for chosen in policies for said in chosen.concerns(self.model_)):
+            warnings.warn(message, stacklevel=4)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Progress(epochs * len(data))) if self.verbose else None
 
