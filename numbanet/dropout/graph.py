@@ -74,9 +74,9 @@ class DynamicSparseGraph(Dropout):
         their ReLU(f(x) . f(w) + b), what it would give on: magnitudes would keep neurons that are far below 0.
     double : bool, default=True
         Whether what was left out is 0 after batch normalisation, too (double-mask selection). With "batch" it always is.
-    select_in_prediction : bool, default=False
-        Whether predictions select as well; else they use all neurons. With "batch" and "tile" what is predicted for a sample
-        then depends on those beside it.
+    select_in_prediction : bool, optional
+        Whether predictions select as well; else they use all neurons. By default those of "sample" do, which was not trained
+        to add up all neurons; the others do not, because what is predicted for a sample would depend on those beside it.
     seed : int, default=0
         Of the projection, which is fixed for a run.
 
@@ -90,7 +90,7 @@ class DynamicSparseGraph(Dropout):
 
     def __init__(self, rate: Rate = 0.5, epsilon: float = 0.5, share: str = "batch", refresh: int = 50,
                  threshold: str = "exact", group: int = 64, samples: int | None = None, double: bool = True,
-                 select_in_prediction: bool = False, seed: int = 0) -> None:
+                 select_in_prediction: bool | None = None, seed: int = 0) -> None:
         super().__init__(rate)
         if isinstance(epsilon, bool) or not isinstance(epsilon, numbers.Real) or not 0 < epsilon < 1:
             raise ValueError(f"epsilon must be a number between 0 and 1, got {epsilon!r}; a larger one makes the projection "
@@ -103,7 +103,8 @@ class DynamicSparseGraph(Dropout):
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
         self.epsilon, self.share, self.refresh, self.threshold, self.group = epsilon, share, refresh, threshold, group
-        self.samples, self.double, self.select_in_prediction, self.seed = samples, double, select_in_prediction, seed
+        self.samples, self.double, self.seed = samples, double, seed
+        self.select_in_prediction = share == "sample" if select_in_prediction is None else select_in_prediction
         self._guesses = self._made()
 
     def _made(self) -> Guesses:
