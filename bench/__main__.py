@@ -18,7 +18,7 @@ from .results import Results
 FAMILIES = kernels.families()
 SUITES = (*FAMILIES, "mlp", "mlp-small", "mlp-epochs", "mlp-scaling", "mlp-memory", "mlp-accuracy", "mlp-settings",
           "papers-mlp", "cnn", "cnn-memory", "papers-cnn", "motivation", "papers-lstm", "papers-fssl", "challenge", "dsg",
-          "dsg-memory", "papers-dsg")
+          "dsg-memory", "dsg-quality", "papers-dsg")
 COMMANDS = ("list", "report", "gpu")
 
 

@@ -6,6 +6,7 @@ chooses by chance: both cost something else, and show what is due to the choice.
 """
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,7 +30,7 @@ STEP_PAIRS, FORWARD_PAIRS = 7, 11
 class Truth(Guesses):
     """The outputs themselves."""
 
-    def _before(self, x, w, fresh=True):
+    def _before(self, x, w):
         self._flops += 2.0 * x.shape[0] * w.size
         return x, w.device.reshape(w.data, (w.shape[0], -1)), None
 
@@ -41,8 +42,8 @@ class Chance(Guesses):
         super().__init__(*given)
         self.rng = np.random.default_rng(self.seed)
 
-    def scores(self, x, w, bias, fresh=True):
-        return w.device.upload(self.rng.random(w.shape[0], np.float32))
+    def scores(self, sets, w, bias):
+        return w.device.upload(self.rng.random((len(sets), w.shape[0]), np.float32))
 
     def outputs(self, x, w, bias):
         return w.device.upload(self.rng.random((x.shape[0], w.shape[0]), np.float32))
@@ -74,7 +75,7 @@ KINDS = {"dsg": DynamicSparseGraph, "oracle": Oracle, "random": RandomChoice}
 
 # --- forward ----------------------------------------------------------------------------------------------------------
 @functools.lru_cache(maxsize=1)
-def _inputs(width: int, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def layer_inputs(width: int, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """x as a ReLU gives it, w, b."""
     rng = np.random.default_rng(7)
     x = np.maximum(rng.standard_normal((batch, width), np.float32), 0)
@@ -86,7 +87,7 @@ def forward_task(device: str, width: int, batch: int, policy: DynamicSparseGraph
     from numbanet import Linear, Sequential, Tensor, device as named, no_grad
     from numbanet.layers import Flow, Step
 
-    dev, (x, w, b) = named(device), _inputs(width, batch)
+    dev, (x, w, b) = named(device), layer_inputs(width, batch)
     model = Sequential([Linear(width, width, rng=0, device=dev), Linear(width, 2, rng=0, device=dev)])
     layer, inputs = model.layers[0], Tensor(x, dev)
     for parameter, values in ((layer.weight, w), (layer.bias, b)):
@@ -108,7 +109,7 @@ def forward_task(device: str, width: int, batch: int, policy: DynamicSparseGraph
 
 def forward_error(width: int, batch: int, found: Mapping[str, Any]) -> float:
     """Of the dense output under the mask, which has to keep the share that was asked for."""
-    x, w, b = map(np.float64, _inputs(width, batch))
+    x, w, b = map(np.float64, layer_inputs(width, batch))
     wrong_share = abs(found["mask"].mean() - found["kept"]) > 1 / width
     return float("inf") if wrong_share else relative_error(found["y"], np.maximum(x @ w.T + b, 0) * found["mask"])
 
@@ -120,12 +121,14 @@ def looks(policy: DynamicSparseGraph, model: Any, x: np.ndarray) -> tuple[float,
     from numbanet import Tensor, no_grad
     from numbanet.layers import Form, Step
 
-    spent = []
-    for _ in range(2):  # the first one projects the weights
-        step = Step("cpu", look=lambda *given: policy.asked(model, *given, None))
+    once, spent = copy.copy(policy), []
+    once.select_in_prediction = True
+    once = once.predicting(0)  # it projects the weights the first time alone
+    for _ in range(2):
+        step = Step("cpu", look=lambda *given: once.asked(model, *given, None))
         with no_grad():
             model(Tensor(x), step)
-        spent.append(policy.spent())
+        spent.append(once.spent())
     return model.cost(Form(x.shape), step)[0].flops, spent[1] + (spent[0] - spent[1]) / policy.refresh
 
 
@@ -139,7 +142,7 @@ def forward_flops(width: int, batch: int, policy: DynamicSparseGraph) -> float:
     from numbanet import Linear, Sequential
 
     model = Sequential([Linear(width, width, bias=False, rng=0), Linear(width, 1, rng=0)])
-    return 2.0 * batch * width * width * (1 - policy.rate_of(0)) + looks(policy, model, _inputs(width, batch)[0])[1]
+    return 2.0 * batch * width * width * (1 - policy.rate_of(0)) + looks(policy, model, layer_inputs(width, batch)[0])[1]
 
 
 # --- cases ------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """Dynamic sparse graphs: test accuracy by rate, after the same number of epochs, for each form and what it is compared with.
 
-*Dynamic Sparse Graph for Efficient Deep Learning*: Fashion-MNIST with an MLP and LeNet-5, 10000 images of CIFAR-10 with a small
-VGG of eight layers, each at rates of .5 to .9. `oracle` knows the true outputs, `random` chooses by chance. At one rate also:
-predictions that select as training does (`selecting`), thresholds of the first samples for all (`shared`), other epsilons, and,
-of an MLP with batch norm, the mask before it alone (`single`) and none. Three seeds; of the VGG one.
+*Dynamic Sparse Graph for Efficient Deep Learning*: Fashion-MNIST with an MLP and LeNet-5, each at rates of .5 to .9; on a card
+also 10000 images of CIFAR-10 with a small VGG of eight layers. `oracle` knows the true outputs, `random` chooses by chance. At
+one rate, .6, each of these has three seeds, and so has an MLP with batch norm, with the mask before it alone (`single`), after
+it as well (`double`), and none. One seed have the other rates and, at .6, predictions that do what they do not by default, with
+all neurons (`all`) or with those that they select (`selecting`), thresholds of the first samples for all (`shared`), other
+epsilons, and batches of which more samples are looked at.
 """
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from .harness import Options
 from .results import Results
 from .training import SEEDS, Experiment
 
-RATES, ONE, EPSILONS = (0.5, 0.6, 0.8, 0.9), 0.6, (0.3, 0.7, 0.9)
-HIDDEN, EPOCHS, VGG_SAMPLES = (1024, 1024), 10, 10_000
+RATES, ONE, EPSILONS, SAMPLES, SHARES = (0.5, 0.6, 0.8, 0.9), 0.6, (0.3, 0.7, 0.9), (32, 64), ("batch", "tile", "sample")
+HIDDEN, EPOCHS, VGG_SAMPLES = (1024, 1024), 5, 10_000
 VGG8 = ((64, 64), (128, 128), (256, 256))  # filters of each group before its pooling; two linear layers follow
 
 
@@ -52,63 +54,66 @@ def vgg8(seed: int) -> list[Any]:
     return [*layers, Flatten(), Linear(before * 16, 256, rng=number), ReLU(), Linear(256, 10, init="glorot", rng=number + 1)]
 
 
-Variant = tuple[str, Callable[[], dict[str, Any]]]
+Variant = tuple[str, Callable[[], dict[str, Any]], int]  # name, parameters, seeds
 
 
-def _variant(name: str, kind: str, rate: float, **options: Any) -> Variant:
-    return f"{name} p={rate}", functools.partial(_dsg, kind, rate, **options)
+def _variant(name: str, kind: str, rate: float, seeds: int = 1, **options: Any) -> Variant:
+    return f"{name} p={rate}", functools.partial(_dsg, kind, rate, **options), seeds
 
 
 def mlp_variants(rate: float) -> Iterator[Variant]:
     """Of the MLP at a rate."""
-    for share in ("batch", "tile", "sample"):
-        yield _variant(share, "dsg", rate, share=share)
+    seeds = SEEDS if rate == ONE else 1
+    for share in SHARES:
+        yield _variant(share, "dsg", rate, seeds, share=share)
     for kind in ("oracle", "random"):
-        for share in ("batch", "sample"):
-            yield _variant(f"{share} {kind}", kind, rate, share=share)
+        for share in ("batch", "sample") if rate == ONE else ("batch",):
+            yield _variant(f"{share} {kind}", kind, rate, seeds, share=share)
     if rate != ONE:
         return
+    for name, double in (("double", True), ("single", False)):
+        yield _variant(f"sample {name} mask", "dsg", rate, seeds, share="sample", double=double, layers=normed)
+    for share in SHARES:
+        name, selects = (f"{share} all", False) if share == "sample" else (f"{share} selecting", True)
+        yield _variant(name, "dsg", rate, share=share, select_in_prediction=selects)
     for share in ("batch", "sample"):
-        yield _variant(f"{share} selecting", "dsg", rate, share=share, select_in_prediction=True)
         for epsilon in EPSILONS:
             yield _variant(f"{share} epsilon={epsilon}", "dsg", rate, share=share, epsilon=epsilon)
+    for samples in SAMPLES:
+        yield _variant(f"batch samples={samples}", "dsg", rate, samples=samples)
     yield _variant("sample shared", "dsg", rate, share="sample", threshold="shared")
-    for name, double in (("double", True), ("single", False)):
-        yield _variant(f"sample {name} mask", "dsg", rate, share="sample", double=double, layers=normed)
 
 
 def image_variants(rate: float, **options: Any) -> Iterator[Variant]:
     """Of a convolutional network at a rate: channels for a whole batch."""
     for kind in ("dsg", "oracle", "random"):
-        yield _variant(f"batch{'' if kind == 'dsg' else ' ' + kind}", kind, rate, **options)
+        yield _variant(f"batch{'' if kind == 'dsg' else ' ' + kind}", kind, rate, SEEDS if rate == ONE else 1, **options)
 
 
 def experiments(options: Options) -> Iterator[Experiment]:
-    """The MLP, LeNet-5 and the VGG."""
+    """The MLP, LeNet-5 and, on a card, the VGG."""
     rates = RATES[1:2] if options.quick else RATES
     mlp = {**training.settings(options, HIDDEN, 0.0, EPOCHS, "fashion-mnist")}
-    lenet = training.network_settings(options, "lenet5", "fashion-mnist", EPOCHS, ())
-    vgg = training.network_settings(options, "vgg8", "cifar10", EPOCHS, (), VGG_SAMPLES)
     yield Experiment(mlp, "none", functools.partial(dict, dropout="none"))
     if not options.quick:
         yield Experiment(mlp, "none, batch norm", functools.partial(dict, dropout="none", layers=normed))
     for rate in rates:
-        for name, variant in mlp_variants(rate):
+        for name, variant, seeds in mlp_variants(rate):
             if not (options.quick and name.startswith("sample")):
-                yield Experiment(mlp, name, variant)
-    for chosen, given, seeds in ((lenet, {"image_shape": (1, 28, 28)}, SEEDS),
-                                 (vgg, {"image_shape": (3, 32, 32), "layers": vgg8}, 1)):
-        if options.quick and chosen is vgg:
-            continue
-        yield Experiment(chosen, "none", functools.partial(dict, dropout="none", **given), seeds)
+                yield Experiment(mlp, name, variant, seeds)
+    lenet = training.network_settings(options, "lenet5", "fashion-mnist", EPOCHS, ())
+    vgg = training.network_settings(options, "vgg8", "cifar10", EPOCHS, (), VGG_SAMPLES)
+    networks = [(lenet, {"image_shape": (1, 28, 28)}), (vgg, {"image_shape": (3, 32, 32), "layers": vgg8})]
+    for chosen, given in networks if options.device == "cuda" and not options.quick else networks[:1]:
+        yield Experiment(chosen, "none", functools.partial(dict, dropout="none", **given))
         for rate in rates:
-            for name, variant in image_variants(rate, **given):
+            for name, variant, seeds in image_variants(rate, **given):
                 yield Experiment(chosen, name, variant, seeds)
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows."""
-    return training.run(options, results, say, "papers-dsg", list(experiments(options)), ())
+    return training.run(options, results, say, "papers-dsg", list(experiments(options)), (), side_by_side=True)
 
 
 def plot(results: Results, path: Path) -> None:

@@ -224,6 +224,37 @@ def plot_rates(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
+def plot_quality(rows: Sequence[Row], path: Path) -> None:
+    """Share of the truly largest that is kept, by epsilon: a panel for each layer, a colour for each rate, what chance finds is
+    dotted. Last, the share of guesses that are off by at most epsilon |x| |w|, with its bound."""
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    if not cases:
+        raise ValueError("--plot: there are no rows to draw")
+    marks = dict(zip(dict.fromkeys(row["share"] for row in rows), "os^"))
+    colours = {rate: f"C{i}" for i, rate in enumerate(sorted({row["rate"] for row in rows}))}
+    figure = _figure(4 * len(cases) + 4, 4)
+    *panels, last = figure.subplots(1, len(cases) + 1)
+    for axes, case in zip(panels, cases, strict=True):
+        mine = [row for row in rows if row["case"] == case]
+        for name in dict.fromkeys(row["implementation"] for row in mine):
+            own = [row for row in mine if row["implementation"] == name]
+            axes.plot([row["epsilon"] for row in own], [100 * row["found"] for row in own], color=colours[own[0]["rate"]],
+                      marker=marks[own[0]["share"]], label=name)
+            axes.axhline(100 * own[0]["chance"], color=colours[own[0]["rate"]], linestyle=":", linewidth=0.8)
+        axes.set(title=case, ylim=(0, 100))
+        line, = last.plot(*zip(*sorted({(row["epsilon"], 100 * row["within"]) for row in mine})), marker="o", label=case)
+        last.plot(*zip(*sorted({(row["epsilon"], 100 * row["bound"]) for row in mine})), color=line.get_color(), linestyle="--")
+    panels[0].set_ylabel("of the largest found, % (dotted: by chance)")
+    panels[-1].legend(fontsize=7)
+    last.set_title("guesses within epsilon |x| |w|, % (dashed: bound)", fontsize=9)
+    last.legend(fontsize=7)
+    for axes in (*panels, last):
+        axes.set_xlabel("epsilon")
+        axes.title.set_fontsize(9)
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=130)
+
+
 def plot_fssl(rows: Sequence[Row], runs: Sequence[dict[str, Any]], path: Path) -> None:
     """Test accuracy by seconds of training, the first seed of each kind, and by how many times shorter prediction takes."""
     from .training import case_of

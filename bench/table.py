@@ -100,6 +100,13 @@ MEMORY = {
     "problem": _text("problem"),
 }
 
+QUALITY = {
+    "case": _text("case"), "implementation": _text("implementation"), "epsilon": _number("epsilon", ".1f"),
+    "projected to": _number("projected", "d"), "of the largest found": _number("found", ".1%"),
+    "by chance": _number("chance", ".1%"), "guesses within epsilon": _number("within", ".4%"),
+    "bound": _number("bound", ".4%"),
+}
+
 
 def _points(row: Row) -> dict[str, Callable[[Row], str]]:
     """Points against bernoulli, a column for each kind."""
@@ -116,7 +123,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
     """Heading and lines of the rows of one suite."""
     first = rows[0] if rows else {}
     kinds = {"weights_kept": SPARSE, **dict.fromkeys(("accuracy", "perplexity"), _runs(first)), "slope": FITS,
-             "peak_mib": MEMORY, "points_of": _points(first)}
+             "peak_mib": MEMORY, "found": QUALITY, "points_of": _points(first)}
     columns = next((kind for key, kind in kinds.items() if rows and key in rows[0]), TIMES)
     if not any(row.get("device_ms") for row in rows):
         columns = {name: cell for name, cell in columns.items() if name != "on the card"}

@@ -131,11 +131,12 @@ work, stored = {form: [] for form in forms}, {form: [] for form in forms}
 for form in forms:
     for rate in rates:
         chosen, spent = DynamicSparseGraph(rate, share=form), []
-        for _ in range(2):  # the first pass projects the weights
-            step = Step(look=lambda *given, chosen=chosen: chosen.asked(model, *given, rng))
+        once = chosen.predicting(0)  # weights that stay as they are: the first pass alone projects them
+        for _ in range(2):
+            step = Step(look=lambda *given, once=once: once.asked(model, *given, rng))
             with no_grad():
                 model(batch, step)
-            spent.append(chosen.spent())
+            spent.append(once.spent())
         done = model.cost(Form((128, 784)), step)[0].flops + spent[1] + (spent[0] - spent[1]) / chosen.refresh
         work[form].append(full / done)
         bits = 0 if form == "batch" else 2048 / 8 / (chosen.group if form == "tile" else 1)

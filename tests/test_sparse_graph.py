@@ -1,5 +1,6 @@
 """dsg: what it keeps, that training is that of the masked network, what a fit records, and refusals."""
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -23,8 +24,6 @@ from numbanet import (
     Step,
     Tensor,
     TileDropout,
-    check_grad,
-    ops,
 )
 from numbanet.dropout import Together, policy
 from numbanet.dropout.graph import WINDOWS, _windows, johnson_lindenstrauss, kept_of
@@ -119,6 +118,22 @@ def test_weights_are_projected_anew_after_so_many_steps():
     assert plan_of(chosen.calibrated(model, None), model, x) == after  # a new epoch begins with a projection
 
 
+def test_rows_of_a_weight_are_projected_anew_in_turn(dev):
+    """Of 200 rows 128 in one step and 72 in the next one, so that after two steps none is old."""
+    model, x = network(400, 200, dev), Tensor(samples(inputs=400)[0], dev)
+    chosen, w, plans, spent = DynamicSparseGraph(0.5, epsilon=0.99, refresh=2), model.layers[0].weight, [], []
+    for step in range(5):
+        plans.append(plan_of(chosen, model, x))
+        spent.append(chosen.spent())
+        if step == 0:
+            dev.copy(dev.upload(np.random.default_rng(5).standard_normal(w.shape).astype(np.float32)), out=w.data)
+    k = johnson_lindenstrauss(200, 0.99)
+    additions = ternary(k, 400, 0).columns.size
+    assert [flops - 2 * 16 * k * 200 for flops in spent] == [(16 + rows) * additions for rows in (200, 72, 128, 72, 128)]
+    assert plans[0] != plans[1] != plans[2]
+    assert plans[2] == plans[3] == plans[4] == plan_of(DynamicSparseGraph(0.5, epsilon=0.99), model, x)
+
+
 def test_what_comes_compact_is_looked_at_as_it_is_dense(dev):
     """The second layer's input holds what the first one kept."""
     model, x = network(device=dev), Tensor(samples()[0], dev)
@@ -177,65 +192,7 @@ def test_sequences_are_chosen_from_as_their_positions(share):
     np.testing.assert_allclose(found.numpy().reshape(N, 3), flat.numpy(), rtol=1e-5, atol=1e-5)
 
 
-# --- plans of samples -------------------------------------------------------------------------------------------------
-def a_plan(rng, samples=7, n=40, group=1, share=0.4):
-    mask = rng.random((-(-samples // group), n)) < share
-    padded = np.zeros((len(mask), 64), bool)
-    padded[:, :n] = mask
-    bits = np.packbits(padded, axis=1, bitorder="little").view("<i4")
-    plan = SamplePlan(samples, n, group, bits)
-    np.testing.assert_array_equal(plan.mask(), mask[np.arange(samples) // group])
-    return plan
-
-
-@pytest.mark.parametrize("group", [1, 3, 16])
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("outer", [False, True])
-@pytest.mark.parametrize("inner", [False, True])
-def test_planned_is_masked_dense(dev, rng, inner, outer, relu, group):
-    """y, dx, dW and db of values alone are those of the dense product under the masks, in float64."""
-    from numbanet.plans import kept
-    into, out = (kept(a_plan(rng, 20, n, group), dev) if given else None for n, given in ((33, inner), (40, outer)))
-    x, w, b, dy = (rng.standard_normal(shape) for shape in ((20, 33), (40, 33), (40,), (20, 40)))
-    masks = [1.0 if given is None else given.plan.mask() for given in (into, out)]
-    x, dy = x * masks[0], dy * masks[1]
-    X, W, B = (Tensor(a, dev, requires_grad=True) for a in (x if into is None else x[masks[0]], w, b))
-    y = ops.linear_samples(X, W, B, inner=into, outer=out, relu=relu)
-    y.backward(dy if out is None else dy[masks[1]])
-    z = x @ w.T + b
-    dz = dy * (z > 0 if relu else 1.0)
-    expected = (np.maximum(z, 0) if relu else z) * masks[1], dz @ w * masks[0], dz.T @ x, dz.sum(0)
-    found = (y if out is None else ops.expand_samples(y.detach(), plan=out),
-             X.grad if into is None else ops.expand_samples(X.grad, plan=into), W.grad, B.grad)
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-4, atol=1e-4)
-
-
-def test_gradients_by_differences(dev, rng):
-    from numbanet.plans import kept
-    plan = kept(a_plan(rng), dev)
-    values, x, g, b = (Tensor(rng.standard_normal(n), dev, requires_grad=True) for n in (plan.plan.kept, (7, 40), 40, 40))
-    check_grad(lambda x: ops.compact_samples(x, plan=plan), [x])
-    check_grad(lambda v: ops.expand_samples(v, plan=plan), [values])
-    check_grad(lambda v, g, b: ops.batch_norm_samples(v, g, b, plan=plan), [values, g, b])
-
-
-@pytest.mark.parametrize("make, message", [
-    (lambda plan, x, w: ops.linear_samples(x, w, outer=plan), "not made for y"),
-    (lambda plan, x, w: ops.linear_samples(x, w, inner=plan), "does not hold"),
-    (lambda plan, x, w: ops.expand_samples(x, plan=plan), "does not hold"),
-    (lambda plan, x, w: SamplePlan(7, 40, 1, np.zeros((7, 1))), "are not those of 7 samples of 40 outputs"),
-    (lambda plan, x, w: SamplePlan(2, 5, 1, [[-1], [-1]]), "beyond output 4"),
-    (lambda plan, x, w: SamplePlan(2, 32, 1, [[1.7], [1]]), "words of 32 bits"),
-    (lambda plan, x, w: SamplePlan(2, 32, 1, [[1 << 40], [1]]), "words of 32 bits"),
-    (lambda plan, x, w: SamplePlan(2, 5, 1.5, [[1], [1]]), "group must be an integer"),
-    (lambda plan, x, w: SamplePlan(2, 5, True, [[1], [1]]), "group must be an integer")])
-def test_what_does_not_fit_is_refused(rng, make, message):
-    from numbanet.plans import kept
-    with pytest.raises(ValueError, match=message):
-        make(kept(a_plan(rng), Tensor(0.0).device), Tensor(np.ones((7, 5))), Tensor(np.ones((41, 5))))
-
-
+# --- batch norm -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("share, double", [("sample", True), ("sample", False), ("tile", True), ("tile", False),
                                            ("batch", True)])
 def test_the_mask_is_applied_again_after_batch_norm(dev, share, double):
@@ -253,6 +210,21 @@ def test_the_mask_is_applied_again_after_batch_norm(dev, share, double):
     np.testing.assert_allclose(y.numpy(), normed @ np.float64(model.layers[3].weight.numpy()).T, rtol=1e-3, atol=1e-3)
     y.sum().backward()
     assert np.isfinite(model.layers[0].weight.grad.numpy()).all()
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_batch_norm_before_relu_is_a_concern(wrong):
+    """What is chosen is what ReLU would give without it."""
+    middle = [BatchNorm1d(60), ReLU()] if wrong else [ReLU(), BatchNorm1d(60)]
+    model = Sequential([BatchNorm1d(200), Linear(200, 60, rng=0), *middle, Linear(60, 3, rng=1), BatchNorm1d(3)])
+    net = Net(model.layers, dropout=DynamicSparseGraph(0.5, epsilon=0.9), epochs=1, device="cpu")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        net.fit(*samples())
+    assert [str(warning.message) for warning in said] == [
+        "dsg: BatchNorm1d(60) comes between Linear(200, 60) and its ReLU, but what is kept is chosen by what ReLU would give "
+        "without; put it after ReLU (product, ReLU, batch norm)"] * wrong
+    assert DynamicSparseGraph(0.0).concerns(model) == []
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -307,6 +279,16 @@ def test_every_form_learns_and_may_select_in_prediction(options):
         assert net.score(*samples(90, seed=1)) > 0.85
         plain = net.model_(Tensor(samples(90, seed=1)[0])).softmax().numpy()
         assert np.allclose(net.predict_proba(samples(90, seed=1)[0]), plain, rtol=1e-2, atol=0) != selecting
+
+
+def test_by_default_those_select_in_prediction_that_choose_for_each_sample_alone():
+    """What others choose depends on who is predicted beside a sample."""
+    X = samples(90, seed=1)[0]
+    for share in ("batch", "tile", "sample"):
+        chosen = DynamicSparseGraph(0.6, epsilon=0.9, share=share)
+        net, *_ = fitted(chosen, epochs=1)
+        assert chosen.select_in_prediction == (share == "sample")
+        np.testing.assert_allclose(net.predict_proba(X[:7]), net.predict_proba(X)[:7], rtol=1e-4, atol=1e-6)
 
 
 def test_together_predicts_as_the_policy_of_it_that_selects():

@@ -100,6 +100,10 @@ class Dropout(abc.ABC):
         """What is unwise about dropping parts of a site, in a sentence, or None."""
         return None
 
+    def concerns(self, model: Sequential) -> list[str]:
+        """What is unwise about its use in a model, by default the `concern` of each site."""
+        return list(filter(None, map(self.concern, self.sites(model))))
+
     def keeps(self, layers: int) -> list[float]:
         """For each of the `Linear` layers, the last one too, by what the variance of its initial weights is multiplied.
 

@@ -2,8 +2,9 @@
 
 A random projection f to k numbers nearly keeps inner products, so that f(x) . f(w) guesses the output x . w; the largest share
 1 - rate of them is kept (*Dynamic Sparse Graph for Efficient Deep Learning*, ICLR 2019: dimension-reduction search and
-double-mask selection). It is a selection, not dropout: nothing is scaled. f(w) is worked out anew every `refresh` steps. Only
-hidden Linear and Conv2d layers are chosen from: one that pruning has made sparse is computed whole from then on.
+double-mask selection). It is a selection, not dropout: nothing is scaled. f(w) is worked out anew every `refresh` steps, some
+rows of w in each step. Only hidden Linear and Conv2d layers are chosen from: one that pruning has made sparse is computed whole
+from then on.
 
     batch    one set of neurons for a whole batch, guessed from a few of its samples: a dense product with the kept neurons,
              whose compact output, input gradient and weight gradient all shrink
@@ -17,9 +18,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 import numbers
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,7 @@ from numbanet_kernels.layouts.ternary import Ternary, ternary
 
 from ..autograd import no_grad
 from ..device import Device
-from ..layers import Conv2d, Flow, Linear
+from ..layers import BatchNorm1d, BatchNorm2d, Conv2d, Flow, Linear
 from ..plans import IndexPlan, SamplePlan
 from ..tensor import Tensor
 from .base import Dropout
@@ -37,6 +40,7 @@ from .schedule import Rate
 SAMPLES = {"batch": 16, "tile": 16, "sample": 1}  # of a set that are looked at
 SHARING = 4                                      # sets whose thresholds the others share
 WINDOWS = 4                                      # of an image that are looked at
+ROWS = 64                                        # of a weight that are projected together: as many as lanes of two cores
 
 
 def johnson_lindenstrauss(outputs: int, epsilon: float) -> int:
@@ -58,7 +62,8 @@ class DynamicSparseGraph(Dropout):
         Who shares a set of neurons: all samples of a batch, `group` neighbours, or nobody, as in the paper. The first is
         fastest; of convolutions it chooses channels, and is the only one.
     refresh : int, default=50
-        After so many steps the weights are projected anew, which takes as long as a product with k / 6 samples. The paper's.
+        After so many steps each row of a weight is projected anew, which for all rows takes as long as a product with k / 6
+        samples. Rows take turns, so that no step projects all of them but the first. The number is the paper's.
     threshold : {"exact", "shared"}, default="exact"
         Whether each set has exactly its share of the neurons, or all have those above the threshold of the first few sets (the
         paper's inter-sample sharing).
@@ -69,9 +74,9 @@ class DynamicSparseGraph(Dropout):
         their ReLU(f(x) . f(w) + b), what it would give on: magnitudes would keep neurons that are far below 0.
     double : bool, default=True
         Whether what was left out is 0 after batch normalisation, too (double-mask selection). With "batch" it always is.
-    select_in_prediction : bool, default=False
-        Whether predictions select as well; else they use all neurons. With "batch" and "tile" what is predicted for a sample
-        then depends on those beside it.
+    select_in_prediction : bool, optional
+        Whether predictions select as well; else they use all neurons. By default those of "sample" do, which was not trained
+        to add up all neurons; the others do not, because what is predicted for a sample would depend on those beside it.
     seed : int, default=0
         Of the projection, which is fixed for a run.
 
@@ -85,7 +90,7 @@ class DynamicSparseGraph(Dropout):
 
     def __init__(self, rate: Rate = 0.5, epsilon: float = 0.5, share: str = "batch", refresh: int = 50,
                  threshold: str = "exact", group: int = 64, samples: int | None = None, double: bool = True,
-                 select_in_prediction: bool = False, seed: int = 0) -> None:
+                 select_in_prediction: bool | None = None, seed: int = 0) -> None:
         super().__init__(rate)
         if isinstance(epsilon, bool) or not isinstance(epsilon, numbers.Real) or not 0 < epsilon < 1:
             raise ValueError(f"epsilon must be a number between 0 and 1, got {epsilon!r}; a larger one makes the projection "
@@ -98,7 +103,8 @@ class DynamicSparseGraph(Dropout):
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
         self.epsilon, self.share, self.refresh, self.threshold, self.group = epsilon, share, refresh, threshold, group
-        self.samples, self.double, self.select_in_prediction, self.seed = samples, double, select_in_prediction, seed
+        self.samples, self.double, self.seed = samples, double, seed
+        self.select_in_prediction = share == "sample" if select_in_prediction is None else select_in_prediction
         self._guesses = self._made()
 
     def _made(self) -> Guesses:
@@ -133,7 +139,7 @@ class DynamicSparseGraph(Dropout):
         if not self.select_in_prediction:
             return None
         policy = copy.copy(self.at(epoch))
-        policy.refresh = 1 << 30  # weights stay as they are
+        policy.refresh = None  # weights stay as they are
         policy._guesses = policy._made()
         return policy
 
@@ -143,6 +149,15 @@ class DynamicSparseGraph(Dropout):
             return (f"dsg: a layer of {inputs} inputs and {outputs} outputs would be projected to {k} numbers, which saves "
                     "nothing: its outputs are looked at themselves. A larger epsilon projects to fewer")
         return None
+
+    def concerns(self, model):
+        """And where batch norm comes between a product and its ReLU."""
+        chosen = {id(site.layer) for site in self.sites(model) if self.rate_of(site)}
+        early = [(layer, norm) for layer, norm in itertools.pairwise(model.layers)
+                 if id(layer) in chosen and isinstance(norm, (BatchNorm1d, BatchNorm2d))]
+        return super().concerns(model) + [
+            f"dsg: {norm!r} comes between {layer!r} and its ReLU, but what is kept is chosen by what ReLU would give without; "
+            "put it after ReLU (product, ReLU, batch norm)" for layer, norm in early]
 
     def look_at(self, site, flow, w, rng):
         if not self.rate_of(site):
@@ -154,8 +169,8 @@ class DynamicSparseGraph(Dropout):
         with no_grad():
             if self.share == "batch":
                 some = _evenly(flow, self.samples).dense()
-                scores = self._guesses.scores(some.data if w.ndim == 2 else _windows(some, site.layer), w, bias)
-                bits = largest(w.device, w.device.reshape(scores, (1, w.shape[0])), count).astype("<i4").view(np.uint8)
+                scores = self._guesses.scores([some.data if w.ndim == 2 else _windows(some, site.layer)], w, bias)
+                bits = largest(w.device, scores, count).astype("<i4").view(np.uint8)
                 return IndexPlan(w.shape[0], np.flatnonzero(np.unpackbits(bits, count=w.shape[0], bitorder="little")))
             x = flow.dense()
             group = 1 if self.share == "sample" else self.group
@@ -164,11 +179,8 @@ class DynamicSparseGraph(Dropout):
 
     def _of_groups(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
         """(groups, O): the scores of each group of samples."""
-        dev = x.device
-        groups = [Flow(x[first:first + self.group]) for first in range(0, x.shape[0], self.group)]
-        scores = [self._guesses.scores(_evenly(flow, self.samples).x.data, w, bias, not number)
-                  for number, flow in enumerate(groups)]
-        return dev.concatenate([dev.reshape(own, (1, w.shape[0])) for own in scores], 0)
+        groups = (Flow(x[first:first + self.group]) for first in range(0, x.shape[0], self.group))
+        return self._guesses.scores([_evenly(flow, self.samples).x.data for flow in groups], w, bias)
 
     def _chosen(self, dev: Device, scores: Any, count: int) -> np.ndarray:
         """The bits of the largest in each row of scores."""
@@ -227,43 +239,55 @@ def _windows(x: Tensor, layer: Conv2d) -> Any:
 
 
 class Guesses:
-    """Virtual outputs f(x) . f(w) + b, and the projected weights f(w), which are worked out anew after `refresh` uses."""
+    """Virtual outputs f(x) . f(w) + b, and the projected weights f(w), of which no row is older than `refresh` uses; None: they
+    are worked out once."""
 
-    def __init__(self, epsilon: float, refresh: int, seed: int) -> None:
+    def __init__(self, epsilon: float, refresh: int | None, seed: int) -> None:
         self.epsilon, self.refresh, self.seed, self._flops = epsilon, refresh, seed, 0.0
         self._projected: weakref.WeakKeyDictionary[Tensor, tuple[Any, int]] = weakref.WeakKeyDictionary()
 
-    def scores(self, x: Any, w: Tensor, bias: Tensor | None, fresh: bool = True) -> Any:
-        """What each output gives on after ReLU: the sum over samples x (S, I), an array of the device; w (O, …). Of a step that
-        looks several times, only the first is `fresh`."""
-        x, weights, packed = self._before(x, w, fresh)
-        return w.device.scores(x, weights, None if bias is None else bias.data, packed)
+    def scores(self, sets: Sequence[Any], w: Tensor, bias: Tensor | None) -> Any:
+        """(sets, O) what each output gives on after ReLU: the sum over the samples (S, I) of each set; w (O, …)."""
+        dev, stops = w.device, list(itertools.accumulate((own.shape[0] for own in sets), initial=0))
+        x, weights, packed = self._before(sets[0] if len(sets) == 1 else dev.concatenate(sets, 0), w)
+        found = [dev.scores(dev.part(x, *ends), weights, None if bias is None else bias.data, packed)
+                 for ends in itertools.pairwise(stops)]
+        found = [dev.reshape(own, (1, w.shape[0])) for own in found]
+        return found[0] if len(sets) == 1 else dev.concatenate(found, 0)
 
     def outputs(self, x: Any, w: Tensor, bias: Tensor | None) -> Any:
         """(N, O) of samples x (N, I)."""
         x, weights, _ = self._before(x, w)
         return w.device.gemm(x, weights, tb=True, bias=None if bias is None else bias.data)
 
-    def _before(self, x: Any, w: Tensor, fresh: bool = True) -> tuple[Any, Any, Any]:
+    def _before(self, x: Any, w: Tensor) -> tuple[Any, Any, Any]:
         """f(x), f(w), and that as the device packs it for `scores`; x and w themselves where that is less work."""
         dev, (outputs, inputs) = w.device, (w.shape[0], math.prod(w.shape[1:]))
         k, weights, packed = johnson_lindenstrauss(outputs, self.epsilon), dev.reshape(w.data, (outputs, inputs)), None
         if k < inputs:
             lists = _lists(k, inputs, self.seed, dev)
-            weights, packed = self._weights(w, weights, lists, k, fresh)
+            weights, packed = self._weights(w, weights, lists, k)
             x = dev.project(x, lists, k)
             self._flops += x.shape[0] * lists.columns.size
         self._flops += 2.0 * x.shape[0] * x.shape[1] * outputs
         return x, weights, packed
 
-    def _weights(self, w: Tensor, matrix: Any, lists: Ternary, k: int, fresh: bool) -> tuple[Any, Any]:
+    def _weights(self, w: Tensor, matrix: Any, lists: Ternary, k: int) -> tuple[Any, Any]:
         found, uses = self._projected.get(w, (None, 0))
-        if found is None or (fresh and uses % self.refresh == 0):
-            projected = w.device.project(matrix, lists, k)
-            found = projected, w.device.scores_packed(projected)
-            self._flops += w.shape[0] * lists.columns.size
-        self._projected[w] = found, uses + fresh
+        rows = slice(0, w.shape[0]) if found is None else self._due(uses, w.shape[0])
+        if count := len(range(*rows.indices(w.shape[0]))):
+            found = _anew(w.device, found, matrix, rows, lists, k)
+            self._flops += count * lists.columns.size
+        self._projected[w] = found, uses + 1
         return found
+
+    def _due(self, uses: int, outputs: int) -> slice:
+        """The rows that are worked out anew: in `refresh` uses each has its turn."""
+        if self.refresh is None:
+            return slice(0)
+        together = math.ceil(outputs / self.refresh / ROWS) * ROWS
+        first = uses % self.refresh * together
+        return slice(first, first + together)
 
     def spent(self) -> float:
         """FLOPs since the last call: an addition is one."""
@@ -272,6 +296,17 @@ class Guesses:
 
     def __reduce__(self) -> tuple:
         return type(self), (self.epsilon, self.refresh, self.seed)
+
+
+def _anew(dev: Device, found: tuple[Any, Any] | None, matrix: Any, rows: slice, lists: Ternary, k: int) -> tuple[Any, Any]:
+    """f(w) and that packed, some rows of it worked out anew; `found` is what they were before."""
+    if found is None:
+        projected = dev.project(matrix, lists, k)
+        return projected, dev.scores_packed(projected)
+    first, stop, _ = rows.indices(matrix.shape[0])
+    own = dev.project(dev.part(matrix, first, stop), lists, k)
+    dev.copy(own, out=dev.part(found[0], first, stop))
+    return found[0], dev.scores_packed(own, found[1], first)
 
 
 @functools.lru_cache(maxsize=64)

@@ -64,6 +64,9 @@ class Together(Dropout):
     def concern(self, site):
         return self._of(site).concern(site)
 
+    def concerns(self, model):
+        return [message for policy in self.policies for message in policy.concerns(model)]
+
     def keeps(self, layers):
         return self.policies[0].keeps(layers)
 

@@ -280,9 +280,8 @@ class BaseNet(Settings):
             warn(f"dropout_rate={chosen.rate!r} drops nothing where dropout is 'none': choose 'bernoulli', 'rdp' or 'tdp'")
         numbers = range(len(self.history_), len(self.history_) + epochs)
         policies = {chosen.rate: chosen for chosen in map(settings["policy"].at, numbers)}.values()
-        for site in settings["policy"].sites(self.model_):
-            for message in dict.fromkeys(filter(None, (chosen.concern(site) for chosen in policies))):
-                warn(message)
+        for message in dict.fromkeys(said for chosen in policies for said in chosen.concerns(self.model_)):
+            warn(message)
         self.policy_ = settings["policy"]
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Progress(len(data), numbers, _named(settings["policy"]))) if self.verbose else None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int32, uint32
 
-from ..host import samples as loops
+from ..host import samples as loops, threads
 from ..host.listed import multiply_listed
 from ..layouts.samples import WORD, sample_lists
 from ..runtime.declare import cuda, inlined, kernel, kernels
@@ -109,8 +109,19 @@ def gemm_samples_cpu(x, w, lists, kept, bias=None, relu=False):
     values = _values(op, lists, kept)
     if lists.group < TOGETHER:
         return loops.dots(x, w, lists, bias, relu, values)
-    for own, outputs, block in loops.blocks(lists, values):
-        multiply_listed(x[own], w, outputs, None, block, None if bias is None else bias[outputs], relu)
+    groups = [(x[own], w, outputs, None, block, None if bias is None else bias[outputs], relu)
+              for own, outputs, block in loops.blocks(lists, values)]
+    flops = 2 * values.size * x.shape[1]
+    if not threads.worthwhile(flops=flops) or len(groups) % threads.count():
+        for group in groups:
+            multiply_listed(*group)
+        return values
+
+    def work(part):
+        for group in groups[part.of(len(groups))]:
+            multiply_listed(*group, alone=True)
+
+    threads.share(work)
     return values
 
 

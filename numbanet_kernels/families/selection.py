@@ -23,7 +23,7 @@ from ..layouts.samples import WORD, sample_lists
 from ..runtime.declare import cuda, host_function, host_kernel, inlined, kernel, kernels
 from ..runtime.expect import expect, shapes
 from ..runtime.launch import ceil_div, launch
-from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
+from ..runtime.memory import THREADS, blocks_for, copy_cuda, empty_cpu, empty_cuda, flat
 from .gemm import gemm_cuda
 
 
@@ -78,10 +78,20 @@ def _scores(x, samples, panels, rows, bias, biased, sums, first, stop):
                     own[v] += float32(0) if value < 0 else value  # not max(): NaN stays NaN
 
 
-def scores_packed_cpu(w):
-    """w as `scores` reads it: who has it packed spares the time where w stays as it is."""
-    expect("scores_packed (cpu)", w=(w, ("O", "I")))
-    return narrow.packed_outputs(w, _numbers(w.shape[1]), 1, lambda work: threads.share(work, w.size))
+def scores_packed_cpu(w, out=None, first=0):
+    """w as `scores` reads it: who has it packed spares the time where w stays as it is. Where some rows change, those from
+    `first` on, a multiple of WIDTH, are w, and `out` is what all were packed as."""
+    op = "scores_packed (cpu)"
+    expect(op, w=(w, ("O", "I")))
+    panels = narrow.packed_outputs(w, _numbers(w.shape[1]), 1, lambda work: threads.share(work, w.size))
+    if out is None:
+        return panels
+    place = slice(first // WIDTH, first // WIDTH + panels.shape[1])
+    count = expect(op, out=(out, (1, "panels", w.shape[1] + 1, WIDTH)))["panels"]
+    if first % WIDTH or first < 0 or place.stop > count or (len(w) % WIDTH and place.stop < count):
+        raise ValueError(f"{op}: {len(w)} rows from {first} on are not whole panels of {WIDTH} rows, of which {count} exist")
+    out[:, place] = panels
+    return out
 
 
 _numbers = functools.lru_cache(maxsize=64)(lambda n: np.arange(n, dtype=np.int32))
@@ -253,9 +263,15 @@ def above_cuda(v, threshold):
     return bits
 
 
-def scores_packed_cuda(w):
-    """w as it is: nothing is packed."""
-    return w
+def scores_packed_cuda(w, out=None, first=0):
+    """w as it is: nothing is packed. Rows that change are copied to where they were."""
+    if out is None:
+        return w
+    found = expect("scores_packed (cuda)", w=(w, ("O", "I")), out=(out, ("all", "I")))
+    if not 0 <= first <= found["all"] - found["O"]:
+        raise ValueError(f"scores_packed (cuda): there are no {found['O']} rows from {first} on among {found['all']}")
+    copy_cuda(w, out[first:first + found["O"]])
+    return out
 
 
 def scores_cuda(x, w, bias=None, packed=None):

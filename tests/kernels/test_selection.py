@@ -80,6 +80,30 @@ def test_what_is_packed_for_another_weight_is_refused():
         selection.scores_cpu(x, w, None, selection.scores_packed_cpu(np.zeros((40, 4), np.float32)))
 
 
+@pytest.mark.parametrize("n, first, count", [(200, 64, 64), (200, 128, 72), (70, 0, 64), (64, 0, 64), (33, 32, 1), (48, 16, 0)])
+def test_some_rows_are_packed_anew(suffix, put, get, rng, n, first, count):
+    (x, w, rows), packed = random(rng, (5, 7), (n, 7), (count, 7)), getattr(selection, f"scores_packed_{suffix}")
+    ready = packed(put(w))
+    assert packed(put(rows), ready, first) is ready
+    w[first:first + count] = rows
+    found = get(getattr(selection, f"scores_{suffix}")(put(x), put(w) if suffix == "cpu" else ready, None, ready))
+    np.testing.assert_allclose(found, selection.scores_reference(x, w), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("n, width, first", [(90, 7, 0), (64, 7, 64), (64, 7, -64), (64, 6, 0)])
+def test_rows_that_do_not_fit_are_refused(suffix, put, n, width, first):
+    ready = getattr(selection, f"scores_packed_{suffix}")(put(np.zeros((66, 7), np.float32)))
+    with pytest.raises(ValueError, match="scores_packed"):
+        getattr(selection, f"scores_packed_{suffix}")(put(np.zeros((n, width), np.float32)), ready, first)
+
+
+@pytest.mark.parametrize("rows, first", [(17, 0), (32, 8)])
+def test_cpu_rows_that_are_no_whole_panels_are_refused(rows, first):
+    ready = selection.scores_packed_cpu(np.zeros((70, 5), np.float32))
+    with pytest.raises(ValueError, match="whole panels"):
+        selection.scores_packed_cpu(np.zeros((rows, 5), np.float32), ready, first)
+
+
 def test_cpu_nan_stays_with_its_neuron():
     w = np.eye(3, dtype=np.float32)
     w[1, 0] = np.nan
