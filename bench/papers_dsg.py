@@ -113,7 +113,7 @@ def experiments(options: Options) -> Iterator[Experiment]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows."""
-    return training.run(options, results, say, "papers-dsg", list(experiments(options)), (), side_by_side=True)
+    return training.run(options, results, say, "papers-dsg", list(experiments(options)), (), alone=0)
 
 
 def plot(results: Results, path: Path) -> None:
