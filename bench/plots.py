@@ -248,6 +248,7 @@ def plot_quality(rows: Sequence[Row], path: Path) -> None:
     panels[-1].legend(fontsize=7)
     last.set_title("guesses within epsilon |x| |w|, % (dashed: bound)", fontsize=9)
     last.legend(fontsize=7)
+    last.ticklabel_format(useOffset=False)
     for axes in (*panels, last):
         axes.set_xlabel("epsilon")
         axes.title.set_fontsize(9)

@@ -130,7 +130,7 @@ full = model.cost(Form((128, 784)), Step())[0].flops
 work, stored = {form: [] for form in forms}, {form: [] for form in forms}
 for form in forms:
     for rate in rates:
-        chosen, spent = DynamicSparseGraph(rate, share=form), []
+        chosen, spent = DynamicSparseGraph(rate, share=form, select_in_prediction=True), []
         once = chosen.predicting(0)  # weights that stay as they are: the first pass alone projects them
         for _ in range(2):
             step = Step(look=lambda *given, once=once: once.asked(model, *given, rng))

@@ -147,3 +147,28 @@ def test_a_read_that_nobody_writes_beside_is_only_remembered(monkeypatch):
         monkeypatch.setattr("numbanet_kernels.ptx.races.LOG", most)
         with pytest.raises(ptx.PtxError, match="global race: written here, and read by thread"):
             launch(made)
+
+
+@pytest.mark.parametrize("others", [
+    "ld.relaxed.gpu.global.u32 %r2, [%rd1];", "st.global.u32 [%rd1], 7;", "ld.global.u32 %r2, [%rd1];"])
+def test_strong_reads_race_with_plain_writes_alone(others):
+    program = ptx.parse(f"""
+        .visible .entry polled(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d, .param .u64 x, .param .u64 e,
+                              .param .u64 f)
+        {{
+            .reg .pred %p<2>; .reg .b32 %r<3>; .reg .b64 %rd<2>;
+            ld.param.u64 %rd1, [x];
+            mov.u32 %r1, %tid.x;
+            setp.eq.u32 %p1, %r1, 0;
+            @%p1 ld.relaxed.gpu.global.u32 %r2, [%rd1];
+            setp.eq.u32 %p1, %r1, 1;
+            @%p1 {others}
+            ret;
+        }}
+    """)
+    arguments = (1,), (2,), [np.zeros(1, np.int32)]
+    if others.startswith("ld"):
+        assert ptx.run(program, *arguments).summary()["issued"] == 7
+    else:
+        with pytest.raises(ptx.PtxError, match="race: written here, and looked at by thread 0 with no barrier between"):
+            ptx.run(program, *arguments)
