@@ -54,6 +54,8 @@ class LSTM(Layer):
         If a size is not positive.
     """
 
+    recordable = True
+
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
                  rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
         for name, value in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
@@ -119,21 +121,23 @@ class LSTM(Layer):
         return y.transpose(1, 0, 2) if self.batch_first else y, (h, c)
 
     def forward(self, flow: Flow, step: Step) -> Flow:
-        """y, compact where the step drops units of the last layer; begins with the states that the step remembers, and leaves
-        it those after the last step."""
+        """y, compact where the step drops units of the last layer; begins with the states that the step remembers, which those
+        after the last step overwrite."""
         flow = self._time_major(flow.settled())
         steps, n, _ = flow.x.shape
         lengths = self._lengths(flow.lengths, steps, n)
         for layer in range(self.num_layers):
-            place = self, layer
-            left = None if step.memory is None else []
-            first = None if step.memory is None else step.memory.get(place)
-            first = None if first is None else [Tensor.wrap(array, step.device) for array in first]
+            left = None if step.memory is None else self._remembered(step, layer, n)
+            first = left and [Tensor.wrap(array, step.device) for array in left]
             y = self._layer(layer, flow, step, first, lengths, left=left)
-            if left:
-                step.memory[place] = left
             flow = self._thinned(layer, y, step)
         return flow._replace(x=flow.x.transpose(1, 0, 2) if self.batch_first else flow.x, lengths=lengths)
+
+    def _remembered(self, step: Step, layer: int, n: int) -> list[Any]:
+        """(h, c) of n samples, zeros where the step remembers none."""
+        if (self, layer, n) not in step.memory:
+            step.memory[self, layer, n] = [step.device.full((n, self.hidden_size), 0.0) for _ in range(2)]
+        return step.memory[self, layer, n]
 
     def _time_major(self, flow: Flow) -> Flow:
         """x as (T, N, …); ValueError where it is of another shape."""
@@ -249,6 +253,8 @@ class LastStep(Layer):
 
     What an `LSTM` ends with, for a `Linear` to classify.
     """
+
+    recordable = True
 
     def forward(self, flow, step):
         if flow.x.ndim != 3:

@@ -26,7 +26,7 @@ def _units(dev: Any, plan: Any, hidden: int, steps: int) -> tuple[Kept | None, A
 
 @op(fuses=True)
 def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | Kept | None = None, lengths: Any = None,
-         gates: Any = None, cell: bool = False, left: list | None = None):
+         gates: Any = None, cell: bool = False, left: list[Any] | None = None):
     """i, f, g, o = sigmoid, sigmoid, tanh, sigmoid of z[t] + h[t-1] w.T;   c[t] = f c[t-1] + i g;   y[t] = h[t] = o tanh c[t]
 
     z (T N, 4H) are the input products of all time steps, biases in them; w (4H, H), h0 and c0 (N, H) -> y (T, N, H). The gates
@@ -47,8 +47,8 @@ def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | Kept | N
         told what came of it.
     cell : bool, default=False
         Whether y has one step more, c[T].
-    left : list, optional
-        Gets h[T] and c[T], copies without a gradient.
+    left : list of two arrays (N, H), optional
+        Get h[T] and c[T], without a gradient; they may be h0 and c0.
 
     Raises
     ------
@@ -65,7 +65,8 @@ def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | Kept | N
     h, c = dev.lstm(passed, w, h0, c0, listed, scale, lengths)
     last = dev.part(c, steps, steps + 1)
     if left is not None:
-        left += [dev.reshape(dev.copy(dev.part(state, steps, steps + 1)), (n, hidden)) for state in (h, c)]
+        for state, own in zip((h, c), left):
+            dev.affine(dev.reshape(dev.part(state, steps, steps + 1), (n, hidden)), out=own)
     y = dev.part(h, 1, steps + 1)
     y = dev.concatenate([y, last], 0) if cell else y
 
