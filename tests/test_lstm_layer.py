@@ -1,5 +1,8 @@
 """LSTM: equal to PyTorch's in values, states and gradients; what plans drop in it against the same with masks."""
+import inspect
 import itertools
+import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -29,6 +32,8 @@ from numbanet import (
 from numbanet.dropout import Together, recurrent
 from numbanet.gradients import Packed
 from numbanet.layers import Flow, Form
+from numbanet.training.optim import Adam
+from numbanet_kernels.runtime import pool
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -193,12 +198,34 @@ def test_last_step_of_each_length(dev, rng):
     close(LastStep()(Tensor(x, dev)).numpy(), x[:, 3])
 
 
-def test_long_sequences_are_trained():
-    """Without recursion, and with memory that grows with the steps alone."""
-    model = Sequential([LSTM(2, 4, batch_first=True, rng=0), LastStep(), Linear(4, 1, rng=0)])
-    y = model(Tensor(np.ones((1, 5000, 2)), requires_grad=True)).sum()
-    y.backward()
-    assert all(np.isfinite(p.grad.numpy()).all() for p in model.parameters())
+def test_long_sequences_are_trained(monkeypatch):
+    """5,000 steps: without recursion, and with memory that grows as they do."""
+    monkeypatch.setattr(pool, "host_pool", pool.Pool(pool._pages, chunk=0, keep=0, step=pool.PAGE))  # all is seen at once
+    model = Sequential([LSTM(2, 8, 2, batch_first=True, rng=0), LastStep(), Linear(8, 1, rng=0)])
+    optimizer, peaks, losses = Adam(model.parameters(), 0.01), {}, []
+
+    def train(steps):
+        x = np.random.default_rng(0).standard_normal((1, steps, 2))
+        loss = (model(Tensor(x)) - 1.0) ** 2
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    train(1250)  # compiles
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 200)
+    tracemalloc.start()
+    try:
+        for steps in (1250, 5000):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            losses = [train(steps) for _ in range(6)]
+            peaks[steps] = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+        sys.setrecursionlimit(limit)
+    assert losses[-1] < losses[0] and 3.2 < peaks[5000] / peaks[1250] < 4.4
+    assert peaks[5000] > 5000 * 8 * 4 * 2 * 6  # gates, h and c of both layers at least
 
 
 # --- in a Net ---------------------------------------------------------------------------------------------------------
