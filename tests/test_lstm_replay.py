@@ -37,7 +37,7 @@ def replays(monkeypatch):
 def language(where, steps=2, pieces=3, hidden=(4,), **options):
     """A text of two pieces, each so many times `steps` words."""
     text = np.random.default_rng(1).integers(5, size=int(2 * steps * pieces) + 1)
-    given = {"epochs": 3, "batch_size": 2, "steps": steps, "learning_rate": 1.0, "random_state": 0, **options}
+    given = {"epochs": 2, "batch_size": 2, "steps": steps, "learning_rate": 1.0, "random_state": 0, **options}
     return LanguageModel(hidden, device=where, **given).fit(text)
 
 
@@ -51,7 +51,7 @@ def sequences(where, net=Net, first=None, **options):
 
 
 CASES = {
-    "none": lambda where: language(where, hidden=(4, 4), clip_norm=None, epochs=4),
+    "none": lambda where: language(where, hidden=(4, 4), clip_norm=None, epochs=3),
     "clipped, a shorter last piece": lambda where: language(where, pieces=2.5),
     "rdp": lambda where: language(where, dropout=FEW, recurrent_dropout=FEW, epochs=5),
     "each time step": lambda where: language(where, recurrent_dropout=FEW, recurrent_sampling="step", epochs=4),
@@ -84,7 +84,7 @@ def test_replayed_passes_train_the_same(where, replays, name):
 
 def test_what_is_found_on_the_host_is_not_recorded(where, replays):
     """How long padded sequences are; which gate columns are kept."""
-    sequences(where, first=[Embedding(5, 2, padding_idx=0, rng=0)])
+    sequences(where, first=[Embedding(5, 2, padding_idx=0, rng=0)], epochs=3)
     language(where, gate_sparsity=0.5, gate_schedule=1.0)
     assert not replays
 
@@ -106,7 +106,7 @@ def test_launches_of_a_step_do_not_depend_on_its_time_steps(monkeypatch, replays
     found = {}
     for count in (4, 12):
         launched.clear(), steps.clear(), replays.clear()
-        language("emulated", steps=count, clip_norm=clip_norm)
+        language("emulated", steps=count, clip_norm=clip_norm, epochs=3)
         found[count] = steps[-3:], len(replays[-1]._calls)
         assert steps[0][0] > 2 * count
     assert found[4][0] == found[12][0] and all(replayed == 1 for _, replayed in found[4][0])
