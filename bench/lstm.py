@@ -37,7 +37,7 @@ from .lstm_model import (
 from .worker import Task
 
 FULL = Size(1500, 8800, 20, 35, 5.0, 1)      # norms of the first steps are below 5, as most are in training
-QUICK = Size(192, 96, 4, 5, 0.02, 3)         # above 0.02
+QUICK = Size(64, 96, 4, 5, 0.02, 3)          # above 0.02; tiles fit
 RATES, DROPOUTS = (0.3, 0.5, 0.7), ("rdp", "tdp", "rdp + recurrent rdp")
 PAIRS, LEAST = 7, 3  # turns, and steps of a turn under random plans
 TOLERANCE, OF_GRADIENT = 1e-2, 1e-4  # of `steps.update_error`: changes are so small that float32 rounds them to 3 digits

@@ -55,7 +55,7 @@ from .layers import (
     Tanh,
 )
 from .ops import Order, concatenate
-from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, SamplePlan, TilePlan
+from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, SamplePlan, TilePlan, TimePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
 from .training.lasso import GroupLasso
@@ -125,6 +125,7 @@ __all__ = [
     "Tensor",
     "TileDropout",
     "TilePlan",
+    "TimePlan",
     "Vocabulary",
     "alexnet",
     "check_grad",

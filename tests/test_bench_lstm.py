@@ -130,7 +130,7 @@ def test_step_suite_end_to_end(tmp_path):
     assert of_steps["backward", "gate columns 50%"] == of_steps["the LSTM alone, forward", "none"] == "torch"
     assert of_steps["the LSTM alone, backward, against numbanet's", "gate columns 50%"] == "none"
     assert {row["case"].partition(" ")[0] for row in rows if "words" not in row["case"]} == {
-        "lstm", "lstm,", "lstm_grad", "lstm_grad,", "lstm_scores"}
+        "lstm", "lstm,", "lstm_grad", "lstm_grad,", "lstm_scores", "lstm_seen"}
 
 
 def test_without_a_peer_numbanets_dense_step_is_it():

@@ -1,5 +1,8 @@
 """LSTM: equal to PyTorch's in values, states and gradients; what plans drop in it against the same with masks."""
+import inspect
 import itertools
+import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ from numbanet import (
     LSTM,
     BernoulliDropout,
     BernoulliPlan,
+    DynamicSparseGraph,
     Embedding,
     IndexPlan,
     LastStep,
@@ -21,11 +25,15 @@ from numbanet import (
     Tensor,
     TileDropout,
     TilePlan,
+    TimePlan,
     device,
     no_grad,
 )
+from numbanet.dropout import Together, recurrent
 from numbanet.gradients import Packed
-from numbanet.layers import Flow
+from numbanet.layers import Flow, Form
+from numbanet.training.optim import Adam
+from numbanet_kernels.runtime import pool
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -87,15 +95,16 @@ def test_options_are_pytorchs(dev, rng, options):
 
 # --- plans ------------------------------------------------------------------------------------------------------------
 def masked(ours, x, masks, scale):
-    """y of two layers in PyTorch, whose inputs and states are multiplied by masks: (of W_ih, of h, of y) by layer."""
-    y = torch.from_numpy(x)
-    weights = [{name: torch.tensor(getattr(ours, f"{name}_l{layer}").numpy()).requires_grad_()
+    """y of two layers in float64, whose inputs and states are multiplied by masks: (of W_ih, of h, of y) by layer."""
+    y = torch.from_numpy(x).double()
+    weights = [{name: torch.tensor(getattr(ours, f"{name}_l{layer}").numpy()).double().requires_grad_()
                 for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")} for layer in range(2)]
     for own, (tiles, seen, out) in zip(weights, masks):
-        h = c = torch.zeros(x.shape[1], ours.hidden_size)
+        h = c = torch.zeros(x.shape[1], ours.hidden_size, dtype=torch.float64)
         outputs = []
-        for step in y:
-            a = step @ (own["weight_ih"] * tiles).T + (h * seen) @ own["weight_hh"].T + own["bias_ih"] + own["bias_hh"]
+        for t, step in enumerate(y):
+            comes = h * (seen if seen.ndim < 2 else seen[t])
+            a = step @ (own["weight_ih"] * tiles).T + comes @ own["weight_hh"].T + own["bias_ih"] + own["bias_hh"]
             i, f, g, o = a.chunk(4, 1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
@@ -110,6 +119,9 @@ PLANS = {
     "nothing kept": {"output_l0": IndexPlan(12, np.zeros(0, int))},
     "tiles": {"input_l0": TilePlan((48, 7), 4, 2, 1, 2.0), "input_l1": TilePlan((48, 12), 4, 3, 0, 1.5)},
     "recurrent": {"recurrent_l0": RowPlan(12, 2, 0, 2.0), "recurrent_l1": IndexPlan(12, [1, 2, 11], 3.0)},
+    "each time step": {"recurrent_l0": TimePlan(12, 2, 6, (0, 1, 1, 0, 7, 1, 0), 2.0),
+                       "recurrent_l1": TimePlan(12, 5, 2, (3, 11, 0, 4, 4, 9), 3.0)},
+    "nothing at each time step": {"recurrent_l0": TimePlan(12, 13, 0, (0,) * 6, 2.0)},
     "all": {"output_l0": RowPlan(12, 2, 1, 2.0), "input_l1": TilePlan((48, 12), 4, 2, 0, 2.0),
             "recurrent_l0": RowPlan(12, 3, 2, 3.0), "output_l1": RowPlan(12, 2, 0, 2.0)},
 }
@@ -120,9 +132,8 @@ def test_plans_are_masks(dev, rng, name):
     ours, plans = LSTM(7, 12, 2, rng=1, device=dev), PLANS[name]
     steps, n = (6, 5) if dev.name != "emulated" else (2, 3)
     x = rng.standard_normal((steps, n, 7)).astype(np.float32)
-    shapes = [("input", (48, 7)), ("recurrent", 12), ("output", 12)], [("input", (48, 12)), ("recurrent", 12), ("output", 12)]
-    masks = [[torch.tensor(np.float32(plans[f"{kind}_l{layer}"].mask() * plans[f"{kind}_l{layer}"].scale))
-              if f"{kind}_l{layer}" in plans else torch.ones(shape) for kind, shape in own] for layer, own in enumerate(shapes)]
+    masks = [[torch.tensor(np.float64(plan.mask() * plan.scale) if (plan := plans.get(f"{kind}_l{layer}")) else 1.0)
+              for kind in ("input", "recurrent", "output")] for layer in range(2)]
     sites = {site.name: site for site in ours.sites()}
     step = Step(dev, {sites[place]: plan for place, plan in plans.items()})
     expected, weights = masked(ours, x, masks, 1.0)
@@ -139,6 +150,24 @@ def test_plans_are_masks(dev, rng, name):
         assert isinstance(ours.weight_ih_l1.gradient, Packed) and flow.x.shape[2] == 3
     if name == "recurrent":
         assert isinstance(ours.weight_hh_l0.gradient, Packed)
+
+
+def test_units_of_a_time_step_are_dropped_at_the_rate_and_apart_from_those_of_others():
+    """Each unit at each step, also where no period divides their number."""
+    rng, site = np.random.default_rng(0), LSTM(3, 10).sites()[2]
+    plans = [recurrent(RowDropout(0.6, dp_max=4), steps=3).plan(site, rng) for _ in range(4000)]
+    masks = np.array([plan.mask() for plan in plans])
+    assert masks.shape == (4000, 3, 10) and np.abs(masks.mean(0) - 0.4).max() < 0.04
+    assert {plan.dp for plan in plans} == {1, 2, 3, 4} and {plan.count for plan in plans if plan.dp == 3} == {3, 4}
+    thinned = masks[[plan.dp == 2 for plan in plans]]
+    assert abs((thinned[:, 0] == thinned[:, 1]).all(1).mean() - 0.5) < 0.05
+
+
+def test_flops_of_units_that_are_dropped_at_each_time_step():
+    layer = LSTM(6, 8)
+    whole, thinned = (layer.cost(Form((5, 2, 6)), Step(plans=plans))[0]
+                      for plans in ({}, {layer.sites()[2]: TimePlan(8, 4, 2, (0,) * 5)}))
+    assert whole.forward - thinned.forward == 2 * 10 * 32 * 6 and thinned.backward == whole.backward
 
 
 def test_bernoulli_drops_others_at_each_time_step(dev):
@@ -169,12 +198,34 @@ def test_last_step_of_each_length(dev, rng):
     close(LastStep()(Tensor(x, dev)).numpy(), x[:, 3])
 
 
-def test_long_sequences_are_trained():
-    """Without recursion, and with memory that grows with the steps alone."""
-    model = Sequential([LSTM(2, 4, batch_first=True, rng=0), LastStep(), Linear(4, 1, rng=0)])
-    y = model(Tensor(np.ones((1, 5000, 2)), requires_grad=True)).sum()
-    y.backward()
-    assert all(np.isfinite(p.grad.numpy()).all() for p in model.parameters())
+def test_long_sequences_are_trained(monkeypatch):
+    """5,000 steps: without recursion, and with memory that grows as they do."""
+    monkeypatch.setattr(pool, "host_pool", pool.Pool(pool._pages, chunk=0, keep=0, step=pool.PAGE))  # all is seen at once
+    model = Sequential([LSTM(2, 8, 2, batch_first=True, rng=0), LastStep(), Linear(8, 1, rng=0)])
+    optimizer, peaks, losses = Adam(model.parameters(), 0.01), {}, []
+
+    def train(steps):
+        x = np.random.default_rng(0).standard_normal((1, steps, 2))
+        loss = (model(Tensor(x)) - 1.0) ** 2
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    train(1250)  # compiles
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 200)
+    tracemalloc.start()
+    try:
+        for steps in (1250, 5000):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            losses = [train(steps) for _ in range(6)]
+            peaks[steps] = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+        sys.setrecursionlimit(limit)
+    assert losses[-1] < losses[0] and 3.2 < peaks[5000] / peaks[1250] < 4.4
+    assert peaks[5000] > 5000 * 8 * 4 * 2 * 6  # gates, h and c of both layers at least
 
 
 # --- in a Net ---------------------------------------------------------------------------------------------------------
@@ -192,7 +243,8 @@ def sentences(rng, n=120, steps=9):
     return X, y
 
 
-@pytest.mark.parametrize("dropout", ["none", BernoulliDropout(0.2), RowDropout(0.3), TileDropout(0.3, tile=4)], ids=str)
+@pytest.mark.parametrize("dropout", ["none", BernoulliDropout(0.2), RowDropout(0.3), TileDropout(0.3, tile=4),
+                                     Together(RowDropout(0.2), recurrent(RowDropout(0.3), steps=9))], ids=str)
 def test_a_net_classifies_sequences(rng, dropout):
     X, y = sentences(rng)
     net = Net(sequence_layers(), dropout=dropout, epochs=40, batch_size=30, optimizer="adam", learning_rate=0.02,
@@ -237,7 +289,13 @@ def test_a_net_predicts_numbers_from_series(rng):
     (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=[-1, 1]), ValueError, "1 to 2"),
     (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=[1]), ValueError, "2 integers"),
     (lambda: _planned("output_l0", RowPlan(4, 2, 0)), ValueError, "output_l0"),
-    (lambda: _planned("input_l0", RowPlan(3, 2, 0)), TypeError, "input_l0")])
+    (lambda: _planned("input_l0", RowPlan(3, 2, 0)), TypeError, "input_l0"),
+    (lambda: _planned("output_l0", TimePlan(3, 2, 1, (0, 1))), TypeError, "output_l0"),
+    (lambda: _planned("recurrent_l0", TimePlan(4, 2, 1, (0, 1))), ValueError, "recurrent_l0"),
+    (lambda: _planned("recurrent_l0", TimePlan(3, 2, 1, (0,))), ValueError, "1 time steps for 3 units does not fit 2 steps"),
+    (lambda: recurrent(BernoulliDropout(0.5)), ValueError, "recurrent_dropout"),
+    (lambda: recurrent(DynamicSparseGraph(0.5), steps=3), ValueError, "rdp"),
+    (lambda: recurrent(RowDropout(0.5), steps=0), ValueError, "positive integer")])
 def test_what_does_not_fit_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from numbanet import BernoulliPlan, BlockPlan, IndexPlan, RowPlan, TilePlan, device
+from numbanet import BernoulliPlan, BlockPlan, IndexPlan, RowPlan, TilePlan, TimePlan, device
 from numbanet.gradients import Packed
 from numbanet.plans import kept
 from numbanet.plans.kept import packing
@@ -37,6 +37,24 @@ def block_plans(draw):
     height, width, seed = draw(st.integers(1, 9)), draw(st.integers(1, 9)), draw(st.integers(0, 2**32 - 1))
     order = np.random.default_rng(seed).random((-(-shape[0] // height), -(-shape[1] // width))).argsort(1)
     return BlockPlan(shape, height, width, np.sort(order[:, :draw(st.integers(0, order.shape[1]))], 1))
+
+
+@st.composite
+def time_plans(draw):
+    n, dp = draw(st.integers(1, 40)), draw(st.integers(1, 12))
+    return TimePlan(n, dp, draw(st.integers(0, -(-n // dp))), tuple(draw(st.lists(st.integers(0, n - 1), max_size=5))))
+
+
+@given(time_plans())
+def test_a_time_plan_keeps_equally_many_at_each_step(plan):
+    mask, units = plan.mask(), kept(plan, CPU).units
+    assert mask.shape == plan.shape and units.shape == (len(plan.starts), plan.count)
+    assert plan.density == pytest.approx(mask.mean() if mask.size else plan.density)
+    for own, row, start in zip(mask, units, plan.starts):
+        np.testing.assert_array_equal(np.flatnonzero(own), row)
+        assert set(row) == {(start + k * plan.dp) % plan.n for k in range(plan.count)}
+        if plan.n % plan.dp == 0 and plan.count * plan.dp == plan.n:
+            np.testing.assert_array_equal(own, RowPlan(plan.n, plan.dp, start % plan.dp).mask())
 
 
 @given(st.one_of(row_plans(), index_plans()))
@@ -93,9 +111,9 @@ def test_row_packing_keeps_what_both_masks_keep(rows, cols, seed):
     np.testing.assert_array_equal(gradient.dense(CPU), dense * rows.mask()[:, None] * cols.mask())
 
 
-@given(row_plans(), tile_plans(), index_plans(), block_plans())
-def test_plans_are_values(rows, tiles, indices, blocks):
-    for plan in (rows, tiles, indices, blocks):
+@given(row_plans(), tile_plans(), index_plans(), block_plans(), time_plans())
+def test_plans_are_values(rows, tiles, indices, blocks, times):
+    for plan in (rows, tiles, indices, blocks, times):
         assert plan == type(plan)(**{f: getattr(plan, f) for f in plan.__dataclass_fields__}) and hash(plan) == hash(plan)
         with pytest.raises(AttributeError):
             plan.scale = 2.0
@@ -119,6 +137,8 @@ def test_plans_of_one_kind_have_lists_of_the_same_shapes():
                        (IndexPlan(9, [1, 2, 5]), IndexPlan(9, [0, 7, 8])), (IndexPlan(9, [1]), IndexPlan(9, [])),
                        (TilePlan((9, 11), 4, 3, 0), TilePlan((9, 11), 4, 3, 2, mix=3)),
                        (BlockPlan((4, 9), 2, 3, [[0], [1]]), BlockPlan((4, 9), 2, 3, [[2], [2]])),
+                       (TimePlan(9, 3, 2, (0, 4)), TimePlan(9, 3, 2, (5, 1))),
+                       (TimePlan(9, 3, 2, (0,)), TimePlan(9, 3, 3, (0,))),
                        (BlockPlan((4, 9), 2, 3, [[0], [1]]), BlockPlan((4, 9), 2, 3, [[0, 1], [1, 2]]))):
         shapes = [[np.shape(array) for array in plan.lists()] for plan in (one, other)]
         assert (one.kind == other.kind) == (shapes[0] == shapes[1])
@@ -130,6 +150,7 @@ def test_plans_of_one_kind_have_lists_of_the_same_shapes():
                                   lambda: TilePlan((4, 4), 2, 2, 0, mix=-1), lambda: IndexPlan(4, [1, 1]),
                                   lambda: IndexPlan(4, [2, 4]), lambda: IndexPlan(4, [-1, 2]), lambda: IndexPlan(4, [0.5]),
                                   lambda: IndexPlan(4, [[1]]), lambda: IndexPlan(4, [3, 1]),
+                                  lambda: TimePlan(0, 1, 0, ()), lambda: TimePlan(4, 2, 3, ()), lambda: TimePlan(4, 2, 1, (4,)),
                                   lambda: BlockPlan((4, 9), 0, 3, [[0]]), lambda: BlockPlan((4, -9), 2, 3, [[0], [0]]),
                                   lambda: BlockPlan((4, 9), 2, 3, [[0]]), lambda: BlockPlan((4, 9), 2, 3, [0, 1]),
                                   lambda: BlockPlan((4, 9), 2, 3, [[0], [3]]), lambda: BlockPlan((4, 9), 2, 3, [[-1], [0]]),

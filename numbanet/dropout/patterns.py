@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..layers import Site, SparseLinear
-from ..plans import RowPlan, TilePlan
+from ..plans import RowPlan, TilePlan, TimePlan
 from .base import Dropout
 from .schedule import Rate
 from .search import pattern_distribution
@@ -118,6 +118,7 @@ class RowDropout(_PatternDropout):
     """
 
     name = "rdp"
+    steps: int | None = None    # of what comes back through time: other units at each of so many steps (`recurrent`)
 
     def keeps(self, layers):
         return [1.0, *map(self.keep, range(layers))]
@@ -125,8 +126,10 @@ class RowDropout(_PatternDropout):
     def plan(self, site, rng):
         if not self.rate_of(site):
             return None
-        dp, bias, scale = self.draw(site, rng)
-        return _row_plan(site.shape[0], dp, bias, scale)
+        n, (dp, bias, scale) = site.shape[0], self.draw(site, rng)
+        if self.steps is None:
+            return _row_plan(n, dp, bias, scale)
+        return TimePlan(n, dp, len(range(bias, n, dp)), tuple(rng.integers(n, size=self.steps).tolist()), scale)
 
     def concern(self, site):
         if self.rate_of(site) and site.shape[0] < self.periods(site):

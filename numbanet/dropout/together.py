@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import copy
+import numbers
 
 from .base import Dropout
+from .patterns import RowDropout
 
 
 class Together(Dropout):
@@ -87,10 +89,31 @@ class Together(Dropout):
         return {name: value for policy in self.policies for name, value in policy.report().items()}
 
 
-def recurrent(policy: Dropout) -> Dropout:
-    """The policy for what comes back through time, in place of what leaves a layer."""
+def recurrent(policy: Dropout, steps: int | None = None) -> Dropout:
+    """The policy for what comes back through time, in place of what leaves a layer.
+
+    Parameters
+    ----------
+    policy : Dropout
+        Drops units of a whole batch, such as `RowDropout`.
+    steps : int, optional
+        Units are drawn anew at each time step, of sequences of at most so many; by default once a sequence (Semeniuta et al.
+        2016, "Recurrent dropout without memory loss": per-step and per-sequence sampling). Then the period is drawn once a
+        sequence, and where it begins at each step: a unit is dropped at each step with the probability of the rate.
+
+    Raises
+    ------
+    ValueError
+        If the policy drops others of each sample, if it is not `RowDropout` where there are steps, or steps is not positive.
+    """
     if policy.kind != "output" or policy.name == "bernoulli":
         raise ValueError(f"recurrent_dropout must drop units of a whole batch, such as 'rdp', not {policy.name!r}")
+    if steps is not None and not isinstance(policy, RowDropout):
+        raise ValueError(f"recurrent: other units at each time step are what 'rdp' can draw, not {policy.name!r}")
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1):
+        raise ValueError(f"recurrent: steps must be a positive integer, got {steps!r}")
     found = copy.copy(policy)
     found.kind = "recurrent"
+    if steps is not None:
+        found.steps = int(steps)
     return found

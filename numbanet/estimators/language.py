@@ -30,7 +30,8 @@ from .vocabulary import Vocabulary, checked_tokens
 LEFT_OUT = ("activation", "warm_start", "sparsity", "augment", "image_shape", "early_stopping", "validation_fraction",
             "patience")
 OWN = {"steps": 35, "embedding": None, "vocabulary_size": None, "unknown": "<unk>", "tied": False, "recurrent_dropout": "none",
-       "recurrent_dropout_rate": 0.25, "gate_sparsity": 0.0, "gate_mode": "columns", "gate_schedule": 0.8}
+       "recurrent_dropout_rate": 0.25, "recurrent_sampling": "sequence", "gate_sparsity": 0.0,
+       "gate_mode": "columns", "gate_schedule": 0.8}
 CHANGED = {"batch_size": 20, "learning_rate": 20.0, "momentum": 0.0, "clip_norm": 0.25}
 
 
@@ -70,9 +71,11 @@ class LanguageModel(BaseNet):
     tied : bool, default=False
         Whether the last layer's weight is the embedding's (Press & Wolf 2017); `embedding` is then the last layer's width.
     recurrent_dropout : {{"none", "rdp"}} or Dropout, default="none"
-        What of h[t-1] the product with W_hh does not see (`LSTM`), the same for all samples and steps of a batch.
+        What of h[t-1] the product with W_hh does not see (`LSTM`), the same for all samples of a batch.
     recurrent_dropout_rate : float, default=0.25
         Its rate, unless it is a policy object.
+    recurrent_sampling : {{"sequence", "step"}}, default="sequence"
+        Whether what is dropped is the same for all time steps of a batch, which saves most, or drawn at each ("rdp" alone).
     gate_sparsity : float or GateSparsity, default=0.0
         Share of the gate gradients that backward passes leave out; or a policy object, which brings its own mode and schedule.
     gate_mode, gate_schedule
@@ -227,7 +230,10 @@ class LanguageModel(BaseNet):
         if isinstance(self.dropout if dropout is None else dropout, str) and isinstance(chosen, (RowDropout, TileDropout)):
             chosen.scale = "pattern"
         back = policy(self.recurrent_dropout, self.recurrent_dropout_rate)
-        settings["policy"] = chosen if back.name == "none" else Together(chosen, recurrent(back))
+        if self.recurrent_sampling not in ("sequence", "step"):
+            raise ValueError(f"recurrent_sampling must be 'sequence' or 'step', got {self.recurrent_sampling!r}")
+        steps = self.steps if self.recurrent_sampling == "step" else None
+        settings["policy"] = chosen if back.name == "none" else Together(chosen, recurrent(back, steps))
         gates = self.gate_sparsity
         if not isinstance(gates, GateSparsity):
             gates = GateSparsity(gates, self.gate_mode, self.gate_schedule)

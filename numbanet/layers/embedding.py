@@ -51,6 +51,13 @@ class Embedding(Layer):
             values[padding_idx] = 0
         self.weight = Tensor(values, device, requires_grad=True)
 
+    recordable = True
+
+    @property
+    def records(self) -> bool:
+        """Not with padding: how long sequences are is found on the host."""
+        return super().records and self.padding_idx is None
+
     @property
     def symbols(self) -> int:
         return self.weight.shape[0]
@@ -61,10 +68,10 @@ class Embedding(Layer):
     def forward(self, flow, step):
         plan, x = self._plan(step), flow.dense()
         kept = step.kept(self) if isinstance(plan, AxisPlan) else None
-        ids = x.data if self.padding_idx is None else np.asarray(x.device.download(x.data))
-        y = ops.embedding(self.weight, ids=ids, cols=kept, padding=self.padding_idx)
+        known = step.inputs is not None and x.dtype == np.int32     # by whoever made the step
+        y = ops.embedding(self.weight, ids=x.data, cols=kept, padding=self.padding_idx, checked=known)
         due = plan is not None and (kept is None or plan.scale != 1.0)
-        return Flow(y, kept, (plan,) if due else (), lengths=self._lengths(ids))
+        return Flow(y, kept, (plan,) if due else (), lengths=self._lengths(x, step))
 
     def _plan(self, step):
         plan = step.plan(self)
@@ -74,10 +81,11 @@ class Embedding(Layer):
             raise ValueError(f"{self!r}: {plan} is not made for its weight {self.weight.shape}")
         return plan
 
-    def _lengths(self, ids):
+    def _lengths(self, x, step):
         """How long the sequences of ids (N, T) are, without the padding at their ends."""
-        if self.padding_idx is None or ids.ndim != 2:
+        if self.padding_idx is None or x.ndim != 2:
             return None
+        ids = np.asarray(x.device.download(x.data)) if step.inputs is None else step.inputs
         there = ids != self.padding_idx
         return np.where(there.any(axis=1), ids.shape[1] - np.argmax(there[:, ::-1], axis=1), 1)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, TilePlan
+from ..plans import AxisPlan, BernoulliPlan, Plan, TilePlan, TimePlan
 from ..tensor import Tensor
 from .base import Cost, Flow, Form, Layer, part_of, product_cost, samples_of
 from .step import Site, Step
@@ -27,10 +27,11 @@ class LSTM(Layer):
                      memory (Zaremba et al. 2014, "Recurrent neural network regularization": dropout on non-recurrent
                      connections). A `BernoulliPlan` drops others at each time step
     input_l0, …      kind "tiles": a `TilePlan` of W_ih
-    recurrent_l0, …  kind "recurrent": an `AxisPlan` of h[t-1]. The units that it drops keep their state, are computed, and come
-                     out in y; only the product with W_hh does not see them, for one sequence, and the others are multiplied by
-                     the plan's scale. So h and c stay what they are in prediction, where all are seen, and the mean of the sum
-                     is the same. (Dropping the state itself would wipe out, at each step, what a cell remembers.)
+    recurrent_l0, …  kind "recurrent": an `AxisPlan` of h[t-1], for one sequence, or a `TimePlan`, which drops others at each
+                     time step. The units that it drops keep their state, are computed, and come out in y; only the product
+                     with W_hh does not see them, and the others are multiplied by the plan's scale. So h and c stay what they
+                     are in prediction, where all are seen, and the mean of the sum is the same. (Dropping the state itself
+                     would wipe out, at each step, what a cell remembers.)
 
     Parameters
     ----------
@@ -52,6 +53,8 @@ class LSTM(Layer):
     ValueError
         If a size is not positive.
     """
+
+    recordable = True
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
                  rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
@@ -118,21 +121,23 @@ class LSTM(Layer):
         return y.transpose(1, 0, 2) if self.batch_first else y, (h, c)
 
     def forward(self, flow: Flow, step: Step) -> Flow:
-        """y, compact where the step drops units of the last layer; begins with the states that the step remembers, and leaves
-        it those after the last step."""
+        """y, compact where the step drops units of the last layer; begins with the states that the step remembers, which those
+        after the last step overwrite."""
         flow = self._time_major(flow.settled())
         steps, n, _ = flow.x.shape
         lengths = self._lengths(flow.lengths, steps, n)
         for layer in range(self.num_layers):
-            place = self, layer
-            left = None if step.memory is None else []
-            first = None if step.memory is None else step.memory.get(place)
-            first = None if first is None else [Tensor.wrap(array, step.device) for array in first]
+            left = None if step.memory is None else self._remembered(step, layer, n)
+            first = left and [Tensor.wrap(array, step.device) for array in left]
             y = self._layer(layer, flow, step, first, lengths, left=left)
-            if left:
-                step.memory[place] = left
             flow = self._thinned(layer, y, step)
         return flow._replace(x=flow.x.transpose(1, 0, 2) if self.batch_first else flow.x, lengths=lengths)
+
+    def _remembered(self, step: Step, layer: int, n: int) -> list[Any]:
+        """(h, c) of n samples, zeros where the step remembers none."""
+        if (self, layer, n) not in step.memory:
+            step.memory[self, layer, n] = [step.device.full((n, self.hidden_size), 0.0) for _ in range(2)]
+        return step.memory[self, layer, n]
 
     def _time_major(self, flow: Flow) -> Flow:
         """x as (T, N, …); ValueError where it is of another shape."""
@@ -167,7 +172,7 @@ class LSTM(Layer):
             z = ops.linear(x, w_ih, b, columns=gates is not None)
         else:
             z = ops.linear_rows(x, w_ih, b, cols=flow.kept, scale=1.0, columns=gates is not None)
-        recurrent = self._plan(step, f"recurrent_l{layer}", AxisPlan, (self.hidden_size,))
+        recurrent = self._plan(step, f"recurrent_l{layer}", (AxisPlan, TimePlan), (self.hidden_size,))
         h0, c0 = first or [Tensor.wrap(dev.full((n, self.hidden_size), 0.0), dev) for _ in range(2)]
         return ops.lstm(z, w_hh, h0, c0, steps=steps, lengths=None if lengths is None else dev.upload(lengths), gates=gates,
                         units=None if recurrent is None else step.kept(self, f"recurrent_l{layer}"), **options)
@@ -190,7 +195,7 @@ class LSTM(Layer):
             return None
         if not isinstance(plan, kinds):
             raise TypeError(f"{self!r}: it does not know the plan {plan!r} at {name}")
-        if (plan.n,) != shape if isinstance(plan, (AxisPlan, BernoulliPlan)) else plan.shape != shape:
+        if (plan.shape if isinstance(plan, TilePlan) else (plan.n,)) != shape:
             raise ValueError(f"{self!r}: {plan} is not made for {name}, of shape {shape}")
         return plan
 
@@ -214,12 +219,21 @@ class LSTM(Layer):
             inner = size if kept is None or plan is not None else kept.count
             total = total.plus(product_cost(n, inner, 4 * hidden, 4 * hidden * inner if plan is None else plan.size,
                                             form._replace(differentiable=form.differentiable or layer > 0)))
-            seen = hidden if recurrent is None else recurrent.count
-            total = total.plus(product_cost(n, seen, 4 * hidden, 4 * hidden * seen, form._replace(differentiable=True)))
+            total = total.plus(self._recurrent_cost(n, recurrent))
             kept = out if isinstance(out, AxisPlan) else None
         if step.gates is not None:  # only columns of dz are computed, and what is computed from them
             total = total._replace(backward=step.gates.computed * total.backward)
         return total, Form((*form.shape[:2], hidden), kept, True)
+
+    def _recurrent_cost(self, n: int, plan: Plan | None) -> Cost:
+        """Of the products with W_hh in n positions. Under a `TimePlan` the forward one alone is smaller: dw is one product for
+        all time steps, and on the CPU they share the packed weight of dh."""
+        def products(seen: int) -> Cost:
+            return product_cost(n, seen, 4 * self.hidden_size, 4 * self.hidden_size * seen, Form((n, seen), None, True))
+
+        thinned, dense = products(self.hidden_size if plan is None else plan.count), products(self.hidden_size)
+        return Cost(thinned.forward, dense.backward, thinned.bytes_forward, dense.bytes_backward) if isinstance(
+            plan, TimePlan) else thinned
 
     def reads(self, step):
         found = {}
@@ -239,6 +253,8 @@ class LastStep(Layer):
 
     What an `LSTM` ends with, for a `Linear` to classify.
     """
+
+    recordable = True
 
     def forward(self, flow, step):
         if flow.x.ndim != 3:

@@ -46,8 +46,8 @@ class Step:
         (layer, name of the site, flow, w) -> Plan or None: the plan of a site that has none, chosen from what comes to the
         layer (`Dropout.look_at`).
     memory : dict, optional
-        By layer, the states that recurrent layers begin with; they leave there those that they end with. Without it they begin
-        with zeros.
+        Arrays with the states that recurrent layers begin with, by layer and number of samples; they overwrite them with those
+        that they end with. Without it they begin with zeros.
     gates : GateSparsity, optional
         What the backward pass of recurrent layers leaves out (`dropout.gates`).
 

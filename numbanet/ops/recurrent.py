@@ -1,43 +1,32 @@
 """LSTM through time as one operation; dy is the gradient of the result."""
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from ..autograd import op
 from ..gradients import Columns, Packed
-from ..plans import AxisPlan, Kept
-from ..plans.kept import KeptAxis, on, packing, place_kept, whole_axis
+from ..plans import AxisPlan, Kept, TimePlan
+from ..plans.kept import KeptAxis, KeptTimes, on, packing, place_kept, whole_axis
 from .linear import once
 
 
-def _units(dev: Any, plan: Any, hidden: int) -> tuple[list[KeptAxis], Any, float]:
-    """(what each step keeps, or all steps, as int32 (1 or T, K), the scale); a plan that is None keeps all."""
+def _units(dev: Any, plan: Any, hidden: int, steps: int) -> tuple[Kept | None, Any, float]:
+    """(what is kept, as int32 (1 or T, K), the scale); a plan that is None keeps all."""
     if plan is None:
-        return [], None, 1.0
-    plans = [on("lstm", p, dev, KeptAxis, (hidden,)) for p in (plan if isinstance(plan, Sequence) else [plan])]
-    if len({(p.plan.count, p.plan.scale) for p in plans}) > 1:
-        raise ValueError("lstm: the plans of the steps must keep equally many units, at one scale")
-    if len(plans) == 1:
-        return plans, dev.reshape(plans[0].kept, (1, plans[0].plan.count)), plans[0].plan.scale
-    return plans, dev.upload(np.stack([p.plan.indices() for p in plans]), np.int32), plans[0].plan.scale
-
-
-def _seen(dev: Any, h: Any, units: list[KeptAxis]) -> tuple[Any, KeptAxis | None]:
-    """h (T N, H) as the product with w saw it, and which units it holds; None: all of them."""
-    if not units:
-        return h, None
-    if len(units) == 1:
-        return dev.compact(h, units[0].kept), units[0]
-    masks = dev.upload(np.repeat([p.plan.mask() for p in units], h.shape[0] // len(units), axis=0), np.float32)
-    return dev.mul(h, masks), None
+        return None, None, 1.0
+    if not isinstance(plan.plan if isinstance(plan, Kept) else plan, TimePlan):
+        found = on("lstm", plan, dev, KeptAxis, (hidden,))
+        return found, dev.reshape(found.kept, (1, found.plan.count)), found.plan.scale
+    found = on("lstm", plan, dev, KeptTimes)
+    planned, n = found.plan.shape
+    if n != hidden or planned < steps:
+        raise ValueError(f"lstm: a plan of {planned} time steps for {n} units does not fit {steps} steps of {hidden} units")
+    return found, dev.part(found.units, 0, steps), found.plan.scale
 
 
 @op(fuses=True)
-def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | Kept | Sequence[AxisPlan] | None = None, lengths: Any = None,
-         gates: Any = None, cell: bool = False, left: list | None = None):
+def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | Kept | None = None, lengths: Any = None,
+         gates: Any = None, cell: bool = False, left: list[Any] | None = None):
     """i, f, g, o = sigmoid, sigmoid, tanh, sigmoid of z[t] + h[t-1] w.T;   c[t] = f c[t-1] + i g;   y[t] = h[t] = o tanh c[t]
 
     z (T N, 4H) are the input products of all time steps, biases in them; w (4H, H), h0 and c0 (N, H) -> y (T, N, H). The gates
@@ -47,8 +36,9 @@ def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | Kept | Sequence[Axi
     ----------
     steps : int
         T.
-    units : AxisPlan, or one for each step, optional
-        Of h[t - 1], these units alone come to step t, times the plan's scale; all units have a state.
+    units : AxisPlan or TimePlan, optional
+        Of h[t - 1], these units alone come to step t, times the plan's scale; all units have a state. Under a `TimePlan`, of T
+        steps or more, each step sees others: dw is then a dense product.
     lengths : (N,) int32 array of the device, optional
         Where samples end: y is 0 from there on, c stays.
     gates : GateChoice, optional
@@ -57,8 +47,8 @@ def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | Kept | Sequence[Axi
         told what came of it.
     cell : bool, default=False
         Whether y has one step more, c[T].
-    left : list, optional
-        Gets h[T] and c[T], copies without a gradient.
+    left : list of two arrays (N, H), optional
+        Get h[T] and c[T], without a gradient; they may be h0 and c0.
 
     Raises
     ------
@@ -70,12 +60,13 @@ def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | Kept | Sequence[Axi
     hidden, n = w.shape[-1], h0.shape[0]
     if z.shape != (steps * n, 4 * hidden):
         raise ValueError(f"lstm: z {tuple(z.shape)} must be ({steps} x {n}, 4 x {hidden})")
-    chosen, listed, scale = _units(dev, units, hidden)
+    chosen, listed, scale = _units(dev, units, hidden, steps)
     passed = dev.reshape(z, (steps, n, 4 * hidden))
     h, c = dev.lstm(passed, w, h0, c0, listed, scale, lengths)
     last = dev.part(c, steps, steps + 1)
     if left is not None:
-        left += [dev.reshape(dev.copy(dev.part(state, steps, steps + 1)), (n, hidden)) for state in (h, c)]
+        for state, own in zip((h, c), left):
+            dev.affine(dev.reshape(dev.part(state, steps, steps + 1), (n, hidden)), out=own)
     y = dev.part(h, 1, steps + 1)
     y = dev.concatenate([y, last], 0) if cell else y
 
@@ -102,8 +93,11 @@ def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | Kept | Sequence[Axi
 
     def dw(dy):
         values, columns, *_ = back(dy)
-        seen, cols = _seen(dev, dev.reshape(dev.part(h, 0, steps), (steps * n, hidden)), chosen)
-        product = dev.gemm(values, seen, ta=True, scale=scale)
+        seen, cols = dev.part(h, 0, steps), chosen if isinstance(chosen, KeptAxis) else None
+        if cols is None and chosen is not None:
+            seen = dev.lstm_seen(seen, listed)
+        seen = dev.reshape(seen, (steps * n, hidden))
+        product = dev.gemm(values, seen if cols is None else dev.compact(seen, cols.kept), ta=True, scale=scale)
         if columns is None and cols is None:
             return product
         return Packed(product, packing(columns or whole_axis(4 * hidden, dev), cols or whole_axis(hidden, dev)), tuple(w.shape))

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from numbanet_kernels.layouts.packed import Packing
+
 from ..autograd import op
+from ..device import device
 from ..gradients import Packed
-from ..plans import AxisPlan, IndexPlan, Kept
-from ..plans.kept import KeptAxis, on, packing, place_kept, whole_axis
+from ..plans import AxisPlan, Kept
+from ..plans.kept import KeptAxis, on, whole_axis
 from ..tensor import Tensor
 from .order import Order
 
@@ -150,11 +153,17 @@ def shuffle(dev, x, *, order: Order):
 
 # --- rows of a table --------------------------------------------------------------------------------------------------
 @op
-def embedding(dev, w, *, ids: Any, cols: AxisPlan | Kept | None = None, padding: int | None = None):
+def embedding(dev, w, *, ids: Any, cols: AxisPlan | Kept | None = None, padding: int | None = None, checked: bool = False):
     """y[…, k] = w[ids[…], cols_k].   w (V, D), ids (…) integers of the host or int32 of the device -> y (…, K)
 
     The gradient holds the rows that were looked up, but for that of `padding`, and no others: dw[v] = sum of dy[…] where
     ids[…] = v.
+
+    Parameters
+    ----------
+    checked : bool, default=False
+        Whether ids are int32 of the device that somebody looked at before. Then nobody fetches them to look, so that the pass
+        may be recorded, and an id that is none counts as the nearest one.
 
     Raises
     ------
@@ -163,23 +172,29 @@ def embedding(dev, w, *, ids: Any, cols: AxisPlan | Kept | None = None, padding:
     TypeError
         If the ids are no integers.
     """
+    cols = whole_axis(w.shape[1], dev) if cols is None else on("embedding", cols, dev, KeptAxis, (w.shape[1],))
+    host = None if checked else _symbols(dev, ids, w.shape[0])
+    ids = ids if checked else dev.upload(host)
+    flat = dev.reshape(ids, (ids.size,))
+    width, y = cols.plan.count, dev.take_rows(w, flat)
+    y = dev.reshape(y if width == w.shape[1] else dev.compact(y, cols.kept), (*ids.shape, width))
+
+    def dw(dy):
+        found = dev.group_rows(flat, w.shape[0], padding) if checked else map(
+            dev.upload, device("cpu").group_rows(host.reshape(-1), w.shape[0], padding))  # as many as there are
+        order, starts, places = found
+        values = dev.sum_by_row(dev.reshape(dy, (flat.size, width)), order, starts)
+        return Packed(values, Packing(places, whole_axis(w.shape[0], dev).lists.classes, *cols.columns), tuple(w.shape))
+
+    return y, (dw,)
+
+
+def _symbols(dev: Any, ids: Any, rows: int) -> np.ndarray:
+    """The ids on the host, int32; TypeError or ValueError where one is no row of the table."""
     host = np.asarray(ids if isinstance(ids, np.ndarray) else dev.download(ids))
     if host.dtype.kind not in "iu":
         raise TypeError(f"embedding: ids are {host.dtype}, not integers; Tensor(...) makes float32, Tensor.wrap(integers, "
                         "device) keeps what they are")
-    if host.size and not (host.min() >= 0 and host.max() < w.shape[0]):
-        raise ValueError(f"embedding: ids from {host.min()} to {host.max()} do not fit a table of {w.shape[0]} rows")
-    flat = host.reshape(-1).astype(np.int32)
-    cols = whole_axis(w.shape[1], dev) if cols is None else on("embedding", cols, dev, KeptAxis, (w.shape[1],))
-    width, y = cols.plan.count, dev.take_rows(w, dev.upload(flat))
-    y = dev.reshape(y if width == w.shape[1] else dev.compact(y, cols.kept), (*host.shape, width))
-
-    def dw(dy):
-        found = flat if padding is None else np.where(flat == padding, w.shape[0], flat)  # the padding last, and left out
-        order = np.argsort(found, kind="stable").astype(np.int32)
-        rows, counts = np.unique(found[found < w.shape[0]], return_counts=True)
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        values = dev.sum_by_row(dev.reshape(dy, (flat.size, width)), dev.upload(order), dev.upload(starts))
-        return Packed(values, packing(place_kept(IndexPlan(w.shape[0], rows), dev), cols), tuple(w.shape))
-
-    return y, (dw,)
+    if host.size and not (host.min() >= 0 and host.max() < rows):
+        raise ValueError(f"embedding: ids from {host.min()} to {host.max()} do not fit a table of {rows} rows")
+    return host.astype(np.int32)

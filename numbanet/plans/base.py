@@ -13,7 +13,7 @@ import abc
 import functools
 import math
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Plan(abc.ABC):
     """
 
     scale: float = 1.0  # what is kept is multiplied by it
+    once: ClassVar[bool] = False    # whether one hardly comes twice: what it is on a device is not kept for later
 
     @abc.abstractmethod
     def mask(self) -> np.ndarray:

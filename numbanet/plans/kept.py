@@ -15,7 +15,7 @@ from numbanet_kernels.layouts.windows import Blocks
 
 from ..device import Device
 from .base import AxisPlan, Plan
-from .rows import RowPlan
+from .rows import RowPlan, TimePlan
 from .samples import SamplePlan
 from .tiles import BlockPlan, TilePlan
 
@@ -112,6 +112,17 @@ def packing(rows: KeptAxis, cols: KeptAxis) -> Packing:
     return Packing(rows.places, rows.lists.classes, *cols.columns)
 
 
+class KeptTimes(Kept):
+    """Kept indices of an axis, others at each time step."""
+
+    plan: TimePlan
+
+    @property
+    def units(self) -> Any:
+        """(T, count) int32: by time step, the kept indices."""
+        return self.lists[0]
+
+
 class KeptTiles(Kept):
     """Kept tiles of a weight."""
 
@@ -154,7 +165,7 @@ class KeptSamples(Kept):
         return found._replace(bits=self.device.upload(found.bits), starts=self.device.upload(found.starts.astype(np.int32)))
 
 
-KINDS = {SamplePlan: KeptSamples, AxisPlan: KeptAxis, TilePlan: KeptTiles, BlockPlan: KeptBlocks}
+KINDS = {SamplePlan: KeptSamples, AxisPlan: KeptAxis, TimePlan: KeptTimes, TilePlan: KeptTiles, BlockPlan: KeptBlocks}
 
 
 def place_kept(plan: Plan, dev: Device, place: Any = None) -> Kept:
@@ -163,15 +174,20 @@ def place_kept(plan: Plan, dev: Device, place: Any = None) -> Kept:
     return kind(plan, dev, place)
 
 
-kept = functools.lru_cache(maxsize=1024)(place_kept)
-kept.__doc__ = "The plan on a device; made once."
+_held = functools.lru_cache(maxsize=1024)(place_kept)
+
+
+def kept(plan: Plan, dev: Device) -> Kept:
+    """The plan on a device; made once, where it may come again."""
+    return (place_kept if plan.once else _held)(plan, dev)
 
 
 def on(name: str, plan: Plan | Kept, dev: Device, kind: type[Kept], shape: tuple[int, ...] | None = None) -> Any:
     """The plan on the device, for the operation of that name, which takes plans of one kind, and of one shape where given."""
     found = plan if isinstance(plan, Kept) else kept(plan, dev) if isinstance(plan, Plan) else None
     if not isinstance(found, kind):
-        known = {KeptAxis: "an axis", KeptTiles: "tiles", KeptBlocks: "blocks", KeptSamples: "samples"}[kind]
+        known = {KeptAxis: "an axis", KeptTimes: "time steps", KeptTiles: "tiles", KeptBlocks: "blocks",
+                 KeptSamples: "samples"}[kind]
         raise TypeError(f"{name}: it does not know the plan {plan!r}; it takes one of {known}")
     if found.device is not dev:
         raise ValueError(f"{name}: the plan is on {found.device.name}, the arrays on {dev.name}")

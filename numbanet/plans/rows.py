@@ -1,4 +1,4 @@
-"""Plans of an axis: every dp-th index (`RowPlan`), or any (`IndexPlan`)."""
+"""Plans of an axis: every dp-th index (`RowPlan`), any (`IndexPlan`), or others at each time step (`TimePlan`)."""
 from __future__ import annotations
 
 import dataclasses
@@ -8,7 +8,7 @@ import numpy as np
 
 from numbanet_kernels.layouts.rows import Period, RowLists
 
-from .base import AxisPlan
+from .base import AxisPlan, Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,3 +110,75 @@ class IndexPlan(AxisPlan):
         places = np.full(self.n, -1, np.int32)
         places[self.chosen] = np.arange(self.count, dtype=np.int32)
         return RowLists(places, np.zeros(self.n, np.int32), self.chosen)
+
+
+@dataclasses.dataclass(frozen=True)
+class TimePlan(Plan):
+    """At each time step keep other indices of an axis of length n: (start + k dp) mod n for k = 0 … count - 1.
+
+    It thins out what comes back through time in an `LSTM`. All steps keep equally many, so that they are one launch; where dp
+    divides n, a step keeps what a `RowPlan` of the same period does.
+
+    Parameters
+    ----------
+    n : int
+        Length of the axis.
+    dp : int
+        How far kept indices are apart, around the end of the axis.
+    count : int
+        How many each step keeps, at most ceil(n / dp).
+    starts : tuple of int
+        By time step, the first of its indices, 0 … n - 1. A shorter sequence has the first steps.
+    scale : float, default=1.0
+        What the kept values are multiplied by.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    once = True
+
+    n: int
+    dp: int
+    count: int
+    starts: tuple[int, ...]
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.dp < 1 or not 0 <= self.count <= -(-self.n // self.dp):
+            raise ValueError(f"TimePlan: n {self.n} and dp {self.dp} must be >= 1, and count {self.count} in 0 … ceil(n / dp)")
+        if not all(0 <= start < self.n for start in self.starts):
+            raise ValueError(f"TimePlan: starts must be in 0 … {self.n - 1}, got {self.starts}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(T, n): of what the plan's mask covers."""
+        return len(self.starts), self.n
+
+    @property
+    def density(self) -> float:
+        return self.count / self.n
+
+    @property
+    def trivial(self) -> bool:
+        return self.count == self.n and self.scale == 1.0
+
+    @property
+    def kind(self):
+        return TimePlan, self.n, self.count, len(self.starts), self.scale
+
+    def indices(self) -> np.ndarray:
+        """(T, count) int32, each row increasing."""
+        first = np.array(self.starts, np.int32).reshape(-1, 1)
+        return np.sort((first + self.dp * np.arange(self.count, dtype=np.int32)) % np.int32(self.n), axis=1)
+
+    def mask(self) -> np.ndarray:
+        """(T, n) bool, True where kept."""
+        mask = np.zeros(self.shape, bool)
+        np.put_along_axis(mask, self.indices(), True, axis=1)
+        return mask
+
+    def lists(self):
+        return (self.indices(),)

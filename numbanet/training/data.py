@@ -42,7 +42,7 @@ class Batch(NamedTuple):
     def fetch(self, X: Any, dev: Device, out: Any = None) -> Batch:
         """With its inputs taken from X, into an array that is given."""
         if self.ids is not None:
-            return self._replace(inputs=dev.upload(self.ids))
+            return self._replace(inputs=dev.upload(self.ids) if out is None else dev.copy(self.ids, out=out))
         return self._replace(inputs=dev.take_rows(X, self.inputs, out=out))
 
 

@@ -146,8 +146,9 @@ class Optimizer(abc.ABC):
                 squares.append(dev.packed_squares(found[-1][1], p.gradient.packing) if packed else dev.squares(found[-1][1]))
         norm = math.sqrt(math.fsum(float(dev.download(s)) for (dev, _), s in zip(found, squares)))
         if norm > self.clip_norm:
-            for dev, g in {dev.address(g): (dev, g) for dev, g in found}.values():
-                dev.affine(g, mul=self.clip_norm / norm, out=g)
+            with np.errstate(all="ignore"):  # of packed tiles, places that are no elements hold anything
+                for dev, g in {dev.address(g): (dev, g) for dev, g in found}.values():
+                    dev.affine(g, mul=self.clip_norm / norm, out=g)
 
     def advance(self) -> None:
         """A step was launched: go on to the next, without gradients."""

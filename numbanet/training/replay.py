@@ -74,13 +74,15 @@ class Replay:
 
     def _put_plan(self, site: tuple[Layer, str], plan: Plan) -> Kept:
         own = kept(plan, self.dev)
+        if (site, plan.kind) not in self._places:
+            self._places[site, plan.kind] = self.dev.copy(own.whole)
+        place = self.dev.copy(own.whole, out=self._places[site, plan.kind])
+        if plan.once:
+            return place_kept(plan, self.dev, place)
         if (site, plan) not in self._kept:
             if len(self._kept) == self.MET:
                 self._kept.clear()
-            if (site, plan.kind) not in self._places:
-                self._places[site, plan.kind] = self.dev.copy(own.whole)
-            self._kept[site, plan] = place_kept(plan, self.dev, self._places[site, plan.kind])
-        self.dev.copy(own.whole, out=self._places[site, plan.kind])
+            self._kept[site, plan] = place_kept(plan, self.dev, place)
         return self._kept[site, plan]
 
     # --- passes -------------------------------------------------------------------------------------------------------

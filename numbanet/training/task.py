@@ -149,7 +149,8 @@ class LanguageModelling(Task):
     text, inputs integers (T, N), and the model gives (T, N, V).
 
     Where the logits of a step are more than `MOST_LOGITS`, the last layer and the loss go by pieces of some time steps, forward
-    and backward, so that the logits of one piece stand in memory at a time; the gradient of the last weight is their sum.
+    and backward, so that the logits of one piece stand in memory at a time; the gradient of the last weight is their sum. It is
+    not recorded then: how many pieces there are depends on the time steps.
 
     Parameters
     ----------
@@ -159,6 +160,7 @@ class LanguageModelling(Task):
 
     MOST_LOGITS = 1 << 24   # 64 MiB, and as much for their gradients
 
+    recordable = True
     carries = True
 
     def __init__(self, steps: int) -> None:

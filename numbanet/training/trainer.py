@@ -78,6 +78,7 @@ class Trainer:
         """Layers have changed, or shapes of their weights: forget what was drawn, counted and recorded with those before."""
         self.model.reshaped()
         self.upcoming, self.replay = None, Replay(self.dev, self.model)
+        self.memory = {} if self.task.carries else None
         self._dense.clear()
         self._counted.clear()
 
@@ -118,9 +119,10 @@ class Trainer:
         step, self.upcoming = self.upcoming, None
         with self.dev.session(**self.session_options):
             step = step or self.draw(batch)
+            step.inputs = batch.ids  # one that was drawn for the first batch of an epoch did not know it
             batch = self._put(X, batch)
-            if batch.fresh and self.memory:
-                self.memory.clear()
+            for state in self._states() if batch.fresh else ():
+                self.dev.full(state.shape, 0.0, out=state)
             upcoming = None if last else self.draw(following)
             self.optimizer.prepare(None if upcoming is None or self.structure.changing else self.model.reads(upcoming))
             loss, answer, ready = self._passes(step, batch)
@@ -146,8 +148,9 @@ class Trainer:
     def _put(self, X: Any, batch: Batch) -> Batch:
         """The batch where a step can replay what it does with it: the next batch overwrites it."""
         if self.augment is None:
-            out = None if batch.ids is not None else self.replay.place("x", (len(batch.rows), *X.shape[1:]), FLOAT32)
-            batch = batch.fetch(X, self.dev, out)
+            ids, shape = batch.ids, (len(batch.rows), *X.shape[1:])
+            place = (shape, FLOAT32) if ids is None else (ids.shape, ids.dtype)
+            batch = batch.fetch(X, self.dev, self.replay.place("x", *place))
         else:
             batch = batch._replace(inputs=self.replay.put("x", self._augmented(batch.fetch(X, self.dev))))
         return batch._replace(targets=self.replay.put("y", batch.targets), weights=self.replay.put("weights", batch.weights))
@@ -163,14 +166,18 @@ class Trainer:
                              f"{getattr(made, 'dtype', type(made).__name__)} {getattr(made, 'shape', '')}")
         return made
 
+    def _states(self) -> list[Any]:
+        """The arrays of what layers remember from step to step."""
+        return [state for states in (self.memory or {}).values() for state in states]
+
     def _passes(self, step: Step, batch: Batch) -> tuple[Any, Any, dict[Tensor, Any]]:
         """(loss, what was predicted), arrays on the device, and what the update packed for the next step."""
-        key, x, arrays, ready = self._key(step, batch), Tensor.wrap(batch.inputs, self.dev), [], {}
+        key, x, arrays, ready = self._key(step, batch), Tensor.wrap(batch.inputs, self.dev), self._states(), {}
         recorded = None if key is None else self.optimizer.recorded_by()
         if key is not None:
             self.replay.put_plans(step)
         if recorded:
-            key, arrays = (key, recorded[0]), recorded[1]
+            key, arrays = (key, recorded[0]), arrays + recorded[1]
 
         def work() -> tuple[Any, Any]:
             loss, answer = self.task.learn(self.model, x, step, batch)

@@ -325,3 +325,18 @@ def scores():
             totals[share, ty * hidden + u] = total
 
     return lstm_scores
+
+
+@kernels("lstm")
+def seen():
+    @kernel("void(f4[:, :, ::1], i4[:, ::1], f4[:, :, ::1])")
+    def lstm_seen(h, units, y):
+        """One thread, one kept element."""
+        i, samples, kept = int32(cuda.grid(1)), int32(h.shape[1]), int32(units.shape[1])
+        if i < h.shape[0] * samples * kept:
+            t, n = i // (samples * kept), i // kept % samples
+            u = units[t, i % kept]
+            if 0 <= u < h.shape[2]:
+                y[t, n, u] = h[t, n, u]
+
+    return lstm_seen

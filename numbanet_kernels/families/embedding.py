@@ -1,16 +1,22 @@
 """The gradient of a table whose rows were looked up; `indexing.take_rows` is the look-up.
 
+    group_rows   ids (N,) of the rows 0 … V - 1 -> order (N,), starts (U + 1,), places (V,), int32: look-up order[k] is of the
+                 u-th row that was looked up where starts[u] <= k < starts[u + 1], and places[v] is the u of row v, -1 where
+                 nobody looked. Look-ups of one row keep their order; those of `padding` come last, and count for no row
     sum_by_row   y[u, d] = sum_k dy[order[k], d] for starts[u] <= k < starts[u + 1]      dy (N, D), order (N,), starts (U + 1,)
 
-order puts together the look-ups of the same row: sums have a fixed order, and repeat bit by bit.
+order puts together the look-ups of the same row: sums have a fixed order, and repeat bit by bit. On CUDA nobody knows how many
+rows there are before they are counted, and a recorded pass has arrays of one size: there U is N, and the ranges of the last u
+are empty. A thread finds the rank of its look-up by reading all others, N^2 reads of what a cache holds: for the thousands of
+look-ups of a step less than the launches of a sort.
 """
 from __future__ import annotations
 
 import numpy as np
-from numba import float32
+from numba import float32, int32
 
 from ..host import threads
-from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.declare import cuda, host_kernel, inlined, kernel, kernels
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
@@ -22,6 +28,23 @@ def sum_by_row_reference(dy, order, starts):
     return np.stack([np.float64(dy)[order[a:b]].sum(0) for a, b in zip(starts, starts[1:])]).reshape(-1, dy.shape[1])
 
 
+def group_rows_reference(ids, rows, padding=None):
+    """(order, starts, places), U being how many rows were looked up"""
+    found = np.clip(ids, 0, rows - 1)
+    found = np.where(found == padding, rows, found)  # the padding last, and left out
+    there, counts = np.unique(found[found < rows], return_counts=True)
+    places = np.full(rows, -1, np.int32)
+    places[there] = np.arange(there.size)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    return np.argsort(found, kind="stable").astype(np.int32), starts.astype(np.int32), places
+
+
+def _check_ids(op, ids, rows):
+    expect(op, ids=(ids, ("N",), INT32))
+    if rows < 1:
+        raise ValueError(f"{op}: a table of {rows} rows has none to look up")
+
+
 def _check(op, dy, order, starts):
     """How many rows there are; ValueError unless the arrays fit. Places beyond dy count as its last or first row."""
     expect(op, dy=(dy, ("N", "D")), order=(order, ("N",), INT32), starts=(starts, ("U + 1",), INT32))
@@ -31,6 +54,12 @@ def _check(op, dy, order, starts):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
+def group_rows_cpu(ids, rows, padding=None):
+    """(order, starts, places): order[k] for starts[u] <= k < starts[u + 1] are the look-ups of a row v, whose places[v] = u"""
+    _check_ids("group_rows (cpu)", ids, rows)
+    return group_rows_reference(ids, rows, padding)
+
+
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4[:, ::1], i8, i8)")
 def _sum_by_row(dy, order, starts, y, first, stop):
     """The rows first … stop - 1."""
@@ -56,6 +85,61 @@ def sum_by_row_cpu(dy, order, starts):
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels("embedding")
+def _grouping():
+    @inlined
+    def row_of(ids, k, rows, padding):
+        row = min(max(ids[k], 0), rows - 1)
+        return rows if row == padding else row
+
+    @kernel("void(i4[::1], i4, i4, i4[::1], i4[::1], i4[::1])")
+    def rank_lookups(ids, rows, padding, order, first, places):
+        """One thread, one look-up: where it comes in the order, and whether it is the first of its row; or one row."""
+        k = int32(cuda.grid(1))
+        if k < rows:
+            places[k] = -1
+        if k < ids.size:
+            own, rank, is_first = row_of(ids, k, rows, padding), int32(0), int32(1)
+            for j in range(ids.size):
+                other = row_of(ids, j, rows, padding)
+                if other < own or (other == own and j < k):
+                    rank += int32(1)
+                    if other == own:
+                        is_first = int32(0)
+            order[rank] = k
+            first[k] = is_first if own < rows else int32(0)
+
+    @kernel("void(i4[::1], i4, i4, i4[::1], i4[::1], i4[::1])")
+    def place_rows(ids, rows, padding, first, starts, places):
+        """One thread, one place among the rows that were looked up, empty or not; and the row of one look-up."""
+        k, inside, groups, before, smaller = int32(cuda.grid(1)), int32(0), int32(0), int32(0), int32(0)
+        if k < starts.size:
+            own = row_of(ids, k, rows, padding) if k < ids.size else rows
+            for j in range(ids.size):
+                other = row_of(ids, j, rows, padding)
+                inside += int32(1) if other < rows else int32(0)
+                groups += first[j]
+                if other < own:
+                    smaller += int32(1)
+                    before += first[j]
+            if k < ids.size and first[k]:
+                starts[before], places[own] = smaller, before
+            if k >= groups:
+                starts[k] = inside
+
+    return rank_lookups, place_rows
+
+
+def group_rows_cuda(ids, rows, padding=None):
+    _check_ids("group_rows (cuda)", ids, rows)
+    order, first, starts, places = (empty_cuda((n,), INT32) for n in (ids.size, ids.size, ids.size + 1, rows))
+    padding = -1 if padding is None else padding
+    rank, place = _grouping()
+    launch(rank, blocks_for(max(ids.size, rows)), THREADS, ids, rows, padding, order, first, places)
+    launch(place, blocks_for(starts.size), THREADS, ids, rows, padding, first, starts, places)
+    return order, starts, places
+
+
 @kernels("embedding")
 def _summing():
     @kernel("void(f4[::1], i4[::1], i4[::1], f4[::1], i4, i4)")
@@ -84,4 +168,5 @@ def examples(dev, a, N, I, O):
         counts = np.bincount(rows, minlength=below)
         return np.argsort(rows, kind="stable").astype(np.int32), np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
-    return {"sum_by_row": lambda: dev.sum_by_row(a(N, O), *grouped(a.indices(9, N), 9))}
+    return {"group_rows": lambda: dev.group_rows(a.rng.permutation(N + I)[:N].astype(np.int32), N + I),
+            "sum_by_row": lambda: dev.sum_by_row(a(N, O), *grouped(a.indices(9, N), 9))}

@@ -8,7 +8,10 @@
                 dz_g = dc i (1 - g^2),   dz_o = dh q o (1 - o)          dz (T, N, 4H), written over the gates
     lstm_scores scores[j] = sum_t,n |dz[t, n, j]|, as if nothing came back through time: dh = dy[t], dc = dh o (1 - q^2)
 
-Step t reads h[t] and gives h[t + 1]: dw = scale sum_t dz[t].T h[t][:, units] is one product over T N. What thins it out:
+    lstm_seen   y[t, n, u] = h[t, n, u] for the units u of step t, else 0       h (T, N, H), units (T, K)
+
+Step t reads h[t] and gives h[t + 1]: dw = scale sum_t dz[t].T h[t][:, units] is one product over T N, where each step has units
+of its own with what `lstm_seen` leaves. What thins it out:
 
     units       increasing int32 (1, K) for all steps, or (T, K): only these units of h are seen by the next step
     lengths     int32 (N,): a sample ends after so many steps; h is 0 from there on, c stays as it was
@@ -95,6 +98,11 @@ def lstm_scores_reference(dy, gates, c, lengths=None):
     return np.abs(np.concatenate(terms, 2)).sum((0, 1))
 
 
+def lstm_seen_reference(h, units):
+    """h at the units of each step, 0 elsewhere"""
+    return np.array([step * _seen(units, t, h.shape[2]) for t, step in enumerate(h)]).reshape(h.shape)
+
+
 # --- what both need ---------------------------------------------------------------------------------------------------
 def check(op, gates, w, units=None, lengths=None, columns=None, **states):
     """(T, N, H) of z or gates (T, N, 4H) and w (4H, H); states by name, (array, shape); ValueError where something does not
@@ -143,6 +151,12 @@ def lstm_scores_cpu(dy, gates, c, lengths=None):
     expect("lstm_scores (cpu)", dy=(dy, AFTER), gates=(gates, ("T", "N", 4 * dy.shape[-1])), c=(c, (len(dy) + 1, "N", "H")),
            lengths=(lengths, ("N",), INT32))
     return recurrence.scores(dy, gates, c, lengths)
+
+
+def lstm_seen_cpu(h, units):
+    """y[t, n, u] = h[t, n, u] for the units u of step t, else 0"""
+    expect("lstm_seen (cpu)", h=(h, AFTER), units=(units, ("T", "K"), INT32))
+    return recurrence.seen(h, units)
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -200,6 +214,13 @@ def lstm_scores_cuda(dy, gates, c, lengths=None):
     return sum_rows_cuda(totals)
 
 
+def lstm_seen_cuda(h, units):
+    expect("lstm_seen (cuda)", h=(h, AFTER), units=(units, ("T", "K"), INT32))
+    y = full_cuda(h.shape, 0.0)
+    launch(recurrent.seen(), blocks_for(units.size * h.shape[1]), THREADS, h, units, y)
+    return y
+
+
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     H, T = O // 2, 3
@@ -219,5 +240,6 @@ def examples(dev, a, N, I, O):
             O, units=np.stack([np.arange(t % 2, O - 1 + t % 2, 2) for t in range(T)]).astype(np.int32)),
         "lstm_grad, columns": lambda: grad(columns=np.arange(0, 4 * H, 3, dtype=np.int32)),
         "lstm_grad, units": lambda: grad(units=np.stack([np.arange(t, H - 3 + t) for t in range(3)]).astype(np.int32)),
+        "lstm_seen": lambda: dev.lstm_seen(a(T, N, H), np.stack([np.arange(t, H - 3 + t) for t in range(3)]).astype(np.int32)),
         "lstm_scores": lambda: dev.lstm_scores(a(T, N, H), np.tanh(a(T, N, 4 * H)), a(T + 1, N, H)),
     }

@@ -222,6 +222,18 @@ def _add_scores(dy, gates, c, lengths, scores, first, stop):
                                  min(WIDTH, stop - j))
 
 
+@host_kernel("void(f4[:, :, ::1], i4[:, ::1], f4[:, :, ::1], i8, i8)")
+def _copy_seen(h, units, y, first, stop):
+    """y[t, n, u] = h[t, n, u] for the units u of step t, else 0, for first <= t < stop."""
+    for t in range(first, stop):
+        for n in range(h.shape[1]):
+            state, out = h[t, n], y[t, n]
+            out[:] = 0
+            for u in units[t]:
+                if 0 <= u < out.size:
+                    out[u] = state[u]
+
+
 # --- what loops are given, and who does what --------------------------------------------------------------------------
 NOTHING, NOWHERE = np.zeros(0, np.int32), np.zeros((1, 0), np.int32)
 
@@ -332,3 +344,15 @@ def scores(dy, gates, c, lengths):
 
     threads.share(work, gates.size)
     return found
+
+
+def seen(h, units):
+    """y, like h"""
+    y = empty_cpu(h.shape)
+
+    def work(part):
+        own = part.of(len(h))
+        _copy_seen(h, units, y, own.start, own.stop)
+
+    threads.share(work, h.size)
+    return y

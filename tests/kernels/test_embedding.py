@@ -14,6 +14,29 @@ def test_sums_by_row(suffix, put, get, rng, n, d, rows):
     np.testing.assert_allclose(get(found), embedding.sum_by_row_reference(dy, order, starts), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("padding", [None, 0, 6])
+@pytest.mark.parametrize("n, rows", [(0, 3), (1, 1), (40, 7), (300, 500), (5, 9)])
+def test_lookups_are_grouped_by_row(suffix, put, get, rng, n, rows, padding):
+    """On CUDA with ranges for as many rows as there are look-ups: those beyond the rows that are there are empty."""
+    ids = rng.integers(-1, rows + 1, n).astype(np.int32)  # what is no row counts as the nearest one
+    order, starts, places = embedding.group_rows_reference(ids, rows, padding)
+    found = [get(a) for a in getattr(embedding, f"group_rows_{suffix}")(put(ids), rows, padding)]
+    np.testing.assert_array_equal(found[0], order)
+    np.testing.assert_array_equal(found[1][:starts.size], starts)
+    np.testing.assert_array_equal(found[1][starts.size:], starts[-1])
+    np.testing.assert_array_equal(found[2], places)
+    assert sorted(order) == list(range(n)) and (np.diff(starts) > 0).all()
+    for row, place in enumerate(places):
+        own = order[starts[place]:starts[place + 1]] if place >= 0 else []
+        assert own == [] if place < 0 else (np.clip(ids[own], 0, rows - 1) == row).all() and row != padding
+
+
+@pytest.mark.parametrize("ids, rows, message", [(np.zeros(2), 3, "int32"), (np.zeros(2, np.int32), 0, "0 rows")])
+def test_lookups_that_fit_no_table_are_refused(suffix, put, ids, rows, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        getattr(embedding, f"group_rows_{suffix}")(put(ids), rows)
+
+
 @pytest.mark.parametrize("order, starts, message", [(3, 2, "order"), (4, 0, "starts")])
 def test_what_does_not_fit_is_refused(suffix, put, order, starts, message):
     with pytest.raises(ValueError, match=message):

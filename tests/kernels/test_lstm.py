@@ -80,6 +80,15 @@ def test_scores(suffix, put, get, rng, size, form):
     close(get(found), lstm.lstm_scores_reference(dy, gates, c, lengths))
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_what_each_step_sees(suffix, put, get, rng, size):
+    h = rng.standard_normal(size).astype(np.float32)
+    units = case(rng, *size, "units each step")[1]["units"]
+    expected = lstm.lstm_seen_reference(h, units)
+    assert (expected != 0).sum() == units.size * size[1]
+    np.testing.assert_array_equal(get(getattr(lstm, f"lstm_seen_{suffix}")(put(h), put(units))), expected)
+
+
 def test_gradients_are_those_of_the_formula():
     """Against differences of the forward pass in float64."""
     rng = np.random.default_rng(0)
