@@ -40,7 +40,7 @@ from .schedule import Rate
 SAMPLES = {"batch": 16, "tile": 16, "sample": 1}  # of a set that are looked at
 SHARING = 4                                      # sets whose thresholds the others share
 WINDOWS = 4                                      # of an image that are looked at
-ROWS = 64                                        # of a weight that are projected together: as many as lanes of two cores
+ROWS = 256                                       # of a weight are projected together: of fewer, calls would cost too much
 
 
 def johnson_lindenstrauss(outputs: int, epsilon: float) -> int:
