@@ -17,7 +17,7 @@ DOUBTFUL = 0.1    # inputs that are far from 1 may be why it is not more; else t
 CLEAR = 0.5       # the last epoch was so good on the whole that its end needs no look
 FAR = 10.0        # root mean square of inputs
 RARE = 0.8        # share of the most frequent class from which on weights may help
-MOST = 1 << 13    # samples that are looked at
+MOST, NUMBERS = 1 << 13, 1 << 24  # samples that are looked at, and numbers in them: 64 MiB
 
 
 def verdict(trainer: Trainer, data: Data, record: dict) -> str | None:
@@ -25,7 +25,8 @@ def verdict(trainer: Trainer, data: Data, record: dict) -> str | None:
 
     Samples are looked at unless the record of the last epoch, which counts answers under dropout, leaves no doubt.
     """
-    rows = data.at(np.linspace(0, len(data) - 1, min(len(data), MOST)).astype(np.int64))
+    count = min(len(data), MOST, max(NUMBERS // math.prod(data.X.shape[1:]), 1))
+    rows = data.at(np.linspace(0, len(data) - 1, count).astype(np.int64))
     targets, weights = data.y[rows], None if data.weights is None else data.weights[rows]
     constant = trainer.task.constant(targets, weights) if weights is None or weights.sum() > 0 else None
     if constant is None or constant.score >= 1 or _learned(record["score"], record["loss"], constant) >= CLEAR:

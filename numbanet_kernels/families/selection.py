@@ -167,7 +167,8 @@ def _by_rows(loop, v, given, bits):
 
 def top_k_cpu(v, k):
     """Bits of the k largest of each row, of equal ones the first; NaN counts as larger than all, or, with a sign, smaller"""
-    return _by_rows(_top_k, v.view(np.int32), k, _words("top_k (cpu)", empty_cpu, v, k))
+    bits = _words("top_k (cpu)", empty_cpu, v, k)
+    return _by_rows(_top_k, v.view(np.int32), k, bits)
 
 
 def above_cpu(v, threshold):
