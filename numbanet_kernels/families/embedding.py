@@ -168,5 +168,5 @@ def examples(dev, a, N, I, O):
         counts = np.bincount(rows, minlength=below)
         return np.argsort(rows, kind="stable").astype(np.int32), np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
-    return {"group_rows": lambda: dev.group_rows(a.rng.integers(0, N + I, 300, np.int32), N + I),  # more than a block
+    return {"group_rows": lambda: dev.group_rows(a.rng.permutation(300).astype(np.int32), 300 + I),  # more than a block
             "sum_by_row": lambda: dev.sum_by_row(a(N, O), *grouped(a.indices(9, N), 9))}
