@@ -49,7 +49,9 @@ class BaseNet(Settings):
         Ctrl-C ends training after the present step and raises KeyboardInterrupt, so that whatever called `fit`, such as a grid
         search, stops as well. If an epoch at least is done, the Net keeps what was learned: it predicts, scores, is saved, and
         goes on by `partial_fit`, as one that was trained for fewer epochs, with `n_iter_` and `history_` of those that are
-        whole; with early stopping, the weights are the best so far. Before that, the Net is as it was.
+        whole; with early stopping, the weights are the best so far. Where the epoch that was broken off has left weights that
+        are not finite, the Net goes back to the last copy of them, after fewer epochs. Without one, or before an epoch is done,
+        it is as it was.
 
         Parameters
         ----------
