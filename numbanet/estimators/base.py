@@ -19,6 +19,7 @@ from ..layers import Form, Sequential, Step, to
 from ..training.data import Data, on_device
 from ..training.forward import forward
 from ..training.loop import Epochs, Interrupted
+from ..training.optim import Optimizer
 from ..training.progress import Progress
 from ..training.streams import Streams
 from ..training.structure import Structure
@@ -102,8 +103,8 @@ class BaseNet(Settings):
             if fresh:
                 self._start(X, weights, settings)
             elif self.sparsity != self._sparsity:
-                warn(f"partial_fit: the network goes on with sparsity={self._sparsity!r}, with which it began; fit begins "
-                     f"anew, with {self.sparsity!r}")
+                warn(f"partial_fit: the network goes on with sparsity={self._sparsity!r}, with which it began, or was "
+                     f"loaded; fit begins anew, with {self.sparsity!r}")
             settings["early_stopping"] = False
             self._train(X, y, weights, 1, settings, None)
         return self
@@ -112,8 +113,10 @@ class BaseNet(Settings):
         """Write the trained estimator to one safetensors file: parameters and buffers by the names of `model_.state_dict()`,
         all else in the metadata.
 
-        The optimiser's state is not in it: `partial_fit` of a loaded estimator begins with a new one. Layers that were given
-        (`layers`) are kept as they were trained.
+        The optimiser's state is not in it: `partial_fit` of a loaded estimator begins with a new one. Random streams begin
+        anew, too, and so does what `sparsity` does: the loaded network is as sparse as the saved one, but `partial_fit` does
+        not keep it so, and warns; `fit` begins with `sparsity` again. Layers that were given (`layers`) are kept as they were
+        trained, and tensors that were frozen (`requires_grad`) stay frozen.
 
         Parameters
         ----------
@@ -125,7 +128,7 @@ class BaseNet(Settings):
         TypeError
             If a setting or a layer is of a class of one's own, or a function: files hold numbers and names. The message has the
             way out.
-        FileNotFoundError, IsADirectoryError
+        FileNotFoundError, IsADirectoryError, PermissionError
             If no file can be written there.
         sklearn.exceptions.NotFittedError
             If nothing was trained.
@@ -233,7 +236,7 @@ class BaseNet(Settings):
         self._check_layers(model)
         to(model, settings["device"])
         self.model_, self.history_ = model, []
-        self.optimizer_ = self._make_optimizer(model.parameters())
+        self.optimizer_ = self._new_optimizer(model)
         self._sparsity = self.sparsity
         self._structure = Structure() if self.sparsity is None else self.sparsity.begin(
             model, (self.batch_size, *self.input_shape_), self.epochs, settings["device"])
@@ -248,9 +251,20 @@ class BaseNet(Settings):
         return build(X, weights, (X.shape[1], *self._widths(), self._outputs()), self.activation, settings["averaged"],
                      self._streams.weights, settings["device"])
 
+    def _new_optimizer(self, model: Sequential) -> Optimizer:
+        """One for all parameters. Those that are frozen stay so, and are trained again when somebody thaws them."""
+        frozen = [tensor for tensor in model.parameters() if not tensor.requires_grad]
+        for tensor in frozen:
+            tensor.requires_grad = True
+        try:
+            return self._make_optimizer(model.parameters())
+        finally:
+            for tensor in frozen:
+                tensor.requires_grad = False
+
     def _check_layers(self, model: Sequential) -> None:
         """ValueError unless the layers take the samples and give the outputs."""
-        if not any(True for _ in model.parameters()):
+        if not any(tensor.requires_grad for tensor in model.parameters()):
             raise ValueError(f"layers: there is nothing to train in {model}")
         shape = model.cost(Form((self.batch_size, *self.input_shape_)), Step("cpu"))[1].shape
         if len(shape) != 2 or shape[1] not in (None, self._outputs()):

@@ -9,7 +9,7 @@ import numpy as np
 
 from numbanet_kernels.layouts.sparse import BSR, CSR
 
-from ..dropout import POLICIES, ConstantSchedule, GateSparsity, SkewNormalSchedule
+from ..dropout import POLICIES, ConstantSchedule, Dropout, GateSparsity, SkewNormalSchedule
 from ..layers import (
     ACTIVATIONS,
     LSTM,
@@ -39,6 +39,7 @@ from .vocabulary import Vocabulary
 # what estimators are given, or learn; each keeps the arguments of its constructor as attributes
 SETTINGS = {kind.__name__: kind for kind in (*POLICIES.values(), ConstantSchedule, FlipsAndCrops, GateSparsity, GroupLasso,
                                              MagnitudePruning, Rewire, SkewNormalSchedule, Vocabulary)}
+SET_ON_COPIES = ("kind", "steps", "answer")  # attributes of policies that are no arguments (`recurrent`)
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -59,10 +60,14 @@ def described(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return {"array": described(value.tolist()), "dtype": str(value.dtype)}
     if SETTINGS.get(type(value).__name__) is type(value):
-        given = {name: (getattr(value, name), parameter.default)
-                 for name, parameter in inspect.signature(type(value)).parameters.items()}
-        return {"setting": type(value).__name__,
-                "with": {name: described(own) for name, (own, default) in given.items() if own is not default}}
+        arguments = inspect.signature(type(value)).parameters
+        given = {name: (getattr(value, name), parameter.default) for name, parameter in arguments.items()}
+        own = {name: described(part) for name, part in vars(value).items() if isinstance(value, Dropout)
+               and name[0] != "_" and name not in arguments and part is not getattr(type(value), name, value)}
+        if unknown := own.keys() - set(SET_ON_COPIES):
+            raise TypeError(f"{value!r} was given {', '.join(sorted(unknown))}, which {type(value).__name__} does not take")
+        return {"setting": type(value).__name__, **({"set": own} if own else {}),
+                "with": {name: described(part) for name, (part, default) in given.items() if part is not default}}
     raise TypeError(f"{value!r} is no number, text, or collection of these, and of no class that numbanet has for settings")
 
 
@@ -80,7 +85,12 @@ def made(value: Any) -> Any:
         return {made(key): made(part) for key, part in value["dict"]}
     if "array" in value:
         return np.array(made(value["array"]), value["dtype"])
-    return SETTINGS[value["setting"]](**{name: made(part) for name, part in value["with"].items()})
+    found = SETTINGS[value["setting"]](**{name: made(part) for name, part in value["with"].items()})
+    for name, part in value.get("set", {}).items():
+        if name not in SET_ON_COPIES:
+            raise ValueError(f"{value['setting']} has no {name!r} that can be set")
+        setattr(found, name, made(part))
+    return found
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ class LanguageModel(BaseNet):
             self._streams = Streams.from_seed(check_random_state(self.random_state).randint(2**31))
             self.model_, self.history_ = self._layers(), []
             to(self.model_, settings["device"])
-            self.optimizer_ = self._make_optimizer(self.model_.parameters())
+            self.optimizer_ = self._new_optimizer(self.model_)
             self._run(self._trainer(settings["policy"], settings["gates"]), Data(symbols, symbols),
                       None if held is None else Data(held, held), self.epochs, settings)
         return self
