@@ -1,4 +1,5 @@
 """Files that hold no estimator, or a damaged one, are refused by their names, before they cost anything."""
+import functools
 import json
 import pickle
 import sys
@@ -75,6 +76,12 @@ def crafted(path, arrays=None, **options):
 
 
 SMALL = layer("Linear", in_features=3, out_features=10, bias=True)
+MANY = 10**6
+LARGE = [layer("Linear", in_features=MANY, out_features=MANY, bias=True),
+         layer("Embedding", num_embeddings=MANY, embedding_dim=MANY, padding_idx=None),
+         layer("LSTM", input_size=3, hidden_size=MANY, num_layers=1, bias=True, batch_first=True),
+         layer("Conv2d", in_channels=MANY, out_channels=MANY, kernel_size={"tuple": [1, 1]}, groups=1, bias=False),
+         layer("BatchNorm1d", num_features=MANY**2), layer("BatchNorm2d", num_features=MANY**2)]
 
 FOREIGN = {
     "empty": (lambda path: path.write_bytes(b""), "is no safetensors file"),
@@ -102,6 +109,14 @@ FOREIGN = {
     "frozen": (lambda path: crafted(path, frozen=["1.weight"]), "does not hold .*1.weight"),
     "attribute": (lambda path: crafted(path, parameters={"dropout": {"setting": "RowDropout", "with": {}, "set": {"plan": 5}}}),
                   "does not hold .*RowDropout has no 'plan'"),
+    "deep": (lambda path: crafted(path, parameters={"depth": functools.reduce(lambda x, _: [x], range(900), 1)}),
+             "does not hold"),
+    "no range": (lambda path: crafted(path, parameters={"random_state": {"range": [0, 1, 0]}}), "does not hold"),
+    "no division": (lambda path: crafted(path, layers=[{**SMALL, "layer": "Conv2d"}]), "does not hold"),
+    **{f"fitted {name}": (lambda path, name=name: crafted(path, fitted={name: 5}), f"does not hold .*{name}' is nothing that")
+       for name in ("predict", "_settings", "model_", "__class__", "")},
+    **{f"large {wide['layer']}": (lambda path, wide=wide: crafted(path, layers=[wide]), "does not hold .*(shape|it lacks)")
+       for wide in LARGE},
 }
 
 
@@ -111,6 +126,14 @@ def test_a_foreign_file_is_refused_by_its_name(name, tmp_path):
     write(tmp_path / "net")
     with pytest.raises(ValueError, match=f"net .*{message}|net {message}"):
         Net.load(tmp_path / "net")
+
+
+def test_nesting_is_refused_however_deep(tmp_path):
+    for depth in (*range(800, 1010, 3), 10**5):
+        text = json.dumps({"version": 1, "class": "Net", "layers": 0}).replace("0", "[" * depth + "]" * depth)
+        save_file({"a": np.zeros(3)}, tmp_path / "net", {"numbanet": text})
+        with pytest.raises(ValueError, match="net is damaged"):
+            Net.load(tmp_path / "net")
 
 
 def test_a_file_of_another_kind_is_refused(saved):

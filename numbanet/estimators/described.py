@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -126,6 +126,24 @@ LAYERS: dict[type[Layer], Callable[[Any], dict[str, Any]]] = {
     Select: lambda layer: {"features": layer.plan.n, "index": np.asarray(layer.plan.indices())},
     **{kind: lambda layer: {} for kind in (Flatten, LastStep, *ACTIVATIONS.values())},
 }
+
+
+def _lstm(given: Mapping[str, Any]) -> Iterable[tuple[str, tuple[int, ...]]]:
+    hidden, width = given["hidden_size"], given["input_size"]
+    for layer in range(given["num_layers"]):
+        yield f"weight_ih_l{layer}", (4 * hidden, hidden if layer else width)
+        yield f"weight_hh_l{layer}", (4 * hidden, hidden)
+
+
+# names and shapes of the weights that a constructor makes for such arguments: what it draws is no larger than what is stored
+SHAPES: dict[type[Layer], Callable[[dict[str, Any]], Iterable[tuple[str, tuple[int, ...]]]]] = {
+    Linear: lambda given: [("weight", (given["out_features"], given["in_features"]))],
+    Conv2d: lambda given: [("weight", (given["out_channels"], given["in_channels"] // given["groups"], *given["kernel_size"]))],
+    BatchNorm1d: lambda given: [("weight", (given["num_features"],))],
+    BatchNorm2d: lambda given: [("weight", (given["num_features"],))],
+    Embedding: lambda given: [("weight", (given["num_embeddings"], given["embedding_dim"]))],
+    LSTM: _lstm,
+}
 KINDS = {kind.__name__: kind for kind in LAYERS}
 
 
@@ -139,11 +157,16 @@ def described_layer(layer: Layer) -> dict[str, Any]:
 
 
 def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefix: str) -> Layer:
-    """The layer that was described; the names of its arrays begin with the prefix. Only those that decide its structure are
-    read here."""
+    """The layer that was described; the names of its arrays begin with the prefix. Only shapes, and those that decide its
+    structure, are read here. ValueError where a weight is not there, or of another shape."""
     if value["layer"] == "Sequential":
         return Sequential([made_layer(part, arrays, f"{prefix}{i}.") for i, part in enumerate(value["with"])])
     kind, given = KINDS[value["layer"]], made(value["with"])
+    for name, shape in SHAPES.get(kind, lambda given: ())(given):
+        if prefix + name not in arrays:
+            raise ValueError(f"it lacks {prefix}{name}")
+        if arrays[prefix + name].shape != shape:
+            raise ValueError(f"{prefix}{name} has shape {arrays[prefix + name].shape}, and the layer's would be {shape}")
     if kind is not SparseLinear:
         return kind(**given)
     parts = [arrays[prefix + name] for name in ("crow_indices", "col_indices", "values")]

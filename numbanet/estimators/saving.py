@@ -132,8 +132,10 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
             parameters["layers"] = copy.deepcopy(model.layers)
         net = kind(**parameters)
         for learned, value in told["fitted"].items():
+            if not _is_learned(learned):
+                raise ValueError(f"{learned!r} is nothing that is learned")
             setattr(net, learned, made(value))
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"{name} does not hold what this version of numbanet can read: {why}") from error
     if device is not None:
@@ -165,16 +167,24 @@ def _read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is no mapping
     except SafetensorError as error:
         raise ValueError(f"{name} is no safetensors file, or a truncated one: {error}") from error
-    if told.pop("sha256", None) != _digest(told, arrays):
+    if not _is_whole(told, arrays):
         raise ValueError(f"{name} is damaged: its SHA-256 is not that of what was saved; save again, or take another copy")
     return told, arrays
+
+
+def _is_whole(told: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
+    """Whether the SHA-256 of a file, which is taken out, is that of what it holds."""
+    try:
+        return told.pop("sha256", None) == _digest(told, arrays)
+    except RecursionError:  # nothing that was saved is nested so deeply
+        return False
 
 
 def _parsed(text: str) -> dict[str, Any]:
     """The JSON of a file, or nothing where it is none."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
