@@ -295,8 +295,8 @@ class BaseNet(Settings):
         if type(chosen) is NoDropout and chosen.rate != SHARED["dropout_rate"]:
             warn(f"dropout_rate={chosen.rate!r} drops nothing where dropout is 'none': choose 'bernoulli', 'rdp' or 'tdp'")
         numbers = range(len(self.history_), len(self.history_) + epochs)
-        policies = {chosen.rate: chosen for chosen in map(settings["policy"].at, numbers)}.values()
-        for message in dict.fromkeys(said for chosen in policies for said in chosen.concerns(self.model_)):
+        policies = {tuple(part.rate for part in _parts(policy)): policy for policy in map(chosen.at, numbers)}.values()
+        for message in dict.fromkeys(said for policy in policies for said in policy.concerns(self.model_)):
             warn(message)
         self.policy_ = settings["policy"]
         with contextlib.ExitStack() as stack:
@@ -348,4 +348,9 @@ class BaseNet(Settings):
 
 def _named(chosen: Dropout) -> str:
     """The kind of dropout, in a word."""
-    return "+".join(part.name for part in (chosen.policies if isinstance(chosen, Together) else (chosen,)))
+    return "+".join(part.name for part in _parts(chosen))
+
+
+def _parts(chosen: Dropout) -> tuple[Dropout, ...]:
+    """The policies that act together, or the one."""
+    return chosen.policies if isinstance(chosen, Together) else (chosen,)
