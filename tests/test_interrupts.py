@@ -95,6 +95,41 @@ def test_in_the_middle_of_an_epoch_it_keeps_the_steps_that_are_done(monkeypatch)
     assert net.n_iter_ == 2 and not same(state(net), state(less)) and net.score(X_TEST, Y_TEST) > 0.2
 
 
+def breaking(monkeypatch, number):
+    """In that epoch, counted from 0, the weights break, and somebody interrupts then."""
+    def broken(trainer, data, tick, whole, original=loop._epoch):
+        found = original(trainer, data, tick, whole)
+        if trainer.epoch == number:
+            weight = trainer.model.layers[0].weight
+            weight.assign(np.full(weight.shape, np.nan, np.float32))
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(loop, "_epoch", broken)
+
+
+@pytest.mark.parametrize("number, apart", [(2, 1), (3, 20)], ids=["copied each epoch", "copied each other epoch"])
+def test_weights_that_broke_are_not_kept(number, apart, monkeypatch):
+    options, kept = {**SMALL, "batch_size": 100}, 2  # 15 steps an epoch
+    less = Net(**{**options, "epochs": kept}).fit(X, Y)
+    monkeypatch.setattr(loop, "APART", apart)
+    breaking(monkeypatch, number)
+    net = Net(**options)
+    with pytest.raises(KeyboardInterrupt, match=f"after {kept} whole epochs"):
+        net.fit(X, Y)
+    assert net.n_iter_ == len(net.history_) == kept and same(state(net), state(less))
+    monkeypatch.undo()
+    assert same(state(net.partial_fit(X, Y)), state(less.partial_fit(X, Y)))
+
+
+def test_without_a_copy_broken_weights_leave_the_net_as_it_was(monkeypatch):
+    breaking(monkeypatch, 2)  # the only copy in fewer than 512 steps is that of the beginning
+    net = Net(**SMALL)
+    with pytest.raises(KeyboardInterrupt) as error:
+        net.fit(X, Y)
+    assert not error.value.args and not hasattr(net, "model_")
+
+
 def test_early_stopping_keeps_the_best_weights_so_far():
     options = {**SMALL, "early_stopping": True, "learning_rate": 0.05}
     scores = []

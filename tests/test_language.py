@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from numbanet import GateSparsity, LanguageModel, RowDropout, SkewNormalSchedule, Tensor, device
+from numbanet import GateSparsity, LanguageModel, NoDropout, RowDropout, SkewNormalSchedule, Tensor, device
 from numbanet.estimators.vocabulary import Vocabulary
 from numbanet.training.task import LanguageModelling
 
@@ -70,6 +70,33 @@ def test_words_that_follow():
     assert model.generate(["the", "cat"], 3, temperature=0) == model.generate(["the", "cat"], 3, temperature=0, random_state=5)
 
 
+def test_memory_is_carried_from_word_to_word():
+    """What is generated is what the whole text so far calls for, of prompts longer than `steps`, too."""
+    model = LanguageModel((16, 16), **{**FAST, "epochs": 9}).fit(TEXT)
+    for prompt in (["the"], TEXT[3:20]):
+        found = model.generate(prompt, 12, temperature=0)
+        logits = [model._read(model.vocabulary_.encode(prompt + found[:n]), {}) for n in range(12)]
+        unknown = model.vocabulary_.encode(["<unk>"])[0]
+        assert found == model.vocabulary_.decode([max(set(range(row.size)) - {unknown}, key=row.__getitem__) for row in logits])
+    before = model.perplexity(TEXT)
+    model.generate(["cat"], 5)
+    assert model.perplexity(TEXT) == before
+
+
+@pytest.mark.parametrize("recurrent_dropout", ["none", NoDropout()])
+def test_a_sampling_that_draws_nothing_is_named(recurrent_dropout):
+    options = {"recurrent_dropout": recurrent_dropout, "recurrent_sampling": "step"}
+    with pytest.warns(UserWarning, match="recurrent_sampling='step' draws nothing where recurrent_dropout is 'none'"):
+        fitted(epochs=1, **options)
+
+
+def test_what_is_unwise_in_some_epochs_is_said_of_policies_that_act_together():
+    rate = RowDropout(lambda epoch: 0.95 if epoch == 1 else 0.0)
+    with pytest.warns(UserWarning, match="rdp: a layer of 16 neurons is too narrow for this rate"):
+        fitted(dropout="rdp", dropout_rate=0.1, recurrent_dropout=rate)
+
+
+@pytest.mark.filterwarnings("ignore:tdp")
 @pytest.mark.parametrize("most", [1, 3 * 4 * 10])  # pieces of one and of three time steps; seven do not come out even
 @pytest.mark.parametrize("way", ["none", "bernoulli", "rdp", "tdp", "columns", "tied rdp"])
 def test_logits_in_pieces_teach_the_same(way, most, monkeypatch):

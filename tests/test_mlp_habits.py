@@ -12,6 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from numbanet import Linear, Net, NetRegressor, ReLU, Sequential
 from numbanet.datasets import load_digits
 
+pytestmark = pytest.mark.filterwarnings("ignore:fit. the network answers no better")  # after so few epochs
 X, Y, X_TEST, Y_TEST = load_digits()
 FAST = {"epochs": 3, "random_state": 0, "device": "cpu"}
 TEXTS, LABELS = make_multilabel_classification(600, 20, n_classes=4, random_state=0)
@@ -19,6 +20,7 @@ TEXTS = np.float32(StandardScaler().fit_transform(TEXTS))
 
 
 # --- several labels ---------------------------------------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore:Stochastic Optimizer")  # theirs, which is given 300 epochs
 @pytest.mark.parametrize("dropout", ["none", "rdp"])
 def test_several_labels_are_learned_as_by_scikit_learn(dropout):
     net = Net((64,), epochs=60, learning_rate=0.05, random_state=0, dropout=dropout)

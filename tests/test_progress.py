@@ -84,6 +84,7 @@ def test_what_matters_fits_into_80_columns(terminal, validation, fits):
     assert fits in terminal()
 
 
+@pytest.mark.filterwarnings("ignore:(tdp|dsg). a")  # layers are narrow
 def test_the_demo_names_each_kind(capsys, tmp_path):
     demo.run(tmp_path / "demo.png", "cpu", (16, 16), epochs=2)
     out = capsys.readouterr().out

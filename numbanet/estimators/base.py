@@ -19,6 +19,7 @@ from ..layers import Form, Sequential, Step, to
 from ..training.data import Data, on_device
 from ..training.forward import forward
 from ..training.loop import Epochs, Interrupted
+from ..training.optim import Optimizer
 from ..training.progress import Progress
 from ..training.streams import Streams
 from ..training.structure import Structure
@@ -49,7 +50,9 @@ class BaseNet(Settings):
         Ctrl-C ends training after the present step and raises KeyboardInterrupt, so that whatever called `fit`, such as a grid
         search, stops as well. If an epoch at least is done, the Net keeps what was learned: it predicts, scores, is saved, and
         goes on by `partial_fit`, as one that was trained for fewer epochs, with `n_iter_` and `history_` of those that are
-        whole; with early stopping, the weights are the best so far. Before that, the Net is as it was.
+        whole; with early stopping, the weights are the best so far. Where the epoch that was broken off has left weights that
+        are not finite, the Net goes back to the last copy of them, after fewer epochs. Without one, or before an epoch is done,
+        it is as it was.
 
         Parameters
         ----------
@@ -100,8 +103,8 @@ class BaseNet(Settings):
             if fresh:
                 self._start(X, weights, settings)
             elif self.sparsity != self._sparsity:
-                warn(f"partial_fit: the network goes on with sparsity={self._sparsity!r}, with which it began; fit begins "
-                     f"anew, with {self.sparsity!r}")
+                warn(f"partial_fit: the network goes on with sparsity={self._sparsity!r}, with which it began, or was "
+                     f"loaded; fit begins anew, with {self.sparsity!r}")
             settings["early_stopping"] = False
             self._train(X, y, weights, 1, settings, None)
         return self
@@ -110,8 +113,10 @@ class BaseNet(Settings):
         """Write the trained estimator to one safetensors file: parameters and buffers by the names of `model_.state_dict()`,
         all else in the metadata.
 
-        The optimiser's state is not in it: `partial_fit` of a loaded estimator begins with a new one. Layers that were given
-        (`layers`) are kept as they were trained.
+        The optimiser's state is not in it: `partial_fit` of a loaded estimator begins with a new one. Random streams begin
+        anew, too, and so does what `sparsity` does: the loaded network is as sparse as the saved one, but `partial_fit` does
+        not keep it so, and warns; `fit` begins with `sparsity` again. Layers that were given (`layers`) are kept as they were
+        trained, and tensors that were frozen (`requires_grad`) stay frozen.
 
         Parameters
         ----------
@@ -123,7 +128,7 @@ class BaseNet(Settings):
         TypeError
             If a setting or a layer is of a class of one's own, or a function: files hold numbers and names. The message has the
             way out.
-        FileNotFoundError, IsADirectoryError
+        FileNotFoundError, IsADirectoryError, PermissionError
             If no file can be written there.
         sklearn.exceptions.NotFittedError
             If nothing was trained.
@@ -231,7 +236,7 @@ class BaseNet(Settings):
         self._check_layers(model)
         to(model, settings["device"])
         self.model_, self.history_ = model, []
-        self.optimizer_ = self._make_optimizer(model.parameters())
+        self.optimizer_ = self._new_optimizer(model)
         self._sparsity = self.sparsity
         self._structure = Structure() if self.sparsity is None else self.sparsity.begin(
             model, (self.batch_size, *self.input_shape_), self.epochs, settings["device"])
@@ -246,9 +251,20 @@ class BaseNet(Settings):
         return build(X, weights, (X.shape[1], *self._widths(), self._outputs()), self.activation, settings["averaged"],
                      self._streams.weights, settings["device"])
 
+    def _new_optimizer(self, model: Sequential) -> Optimizer:
+        """One for all parameters. Those that are frozen stay so, and are trained again when somebody thaws them."""
+        frozen = [tensor for tensor in model.parameters() if not tensor.requires_grad]
+        for tensor in frozen:
+            tensor.requires_grad = True
+        try:
+            return self._make_optimizer(model.parameters())
+        finally:
+            for tensor in frozen:
+                tensor.requires_grad = False
+
     def _check_layers(self, model: Sequential) -> None:
         """ValueError unless the layers take the samples and give the outputs."""
-        if not any(True for _ in model.parameters()):
+        if not any(tensor.requires_grad for tensor in model.parameters()):
             raise ValueError(f"layers: there is nothing to train in {model}")
         shape = model.cost(Form((self.batch_size, *self.input_shape_)), Step("cpu"))[1].shape
         if len(shape) != 2 or shape[1] not in (None, self._outputs()):
@@ -279,8 +295,8 @@ class BaseNet(Settings):
         if type(chosen) is NoDropout and chosen.rate != SHARED["dropout_rate"]:
             warn(f"dropout_rate={chosen.rate!r} drops nothing where dropout is 'none': choose 'bernoulli', 'rdp' or 'tdp'")
         numbers = range(len(self.history_), len(self.history_) + epochs)
-        policies = {chosen.rate: chosen for chosen in map(settings["policy"].at, numbers)}.values()
-        for message in dict.fromkeys(said for chosen in policies for said in chosen.concerns(self.model_)):
+        policies = {tuple(part.rate for part in _parts(policy)): policy for policy in map(chosen.at, numbers)}.values()
+        for message in dict.fromkeys(said for policy in policies for said in policy.concerns(self.model_)):
             warn(message)
         self.policy_ = settings["policy"]
         with contextlib.ExitStack() as stack:
@@ -332,4 +348,9 @@ class BaseNet(Settings):
 
 def _named(chosen: Dropout) -> str:
     """The kind of dropout, in a word."""
-    return "+".join(part.name for part in (chosen.policies if isinstance(chosen, Together) else (chosen,)))
+    return "+".join(part.name for part in _parts(chosen))
+
+
+def _parts(chosen: Dropout) -> tuple[Dropout, ...]:
+    """The policies that act together, or the one."""
+    return chosen.policies if isinstance(chosen, Together) else (chosen,)

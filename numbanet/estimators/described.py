@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from numbanet_kernels.layouts.sparse import BSR, CSR
 
-from ..dropout import POLICIES, ConstantSchedule, GateSparsity, SkewNormalSchedule
+from ..dropout import POLICIES, ConstantSchedule, Dropout, GateSparsity, SkewNormalSchedule
 from ..layers import (
     ACTIVATIONS,
     LSTM,
@@ -39,6 +39,7 @@ from .vocabulary import Vocabulary
 # what estimators are given, or learn; each keeps the arguments of its constructor as attributes
 SETTINGS = {kind.__name__: kind for kind in (*POLICIES.values(), ConstantSchedule, FlipsAndCrops, GateSparsity, GroupLasso,
                                              MagnitudePruning, Rewire, SkewNormalSchedule, Vocabulary)}
+SET_ON_COPIES = ("kind", "steps", "answer")  # attributes of policies that are no arguments (`recurrent`)
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -59,10 +60,14 @@ def described(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return {"array": described(value.tolist()), "dtype": str(value.dtype)}
     if SETTINGS.get(type(value).__name__) is type(value):
-        given = {name: (getattr(value, name), parameter.default)
-                 for name, parameter in inspect.signature(type(value)).parameters.items()}
-        return {"setting": type(value).__name__,
-                "with": {name: described(own) for name, (own, default) in given.items() if own is not default}}
+        arguments = inspect.signature(type(value)).parameters
+        given = {name: (getattr(value, name), parameter.default) for name, parameter in arguments.items()}
+        own = {name: described(part) for name, part in vars(value).items() if isinstance(value, Dropout)
+               and name[0] != "_" and name not in arguments and part is not getattr(type(value), name, value)}
+        if unknown := own.keys() - set(SET_ON_COPIES):
+            raise TypeError(f"{value!r} was given {', '.join(sorted(unknown))}, which {type(value).__name__} does not take")
+        return {"setting": type(value).__name__, **({"set": own} if own else {}),
+                "with": {name: described(part) for name, (part, default) in given.items() if part is not default}}
     raise TypeError(f"{value!r} is no number, text, or collection of these, and of no class that numbanet has for settings")
 
 
@@ -80,7 +85,12 @@ def made(value: Any) -> Any:
         return {made(key): made(part) for key, part in value["dict"]}
     if "array" in value:
         return np.array(made(value["array"]), value["dtype"])
-    return SETTINGS[value["setting"]](**{name: made(part) for name, part in value["with"].items()})
+    found = SETTINGS[value["setting"]](**{name: made(part) for name, part in value["with"].items()})
+    for name, part in value.get("set", {}).items():
+        if name not in SET_ON_COPIES:
+            raise ValueError(f"{value['setting']} has no {name!r} that can be set")
+        setattr(found, name, made(part))
+    return found
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
@@ -116,6 +126,24 @@ LAYERS: dict[type[Layer], Callable[[Any], dict[str, Any]]] = {
     Select: lambda layer: {"features": layer.plan.n, "index": np.asarray(layer.plan.indices())},
     **{kind: lambda layer: {} for kind in (Flatten, LastStep, *ACTIVATIONS.values())},
 }
+
+
+def _lstm(given: Mapping[str, Any]) -> Iterable[tuple[str, tuple[int, ...]]]:
+    hidden, width = given["hidden_size"], given["input_size"]
+    for layer in range(given["num_layers"]):
+        yield f"weight_ih_l{layer}", (4 * hidden, hidden if layer else width)
+        yield f"weight_hh_l{layer}", (4 * hidden, hidden)
+
+
+# names and shapes of the weights that a constructor makes for such arguments: what it draws is no larger than what is stored
+SHAPES: dict[type[Layer], Callable[[dict[str, Any]], Iterable[tuple[str, tuple[int, ...]]]]] = {
+    Linear: lambda given: [("weight", (given["out_features"], given["in_features"]))],
+    Conv2d: lambda given: [("weight", (given["out_channels"], given["in_channels"] // given["groups"], *given["kernel_size"]))],
+    BatchNorm1d: lambda given: [("weight", (given["num_features"],))],
+    BatchNorm2d: lambda given: [("weight", (given["num_features"],))],
+    Embedding: lambda given: [("weight", (given["num_embeddings"], given["embedding_dim"]))],
+    LSTM: _lstm,
+}
 KINDS = {kind.__name__: kind for kind in LAYERS}
 
 
@@ -129,11 +157,16 @@ def described_layer(layer: Layer) -> dict[str, Any]:
 
 
 def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefix: str) -> Layer:
-    """The layer that was described; the names of its arrays begin with the prefix. Only those that decide its structure are
-    read here."""
+    """The layer that was described; the names of its arrays begin with the prefix. Only shapes, and those that decide its
+    structure, are read here. ValueError where a weight is not there, or of another shape."""
     if value["layer"] == "Sequential":
         return Sequential([made_layer(part, arrays, f"{prefix}{i}.") for i, part in enumerate(value["with"])])
     kind, given = KINDS[value["layer"]], made(value["with"])
+    for name, shape in SHAPES.get(kind, lambda given: ())(given):
+        if prefix + name not in arrays:
+            raise ValueError(f"it lacks {prefix}{name}")
+        if arrays[prefix + name].shape != shape:
+            raise ValueError(f"{prefix}{name} has shape {arrays[prefix + name].shape}, and the layer's would be {shape}")
     if kind is not SparseLinear:
         return kind(**given)
     parts = [arrays[prefix + name] for name in ("crow_indices", "col_indices", "values")]

@@ -23,6 +23,7 @@ from ..training.data import Data
 from ..training.streams import Streams
 from ..training.task import LanguageModelling
 from ..training.trainer import Trainer
+from ..training.warned import warn
 from .base import BaseNet
 from .parameters import PARAMETERS, SHARED, storing
 from .vocabulary import Vocabulary, checked_tokens
@@ -145,6 +146,8 @@ class LanguageModel(BaseNet):
             If the text is no list of words or integers.
         FloatingPointError
             If the loss is not finite in the first epoch; the model is then as it was before.
+        KeyboardInterrupt
+            If it is interrupted.
         """
         with self._unchanged_on_error():
             settings = self._settings(dropout, dropout_rate)
@@ -155,7 +158,10 @@ class LanguageModel(BaseNet):
             self._streams = Streams.from_seed(check_random_state(self.random_state).randint(2**31))
             self.model_, self.history_ = self._layers(), []
             to(self.model_, settings["device"])
-            self.optimizer_ = self._make_optimizer(self.model_.parameters())
+            self.optimizer_ = self._new_optimizer(self.model_)
+            if self.recurrent_sampling != "sequence" and policy(self.recurrent_dropout).name == "none":
+                warn(f"recurrent_sampling={self.recurrent_sampling!r} draws nothing where recurrent_dropout is 'none': choose "
+                     "'rdp'")
             self._run(self._trainer(settings["policy"], settings["gates"]), Data(symbols, symbols),
                       None if held is None else Data(held, held), self.epochs, settings)
         return self
@@ -173,7 +179,7 @@ class LanguageModel(BaseNet):
         """The n most probable words after a prompt, the most probable first."""
         check_is_fitted(self, "model_")
         n = _count("n", n, len(self.vocabulary_))
-        logits, _ = self._read(self._encoded("prompt", prompt, 1), {})
+        logits = self._read(self._encoded("prompt", prompt, 1), {})
         return self.vocabulary_.decode(np.argsort(-logits, kind="stable")[:n])
 
     def generate(self, prompt: Iterable[Any], n: int = 20, temperature: float = 1.0,
@@ -202,7 +208,7 @@ class LanguageModel(BaseNet):
         rng, memory, found = check_random_state(random_state), {}, []
         given = self._encoded("prompt", prompt, 1)
         for _ in range(n):
-            logits, memory = self._read(given, memory)
+            logits = self._read(given, memory)
             if self.vocabulary_.unknown is not None and logits.size > 1:
                 logits[self.vocabulary_.encode([self.vocabulary_.unknown])] = -np.inf
             if temperature:
@@ -275,14 +281,14 @@ class LanguageModel(BaseNet):
     def _device(self):
         return next(self.model_.parameters()).device
 
-    def _read(self, symbols: np.ndarray, memory: dict) -> tuple[np.ndarray, dict]:
-        """Logits (V,) after some symbols, and what the layers remember then."""
-        dev, memory = self._device(), dict(memory)
+    def _read(self, symbols: np.ndarray, memory: dict) -> np.ndarray:
+        """Logits (V,) after some symbols; what the layers remember then overwrites the memory that is given."""
+        dev = self._device()
         with no_grad(), dev.session(**self._session_options()):
             for start in range(0, len(symbols), self.steps):
                 x = Tensor.wrap(dev.upload(symbols[start:start + self.steps, None]), dev)
                 output = self.model_(x, Step(dev, memory=memory))
-        return np.array(output.numpy()[-1, 0]), memory
+        return np.array(output.numpy()[-1, 0])
 
 
 def _count(name: str, value: Any, most: int | None = None) -> int:

@@ -2,7 +2,7 @@
 
     arrays      parameters and buffers, by the names that `model_.state_dict()` gives; one that layers share is there once
     metadata    one entry, "numbanet", JSON: version of this layout, class, parameters, layers, learned attributes, names of
-                shared tensors, and the SHA-256 of all that and the arrays
+                shared and of frozen tensors, and the SHA-256 of all that and the arrays
 
 Every reader of safetensors finds the arrays. Nothing in a file is run, or made an object that is not listed in `described`.
 """
@@ -46,7 +46,8 @@ def save(net: Any, path: str | os.PathLike) -> None:
             shared[name] = names[tensor]
         else:
             names[tensor], arrays[name] = name, np.array(tensor.numpy(), order="C")
-    told = {"version": VERSION, "class": type(net).__name__, "shared": shared, **_told(net)}
+    frozen = [names[tensor] for tensor in net.model_.parameters() if not tensor.requires_grad]
+    told = {"version": VERSION, "class": type(net).__name__, "shared": shared, "frozen": frozen, **_told(net)}
     content = serialised(arrays, {ENTRY: json.dumps({**told, "sha256": _digest(told, arrays)})})
     with tempfile.TemporaryDirectory(prefix=".save-", dir=path.absolute().parent) as partial:
         Path(partial, path.name).write_bytes(content)
@@ -58,6 +59,8 @@ def check_target(path: str | os.PathLike) -> Path:
     path = Path(path)
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"cannot save to {str(path)!r}: there is no folder {str(path.absolute().parent)!r}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise PermissionError(f"cannot save to {str(path)!r}: the folder {str(path.absolute().parent)!r} cannot be written to")
     if path.is_dir():
         raise IsADirectoryError(f"cannot save to {str(path)!r}: it is a folder; give the name of a file in it")
     return path
@@ -81,9 +84,9 @@ def _told(net: Any) -> dict[str, Any]:
         except TypeError as error:
             raise TypeError(f"save: {name}={error}. set_params({name}=...) to another value leaves the trained network as it "
                             "is; or keep net.model_.state_dict()") from None
-    learned = {name: value for name, value in vars(net).items()
-               if name in HIDDEN or (name.endswith("_") and name[0] != "_" and name not in MADE_ANEW)}
-    for name, value in learned.items():
+    for name, value in vars(net).items():
+        if not _is_learned(name):
+            continue
         try:
             found["fitted"][name] = described(value)
         except TypeError as error:
@@ -91,6 +94,11 @@ def _told(net: Any) -> dict[str, Any]:
                 continue  # predictions do without it
             raise TypeError(f"save: {name} cannot be written: {error}; keep net.model_.state_dict()") from None
     return found
+
+
+def _is_learned(name: str) -> bool:
+    """Whether an attribute of that name is learned, and written as it is."""
+    return name in HIDDEN or (name.endswith("_") and name[0] != "_" and name not in MADE_ANEW)
 
 
 def _digest(told: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
@@ -111,26 +119,33 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
         raise ValueError(f"{name} holds a {saved}, and no {' or '.join(kind.__name__ for kind in kinds)}: "
                          f"{saved}.load reads it")
     try:
+        arrays |= {other: arrays[first] for other, first in told["shared"].items()}
         model = Sequential([made_layer(layer, arrays, f"{i}.") for i, layer in enumerate(told["layers"])])
         for other, first in told["shared"].items():
             _share(model, other, first)
-        model.load_state_dict({**arrays, **{other: arrays[first] for other, first in told["shared"].items()}})
+        model.load_state_dict(arrays)
+        tensors = {name: tensor for name, tensor, _ in model.named()}
+        for frozen in told.get("frozen", ()):
+            tensors[frozen].requires_grad = False
         parameters = {setting: made(value) for setting, value in told["parameters"].items()}
         if told["given"]:
             parameters["layers"] = copy.deepcopy(model.layers)
         net = kind(**parameters)
-        vars(net).update({learned: made(value) for learned, value in told["fitted"].items()})
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        for learned, value in told["fitted"].items():
+            if not _is_learned(learned):
+                raise ValueError(f"{learned!r} is nothing that is learned")
+            setattr(net, learned, made(value))
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"{name} does not hold what this version of numbanet can read: {why}") from error
     if device is not None:
         net.set_params(device=device)
     settings = net._settings(None, None)
     to(model, settings["device"])
-    net.model_, net.optimizer_ = model, net._make_optimizer(model.parameters())
+    net.model_, net.optimizer_ = model, net._new_optimizer(model)
     net.policy_ = getattr(net, "policy_", settings["policy"])
     net._streams = Streams.from_seed(check_random_state(net.random_state).randint(2**31))
-    net._sparsity, net._structure = net.sparsity, Structure()
+    net._sparsity, net._structure = None, Structure()
     return net
 
 
@@ -152,19 +167,26 @@ def _read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is no mapping
     except SafetensorError as error:
         raise ValueError(f"{name} is no safetensors file, or a truncated one: {error}") from error
-    if told.pop("sha256", None) != _digest(told, arrays):
+    if not _is_whole(told, arrays):
         raise ValueError(f"{name} is damaged: its SHA-256 is not that of what was saved; save again, or take another copy")
     return told, arrays
+
+
+def _is_whole(told: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
+    """Whether the SHA-256 of a file, which is taken out, is that of what it holds."""
+    try:
+        return told.pop("sha256", None) == _digest(told, arrays)
+    except RecursionError:  # nothing that was saved is nested so deeply
+        return False
 
 
 def _parsed(text: str) -> dict[str, Any]:
     """The JSON of a file, or nothing where it is none."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
 
 
 def _share(model: Sequential, name: str, first: str) -> None:

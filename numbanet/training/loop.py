@@ -85,9 +85,10 @@ def _with_following(batches: Iterator[Batch]) -> Iterator[tuple[Batch, Batch | N
 class Epochs:
     """Training until it is done.
 
-    Training that is interrupted after an epoch at least keeps the weights it has, and raises `Interrupted`. A loss that is not
-    finite ends the fit with the weights of the epoch before, or with FloatingPointError in the first. With `patience`, the
-    best weights by validation score stay.
+    Training that is interrupted after an epoch at least keeps the weights it has, those of the last copy where they are not
+    finite, and raises `Interrupted`; without such a copy, KeyboardInterrupt. A loss that is not finite ends the fit with the
+    weights of the epoch before, or with FloatingPointError in the first. With `patience`, the best weights by validation score
+    stay.
 
     To go back to the epoch before, weights are copied: after each epoch where somebody looks at them then, else when `APART`
     steps were done. From such a copy the epochs up to the one before are trained again, which gives the same weights: nothing
@@ -143,6 +144,11 @@ class Epochs:
             optimizer.learning_rate = self.rate
             self.trainer.structure.leave(self.trainer)
             settle(self.trainer)
+        if interrupted and self.best is None and not finite(self.trainer):
+            if self.good is None or self.good.epoch == self.first:
+                raise KeyboardInterrupt  # there is nothing whole to keep
+            self.good.restore(self.trainer)
+            del self.history[self.good.epoch:]
         if self.best is not None:
             self.best[1].restore(self.trainer)
         elif self.patience is not None and len(self.history) == self.end:
