@@ -10,6 +10,7 @@ from numbanet.dropout import Together, recurrent
 from numbanet.training.replay import Replay
 from numbanet.training.trainer import Trainer
 from numbanet_kernels.blocks import recurrent as kernels
+from numbanet_kernels.families import embedding
 from numbanet_kernels.runtime import graph, launch
 
 DEVICES = [name for name in ("cuda", "emulated") if problem(name) is None]
@@ -98,10 +99,12 @@ def test_steps_of_every_period_are_replayed_with_lists_that_are_made_once(where,
     assert {plan.density == 1 for plan in plans} == {True, False}
 
 
-def test_what_is_found_on_the_host_is_not_recorded(where, replays):
-    """How long padded sequences are; which gate columns are kept."""
+def test_what_is_found_on_the_host_is_not_recorded(where, monkeypatch, replays):
+    """How long padded sequences are; which gate columns are kept; which of many look-ups are of one row."""
     sequences(where, first=[Embedding(5, 2, padding_idx=0, rng=0)], epochs=3)
     language(where, gate_sparsity=0.5, gate_schedule=1.0)
+    monkeypatch.setattr(embedding, "MOST", 3)
+    language(where)
     assert not replays
 
 
