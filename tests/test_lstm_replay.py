@@ -4,12 +4,13 @@ import contextlib
 import numpy as np
 import pytest
 
-from numbanet import LSTM, Embedding, LanguageModel, LastStep, Linear, Net, NetRegressor, RowDropout
+from numbanet import LSTM, Embedding, LanguageModel, LastStep, Linear, Net, NetRegressor, RowDropout, TimePlan
 from numbanet.device import problem
 from numbanet.dropout import Together, recurrent
 from numbanet.training.replay import Replay
 from numbanet.training.trainer import Trainer
 from numbanet_kernels.blocks import recurrent as kernels
+from numbanet_kernels.families import embedding
 from numbanet_kernels.runtime import graph, launch
 
 DEVICES = [name for name in ("cuda", "emulated") if problem(name) is None]
@@ -82,10 +83,28 @@ def test_replayed_passes_train_the_same(where, replays, name):
     assert [r["loss"] for r in ours.history_] == [r["loss"] for r in theirs.history_]
 
 
-def test_what_is_found_on_the_host_is_not_recorded(where, replays):
-    """How long padded sequences are; which gate columns are kept."""
+def test_steps_of_every_period_are_replayed_with_lists_that_are_made_once(where, monkeypatch, replays):
+    """At the default rate, where most steps have a layer that keeps all units, multiplied by a number."""
+    passes, listed, plans = [], [], set()
+
+    def put_plans(self, step, original=Replay.put_plans):
+        passes.append(self)
+        plans.update(step.plans.values())
+        original(self, step)
+
+    monkeypatch.setattr(Replay, "put_plans", put_plans)
+    monkeypatch.setattr(TimePlan, "lists", lambda plan, original=TimePlan.lists: listed.append(plan) or original(plan))
+    language(where, hidden=(4, 4), recurrent_dropout="rdp", recurrent_sampling="step", epochs=4)
+    assert len(replays) == len(passes) - len(passes[0]._met) > 4 and len(listed) == 2 * len(passes)
+    assert {plan.density == 1 for plan in plans} == {True, False}
+
+
+def test_what_is_found_on_the_host_is_not_recorded(where, monkeypatch, replays):
+    """How long padded sequences are; which gate columns are kept; which of many look-ups are of one row."""
     sequences(where, first=[Embedding(5, 2, padding_idx=0, rng=0)], epochs=3)
     language(where, gate_sparsity=0.5, gate_schedule=1.0)
+    monkeypatch.setattr(embedding, "MOST", 3)
+    language(where)
     assert not replays
 
 

@@ -25,9 +25,8 @@ from numbanet import (
     Tensor,
     TileDropout,
 )
-from numbanet.dropout import Together, policy
+from numbanet.dropout import Together, graph, policy, recurrent
 from numbanet.dropout.graph import WINDOWS, _windows, johnson_lindenstrauss, kept_of
-from numbanet.dropout.together import recurrent
 from numbanet.layers import Flow
 from numbanet_kernels.families.projection import project_reference
 from numbanet_kernels.layouts.ternary import ternary
@@ -118,20 +117,23 @@ def test_weights_are_projected_anew_after_so_many_steps():
     assert plan_of(chosen.calibrated(model, None), model, x) == after  # a new epoch begins with a projection
 
 
-def test_rows_of_a_weight_are_projected_anew_in_turn(dev):
-    """Of 600 rows 512 in one step and 88 in the next one, so that after two steps none is old."""
-    model, x = network(400, 600, dev), Tensor(samples(inputs=400)[0], dev)
+def test_rows_of_a_weight_are_projected_anew_in_turn(dev, monkeypatch):
+    """Of 60 rows 32 in one step and 28 in the next one, so that after two steps none is old; on CUDA they are copied once."""
+    monkeypatch.setattr(graph, "ROWS", 16)
+    model, x = network(device=dev), Tensor(samples()[0], dev)
     chosen, w, plans, spent = DynamicSparseGraph(0.5, epsilon=0.99, refresh=2), model.layers[0].weight, [], []
+    copied, kind, k = [], type(w.data), johnson_lindenstrauss(60, 0.99)
+    if do := getattr(kind, "copy_to_device", None):
+        monkeypatch.setattr(kind, "copy_to_device", lambda self, *given: copied.append(self.shape) or do(self, *given))
     for step in range(5):
         plans.append(plan_of(chosen, model, x))
         spent.append(chosen.spent())
         if step == 0:
             dev.copy(dev.upload(np.random.default_rng(5).standard_normal(w.shape).astype(np.float32)), out=w.data)
-    k = johnson_lindenstrauss(600, 0.99)
-    additions = ternary(k, 400, 0).columns.size
-    assert [flops - 2 * 16 * k * 600 for flops in spent] == [(16 + rows) * additions for rows in (600, 88, 512, 88, 512)]
-    assert plans[0] != plans[1] != plans[2]
-    assert plans[2] == plans[3] == plans[4] == plan_of(DynamicSparseGraph(0.5, epsilon=0.99), model, x)
+    additions = ternary(k, 200, 0).columns.size
+    assert [flops - 2 * 16 * k * 60 for flops in spent] == [(16 + rows) * additions for rows in (60, 28, 32, 28, 32)]
+    assert [shape for shape in copied if shape[-1] == k] == [(rows, k) for rows in (28, 32, 28, 32)] * (dev.name != "cpu")
+    assert plans[0] != plans[1] != plans[2] == plans[3] == plans[4] == plan_of(DynamicSparseGraph(0.5, epsilon=0.99), model, x)
 
 
 def test_what_comes_compact_is_looked_at_as_it_is_dense(dev):

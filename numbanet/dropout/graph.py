@@ -2,9 +2,9 @@
 
 A random projection f to k numbers nearly keeps inner products, so that f(x) . f(w) guesses the output x . w; the largest share
 1 - rate of them is kept (*Dynamic Sparse Graph for Efficient Deep Learning*, ICLR 2019: dimension-reduction search and
-double-mask selection). It is a selection, not dropout: nothing is scaled. f(w) is worked out anew every `refresh` steps, some
-rows of w in each step. Only hidden Linear and Conv2d layers are chosen from: one that pruning has made sparse is computed whole
-from then on.
+double-mask selection). It is a selection, not dropout: nothing is scaled. f(w) is worked out anew as an epoch begins and then
+every `refresh` steps, where rows of w take turns. Only hidden Linear and Conv2d layers are chosen from: one that pruning has
+made sparse is computed whole from then on.
 
     batch    one set of neurons for a whole batch, guessed from a few of its samples: a dense product with the kept neurons,
              whose compact output, input gradient and weight gradient all shrink
@@ -12,7 +12,8 @@ from then on.
     sample   a set for each sample, as in the paper: products of single pairs of samples and neurons
 
 What that costs, of N samples, I inputs, O outputs and S samples looked at (all of them for "sample"): S I k / 3 additions and
-2 S k O FLOPs a step, and O I k / 3 additions every `refresh` steps, beside the 2 N I O (1 - rate) FLOPs of the product.
+2 S k O FLOPs a step, and O I k / 3 additions in the first step of an epoch and every `refresh` steps, beside the
+2 N I O (1 - rate) FLOPs of the product.
 """
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ class DynamicSparseGraph(Dropout):
         fastest; of convolutions it chooses channels, and is the only one.
     refresh : int, default=50
         After so many steps each row of a weight is projected anew, which for all rows takes as long as a product with k / 6
-        samples. Rows take turns, so that no step projects all of them but the first. The number is the paper's.
+        samples. 256 rows or a multiple of them take turns, of a layer of fewer all in one step. The first step of an epoch
+        projects every layer whole, so that what an epoch does depends on nothing before it but the weights. The number is the
+        paper's.
     threshold : {"exact", "shared"}, default="exact"
         Whether each set has exactly its share of the neurons, or all have those above the threshold of the first few sets (the
         paper's inter-sample sharing).
@@ -314,8 +317,10 @@ def _anew(dev: Device, found: tuple[Any, Any] | None, matrix: Any, rows: slice, 
         return projected, dev.scores_packed(projected)
     first, stop, _ = rows.indices(matrix.shape[0])
     own = dev.project(dev.part(matrix, first, stop), lists, k)
-    dev.copy(own, out=dev.part(found[0], first, stop))
-    return found[0], dev.scores_packed(own, found[1], first)
+    packed = dev.scores_packed(own, found[1], first)
+    if packed is not found[0]:  # else its rows are there by now
+        dev.copy(own, out=dev.part(found[0], first, stop))
+    return found[0], packed
 
 
 @functools.lru_cache(maxsize=64)

@@ -31,6 +31,12 @@ class Kept:
     def __init__(self, plan: Plan, dev: Device, place: Any = None) -> None:
         self.plan, self.device, self._place = plan, dev, place
 
+    def at(self, place: Any) -> Kept:
+        """The same plan, its lists in a place: whoever has one copies them there."""
+        found = type(self)(self.plan, self.device, place)
+        found._host = self._host  # worked out once
+        return found
+
     @property
     def density(self) -> float:
         """The kept share, for `profile`."""
@@ -168,10 +174,10 @@ class KeptSamples(Kept):
 KINDS = {SamplePlan: KeptSamples, AxisPlan: KeptAxis, TimePlan: KeptTimes, TilePlan: KeptTiles, BlockPlan: KeptBlocks}
 
 
-def place_kept(plan: Plan, dev: Device, place: Any = None) -> Kept:
-    """The plan on a device, its lists in a place that is given, or their own."""
+def place_kept(plan: Plan, dev: Device) -> Kept:
+    """The plan on a device."""
     kind = next((kept for kind, kept in KINDS.items() if isinstance(plan, kind)), Kept)
-    return kind(plan, dev, place)
+    return kind(plan, dev)
 
 
 _held = functools.lru_cache(maxsize=1024)(place_kept)

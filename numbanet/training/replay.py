@@ -16,7 +16,7 @@ from .. import profile
 from ..device import Device
 from ..layers import Layer, Step
 from ..plans import Kept, Plan
-from ..plans.kept import kept, place_kept
+from ..plans.kept import kept
 from ..tensor import Tensor
 
 
@@ -69,7 +69,7 @@ class Replay:
     def put_plans(self, step: Step) -> None:
         """Put the lists of a step's plans where passes find those of all plans of their kind at that site."""
         for site, plan in step.plans.items():
-            if plan.density < 1:  # else there is no other one of its kind
+            if plan.density < 1 or plan.once:  # else there is no other one of its kind, and its lists are kept
                 step.placed[site] = self._put_plan(site, plan)
 
     def _put_plan(self, site: tuple[Layer, str], plan: Plan) -> Kept:
@@ -78,11 +78,11 @@ class Replay:
             self._places[site, plan.kind] = self.dev.copy(own.whole)
         place = self.dev.copy(own.whole, out=self._places[site, plan.kind])
         if plan.once:
-            return place_kept(plan, self.dev, place)
+            return own.at(place)
         if (site, plan) not in self._kept:
             if len(self._kept) == self.MET:
                 self._kept.clear()
-            self._kept[site, plan] = place_kept(plan, self.dev, place)
+            self._kept[site, plan] = own.at(place)
         return self._kept[site, plan]
 
     # --- passes -------------------------------------------------------------------------------------------------------

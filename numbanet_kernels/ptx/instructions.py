@@ -234,15 +234,15 @@ def steps(program: Program) -> list[Step]:
         If an instruction is not in this machine, with its line.
     """
     if not hasattr(program, "steps"):
-        program.steps = [None] * len(program.instructions)
+        found: list[Any] = [None] * len(program.instructions)
         calls_first = sorted(enumerate(program.instructions), key=lambda given: given[1].opcode != "call")
         for k, i in calls_first:  # what stands before a call belongs to it, and is no better known
             try:
-                program.steps[k] = _step(program, i)
+                found[k] = _step(program, i)
             except (PtxError, LookupError, ValueError) as error:
-                del program.steps
                 problem = error if isinstance(error, PtxError) else _unknown(i)
                 raise PtxError(f"{program.where(i)}: {problem}") from None
+        program.steps = found  # only when they are whole
     return program.steps
 
 

@@ -107,14 +107,14 @@ class Global:
 
 
 def _regions(arrays: Sequence[np.ndarray]) -> list[tuple[int, int, bool]]:
-    """(start, stop, whether it may be written) of the pieces of host memory that sorted arrays lie in."""
+    """(start, stop, whether one of them may be written) of the pieces of host memory that sorted arrays lie in."""
     regions: list[tuple[int, int, bool]] = []
     for array in arrays:
         start, writeable = array.ctypes.data, array.flags.writeable
         stop = start + array.nbytes
         if regions and start < regions[-1][1]:
             first, last, also = regions.pop()
-            start, stop, writeable = first, max(last, stop), writeable and also
+            start, stop, writeable = first, max(last, stop), writeable or also
         regions.append((start, stop, writeable))
     return regions
 

@@ -226,6 +226,22 @@ def test_what_is_read_only_is_not_written():
 
 
 @needs_nvvm
+@pytest.mark.parametrize("shown", [slice(None), slice(24)], ids=["all", "part"])
+def test_what_is_shown_read_only_may_be_written_by_who_owns_it(shown):
+    @kernel("void(f4[::1], f4[::1])")
+    def doubled(y, x):
+        i = cuda.threadIdx.x
+        if i < x.size:
+            y[i] = 2 * x[i]
+
+    y = np.ones(32, F)
+    x = y[shown]
+    x.flags.writeable = False
+    run(doubled, y, x, block=(32,))
+    assert (x == 2).all() and y.sum() == 32 + x.size
+
+
+@needs_nvvm
 def test_arrays_that_share_memory_still_do():
     @kernel("void(f4[::1], f4[::1])")
     def added(x, part):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from numbanet_kernels import ptx
-from numbanet_kernels.ptx import arithmetic as A
+from numbanet_kernels.ptx import arithmetic as A, instructions
 from numbanet_kernels.ptx.parse import Address, Number, parse
 from numbanet_kernels.runtime import arrays, availability, declare, emulation
 
@@ -81,6 +81,18 @@ def test_what_is_not_understood_is_named_with_its_line(text, problem):
 def test_an_unknown_instruction_is_named(code):
     with pytest.raises(ptx.PtxError, match="this machine does not know|not in this machine"):
         run(code, np.zeros(1, F))
+
+
+def test_decoding_that_was_broken_off_is_done_again(monkeypatch):
+    def broken(*given):
+        raise KeyboardInterrupt
+
+    program, y = kernel("mov.u32 %r1, 3;\nst.global.u32 [%rd0], %r1;"), np.zeros(1, F)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(instructions, "_plain", broken)
+        ptx.run(program, (1,), (1,), [y])
+    ptx.run(program, (1,), (1,), [y])
+    assert y.view(np.int32)[0] == 3
 
 
 @pytest.mark.parametrize("arguments, problem", [
