@@ -3,6 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
 
@@ -189,6 +190,10 @@ def test_papers_suite_resumes_and_compares_perplexities(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return _trained(experiment, seed, data)
 
+    def here(backend, original=joblib.parallel_config, **options):
+        return original("sequential")  # other processes would train, not as this test does
+
+    monkeypatch.setattr(joblib, "parallel_config", here)
     monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr(papers_lstm, "EPOCHS", 4)
     monkeypatch.setattr(papers_lstm, "TARGETS", (400, 300, 250))
