@@ -21,7 +21,6 @@ from .training import SEEDS, Experiment
 
 HIDDEN, WORDS, EPOCHS, HALVED_AFTER = (256, 256), 50_000, 20, 10
 RATE, TARGETS = 0.3, (250, 200, 180)
-ALONE = 1  # seeds that have the machine for themselves
 PATTERN = {"dp_max": 2, "scale": "pattern"}
 DROPOUTS = {  # what is dropped, settings of its policy, parameters of a LanguageModel, seeds
     "bernoulli": ("bernoulli", {}, {}, SEEDS), "rdp": ("rdp", PATTERN, {}, SEEDS), "tdp": ("tdp", PATTERN, {}, SEEDS),
@@ -49,7 +48,7 @@ def experiments(options: Options) -> Iterator[Experiment]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows."""
-    return training.run(options, results, say, "papers-lstm", list(experiments(options)), (), ALONE)
+    return training.run(options, results, say, "papers-lstm", list(experiments(options)), (), alone=1)
 
 
 def plot(results: Results, path: Path) -> None:
