@@ -6,6 +6,11 @@
 The input matrix is cut into regions. Of each, some values are looked at; where more than a share of them is larger than a
 threshold, the region is sensitive, and is dropped at a lower rate m than the others, n (5.1). Both follow from the rate p that
 is asked for and the share s of sensitive regions in the step: m = (1 - contrast) p, and s m + (1 - s) n = p.
+
+What `papers-cnn` recorded of LeNet-5: on MNIST rows learn as much as no dropout up to p = 0.6 with rates that rise and fall
+(`SkewNormalSchedule`), and somewhat less with a constant one; on 10000 images of CIFAR-10 they lose some points. Blocks lose more
+in each case, the more the higher p, most of all in the first convolution, whose sums have few terms. Looking at the data gains
+little: by chance (contrast=0) the accuracy is within the spread of the seeds, here as there.
 """
 from __future__ import annotations
 
@@ -189,7 +194,8 @@ class RowSensitiveDropout(SensitiveDropout):
         Neighbouring rows of a region: they see nearly the same pixels, and are sensitive together. Each is drawn by itself.
     together : int, default=4
         So many images in a row of the batch drop the same positions, by what the first of them is like: a quarter of the
-        images are looked at, and learning is no worse than with rows drawn for each image (`papers-cnn`, `each`).
+        images are looked at. With rows drawn for each image (1) LeNet-5 learns slightly more on MNIST at a constant rate of
+        0.6 (`papers-cnn`, `each`).
     """
 
     name = "rsdp"
