@@ -100,7 +100,7 @@ def _in_time(experiment: Experiment, timed: Sequence[Run]) -> float | None:
 
 
 def plot(results: Results, path: Path) -> None:
-    """Test accuracy by rate, a panel for each case."""
+    """Test error by rate, a panel for each case."""
     from .plots import plot_rates
 
     plot_rates([row for row in results.rows if row["suite"] == SUITE], path)

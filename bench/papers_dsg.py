@@ -118,7 +118,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
 
 
 def plot(results: Results, path: Path) -> None:
-    """Accuracy by rate, a panel for each data set and network."""
+    """Test error by rate, a panel for each data set and network."""
     from .plots import plot_rates
 
     plot_rates(results.rows, path)

@@ -12,6 +12,7 @@ from .training import TORCH, case_of, measure, timed, whole
 COLOURS = {name: f"C{i}" for i, name in enumerate(("bernoulli", "rdp", "tdp", TORCH, "none", "rdp + recurrent rdp",
                                                    "gate columns 50%", "gate threshold 50%"))}
 
+MARKS = "os^vDP*X<>dph"  # no two ways to drop look alike in grey
 Row = dict[str, Any]
 
 
@@ -190,18 +191,18 @@ def _draw_speedups(axes: Any, by_case: dict[str, dict[str, Row]]) -> None:
 
 
 def plot_rates(rows: Sequence[Row], path: Path) -> None:
-    """Test accuracy by rate: a panel for each case, a line for each way to drop, the mean over seeds and the span between least
-    and most; what was trained without dropout is a band."""
+    """Test error by rate, logarithmic: a panel for each case, a line for each way to drop, the mean over seeds and the span
+    between least and most; what was trained without dropout is a band."""
     by_case: dict[str, dict[str, list[tuple]]] = {}
     for row in rows:
         if row["accuracy"] is not None:
             name, _, rate = row["implementation"].partition(" p=")
-            points = tuple(100 * row[key] for key in ("accuracy", "accuracy_min", "accuracy_max"))
+            points = tuple(100 - 100 * row[key] for key in ("accuracy", "accuracy_max", "accuracy_min"))
             by_case.setdefault(row["case"], {}).setdefault(name, []).append((float(rate or 0), *points))
     if not by_case:
         raise ValueError("--plot: there are no training runs to draw")
     names = list(dict.fromkeys(name for named in by_case.values() for name in named))
-    figure = _figure(5 * len(by_case) + 2, 4.5)
+    figure = _figure(6 * len(by_case) + 2, 5)
     lines: dict[str, Any] = {}
     for axes, (case, named) in zip(figure.subplots(1, len(by_case), squeeze=False)[0], by_case.items(), strict=True):
         for name, points in named.items():
@@ -211,15 +212,19 @@ def plot_rates(rows: Sequence[Row], path: Path) -> None:
                 axes.axhspan(low[0], high[0], color="gray", alpha=0.2)
                 continue
             shift = 0.003 * (names.index(name) - len(names) / 2)  # so that spans do not hide each other
-            lines[name] = axes.errorbar(rate + shift, mean, [mean - low, high - mean], marker="o", markersize=4, capsize=2,
-                                        color=f"C{names.index(name)}")
+            number = names.index(name)
+            lines[name] = axes.errorbar(rate + shift, mean, [mean - low, high - mean], marker=MARKS[number % len(MARKS)],
+                                        markersize=5, capsize=2, color=f"C{number % 10}")
         rates = sorted({rate for points in named.values() for rate, *_ in points if rate}) or [0.0]
         axes.set_xticks(rates)
         axes.set_xlim(rates[0] - 0.05, rates[-1] + 0.05)
         axes.set_title(case, fontsize=10)
         axes.set_xlabel("dropout rate")
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("test accuracy, %")
+        axes.set_yscale("log")
+        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            which("{x:.3g}")
+        axes.grid(alpha=0.3, which="both")
+    figure.axes[0].set_ylabel("test error, %")
     figure.legend([lines[name] for name in names], names, loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=130)
 

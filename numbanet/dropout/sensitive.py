@@ -8,9 +8,9 @@ threshold, the region is sensitive, and is dropped at a lower rate m than the ot
 is asked for and the share s of sensitive regions in the step: m = (1 - contrast) p, and s m + (1 - s) n = p.
 
 What `papers-cnn` recorded of LeNet-5: on MNIST rows learn as much as no dropout up to p = 0.6 with rates that rise and fall
-(`SkewNormalSchedule`), and somewhat less with a constant one; on 10000 images of CIFAR-10 they lose some points. Blocks lose more
-in each case, the more the higher p, most of all in the first convolution, whose sums have few terms. Looking at the data gains
-little: by chance (contrast=0) the accuracy is within the spread of the seeds, here as there.
+(`SkewNormalSchedule`), and somewhat less with a constant one; on 10000 images of CIFAR-10 they lose some points. Blocks lose
+more in each case, the more the higher p, most of all in the first convolution, whose sums have few terms. Looking at the data
+gains little: by chance (contrast=0) the accuracy is within the spread of the seeds, here as there.
 """
 from __future__ import annotations
 
