@@ -16,9 +16,18 @@ from sklearn.preprocessing import StandardScaler
 from numbanet import LanguageModel, Net, NetRegressor, RowDropout, cli, demo
 from numbanet.datasets import load_digits
 from numbanet.training import loop
+from numbanet_kernels.runtime import interrupt
 
 X, Y, X_TEST, Y_TEST = load_digits()
 SMALL = {"layers": (32, 32), "epochs": 20, "random_state": 0, "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def heard():
+    """Ctrl-C as Python hears it on a terminal: who is started in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def state(net):
@@ -80,6 +89,23 @@ def test_a_language_model_keeps_what_it_learned():
     words = "the cat sat on the mat and the dog sat on the rug".split() * 40
     model = interrupted(LanguageModel((16,), epochs=9, batch_size=4, steps=8, random_state=0), words)
     assert model.n_iter_ == 2 and model.perplexity(words) < 11 and len(model.generate(["the"], 5)) == 5
+
+
+def test_a_signal_that_comes_as_soon_as_the_handler_stands_is_not_lost(monkeypatch):
+    class Signals:
+        SIGINT, default_int_handler, getsignal = signal.SIGINT, signal.default_int_handler, signal.getsignal
+
+        @staticmethod
+        def signal(number, handler):
+            signal.signal(number, handler)
+            if handler is not signal.default_int_handler:
+                signal.raise_signal(number)
+
+    monkeypatch.setattr(interrupt, "signal", Signals)
+    done = False
+    with pytest.raises(KeyboardInterrupt), interrupt.deferred:
+        done = True
+    assert done
 
 
 def test_in_the_middle_of_an_epoch_it_keeps_the_steps_that_are_done(monkeypatch):

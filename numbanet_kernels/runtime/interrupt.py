@@ -22,8 +22,8 @@ class _Deferred:
         if threading.current_thread() is not threading.main_thread():
             return
         if not self.depth and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self.installed, self.pending = True, False  # first: a signal may come as soon as the handler stands
             signal.signal(signal.SIGINT, self._handle)
-            self.installed, self.pending = True, False
         self.depth += 1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
