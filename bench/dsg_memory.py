@@ -73,10 +73,13 @@ def run(options: Options, results: Results, say: Any) -> list[dict[str, Any]]:
     if options.device != "cpu":
         raise ValueError("dsg-memory reads the memory of a process: --device cpu")
     hidden, batch, steps = (128, 64, 3) if options.quick else (HIDDEN, BATCH, STEPS)
+    case = f"784-{hidden}-{hidden}-10, batch {batch}"
+    if not options.wants(case):
+        return []
     common = {"hidden": hidden, "rate": 0.5, "batch": batch, "steps": steps}
     given = [(name, mlp_memory.numbanet_peak, {**common, "dropout": policy}, None if name == "none" else "none",
               stored(policy, hidden, batch)) for name, policy in policies()]
-    say(f"dsg-memory: batch {batch}")
-    rows = mlp_memory.rows_of("dsg-memory", f"784-{hidden}-{hidden}-10, batch {batch}", given)
+    say(f"dsg-memory: {case}")
+    rows = mlp_memory.rows_of("dsg-memory", case, given)
     results.add(rows)
     return rows

@@ -78,25 +78,11 @@ def _stopped(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
     values = [run["epochs"][best - 1]["accuracy"] for run, (_, best) in zip(mine, ends, strict=True)]
     seconds = [sum(epoch["seconds"] for epoch in run["epochs"][:last]) for run, (last, _) in zip(mine, ends, strict=True)
                if run in timed]
+    ours, theirs = ([run for run in timed if run["dropout"] == name] for name in (experiment.name, experiment.against))
+    ahead = None if experiment.name == experiment.against else training.difference(
+        ours, theirs, lambda epoch: 100 * epoch["accuracy"], in_time=True)
     return {"stopped": float(np.mean(values)), "stopped_min": min(values), "stopped_max": max(values),
-            "stopped_seconds": float(np.mean(seconds)) if seconds else None, "points_in_time": _in_time(experiment, timed)}
-
-
-def _in_time(experiment: Experiment, timed: Sequence[Run]) -> float | None:
-    """Points above what it is compared with, of the same seed, after as many seconds as the shorter of both took, in the mean:
-    on a line between the ends of epochs."""
-    def curve(run: Run) -> tuple[np.ndarray, list[float]]:
-        return np.cumsum([epoch["seconds"] for epoch in run["epochs"]]), [epoch["accuracy"] for epoch in run["epochs"]]
-
-    points = []
-    theirs = {run["seed"]: curve(run) for run in timed if run["dropout"] == experiment.against}
-    for run in timed:
-        if run["dropout"] == experiment.name != experiment.against and run["seed"] in theirs:
-            curves = curve(run), theirs[run["seed"]]
-            end = min(seconds[-1] for seconds, _ in curves)
-            ours, its = (np.interp(end, *one) for one in curves)
-            points.append(100 * (ours - its))
-    return float(np.mean(points)) if points else None
+            "stopped_seconds": float(np.mean(seconds)) if seconds else None, "points_in_time": ahead}
 
 
 def plot(results: Results, path: Path) -> None:

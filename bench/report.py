@@ -19,7 +19,7 @@ from typing import Any
 from . import drawings
 from .machine import ROOT
 from .results import load
-from .table import markdown
+from .table import markdown, markdown_of
 
 MARKED = re.compile(r"(?P<start><!-- (?P<what>bench|ratios|parameters):(?P<name>[\w-]+)(?: (?P<pattern>(?!#)[^\n]+?))?"
                     r"(?: (?P<heading>#+ [^\n]+?))? -->)\n.*?(?P<end><!-- /(?P=what):(?P=name) -->)", re.S)
@@ -69,7 +69,7 @@ def ratios(name: str, pattern: str, records: Records) -> str:
         spans = ("" if row is None else f"**{row['ratio']:.2f}** ({row['ratio_p10']:.2f} – {row['ratio_p90']:.2f})"
                  for row in map(rows.get, places))
         lines.append([case, implementation, peer, *spans, "" if ceiling is None else f"{ceiling:.2f}"])
-    return _table(lines) if found else ""
+    return markdown_of(lines) if found else ""
 
 
 def parameters(name: str, pattern: str, records: Records) -> str:
@@ -81,12 +81,7 @@ def parameters(name: str, pattern: str, records: Records) -> str:
     for given, kind, said in re.findall(r"^(\w+) : (.+)\n((?:    .*\n?)+)", text, re.M):
         values, _, default = kind.partition(", default=")
         lines.append([f"`{given}`", values, default, re.split(r"(?<=\.)\s", " ".join(said.split()))[0]])
-    return _table(lines)
-
-
-def _table(lines: list[list[str]]) -> str:
-    head, *rest = ([cell.replace("|", "\\|") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rest))
+    return markdown_of(lines)
 
 
 WRITERS: dict[str, Callable[[str, str, Records], str]] = {"bench": tables, "ratios": ratios, "parameters": parameters}

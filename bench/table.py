@@ -132,7 +132,12 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The rows of one suite as a Markdown table."""
-    head, *lines = ([cell.replace("|", "\\|") for cell in line] for line in cells(rows))
+    return markdown_of(cells(rows))
+
+
+def markdown_of(lines: Sequence[Sequence[str]]) -> str:
+    """A heading and lines of cells as a Markdown table."""
+    head, *lines = ([cell.replace("|", "\\|") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
 

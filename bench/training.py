@@ -319,15 +319,21 @@ def _points(mine: Sequence[Run], others: Sequence[Run]) -> dict[str, float | Non
     return {"points": None if theirs is None else 100 * (ours - theirs)}
 
 
-def _ratio(mine: Sequence[Run], others: Sequence[Run], in_time: bool = False) -> float | None:
-    """Perplexity over that of others with the same seed, in the mean: after the last epoch, or after as many seconds as the
-    shorter one of the two took, on a line between the logarithms at the ends of epochs."""
+def difference(mine: Sequence[Run], others: Sequence[Run], of: Callable[[Any], float], in_time: bool = False) -> float | None:
+    """By how much something of an epoch is above that of others with the same seed, in the mean: after the last epoch, or after
+    as many seconds as the shorter one of the two took, on a line between the ends of epochs."""
     theirs, found = {run["seed"]: run for run in others if whole(run)}, []
     for pair in ((run, theirs[run["seed"]]) for run in mine if whole(run) and run["seed"] in theirs):
         end = min(_seconds(run)[-1] for run in pair) if in_time else math.inf
-        ours, its = (np.interp(end, _seconds(run), np.log([epoch["perplexity"] for epoch in run["epochs"]])) for run in pair)
+        ours, its = (np.interp(end, _seconds(run), list(map(of, run["epochs"]))) for run in pair)
         found.append(ours - its)
-    return float(np.exp(np.mean(found))) if found else None
+    return float(np.mean(found)) if found else None
+
+
+def _ratio(mine: Sequence[Run], others: Sequence[Run], in_time: bool = False) -> float | None:
+    """Perplexity over that of others, by the `difference` of logarithms."""
+    found = difference(mine, others, lambda epoch: math.log(epoch["perplexity"]), in_time)
+    return None if found is None else math.exp(found)
 
 
 def _trained(experiment: Experiment, seed: int) -> Run:

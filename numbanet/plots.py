@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -120,13 +120,9 @@ def _named_rows(axes: Any, shown: Mapping[str, float], middle: float) -> None:
 
 def _save(figure: Any, path: Path) -> Path:
     """Write the picture, whole or not at all."""
-    handle, temporary = tempfile.mkstemp(suffix=path.suffix, dir=path.absolute().parent)
-    os.close(handle)
-    try:
-        figure.savefig(temporary, dpi=150)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    from numbanet.datasets.files import write_file
+
+    content = io.BytesIO()
+    figure.savefig(content, dpi=150, format=path.suffix[1:].lower())
+    write_file(path, content.getvalue())
     return path

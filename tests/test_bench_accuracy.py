@@ -39,7 +39,7 @@ def test_the_suite_resumes_and_draws(tmp_path, monkeypatch):
     results = Results(path)
     rows = {row["implementation"]: row for row in mlp_accuracy.run(options, results, lambda text: None)}
     assert trained == [*NAMES[:3], *NAMES[2:]] and list(rows) == NAMES
-    assert rows["rdp p=0.7"]["points"] == rows["rdp p=0.7"]["points_in_time"] == pytest.approx(2.0)
+    assert [rows["rdp p=0.7"][name] for name in ("points", "points_in_time")] == pytest.approx([2.0, 2.0])
     assert rows["none"]["points"] == pytest.approx(0.0) and rows["falling tdp p=0.5"]["baseline"] == "falling bernoulli p=0.5"
     assert len(load(path)["runs"]) == len(NAMES) and load(path)["rows"][0]["stopped"] == pytest.approx(0.91)
     assert "points against bernoulli | in equal time | stopped early (min – max) | after s |" in markdown(list(rows.values()))
@@ -73,8 +73,8 @@ def test_equal_time_is_that_of_the_shorter_run():
     mine, theirs = (training.Experiment({"epochs": 2}, name, None, against="bernoulli p=0.5")
                     for name in ("rdp p=0.5", "bernoulli p=0.5"))
     runs = [_trained(mine, 0, 0.9, 2.0), _trained(theirs, 0, 0.9, 8 / 3), _trained(theirs, 1, 0.1, 1.0)]
-    assert mlp_accuracy._in_time(mine, runs) == pytest.approx(100 * (0.91 - 0.905))
-    assert mlp_accuracy._in_time(theirs, runs) is None
+    assert mlp_accuracy._stopped(mine, runs)["points_in_time"] == pytest.approx(100 * (0.91 - 0.905))
+    assert mlp_accuracy._stopped(theirs, runs)["points_in_time"] is None
 
 
 def test_samples_are_held_out_of_training():

@@ -29,8 +29,8 @@ ARROWS = {  # folder: those whose files it may import besides its own
     "numbanet_kernels.ptx": [],
 }
 
-LEVELS = ["profile", "device", "gradients", "tensor", "autograd", "plans", "ops", "layers", "dropout", "training", "estimators",
-          "check", "datasets", "sparse", "plots", "demo", "cli", "__init__", "__main__"]  # each imports those before it
+LEVELS = ["profile", "device", "gradients", "tensor", "autograd", "plans", "ops", "layers", "dropout", "training", "datasets",
+          "estimators", "check", "sparse", "plots", "demo", "cli", "__init__", "__main__"]  # each imports those before it
 BACK = {("tensor", "autograd"), ("tensor", "ops")}  # Tensor's methods are the operations, which need Tensor
 
 

@@ -94,6 +94,10 @@ def test_a_rate_without_dropout_is_said_to_do_nothing(options, fit):
     assert text.startswith("dropout_rate=") and "drops nothing where dropout is 'none'" in text and file == __file__
 
 
+def test_no_rate_without_dropout_is_in_order():
+    assert said(lambda: Net((64,), **FAST, dropout_rate=0.0).fit(X, Y)) == []
+
+
 def test_no_dropout_is_none():
     nets = [Net((16,), **FAST, dropout=dropout).fit(X, Y) for dropout in (None, "none", NoDropout())]
     for net in nets:

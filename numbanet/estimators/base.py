@@ -292,15 +292,15 @@ class BaseNet(Settings):
     def _run(self, trainer: Trainer, data: Data, validation: Data | None, epochs: int, settings: dict[str, Any]) -> None:
         """So many epochs, with what is shown and told of them."""
         chosen = settings["policy"]
-        if type(chosen) is NoDropout and chosen.rate != SHARED["dropout_rate"]:
+        if type(chosen) is NoDropout and chosen.rate not in (0, SHARED["dropout_rate"]):
             warn(f"dropout_rate={chosen.rate!r} drops nothing where dropout is 'none': choose 'bernoulli', 'rdp' or 'tdp'")
         numbers = range(len(self.history_), len(self.history_) + epochs)
         policies = {tuple(part.rate for part in _parts(policy)): policy for policy in map(chosen.at, numbers)}.values()
         for message in dict.fromkeys(said for policy in policies for said in policy.concerns(self.model_)):
             warn(message)
-        self.policy_ = settings["policy"]
+        self.policy_ = chosen
         with contextlib.ExitStack() as stack:
-            bar = stack.enter_context(Progress(len(data), numbers, _named(settings["policy"]))) if self.verbose else None
+            bar = stack.enter_context(Progress(len(data), numbers, _named(chosen))) if self.verbose else None
 
             def report(record: dict) -> bool:
                 self.policy_ = trainer.policy

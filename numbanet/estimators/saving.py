@@ -12,7 +12,6 @@ import copy
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,8 @@ def save(net: Any, path: str | os.PathLike) -> None:
     """Write a fitted estimator: the file is there whole, or as it was before. Errors as of `BaseNet.save`."""
     from safetensors.numpy import save as serialised
 
+    from numbanet.datasets.files import write_file
+
     check_is_fitted(net, "model_")
     path = check_target(path)
     arrays, names, shared = {}, {}, {}
@@ -48,10 +49,7 @@ def save(net: Any, path: str | os.PathLike) -> None:
             names[tensor], arrays[name] = name, np.array(tensor.numpy(), order="C")
     frozen = [names[tensor] for tensor in net.model_.parameters() if not tensor.requires_grad]
     told = {"version": VERSION, "class": type(net).__name__, "shared": shared, "frozen": frozen, **_told(net)}
-    content = serialised(arrays, {ENTRY: json.dumps({**told, "sha256": _digest(told, arrays)})})
-    with tempfile.TemporaryDirectory(prefix=".save-", dir=path.absolute().parent) as partial:
-        Path(partial, path.name).write_bytes(content)
-        os.replace(Path(partial, path.name), path)
+    write_file(path, serialised(arrays, {ENTRY: json.dumps({**told, "sha256": _digest(told, arrays)})}))
 
 
 def check_target(path: str | os.PathLike) -> Path:
