@@ -171,6 +171,12 @@ def test_default_dp_max(rate, n):
     assert len(d) == n and d @ drop_rates(n) == pytest.approx(rate, abs=1e-12)
 
 
+@pytest.mark.parametrize("rate,n", [(0.1, 8), (0.5, 8), (0.7, 8), (0.8, 8), (0.85, 11), (0.9, 16), (0.95, 32)])
+def test_algorithm_1_has_periods_enough_to_come_near_its_rate(rate, n):
+    d = pattern_distribution(rate, search="sgd")
+    assert len(d) == n and d @ drop_rates(n) == pytest.approx(rate, abs=0.033 if rate < 0.3 else 0.021)
+
+
 def test_distribution_is_remembered_and_read_only():
     d = pattern_distribution(0.7)
     assert d is pattern_distribution(np.float64(0.7), dp_max=np.int64(4), search="exact")

@@ -102,10 +102,10 @@ class RowDropout(_PatternDropout):
     dp_max : int, optional
         Largest period. Small by default, the smallest that drops more than p, at least 3: a large one spreads probability
         over patterns that keep next to nothing (`numbanet.dropout.search`). Where the rate depends on the epoch, so does the
-        default; a number holds for all epochs.
+        default; a number holds for all epochs. With search="sgd" the papers' 8, or more where the rate is above 0.8.
     search : {"exact", "sgd"}, default="exact"
         How the distribution of dp is found: of maximum entropy at exactly this rate, or by the papers' Algorithm 1, whose
-        rate is off by a little (0.6963 for 0.7 with dp_max=8).
+        rate is off by a little (0.6963 for 0.7 with dp_max=8, 0.133 for 0.1), and whose larger periods cost accuracy.
     scale : {"rate", "root", "pattern"}, default="root"
         What is kept is multiplied by dp^a / E[dp^(a - 1)], with a = 0, 1/2 or 1, which leaves its mean as it is: by
         1 / (1 - p), the inverse of the share that is kept in the mean over steps; by dp, that of this step; or in between.
