@@ -19,7 +19,8 @@ from .harness import Options
 from .results import Results
 from .training import SEEDS, Experiment, Run
 
-SUITE, DROPOUTS, RATES, FALLING, HELD, PATIENCE = "mlp-accuracy", ("bernoulli", "rdp", "tdp"), (0.3, 0.5, 0.7), 0.5, 1 / 12, 5
+SUITE, RATES, FALLING, HELD, PATIENCE = "mlp-accuracy", (0.3, 0.5, 0.7), 0.5, 1 / 12, 5
+DROPOUTS = ("bernoulli", "rdp", "tdp", "batchwise")
 CASES = tuple((data, width, samples, epochs, seeds) for width, samples, epochs, seeds in (
     (512, None, 20, SEEDS), (512, 5000, 60, SEEDS), (2048, None, 20, 1)) for data in ("mnist", "fashion-mnist"))
 

@@ -24,6 +24,7 @@ RATE, TARGETS = 0.3, (250, 200, 180)
 PATTERN = {"dp_max": 2, "scale": "pattern"}
 DROPOUTS = {  # what is dropped, settings of its policy, parameters of a LanguageModel, seeds
     "bernoulli": ("bernoulli", {}, {}, SEEDS), "rdp": ("rdp", PATTERN, {}, SEEDS), "tdp": ("tdp", PATTERN, {}, SEEDS),
+    "batchwise": ("batchwise", {}, {}, SEEDS),
     "rdp + recurrent rdp": ("rdp", PATTERN, {"recurrent_dropout": "rdp"}, 1),
     "rdp dp_max=3": ("rdp", {**PATTERN, "dp_max": 3}, {}, 1), "rdp scale=root": ("rdp", {**PATTERN, "scale": "root"}, {}, 1)}
 GATES = {"none": ("none", {}, {}, SEEDS), "gate columns 50%": ("none", {}, {"gate_sparsity": 0.5}, SEEDS),

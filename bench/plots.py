@@ -10,7 +10,7 @@ import numpy as np
 from .training import TORCH, case_of, measure, timed, whole
 
 COLOURS = {name: f"C{i}" for i, name in enumerate(("bernoulli", "rdp", "tdp", TORCH, "none", "rdp + recurrent rdp",
-                                                   "gate columns 50%", "gate threshold 50%"))}
+                                                   "gate columns 50%", "gate threshold 50%", "batchwise"))}
 
 MARKS = "os^vDP*X<>dph"  # no two ways to drop look alike in grey
 Row = dict[str, Any]

@@ -16,6 +16,7 @@ from .autograd import no_grad, op
 from .check import check_grad
 from .device import device
 from .dropout import (
+    BatchwiseDropout,
     BernoulliDropout,
     BlockSensitiveDropout,
     ConstantSchedule,
@@ -79,6 +80,7 @@ __all__ = [
     "AxisPlan",
     "BatchNorm1d",
     "BatchNorm2d",
+    "BatchwiseDropout",
     "BernoulliDropout",
     "BernoulliPlan",
     "BlockPlan",

@@ -9,8 +9,8 @@ from bench.results import Results, load
 from bench.table import markdown
 from numbanet import Net
 
-NAMES = ["none", *(f"{kind} p={rate}" for rate in (0.3, 0.5, 0.7) for kind in ("bernoulli", "rdp", "tdp")),
-         "falling none", *(f"falling {kind} p=0.5" for kind in ("bernoulli", "rdp", "tdp"))]
+NAMES = ["none", *(f"{kind} p={rate}" for rate in (0.3, 0.5, 0.7) for kind in mlp_accuracy.DROPOUTS),
+         "falling none", *(f"falling {kind} p=0.5" for kind in mlp_accuracy.DROPOUTS)]
 
 
 def _trained(experiment, seed, accuracy=0.9, seconds=2.0, held=(0.5, 0.6)):

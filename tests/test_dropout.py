@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numbanet import BernoulliDropout, Dropout, Net, RowDropout, Site, TileDropout
+from numbanet import BatchwiseDropout, BernoulliDropout, Dropout, Net, RowDropout, Site, TileDropout
 from numbanet.dropout import POLICIES, policy
 from numbanet.dropout.search import pattern_distribution
 
@@ -26,10 +26,19 @@ def check_frequencies(masks, rate):
     assert worst <= bound, f"a unit is dropped {worst:.4f} more or less often than {rate}; {bound:.4f} would be chance"
 
 
+@pytest.mark.parametrize("kind", [RowDropout, BatchwiseDropout])
 @pytest.mark.parametrize("rate", [0.3, 0.5, 0.7])
-def test_every_neuron_is_dropped_at_the_rate(rate):
-    rng, rows = np.random.default_rng(1), RowDropout(rate)
+def test_every_neuron_is_dropped_at_the_rate(rate, kind):
+    rng, rows = np.random.default_rng(1), kind(rate)
     check_frequencies(np.array([rows.plan(site(50, 9), rng).mask() for _ in range(STEPS)]), rate)
+
+
+def test_batchwise_keeps_equally_many_of_any_neurons():
+    rng, drawn = np.random.default_rng(7), BatchwiseDropout((0.5, 0.9))
+    plans = [drawn.plan(site(6, 9), rng) for _ in range(STEPS)]
+    assert {(plan.count, plan.scale) for plan in plans} == {(3, 2.0)} and len(set(plans)) == 20  # 6 over 3
+    assert drawn.plan(site(4, 9, 1), rng).count == 1 and "4 neurons 3 are" in drawn.concern(site(4, 9, 1))
+    assert drawn.concern(site(6, 9)) is None and BatchwiseDropout(0.0).plan(site(6, 9), rng) is None
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.7])
@@ -68,7 +77,7 @@ def test_the_same_seed_gives_the_same_plans():
         assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("name, expected", [("none", [1, 1, 1]), ("bernoulli", [1, 0.7, 0.4])])
+@pytest.mark.parametrize("name, expected", [("none", [1, 1, 1]), ("bernoulli", [1, 0.7, 0.4]), ("batchwise", [1, 0.7, 0.4])])
 def test_keeps_of_conventional_dropout(name, expected):
     assert policy(name, (0.3, 0.6)).keeps(2) == pytest.approx(expected)
 

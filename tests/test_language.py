@@ -28,6 +28,7 @@ WAYS = {"none": {}, "bernoulli": {"dropout": "bernoulli", "dropout_rate": 0.2}, 
         "both": {"dropout": "rdp", "dropout_rate": 0.2, "recurrent_dropout": RowDropout(0.2)},
         "columns": {"gate_sparsity": 0.5}, "threshold": {"gate_sparsity": 0.5, "gate_mode": "threshold", "gate_schedule": 1.0},
         "policy": {"gate_sparsity": GateSparsity(0.5, schedule=1.0, probe=7)},
+        "batchwise": {"dropout": "batchwise", "dropout_rate": 0.2, "recurrent_dropout": "batchwise"},
         "tied": {"tied": True}, "tied rdp": {"tied": True, "dropout": "rdp", "dropout_rate": 0.2},
         "adam": {"optimizer": "adam", "learning_rate": 0.01},
         "all": {"dropout": "rdp", "dropout_rate": 0.2, "recurrent_dropout": "rdp", "gate_sparsity": 0.3}}
@@ -40,7 +41,7 @@ def test_learns(way):
     last = model.history_[-1]
     assert model.perplexity(TEXT) < 7  # of 9 words
     assert last["flops_share"] == pytest.approx(1, abs=1e-6) or way not in ("none", "bernoulli", "threshold", "tied", "adam")
-    if way in ("rdp", "tdp", "recurrent", "columns", "each step"):
+    if way in ("rdp", "tdp", "batchwise", "recurrent", "columns", "each step"):
         assert min(record["flops_share"] for record in model.history_) < (0.99 if way == "each step" else 0.95)
     if way == "columns":
         sparse = [record for record in model.history_ if "gates_kept" in record]

@@ -54,7 +54,7 @@ def test_scikit_learn_check(estimator, check):
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp"])
+@pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp", "batchwise"])
 def test_every_dropout_learns_digits(dropout):
     net = Net((256, 256), dropout=dropout, dropout_rate=0.5, epochs=40, random_state=0, device="cpu").fit(X, Y)
     assert net.score(X_TEST, Y_TEST) > 0.94
@@ -64,10 +64,10 @@ def test_every_dropout_learns_digits(dropout):
     record = net.history_[-1]
     assert len(net.history_) == net.n_iter_ == 40 and record["epoch"] == 40 and record["loss"] < net.history_[0]["loss"]
     shares = [record["flops_share"] for record in net.history_]
-    assert (np.mean(shares) < 0.7) if dropout in ("rdp", "tdp") else (set(shares) == {1.0})
+    assert (np.mean(shares) < 0.7) if dropout in ("rdp", "tdp", "batchwise") else (set(shares) == {1.0})
 
 
-@pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp"])
+@pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp", "batchwise"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_same_seed_gives_the_same_net_bit_for_bit(dropout, optimizer):
     nets = [Net(**SMALL, dropout=dropout, optimizer=optimizer, device="cpu").fit(X, Y) for _ in range(2)]

@@ -8,6 +8,7 @@ from scipy import stats
 from sklearn.base import clone
 
 from numbanet import (
+    BatchwiseDropout,
     BernoulliDropout,
     ConstantSchedule,
     Dropout,
@@ -43,7 +44,7 @@ class LoudDropout(Dropout):
         return IndexPlan(len(size), np.sort(np.argsort(size)[-count:]), len(size) / count)
 
 
-KINDS = {"none": POLICIES["none"], "bernoulli": BernoulliDropout, "rdp": RowDropout,
+KINDS = {"none": POLICIES["none"], "bernoulli": BernoulliDropout, "rdp": RowDropout, "batchwise": BatchwiseDropout,
          "tdp": lambda rate: TileDropout(rate, tile=2), "looking": LoudDropout}
 
 

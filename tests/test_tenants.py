@@ -8,8 +8,8 @@ import pytest
 from numbanet import (
     SGD,
     BatchNorm1d,
+    BatchwiseDropout,
     BernoulliDropout,
-    Dropout,
     Embedding,
     Flatten,
     Flow,
@@ -236,28 +236,17 @@ def test_integers_train_the_same_where_cuda_kernels_run(dev, rng):
 
 
 # --- any neurons ------------------------------------------------------------------------------------------------------
-class RandomRows(Dropout):
-    """Any sorted set of neurons, of the same size in each step."""
-
-    name = "random-rows"
-
-    def plan(self, site, rng):
-        n, rate = site.shape[0], self.rate_of(site)
-        count = max(1, round(n * (1 - rate)))
-        return IndexPlan(n, np.sort(rng.permutation(n)[:count]), n / count)
-
-
-def test_random_rows_learn_and_are_lazy(rng):
+def test_batchwise_rows_learn_and_are_lazy(rng):
     X, y = samples(rng, 300)
-    net = Net((64, 64), dropout=RandomRows(0.5), epochs=30, batch_size=50, random_state=0).fit(X, y)
+    net = Net((64, 64), dropout=BatchwiseDropout(0.5), epochs=30, batch_size=50, random_state=0).fit(X, y)
     assert net.score(X, y) > 0.85 and net.history_[-1]["flops_share"] < 0.5
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_random_rows_train_the_same_on_all_devices(dev, rng, optimizer):
+def test_batchwise_rows_train_the_same_on_all_devices(dev, rng, optimizer):
     """Recorded where the device records: their lists are read from device memory."""
     X, y = samples(rng, 24)
-    options = {"dropout": RandomRows(0.5), "optimizer": optimizer, "epochs": 2, "batch_size": 8, "random_state": 0}
+    options = {"dropout": BatchwiseDropout(0.5), "optimizer": optimizer, "epochs": 2, "batch_size": 8, "random_state": 0}
     nets = [Net((7, 6), **options, device=name).fit(X, y) for name in ("cpu", dev.name)]
     for ours, theirs in zip(*(net.model_.parameters() for net in nets), strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)

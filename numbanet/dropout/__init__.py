@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from .base import BernoulliDropout, Dropout, NoDropout
+from .batchwise import BatchwiseDropout
 from .gates import GateSparsity
 from .graph import DynamicSparseGraph
 from .patterns import RowDropout, TileDropout
@@ -9,12 +10,12 @@ from .schedule import ConstantSchedule, Rate, SkewNormalSchedule
 from .sensitive import BlockSensitiveDropout, RowSensitiveDropout, SensitiveDropout
 from .together import Together, recurrent
 
-__all__ = ["POLICIES", "BernoulliDropout", "BlockSensitiveDropout", "ConstantSchedule", "Dropout", "DynamicSparseGraph",
-           "GateSparsity", "NoDropout", "Rate", "RowDropout", "RowSensitiveDropout", "SensitiveDropout",
+__all__ = ["POLICIES", "BatchwiseDropout", "BernoulliDropout", "BlockSensitiveDropout", "ConstantSchedule", "Dropout",
+           "DynamicSparseGraph", "GateSparsity", "NoDropout", "Rate", "RowDropout", "RowSensitiveDropout", "SensitiveDropout",
            "SkewNormalSchedule", "TileDropout", "Together", "policy", "recurrent"]
 
-POLICIES = {policy.name: policy for policy in (NoDropout, BernoulliDropout, RowDropout, TileDropout, RowSensitiveDropout,
-                                               BlockSensitiveDropout, DynamicSparseGraph)}
+POLICIES = {policy.name: policy for policy in (NoDropout, BernoulliDropout, RowDropout, TileDropout, BatchwiseDropout,
+                                               RowSensitiveDropout, BlockSensitiveDropout, DynamicSparseGraph)}
 
 
 def policy(dropout: str | Dropout | None, rate: Rate = 0.5) -> Dropout:

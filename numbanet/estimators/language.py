@@ -81,7 +81,7 @@ class LanguageModel(BaseNet):
         Share of the gate gradients that backward passes leave out; or a policy object, which brings its own mode and schedule.
     gate_mode, gate_schedule
         How, and in which steps: by "columns", in the first 0.8 of them by default (`GateSparsity`).
-    dropout : {{"none", "bernoulli", "rdp", "tdp"}} or Dropout, default="none"
+    dropout : {{"none", "bernoulli", "rdp", "tdp", "batchwise"}} or Dropout, default="none"
         What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. "rdp" and "tdp" by
         name have scale="pattern", so that a step's logits are as large as without dropout, whatever it keeps.
     dropout_rate : float, callable, or sequence of these, default=0.5

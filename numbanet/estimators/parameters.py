@@ -21,7 +21,7 @@ PARAMETERS = """
         (C, H, W) of samples that are given flat, such as in pipelines: they are reshaped to it.
     activation : {"relu", "tanh", "sigmoid", "gelu"}, default="relu"
         Between hidden layers given by their widths.
-    dropout : {"none", "bernoulli", "rdp", "tdp", "rsdp", "bsdp", "dsg"}, Dropout or None, default="none"
+    dropout : {"none", "bernoulli", "rdp", "tdp", "batchwise", "rsdp", "bsdp", "dsg"}, Dropout or None, default="none"
         What is dropped in each training step (`numbanet.dropout`), None for nothing; a policy object brings its own rate.
         Layers that are built from widths are made for it: their initial weights have less variance where sums are thinned out
         (`Linear`, keep), and before tiles features come nearly centred and in random order (`Shuffle`).
