@@ -1,4 +1,4 @@
-"""Packaging. The folder `datasets` is installed as `numbanet.datasets`, never as a top-level package."""
+"""Packaging. The folders `datasets` and `bench` are installed in `numbanet`, never as packages of their own."""
 import re
 from pathlib import Path
 
@@ -24,8 +24,8 @@ setup(
     license="BSD-3-Clause",
     license_files=["LICENSE"],
     python_requires=">=3.10",
-    packages=[*find_packages(include=["numbanet*"]), "numbanet.datasets"],
-    package_dir={"numbanet.datasets": "datasets"},
+    packages=[*find_packages(include=["numbanet*"]), "numbanet.datasets", "numbanet.bench"],
+    package_dir={"numbanet.datasets": "datasets", "numbanet.bench": "bench"},
     package_data={"numbanet": ["py.typed"], "numbanet_kernels": ["py.typed"]},
     install_requires=["numba>=0.60", "numpy>=1.26", "scikit-learn>=1.6", "rich>=13", "safetensors>=0.4", "scipy>=1.10",
                       "threadpoolctl>=3"],

@@ -1,4 +1,4 @@
-"""The command line: python -m bench SUITE… | list | report | gpu."""
+"""The command line: python -m bench SUITE… | list | report | gpu; without a checkout numbanet bench SUITE…"""
 from __future__ import annotations
 
 import argparse
@@ -7,12 +7,16 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
+from numbanet import cli
+
 from . import gpu, kernels, report, table
 from .harness import Options, run_cases
+from .machine import checkout
 from .results import Results
 
 FAMILIES = kernels.families()
@@ -29,12 +33,21 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="bench", description="Measure numbanet. `list` names the suites, `report` rewrites the "
+def _shape(text: str) -> tuple[int, int, int]:
+    sizes = tuple(map(int, text.split(",")))
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"N,I,O: three lengths from 1 on, not {text}")
+    return sizes
+
+
+def _parser(prog: str) -> _Parser:
+    parser = _Parser(prog=prog, description="Measure numbanet. `list` names the suites, `report` rewrites the "
                                                "tables of the README files from bench/results/, `gpu` runs all that needs a "
                                                "graphics card.")
     parser.add_argument("suites", nargs="+", metavar="SUITE", help="suites to run, or `list`, `report` or `gpu`")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda", "emulated"), default="cpu",
+                        help="emulated: of a family, what its kernels do, counted")
+    parser.add_argument("--shape", type=_shape, metavar="N,I,O", help="of a family's kernels: samples, inputs and outputs")
     parser.add_argument("--against", choices=("torch",), help="the peer; without it times stand alone, and dropout is "
                                                               "compared with numbanet's own dense training")
     parser.add_argument("--only", default="", metavar="PATTERN", help="of the suites' cases, or trainings, those alone in "
@@ -45,9 +58,9 @@ def _parser() -> _Parser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "bench") -> int:
     """Run one command; returns the exit status: 0 done, 1 a result was wrong, 2 bad input, 130 interrupted."""
-    parser = _parser()
+    parser = _parser(prog)
     chosen = parser.parse_args(arguments)
     unknown = [name for name in chosen.suites if name not in (*SUITES, *COMMANDS)]
     if unknown:
@@ -55,6 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     alone = [name for name in chosen.suites if name not in FAMILIES and (name in COMMANDS or hasattr(_module(name), "run"))]
     if len(chosen.suites) > 1 and alone:
         parser.error(f"{alone[0]} stands alone")
+    if alone and alone[0] in ("report", "gpu") and not checkout():
+        parser.error(f"{alone[0]} needs a checkout of numbanet, with its tests and results")
+    emulated = chosen.device == "emulated"
+    if emulated:
+        _only_for(parser, "--device emulated", chosen.suites, FAMILIES)
+    if chosen.shape:
+        _only_for(parser, "--shape", chosen.suites, [name for name in FAMILIES if kernels.shaped(name)])
     try:
         if chosen.suites == ["list"]:
             return _list()
@@ -62,6 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _report()
         if chosen.suites == ["gpu"]:
             return gpu.run(_say)
+        if emulated:
+            given = {"--shape": chosen.shape and ",".join(map(str, chosen.shape)), "--plot": chosen.plot and str(chosen.plot)}
+            return cli.main(["kernels", "--counters", *chosen.suites, *chain(*(pair for pair in given.items() if pair[1]))])
         return _measure(parser, chosen)
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
@@ -71,8 +94,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _only_for(parser: _Parser, option: str, suites: Sequence[str], allowed: Collection[str]) -> None:
+    """Refuse suites that an option says nothing to."""
+    for suite in suites:
+        if suite not in allowed:
+            parser.error(f"{option} says nothing to {suite}; it goes with {', '.join(allowed)}")
+
+
 def _module(suite: str) -> ModuleType:
-    return importlib.import_module(f"bench.{suite.replace('-', '_')}")
+    return importlib.import_module(f"{__package__}.{suite.replace('-', '_')}")
 
 
 def _list() -> int:
@@ -103,7 +133,7 @@ def _measure(parser: _Parser, chosen: argparse.Namespace) -> int:
     from numbanet.device import device
 
     device(chosen.device)  # RuntimeError with the reason where it is not available
-    options = Options(chosen.device, chosen.against, chosen.quick, chosen.only)
+    options = Options(chosen.device, chosen.against, chosen.quick, chosen.only, chosen.shape)
     results = Results(chosen.json, **dataclasses.asdict(options))
     for suite in dict.fromkeys(chosen.suites):
         if suite in FAMILIES:

@@ -31,6 +31,7 @@ LAYERS = (  # n images of side x side pixels, c channels, o filters of k x k, pa
     (64, 32, 3, 64, 3, 1), (64, 32, 64, 64, 3, 1), (64, 16, 128, 128, 3, 1), (64, 8, 256, 256, 3, 1),  # VGG19
     (64, 4, 512, 512, 3, 1), (64, 2, 512, 512, 3, 1))
 IMAGES = (128, 28, 6), (128, 14, 192), (64, 32, 64), (64, 8, 256)
+SHAPED = False  # layers have more sizes than N, I and O
 
 
 def _window(k, p):

@@ -134,7 +134,8 @@ def dense_task(op: str, device: str, sizes: dict[str, Any]) -> Task:
 # --- cases ------------------------------------------------------------------------------------------------------------
 def cases(options: Options) -> Iterator[Case]:
     """Each operation at each sparsity, against each peer."""
-    shape = {"n": 33, "o": 96, "i": 64} if options.quick else {"n": 128, "o": 2048, "i": 2048}
+    [(n, i, o)] = options.sizes((33, 64, 96), (128, 2048, 2048))
+    shape = {"n": n, "o": o, "i": i}
     chosen = [(op, {**shape, "sparsity": sparsity}) for op in KERNELS
               for sparsity in (SPARSITIES[3:4] if options.quick else SPARSITIES)]
     for case, (op, sizes) in zip(kernels.cases("csr", chosen, options), chosen, strict=True):

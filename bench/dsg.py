@@ -24,6 +24,7 @@ WIDTH, BATCH, RATES, STEP_RATE = 2048, 128, (0.5, 0.8, 0.9), 0.8
 SHARES = ("batch", "tile", "sample")
 LEAST = 50  # repetitions of a turn: as many as there are from one projection of the weights to the next
 STEP_PAIRS, FORWARD_PAIRS = 7, 11
+SHAPED = False  # projections need wide layers
 
 
 # --- what projections are compared with -------------------------------------------------------------------------------

@@ -68,7 +68,6 @@ KERNELS = {
 
 def cases(options: Options) -> Iterator[Case]:
     """The products of the layers of 784-2048-2048-10 at batch 128, and square ones."""
-    layers = [(128, 2048, 784), (128, 2048, 2048), (128, 10, 2048), (1024, 1024, 1024)]
-    shapes = [(32, 64, 48)] if options.quick else layers
+    shapes = options.sizes((32, 48, 64), (128, 784, 2048), (128, 2048, 2048), (128, 2048, 10), (1024, 1024, 1024))
     ops = [op for op in KERNELS if op not in LADDER or options.device == "cuda"]
-    return kernels.cases("gemm", [(op, dict(zip("noi", shape))) for op in ops for shape in shapes], options)
+    return kernels.cases("gemm", [(op, {"n": n, "o": o, "i": i}) for op in ops for n, i, o in shapes], options)

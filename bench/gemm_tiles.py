@@ -98,7 +98,7 @@ KERNELS = {
 
 def cases(options: Options) -> Iterator[Case]:
     """The square layer of 784-2048-2048-10 at batch 128, every period."""
-    n, o, i = (32, 96, 160) if options.quick else (128, 2048, 2048)
+    [(n, i, o)] = options.sizes((32, 160, 96), (128, 2048, 2048))
     ops = [op for op in KERNELS if op != "masked" or options.device == "cuda"]
     chosen = [(op, {"n": n, "o": o, "i": i, "dp": dp}) for op in ops for dp in PERIODS]
     return kernels.cases("gemm_tiles", chosen, options)

@@ -19,17 +19,24 @@ from .machine import threads
 from .results import Results
 from .worker import Task, WorkerError, Workers
 
+Sizes = tuple[int, int, int]
 Seconds = tuple[float, float | None]  # by the clock on the wall, and by the card's
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the command line chose for the suites; of the cases, those alone in whose name the regular expression is found."""
+    """What the command line chose for the suites; of the cases, those alone in whose name the regular expression is found, and
+    kernels at their usual shapes if not at this one, (samples, inputs, outputs)."""
 
     device: str = "cpu"
     against: str | None = None
     quick: bool = False
     only: str = ""
+    shape: tuple[int, int, int] | None = None
+
+    def sizes(self, small: Sizes, *usual: Sizes) -> list[Sizes]:
+        """(N, I, O) of a kernel's cases: the shape that was asked for, else a small one if quick, else the usual ones."""
+        return [self.shape] if self.shape else [small] if self.quick else list(usual)
 
     def wants(self, name: str) -> bool:
         """Whether a case of this name is to be measured."""

@@ -82,8 +82,9 @@ KERNELS = {
 
 def cases(options: Options) -> Iterator[Case]:
     """A batch of 784 features taken from a data set, and activations of a batch and a weight moved about."""
-    batch = {"n": 32, "width": 64, "samples": 200} if options.quick else {"n": 128, "width": 784, "samples": 60000}
-    shapes = [{"n": 32, "width": 64}] if options.quick else [{"n": 128, "width": 2048}, {"n": 2048, "width": 2048}]
+    shapes = [{"n": n, "width": width} for n, width, _ in options.sizes((32, 64, 1), (128, 2048, 1), (2048, 2048, 1))]
+    usual = not (options.quick or options.shape)
+    batch = {"n": 128, "width": 784, "samples": 60000} if usual else {**shapes[0], "samples": 4 * shapes[0]["n"]}
     chosen = [("take_rows", batch), *((op, shape) for op in ("copy", "transpose") for shape in shapes)]
     chosen += [(op, {**shapes[0], "dp": dp}) for op in ("compact", "expand") for dp in (2, 4)]
     return kernels.cases("indexing", chosen, options)

@@ -5,6 +5,7 @@ The suite of a family has its operations from the examples that the family names
 
     PEERS     {example: what PyTorch has in its place, a function (torch, *its arrays)}
     SIZES     (N, I, O) of the examples
+    SHAPED    False where its cases have shapes that no (N, I, O) says
     KERNELS   {name: Kernel}, measured as `cases(options)` says, in place of the examples of their operations
 """
 from __future__ import annotations
@@ -88,8 +89,13 @@ def families() -> dict[str, str]:
 
 def own(family: str) -> ModuleType | None:
     """The file of the bench for a family."""
-    name = f"bench.{family}"
+    name = f"{__package__}.{family}"
     return importlib.import_module(name) if importlib.util.find_spec(name) else None
+
+
+def shaped(family: str) -> bool:
+    """Whether (N, I, O) says the sizes of a family's cases."""
+    return getattr(own(family), "SHAPED", True)
 
 
 def suite(family: str, options: Options) -> Iterator[Case]:
@@ -98,7 +104,7 @@ def suite(family: str, options: Options) -> Iterator[Case]:
     if hasattr(file, "cases"):
         yield from file.cases(options)
     covered = {kernel.op or name for name, kernel in getattr(file, "KERNELS", {}).items()}
-    sizes = [(32, 48, 64)] if options.quick else getattr(file, "SIZES", SIZES)
+    sizes = options.sizes((32, 48, 64), *getattr(file, "SIZES", SIZES))
     seen = set()
     for name, module in examples.families().items():
         for size in sizes if module.__name__.endswith(f".families.{family}") and name.partition(",")[0] not in covered else ():

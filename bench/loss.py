@@ -63,5 +63,5 @@ KERNELS = {
 
 def cases(options: Options) -> Iterator[Case]:
     """Each loss for ten outputs, and for many."""
-    shapes = [(32, 10)] if options.quick else [(128, 10), (128, 10000)]
-    return kernels.cases("loss", [(op, {"n": n, "width": width}) for op in KERNELS for n, width in shapes], options)
+    shapes = options.sizes((32, 1, 10), (128, 1, 10), (128, 1, 10000))  # a loss has no inputs but these outputs
+    return kernels.cases("loss", [(op, {"n": n, "width": width}) for op in KERNELS for n, _, width in shapes], options)

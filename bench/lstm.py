@@ -43,6 +43,7 @@ PAIRS, LEAST = 7, 3  # turns, and steps of a turn under random plans
 TOLERANCE, OF_GRADIENT = 1e-2, 1e-4  # of `steps.update_error`: changes are so small that float32 rounds them to 3 digits
 TF32_TOLERANCE = 3e-2
 SIZES = ((FULL.batch, FULL.hidden, 2 * FULL.hidden),)  # of examples, whose H is half of O
+SHAPED = False  # H is half of O
 DRAWN = 200         # plans whose FLOPs are averaged
 
 

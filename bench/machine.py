@@ -22,12 +22,20 @@ def threads() -> int:
 def machine() -> dict[str, Any]:
     """Processor, cores, threads, versions and graphics cards."""
     return {"cpu": _cpu(), "cores": os.cpu_count(), "threads": threads(), "system": platform.system(),
-            "python": platform.python_version(), "numpy": np.__version__, "blas": _blas(), "numba": _version("numba"),
-            "numba_cuda": _version("numba-cuda"), "torch": _version("torch"), "gpus": _gpus()}
+            "python": platform.python_version(), "numbanet": _version("numbanet"), "numpy": np.__version__, "blas": _blas(),
+            "numba": _version("numba"), "numba_cuda": _version("numba-cuda"), "torch": _version("torch"), "gpus": _gpus()}
+
+
+def checkout() -> bool:
+    """Whether this is a checkout, with its results and its tests, not an installed package (whose folder may well lie in
+    somebody's repository)."""
+    return (ROOT / "setup.py").is_file()
 
 
 def commit() -> str | None:
     """The commit of the working tree, with "+" if it has changes; None outside a checkout."""
+    if not checkout():
+        return None
     head = _output("git", "-C", str(ROOT), "rev-parse", "HEAD")
     # results are written by the benchmarks themselves: they do not change what was measured
     changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!*.md",

@@ -74,6 +74,7 @@ KERNELS = {
 
 def cases(options: Options) -> Iterator[Case]:
     """Dropout at three rates on the activations of a batch; uniform and normal numbers."""
-    size = {"n": 32, "width": 64} if options.quick else {"n": 128, "width": 2048}
+    [(n, width, _)] = options.sizes((32, 64, 1), (128, 2048, 1))
+    size = {"n": n, "width": width}
     rates = [("dropout", {**size, "rate": rate}) for rate in (0.3, 0.5, 0.7)]
     return kernels.cases("random", [*rates, ("uniform", size), ("normal", size)], options)

@@ -140,6 +140,7 @@ KERNELS = {
 
 def cases(options: Options) -> Iterator[Case]:
     """The square weight of 784-2048-2048-10."""
-    size = {"o": 64, "i": 96} if options.quick else {"o": 2048, "i": 2048}
+    [(_, i, o)] = options.sizes((1, 96, 64), (1, 2048, 2048))
+    size = {"o": o, "i": i}
     packed = [(op, {**size, "dp": dp}) for op in ("sgd_rows", "sgd_tiles") for dp in PERIODS]
     return kernels.cases("update", [("sgd", size), *packed, ("adam", size)], options)

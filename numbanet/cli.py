@@ -1,4 +1,4 @@
-"""The command line: numbanet train | predict | demo | challenge | devices | kernels."""
+"""The command line: numbanet train | predict | demo | challenge | devices | kernels | bench."""
 from __future__ import annotations
 
 import argparse
@@ -17,9 +17,12 @@ DATA = ("digits", "mnist", "fashion-mnist")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0 done, 2 bad input (one line on stderr says what), 130 interrupted."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["bench"]:
+        return _bench(given[1:])  # which reads its own arguments
+    options = parser.parse_args(given)
     if not hasattr(options, "run"):
-        parser.error("COMMAND is missing: train, predict, demo, challenge, devices or kernels (--help has the rest)")
+        parser.error("COMMAND is missing: train, predict, demo, challenge, devices, kernels or bench (--help has the rest)")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(f"numbanet: {message}", file=sys.stderr)
@@ -54,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
                                 formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     train.add_argument("--data", default="digits", choices=DATA, help="data set")
     train.add_argument("--layers", default="256,256", type=_list_of(int), help="widths of the hidden layers")
-    train.add_argument("--dropout", default="rdp", help="none, bernoulli, rdp or tdp")
+    train.add_argument("--dropout", default="rdp", help="none, bernoulli, rdp, tdp or batchwise")
     train.add_argument("--rate", default="0.5", type=_list_of(float), help="dropout rate, or one for each hidden layer")
     train.add_argument("--epochs", default=20, type=int)
     train.add_argument("--batch-size", default=128, type=int)
@@ -108,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
                          help="with --counters: samples, inputs and outputs of the examples")
     kernels.add_argument("--plot", type=Path, metavar="FILE", help="with --counters: draw them under the roofs of two cards")
     kernels.set_defaults(run=_kernels)
+
+    commands.add_parser("bench", help="times of kernels and training steps, one against the other; `bench list` has the suites")
     return parser
 
 
@@ -316,6 +321,17 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
     with console.capture() as text:  # printed by itself, it would end the process with 1 where the reader has gone
         console.print(table)
     print(text.get(), end="")
+
+
+def _bench(arguments: Sequence[str]) -> int:
+    try:
+        from numbanet.bench.__main__ import main
+    except ModuleNotFoundError as error:
+        if error.name != "numbanet.bench":
+            raise
+        print("numbanet: error: bench: not installed; in a checkout it is `python -m bench`", file=sys.stderr)
+        return 2
+    return main(arguments, "numbanet bench")
 
 
 if __name__ == "__main__":

@@ -190,10 +190,25 @@ def test_training_suite_end_to_end(tmp_path):
 
 @pytest.mark.parametrize("arguments, message", [
     (["nope"], "there is no suite 'nope'"), (["list", "gemm"], "list stands alone"), (["gemm", "papers-mlp"], "stands alone"),
-    (["gemm", "--device", "tpu"], "tpu"), ([], "required"), (["gemm", "--only", "("], "'(' is not a regular expression")])
+    (["gemm", "--device", "tpu"], "tpu"), ([], "required"), (["gemm", "--only", "("], "'(' is not a regular expression"),
+    (["gemm", "--shape", "3,4"], "three lengths"), (["gemm", "--shape", "3,4,x"], "--shape"),
+    (["conv", "--shape", "3,4,5"], "--shape says nothing to conv"),
+    (["mlp", "--device", "emulated"], "--device emulated says nothing to mlp")])
 def test_bad_arguments(arguments, message):
     done = _run(*arguments)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("family", filter(kernels.shaped, kernels.families()))
+def test_kernels_at_a_shape(family):
+    found = [dict(ours.parameters.get("sizes", {})) for case in kernels.suite(family, harness.Options(shape=(37, 21, 43)))
+             for ours in case.implementations]
+    assert found and all({37, 21, 43} >= {value for key, value in sizes.items() if key in ("n", "i", "o")} for sizes in found)
+
+
+def test_counters_of_a_family_on_the_emulated_device():
+    done = _run("embedding", "--device", "emulated", "--shape", "8,16,12")
+    assert done.returncode == 0 and "N, I, O = 8, 16, 12" in done.stdout, done.stderr
 
 
 def test_only_some_of_the_cases():
