@@ -89,6 +89,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "bench") -> int:
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        return cli.reader_has_gone()
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"bench: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -109,6 +111,7 @@ def _list() -> int:
     width = max(map(len, SUITES))
     for suite in SUITES:
         print(f"{suite:{width}}  {FAMILIES.get(suite) or _module(suite).__doc__.splitlines()[0]}")
+    sys.stdout.flush()  # here, where a reader that has gone is no error
     return 0
 
 

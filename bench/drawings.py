@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-SHADES = {"bernoulli": "#c9d2dc", "tdp": "#e08e3c", "rdp": "#1d4e79"}
-INK = {"bernoulli": "black", "tdp": "black", "rdp": "white"}
+SHADES = {"bernoulli": "#c9d2dc", "tdp": "#e08e3c", "batchwise": "#4f8a5b", "rdp": "#1d4e79"}
+INK = {"bernoulli": "black", "tdp": "black", "batchwise": "white", "rdp": "white"}
 PALE, DARK, GREY = "#e8edf2", "#1d4e79", "#4b5563"
 WIDE = re.compile(r"784-(\d+)-\1-10 p=(0\.\d+)")
 
@@ -54,26 +54,28 @@ def _speed(record: dict[str, Any], steps: dict[tuple[str, int, str], dict[str, A
     most = max(max(row["ratio"], row.get("ceiling") or 0) for row in steps.values())
     panel, floor, unit = 820 / len(rates), 300, 200 / most
     group = (panel - 30) / len(widths)
-    bar = (group - 16) / len(SHADES)
     parts = [_text(40, 28, "How many times shorter a training step is than PyTorch's with nn.Dropout", "start", 16, DARK,
                    "bold"),
              _text(40, 48, f"784-H-H-10, batch 128; {record['machine']['cpu']}, {record['machine']['threads']} threads; commit "
                    f"{(record.get('commit') or 'unknown')[:12]}, {record['date'][:10]}", "start", 12)]
-    for i, (kind, shade) in enumerate(SHADES.items()):
-        parts += [_box(40 + 110 * i, 60, 12, 12, shade), _text(57 + 110 * i, 71, kind, "start")]
-    parts += [_line(370, 66, 388, 66, "black", ' stroke-width="2"'), _text(394, 71, "what the FLOPs allow", "start")]
+    shades = {kind: shade for kind, shade in SHADES.items() if any(key[2] == kind for key in steps)}
+    bar = (group - 16) / len(shades)
+    for i, (kind, shade) in enumerate(shades.items()):
+        parts += [_box(40 + 100 * i, 60, 12, 12, shade), _text(57 + 100 * i, 71, kind, "start")]
+    x = 40 + 100 * len(shades)
+    parts += [_line(x, 66, x + 18, 66, "black", ' stroke-width="2"'), _text(x + 24, 71, "what the FLOPs allow", "start")]
     for i, rate in enumerate(rates):
         left = 40 + i * panel
         parts.append(_text(left + (panel - 30) / 2, floor + 42, f"rate p = {rate}", weight="bold"))
         for j, width in enumerate(widths):
             start = left + j * group
             parts.append(_text(start + (group - 16) / 2, floor + 20, f"H = {width}"))
-            for k, (kind, shade) in enumerate(SHADES.items()):
+            for k, (kind, shade) in enumerate(shades.items()):
                 if (row := steps.get((rate, width, kind))) is None:
                     continue
                 x, top = start + k * bar, floor - unit * row["ratio"]
                 parts += [_box(x, top, bar - 2, floor - top, shade),
-                          _text(x + bar / 2 - 1, floor - 6, f"{row['ratio']:.1f}", size=11, fill=INK[kind])]
+                          _text(x + bar / 2 - 1, floor - 6, f"{row['ratio']:.1f}", size=10, fill=INK[kind])]
                 if row.get("ceiling"):
                     y = floor - unit * row["ceiling"]
                     parts.append(_line(x - 1, y, x + bar - 1, y, "black", ' stroke-width="2"'))

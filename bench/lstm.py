@@ -1,9 +1,9 @@
 """Training step of a language model, 8800 words, two LSTM layers of 1500, against PyTorch; its passes, and kernels alone.
 
 Embedding(8800, 1500), LSTM(1500, 1500, 2), Linear(1500, 8800): batch 20, 35 steps, SGD with a clipped gradient, states carried
-over. `none` is compared with PyTorch without dropout; rdp and tdp, and rdp with rdp on what comes back through time, with
-PyTorch and its dropout at the same rate. Sparse gate gradients, half of the columns, change the backward pass alone: passes are
-timed apart, of the model and of its LSTM. Without --against torch numbanet's own `none` is the peer.
+over. `none` is compared with PyTorch without dropout; rdp, tdp and batchwise, and rdp with rdp on what comes back through time,
+with PyTorch and its dropout at the same rate. Sparse gate gradients, half of the columns, change the backward pass alone:
+passes are timed apart, of the model and of its LSTM. Without --against torch numbanet's own `none` is the peer.
 """
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .worker import Task
 
 FULL = Size(1500, 8800, 20, 35, 5.0, 1)      # norms of the first steps are below 5, as most are in training
 QUICK = Size(64, 96, 4, 5, 0.02, 3)          # above 0.02; tiles fit
-RATES, DROPOUTS = (0.3, 0.5, 0.7), ("rdp", "tdp", "rdp + recurrent rdp")
+RATES, DROPOUTS = (0.3, 0.5, 0.7), ("rdp", "tdp", "batchwise", "rdp + recurrent rdp")
 PAIRS, LEAST = 7, 3  # turns, and steps of a turn under random plans
 TOLERANCE, OF_GRADIENT = 1e-2, 1e-4  # of `steps.update_error`: changes are so small that float32 rounds them to 3 digits
 TF32_TOLERANCE = 3e-2

@@ -78,10 +78,11 @@ class Backward(Task):
 # --- numbanet ---------------------------------------------------------------------------------------------------------
 def policy(dropout: str, rate: float) -> Any:
     """A kind of dropout by its name here."""
-    from numbanet import RowDropout, TileDropout
+    from numbanet import BatchwiseDropout, RowDropout, TileDropout
     from numbanet.dropout import Together, policy as named, recurrent
 
     make = {"none": lambda: named("none"), "rdp": lambda: RowDropout(rate), "tdp": lambda: TileDropout(rate, answer=True),
+            "batchwise": lambda: BatchwiseDropout(rate),
             "rdp + recurrent rdp": lambda: Together(RowDropout(rate), recurrent(RowDropout(rate)))}
     return make[dropout]()
 

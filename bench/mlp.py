@@ -1,6 +1,6 @@
 """Training step of the multilayer perceptron 784-H-H-10: batch 128 (at H = 2048 also 20 and 1024), SGD with momentum 0.9.
 
-`none` is compared with PyTorch without dropout; bernoulli, rdp and tdp with PyTorch and nn.Dropout(p): same model,
+`none` is compared with PyTorch without dropout; bernoulli, rdp, tdp and batchwise with PyTorch and nn.Dropout(p): same model,
 optimiser and batches, taken by index from the data set on both sides. scikit-learn's MLPClassifier, which has no dropout,
 stands beside them. Without --against torch, numbanet's own `none` is the peer.
 """
@@ -18,7 +18,7 @@ from .worker import Task, torch_on
 
 FEATURES, CLASSES, BATCH = 784, 10, 128
 RATE, MOMENTUM = 0.01, 0.9
-WIDTHS, RATES, DROPOUTS = (1024, 2048, 4096), (0.3, 0.5, 0.7), ("bernoulli", "rdp", "tdp")
+WIDTHS, RATES, DROPOUTS = (1024, 2048, 4096), (0.3, 0.5, 0.7), ("bernoulli", "rdp", "tdp", "batchwise")
 OTHER_BATCHES, THEIR_WIDTH, THEIR_RATE = (20, 1024), 2048, 0.5
 SAMPLES = 20000  # 63 MB: like a real data set, more than a cache holds
 TOLERANCE = 1e-2  # of `steps.update_error`: above what ReLU's kink explains, far below any wrong mask or scale
@@ -264,11 +264,12 @@ def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
     def flops(plans=None):
         return float(model.cost(Form((batch, FEATURES)), Step(plans=plans))[0].flops)
 
+    chosen, (first, second) = policy(dropout, rate), model.droppable()
+    if dropout == "batchwise":  # each of its plans keeps as much
+        return flops({site: chosen.plan(site, np.random.default_rng(0)) for site in (first, second)})
     if dropout not in ("rdp", "tdp"):
         return flops()
-    chosen = policy(dropout, rate)
     distribution = pattern_distribution(rate, chosen.dp_max, chosen.search)
-    first, second = model.droppable()
 
     def drawn(site):
         """(probability, plan) of every pattern."""

@@ -32,12 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("numbanet: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader, such as `head`, has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        return reader_has_gone()
     except (ValueError, FileNotFoundError, RuntimeError, FloatingPointError, OSError, ImportError, MemoryError) as error:
         print(f"numbanet: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
         return 2
+
+
+def reader_has_gone() -> int:
+    """The exit status where the reader of what is printed, such as `head`, has enough of it: what still comes goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 class _Parser(argparse.ArgumentParser):

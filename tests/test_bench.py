@@ -182,7 +182,7 @@ def test_training_suite_end_to_end(tmp_path):
     rows = {row["implementation"]: row for row in _rows(tmp_path / "a.json")}
     assert {name: row["peer"] for name, row in rows.items()} == {
         "none": "torch", "torch": None, "scikit-learn": "torch", "bernoulli": "torch nn.Dropout", "rdp": "torch nn.Dropout",
-        "tdp": "torch nn.Dropout", "torch nn.Dropout": None}
+        "tdp": "torch nn.Dropout", "batchwise": "torch nn.Dropout", "torch nn.Dropout": None}
     assert all(row["error"] < 1e-4 for row in rows.values())
     assert rows["none"]["ceiling"] == rows["bernoulli"]["ceiling"] == 1.0
     assert (tmp_path / "a.png").stat().st_size > 1000

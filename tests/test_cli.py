@@ -46,6 +46,12 @@ def test_counters(capsys, tmp_path):
         assert status == 2 and why in err
 
 
+def test_bench_says_where_it_is(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "numbanet.bench", None)
+    status, out, err = run(capsys, "bench", "list")
+    assert (status, out) == (2, "") and err.endswith("not installed; in a checkout it is `python -m bench`\n")
+
+
 def test_demo(capsys, tmp_path, monkeypatch):
     from numbanet import demo
     assert demo.run(tmp_path / "demo.png", "cpu", (16, 16), epochs=2) == 0

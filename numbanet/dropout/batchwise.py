@@ -21,8 +21,7 @@ from .base import Dropout
 
 
 class BatchwiseDropout(Dropout):
-    """Batchwise dropout: of each layer a random set of neurons, always as large, is kept for a whole batch; the others are not
-    computed.
+    """Batchwise dropout: a random set of neurons, always as large, is kept for a whole batch; the others are not computed.
 
     Parameters
     ----------
