@@ -1,6 +1,7 @@
 """Report: what stands between `<!-- WHAT:NAME … -->` and `<!-- /WHAT:NAME -->`, and charts, made from the files of results.
 
-    <!-- bench:SUITE PATTERN ### HEADING -->    the tables of a suite; of the cases alone in whose name the pattern is found
+    <!-- bench:SUITE PATTERN ### HEADING -->    the tables of a suite; of those rows alone in whose
+                                                "CASE" or "CASE: IMPLEMENTATION" the pattern is found
     <!-- ratios:NAME PATTERN -->                ratios of all suites in one table, a column for each processor; the pattern is
                                                 looked for in "SUITE CASE: IMPLEMENTATION"
     <!-- parameters:NAME -->                    what the estimator of that name is given, from its docstring
@@ -50,8 +51,10 @@ def caption(record: dict[str, Any]) -> str:
 # --- what stands between marks ----------------------------------------------------------------------------------------
 def tables(suite: str, pattern: str, records: Records) -> str:
     """The tables of one suite, one for each file that has rows of it."""
-    found = ((record, [row for row in record["rows"] if row["suite"] == suite and re.search(pattern, row["case"])])
-             for record in records)
+    def wanted(row: dict[str, Any]) -> bool:
+        return any(re.search(pattern, name) for name in (row["case"], f"{row['case']}: {row.get('implementation')}"))
+
+    found = ((record, [row for row in record["rows"] if row["suite"] == suite and wanted(row)]) for record in records)
     return "\n\n".join(f"{caption(record)}\n\n{markdown(rows)}" for record, rows in found if rows)
 
 

@@ -41,6 +41,10 @@ def test_marked_tables_are_rewritten_and_nothing_else(results, tmp_path):
     results.add([{**ROW, "case": "b"}])
     assert report.report(pages, tmp_path / "results") == [page]
     assert "| b |" in page.read_text() and "a\\|b" not in page.read_text()
+    page.write_text(text.replace("<!-- bench:gemm -->", "<!-- bench:gemm b: torch$ -->"))
+    assert report.report(pages, tmp_path / "results") == [page] and "| b |" not in page.read_text()
+    page.write_text(text.replace("<!-- bench:gemm -->", "<!-- bench:gemm ^b: numbanet$ -->"))
+    assert report.report(pages, tmp_path / "results") == [page] and "| b |" in page.read_text()
     assert report.report(pages, tmp_path / "results") == [] and plain.read_text() == "no markers\n"
 
 
