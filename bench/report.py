@@ -67,7 +67,8 @@ def ratios(name: str, pattern: str, records: Records) -> str:
                 found.setdefault((row["case"], row["implementation"], row["peer"]), {})[processor(record)] = row
     places = list(dict.fromkeys(place for rows in found.values() for place in rows))
     lines = [["step of", "with", "times shorter than of", *(f"on {place}" for place in places), "by FLOPs at most"]]
-    for (case, implementation, peer), rows in found.items():
+    cases = list(dict.fromkeys(case for case, _, _ in found))
+    for (case, implementation, peer), rows in sorted(found.items(), key=lambda pair: cases.index(pair[0][0])):
         ceiling = next(iter(rows.values())).get("ceiling")
         spans = ("" if row is None else f"**{row['ratio']:.2f}** ({row['ratio_p10']:.2f} – {row['ratio_p90']:.2f})"
                  for row in map(rows.get, places))
