@@ -75,7 +75,7 @@ def _speed(record: dict[str, Any], steps: dict[tuple[str, int, str], dict[str, A
                     continue
                 x, top = start + k * bar, floor - unit * row["ratio"]
                 parts += [_box(x, top, bar - 2, floor - top, shade),
-                          _text(x + bar / 2 - 1, floor - 6, f"{row['ratio']:.1f}", size=10, fill=INK[kind])]
+                          _text(x + bar / 2 - 1, floor - 6, f"{row['ratio']:.1f}", size=9, fill=INK[kind])]
                 if row.get("ceiling"):
                     y = floor - unit * row["ceiling"]
                     parts.append(_line(x - 1, y, x + bar - 1, y, "black", ' stroke-width="2"'))
