@@ -10,8 +10,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-COLOURS = {"none": "#6b6b6b", "bernoulli": "#b07aa1", "rdp": "#134f82", "tdp": "#e07b39", "dsg": "#7aa874"}
+COLOURS = {"none": "#6b6b6b", "bernoulli": "#b07aa1", "rdp": "#134f82", "tdp": "#e07b39", "batchwise": "#c44e52",
+           "dsg": "#7aa874"}
 STYLES = {"none": (":", "x"), "bernoulli": ("--", "^"), "rdp": ("-", "o"), "tdp": ("-.", "s"),
+          "batchwise": ((0, (7, 2)), "v"),
           "dsg": ((0, (5, 1, 1, 1, 1, 1)), "D")}  # dashes and marks: grey tells them apart as well
 
 
