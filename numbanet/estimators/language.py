@@ -71,7 +71,7 @@ class LanguageModel(BaseNet):
         The word for words that are not in the vocabulary.
     tied : bool, default=False
         Whether the last layer's weight is the embedding's (Press & Wolf 2017); `embedding` is then the last layer's width.
-    recurrent_dropout : {{"none", "rdp"}} or Dropout, default="none"
+    recurrent_dropout : {{"none", "rdp", "batchwise"}} or Dropout, default="none"
         What of h[t-1] the product with W_hh does not see (`LSTM`), the same for all samples of a batch.
     recurrent_dropout_rate : float, default=0.25
         Its rate, unless it is a policy object.
