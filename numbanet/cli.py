@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import importlib.util
 import os
 import sys
 import warnings
@@ -329,13 +330,11 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
 
 
 def _bench(arguments: Sequence[str]) -> int:
-    try:
-        from numbanet.bench.__main__ import main
-    except ModuleNotFoundError as error:
-        if error.name != "numbanet.bench":
-            raise
+    if importlib.util.find_spec("numbanet.bench") is None:
         print("numbanet: error: bench: not installed; in a checkout it is `python -m bench`", file=sys.stderr)
         return 2
+    from numbanet.bench.__main__ import main
+
     return main(arguments, "numbanet bench")
 
 

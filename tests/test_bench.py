@@ -199,7 +199,7 @@ def test_bad_arguments(arguments, message):
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("family", filter(kernels.shaped, kernels.families()))
+@pytest.mark.parametrize("family", list(filter(kernels.shaped, kernels.families())))
 def test_kernels_at_a_shape(family):
     found = [dict(ours.parameters.get("sizes", {})) for case in kernels.suite(family, harness.Options(shape=(37, 21, 43)))
              for ours in case.implementations]
