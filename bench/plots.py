@@ -276,10 +276,10 @@ def plot_fssl(rows: Sequence[Row], runs: Sequence[dict[str, Any]], path: Path) -
             seconds, accuracy = np.array([(epoch["seconds"], epoch["accuracy"]) for epoch in run["epochs"]]).T
             left.plot(np.cumsum(seconds), 100 * accuracy, color=colour, label=name)
             if row["accuracy"] is not None and row["prediction_shorter"]:
-                right.plot(row["prediction_shorter"], 100 * row["accuracy"], "o", color=colour, label=name)
+                right.plot(row["prediction_shorter"], 100 * row["accuracy"], MARKS[number], color=colour, label=name)
         left.set(title=case, xlabel="seconds of training", ylabel="test accuracy, %")
         right.set(xlabel="prediction, times shorter than dense")
         left.grid(alpha=0.3)
         right.grid(alpha=0.3)
-    right.legend(frameon=False)
+        right.legend(fontsize=8)
     figure.savefig(path)
