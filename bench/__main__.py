@@ -26,28 +26,14 @@ SUITES = (*FAMILIES, "mlp", "mlp-small", "mlp-epochs", "mlp-scaling", "mlp-memor
 COMMANDS = ("list", "report", "gpu")
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; `--help` has the rest."""
-
-    def error(self, message: str):
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def _shape(text: str) -> tuple[int, int, int]:
-    sizes = tuple(map(int, text.split(",")))
-    if len(sizes) != 3 or min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"N,I,O: three lengths from 1 on, not {text}")
-    return sizes
-
-
-def _parser(prog: str) -> _Parser:
-    parser = _Parser(prog=prog, description="Measure numbanet. `list` names the suites, `report` rewrites the "
+def _parser(prog: str) -> cli.Parser:
+    parser = cli.Parser(prog=prog, description="Measure numbanet. `list` names the suites, `report` rewrites the "
                                                "tables of the README files from bench/results/, `gpu` runs all that needs a "
                                                "graphics card.")
     parser.add_argument("suites", nargs="+", metavar="SUITE", help="suites to run, or `list`, `report` or `gpu`")
     parser.add_argument("--device", choices=("cpu", "cuda", "emulated"), default="cpu",
                         help="emulated: of a family, what its kernels do, counted")
-    parser.add_argument("--shape", type=_shape, metavar="N,I,O", help="of a family's kernels: samples, inputs and outputs")
+    parser.add_argument("--shape", type=cli.shape, metavar="N,I,O", help="of a family's kernels: samples, inputs and outputs")
     parser.add_argument("--against", choices=("torch",), help="the peer; without it times stand alone, and dropout is "
                                                               "compared with numbanet's own dense training")
     parser.add_argument("--only", default="", metavar="PATTERN", help="of the suites' cases, or trainings, those alone in "
@@ -96,7 +82,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "bench") -> int:
         return 2
 
 
-def _only_for(parser: _Parser, option: str, suites: Sequence[str], allowed: Collection[str]) -> None:
+def _only_for(parser: cli.Parser, option: str, suites: Sequence[str], allowed: Collection[str]) -> None:
     """Refuse suites that an option says nothing to."""
     for suite in suites:
         if suite not in allowed:
@@ -125,7 +111,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _measure(parser: _Parser, chosen: argparse.Namespace) -> int:
+def _measure(parser: cli.Parser, chosen: argparse.Namespace) -> int:
     """Run the suites in order; tables as they are done, the file and the plot of all."""
     try:
         re.compile(chosen.only)

@@ -46,7 +46,7 @@ def reader_has_gone() -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line; `--help` has the rest."""
 
     def error(self, message: str):
@@ -54,7 +54,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="numbanet", description="Neural networks that train faster because work that "
+    parser = Parser(prog="numbanet", description="Neural networks that train faster because work that "
                                      "dropout throws away is never done.")
     parser.add_argument("--version", action="version", version=f"numbanet {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument("--counters", nargs="+", metavar="OPERATION",
                          help="what the kernels of these operations do, counted on the emulated device; "
                               "path/to/file.py:function: those that a function of your own launches")
-    kernels.add_argument("--shape", default="128,256,192", type=_list_of(int), metavar="N,I,O",
+    kernels.add_argument("--shape", default="128,256,192", type=shape, metavar="N,I,O",
                          help="with --counters: samples, inputs and outputs of the examples")
     kernels.add_argument("--plot", type=Path, metavar="FILE", help="with --counters: draw them under the roofs of two cards")
     kernels.set_defaults(run=_kernels)
@@ -128,6 +128,14 @@ def _list_of(kind):
 
     parse.__name__ = f"comma-separated {kind.__name__}"
     return parse
+
+
+def shape(text: str) -> tuple[int, int, int]:
+    """N,I,O as --shape gives it."""
+    sizes = _list_of(int)(text)
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"N,I,O: three lengths from 1 on, not {text}")
+    return sizes
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -263,8 +271,6 @@ def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -
     device("emulated")  # RuntimeError with the reason where it is not available
     if target:
         plots.check_target(target)
-    if len(sizes) != 3 or min(sizes) < 1:
-        raise ValueError(f"--shape is N,I,O: three lengths from 1 on, not {','.join(map(str, sizes))}")
     found = {name: counted(name, tuple(sizes)) for name in dict.fromkeys(names)}
     rows = [(name, kernel, counters.summary()) for name, kernels in found.items() for kernel, counters in kernels.items()]
     _print_table("", ("operation", "kernel", "issued", "fma", "FLOPs", "bytes", "x least", "FLOP/B", "banks", "parted"), [

@@ -1,6 +1,7 @@
 """BatchNorm1d and Embedding: equal to PyTorch's, compact and lazy where they may be, kept whole by all that keeps a network."""
 import copy
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -240,6 +241,22 @@ def test_batchwise_rows_learn_and_are_lazy(rng):
     X, y = samples(rng, 300)
     net = Net((64, 64), dropout=BatchwiseDropout(0.5), epochs=60, batch_size=50, random_state=0).fit(X, y)
     assert net.score(X, y) > 0.85 and net.history_[-1]["flops_share"] < 0.5
+
+
+def test_plans_that_hardly_come_twice_are_placed_once_a_step_and_not_kept(rng, monkeypatch):
+    placed, plans_kept = [], sys.modules["numbanet.plans.kept"]
+
+    def counted(plan, dev, place=plans_kept.place_kept):
+        placed.append(plan)
+        return place(plan, dev)
+
+    monkeypatch.setattr(plans_kept, "place_kept", counted)
+    X, y = samples(rng, 60)
+    held = plans_kept._held.cache_info().currsize
+    Net((16, 16), dropout=BatchwiseDropout(0.5), epochs=2, batch_size=20, random_state=0, device="cpu").fit(X, y)
+    drawn = [plan for plan in placed if plan.once]
+    assert len(drawn) == len({id(plan) for plan in drawn}) == 2 * 3 * 2  # epochs, steps, layers
+    assert plans_kept._held.cache_info().currsize == held
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

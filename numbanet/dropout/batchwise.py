@@ -21,6 +21,12 @@ from ..plans import IndexPlan
 from .base import Dropout
 
 
+class _DrawnPlan(IndexPlan):
+    """One of so many that it hardly comes twice."""
+
+    once = True
+
+
 class BatchwiseDropout(Dropout):
     """Batchwise dropout: a random set of neurons, always as large, is kept for a whole batch; the others are not computed.
 
@@ -46,7 +52,7 @@ class BatchwiseDropout(Dropout):
         if not rate:
             return None
         count = self._count(site)
-        return IndexPlan(n, np.sort(rng.choice(n, count, replace=False, shuffle=False)), n / count)
+        return _DrawnPlan(n, np.sort(rng.choice(n, count, replace=False, shuffle=False)), n / count)
 
     def _count(self, site: Site) -> int:
         return max(1, round((1 - self.rate_of(site)) * site.shape[0]))

@@ -67,6 +67,7 @@ class Step:
         self.memory, self.gates = memory, gates
         self.ready: dict[Tensor, Any] = {}
         self.placed: dict[tuple[Layer, str], Kept] = {}
+        self._once: dict[Plan, Kept] = {}
         self.plans: dict[tuple[Layer, str], Plan] = {}
         for place, plan in (plans or {}).items():
             for site in [place] if isinstance(place, Site) else place.sites()[:1]:
@@ -96,8 +97,12 @@ class Step:
         return step
 
     def on(self, plan: Plan) -> Kept:
-        """A plan on this step's device."""
-        return kept(plan, self.device)
+        """A plan on this step's device; one that hardly comes twice is held as long as the step is."""
+        if not plan.once:
+            return kept(plan, self.device)
+        if plan not in self._once:
+            self._once[plan] = kept(plan, self.device)
+        return self._once[plan]
 
     def kept(self, layer: Layer, name: str = "output") -> Kept | None:
         """The plan of a layer's site on this step's device; None: everything is kept."""

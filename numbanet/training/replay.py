@@ -16,7 +16,6 @@ from .. import profile
 from ..device import Device
 from ..layers import Layer, Step
 from ..plans import Kept, Plan
-from ..plans.kept import kept
 from ..tensor import Tensor
 
 
@@ -70,10 +69,9 @@ class Replay:
         """Put the lists of a step's plans where passes find those of all plans of their kind at that site."""
         for site, plan in step.plans.items():
             if plan.density < 1 or plan.once:  # else there is no other one of its kind, and its lists are kept
-                step.placed[site] = self._put_plan(site, plan)
+                step.placed[site] = self._put_plan(site, plan, step.on(plan))
 
-    def _put_plan(self, site: tuple[Layer, str], plan: Plan) -> Kept:
-        own = kept(plan, self.dev)
+    def _put_plan(self, site: tuple[Layer, str], plan: Plan, own: Kept) -> Kept:
         if (site, plan.kind) not in self._places:
             self._places[site, plan.kind] = self.dev.copy(own.whole)
         place = self.dev.copy(own.whole, out=self._places[site, plan.kind])
