@@ -2,11 +2,12 @@
 
 *Dynamic Sparse Graph for Efficient Deep Learning*: Fashion-MNIST with an MLP and LeNet-5, each at rates of .5 to .9; on a card
 also 10000 images of CIFAR-10 with a small VGG of eight layers. `oracle` knows the true outputs, `random` chooses by chance. At
-one rate, .6, each of these has three seeds, and so has an MLP with batch norm, with the mask before it alone (`single`), after
-it as well (`double`), and none. One seed have the other rates and, at .6, predictions that do what they do not by default, with
-all neurons (`all`) or with those that they select (`selecting`), thresholds of the first samples for all (`shared`), other
-epsilons, and batches of which more samples are looked at. The MLP's learning rate is larger than elsewhere, for all alike:
-what selects learns more slowly, and few epochs with a small rate would show nothing else.
+one rate, .6, each of these has three seeds, and so has an MLP whose last epoch leaves out nothing (`dense at last`), and one
+with batch norm, with the mask before it alone (`single`), after it as well (`double`), and none. One seed have the other rates
+and, at .6, predictions that do what they do not by default, with all neurons (`all`) or with those that they select
+(`selecting`), thresholds of the first samples for all (`shared`), other epsilons, and batches of which more samples are looked
+at. The MLP's learning rate is larger than elsewhere, for all alike: what selects learns more slowly, and few epochs with a
+small rate would show nothing else.
 """
 from __future__ import annotations
 
@@ -23,6 +24,11 @@ from .training import SEEDS, Experiment
 RATES, ONE, EPSILONS, SAMPLES, SHARES = (0.5, 0.6, 0.8, 0.9), 0.6, (0.3, 0.7, 0.9), (32, 64), ("batch", "tile", "sample")
 HIDDEN, EPOCHS, VGG_SAMPLES = (1024, 1024), 6, 10_000
 VGG8 = ((64, 64), (128, 128), (256, 256))  # filters of each group before its pooling; two linear layers follow
+
+
+def _but_at_last(rate: float, epoch: int) -> float:
+    """The rate of an epoch, of which the last is dense."""
+    return rate if epoch < EPOCHS - 1 else 0.0
 
 
 def _dsg(kind: str, rate: float, **options: Any) -> dict[str, Any]:
@@ -75,6 +81,8 @@ def mlp_variants(rate: float) -> Iterator[Variant]:
     for name, double in (("double", True), ("single", False)):
         yield _variant(f"sample {name} mask", "dsg", rate, seeds, share="sample", double=double, layers=normed)
     for share in SHARES:
+        made = functools.partial(_dsg, "dsg", functools.partial(_but_at_last, rate), share=share)
+        yield f"{share} dense at last p={rate}", made, seeds
         name, selects = (f"{share} all", False) if share == "sample" else (f"{share} selecting", True)
         yield _variant(name, "dsg", rate, share=share, select_in_prediction=selects)
     for share in ("batch", "sample"):

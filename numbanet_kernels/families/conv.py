@@ -7,9 +7,11 @@
 The input matrix A has a row for each output position, r = (n, oh, ow), and a column k = (kh, kw, c) for each tap and channel
 of the group: A[r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, c], 0 outside the image.
 im2col would build it, KH KW times as large as x; here tiles of it are gathered and used at once, on the CPU of 4 MB a thread
-at most (32 rows are the fewest), on CUDA in shared memory. Two things thin it out:
+at most (32 rows are the fewest), on CUDA in shared memory. Of many images the CPU gathers nothing (`host.abreast`): of 16 at a
+time, turned, in 10 MB a thread at most, patches are multiplied where they lie. Two things thin A out:
 
-    rows     increasing int32 list: only these rows of A are computed, the others of y are 0, bias included
+    rows     increasing int32 list: only these rows of A are computed, the others of y are 0, bias included; on the CPU sooner
+             where each 16 images have the same ones
     blocks   `Blocks`: of each block row of A only some block columns, the same number in all
 """
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 
 from ..blocks.im2col import launch_im2col, turn_gradient, turn_weight
 from ..blocks.implicit import launch_dw, launch_dx, launch_forward
-from ..host import blas, patches, threads
+from ..host import blas, patches, threads, tiled_images
 from ..host.threads import Part
 from ..host.transposition import NOTHING
 from ..layouts.windows import Blocks, Window
@@ -253,9 +255,21 @@ def _lines(part, outs, groups):
     return own.start, own.stop
 
 
+def _suits(op, x, w, window, groups, positions, rows, blocks):
+    """Whether images are convolved abreast (`tiled_images`); ValueError where rows do not increase."""
+    if groups > 1 or blocks is not None or not tiled_images.suits(window, x.shape, len(w)):
+        return False
+    _increasing(op, NO_ROWS if rows is None else rows, x.shape[0] * math.prod(positions))
+    return True
+
+
 def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
     """y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o])"""
     positions = check("conv2d (cpu)", x, w, window, groups, bias, rows=rows, blocks=blocks)
+    if _suits("conv2d (cpu)", x, w, window, groups, positions, rows, blocks):
+        y = tiled_images.convolved(x, w, window, bias, relu, scale, rows)
+        if y is not None:
+            return y
     work = _Work("conv2d (cpu)", x, w, window, groups, positions, rows, blocks)
     y = empty_cpu((x.shape[0], *positions, w.shape[0]))
     if not work.flops or not y.size:
@@ -280,6 +294,15 @@ def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=No
 def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, blocks=None, wants_dx=True):
     """(dx or None, dw, db) of conv2d"""
     positions = check("conv2d_grad (cpu)", x, w, window, groups, None, dy, where, rows, blocks)
+    given = None
+    if _suits("conv2d_grad (cpu)", x, w, window, groups, positions, rows, blocks):
+        small = tiled_images.suits_gradient(w.shape)
+        if wants_dx and (small or (rows is None and len(w) <= tiled_images.WIDER * x.shape[3])):
+            given = tiled_images.input_gradient(dy, where, w, window, x.shape, scale, rows)
+        found = tiled_images.weight_gradient(dy, where, x, window, scale, rows) if small else None
+        if found is not None:
+            return given, *found
+        wants_dx = wants_dx and given is None
     work = _Work("conv2d_grad (cpu)", x, w, window, groups, positions, rows, blocks)
     entry, slopes, pixels = blas.entry(), dy.reshape(work.images * work.places, work.outs), work.x.reshape(-1)
     gate = slopes if where is None else where.reshape(slopes.shape)
@@ -300,7 +323,7 @@ def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None
     if wants_dx and work.x is not x:
         (_, height, width, _), (down, across) = x.shape, window.padding
         dx = np.ascontiguousarray(dx[:, down:down + height, across:across + width])
-    return dx, dw, sums.reshape(len(sums) * work.joined, w.shape[0]).sum(0).astype(np.float32)
+    return dx if given is None else given, dw, sums.reshape(len(sums) * work.joined, w.shape[0]).sum(0).astype(np.float32)
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 import threadpoolctl
 
 from numbanet_kernels.families import conv, sampling
-from numbanet_kernels.host import blas, thresholds
+from numbanet_kernels.host import blas, patches, thresholds
 from numbanet_kernels.layouts.windows import Blocks, Window
 
 # images, filters, window, groups; FEW run on every device
@@ -31,11 +31,22 @@ MANY = [((2, 9, 8, 1), 6, Window((5, 5), (1, 1), (2, 2)), 1), ((3, 11, 10, 3), 1
 JOINED = [((2, 9, 8, 1), 6, Window((5, 5), (1, 1), (2, 2)), 1), ((3, 9, 15, 2), 5, Window((3, 3), (2, 2), (1, 1)), 1),
           ((5, 9, 8, 3), 4, Window((3, 4), (1, 2), (2, 1), (2, 1)), 1), ((2, 6, 10, 9), 3, Window((2, 3), (1, 1), (1, 0)), 1),
           ((3, 6, 14, 6), 16, Window((5, 5)), 1), ((41, 5, 8, 1), 1, Window((1, 3), (1, 1), (0, 1)), 1)]
-MANY += JOINED
+# with 35 images or more and all windows inside or at the border, dx by spreading or by a convolution, dw here or by SGEMM
+ABREAST = [((35, 9, 8, 1), 6, Window((5, 5), (1, 1), (2, 2)), 1), ((49, 13, 12, 3), 17, Window((3, 3), (2, 2), (1, 1)), 1),
+           ((32, 8, 9, 16), 33, Window((1, 1)), 1), ((40, 7, 9, 3), 4, Window((7, 7), (1, 1), (3, 3)), 1),
+           ((37, 9, 9, 3), 9, Window((3, 3), (1, 1), (2, 0), (3, 2)), 1), ((33, 6, 6, 2), 5, Window((2, 2), (1, 1), (3, 2)), 1),
+           ((36, 11, 9, 2), 35, Window((3, 4), (1, 1), (1, 2)), 1), ((32, 4, 8, 5), 3, Window((1, 1)), 1)]
+MANY += [*JOINED, *ABREAST]
 
 
 def rows(share):
     return lambda rng, total, places, depth: {"rows": np.flatnonzero(rng.random(total) < share).astype(np.int32)}
+
+
+def alike(rng, total, places, depth):
+    """Each 16 images in a row have rows alike."""
+    kept = np.repeat(rng.random((-(-total // max(places, 1) // 16), places)) < 0.4, 16, axis=0)
+    return {"rows": np.flatnonzero(kept[:total // max(places, 1)]).astype(np.int32)}
 
 
 def blocks(share, straddling=False):
@@ -50,8 +61,8 @@ def blocks(share, straddling=False):
     return made
 
 
-PLANS = {"all": lambda *sizes: {}, "rows": rows(0.4), "no rows": rows(0), "all rows": rows(1), "blocks": blocks(0.5),
-         "no blocks": blocks(0), "all blocks": blocks(1), "blocks across images": blocks(0.5, True)}
+PLANS = {"all": lambda *sizes: {}, "rows": rows(0.4), "no rows": rows(0), "all rows": rows(1), "rows alike": alike,
+         "blocks": blocks(0.5), "no blocks": blocks(0), "all blocks": blocks(1), "blocks across images": blocks(0.5, True)}
 OPTIONS = {"plain": {}, "relu": {"relu": True, "wants_dx": False}, "bias": {"bias": True, "where": True},
            "everything": {"bias": True, "relu": True, "where": True, "scale": 1.75}}
 
@@ -142,6 +153,27 @@ def test_neighbouring_positions_are_joined_within_blocks_of_lines(monkeypatch, c
         with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(threads, user_api="blas"):
             for option in OPTIONS:
                 check(case, "lines", option, conv.conv2d_cpu, conv.conv2d_grad_cpu, np.array, np.asarray)
+
+
+@pytest.mark.parametrize("case", ABREAST, ids=str)
+def test_many_images_are_convolved_abreast_unless_those_of_a_tile_differ(monkeypatch, case):
+    gathered, loop = [], patches.forward
+    monkeypatch.setattr(patches, "forward", lambda *given: gathered.append(given) or loop(*given))
+    for plan, expected in (("all", False), ("rows alike", False), ("no rows", False), ("rows", True), ("blocks", True)):
+        x, w, _, _, _, thinned = operands(np.random.default_rng(7), case, plan)
+        conv.conv2d_cpu(x, w, *case[2:], **thinned)
+        assert bool(gathered) == expected, plan
+        gathered.clear()
+
+
+def test_what_is_dropped_is_not_multiplied_by_0(rng):
+    """Nor are lanes without an image."""
+    x, w = rng.standard_normal((35, 8, 8, 2)).astype(np.float32), rng.standard_normal((3, 2, 3, 3)).astype(np.float32)
+    x[0, 0, 0], x[3:16, 1, 1] = np.inf, np.nan
+    rows = np.concatenate([np.arange(20, 36) + 36 * n for n in range(35)]).astype(np.int32)
+    dy, window = rng.standard_normal((35, 6, 6, 3)).astype(np.float32), Window((3, 3))
+    found = [conv.conv2d_cpu(x, w, window, rows=rows), *conv.conv2d_grad_cpu(dy, x, w, window, rows=rows)]
+    assert all(np.isfinite(array).all() for array in found)
 
 
 @pytest.mark.parametrize("case", [FEW[0], FEW[1], MANY[7], MANY[10]], ids=str)
