@@ -26,10 +26,10 @@ NO_GATE, EACH = np.zeros((1, 1), np.float32), np.ones(WIDTH, np.float32)
 class Sight(NamedTuple):
     """What positions see of turned pixels.
 
+    geometry : lines of an image, floats of a line, those with padding, lines of padding above, floats of it on the left
     begins, goals : where a position's patch begins, and which position it is, then those of the padding
     offsets : where a patch's columns lie, padded
-    geometry : lines of an image, floats of a line, those with padding, lines of padding above, floats of it on the left
-    pixels : rows of the turned pixels
+    depth, pixels, count : columns of a patch, floats of an image with its padding, positions
     """
 
     geometry: np.ndarray
@@ -46,7 +46,7 @@ class Sight(NamedTuple):
         return int(self.geometry[1])
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def sight(window: Window, height: int, width: int, channels: int) -> Sight:
     """Of a window on images of this shape."""
     (down, across), steps, (above, left), apart = window
@@ -62,9 +62,10 @@ def sight(window: Window, height: int, width: int, channels: int) -> Sight:
 
 def suits(window: Window, x: tuple[int, ...], outs: int) -> bool:
     """Whether images x (N, H, W, C) are convolved sooner here than by gathered patches."""
-    seen, images = sight(window, *x[1:]), x[0]
-    return (images >= IMAGES and seen.count >= POSITIONS and min(seen.depth, outs) > 0
-            and WIDTH * (seen.pixels + (seen.count + 1) * outs) <= ROOM_FLOATS)
+    (images, *sides, channels), positions = x, math.prod(window.positions(*x[1:3]))
+    pixels = math.prod(side + 2 * padding for side, padding in zip(sides, window.padding)) * channels
+    return (images >= IMAGES and positions >= POSITIONS and min(channels, outs) > 0
+            and WIDTH * (pixels + (positions + 1) * outs) <= ROOM_FLOATS)
 
 
 def suits_gradient(w: tuple[int, ...]) -> bool:
