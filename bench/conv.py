@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from numbanet.dropout import BlockSensitiveDropout
+from numbanet.dropout import BlockSensitiveDropout, RowSensitiveDropout
 from numbanet.plans import BlockPlan, IndexPlan, kept
 from numbanet_kernels.families.conv import conv2d_grad_reference, conv2d_materialised, conv2d_reference
 from numbanet_kernels.families.norm import batch_norm_grad_reference, batch_norm_reference
@@ -41,11 +41,14 @@ def _window(k, p):
 # --- what is kept -----------------------------------------------------------------------------------------------------
 @functools.cache
 def _plan(kind, n, side, c, o, k, p):
-    """By chance, with the blocks of bsdp: the time of a product does not ask how they were chosen."""
+    """By chance, the rows of as many images alike and the blocks as large as by default: the time of a product does not ask how
+    they were chosen."""
     places = math.prod(_window(k, p).positions(side, side))
     shape, rng = (n * places, k * k * c), np.random.default_rng(7)
     if kind == "rows":
-        return IndexPlan(shape[0], np.flatnonzero(rng.random(shape[0]) >= RATE))
+        together = RowSensitiveDropout(RATE).together
+        drawn = np.repeat(rng.random((-(-n // together), places)), together, axis=0)[:n]
+        return IndexPlan(shape[0], np.flatnonzero(drawn >= RATE))
     region = BlockSensitiveDropout(RATE).region(n, places, _window(k, p), c)
     rows, columns = (-(-length // side) for length, side in zip(shape, region))
     keep = max(round((1 - RATE) * columns), 1)
