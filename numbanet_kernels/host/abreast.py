@@ -240,23 +240,27 @@ IMAGES = f"f4[:, ::1], f4[:, ::1], b1, {LISTS}"
 ROOMS = "f4[:, ::1], f4[:, ::1], f4[:, ::1]"
 
 
-@host_kernel(f"void({IMAGES}, f4[:, ::1], f4[::1], f4, {ROOMS}, f4[:, ::1], i8, i8)")
-def forward(x, where, gated, geometry, bases, targets, starts, offsets, w, bias, low, line, turned, out, y, first, stop):
-    """y (N, P O) = max(A w + bias, low) of the tiles first … stop - 1 of images x (N, H W C), and 0 at positions that are not
-    listed."""
-    outs = w.shape[1]
-    for tile in range(first, stop):
+@host_kernel(f"void({IMAGES}, f4[:, ::1], f4[::1], f4, {ROOMS}, f4[:, ::1], i8, i8, i8)")
+def forward(x, where, gated, geometry, bases, targets, starts, offsets, w, bias, low, line, turned, out, y, bands, first, stop):
+    """y (N, P O) = max(A w + bias, low) of images x (N, H W C), and 0 at positions that are not listed: of the tiles
+    first … stop - 1, or, where each has `bands` of positions because there are more threads than tiles, of those bands."""
+    outs, last = w.shape[1], y.shape[1]
+    for number in range(first, stop):
+        tile, band = number // bands, number % bands
         n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, x.shape[0]), _list_of(starts, tile)
         _read(x, where, gated, n0, n1, geometry, line, turned)
         if starts.size > 2:
             _clear(out, 0, out.shape[0])
+        own, count = begin, (end - begin) // POSITIONS
+        begin, end = own + count * band // bands * POSITIONS, own + count * (band + 1) // bands * POSITIONS
         o = int64(0)
         while o < outs:
             size = _chunk(outs - o, OUTPUTS)
             _multiply(turned, bases[begin:end], targets[begin:end], end - begin, offsets, w.shape[0], w, outs, o, size, bias,
                       low, out)
             o += size
-        _turn(out, 0, y.shape[1], 0, n1 - n0, y, n0, 0, False)
+        c0, c1 = (0, last) if bands == 1 else ((begin - own) * outs, min((end - own) * outs, last))
+        _turn(out, c0, c1, 0, n1 - n0, y, n0, c0, False)
 
 
 @host_kernel(f"void({IMAGES}, f4[:, ::1], {ROOMS}, i8[::1], f4[:, ::1], i8, i8)")

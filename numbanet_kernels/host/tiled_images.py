@@ -20,6 +20,7 @@ ROOM_FLOATS = 5 << 19   # of a thread at most: 10 MB
 WEIGHTS, OUTPUTS = 4096, 32  # whose gradient is added up here, at most: it has a sum for each lane, and SGEMM wants wide ones
 WIDER = 16              # times as many outputs as channels, at most, where dx is found here: to turn dz takes as long
 MORE = 1.25             # times as many pixels as positions, at most, where dx is a convolution of dz: else it is spread
+IDLE = 1.25             # times as long as its work, at most, the longest thread may take
 NO_GATE, EACH = np.zeros((1, 1), np.float32), np.ones(WIDTH, np.float32)
 
 
@@ -74,9 +75,12 @@ def suits_gradient(w: tuple[int, ...]) -> bool:
 
 
 def _lists(seen: Sight, rows: np.ndarray | None, images: int) -> tuple[np.ndarray, ...] | None:
-    """(bases, targets, starts) of all positions or of the listed ones; None where images of a tile have other ones."""
+    """(bases, targets, starts) of all positions or of the listed ones; None where images of a tile have other ones, or tiles
+    cannot be shared equally."""
     if rows is None:
         return seen.begins, seen.goals, np.array([0, seen.begins.size])
+    if _bands(images, threads.count()) > 1:
+        return None
     tiles = -(-images // WIDTH)
     bases, targets = np.empty((2, tiles * seen.begins.size), np.int64)
     starts = np.empty(tiles + 1, np.int64)
@@ -101,22 +105,30 @@ def _rooms(parts: int, seen: Sight, outs: int, line: int) -> list[tuple[Any, ...
     return [(lines[number], own[:seen.pixels], own[seen.pixels:]) for number, own in enumerate(every)]
 
 
-def _share(images: int, flops: int, work: Callable[[int, int, int], None]) -> None:
-    """work(number of the thread, its first tile, the one after its last); rooms are found before, as in Python threads would
+def _share(units: int, flops: int, work: Callable[[int, int, int], None]) -> None:
+    """work(number of the thread, its first unit, the one after its last); rooms are found before, as in Python threads would
     wait for each other."""
     def run(part):
-        own = part.of(-(-images // WIDTH))
+        own = part.of(units)
         work(part.number, own.start, own.stop)
 
     threads.share(run, flops=flops)
+
+
+def _bands(images: int, parts: int) -> int:
+    """Into how many bands of positions tiles are cut, so that no thread has much more to do than others."""
+    tiles = -(-images // WIDTH)
+    return next((bands for bands in range(1, parts) if -(-tiles * bands // parts) * parts <= IDLE * tiles * bands), parts)
 
 
 def _products(x, where, seen, lists, wt, bias, low, y):
     """y (N, P, O) = max(A wt + bias, low) at listed positions."""
     gate, flops, x, out = NO_GATE if where is None else _flat(where), 2 * len(x) * seen.count * wt.size, _flat(x), _flat(y)
     rooms = _rooms(_parts(flops), seen, wt.shape[1], seen.line)
-    _share(len(x), flops, lambda number, first, stop: abreast.forward(
-        x, gate, where is not None, seen.geometry, *lists, seen.offsets, wt, bias, low, *rooms[number], out, first, stop))
+    bands = _bands(len(x), len(rooms)) if len(lists[2]) == 2 else 1
+    _share(-(-len(x) // WIDTH) * bands, flops, lambda number, first, stop: abreast.forward(
+        x, gate, where is not None, seen.geometry, *lists, seen.offsets, wt, bias, low, *rooms[number], out, bands, first,
+        stop))
     return y
 
 
@@ -126,7 +138,7 @@ def _turned(w: Any, scale: float) -> Any:
 
 
 def convolved(x, w, window, bias=None, relu=False, scale=1.0, rows=None):
-    """y of conv2d; None where images that lie side by side have different rows."""
+    """y of conv2d; None as `_lists` says."""
     seen = sight(window, *x.shape[1:])
     lists = _lists(seen, rows, len(x))
     if lists is None:
@@ -137,7 +149,7 @@ def convolved(x, w, window, bias=None, relu=False, scale=1.0, rows=None):
 
 
 def input_gradient(dy, where, w, window, shape, scale=1.0, rows=None):
-    """dx of conv2d for images of this shape; None where images that lie side by side have different rows. Of all positions and
+    """dx of conv2d for images of this shape; None as `_lists` says. Of all positions and
     steps of one pixel it is a convolution of dz by the weight, its taps from last to first."""
     behind = tuple(apart * (taps - 1) - before
                    for taps, before, apart in zip(window.kernel, window.padding, window.dilation))
@@ -154,13 +166,13 @@ def input_gradient(dy, where, w, window, shape, scale=1.0, rows=None):
     wt, gate = _turned(w, np.float32(scale)), NO_GATE if where is None else _flat(where)
     flops, dz, changes = 2 * len(dy) * seen.count * wt.size, _flat(dy), _flat(dx)
     rooms = _rooms(_parts(flops), seen, len(w), int(slopes[1]))
-    _share(len(dy), flops, lambda number, first, stop: abreast.spread_back(
+    _share(-(-len(dy) // WIDTH), flops, lambda number, first, stop: abreast.spread_back(
         dz, gate, where is not None, slopes, *lists, seen.offsets, wt, *rooms[number], seen.geometry, changes, first, stop))
     return dx
 
 
 def weight_gradient(dy, where, x, window, scale=1.0, rows=None):
-    """(dw, db) of conv2d; None where images that lie side by side have different rows."""
+    """(dw, db) of conv2d; None as `_lists` says."""
     seen, slopes, outs = sight(window, *x.shape[1:]), _geometry(dy.shape), dy.shape[3]
     lists = _lists(seen, rows, len(x))
     if lists is None:
@@ -169,7 +181,7 @@ def weight_gradient(dy, where, x, window, scale=1.0, rows=None):
     rooms = _rooms(_parts(flops), seen, outs, max(int(slopes[1]), seen.line))
     dw, db = aligned(len(rooms), seen.offsets.size, outs, WIDTH), np.zeros((len(rooms), outs, WIDTH), np.float32)
     dw[...] = 0
-    _share(len(x), flops, lambda number, first, stop: abreast.gradient(
+    _share(-(-len(x) // WIDTH), flops, lambda number, first, stop: abreast.gradient(
         dz, gate, where is not None, slopes, *lists, seen.offsets, seen.geometry, x, *rooms[number], dw[number], db[number],
         first, stop))
     sums = (dw.reshape(-1, WIDTH) @ EACH).reshape(len(rooms), -1, outs).sum(0)[:seen.depth]  # sooner than sum() of a short axis

@@ -12,7 +12,8 @@ import pytest
 import threadpoolctl
 
 from numbanet_kernels.families import conv, sampling
-from numbanet_kernels.host import blas, patches, thresholds
+from numbanet_kernels.host import blas, patches, thresholds, tiled_images
+from numbanet_kernels.host.lanes import WIDTH
 from numbanet_kernels.layouts.windows import Blocks, Window
 
 # images, filters, window, groups; FEW run on every device
@@ -164,6 +165,21 @@ def test_many_images_are_convolved_abreast_unless_those_of_a_tile_differ(monkeyp
         conv.conv2d_cpu(x, w, *case[2:], **thinned)
         assert bool(gathered) == expected, plan
         gathered.clear()
+
+
+@pytest.mark.parametrize("images, parts", itertools.product((32, 48, 128, 4096), (1, 2, 3, 6, 16, 64)))
+def test_no_thread_has_much_more_to_do_than_others(images, parts):
+    bands, tiles = tiled_images._bands(images, parts), -(-images // WIDTH)
+    assert 1 <= bands <= parts and -(-tiles * bands // parts) * parts <= 1.25 * tiles * bands
+    assert bands == 1 or -(-tiles // parts) * parts > 1.25 * tiles
+
+
+@pytest.mark.parametrize("case", ABREAST, ids=str)
+def test_where_threads_are_many_tiles_are_cut_into_bands(monkeypatch, case):
+    for bands in (2, 3, 7):
+        monkeypatch.setattr(tiled_images, "_bands", lambda images, parts, bands=bands: bands)
+        for plan, option in itertools.product(("all", "rows alike"), OPTIONS):
+            check(case, plan, option, conv.conv2d_cpu, conv.conv2d_grad_cpu, np.array, np.asarray)
 
 
 def test_what_is_dropped_is_not_multiplied_by_0(rng):
