@@ -154,7 +154,7 @@ def fitted(dropout, X=None, y=None, **options):
 @pytest.mark.parametrize("wanted", [0.1, 0.3, 0.6, 0.9])
 def test_thresholds_make_the_asked_share_sensitive(kind, wanted, options, tolerance):
     """In the mean over steps, as well as the values tell that were looked at: few of a region, or all."""
-    X, _ = images(64)
+    X, _ = images(256 if kind is RowSensitiveDropout else 64)  # of which one in 16 is looked at
     size = {} if kind is RowSensitiveDropout else {"rows": 64, "columns": 6}  # there are enough of them
     model, given, rng = Sequential(network()), kind(0.5, sensitive=wanted, **size, **options), np.random.default_rng(3)
     found = given.calibrated(model, Tensor(X))

@@ -25,9 +25,10 @@ from .transposition import _turn
 REGISTERS = 24 if WIDTH == 16 else 12  # sums that are in registers at the same time
 OUTPUTS = 8                            # of them, of a position: at most
 POSITIONS = 8                          # at most: what lists of positions are padded to a multiple of
-COLUMNS = 6 if WIDTH == 16 else 3      # of a gradient of the weight: what lists of columns are padded to a multiple of
-BAND = 64                              # positions of which a gradient adds up everything, before others
-ROWS = 4                               # its outputs
+PIECE = 256                            # columns whose sum is added to that of others: errors grow with terms added in a row
+ROWS = 4                               # of a gradient of the weight: outputs in registers, and
+COLUMNS = 6 if WIDTH == 16 else 3      # columns, to a multiple of which their lists are padded
+BAND = 64                              # positions of which it adds up everything, before others
 ALIGNED = 4 * WIDTH
 INTEGER = numba.int64
 
@@ -72,24 +73,33 @@ def _multiply(typing_context, pixels, bases, targets, count, offsets, depth, w, 
 
         def products(n):
             together = _positions(n)
-            sums = _sums(builder, n * together)
+            sums, totals = _sums(builder, n * together), _sums(builder, n * together)
+
+            def add_column(begins, k):
+                offset, factors = _number(builder, offsets, k), builder.gep(w, [builder.add(builder.mul(k, outs), o0)])
+                vectors = [builder.load(vector_at(builder, begin, offset), align=ALIGNED) for begin in begins]
+                for o in range(n):
+                    factor = spread(builder, _number(builder, factors, NUMBER(o))).value
+                    for p, vector in enumerate(vectors):
+                        own = sums[o * together + p]
+                        builder.store(_fma(builder, vector, factor, builder.load(own)), own)
+
             with cgutils.for_range_slice(builder, NUMBER(0), count, NUMBER(together)) as (i, _):
                 begins = [builder.gep(pixels, [_number(builder, bases, builder.add(i, NUMBER(p)))]) for p in range(together)]
-                _zero(builder, sums)
-                with cgutils.for_range(builder, depth) as loop:
-                    k = loop.index
-                    offset, factors = _number(builder, offsets, k), builder.gep(w, [builder.add(builder.mul(k, outs), o0)])
-                    vectors = [builder.load(vector_at(builder, begin, offset), align=ALIGNED) for begin in begins]
-                    for o in range(n):
-                        factor = spread(builder, _number(builder, factors, NUMBER(o))).value
-                        for p, vector in enumerate(vectors):
-                            total = sums[o * together + p]
-                            builder.store(_fma(builder, vector, factor, builder.load(total)), total)
+                _zero(builder, totals)
+                with cgutils.for_range_slice(builder, NUMBER(0), depth, NUMBER(PIECE)) as (first, _):
+                    _zero(builder, sums)
+                    stop = builder.add(first, NUMBER(PIECE))
+                    stop = builder.select(builder.icmp_signed("<", stop, depth), stop, depth)
+                    with cgutils.for_range_slice(builder, first, stop, NUMBER(1)) as (k, _):
+                        add_column(begins, k)
+                    for own, total in zip(sums, totals):
+                        builder.store(builder.fadd(builder.load(total), builder.load(own)), total)
                 for p in range(together):
                     place = builder.add(builder.mul(_number(builder, targets, builder.add(i, NUMBER(p))), outs), o0)
                     for o in range(n):
                         added = spread(builder, _number(builder, bias, builder.add(o0, NUMBER(o)))).value
-                        value = builder.fadd(builder.load(sums[o * together + p]), added)
+                        value = builder.fadd(builder.load(totals[o * together + p]), added)
                         value = builder.select(builder.fcmp_ordered("<", value, least), least, value)  # NaN passes
                         at = builder.mul(builder.add(place, NUMBER(o)), NUMBER(WIDTH))
                         builder.store(value, vector_at(builder, out, at), align=ALIGNED)
@@ -215,7 +225,7 @@ def _read(x, where, gated, n0, n1, geometry, line, turned):
             _turn(x, n0, n1, c0, c0 + width, turned, row, 0, True)
             continue
         for n in range(n0, n1):
-            values, gate, out = x[n, c0:c0 + width], where[n, c0:c0 + width], line[n - n0]
+            values, gate, out = x[n, c0:c0 + width], where[n, c0:c0 + width], line[n - n0, :width]
             for c in range(out.size):
                 out[c] = values[c] if gate[c] > 0 else float32(0)
         _turn(line, 0, n1 - n0, 0, width, turned, row, 0, True)

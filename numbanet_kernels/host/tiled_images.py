@@ -178,7 +178,7 @@ def weight_gradient(dy, where, x, window, scale=1.0, rows=None):
     if lists is None:
         return None
     gate, flops, dz, x = NO_GATE if where is None else _flat(where), 2 * dy.size * seen.depth, _flat(dy), _flat(x)
-    rooms = _rooms(_parts(flops), seen, outs, max(int(slopes[1]), seen.line))
+    rooms = _rooms(_parts(flops), seen, outs, int(slopes[1]))
     dw, db = aligned(len(rooms), seen.offsets.size, outs, WIDTH), np.zeros((len(rooms), outs, WIDTH), np.float32)
     dw[...] = 0
     _share(-(-len(x) // WIDTH), flops, lambda number, first, stop: abreast.gradient(
