@@ -21,8 +21,10 @@ NETWORKS = {"lenet5": ((1, 28, 28), 128), "alexnet": ((1, 28, 28), 128), "vgg19"
 QUICK = {"lenet5": ((1, 12, 12), 16), "alexnet": ((1, 8, 8), 4)}
 DROPOUTS = {"rsdp": 0.6, "bsdp": 0.6, "rdp": 0.5}
 LEAST = {"lenet5": 20, "alexnet": 3, "vgg19": 2}  # steps of a turn, because the cost of one under random plans is random
-CHECKED = {"lenet5": 3, "alexnet": 3, "vgg19": 1}  # steps that are compared with the reference, which takes long
-TOLERANCES = {"lenet5": TOLERANCE, "alexnet": TOLERANCE, "vgg19": 3 * TOLERANCE}  # a near tie in pooling is felt in all below
+# steps that are compared with the reference: of deep networks one, because what a near tie in pooling changes, if it is decided
+# otherwise in float32, grows from step to step, in PyTorch as here
+CHECKED = {"lenet5": 3, "alexnet": 1, "vgg19": 1}
+TOLERANCES = {"lenet5": TOLERANCE, "alexnet": TOLERANCE, "vgg19": 3 * TOLERANCE}  # a near tie is felt in all below
 PASS = 8    # batches of the data set
 SEEN = 64   # samples by which sensitivity is calibrated
 DRAWN = 200  # patterns of rdp, whose FLOPs are averaged
