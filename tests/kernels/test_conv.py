@@ -167,7 +167,7 @@ def test_many_images_are_convolved_abreast_unless_those_of_a_tile_differ(monkeyp
         gathered.clear()
 
 
-@pytest.mark.parametrize("images, parts", itertools.product((32, 48, 128, 4096), (1, 2, 3, 6, 16, 64)))
+@pytest.mark.parametrize("images, parts", list(itertools.product((32, 48, 128, 4096), (1, 2, 3, 6, 16, 64))))
 def test_no_thread_has_much_more_to_do_than_others(images, parts):
     bands, tiles = tiled_images._bands(images, parts), -(-images // WIDTH)
     assert 1 <= bands <= parts and -(-tiles * bands // parts) * parts <= 1.25 * tiles * bands
