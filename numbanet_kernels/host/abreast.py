@@ -20,6 +20,7 @@ from numba.extending import intrinsic
 
 from ..runtime.declare import host_function, host_kernel
 from .lanes import FLOATS, NUMBER, REAL, WIDTH, data_of, spread, vector_at
+from .patches import _clear
 from .transposition import _turn
 
 REGISTERS = 24 if WIDTH == 16 else 12  # sums that are in registers at the same time
@@ -205,14 +206,6 @@ def _add_back(typing_context, dz, bases, targets, count, offsets, depth, w, outs
 def _chunk(left, most):
     """How many outputs are next of those that are left: as equal parts as there are."""
     return -(-left // -(-left // most))
-
-
-@host_function
-def _clear(room, first, stop):
-    """The rows first … stop - 1 of a room, as a loop: of two axes an assignment takes seconds to compile."""
-    width, flat = room.shape[1], room.reshape(room.size)
-    for i in range(first * width, stop * width):
-        flat[i] = float32(0)
 
 
 @host_function
