@@ -91,11 +91,11 @@ class DynamicSparseGraph(Dropout):
     Notes
     -----
     What is left out does not learn, so that after the same few epochs accuracy is below that of dense training: on
-    Fashion-MNIST at a rate of .6 by .6 ("tile") to .9 points ("batch"), where chance loses 4 to 6 and a choice by the true
-    outputs of each sample nothing (`python -m bench papers-dsg`, two seeds): better guesses are what is missing. In single runs
-    on Fashion-MNIST at a rate of .6, with `share="batch"`, it came closer with a larger learning rate, closer still with 64
-    samples beside that, and with a rate of 0 in the last epoch (a function of the epoch), after which predictions with all
-    neurons are as trained. Selecting in predictions helped in most runs; it wants samples in random order, as in training. To
+    Fashion-MNIST at a rate of .6 by .6 ("tile") to .9 points ("sample"), where chance loses 4 to 6 and a choice by the true
+    outputs of each sample nothing (`python -m bench papers-dsg`, three seeds): better guesses are what is missing. With a rate
+    of 0 in the last epoch (a function of the epoch) it was .5 ("tile", "sample") and .6 ("batch"): predictions with all neurons
+    are then as trained. In single runs with `share="batch"` it came closer with a larger learning rate, and closer still with
+    64 samples beside that. Selecting in predictions helped in most runs; it wants samples in random order, as in training. To
     project weights more often, a smaller epsilon, an epoch without selection at first, or means of scores over steps gained
     nothing.
     """
