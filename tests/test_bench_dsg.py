@@ -97,12 +97,13 @@ def test_quality_has_rows_a_table_and_a_chart(monkeypatch, tmp_path):
 
 def test_all_cases_are_there():
     names = [experiment.name for experiment in papers_dsg.experiments(Options())]
-    assert len(names) == len({(e.key, e.name) for e in papers_dsg.experiments(Options())}) == 2 + 4 * 5 + 2 + 14 + 1 + 4 * 3
+    assert len(names) == len({(e.key, e.name) for e in papers_dsg.experiments(Options())}) == 2 + 4 * 5 + 2 + 17 + 1 + 4 * 3
     assert len(list(papers_dsg.experiments(Options(device="cuda")))) == len(names) + 1 + 4 * 3  # the VGG
     thrice = {e.name for e in papers_dsg.experiments(Options()) if e.seeds == 3}
     assert thrice == {"none", "none, batch norm", *(f"{name} p=0.6" for name in (
         "batch", "tile", "sample", "batch oracle", "sample oracle", "batch random", "sample random", "sample double mask",
-        "sample single mask"))}
+        "sample single mask", "batch dense at last", "tile dense at last", "sample dense at last"))}
+    assert [papers_dsg._but_at_last(0.6, epoch) for epoch in range(papers_dsg.EPOCHS)] == [0.6] * 5 + [0.0]
     for experiment in papers_dsg.experiments(Options()):
         assert experiment.variant()["dropout"] == "none" or " p=" in experiment.name
     assert [case.name for case in dsg.cases(Options(quick=True))] == [

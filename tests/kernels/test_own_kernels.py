@@ -362,4 +362,7 @@ def test_counters_are_of_the_shape_that_is_asked_for(capsys):
         out = capsys.readouterr().out
         assert f"N, I, O = {shape.replace(',', ', ')}" in out and re.search(rf"binary +\S+ +0% +{flops}", out)
     assert cli.main(["kernels", "--counters", "embedding"]) == 0 and "embedding" in capsys.readouterr().out  # a family
-    assert cli.main(["kernels", "--counters", "add", "--shape", "0,1,2"]) == 2 and "--shape is N,I,O" in capsys.readouterr().err
+    for wrong in ("0,1,2", "1,2", "a,b,c"):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["kernels", "--counters", "add", "--shape", wrong])
+        assert "argument --shape: " in capsys.readouterr().err
