@@ -54,7 +54,7 @@ def plot_scaling(rows: Sequence[Row], path: Path) -> None:
     for fit in (row for row in rows if "slope" in row):
         timed = [(row["flops"], row["median_ms"] - fit["fixed_ms"]) for row in rows
                  if row["implementation"] == fit["implementation"] and row.get("median_ms", 0) > fit["fixed_ms"]]
-        flops, ms = np.array(sorted(timed)).T
+        flops, ms = np.array(sorted(timed)).reshape(-1, 2).T  # none, where no width takes longer than the narrowest
         mark, = axes.loglog(flops, ms, "o")
         axes.loglog(flops, np.exp(fit["start"]) * flops ** fit["slope"], color=mark.get_color(),
                     label=f"{fit['implementation']}: {fit['fixed_ms']:.2f} ms + a line of slope {fit['slope']:.2f}")

@@ -115,7 +115,8 @@ def test_what_was_read_is_kept_and_what_is_damaged_is_made_anew(tmp_path, cache,
     monkeypatch.setattr("numbanet.sparse.challenge_files.read_entries", counted)
     check(load(tmp_path))
     assert not reads
-    for damaged in (whole[:-1], whole[:9000] + b"x" + whole[9001:], b"", whole[:64], b"0" + whole[1:]):
+    changed = [whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1:] for place in (0, 9000)]
+    for damaged in (whole[:-1], b"", whole[:64], *changed):
         kept.write_bytes(damaged)
         check(load(tmp_path))
         assert len(reads) == 1 + LAYERS and kept.read_bytes() == whole
