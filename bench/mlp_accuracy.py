@@ -74,12 +74,10 @@ def _stopped(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
     """Of a row: accuracy and seconds where runs stop early, and points above what it is compared with after equal seconds."""
     pair = [run for run in runs if run["settings"] == experiment.settings and training.whole(run)
             and run["dropout"] in (experiment.name, experiment.against)]
-    mine, timed = [run for run in pair if run["dropout"] == experiment.name], training.timed(pair)
-    ends = [stopped(run) for run in mine]
-    values = [run["epochs"][best - 1]["accuracy"] for run, (_, best) in zip(mine, ends, strict=True)]
-    seconds = [sum(epoch["seconds"] for epoch in run["epochs"][:last]) for run, (last, _) in zip(mine, ends, strict=True)
-               if run in timed]
-    ours, theirs = ([run for run in timed if run["dropout"] == name] for name in (experiment.name, experiment.against))
+    mine, clocked = [run for run in pair if run["dropout"] == experiment.name], training.clocked(pair)
+    values = [run["epochs"][stopped(run)[1] - 1]["accuracy"] for run in mine]
+    ours, theirs = ([run for run in clocked if run["dropout"] == name] for name in (experiment.name, experiment.against))
+    seconds = [sum(epoch["seconds"] for epoch in run["epochs"][:stopped(run)[0]]) for run in ours]
     ahead = None if experiment.name == experiment.against else training.difference(
         ours, theirs, lambda epoch: 100 * epoch["accuracy"], in_time=True)
     return {"stopped": float(np.mean(values)), "stopped_min": min(values), "stopped_max": max(values),

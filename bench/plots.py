@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .training import TORCH, case_of, measure, timed, whole
+from .training import TORCH, case_of, clocked, measure, whole
 
 COLOURS = {name: f"C{i}" for i, name in enumerate(("bernoulli", "rdp", "tdp", TORCH, "none", "rdp + recurrent rdp",
                                                    "gate columns 50%", "gate threshold 50%", "batchwise"))}
@@ -103,7 +103,7 @@ def plot_runs(runs: Sequence[Row], path: Path) -> None:
     """What was measured by epoch and by seconds of training, a line of panels for each case: the mean over seeds, and the band
     between least and most.
 
-    Runs that diverged are left out, and on the right those whose seconds cannot be compared.
+    Runs that diverged are left out, and on the right kinds of which no run tells seconds that can be compared (`clocked`).
     """
     cases: dict[str, list[Row]] = {}
     for run in runs:
@@ -113,7 +113,7 @@ def plot_runs(runs: Sequence[Row], path: Path) -> None:
     figure = _figure(11, 4.5 * len(cases))
     for panels, (case, found) in zip(figure.subplots(len(cases), 2, squeeze=False), cases.items(), strict=True):
         what = measure(found[0]["settings"])
-        for axes, label, shown in zip(panels, ("epoch", "seconds of training"), (found, timed(found)), strict=True):
+        for axes, label, shown in zip(panels, ("epoch", "seconds of training"), (found, clocked(found)), strict=True):
             for dropout in dict.fromkeys(run["dropout"] for run in found):
                 _draw_curve(axes, [run for run in shown if run["dropout"] == dropout], dropout, label != "epoch")
             axes.set_title(case, fontsize=9)
@@ -144,7 +144,7 @@ def _draw_curve(axes: Any, runs: Sequence[Row], label: str, by_seconds: bool) ->
 def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
     """Above, how many times shorter an epoch is than with bernoulli, by case, with the ceiling that the FLOPs set; below, the
     test accuracy of each case by seconds of training, mean over seeds and the band between least and most. Where not all runs
-    can be compared by seconds (`timed`), they are drawn by epoch, and have no place above."""
+    can be compared by seconds (`clocked`), they are drawn by epoch, and have no place above."""
     by_case: dict[str, dict[str, Row]] = {}
     for row in rows:
         if row["accuracy"] is not None:
@@ -160,9 +160,9 @@ def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
     panels = below.subplots(down, across, squeeze=False).ravel()
     for axes, (case, named) in zip(panels, by_case.items(), strict=False):
         of_case = [run for run in runs if case_of(run["settings"]) == case]
-        by_seconds = {run["dropout"] for run in timed(of_case)} >= set(named)
+        by_seconds = {run["dropout"] for run in clocked(of_case)} >= set(named)
         for name in named:
-            shown = timed(of_case) if by_seconds else of_case
+            shown = clocked(of_case) if by_seconds else of_case
             _draw_curve(axes, [run for run in shown if run["dropout"] == name], name, by_seconds)
         axes.set_title(case.rsplit(",", 1)[0], fontsize=9)
         axes.set_ylim(0.93, 0.99)

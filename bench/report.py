@@ -59,14 +59,19 @@ def tables(suite: str, pattern: str, records: Records) -> str:
 
 
 def ratios(name: str, pattern: str, records: Records) -> str:
-    """A line for each ratio, a column for each processor; of several records of one processor the newest counts."""
+    """A line for each ratio, a column for each processor, with the days on which it was measured; of several records of one
+    processor the newest counts."""
     found: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
     for record in sorted(records, key=lambda record: record["date"]):
         for row in record["rows"]:
             if row.get("ratio") is not None and re.search(pattern, f"{row['suite']} {row['case']}: {row['implementation']}"):
-                found.setdefault((row["case"], row["implementation"], row["peer"]), {})[processor(record)] = row
-    places = list(dict.fromkeys(place for rows in found.values() for place in rows))
-    lines = [["step of", "with", "times shorter than of", *(f"on {place}" for place in places), "by FLOPs at most"]]
+                found.setdefault((row["case"], row["implementation"], row["peer"]), {})[processor(record)] = {
+                    **row, "day": record["date"][:10]}
+    places: dict[str, set[str]] = {}
+    for place, row in (pair for rows in found.values() for pair in rows.items()):
+        places.setdefault(place, set()).add(row["day"])
+    heads = (f"on {place}, {' to '.join(dict.fromkeys((min(days), max(days))))}" for place, days in places.items())
+    lines = [["step of", "with", "times shorter than of", *heads, "by FLOPs at most"]]
     cases = list(dict.fromkeys(case for case, _, _ in found))
     for (case, implementation, peer), rows in sorted(found.items(), key=lambda pair: cases.index(pair[0][0])):
         ceiling = next(iter(rows.values())).get("ceiling")

@@ -237,6 +237,17 @@ def timed(runs: Iterable[Run]) -> list[Run]:
     return max(by_processor.values(), key=lambda found: (len({run["dropout"] for run in found}), len(found)), default=[])
 
 
+def clocked(runs: Iterable[Run]) -> list[Run]:
+    """All whole runs of one case, with seconds that can be compared: by epoch the mean of those of its kind that are `timed`.
+    What is learned depends on the seed, how long it takes does not. Kinds of which none is timed are left out."""
+    runs, seconds = list(filter(whole, runs)), {}
+    for run in timed(runs):
+        seconds.setdefault(run["dropout"], []).append([epoch["seconds"] for epoch in run["epochs"]])
+    return [{**run, "epochs": [{**epoch, "seconds": float(mean)} for epoch, mean in
+                               zip(run["epochs"], np.mean(seconds[run["dropout"]], axis=0), strict=True)]}
+            for run in runs if run["dropout"] in seconds]
+
+
 def seconds_to(target: float, run: Run) -> float | None:
     """Seconds of training until an epoch ends with this test accuracy, or this perplexity; None if none does."""
     what, sign = measure(run["settings"]), -1 if measure(run["settings"]) == "perplexity" else 1
@@ -292,8 +303,7 @@ def _row(by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite
     if not all(map(whole, mine)):
         return {**row, "diverged": sum(not whole(run) for run in mine)}
     values = [run["epochs"][-1][what] for run in mine]
-    comparable = timed(run for (other, _), found in by_key.items() if other == case for run in found)
-    seconds = [epoch["seconds"] for run in mine if run in comparable for epoch in run["epochs"]]
+    comparable = clocked(run for (other, _), found in by_key.items() if other == case for run in found)
 
     def of(name: str | None) -> list[Run]:
         return [run for run in comparable if run["dropout"] == name]
@@ -301,6 +311,7 @@ def _row(by_key: dict[tuple[str, str], list[Run]], experiment: Experiment, suite
     def times(target: float) -> dict[str, Any]:
         return _time_to(target, mine, *(_mean_seconds_to(target, of(name)) for name in (experiment.name, peer)))
 
+    seconds = [epoch["seconds"] for run in of(experiment.name) for epoch in run["epochs"]]
     usual = experiment.against or baseline(experiment.settings)
     others = list(filter(whole, by_key.get((case, usual), [])))
     peer = next((name for name in (TORCH, usual) if (case, name) in by_key), None)

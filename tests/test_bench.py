@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import gpu, harness, kernels, mlp, mlp_memory, mlp_scaling, mlp_settings, papers_mlp, training
+from bench import gpu, harness, kernels, mlp, mlp_memory, mlp_scaling, mlp_settings, papers_mlp, plots, training
 from bench.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
 from bench.results import Results, load
 from bench.table import markdown
@@ -245,6 +245,13 @@ def test_slope_above_the_fixed_time_is_found():
     assert first["slope"] == pytest.approx(1.0, abs=0.01) and second["slope"] == pytest.approx(0.8, abs=0.01)
     assert first["fixed_ms"] == pytest.approx(0.7, abs=0.01) and first["worst"] < 0.02
     assert "| 1.00 |" in markdown([first])
+
+
+def test_widths_that_take_no_longer_than_the_narrowest_are_left_out_of_the_picture(tmp_path):
+    rows = [{"implementation": "a", "flops": 10, "median_ms": 3.0},
+            {"implementation": "a", "slope": 1.0, "start": 0.0, "fixed_ms": 3.0}]
+    plots.plot_scaling(rows, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
 
 
 def test_scaling_suite_end_to_end(tmp_path):

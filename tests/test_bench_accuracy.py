@@ -69,12 +69,17 @@ def test_a_user_stops_when_the_score_has_not_become_better(held, end):
 
 
 def test_equal_time_is_that_of_the_shorter_run():
-    """After 4 seconds bernoulli is half way between its first and its second epoch."""
+    """After 4 seconds bernoulli is half way between its first and its second epoch. A run that did not have the machine for
+    itself has what it learned, and the seconds of those of its kind that had."""
     mine, theirs = (training.Experiment({"epochs": 2}, name, None, against="bernoulli p=0.5")
                     for name in ("rdp p=0.5", "bernoulli p=0.5"))
-    runs = [_trained(mine, 0, 0.9, 2.0), _trained(theirs, 0, 0.9, 8 / 3), _trained(theirs, 1, 0.1, 1.0)]
-    assert mlp_accuracy._stopped(mine, runs)["points_in_time"] == pytest.approx(100 * (0.91 - 0.905))
+    runs = [_trained(mine, 0, 0.9, 2.0), _trained(theirs, 0, 0.9, 8 / 3),
+            {**_trained(mine, 2, 0.8, 100.0), "alone": False}, {**_trained(theirs, 2, 0.7, 100.0), "alone": False}]
+    first, second = 100 * (0.91 - 0.905), 100 * (0.81 - 0.705)
+    found = mlp_accuracy._stopped(mine, runs)
+    assert found["points_in_time"] == pytest.approx((first + second) / 2) and found["stopped_seconds"] == pytest.approx(4.0)
     assert mlp_accuracy._stopped(theirs, runs)["points_in_time"] is None
+    assert mlp_accuracy._stopped(mine, runs[2:])["points_in_time"] is None  # nothing tells seconds
 
 
 def test_samples_are_held_out_of_training():
