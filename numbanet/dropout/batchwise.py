@@ -17,14 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..layers import Site
-from ..plans import IndexPlan
+from ..plans import DrawnPlan
 from .base import Dropout
-
-
-class _DrawnPlan(IndexPlan):
-    """One of so many that it hardly comes twice."""
-
-    once = True
 
 
 class BatchwiseDropout(Dropout):
@@ -52,7 +46,7 @@ class BatchwiseDropout(Dropout):
         if not rate:
             return None
         count = self._count(site)
-        return _DrawnPlan(n, np.sort(rng.choice(n, count, replace=False, shuffle=False)), n / count)
+        return DrawnPlan(n, np.sort(rng.choice(n, count, replace=False, shuffle=False)), n / count)
 
     def _count(self, site: Site) -> int:
         return max(1, round((1 - self.rate_of(site)) * site.shape[0]))

@@ -1,7 +1,6 @@
 """Layers that move elements: Flatten, Shuffle, Select."""
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -9,14 +8,8 @@ import numpy as np
 
 from .. import ops
 from ..ops import Order
-from ..plans import AxisPlan, IndexPlan
+from ..plans import IndexPlan, widened
 from .base import Cost, Flow, Form, Layer
-
-
-@functools.lru_cache(maxsize=1024)
-def _pixels(plan: AxisPlan, pixels: int) -> IndexPlan:
-    """The features, in the order (C, H, W), of images of so many pixels of which a plan keeps channels."""
-    return IndexPlan(plan.n * pixels, (np.asarray(plan.indices())[:, None] * pixels + np.arange(pixels)).reshape(-1))
 
 
 class Flatten(Layer):
@@ -28,7 +21,7 @@ class Flatten(Layer):
         flow = flow.settled()
         compact = flow.channels_last and flow.kept is not None and not step.placed
         x = flow.x.transpose(0, 3, 1, 2) if compact else flow.dense()
-        kept = step.on(_pixels(flow.kept.plan, math.prod(x.shape[2:]))) if compact else None
+        kept = step.on(widened(flow.kept.plan, math.prod(x.shape[2:]))) if compact else None
         return Flow(x.reshape(x.shape[0], math.prod(x.shape[1:])), kept)
 
     def cost(self, form, step):
@@ -37,7 +30,7 @@ class Flatten(Layer):
         width = None if None in form.shape[1:] else math.prod(form.shape[1:])
         images = len(form.shape) == 4 and width is not None and form.kept is not None and form.kept.n == form.shape[1]
         compact = images and not step.placed
-        kept = _pixels(form.kept, math.prod(form.shape[2:])) if compact else None
+        kept = widened(form.kept, math.prod(form.shape[2:])) if compact else None
         return Cost(), Form((form.shape[0], width), kept, form.differentiable)
 
 

@@ -1,7 +1,6 @@
 """Convolutions of images with channels last, x (N, H, W, C) -> y (N, OH, OW, O); dy is the gradient of the result."""
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,9 @@ from numbanet_kernels.layouts.windows import Window
 
 from ..autograd import op
 from ..gradients import Packed
-from ..plans import AxisPlan, BlockPlan, IndexPlan, Kept
+from ..plans import AxisPlan, BlockPlan, Kept, widened
 from ..plans.kept import KeptAxis, KeptBlocks, kept, on, packing, whole_axis
 from .linear import vector_gradient
-
-
-@functools.lru_cache(maxsize=1024)
-def _columns(plan: AxisPlan, taps: int) -> IndexPlan:
-    """The kept channels of a weight (O, C, KH, KW) as columns of the matrix (O, C KH KW)."""
-    return IndexPlan(plan.n * taps, (np.asarray(plan.indices())[:, None] * taps + np.arange(taps)).reshape(-1))
 
 
 def _own(dev: Any, w: Any, rows: KeptAxis, cols: KeptAxis) -> Any:
@@ -89,7 +82,7 @@ def conv2d(dev, x, w, b=None, *, window: Window, groups: int = 1, relu: bool = F
         values = found.pop("w")
         if own is w:
             return values
-        columns = kept(_columns(cols.plan, shape[2] * shape[3]), dev)
+        columns = kept(widened(cols.plan, shape[2] * shape[3]), dev)
         return Packed(dev.reshape(values, (rows.plan.count, columns.plan.count)), packing(rows, columns), shape)
 
     def db(dy):

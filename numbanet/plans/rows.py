@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,23 @@ class IndexPlan(AxisPlan):
         places = np.full(self.n, -1, np.int32)
         places[self.chosen] = np.arange(self.count, dtype=np.int32)
         return RowLists(places, np.zeros(self.n, np.int32), self.chosen)
+
+
+class DrawnPlan(IndexPlan):
+    """Indices that were drawn one by one: a plan of so many that it hardly comes twice."""
+
+    once = True
+
+
+def widened(plan: AxisPlan, times: int) -> IndexPlan:
+    """The plan of an axis that has, for each index of the plan's, so many in a row, such as the pixels of a channel."""
+    return (_widened.__wrapped__ if plan.once else _widened)(plan, times)
+
+
+@functools.lru_cache(maxsize=1024)
+def _widened(plan: AxisPlan, times: int) -> IndexPlan:
+    chosen = (np.asarray(plan.indices())[:, None] * times + np.arange(times)).reshape(-1)
+    return (DrawnPlan if plan.once else IndexPlan)(plan.n * times, chosen)
 
 
 @dataclasses.dataclass(frozen=True)

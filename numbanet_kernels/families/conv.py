@@ -7,11 +7,12 @@
 The input matrix A has a row for each output position, r = (n, oh, ow), and a column k = (kh, kw, c) for each tap and channel
 of the group: A[r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, c], 0 outside the image.
 im2col would build it, KH KW times as large as x; here tiles of it are gathered and used at once, on the CPU of 4 MB a thread
-at most (32 rows are the fewest), on CUDA in shared memory. Of many images the CPU gathers nothing (`host.abreast`): of 16 at a
-time, turned, in 10 MB a thread at most, patches are multiplied where they lie. Two things thin A out:
+at most (32 rows are the fewest), on CUDA in shared memory. Where there are two vectors of images or more, 32 positions or more,
+no groups and no blocks, and a tile of as many images as a vector has lanes fits into 10 MB, the CPU gathers nothing: patches
+are multiplied where they lie, each image in a lane of its own (`host.abreast`). Two things thin A out:
 
     rows     increasing int32 list: only these rows of A are computed, the others of y are 0, bias included; on the CPU sooner
-             where each 16 images have the same ones
+             where the images of a tile have the same ones
     blocks   `Blocks`: of each block row of A only some block columns, the same number in all
 """
 from __future__ import annotations
@@ -205,21 +206,14 @@ class _Work:
             for own in self._each(wide):
                 own[...] = w.transpose(2, 3, 1, 0)
             return wide.reshape(self.depth, self.outs)
-        wt = empty_cpu((self.groups * self.depth, self.outs // self.groups))
-        flat, taps = w.reshape(self.outs, math.prod(w.shape[1:])), math.prod(w.shape[2:])
-        threads.share(lambda part: patches.turn(flat, taps, self.groups, wt, *_lines(part, self.outs, self.groups)), w.size)
-        return wt
+        return patches.turned(w, self.groups)
 
     def turned_back(self, terms, shape):
         """The gradient of a weight of this shape, from terms (T, groups K, O / groups) that are to be added."""
         if self.joined > 1:
             wide = terms.sum(0).reshape(self._wide(shape))
             return np.ascontiguousarray(sum(self._each(wide)).transpose(3, 2, 0, 1))
-        dw = empty_cpu(shape)
-        flat, taps = dw.reshape(self.outs, math.prod(shape[1:])), math.prod(shape[2:])
-        threads.share(lambda part: patches.turn_back(terms, taps, self.groups, flat, *_lines(part, self.outs, self.groups)),
-                      terms.size)
-        return dw
+        return patches.turned_back(terms, shape, self.groups)
 
     def _wide(self, shape):
         """That of the weight of joined positions, turned, by axes."""
@@ -232,7 +226,7 @@ class _Work:
 
     def jobs(self, flops):
         """What each thread works on and in, found before they start: in Python they would wait for each other."""
-        parts = threads.count() if threads.worthwhile(flops=flops) else 1
+        parts = threads.parts(flops=flops)
         return [self._job(Part(number, parts)) for number in range(parts)]
 
     def _job(self, part):
@@ -249,14 +243,8 @@ class _Work:
         return self.geometry, self.groups, self.table, self.starts, self.rows, self.listed, self.kept, self.width, self.tile
 
 
-def _lines(part, outs, groups):
-    """A thread's outputs, in cache lines of each group."""
-    own = part.of(groups * -(-outs // groups // patches.LINE))
-    return own.start, own.stop
-
-
 def _suits(op, x, w, window, groups, positions, rows, blocks):
-    """Whether images are convolved abreast (`tiled_images`); ValueError where rows do not increase."""
+    """Whether images may be convolved abreast (`tiled_images`); ValueError where rows do not increase."""
     if groups > 1 or blocks is not None or not tiled_images.suits(window, x.shape, len(w)):
         return False
     _increasing(op, NO_ROWS if rows is None else rows, x.shape[0] * math.prod(positions))
@@ -267,7 +255,8 @@ def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=No
     """y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o])"""
     positions = check("conv2d (cpu)", x, w, window, groups, bias, rows=rows, blocks=blocks)
     if _suits("conv2d (cpu)", x, w, window, groups, positions, rows, blocks):
-        y = tiled_images.convolved(x, w, window, bias, relu, scale, rows)
+        with threads.session():
+            y = tiled_images.convolved(x, w, window, bias, relu, scale, rows)
         if y is not None:
             return y
     work = _Work("conv2d (cpu)", x, w, window, groups, positions, rows, blocks)
@@ -296,13 +285,11 @@ def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None
     positions = check("conv2d_grad (cpu)", x, w, window, groups, None, dy, where, rows, blocks)
     given = None
     if _suits("conv2d_grad (cpu)", x, w, window, groups, positions, rows, blocks):
-        small = tiled_images.suits_gradient(w.shape)
-        if wants_dx and (small or (rows is None and len(w) <= tiled_images.WIDER * x.shape[3])):
-            given = tiled_images.input_gradient(dy, where, w, window, x.shape, scale, rows)
-        found = tiled_images.weight_gradient(dy, where, x, window, scale, rows) if small else None
-        if found is not None:
-            return given, *found
-        wants_dx = wants_dx and given is None
+        with threads.session():
+            given, others = tiled_images.gradients(dy, where, x, w, window, scale, rows, wants_dx)
+        if others is not None:
+            return given, *others
+    wants_dx = wants_dx and given is None
     work = _Work("conv2d_grad (cpu)", x, w, window, groups, positions, rows, blocks)
     entry, slopes, pixels = blas.entry(), dy.reshape(work.images * work.places, work.outs), work.x.reshape(-1)
     gate = slopes if where is None else where.reshape(slopes.shape)

@@ -193,7 +193,7 @@ def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, wher
     turned = tile_outputs_cpu(dy, pattern, scale)[1][0] if turned is None else turned
     flops, place = 2 * dy.shape[0] * blocks.size, _layout(pattern).col_place
     with threads.held(flops):
-        terms = empty_cpu((threads.count() if threads.worthwhile(flops=flops) else 1, cols, dy.shape[0]))
+        terms = empty_cpu((threads.parts(flops=flops), cols, dy.shape[0]))
 
         def multiply(part):
             for own, kept, width in _products(pattern, part):

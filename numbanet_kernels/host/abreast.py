@@ -13,34 +13,28 @@ are padded with one whose outputs nobody reads, those of columns with one whose 
 """
 from __future__ import annotations
 
-import numba
-from numba import float32, int64
+from numba import float32, int64, void
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..runtime.declare import host_function, host_kernel
-from .lanes import FLOATS, NUMBER, REAL, WIDTH, data_of, spread, vector_at
+from .lanes import FLOATS, NUMBER, REAL, WIDTH, data_of, multiply_add, spread, vector_at
 from .patches import _clear
 from .transposition import _turn
 
 REGISTERS = 24 if WIDTH == 16 else 12  # sums that are in registers at the same time
-OUTPUTS = 8                            # of them, of a position: at most
-POSITIONS = 8                          # at most: what lists of positions are padded to a multiple of
+OUTPUTS = 8                            # outputs of a position among them, at most
+POSITIONS = 8                          # positions among them, at most; their lists are padded to a multiple of it
 PIECE = 256                            # columns whose sum is added to that of others: errors grow with terms added in a row
-ROWS = 4                               # of a gradient of the weight: outputs in registers, and
-COLUMNS = 6 if WIDTH == 16 else 3      # columns, to a multiple of which their lists are padded
-BAND = 64                              # positions of which it adds up everything, before others
+ROWS = 4                               # in registers for a gradient of the weight: outputs, at most
+COLUMNS = 6 if WIDTH == 16 else 3      # in registers for it: columns; their lists are padded to a multiple of it
+STRETCH = 64                           # positions of which it adds up everything, before others
 ALIGNED = 4 * WIDTH
-INTEGER = numba.int64
 
 
 def _positions(outputs):
     """How many positions are multiplied together: a power of 2, as lists are padded."""
     return min(1 << max((REGISTERS // outputs).bit_length() - 1, 0), POSITIONS)
-
-
-def _fma(builder, a, b, c):
-    return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
 
 
 def _number(builder, data, at):
@@ -65,8 +59,8 @@ def _zero(builder, sums):
 
 @intrinsic
 def _multiply(typing_context, pixels, bases, targets, count, offsets, depth, w, outs, o0, size, bias, low, out):
-    """out[targets[i] outs + o] = max(sum_k pixels[bases[i] + offsets[k]] w[k outs + o] + bias[o], low) for i < count, as many
-    as lists are padded to, and `size` outputs o from o0 on; bases and offsets count floats."""
+    """out[targets[i] outs + o] = max(sum_k pixels[bases[i] + offsets[k]] w[k outs + o] + bias[o], low) for i < count, a
+    multiple of POSITIONS, and `size` outputs o from o0 on; bases and offsets count floats."""
     def generate(context, builder, signature, arguments):
         pixels, bases, targets, count, offsets, depth, w, outs, o0, size, bias, low, out = data_of(
             context, builder, signature, arguments)
@@ -83,7 +77,7 @@ def _multiply(typing_context, pixels, bases, targets, count, offsets, depth, w, 
                     factor = spread(builder, _number(builder, factors, NUMBER(o))).value
                     for p, vector in enumerate(vectors):
                         own = sums[o * together + p]
-                        builder.store(_fma(builder, vector, factor, builder.load(own)), own)
+                        builder.store(multiply_add(builder, vector, factor, builder.load(own)), own)
 
             with cgutils.for_range_slice(builder, NUMBER(0), count, NUMBER(together)) as (i, _):
                 begins = [builder.gep(pixels, [_number(builder, bases, builder.add(i, NUMBER(p)))]) for p in range(together)]
@@ -108,7 +102,7 @@ def _multiply(typing_context, pixels, bases, targets, count, offsets, depth, w, 
         _by_outputs(builder, size, OUTPUTS, products)
         return context.get_dummy_value()
 
-    return (numba.void(pixels, bases, targets, INTEGER, offsets, INTEGER, w, INTEGER, INTEGER, INTEGER, bias, float32, out),
+    return (void(pixels, bases, targets, int64, offsets, int64, w, int64, int64, int64, bias, float32, out),
             generate)
 
 
@@ -134,7 +128,7 @@ def _add_products(typing_context, pixels, bases, targets, count, offsets, depth,
                         vector = builder.load(vector_at(builder, column, base), align=ALIGNED)
                         for o in range(n):
                             total = sums[o * COLUMNS + c]
-                            builder.store(_fma(builder, vector, slopes[o], builder.load(total)), total)
+                            builder.store(multiply_add(builder, vector, slopes[o], builder.load(total)), total)
                 for c in range(COLUMNS):
                     place = builder.add(builder.mul(builder.add(k, NUMBER(c)), outs), o0)
                     for o in range(n):
@@ -145,7 +139,7 @@ def _add_products(typing_context, pixels, bases, targets, count, offsets, depth,
         _by_outputs(builder, size, ROWS, products)
         return context.get_dummy_value()
 
-    return numba.void(pixels, bases, targets, INTEGER, offsets, INTEGER, dz, INTEGER, INTEGER, INTEGER, dw), generate
+    return void(pixels, bases, targets, int64, offsets, int64, dz, int64, int64, int64, dw), generate
 
 
 @intrinsic
@@ -170,7 +164,7 @@ def _add_slopes(typing_context, targets, count, dz, outs, o0, size, db):
         _by_outputs(builder, size, ROWS, added)
         return context.get_dummy_value()
 
-    return numba.void(targets, INTEGER, dz, INTEGER, INTEGER, INTEGER, db), generate
+    return void(targets, int64, dz, int64, int64, int64, db), generate
 
 
 @intrinsic
@@ -192,19 +186,19 @@ def _add_back(typing_context, dz, bases, targets, count, offsets, depth, w, outs
                     at = vector_at(builder, begin, _number(builder, offsets, k))
                     value = builder.load(at, align=ALIGNED)
                     for o, slope in enumerate(slopes):
-                        value = _fma(builder, slope, spread(builder, _number(builder, factors, NUMBER(o))).value, value)
+                        value = multiply_add(builder, slope, spread(builder, _number(builder, factors, NUMBER(o))).value, value)
                     builder.store(value, at, align=ALIGNED)
 
         _by_outputs(builder, size, OUTPUTS, products)
         return context.get_dummy_value()
 
-    return numba.void(dz, bases, targets, INTEGER, offsets, INTEGER, w, INTEGER, INTEGER, INTEGER, changes), generate
+    return void(dz, bases, targets, int64, offsets, int64, w, int64, int64, int64, changes), generate
 
 
 # --- tiles ------------------------------------------------------------------------------------------------------------
 @host_function
 def _chunk(left, most):
-    """How many outputs are next of those that are left: as equal parts as there are."""
+    """How many outputs are next of those that are left, which are cut into as few and as equal parts as may be."""
     return -(-left // -(-left // most))
 
 
@@ -225,9 +219,9 @@ def _read(x, where, gated, n0, n1, geometry, line, turned):
 
 
 @host_function
-def _list_of(starts, tile):
-    """Where a tile's list of positions begins and ends: all have the first one if there is no other."""
-    return (starts[tile], starts[tile + 1]) if starts.size > 2 else (starts[0], starts[1])
+def _list_of(starts, listed, tile):
+    """Where a tile's list of positions begins and ends; all have the first one, of all positions, if none are listed."""
+    return (starts[tile], starts[tile + 1]) if listed else (starts[0], starts[1])
 
 
 @host_function
@@ -238,21 +232,24 @@ def _without_padding(targets, begin, end, places):
     return end
 
 
-LISTS = "i8[::1], i8[::1], i8[::1], i8[::1], i8[::1]"
+LISTS = "i8[::1], i8[::1], i8[::1], i8[::1], b1, i8[::1]"
 IMAGES = f"f4[:, ::1], f4[:, ::1], b1, {LISTS}"
 ROOMS = "f4[:, ::1], f4[:, ::1], f4[:, ::1]"
 
 
 @host_kernel(f"void({IMAGES}, f4[:, ::1], f4[::1], f4, {ROOMS}, f4[:, ::1], i8, i8, i8)")
-def forward(x, where, gated, geometry, bases, targets, starts, offsets, w, bias, low, line, turned, out, y, bands, first, stop):
+def forward(x, where, gated, geometry, bases, targets, starts, listed, offsets, w, bias, low, line, turned, out, y, bands,
+            first, stop):
     """y (N, P O) = max(A w + bias, low) of images x (N, H W C), and 0 at positions that are not listed: of the tiles
-    first … stop - 1, or, where each has `bands` of positions because there are more threads than tiles, of those bands."""
+    first … stop - 1; or, where each is cut into `bands` of positions as tiles cannot be shared equally, of those bands."""
     outs, last = w.shape[1], y.shape[1]
+    _clear(turned, 0, turned.shape[0])  # padding stays 0
     for number in range(first, stop):
         tile, band = number // bands, number % bands
-        n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, x.shape[0]), _list_of(starts, tile)
-        _read(x, where, gated, n0, n1, geometry, line, turned)
-        if starts.size > 2:
+        n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, x.shape[0]), _list_of(starts, listed, tile)
+        if band == 0 or number == first:
+            _read(x, where, gated, n0, n1, geometry, line, turned)
+        if listed:
             _clear(out, 0, out.shape[0])
         own, count = begin, (end - begin) // POSITIONS
         begin, end = own + count * band // bands * POSITIONS, own + count * (band + 1) // bands * POSITIONS
@@ -267,12 +264,13 @@ def forward(x, where, gated, geometry, bases, targets, starts, offsets, w, bias,
 
 
 @host_kernel(f"void({IMAGES}, f4[:, ::1], {ROOMS}, i8[::1], f4[:, ::1], i8, i8)")
-def spread_back(dz, where, gated, geometry, bases, targets, starts, offsets, w, line, changes, slopes, inner, dx, first, stop):
-    """dx (N, H W C) of the tiles first … stop - 1 from slopes dz (N, P O): each is added to the pixels that its position sees,
-    whose geometry is `inner`."""
-    outs, (height, width, padded, above, left) = w.shape[1], (inner[0], inner[1], inner[2], inner[3], inner[4])
+def spread_back(dz, where, gated, geometry, bases, targets, starts, listed, offsets, w, line, changes, slopes, pixels, dx,
+                first, stop):
+    """dx (N, H W C) of the tiles first … stop - 1 from slopes dz (N, P O): each is added to what its position sees of the
+    images, whose geometry is `pixels`."""
+    outs, (height, width, padded, above, left) = w.shape[1], (pixels[0], pixels[1], pixels[2], pixels[3], pixels[4])
     for tile in range(first, stop):
-        n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, dz.shape[0]), _list_of(starts, tile)
+        n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, dz.shape[0]), _list_of(starts, listed, tile)
         _read(dz, where, gated, n0, n1, geometry, line, slopes)
         _clear(changes, 0, changes.shape[0])
         end = _without_padding(targets, begin, end, slopes.shape[0] // outs - 1)
@@ -288,20 +286,22 @@ def spread_back(dz, where, gated, geometry, bases, targets, starts, offsets, w, 
 
 
 @host_kernel(f"void({IMAGES}, i8[::1], f4[:, ::1], {ROOMS}, f4[:, :, ::1], f4[:, ::1], i8, i8)")
-def gradient(dz, where, gated, geometry, bases, targets, starts, offsets, inner, x, line, turned, slopes, dw, db, first, stop):
+def gradient(dz, where, gated, geometry, bases, targets, starts, listed, offsets, pixels, x, line, turned, slopes, dw, db,
+             first, stop):
     """dw (K, O, WIDTH) and db (O, WIDTH), each lane by itself, to which those of the tiles first … stop - 1 are added: of
-    slopes dz (N, P O), and images x (N, H W C) of the geometry `inner`."""
+    slopes dz (N, P O), and images x (N, H W C) of the geometry `pixels`."""
     outs = db.shape[0]
+    _clear(turned, 0, turned.shape[0])  # padding stays 0
     for tile in range(first, stop):
-        n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, dz.shape[0]), _list_of(starts, tile)
+        n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, dz.shape[0]), _list_of(starts, listed, tile)
         if n1 - n0 < WIDTH:  # lanes without an image
             _clear(slopes, 0, slopes.shape[0])
             _clear(turned, 0, turned.shape[0])
         _read(dz, where, gated, n0, n1, geometry, line, slopes)
-        _read(x, x, False, n0, n1, inner, line, turned)
+        _read(x, x, False, n0, n1, pixels, line, turned)
         end = _without_padding(targets, begin, end, slopes.shape[0] // outs - 1)
-        for i in range(begin, end, BAND):
-            own, goals = bases[i:min(i + BAND, end)], targets[i:min(i + BAND, end)]
+        for i in range(begin, end, STRETCH):
+            own, goals = bases[i:min(i + STRETCH, end)], targets[i:min(i + STRETCH, end)]
             o = int64(0)
             while o < outs:
                 size = _chunk(outs - o, ROWS)

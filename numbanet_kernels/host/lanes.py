@@ -109,6 +109,11 @@ def spread(builder, value):
     return Lanes(builder, builder.shuffle_vector(alone, ir.Constant(FLOATS, ir.Undefined), BITS([0] * WIDTH)))
 
 
+def multiply_add(builder, a, b, c):
+    """a b + c of registers, rounded once where the machine can."""
+    return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
+
+
 def below(builder, count):
     """The lanes before the count-th: what `load` and `store` take as `some`."""
     numbers = ir.VectorType(NUMBER, WIDTH)

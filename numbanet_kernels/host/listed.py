@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from ..runtime.declare import host_function, host_kernel
 from . import threads
-from .lanes import FLOATS, NUMBER, WIDTH, data_of, fetch, spread, vector_at
+from .lanes import FLOATS, NUMBER, WIDTH, data_of, fetch, multiply_add, spread, vector_at
 from .narrow import LINE, aligned
 from .transposition import NOTHING, _turn
 
@@ -72,8 +72,7 @@ def _add_products(typing_context, x, at, room, length, sums, place, step):
             samples = builder.load(vector_at(builder, x, builder.add(at, builder.mul(number, NUMBER(WIDTH)))), align=4 * WIDTH)
             for r in range(ROWS):
                 factor = builder.load(builder.gep(room, [builder.add(number, NUMBER(r * BLOCK))]))
-                product = builder.fmul(samples, spread(builder, factor).value, flags=("contract",))
-                values[r] = builder.fadd(values[r], product, flags=("contract",))
+                values[r] = multiply_add(builder, samples, spread(builder, factor).value, values[r])
         following = builder.add(k, NUMBER(UNROLL))
         k.add_incoming(following, loop)
         for phi, first, value in zip(phis, firsts, values):

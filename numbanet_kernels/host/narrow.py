@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 
 from ..runtime.declare import host_kernel
 from ..runtime.memory import empty_cpu
-from .lanes import FLOATS, NUMBER, REAL, WIDTH, below, data_of, fetch, load, spread, store, vector_at
+from .lanes import FLOATS, NUMBER, REAL, WIDTH, below, data_of, fetch, load, multiply_add, spread, store, vector_at
 from .transposition import _turn
 
 SIZES = (20, 16, 12, 10, 8, 4, 2, 1) if WIDTH == 16 else (12, 10, 8, 4, 2, 1)  # samples of a tile: registers
@@ -162,8 +162,7 @@ def _variant(builder, size, x, panel, rows, depth, out):
         own = values[u % sets]
         for r in range(size):
             factor = spread(builder, builder.load(builder.gep(first, [NUMBER(r)]))).value
-            product = builder.fmul(vector, factor, flags=("contract",))
-            own[r] = builder.fadd(own[r], product, flags=("contract",))
+            own[r] = multiply_add(builder, vector, factor, own[r])
     following = builder.add(k, NUMBER(unroll))
     k.add_incoming(following, loop)
     for phis, results in zip(sums, values):

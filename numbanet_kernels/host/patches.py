@@ -10,6 +10,8 @@ Loops take the sizes as one int64 array (`geometry`), where a row's columns lie 
 """
 from __future__ import annotations
 
+import math
+
 import numba
 import numpy as np
 from llvmlite import ir
@@ -17,6 +19,8 @@ from numba import float32, int64
 from numba.extending import intrinsic
 
 from ..runtime.declare import host_function, host_kernel
+from ..runtime.memory import empty_cpu
+from . import threads
 from .blas import multiply
 from .transposition import _turn
 
@@ -340,6 +344,20 @@ def turn(w, taps, groups, wt, first, stop):
                         out[o] = values[o]
 
 
+def _lines(part, outs, groups):
+    """A thread's outputs: the first of its lines, and the one after its last, of all groups."""
+    own = part.of(groups * -(-outs // groups // LINE))
+    return own.start, own.stop
+
+
+def turned(w, groups=1):
+    """A weight (O, C / groups, KH, KW) as (groups KH KW C / groups, O / groups)."""
+    flat = w.reshape(len(w), math.prod(w.shape[1:]))
+    wt = empty_cpu((groups * flat.shape[1], len(w) // groups))
+    threads.share(lambda part: turn(flat, math.prod(w.shape[2:]), groups, wt, *_lines(part, len(w), groups)), w.size)
+    return wt
+
+
 @host_kernel("void(f4[:, :, ::1], i8, i8, f4[:, ::1], i8, i8)")
 def turn_back(terms, taps, groups, dw, first, stop):
     """dw[g O + o, (c, tap)] = the sum of terms[t, g K + (tap, c), o] over t, for the lines of outputs first … stop - 1."""
@@ -359,3 +377,11 @@ def turn_back(terms, taps, groups, dw, first, stop):
                         for o in range(source.size):
                             values[o] = values[o] + source[o] if t else source[o]
             _turn(room, 0, width * taps, 0, count, dw, g * outs + o0, c0 * taps, False)
+
+
+def turned_back(terms, shape, groups=1):
+    """The gradient of a weight of this shape, from terms (T, groups KH KW C / groups, O / groups) that are to be added."""
+    dw = empty_cpu(shape)
+    flat, taps = dw.reshape(shape[0], math.prod(shape[1:])), math.prod(shape[2:])
+    threads.share(lambda part: turn_back(terms, taps, groups, flat, *_lines(part, shape[0], groups)), terms.size)
+    return dw

@@ -258,7 +258,7 @@ def _places(lists, total, places=None):
 
 def _divided(flops, panels, samples):
     """(parts, whether they are of units, a function that calls work(part) for each), inside `threads.held`"""
-    parts, by_units = threads.count() if threads.worthwhile(flops=flops) else 1, 4 * panels >= UNITS
+    parts, by_units = threads.parts(flops=flops), 4 * panels >= UNITS
     if parts == 1 or (samples == 1 and not by_units):
         return 1, False, lambda work: work(threads.WHOLE)
     return parts, by_units, threads.share

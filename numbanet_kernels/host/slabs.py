@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 from ..layouts.slabs import LANES, ROWS
 from ..runtime.declare import host_function, host_kernel
 from ..runtime.launch import ceil_div
-from .lanes import BITS, FLOATS, NUMBER, REAL, WIDTH, Lanes, data_of, spread, vector_at
+from .lanes import BITS, FLOATS, NUMBER, REAL, WIDTH, Lanes, data_of, multiply_add, spread, vector_at
 
 VECTORS = 4 if WIDTH == 16 else 2  # of samples: sums of ROWS x VECTORS vectors are in registers
 INTEGER = numba.int64
@@ -38,8 +38,7 @@ def _sums(builder, rows, count, x, start, indices, at, values, depth, biases):
     for row, bias, totals in zip(rows, biases, sums):
         value = spread(builder, builder.load(builder.gep(values, [builder.add(row, k)]))).value
         for total, own in zip(totals, samples):
-            product = builder.fmul(value, own, flags=("contract",))
-            results.append(builder.fadd(total, product, flags=("contract",)))
+            results.append(multiply_add(builder, value, own, total))
             total.add_incoming(bias, before)
             total.add_incoming(results[-1], loop)
     builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)

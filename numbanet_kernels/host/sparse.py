@@ -23,7 +23,7 @@ from ..layouts.slabs import LANES
 from ..runtime.declare import host_function, host_kernel
 from ..runtime.memory import empty_cpu
 from . import threads
-from .lanes import FLOATS, NUMBER, REAL, WIDTH, data_of, spread, vector_at
+from .lanes import FLOATS, NUMBER, REAL, WIDTH, data_of, multiply_add, spread, vector_at
 from .narrow import aligned
 from .transposition import COLUMNS, NOTHING, _turn
 
@@ -43,10 +43,6 @@ def _row_of(builder, panel, ids, k, inputs):
 
 def _vector(builder, place, v):
     return builder.load(vector_at(builder, place, NUMBER(v * WIDTH)), align=4)
-
-
-def _multiply_add(builder, a, b, c):
-    return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
 
 
 def _loop(builder, first, stop, state, body):
@@ -78,7 +74,7 @@ def _sums(typing_context, panel, inputs, ids, values, first, stop, out):
 
         def entry(k, sums):
             row, value = _row_of(builder, panel, ids, k, inputs), spread(builder, builder.load(builder.gep(values, [k]))).value
-            return [_multiply_add(builder, value, _vector(builder, row, v), total) for v, total in enumerate(sums)]
+            return [multiply_add(builder, value, _vector(builder, row, v), total) for v, total in enumerate(sums)]
 
         sums = _loop(builder, first, stop, [FLOATS([REAL(0.0)] * WIDTH)] * VECTORS, entry)
         for v, total in enumerate(sums):
@@ -103,7 +99,7 @@ def _dots(typing_context, panel, inputs, ids, row, first, stop, out, added):
             other = _row_of(builder, panel, ids, k, inputs)
             total = builder.fmul(own[0], _vector(builder, other, 0))
             for v in range(1, VECTORS):
-                total = _multiply_add(builder, own[v], _vector(builder, other, v), total)
+                total = multiply_add(builder, own[v], _vector(builder, other, v), total)
             place = builder.gep(out, [k])
             start = builder.select(added, builder.load(place), REAL(0.0))
             builder.store(builder.call(reduce, [start, total], fastmath=("reassoc",)), place)

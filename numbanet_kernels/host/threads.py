@@ -229,6 +229,11 @@ def worthwhile(elements: int = 0, flops: int = 0) -> bool:
     return elements >= thresholds.current.shared_elements or flops >= thresholds.current.shared_flops
 
 
+def parts(elements: int = 0, flops: int = 0) -> int:
+    """How many parts `share` makes of such work."""
+    return count() if worthwhile(elements, flops) else 1
+
+
 def held(flops: int) -> contextlib.AbstractContextManager[None]:
     """A context for products of so many FLOPs, shared or not: BLAS works on one thread in it."""
     return contextlib.nullcontext() if _size.get() or (flops < blas.OWN_FLOPS and not worthwhile(flops=flops)) else session()
