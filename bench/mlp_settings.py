@@ -32,7 +32,7 @@ def variants(rate: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         for scale in SCALES:
             for dp_max in PERIODS[rate]:
                 yield f"{kind} {scale} dp_max={dp_max}", functools.partial(_pattern, kind, rate, scale=scale, dp_max=dp_max)
-        yield f"{kind} root dp_max=8 search=sgd", functools.partial(_pattern, kind, rate, dp_max=8, search="sgd")
+        yield f"{kind} root dp_max=8 search=sgd", functools.partial(_pattern, kind, rate, scale="root", dp_max=8, search="sgd")
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:

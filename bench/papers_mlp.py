@@ -31,9 +31,16 @@ def experiments(options: Options) -> Iterator[Experiment]:
         chosen = training.settings(options, widths, rates, EPOCHS)
         seeds = 1 if max(widths) > 2048 else SEEDS
         for name in DROPOUTS if all(rates) else ("bernoulli", "tdp"):
-            yield Experiment(chosen, name, functools.partial(dict, dropout=name, dropout_rate=rates), seeds)
+            yield Experiment(chosen, name, functools.partial(_variant, name, rates), seeds)
         if widths == WIDTHS and rates[0] == rates[1] and rates[0] in WITH_TORCH and options.against == "torch":
             yield Experiment(chosen, TORCH, None, seeds)
+
+
+def _variant(name: str, rates: tuple[float, float]) -> dict[str, Any]:
+    """Parameters of a Net: rows and tiles have one scale, in between those of the papers."""
+    from numbanet import TileDropout
+
+    return {"dropout": TileDropout(rates, scale="root")} if name == "tdp" else {"dropout": name, "dropout_rate": rates}
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ def recorded(name):
 # scale(dp) = dp^a / E[dp^(a - 1)],
 #
 # with a = 0, "rate": 1/(1 - p) in every step, as with coins; a = 1, "pattern": dp, the inverse of what *this* step keeps;
-# and a = 1/2, "root", the default, in between.
+# and a = 1/2, "root", in between: the default of rows, where that of tiles is "pattern".
 
 # %%
 SCALES = ("rate", "root", "pattern")
@@ -245,8 +245,9 @@ save("why_periods.png")
 # %% [markdown]
 # Read it from left to right: the largest period decides. "pattern" has the single noise alone and "rate" the common one, and
 # both lose at large periods: each of the two kinds costs accuracy, and large factors can make training diverge. At the smallest
-# periods the scales differ little. How the distribution is
-# searched hardly matters: the lines with "search" are the papers' Algorithm 1, which misses the rate a little.
+# periods the scales of rows differ little. Tiles do better with "pattern" on Fashion-MNIST, by half a point: all their neurons
+# are there in each step and see the same share of their inputs, and to that noise, common to all, "pattern" puts an end. How the
+# distribution is searched hardly matters: the lines with "search" are the papers' Algorithm 1, which misses the rate a little.
 #
 # ## The papers' figures, and ours
 #

@@ -109,6 +109,7 @@ def test_scale(kind, scale, expected):
     for _ in range(20):
         plan = drawn.plan(site(64, 64), rng)
         assert plan.scale == pytest.approx(expected(plan, 0.6))
+    assert (RowDropout().scale, TileDropout().scale) == ("root", "pattern")
 
 
 def test_all_scales_leave_the_mean_as_it_is():
