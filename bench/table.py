@@ -120,14 +120,14 @@ def _points(row: Row) -> dict[str, Callable[[Row], str]]:
 
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """Heading and lines of the rows of one suite."""
+    """Heading and lines of the rows of one suite, without columns in which nothing stands."""
     first = rows[0] if rows else {}
     kinds = {"weights_kept": SPARSE, **dict.fromkeys(("accuracy", "perplexity"), _runs(first)), "slope": FITS,
              "peak_mib": MEMORY, "found": QUALITY, "points_of": _points(first)}
     columns = next((kind for key, kind in kinds.items() if rows and key in rows[0]), TIMES)
-    if not any(row.get("device_ms") for row in rows):
-        columns = {name: cell for name, cell in columns.items() if name != "on the card"}
-    return [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
+    lines = [[cell(row) for cell in columns.values()] for row in rows]
+    filled = [number for number in range(len(columns)) if not lines or any(line[number] for line in lines)]
+    return [[line[number] for number in filled] for line in (list(columns), *lines)]
 
 
 def markdown(rows: Sequence[Row]) -> str:

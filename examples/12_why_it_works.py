@@ -246,8 +246,9 @@ save("why_periods.png")
 # Read it from left to right: the largest period decides. "pattern" has the single noise alone and "rate" the common one, and
 # both lose at large periods: each of the two kinds costs accuracy, and large factors can make training diverge. At the smallest
 # periods the scales of rows differ little. Tiles do better with "pattern" on Fashion-MNIST, by half a point: all their neurons
-# are there in each step and see the same share of their inputs, and to that noise, common to all, "pattern" puts an end. How the
-# distribution is searched hardly matters: the lines with "search" are the papers' Algorithm 1, which misses the rate a little.
+# are there in each step and see the same share of their inputs, and to that noise, common to all, "pattern" puts an end. How
+# the distribution is searched hardly matters: the lines with "search" are the papers' Algorithm 1, which misses the rate a
+# little.
 #
 # ## The papers' figures, and ours
 #

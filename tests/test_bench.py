@@ -225,6 +225,16 @@ def test_step_of_a_wrong_model_is_seen():
     assert mlp.update_error(8, mlp.BATCH, outputs) > 1e-2
 
 
+def test_a_neuron_near_its_kink_may_be_seen_on_either_side(monkeypatch):
+    factors = [[(1.0, 1.0)] * 2]
+    for kink in (0.3, -0.3):
+        outputs = {"weights": mlp.reference_steps(8, mlp.BATCH, factors, kink=kink), "factors": factors}
+        monkeypatch.setattr(mlp, "KINK", 0.3)
+        assert mlp.update_error(8, mlp.BATCH, outputs) == pytest.approx(0, abs=1e-9)
+        monkeypatch.setattr(mlp, "KINK", 1e-6)
+        assert mlp.update_error(8, mlp.BATCH, outputs) > mlp.TOLERANCE
+
+
 @pytest.mark.parametrize("dropout", ["rdp", "tdp"])
 def test_mean_flops_agree_with_drawn_plans(dropout):
     from numbanet.dropout import policy

@@ -90,14 +90,14 @@ class DynamicSparseGraph(Dropout):
 
     Notes
     -----
-    What is left out does not learn, so that after the same few epochs accuracy is below that of dense training: on
-    Fashion-MNIST at a rate of .6 by .6 ("tile") to .9 points ("sample"), where chance loses 4 to 6 and a choice by the true
-    outputs of each sample nothing (`python -m bench papers-dsg`, three seeds): better guesses are what is missing. With a rate
-    of 0 in the last epoch (a function of the epoch) it was .5 ("tile", "sample") and .6 ("batch"): predictions with all neurons
-    are then as trained. In single runs with `share="batch"` it came closer with a larger learning rate, and closer still with
-    64 samples beside that. Selecting in predictions helped in most runs; it wants samples in random order, as in training. To
-    project weights more often, a smaller epsilon, an epoch without selection at first, or means of scores over steps gained
-    nothing.
+    What is left out does not learn, so that after the same few epochs accuracy is below that of dense training. On
+    Fashion-MNIST at a rate of .6 it is so by .6 ("tile") to .9 points ("sample"). Chance loses 4 to 6 there, and a choice by
+    the true outputs of each sample nothing: better guesses are what is missing (`python -m bench papers-dsg`, three seeds).
+    With a rate of 0 in the last epoch (a function of the epoch) predictions with all neurons are as trained, and .5 ("tile",
+    "sample") and .6 ("batch") were lost. In single runs with `share="batch"` it came closer with a larger learning rate, and
+    closer still with 64 samples beside that. Selecting in predictions helped in most runs; it wants samples in random order, as
+    in training. To project weights more often, a smaller epsilon, an epoch without selection at first, or means of scores over
+    steps gained nothing.
     """
 
     name, looks = "dsg", True

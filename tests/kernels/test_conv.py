@@ -12,7 +12,7 @@ import pytest
 import threadpoolctl
 
 from numbanet_kernels.families import conv, sampling
-from numbanet_kernels.host import blas, patches, thresholds, tiled_images
+from numbanet_kernels.host import abreast, blas, patches, thresholds, tiled_images
 from numbanet_kernels.host.lanes import WIDTH
 from numbanet_kernels.layouts.windows import Blocks, Window
 
@@ -32,11 +32,13 @@ MANY = [((2, 9, 8, 1), 6, Window((5, 5), (1, 1), (2, 2)), 1), ((3, 11, 10, 3), 1
 JOINED = [((2, 9, 8, 1), 6, Window((5, 5), (1, 1), (2, 2)), 1), ((3, 9, 15, 2), 5, Window((3, 3), (2, 2), (1, 1)), 1),
           ((5, 9, 8, 3), 4, Window((3, 4), (1, 2), (2, 1), (2, 1)), 1), ((2, 6, 10, 9), 3, Window((2, 3), (1, 1), (1, 0)), 1),
           ((3, 6, 14, 6), 16, Window((5, 5)), 1), ((41, 5, 8, 1), 1, Window((1, 3), (1, 1), (0, 1)), 1)]
-# with 35 images or more and all windows inside or at the border, dx by spreading or by a convolution, dw here or by SGEMM
+# with 32 images or more, dx by spreading or by a convolution, dw here or by SGEMM, and longer sums than one piece
 ABREAST = [((35, 9, 8, 1), 6, Window((5, 5), (1, 1), (2, 2)), 1), ((49, 13, 12, 3), 17, Window((3, 3), (2, 2), (1, 1)), 1),
            ((32, 8, 9, 16), 33, Window((1, 1)), 1), ((40, 7, 9, 3), 4, Window((7, 7), (1, 1), (3, 3)), 1),
            ((37, 9, 9, 3), 9, Window((3, 3), (1, 1), (2, 0), (3, 2)), 1), ((33, 6, 6, 2), 5, Window((2, 2), (1, 1), (3, 2)), 1),
-           ((36, 11, 9, 2), 35, Window((3, 4), (1, 1), (1, 2)), 1), ((32, 4, 8, 5), 3, Window((1, 1)), 1)]
+           ((36, 11, 9, 2), 35, Window((3, 4), (1, 1), (1, 2)), 1), ((32, 4, 8, 5), 3, Window((1, 1)), 1),
+           ((34, 13, 20, 2), 5, Window((2, 3), (1, 2), (1, 0), (2, 1)), 1),
+           ((32, 6, 6, 30), 3, Window((3, 3), (1, 1), (1, 1)), 1)]
 MANY += [*JOINED, *ABREAST]
 
 
@@ -175,18 +177,32 @@ def test_no_thread_has_much_more_to_do_than_others(images, parts):
 
 
 @pytest.mark.parametrize("case", ABREAST, ids=str)
-def test_where_threads_are_many_tiles_are_cut_into_bands(monkeypatch, case):
+def test_where_tiles_cannot_be_shared_equally_they_are_cut_into_bands(monkeypatch, case):
     for bands in (2, 3, 7):
         monkeypatch.setattr(tiled_images, "_bands", lambda images, parts, bands=bands: bands)
-        for plan, option in itertools.product(("all", "rows alike"), OPTIONS):
-            check(case, plan, option, conv.conv2d_cpu, conv.conv2d_grad_cpu, np.array, np.asarray)
+        for option in OPTIONS:
+            check(case, "all", option, conv.conv2d_cpu, conv.conv2d_grad_cpu, np.array, np.asarray)
+
+
+def test_rows_are_gathered_where_threads_cannot_share_tiles_equally_and_gradients_where_they_are_fewer(monkeypatch):
+    """48 images are three tiles of 16 lanes: there is none for most of 13 threads."""
+    case, loops, seen = ((48, 9, 8, 3), 6, Window((3, 3)), 1), ("forward", "gradient", "spread_back"), set()
+    for name in loops:
+        loop = getattr(abreast, name)
+        monkeypatch.setattr(abreast, name, lambda *given, name=name, loop=loop: seen.add(name) or loop(*given))
+    for threads, plan, expected in ((1, "rows alike", {*loops}), (1, "all", {*loops}),
+                                    (13, "rows alike", set()), (13, "all", {"forward"})):
+        seen.clear()
+        with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(threads, user_api="blas"):
+            check(case, plan, "plain", conv.conv2d_cpu, conv.conv2d_grad_cpu, np.array, np.asarray)
+        assert seen == expected, (threads, plan)
 
 
 def test_what_is_dropped_is_not_multiplied_by_0(rng):
-    """Nor are lanes without an image."""
+    """Nor is what lists are padded with: 15 of 36 positions are kept."""
     x, w = rng.standard_normal((35, 8, 8, 2)).astype(np.float32), rng.standard_normal((3, 2, 3, 3)).astype(np.float32)
     x[0, 0, 0], x[3:16, 1, 1] = np.inf, np.nan
-    rows = np.concatenate([np.arange(20, 36) + 36 * n for n in range(35)]).astype(np.int32)
+    rows = np.concatenate([np.arange(21, 36) + 36 * n for n in range(35)]).astype(np.int32)
     dy, window = rng.standard_normal((35, 6, 6, 3)).astype(np.float32), Window((3, 3))
     found = [conv.conv2d_cpu(x, w, window, rows=rows), *conv.conv2d_grad_cpu(dy, x, w, window, rows=rows)]
     assert all(np.isfinite(array).all() for array in found)
@@ -209,7 +225,7 @@ def test_the_reference_is_pytorchs(rng, case):
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_same_comes_out_each_time(suffix, put, get, rng, plan):
     forward, backward = of(suffix)
-    case = FEW[0] if suffix == "cuda" else ((24, 9, 8, 5), 19, Window((3, 3), (1, 1), (1, 1)), 1)
+    case = FEW[0] if suffix == "cuda" else ((40, 9, 8, 5), 19, Window((3, 3), (1, 1), (1, 1)), 1)
     *arrays, thinned = operands(rng, case, plan)
     (x, w, bias, dy, where), thinned = map(put, arrays), uploaded(thinned, put)
     found = [[get(array) for array in (forward(x, w, *case[2:], bias, **thinned),
@@ -228,20 +244,23 @@ def test_tiles_of_any_size_give_the_same(monkeypatch, rng, plan):
         check(case, plan, "everything", conv.conv2d_cpu, conv.conv2d_grad_cpu, np.array, np.asarray)
 
 
-def test_nan_stays_nan_under_relu(suffix, put, get):
+@pytest.mark.parametrize("shape", [(1, 3, 3, 1), (33, 6, 6, 1)])  # gathered, and on the CPU abreast
+def test_nan_stays_nan_under_relu(suffix, put, get, shape):
     forward, _ = of(suffix)
-    x, w = np.zeros((1, 3, 3, 1), np.float32), np.ones((2, 1, 1, 1), np.float32)
+    x, w = np.zeros(shape, np.float32), np.ones((2, 1, 1, 1), np.float32)
     x[0, 1, 2], x[0, 0, 0] = np.nan, -1
     y = get(forward(put(x), put(w), Window((1, 1)), relu=True))
     np.testing.assert_array_equal(y, np.repeat(np.maximum(x, 0), 2, 3))
 
 
-def test_x_outside_the_image_is_0_whatever_lies_beside_it(rng):
+@pytest.mark.parametrize("shape", [(3, 4, 5, 2), (33, 7, 5, 2)])  # gathered, and abreast
+def test_x_outside_the_image_is_0_whatever_lies_beside_it(rng, shape):
     """What is infinite in one image, or in one row of pixels, is not multiplied by 0 elsewhere."""
-    x, w = np.zeros((3, 4, 5, 2), np.float32), rng.standard_normal((3, 2, 3, 3)).astype(np.float32)
+    x, w = np.zeros(shape, np.float32), rng.standard_normal((3, 2, 3, 3)).astype(np.float32)
     x[1, 3, 4] = np.inf
     y = conv.conv2d_cpu(x, w, Window((3, 3), (1, 1), (1, 1)))
-    assert np.isfinite(y[[0, 2]]).all() and np.isfinite(y[1, :2]).all() and np.isfinite(y[1, :, :3]).all()
+    assert np.isfinite(y[np.arange(shape[0]) != 1]).all()
+    assert np.isfinite(y[1, :2]).all() and np.isfinite(y[1, :, :3]).all() and not np.isfinite(y[1, 3, 4]).any()
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
