@@ -357,7 +357,7 @@ def test_seconds_are_compared_on_one_processor_alone():
     (untimed,) = training.summary([{**runs[0], "alone": False}], experiments[:1], "a", (0.9,))
     assert untimed["seconds_per_epoch"] is None and untimed["times"][0] == {
         "target": 0.9, "reached": 1, "seconds": None, "shorter": None}
-    assert markdown([untimed]).count("|  |") >= 1
+    assert "s per epoch" not in markdown([untimed])
 
 
 @pytest.mark.alone

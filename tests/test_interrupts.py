@@ -141,7 +141,7 @@ def test_weights_that_broke_are_not_kept(number, apart, monkeypatch):
     monkeypatch.setattr(loop, "APART", apart)
     breaking(monkeypatch, number)
     net = Net(**options)
-    with pytest.raises(KeyboardInterrupt, match=f"after {kept} whole epochs"):
+    with pytest.raises(KeyboardInterrupt, match=f"after {kept} whole epoch"):
         net.fit(X, Y)
     assert net.n_iter_ == len(net.history_) == kept and same(state(net), state(less))
     monkeypatch.undo()
@@ -151,9 +151,9 @@ def test_weights_that_broke_are_not_kept(number, apart, monkeypatch):
 def test_without_a_copy_broken_weights_leave_the_net_as_it_was(monkeypatch):
     breaking(monkeypatch, 2)  # the only copy in fewer than 512 steps is that of the beginning
     net = Net(**SMALL)
-    with pytest.raises(KeyboardInterrupt) as error:
+    with pytest.raises(KeyboardInterrupt, match="nothing of it is kept"):
         net.fit(X, Y)
-    assert not error.value.args and not hasattr(net, "model_")
+    assert not hasattr(net, "model_")
 
 
 def test_early_stopping_keeps_the_best_weights_so_far():
@@ -167,7 +167,7 @@ def test_early_stopping_keeps_the_best_weights_so_far():
 
 def test_before_the_first_epoch_is_done_the_net_is_as_it_was():
     net = Net(**SMALL, dropout=AtOnce(0.5))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="before an epoch was whole: nothing of it is kept"):
         net.fit(X, Y)
     assert not hasattr(net, "model_")
     net.set_params(dropout="none", epochs=2).fit(X, Y)
@@ -190,7 +190,7 @@ SEARCHES = {
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_search_stops(name):
     after = After(1)
-    with pytest.raises(KeyboardInterrupt, match="interrupted after 1 whole epochs"):
+    with pytest.raises(KeyboardInterrupt, match="interrupted after 1 whole epoch;"):
         SEARCHES[name](Net(**SMALL, callbacks=[after]))
     assert after.fits == 1
 

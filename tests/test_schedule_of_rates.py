@@ -172,7 +172,7 @@ def test_bernoulli_plans_have_the_rate_of_their_epoch():
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_policy_trains_with_a_schedule_also_where_a_rate_is_0(name):
-    net = fitted(KINDS[name](RISING.__getitem__))  # which knows no fifth epoch
+    net = fitted(KINDS[name](RISING.__getitem__), learning_rate=0.05)  # which knows no fifth epoch
     assert rates(net) == ([0.0] * 4 if name == "none" else list(RISING))
     assert net.history_[-1]["loss"] < net.history_[0]["loss"]
     shares = [record["flops_share"] for record in net.history_]

@@ -19,6 +19,7 @@ from .trainer import Trainer
 from .warned import warn
 
 APART = 512          # steps between copies to go back to: then they take a few hundredths of the time at most
+NOTHING = "fit was interrupted before an epoch was whole: nothing of it is kept"
 TOLERANCE = 1e-4     # by how much a validation score has to be better than the best one
 
 
@@ -137,7 +138,7 @@ class Epochs:
                 pass
         except KeyboardInterrupt:
             if len(self.history) == self.first:
-                raise  # there is nothing to keep
+                raise KeyboardInterrupt(NOTHING) from None
             optimizer.zero_grad()
             interrupted = True
         finally:
@@ -146,7 +147,7 @@ class Epochs:
             settle(self.trainer)
         if interrupted and self.best is None and not finite(self.trainer):
             if self.good is None or self.good.epoch == self.first:
-                raise KeyboardInterrupt  # there is nothing whole to keep
+                raise KeyboardInterrupt(NOTHING)
             self.good.restore(self.trainer)
             del self.history[self.good.epoch:]
         if self.best is not None:
@@ -156,7 +157,8 @@ class Epochs:
                  "more epochs, or give sparsity a larger fine_tuning")
         if interrupted:
             whole = len(self.history) - self.first
-            raise Interrupted(f"fit was interrupted after {whole} whole epochs; what was learned so far is kept")
+            after = f"{whole} whole epoch{'s' * (whole != 1)}"
+            raise Interrupted(f"fit was interrupted after {after}; what was learned so far is kept")
 
     def _one(self) -> bool:
         """One epoch; returns whether training ends."""

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
+import textwrap
 import warnings
 
 import numba
@@ -41,7 +43,9 @@ def nvvm_problem() -> str | None:
             warnings.simplefilter("ignore")
             _probe.ptx(emulation.EMULATED)
     except Exception as error:  # missing library, wrong version: all mean that nothing can be compiled
-        said = " ".join(str(error).split())[:150]
+        if importlib.util.find_spec("numba_cuda") is None:
+            return "numba-cuda is not installed: pip install 'numba-cuda[cu13]'"
+        said = textwrap.shorten(str(error), 150, placeholder=" …")
         return f"a small kernel does not compile ({type(error).__name__}: {said}): pip install 'numba-cuda[cu13]'"
     return None
 
