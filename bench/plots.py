@@ -202,9 +202,14 @@ def plot_rates(rows: Sequence[Row], path: Path) -> None:
     if not by_case:
         raise ValueError("--plot: there are no training runs to draw")
     names = list(dict.fromkeys(name for named in by_case.values() for name in named))
-    figure = _figure(6 * len(by_case) + 2, 5)
+    across = min(3, len(by_case))
+    down = -(-len(by_case) // across)
+    figure = _figure(5 * across + 2, 4.5 * down)
+    panels = figure.subplots(down, across, squeeze=False)
     lines: dict[str, Any] = {}
-    for axes, (case, named) in zip(figure.subplots(1, len(by_case), squeeze=False)[0], by_case.items(), strict=True):
+    for axes in panels.ravel()[len(by_case):]:
+        axes.set_axis_off()
+    for axes, (case, named) in zip(panels.ravel(), by_case.items(), strict=False):
         for name, points in named.items():
             rate, mean, low, high = np.array(sorted(points)).T
             if name.endswith("none"):
@@ -224,9 +229,10 @@ def plot_rates(rows: Sequence[Row], path: Path) -> None:
         for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             which("{x:.3g}")
         axes.grid(alpha=0.3, which="both")
-    figure.axes[0].set_ylabel("test error, %")
-    figure.legend([lines[name] for name in names], names, loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=130)
+    for first in panels[:, 0]:
+        first.set_ylabel("test error, %")
+    figure.legend([lines[name] for name in names], names, loc="outside right upper", fontsize=10)
+    figure.savefig(path, dpi=110)
 
 
 def plot_quality(rows: Sequence[Row], path: Path) -> None:

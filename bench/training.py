@@ -386,4 +386,5 @@ def run(options: Options, results: Results, say: Callable[[str], None], suite: s
                 last = found["epochs"][-1][measure(found["settings"])] if whole(found) else "diverged"
                 say(f"{suite}: {case_of(found['settings'])}: {found['dropout']}, seed {found['seed']}: {last}")
     results.rows = summary(results.runs, experiments, suite, targets)
+    results.save()
     return results.rows
