@@ -37,7 +37,7 @@ def experiments(options: Options) -> Iterator[Experiment]:
 
 
 def _variant(name: str, rates: tuple[float, float]) -> dict[str, Any]:
-    """Parameters of a Net: rows and tiles have one scale, in between those of the papers."""
+    """Parameters of a Net, with the scale "root" for tiles as for rows."""
     from numbanet import TileDropout
 
     return {"dropout": TileDropout(rates, scale="root")} if name == "tdp" else {"dropout": name, "dropout_rate": rates}

@@ -160,9 +160,10 @@ def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
     panels = below.subplots(down, across, squeeze=False).ravel()
     for axes, (case, named) in zip(panels, by_case.items(), strict=False):
         of_case = [run for run in runs if case_of(run["settings"]) == case]
-        by_seconds = {run["dropout"] for run in clocked(of_case)} >= set(named)
+        with_seconds = clocked(of_case)
+        by_seconds = {run["dropout"] for run in with_seconds} >= set(named)
+        shown = with_seconds if by_seconds else of_case
         for name in named:
-            shown = clocked(of_case) if by_seconds else of_case
             _draw_curve(axes, [run for run in shown if run["dropout"] == name], name, by_seconds)
         axes.set_title(case.rsplit(",", 1)[0], fontsize=9)
         axes.set_ylim(0.93, 0.99)

@@ -174,7 +174,7 @@ def test_bernoulli_plans_have_the_rate_of_their_epoch():
 def test_every_policy_trains_with_a_schedule_also_where_a_rate_is_0(name):
     net = fitted(KINDS[name](RISING.__getitem__), learning_rate=0.05)  # which knows no fifth epoch
     assert rates(net) == ([0.0] * 4 if name == "none" else list(RISING))
-    assert net.history_[-1]["loss"] < net.history_[0]["loss"]
+    assert net.history_[-1]["loss"] < net.history_[0]["loss"] - 0.03
     shares = [record["flops_share"] for record in net.history_]
     assert shares[0] == 1 and (shares[2] < 0.8 if name in ("rdp", "tdp", "batchwise", "looking") else set(shares) == {1.0})
 

@@ -153,9 +153,9 @@ class TileDropout(_PatternDropout):
     rate, dp_max, search
         As for `RowDropout`.
     scale : {"rate", "root", "pattern"}, default="pattern"
-        As for `RowDropout`. Each sum of a tiled layer misses a part of its terms, the same share of them in all sums of a step:
-        what they have in common is not averaged away by neurons that all are there. On Fashion-MNIST that is worth half a
-        point (`mlp-settings`).
+        As for `RowDropout`. All sums of a step miss the same share of their terms: with another scale all of them are too
+        small, or too large, together, and no mean over neurons mends that. On Fashion-MNIST "pattern" is worth half a point
+        (`mlp-settings`).
     tile : int, default=32
         Side of a tile: 32 as in the papers.
     mixes : int, default=4

@@ -102,8 +102,7 @@ def _multiply(typing_context, pixels, bases, targets, count, offsets, depth, w, 
         _by_outputs(builder, size, OUTPUTS, products)
         return context.get_dummy_value()
 
-    return (void(pixels, bases, targets, int64, offsets, int64, w, int64, int64, int64, bias, float32, out),
-            generate)
+    return void(pixels, bases, targets, int64, offsets, int64, w, int64, int64, int64, bias, float32, out), generate
 
 
 @intrinsic

@@ -60,7 +60,7 @@ def sight(window: Window, height: int, width: int, channels: int) -> Sight:
 def suits(window: Window, x: tuple[int, ...], outs: int) -> bool:
     """Whether images x (N, H, W, C) are convolved sooner here than by gathered patches."""
     return (x[0] >= IMAGES and math.prod(window.positions(*x[1:3])) >= LEAST_POSITIONS and min(x[3], outs) > 0
-            and WIDTH * _floats(sight(window, *x[1:]), outs) <= ROOM_FLOATS)
+            and _fits(sight(window, *x[1:]), outs))
 
 
 class Lists(NamedTuple):
@@ -100,6 +100,11 @@ def _flat(x: Any) -> Any:
 def _floats(seen: Sight, outs: int) -> int:
     """Of the turned pixels of an image, and of its outputs at all positions."""
     return seen.pixels + (seen.count + 1) * outs
+
+
+def _fits(seen: Sight, outs: int) -> bool:
+    """Whether the room of a tile is not too large."""
+    return WIDTH * _floats(seen, outs) <= ROOM_FLOATS
 
 
 def _rooms(parts: int, seen: Sight, outs: int, line: int) -> list[tuple[Any, ...]]:
@@ -163,14 +168,18 @@ def gradients(dy, where, x, w, window, scale=1.0, rows=None, wants_dx=True):
     seen, both = sight(window, *x.shape[1:]), w.size <= WEIGHTS and len(w) <= OUTPUTS
     wants_dx = wants_dx and (both or (rows is None and len(w) <= WIDER * x.shape[3]))
     dx = _convolved_back(dy, where, x.shape, w, window, scale) if wants_dx and rows is None else None
-    spreads, parts = wants_dx and dx is None, threads.parts(flops=_flops(x, seen, w))
-    tiled = (both or spreads) and parts <= -(-len(x) // WIDTH)  # no thread is without a tile
+    spreads, flops = wants_dx and dx is None, _flops(x, seen, w)
+    parts, tiles = threads.parts(flops=flops), -(-len(x) // WIDTH)
+    tiled = (both or spreads) and parts <= tiles  # no thread is without a tile
     lists = _lists(seen, rows, len(x), parts) if tiled else None
     if lists is None:
         return dx, None
+    slopes = _geometry(*dy.shape[1:])
+    given = (_flat(dy), NO_GATE if where is None else _flat(where), where is not None, slopes, *lists, seen.offsets)
+    rooms, share = _rooms(parts, seen, len(w), int(slopes[1])), functools.partial(_share, tiles, flops)
     if spreads:
-        dx = _spread_back(dy, where, x, w, seen, lists, scale)
-    return dx, _weight_gradient(dy, where, x, w, window, seen, lists, scale) if both else None
+        dx = _spread_back(given, x.shape, _turned(w, scale), seen, rooms, share)
+    return dx, _weight_gradient(given, x, w.shape, seen, rooms, share, scale) if both else None
 
 
 def _convolved_back(dy, where, shape, w, window, scale):
@@ -181,33 +190,28 @@ def _convolved_back(dy, where, shape, w, window, scale):
     if window.stride != (1, 1) or min(behind) < 0 or math.prod(shape[1:3]) > MORE * math.prod(dy.shape[1:3]):
         return None
     seen = sight(window._replace(padding=behind), *dy.shape[1:])
-    if WIDTH * _floats(seen, shape[3]) > ROOM_FLOATS:
+    if not _fits(seen, shape[3]):
         return None
     wt = np.float32(scale) * np.ascontiguousarray(w.transpose(2, 3, 0, 1)[::-1, ::-1]).reshape(-1, shape[3])
     lists = _lists(seen, None, len(dy), 1)
     return _products(dy, where, seen, lists, wt, np.zeros(shape[3], np.float32), -np.inf, empty_cpu(shape))
 
 
-def _spread_back(dy, where, x, w, seen, lists, scale):
-    """dx of conv2d, each slope spread over the pixels that its position sees."""
-    gate, wt, dz = NO_GATE if where is None else _flat(where), _turned(w, scale), _flat(dy)
-    slopes, flops, dx = _geometry(*dy.shape[1:]), _flops(x, seen, w), empty_cpu(x.shape)
-    rooms, changes = _rooms(threads.parts(flops=flops), seen, len(w), int(slopes[1])), _flat(dx)
-    _share(-(-len(x) // WIDTH), flops, lambda number, first, stop: abreast.spread_back(
-        dz, gate, where is not None, slopes, *lists, seen.offsets, wt, *rooms[number], seen.geometry, changes, first, stop))
+def _spread_back(given, shape, wt, seen, rooms, share):
+    """dx of conv2d for images of this shape, each slope spread over the pixels that its position sees."""
+    dx = empty_cpu(shape)
+    changes = _flat(dx)
+    share(lambda number, first, stop: abreast.spread_back(*given, wt, *rooms[number], seen.geometry, changes, first, stop))
     return dx
 
 
-def _weight_gradient(dy, where, x, w, window, seen, lists, scale):
-    """(dw, db) of conv2d"""
-    gate, outs, dz, images = NO_GATE if where is None else _flat(where), len(w), _flat(dy), _flat(x)
-    slopes, flops = _geometry(*dy.shape[1:]), _flops(x, seen, w)
-    rooms = _rooms(threads.parts(flops=flops), seen, outs, int(slopes[1]))
+def _weight_gradient(given, x, shape, seen, rooms, share, scale):
+    """(dw, db) of conv2d, whose weight is of this shape."""
+    outs, _, *kernel = shape
     dw, db = aligned(len(rooms), seen.offsets.size, outs, WIDTH), np.zeros((len(rooms), outs, WIDTH), np.float32)
-    dw[...] = 0
-    _share(-(-len(x) // WIDTH), flops, lambda number, first, stop: abreast.gradient(
-        dz, gate, where is not None, slopes, *lists, seen.offsets, seen.geometry, images, *rooms[number], dw[number],
-        db[number], first, stop))
+    dw[...], images = 0, _flat(x)
+    share(lambda number, first, stop: abreast.gradient(
+        *given, seen.geometry, images, *rooms[number], dw[number], db[number], first, stop))
     sums = blas.matmul(dw.reshape(-1, WIDTH), EACH).reshape(len(rooms), -1, outs).sum(0)  # sum() of a short axis is slow
-    dw = np.float32(scale) * sums[:seen.depth].reshape(*window.kernel, -1, outs).transpose(3, 2, 0, 1)
+    dw = np.float32(scale) * sums[:seen.depth].reshape(*kernel, -1, outs).transpose(3, 2, 0, 1)
     return np.ascontiguousarray(dw), db.sum((0, 2))
