@@ -40,13 +40,16 @@ ROWS, ACROSS, SHARES = 8, 32, 32  # of scores: threads down and across, and bloc
 def _cells():
     """(forward, backward): unit u of sample n in step t. Their factory makes them anew, as `inlined` says."""
     @inlined
+    def sigmoid(x):
+        e = math.exp(-math.fabs(x))
+        return (float32(1) if x > float32(0) else e) / (float32(1) + e)
+
+    @inlined
     def cell(z, c, h, lengths, t, n, u, i, f, g, o):
         """h[t + 1], given what of the pre-activations is not in z; z, c and h are written."""
-        zero, half, hidden = float32(0), float32(0.5), int32(c.shape[2])
-        i = half + half * math.tanh(half * (z[t, n, u] + i))
-        f = half + half * math.tanh(half * (z[t, n, hidden + u] + f))
-        g = math.tanh(z[t, n, 2 * hidden + u] + g)
-        o = half + half * math.tanh(half * (z[t, n, 3 * hidden + u] + o))
+        zero, hidden = float32(0), int32(c.shape[2])
+        i, f = sigmoid(z[t, n, u] + i), sigmoid(z[t, n, hidden + u] + f)
+        g, o = math.tanh(z[t, n, 2 * hidden + u] + g), sigmoid(z[t, n, 3 * hidden + u] + o)
         z[t, n, u], z[t, n, hidden + u], z[t, n, 2 * hidden + u], z[t, n, 3 * hidden + u] = i, f, g, o
         before, ended = c[t, n, u], lengths.size > 0 and t >= lengths[n]
         after = f * before + i * g

@@ -1,7 +1,8 @@
 """Elementwise maps: y[i] = f(x[i]), y[i] = f(a[i], b[i]), and the backward maps dx[i] = dy[i] f'(.); equal shapes.
 
-unary     exp, log, sqrt, tanh, abs, sign; sigmoid = 1/2 + tanh(x/2)/2, which cannot overflow; relu = max(x, 0);
-          gelu = x Phi(x) with Phi(x) = (1 + erf(x/sqrt 2))/2; affine = x*mul + add; power = x^exponent
+unary     exp, log, sqrt, tanh, abs, sign; relu = max(x, 0); affine = x*mul + add; power = x^exponent;
+          sigmoid = e^min(x, 0) / (1 + e^-|x|), where nothing overflows and nothing cancels;
+          gelu = x Phi(x) with Phi(x) = erfc(-x/sqrt 2)/2
 binary    add, sub, mul, div, maximum, minimum; greater = 1 where a > b, else 0
 backward  relu_grad = scale*dy where y > 0, else 0; tanh_grad = dy (1 - y^2); sigmoid_grad = dy y (1 - y);
           gelu_grad = dy (Phi(x) + x phi(x)) with phi the density of the standard normal
@@ -14,16 +15,18 @@ import functools
 import math
 
 import numpy as np
-from numba import float32
+from numba import float32, int64, void
+from numba.extending import intrinsic
 
 from ..host import threads
+from ..host.lanes import WIDTH, Lanes, below, data_of, load, store
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, output
 
 EXP, LOG, SQRT, TANH, SIGMOID, RELU, ABS, SIGN, GELU = range(9)
 ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, GREATER, TANH_GRAD, SIGMOID_GRAD, GELU_GRAD = range(10)
-RELU_GRAD, RELU_MAP, GELU_MAP = range(10, 13)  # on the CPU only
+RELU_GRAD, RELU_MAP, GELU_MAP, SIGMOID_MAP, TANH_MAP = range(10, 15)  # on the CPU only
 ROOT_HALF = math.sqrt(0.5)
 NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)
 LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
@@ -43,11 +46,12 @@ tanh_reference, abs_reference, sign_reference = _float64(np.tanh), _float64(np.a
 add_reference, sub_reference, mul_reference = _float64(np.add), _float64(np.subtract), _float64(np.multiply)
 div_reference = _float64(np.divide)
 maximum_reference, minimum_reference = _float64(np.maximum), _float64(np.minimum)
-_erf = np.vectorize(math.erf, otypes=[np.float64])
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
 def sigmoid_reference(x):
-    return 0.5 + 0.5 * np.tanh(0.5 * np.asarray(x, np.float64))
+    x = np.asarray(x, np.float64)
+    return np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
 
 
 def relu_reference(x):
@@ -56,7 +60,7 @@ def relu_reference(x):
 
 def gelu_reference(x):
     x = np.asarray(x, np.float64)
-    return x * (0.5 + 0.5 * _erf(x * ROOT_HALF))
+    return 0.5 * x * _erfc(-x * ROOT_HALF)
 
 
 def affine_reference(x, mul=1.0, add=0.0):
@@ -86,16 +90,34 @@ def sigmoid_grad_reference(dy, y):
 
 def gelu_grad_reference(dy, x):
     x = np.asarray(x, np.float64)
-    return np.asarray(dy, np.float64) * (0.5 + 0.5 * _erf(x * ROOT_HALF) + x * NORMAL_DENSITY * np.exp(-0.5 * x * x))
+    return np.asarray(dy, np.float64) * (0.5 * _erfc(-x * ROOT_HALF) + x * NORMAL_DENSITY * np.exp(-0.5 * x * x))
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 LEAST_COLUMNS = 64  # of a thread's part of a row
 
 
+def _of_lanes(function):
+    """An intrinsic of (x, out, at, count): out[at + i] = function(x[at + i]) for the first `count` numbers i, at most WIDTH."""
+    @intrinsic
+    def apply(typing_context, x, out, at, count):
+        def generate(context, builder, signature, arguments):
+            x, out, at, count = data_of(context, builder, signature, arguments)
+            some = below(builder, count)
+            store(builder, function(load(builder, x, at, some)), out, at, some)
+            return context.get_dummy_value()
+
+        return void(x, out, int64, int64), generate
+
+    return apply
+
+
+_sigmoid_at, _tanh_at = _of_lanes(Lanes.sigmoid), _of_lanes(Lanes.tanh)
+
+
 @host_kernel("void(i4, f4[:, ::1], f4[:, ::1], f4, f4[:, ::1], i8, i8)")
 def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
-    """The backward maps with a = dy, and relu and gelu (their b is not read): what NumPy lacks, or does more slowly.
+    """The backward maps with a = dy, and relu, sigmoid, tanh and gelu (b is not read): what NumPy lacks, or does more slowly.
 
     On the columns start … stop - 1, whose rows are taken as arrays of their own: the loops become vector instructions.
     """
@@ -115,6 +137,12 @@ def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
         elif formula == SIGMOID_GRAD:
             for i in range(out.size):
                 out[i] = a[i] * b[i] * (one - b[i])
+        elif formula == SIGMOID_MAP:
+            for i in range(0, out.size, WIDTH):
+                _sigmoid_at(a, out, i, out.size - i)
+        elif formula == TANH_MAP:
+            for i in range(0, out.size, WIDTH):
+                _tanh_at(a, out, i, out.size - i)
         else:
             # Phi(-|x|) = e t q(t) / 2 with e = exp(-x^2/2), t = 1/(1 + p |x|/sqrt 2): Abramowitz and Stegun 7.1.26, within
             # 1e-7; e = 2^k r(z) is written out, as calls to the C library would keep the loop from being vectorised
@@ -132,11 +160,6 @@ def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
                 tail = half * e * t * (float32(0.254829592) + t * (float32(-0.284496736) + t * q))
                 share = one - tail if x > zero else tail
                 out[i] = a[i] * (share + x * float32(NORMAL_DENSITY) * e) if formula == GELU_GRAD else x * share
-
-
-def _sigmoid(x, out):
-    np.tanh(np.multiply(x, 0.5, out=out), out=out)
-    return np.add(np.multiply(out, 0.5, out=out), 0.5, out=out)
 
 
 def _share_maps(formula, a, b, scale, out):
@@ -191,11 +214,12 @@ def _unary_kernels():
                 elif formula == TANH:
                     y[i] = math.tanh(v)
                 elif formula == SIGMOID:
-                    y[i] = float32(0.5) + float32(0.5) * math.tanh(float32(0.5) * v)
+                    e = math.exp(-math.fabs(v))
+                    y[i] = (float32(1) if v > float32(0) else e) / (float32(1) + e)
                 elif formula == RELU:
                     y[i] = float32(0) if v <= float32(0) else v  # in this order NaN passes
                 elif formula == GELU:
-                    y[i] = v * (float32(0.5) + float32(0.5) * math.erf(v * float32(ROOT_HALF)))
+                    y[i] = float32(0.5) * v * math.erfc(-v * float32(ROOT_HALF))
                 elif formula == ABS:
                     y[i] = math.fabs(v)
                 elif formula == SIGN:
@@ -233,7 +257,7 @@ def _binary_kernels():
                 elif formula == SIGMOID_GRAD:
                     y[i] = u * v * (float32(1) - v)
                 else:
-                    share = float32(0.5) + float32(0.5) * math.erf(v * float32(ROOT_HALF))
+                    share = float32(0.5) * math.erfc(-v * float32(ROOT_HALF))
                     y[i] = u * (share + v * float32(NORMAL_DENSITY) * math.exp(float32(-0.5) * v * v))
         return binary
 
@@ -308,6 +332,10 @@ def _binary(op, formula, ufunc, which, names=("a", "b")):
     return named(f"{op}_cpu", formula, binary_cpu), named(f"{op}_cuda", formula, binary_cuda)
 
 
+def _map(formula):
+    return lambda x, out: _share_maps(formula, x, x, 1.0, out)
+
+
 def _mapped(formula):
     return lambda dy, at, out: _share_maps(formula, dy, at, 1.0, out)
 
@@ -315,10 +343,10 @@ def _mapped(formula):
 exp_cpu, exp_cuda = _unary("exp", "y = exp(x)", np.exp, EXP)
 log_cpu, log_cuda = _unary("log", "y = log(x), the natural logarithm", np.log, LOG)
 sqrt_cpu, sqrt_cuda = _unary("sqrt", "y = sqrt(x)", np.sqrt, SQRT)
-tanh_cpu, tanh_cuda = _unary("tanh", "y = tanh(x)", np.tanh, TANH)
-sigmoid_cpu, sigmoid_cuda = _unary("sigmoid", "y = 1 / (1 + exp(-x))", _sigmoid, SIGMOID)
-relu_cpu, relu_cuda = _unary("relu", "y = max(x, 0)", lambda x, out: _share_maps(RELU_MAP, x, x, 1.0, out), RELU)
-gelu_cpu, gelu_cuda = _unary("gelu", "y = x Phi(x)", lambda x, out: _share_maps(GELU_MAP, x, x, 1.0, out), GELU)
+tanh_cpu, tanh_cuda = _unary("tanh", "y = tanh(x)", _map(TANH_MAP), TANH)
+sigmoid_cpu, sigmoid_cuda = _unary("sigmoid", "y = e^min(x, 0) / (1 + e^-|x|)", _map(SIGMOID_MAP), SIGMOID)
+relu_cpu, relu_cuda = _unary("relu", "y = max(x, 0)", _map(RELU_MAP), RELU)
+gelu_cpu, gelu_cuda = _unary("gelu", "y = x Phi(x)", _map(GELU_MAP), GELU)
 abs_cpu, abs_cuda = _unary("abs", "y = |x|", np.absolute, ABS)
 sign_cpu, sign_cuda = _unary("sign", "y = -1, 0 or 1 as x < 0, = 0 or > 0", np.sign, SIGN)
 add_cpu, add_cuda = _binary("add", "y = a + b", np.add, ADD)

@@ -23,7 +23,7 @@ from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import INT32, expect, pair
 from ..runtime.launch import launch
 from ..runtime.memory import empty_cpu, empty_cuda
-from .elementwise import named
+from .elementwise import named, sigmoid_reference
 from .softmax import LOWEST, NARROW, WIDE, row_sums
 
 SQUARED, ABSOLUTE, SIGMOID = range(3)
@@ -77,7 +77,7 @@ def absolute_error_reference(prediction, target, weights=None):
 def sigmoid_cross_entropy_reference(logits, target, weights=None):
     """losses[n] = -w[n]/O sum_o (t log sigmoid(x) + (1 - t) log(1 - sigmoid(x))), and the gradient of their sum"""
     x, t = np.asarray(logits, np.float64), np.asarray(target, np.float64)
-    return _weighted(np.logaddexp(0, x) - x * t, 0.5 + 0.5 * np.tanh(x / 2) - t, weights)
+    return _weighted(np.logaddexp(0, x) - x * t, sigmoid_reference(x) - t, weights)
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------

@@ -31,16 +31,12 @@ from ..host import recurrence
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import THREADS, blocks_for, copy_cpu, empty_cpu, empty_cuda, full_cpu, full_cuda
-from .elementwise import affine_cuda
+from .elementwise import affine_cuda, sigmoid_reference
 from .indexing import transpose_cuda
 from .reduce import sum_rows_cuda
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
-def _sigmoid(a):
-    return 0.5 + 0.5 * np.tanh(a / 2)
-
-
 def _seen(units, t, hidden):
     """(H,) of 0 and 1: which units of h step t sees"""
     seen = np.ones(hidden)
@@ -61,7 +57,7 @@ def lstm_reference(z, w, h0, c0, units=None, scale=1.0, lengths=None):
     for t, brought in enumerate(np.float64(z)):
         a = brought + scale * (h[-1] * _seen(units, t, hidden)) @ np.float64(w).T
         i, f, g, o = np.split(a, 4, axis=1)
-        i, f, g, o, alive = _sigmoid(i), _sigmoid(f), np.tanh(g), _sigmoid(o), _alive(lengths, t, len(a))
+        i, f, g, o, alive = *map(sigmoid_reference, (i, f)), np.tanh(g), sigmoid_reference(o), _alive(lengths, t, len(a))
         new = f * c[-1] + i * g
         gates.append(np.concatenate([i, f, g, o], 1))
         c.append(alive * new + (1 - alive) * c[-1])

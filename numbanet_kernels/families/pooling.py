@@ -1,15 +1,17 @@
 """Pooling of images x (N, H, W, C), channels last. A window says which pixels output (oh, ow) sees (`layouts.windows`):
 
     max_pool        y[n, oh, ow, c] = max of x[n, h, w, c] over the pixels that it sees; padding counts as -inf
-                    places[n, oh, ow, c] = kh KW + kw of the first one that is the largest; NaN is larger than any number
+                    places[n, oh, ow, c] = kh KW + kw of the first one that is the largest, in the image even where that is
+                    -inf; NaN is larger than any number, and of several the last counts, all as in PyTorch
     max_pool_grad   dx[n, h, w, c] = sum of dy[n, oh, ow, c] over the outputs whose place is (h, w)
 
     avg_pool        y[n, oh, ow, c] = a[oh] b[ow] (sum of x[n, h, w, c] over the pixels that it sees), a and b 1 / the pixels
                     that it sees along each axis, those of padding counted or not
     avg_pool_grad   dx[n, h, w, c] = sum of a[oh] b[ow] dy[n, oh, ow, c] over the outputs that see (h, w)
 
-Places are bytes where a window has at most 256 pixels, else int32. The outputs that see a pixel lie side by side, as the pixels
-that an output sees do: avg_pool_grad is avg_pool's loop over other `Bands`. No gradient adds to what another thread writes.
+Places are bytes where a window, with one row more for padding (`host.maxima`), has at most 256 pixels, else int32. The outputs
+that see a pixel lie side by side, as the pixels that an output sees do: avg_pool_grad is avg_pool's loop over other `Bands`. No
+gradient adds to what another thread writes.
 """
 from __future__ import annotations
 
@@ -30,6 +32,7 @@ from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
 
 BYTE = np.dtype(np.uint8)
+FEW = 16  # pixels that are added up in float32
 
 
 class Bands(NamedTuple):
@@ -76,10 +79,16 @@ def max_pool_reference(x, window):
     """(y, places), float64 and int64"""
     (kh, kw), (sh, sw), (ph, pw), (dh, dw) = window
     n, oh, ow, c = pooled("max_pool (reference)", window, x.shape)
-    padded = np.pad(np.float64(x), ((0, 0), (ph, ph), (pw, pw), (0, 0)), constant_values=-np.inf)
-    seen = np.stack([padded[:, i * dh:i * dh + (oh - 1) * sh + 1:sh, j * dw:j * dw + (ow - 1) * sw + 1:sw]
-                     for i in range(kh) for j in range(kw)]).reshape(kh * kw, n, oh, ow, c)
-    return seen.max(0), np.argmax(seen, 0)
+
+    def seen(array, beyond):
+        padded = np.pad(array, ((0, 0), (ph, ph), (pw, pw), (0, 0)), constant_values=beyond)
+        return np.stack([padded[:, i * dh:i * dh + (oh - 1) * sh + 1:sh, j * dw:j * dw + (ow - 1) * sw + 1:sw]
+                         for i in range(kh) for j in range(kw)]).reshape(kh * kw, n, oh, ow, c)
+
+    values, inside = seen(np.float64(x), -np.inf), seen(np.ones(x.shape, bool), False)
+    largest, nan = values.max(0), np.isnan(values)
+    last_nan = kh * kw - 1 - np.argmax(nan[::-1], 0)
+    return largest, np.where(nan.any(0), last_nan, np.argmax(inside & (values == largest), 0))
 
 
 def max_pool_grad_reference(dy, places, window, shape):
@@ -122,7 +131,7 @@ def _places(op, window):
     """Whether the places of a window fit into bytes; TypeError for bins, whose maximum is not offered."""
     if not isinstance(window, Window):
         raise TypeError(f"{op}: it takes a Window, not {window!r}")
-    return math.prod(window.kernel) <= 256
+    return (window.kernel[0] + 1) * window.kernel[1] <= 256
 
 
 def _averaged(op, window, shape):
@@ -170,11 +179,22 @@ _MAX_GRAD = {small: host_kernel(f"void({F4}, {kind}[:, :, :, ::1], {F4}, i8[:, :
 
 @host_kernel("void(f4[:, :, :, ::1], f4[:, :, :, ::1], i4[:, ::1], f4[::1], f4[::1], i4[:, ::1], f4[::1], f4[::1], i8, i8)")
 def _sums(x, z, rows, outer_row, inner_row, cols, outer_col, inner_col, start, stop):
-    """The rows start … stop - 1 of all (n, i) of z."""
+    """The rows start … stop - 1 of all (n, i) of z. Sums of many pixels are float64: float32 would lose the last ones."""
+    sums = np.empty(z.shape[3], np.float64)
     for row in range(start, stop):
         n, i = row // z.shape[1], row % z.shape[1]
         for j in range(z.shape[2]):
             out, fresh = z[n, i, j], True
+            if (rows[i, 1] - rows[i, 0]) * (cols[j, 1] - cols[j, 0]) > FEW:
+                sums[:] = 0
+                for h in range(rows[i, 0], rows[i, 1]):
+                    for w in range(cols[j, 0], cols[j, 1]):
+                        pixel, factor = x[n, h, w], outer_row[i] * inner_row[h] * outer_col[j] * inner_col[w]
+                        for c in range(out.size):
+                            sums[c] += factor * pixel[c]
+                for c in range(out.size):
+                    out[c] = sums[c]
+                continue
             for h in range(rows[i, 0], rows[i, 1]):
                 for w in range(cols[j, 0], cols[j, 1]):
                     pixel, factor = x[n, h, w], outer_row[i] * inner_row[h] * outer_col[j] * inner_col[w]
@@ -288,18 +308,23 @@ def _max_kernels(kind="u1"):
 def _sum_kernel():
     @kernel("void(f4[::1], f4[::1], i4[:, ::1], f4[::1], f4[::1], i4[:, ::1], f4[::1], f4[::1], i4)")
     def sums(x, z, rows, outer_row, inner_row, cols, outer_col, inner_col, channels):
-        """One thread, one sum."""
+        """One thread, one sum, of sums of FEW pixels; `missed` is what rounding of the last one took away (Kahan)."""
         k = cuda.grid(1)
         if k < z.size:
             c, rest = k % channels, k // channels
             j, rest = rest % outer_col.size, rest // outer_col.size
             i, n = rest % outer_row.size, rest // outer_row.size
-            total = float32(0)
+            total, missed, some, count = float32(0), float32(0), float32(0), 0
             for h in range(rows[i, 0], rows[i, 1]):
                 for w in range(cols[j, 0], cols[j, 1]):
                     at = ((n * inner_row.size + h) * inner_col.size + w) * channels + c
-                    total += inner_row[h] * inner_col[w] * x[at]
-            z[k] = outer_row[i] * outer_col[j] * total
+                    some += inner_row[h] * inner_col[w] * x[at]
+                    count += 1
+                    if count == FEW:
+                        some -= missed
+                        total, before = total + some, total
+                        missed, some, count = (total - before) - some, float32(0), 0
+            z[k] = outer_row[i] * outer_col[j] * (total + (some - missed))
 
     return sums
 

@@ -13,14 +13,13 @@ by bit.
 """
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
 from numba import float32, int32
 
 from ..host import blas, threads
-from ..runtime.declare import cuda, inlined, kernel, kernels
+from ..runtime.declare import cuda, host_kernel, inlined, kernel, kernels
 from ..runtime.expect import INT32, shapes
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import THREADS, copy_cuda, empty_cpu, empty_cuda, flat, output
@@ -45,6 +44,19 @@ def _axes(op, device, x, axis):
 
 def _reduced_shape(x, axes, keepdims):
     return tuple(1 if a in axes else n for a, n in enumerate(x.shape) if keepdims or a not in axes)
+
+
+def _groups(shape, axes):
+    """(outer, n, inner) for each group of neighbouring axes, the last group first: the array (outer, n, inner) is then summed
+    over n."""
+    shape, left = list(shape), list(axes)
+    while left:
+        stop = left.pop() + 1
+        start = stop - 1
+        while left and left[-1] == start - 1:
+            start = left.pop()
+        yield math.prod(shape[:start]), math.prod(shape[start:stop]), math.prod(shape[stop:])
+        del shape[start:stop]
 
 
 def _places(op, empty, x, out):
@@ -75,16 +87,74 @@ def argmax_reference(x):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-@functools.lru_cache(maxsize=256)
-def _filled(n, value):
-    return np.full(n, value, np.float32)
+LINE, LINES = 256, 32  # floats of a line that narrow rows are joined to; lines that are added up in float32
+LEAST_COLUMNS = 64     # of a thread
+
+
+@host_kernel("void(f4[::1], i8, i8, f4, f4[:, ::1], i8, i8)")
+def _sum_lines(x, size, wide, scale, y, start, stop):
+    """y[o, c] = scale * the sum of x[o * size + c + k * inner] over k, y (O, inner), in lines of `wide` floats, a multiple of
+    inner: of each line the floats start … stop - 1. Sums of few lines are float32, those of the sums float64."""
+    inner, width = y.shape[1], stop - start
+    few, sums = np.empty(width, np.float32), np.empty(width, np.float64)
+    for o in range(y.shape[0]):
+        sums[:] = 0
+        whole = size // wide
+        for first in range(0, whole, LINES):
+            few[:] = 0
+            last = min(first + LINES, whole)
+            quads = first + (last - first) // 4 * 4
+            for k in range(first, quads, 4):
+                at = o * size + k * wide + start
+                a, b = x[at:at + width], x[at + wide:][:width]
+                c, d = x[at + 2 * wide:][:width], x[at + 3 * wide:][:width]
+                for i in range(width):
+                    few[i] += (a[i] + b[i]) + (c[i] + d[i])
+            for k in range(quads, last):
+                a = x[o * size + k * wide + start:][:width]
+                for i in range(width):
+                    few[i] += a[i]
+            for i in range(width):
+                sums[i] += few[i]
+        for i in range(start, min(stop, size - whole * wide)):
+            sums[i - start] += x[o * size + whole * wide + i]
+        for c in range(min(width, inner)):
+            total = sums[c]
+            for i in range(c + inner, width, inner):
+                total += sums[i]
+            y[o, start + c] = scale * float32(total)
+
+
+def _sum(x, outer, n, inner, scale, out):
+    """out[o, i] = scale * the sum of x[o, :, i]"""
+    y, x, wide = out.reshape(outer, inner), x.reshape(-1), max(min(LINE // inner, n), 1) * inner
+    columns = wide if wide == inner and inner >= LEAST_COLUMNS * threads.count() else 0
+
+    def work(part):
+        own = part.of(columns) if columns else slice(0, wide)
+        _sum_lines(x, n * inner, wide, scale, y, own.start, own.stop)
+
+    if columns:
+        threads.share(work, x.size)
+    else:
+        work(threads.WHOLE)
 
 
 def sum_cpu(x, axis=None, keepdims=False, out=None):
     """y = the sum of x over axes (None: all)"""
     axes = _axes("sum", "cpu", x, axis)
     out = output("sum (cpu)", empty_cpu, out, _reduced_shape(x, axes, keepdims), x=x)
-    return np.add.reduce(x, axis=axes, keepdims=keepdims, out=out)
+    if not x.size or not axes:
+        return np.add.reduce(x, axis=axes, keepdims=keepdims, out=out)
+    groups = list(_groups(x.shape, axes))
+    for number, (outer, n, inner) in enumerate(groups, 1):
+        y = out if number == len(groups) else empty_cpu(outer * inner)
+        if inner == 1:  # contiguous: NumPy adds in pairs
+            np.add.reduce(x.reshape(outer, n), axis=1, out=y.reshape(outer))
+        else:
+            _sum(x, outer, n, inner, 1.0, y)
+        x = y
+    return out
 
 
 def max_cpu(x, axis=None, keepdims=False, out=None):
@@ -115,8 +185,11 @@ def sum_rows_cpu(x, scale=1.0, out=None):
     """y[o] = scale * sum_n x[n, o]"""
     n, width = _CHECK_ROWS(x, out)
     out = empty_cpu((width,)) if out is None else out
-    with threads.held(2 * x.size):  # BLAS sums in registers, add.reduce in memory
-        return blas.matmul(_filled(n, scale), x, out=out)
+    if x.size:
+        _sum(x, 1, n, width, scale, out)
+    else:
+        out.fill(0)
+    return out
 
 
 def argmax_cpu(x, out=None):
@@ -226,15 +299,9 @@ def _reduce_axes(op, formula, x, axis, keepdims, out):
     out = output(f"{op} (cuda)", empty_cuda, out, _reduced_shape(x, axes, keepdims), x=x)
     if not axes or out.size == 0:
         return copy_cuda(x, out) if out.size else out
-    shape, left = x.shape, list(axes)
-    while left:
-        stop = left.pop() + 1
-        start = stop - 1
-        while left and left[-1] == start - 1:
-            start = left.pop()
-        outer, n, inner = math.prod(shape[:start]), math.prod(shape[start:stop]), math.prod(shape[stop:])
-        shape = shape[:start] + shape[stop:]
-        y = empty_cuda(shape) if left else out
+    groups = list(_groups(x.shape, axes))
+    for number, (outer, n, inner) in enumerate(groups, 1):
+        y = out if number == len(groups) else empty_cuda(outer * inner)
         _reduce(formula, x, outer, n, inner, y)
         x = y
     return out

@@ -36,7 +36,8 @@ def _down(image, top, step, taps, best, places):
 
 @host_function
 def _across(values, downs, step, taps, best, places):
-    """best[k] = max values[k + j step] over j < taps, places[k] = downs[k + j step] taps + j; of equal ones the first place."""
+    """best[k] = max values[k + j step] over j < taps, places[k] = downs[k + j step] taps + j; of equal ones the first place, of
+    NaNs the last."""
     many = places.dtype.type(taps)
     for k in range(best.size):
         best[k], places[k] = values[k], downs[k] * many
@@ -44,7 +45,8 @@ def _across(values, downs, step, taps, best, places):
         right, beside, tap = values[j * step:], downs[j * step:], places.dtype.type(j)
         for k in range(best.size):
             value, place, before, at = right[k], beside[k] * many + tap, best[k], places[k]
-            larger = (value > before) | (value != value) | ((value == before) & (place < at))
+            larger = (value > before) | ((value == before) & (place < at))
+            larger |= (value != value) & ((before == before) | (place > at))
             best[k], places[k] = value if larger else before, places.dtype.type(place) if larger else at
 
 
@@ -59,7 +61,7 @@ def _pick(source, room, target, channels, step):
 
 def _largest(x, y, places, channels, numbers, floats, marks, start, stop):
     """The rows start … stop - 1 of all outputs.   x (N, H, W C), y, places (N OH, OW C); floats, marks: room for three lines,
-    the first -inf and 0."""
+    the first -inf and kh: padding loses where all that a window sees is -inf."""
     kh, kw, sh, sw, ph, pw, dh, dw = numbers
     tall, edge, step = y.shape[0] // x.shape[0], pw * channels, sw * channels
     inner, downs = floats[0, edge:edge + x.shape[2]], marks[0, edge:edge + x.shape[2]]
@@ -81,7 +83,7 @@ def largest(x, y, places, numbers, start, stop):
     n, height, width, channels = x.shape
     size = (width + 2 * numbers[5]) * channels + VECTOR
     floats, marks = empty_cpu((3, size)), empty_cpu((3, size), places.dtype)
-    floats[0], marks[0] = -np.inf, 0
+    floats[0], marks[0] = -np.inf, numbers[0]
     lines = len(y) * y.shape[1], y.shape[2] * channels
     loop = _LARGEST[places.dtype.itemsize == 1]
     loop(x.reshape(n, height, width * channels), y.reshape(lines), places.reshape(lines), channels, numbers, floats, marks,

@@ -100,14 +100,19 @@ def _squeeze(typing_context, x, at, bits, room, place):
     """room[place:] = the lanes of x[at:at + WIDTH] whose bits are set, then zeros: WIDTH in all."""
     def generate(context, builder, signature, arguments):
         x, at, bits, room, place = data_of(context, builder, signature, arguments)
-        flags = ir.VectorType(ir.IntType(1), WIDTH)
+        flags, zeros = ir.VectorType(ir.IntType(1), WIDTH), FLOATS([REAL(0.0)] * WIDTH)
         chosen = builder.bitcast(builder.trunc(bits, ir.IntType(WIDTH)), flags)
-        name = f"llvm.experimental.vector.compress.v{WIDTH}f32"
-        kind = ir.FunctionType(FLOATS, [FLOATS, flags, FLOATS])
-        squeeze = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-        samples = builder.load(vector_at(builder, x, at), align=4)
-        builder.store(builder.call(squeeze, [samples, chosen, FLOATS([REAL(0.0)] * WIDTH)]), vector_at(builder, room, place),
-                      align=4)
+        samples, target = builder.load(vector_at(builder, x, at), align=4), vector_at(builder, room, place)
+        if WIDTH == 16:  # AVX-512 has an instruction for it; for other machines LLVM 22 aborts
+            name, kind = f"llvm.experimental.vector.compress.v{WIDTH}f32", ir.FunctionType(FLOATS, [FLOATS, flags, FLOATS])
+            squeeze = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+            builder.store(builder.call(squeeze, [samples, chosen, zeros]), target, align=4)
+            return context.get_dummy_value()
+        builder.store(zeros, target, align=4)
+        for lane in map(ir.IntType(32), range(WIDTH)):  # a lane that is not chosen writes a 0, which the next one writes over
+            some = builder.extract_element(chosen, lane)
+            builder.store(builder.select(some, builder.extract_element(samples, lane), REAL(0.0)), builder.gep(room, [place]))
+            place = builder.add(place, builder.zext(some, NUMBER))
         return context.get_dummy_value()
 
     return numba.void(x, INTEGER, INTEGER, room, INTEGER), generate

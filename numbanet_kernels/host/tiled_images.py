@@ -214,4 +214,4 @@ def _weight_gradient(given, x, shape, seen, rooms, share, scale):
         *given, seen.geometry, images, *rooms[number], dw[number], db[number], first, stop))
     sums = blas.matmul(dw.reshape(-1, WIDTH), EACH).reshape(len(rooms), -1, outs).sum(0)  # sum() of a short axis is slow
     dw = np.float32(scale) * sums[:seen.depth].reshape(*kernel, -1, outs).transpose(3, 2, 0, 1)
-    return np.ascontiguousarray(dw), db.sum((0, 2))
+    return np.ascontiguousarray(dw), db.sum((0, 2), dtype=np.float64).astype(np.float32)

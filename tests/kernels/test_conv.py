@@ -363,6 +363,18 @@ def test_regions_that_do_not_fit_are_refused(suffix, put, height, width, offsets
                                                    put(np.zeros(offsets, np.int32)), 0.5)
 
 
+def test_a_bias_gradient_that_cancels_is_off_by_rounding_alone(suffix, put, get, rng):
+    """Whatever its sum is: within half a bit of all that is added up."""
+    window = Window((3, 1), (1, 2), (1, 3), (3, 1))
+    x, w = rng.standard_normal((25, 11, 7, 1)), rng.standard_normal((1, 1, 3, 1))
+    for outs in (1, 3):
+        dy = rng.standard_normal((25, *window.positions(11, 7), outs)).astype(np.float32)
+        dy -= dy.mean((0, 1, 2))
+        _, _, db = of(suffix)[1](put(dy), put(x), put(np.repeat(w, outs, 0)), window)
+        error = np.abs(get(db) - dy.sum((0, 1, 2), dtype=np.float64))
+        assert (error <= 2**-24 * np.abs(dy).sum((0, 1, 2), dtype=np.float64)).all()
+
+
 # --- in a process of its own ------------------------------------------------------------------------------------------
 def main():
     import guards

@@ -46,6 +46,29 @@ def test_long_axis_is_reduced_in_parts(op, shape, axis, suffix, put, get, rng):
     np.testing.assert_allclose(y, getattr(reduce, f"{op}_reference")(host, axis), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape, axis", [((20_000_000, 1), 0), ((18_000_000, 2), 0), ((3_000_000, 7), 0), ((2, 200_000, 40), 1),
+                                         ((9_000_000, 1, 2), (0, 2)), ((70_000, 300), 0)], ids=str)
+def test_long_columns_lose_nothing(shape, axis, suffix, put, get, rng):
+    """Added up one after the other in float32, 2^24 ones more make no difference."""
+    shape = shape if suffix == "cpu" else (*(n // 1000 + 1 if n > 10_000 else n for n in shape),)
+    for host in np.ones(shape, np.float32), rng.random(shape, np.float32):
+        x, expected = put(host), reduce.sum_reference(host, axis)
+        np.testing.assert_allclose(get(getattr(reduce, f"sum_{suffix}")(x, axis)), expected, rtol=5e-7)
+        if axis == 0 and len(shape) == 2:
+            np.testing.assert_allclose(get(getattr(reduce, f"sum_rows_{suffix}")(x, 0.5)), expected / 2, rtol=5e-7)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (5, 3), (700, 3), (33, 300), (129, 64), (70, 257)], ids=str)
+def test_sums_of_columns_of_any_shape(shape, suffix, put, get, rng):
+    host = rng.standard_normal(shape).astype(np.float32)
+    out = put(np.full(shape[1:], np.nan, np.float32))
+    y = getattr(reduce, f"sum_rows_{suffix}")(put(host), -1.5, out=out)
+    np.testing.assert_allclose(get(y), reduce.sum_rows_reference(host, -1.5), rtol=1e-6, atol=1e-5)
+    host[-1, -1] = np.nan
+    found = np.isnan(get(getattr(reduce, f"sum_{suffix}")(put(host), 0)))
+    np.testing.assert_array_equal(found, np.arange(shape[1]) == shape[1] - 1)
+
+
 @pytest.mark.parametrize("shape, axis", EMPTY, ids=str)
 def test_empty(shape, axis, suffix, put, get):
     x = put(np.zeros(shape, np.float32))

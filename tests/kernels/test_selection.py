@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from numbanet_kernels.families import projection, selection
+from numbanet_kernels.host.lanes import WIDTH
 from numbanet_kernels.layouts.ternary import PIECE, dense, ternary
 
 PROJECTED = [(1, 1, 1), (3, 5, 40), (17, 33, PIECE), (40, 7, PIECE + 1), (70, 66, 3 * PIECE - 1), (0, 4, 9),
@@ -97,7 +98,7 @@ def test_rows_that_do_not_fit_are_refused(suffix, put, n, width, first):
         getattr(selection, f"scores_packed_{suffix}")(put(np.zeros((n, width), np.float32)), ready, first)
 
 
-@pytest.mark.parametrize("rows, first", [(17, 0), (32, 8)])
+@pytest.mark.parametrize("rows, first", [(17, 0), (32, WIDTH // 2)])
 def test_cpu_rows_that_are_no_whole_panels_are_refused(rows, first):
     ready = selection.scores_packed_cpu(np.zeros((70, 5), np.float32))
     with pytest.raises(ValueError, match="whole panels"):
