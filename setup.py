@@ -33,7 +33,7 @@ setup(
         "cuda": cuda,
         "plots": plots,
         "bench": bench,
-        "test": [*bench, *cuda, *compilers, "pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "pandas>=2",
+        "test": [*bench, *cuda, *compilers, "pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "pandas>=2", "mpmath>=1.3",
                  "ruff>=0.6", "build>=1"],
     },
     entry_points={"console_scripts": ["numbanet = numbanet.cli:main"]},

@@ -262,8 +262,9 @@ def _calibrate() -> None:
 
 
 def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -> int:
-    """Counters of the examples of some operations, one line a kernel."""
+    """Counters of the examples of some operations, one line a kernel; ValueError where one launches none."""
     from numbanet_kernels.examples import counted
+    from numbanet_kernels.runtime.emulation import emulated
 
     from . import plots
     from .device import device
@@ -271,7 +272,12 @@ def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -
     device("emulated")  # RuntimeError with the reason where it is not available
     if target:
         plots.check_target(target)
-    found = {name: counted(name, tuple(sizes)) for name in dict.fromkeys(names)}
+    with emulated():  # from the first line of a user's file on
+        found = {name: counted(name, tuple(sizes)) for name in dict.fromkeys(names)}
+    for name, kernels in found.items():
+        if not kernels:
+            raise ValueError(f"{name} launched no kernel, so that there is nothing to count: what is counted was declared with "
+                             "@kernel and started with launch, on a grid that has no zero in it")
     rows = [(name, kernel, counters.summary()) for name, kernels in found.items() for kernel, counters in kernels.items()]
     _print_table("", ("operation", "kernel", "issued", "fma", "FLOPs", "bytes", "x least", "FLOP/B", "banks", "parted"), [
         (name, kernel.__name__, _short(c["issued"]), f"{(c['issued fma'] + c['issued mma']) / c['issued']:.0%}",

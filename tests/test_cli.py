@@ -46,6 +46,42 @@ def test_counters(capsys, tmp_path):
         assert status == 2 and why in err
 
 
+OWN = """
+import numpy as np
+from numbanet_kernels.runtime.arrays import to_device
+from numbanet_kernels.runtime.declare import cuda, kernel
+from numbanet_kernels.runtime.launch import launch
+
+@kernel("void(f4[::1])")
+def counted(x):
+    x[cuda.grid(1)] += 1
+
+ONES = to_device(np.ones(32, np.float32))  # on the emulated device, before any function is called
+
+def nothing():
+    pass
+
+def empty():
+    launch(counted, 0, 32, ONES)
+
+def something():
+    launch(counted, 1, 32, ONES)
+"""
+
+
+@pytest.mark.skipif(problem("emulated") is not None, reason="needs NVVM")
+def test_counters_of_what_launches_nothing(capsys, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    for names in (["nothing"], ["empty"], ["something", "nothing"]):
+        status, out, err = run(capsys, "kernels", "--counters", *(f"{path}:{name}" for name in names),
+                               "--plot", str(tmp_path / "roof.png"))
+        assert (status, out) == (2, "") and f"own.py:{names[-1]} launched no kernel" in err and err.count("\n") == 1
+        assert not (tmp_path / "roof.png").exists()
+    status, out, _ = run(capsys, "kernels", "--counters", f"{path}:something")
+    assert status == 0 and "counted" in out
+
+
 def test_bench_says_where_it_is(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "numbanet.bench" else pytest.fail(name))
     status, out, err = run(capsys, "bench", "list")

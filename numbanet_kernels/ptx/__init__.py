@@ -29,7 +29,8 @@ def run(program: Program, grid: Sequence[int], block: Sequence[int], arguments: 
     grid, block : sequence of int
         Up to three lengths each.
     arguments : sequence
-        As the kernel's Python function takes them: numbers, contiguous arrays, which are changed in place, and tuples of these.
+        As the kernel's Python function takes them: numbers, arrays, which are changed in place, and tuples of these. An array
+        has the order that the kernel declares, any where it declares none: slices and transposes are changed where they lie.
     dynamic : int, default=0
         Bytes of dynamic shared memory.
     counters : Counters, optional

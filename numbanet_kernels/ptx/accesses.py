@@ -18,7 +18,8 @@ SPACES = ("global", "shared", "local", "const", "param")
 def step(program: Program, i: Instruction) -> Step | None:
     """The step of a memory instruction; None for any other."""
     if i.opcode == "ld":
-        return Step(_load_parameter(program, i) if _space(i) == "param" else _load(program, i))
+        given = _space(i) == "param" and i.operands[1].base in program.parameters
+        return Step(_load_parameter(program, i) if given else _load(program, i))
     if i.opcode == "st":
         return Step(_store(program, i))
     if i.opcode in ("atom", "red"):

@@ -12,6 +12,7 @@ from .parse import Program, PtxError
 
 MOST_THREADS, MOST_BLOCKS, MOST_SHARED = 1024, (2**31 - 1, 65535, 65535), 227 << 10  # of a card of compute capability 9.0
 MOST_STATIC = 48 << 10
+ORDERS = {"C": ("C_CONTIGUOUS", "not contiguous"), "F": ("F_CONTIGUOUS", "not in Fortran order")}  # of arrays; "A": any
 
 
 def check(program: Program, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], dynamic: int,
@@ -27,11 +28,11 @@ def check(program: Program, grid: Sequence[int], block: Sequence[int], arguments
     if program.size("shared") > MOST_STATIC or program.size("shared") + dynamic > MOST_SHARED:
         raise PtxError(f"{name}: {program.size('shared')} and {dynamic} bytes of shared memory are too many")
     if program.arguments and len(arguments) != len(program.arguments):
-        names = ", ".join(declared for declared, _, _ in program.arguments)
+        names = ", ".join(declared for declared, *_ in program.arguments)
         raise PtxError(f"{name} takes {len(program.arguments)} arguments ({names}), not {len(arguments)}")
     for number, argument in enumerate(arguments):
-        declared, dtype, axes = program.arguments[number] if program.arguments else (number, "", None)
-        problem = _misfit(argument, dtype, axes)
+        declared, *wanted = program.arguments[number] if program.arguments else (number, "", None, "A")
+        problem = _misfit(argument, *wanted)
         if problem:
             raise PtxError(f"{name}: argument {declared} {problem}")
     count = sum(5 + 2 * given.ndim if isinstance(given, np.ndarray) else 1 for given in arguments)
@@ -39,8 +40,8 @@ def check(program: Program, grid: Sequence[int], block: Sequence[int], arguments
         raise PtxError(f"{name} has {len(program.parameters)} parameters, got {count}: an array is five, and two for each axis")
 
 
-def _misfit(argument: Any, dtype: str, axes: int | None) -> str | None:
-    """What is wrong with an argument, declared to be of a dtype if that is known, and an array if it has axes."""
+def _misfit(argument: Any, dtype: str, axes: int | None, layout: str) -> str | None:
+    """What is wrong with an argument, declared to be of a dtype if that is known, and an array of a layout if it has axes."""
     values = np.asarray(argument)
     kind = f"an array of {values.dtype}, shape {values.shape}" if values.ndim else f"a {type(argument).__name__}"
     if values.ndim and not isinstance(argument, np.ndarray) or values.dtype.kind not in "biuf":
@@ -49,8 +50,10 @@ def _misfit(argument: Any, dtype: str, axes: int | None) -> str | None:
         return f"is {kind}, not one {dtype}"
     if axes is not None and (values.dtype != np.dtype(dtype) or values.ndim != axes or not isinstance(argument, np.ndarray)):
         return f"is {kind}, not an array of {dtype} with {axes} ax{'es' if axes > 1 else 'is'}"
-    if values.ndim and not values.flags.c_contiguous:
-        return f"is not contiguous: shape {values.shape}, strides {values.strides}"
+    if values.ndim and layout in ORDERS and not values.flags[ORDERS[layout][0]]:
+        any_order = f"{dtype}[{', '.join([':'] * values.ndim)}]"
+        return (f"is {ORDERS[layout][1]}: shape {values.shape}, strides {values.strides}: pass a copy in that order, or "
+                f"declare {any_order}, which takes any")
     return None
 
 

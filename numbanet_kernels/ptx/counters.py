@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .machine import Wave
 
 CLASSES = {opcode: kind for kind, opcodes in {
-    "load": "ld ldmatrix", "store": "st", "copy": "cp", "atomic": "atom red", "branch": "bra ret exit",
+    "load": "ld ldmatrix", "store": "st", "copy": "cp", "atomic": "atom red", "branch": "bra call ret exit",
     "barrier": "bar barrier", "warp": "shfl vote match redux activemask", "mma": "mma", "fma": "fma",
     "move": "mov selp", "convert": "cvt cvta", "compare": "setp"}.items() for opcode in opcodes.split()}
 FLOPS = {"fma": 2, "mad": 2, "add": 1, "sub": 1, "mul": 1, "div": 1, "sqrt": 1, "rcp": 1, "rsqrt": 1, "ex2": 1, "lg2": 1}

@@ -26,7 +26,8 @@ class Step:
     """One instruction, ready to run.
 
     `plain` does it for the threads that run; without it, `kind` says what else it is: "branch" to `target` where `condition`
-    holds (None: always), "exit", or "barrier" and "warp", which wait until `complete`, a "warp" step then does `run`.
+    holds (None: always), "exit", "call" of what begins at `target` after `run`, "return" to behind the call after its
+    `back`, or "barrier" and "warp", which wait until `complete`, a "warp" step then does `run`.
     """
 
     plain: Callable[[Wave], None] | None = None
@@ -35,6 +36,7 @@ class Step:
     condition: Values | None = None
     complete: Callable[[Wave, np.ndarray], np.ndarray] | None = None
     run: Callable[[Wave], None] | None = None
+    back: Callable[[Wave], None] | None = None
     of: str = "block"
 
 
@@ -77,7 +79,7 @@ def _immediate(number: Number, dtype: np.dtype) -> Any:
 
 def _place(program: Program, name: str) -> int:
     """The address of a variable in its own space."""
-    for space in (program.shared, program.local, program.const):
+    for space in (program.shared, program.local, program.const, program.passed):
         if name in space:
             return space[name].offset
     if name == program.dynamic:
@@ -235,8 +237,7 @@ def steps(program: Program) -> list[Step]:
     """
     if not hasattr(program, "steps"):
         found: list[Any] = [None] * len(program.instructions)
-        calls_first = sorted(enumerate(program.instructions), key=lambda given: given[1].opcode != "call")
-        for k, i in calls_first:  # what stands before a call belongs to it, and is no better known
+        for k, i in enumerate(program.instructions):
             try:
                 found[k] = _step(program, i)
             except (PtxError, LookupError, ValueError) as error:
@@ -247,18 +248,11 @@ def steps(program: Program) -> list[Step]:
 
 
 def _unknown(i: Instruction) -> str:
-    if i.opcode != "call":
-        return f"this machine does not know the instruction {'.'.join((i.opcode, *i.modifiers))}"
-    name = next(o for o in i.operands if isinstance(o, str) and not o.startswith("("))
-    if name == "vprintf":
-        return "print is not in this machine"
-    if "__half" in name or name.endswith("_nbst"):
-        return f"arithmetic of float16 is not in this machine, here {name}: compute in float32"
-    return f"{name} is compiled apart, which this machine does not know: declare it with inline='always'"
+    return f"this machine does not know the instruction {'.'.join((i.opcode, *i.modifiers))}"
 
 
 def _step(program: Program, i: Instruction) -> Step:
-    from . import accesses, collectives
+    from . import accesses, calls, collectives
 
     guard = None
     if i.guard is not None:
@@ -266,7 +260,7 @@ def _step(program: Program, i: Instruction) -> Step:
         guard = reader(program, f"!{name}" if negated else name, "pred")
     if i.opcode == "bra":
         return Step(kind="branch", target=program.labels[i.operands[0]], condition=guard)
-    step = _plain(program, i) or accesses.step(program, i) or collectives.step(program, i)
+    step = _plain(program, i) or accesses.step(program, i) or collectives.step(program, i) or calls.step(program, i)
     if step is None:
         raise PtxError(_unknown(i))
     if guard is not None:
@@ -288,8 +282,6 @@ def _guarded(plain: Callable[[Wave], None], guard: Values, i: Instruction) -> Ca
 
 
 def _plain(program: Program, i: Instruction) -> Step | None:
-    if i.opcode in ("ret", "exit"):
-        return Step(kind="exit")
     if i.opcode in ("bar", "barrier") and set(i.modifiers) <= {"sync", "cta", "aligned"} and len(i.operands) == 1:
         return Step(kind="barrier", complete=whole_blocks)
     if i.opcode in IGNORED:

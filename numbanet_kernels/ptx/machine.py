@@ -2,8 +2,8 @@
 
     groups      threads that stand at the same instruction run it together: the group that is farthest behind goes first, so
                 that what parted at a branch meets again where the branches join
-    barriers    a group that reaches one waits until its block (or its warp) is there; if part of it never comes, that is an
-                error which names the line
+    barriers    a group that reaches one waits until its block (or its warp) is there, all threads that have not returned; if
+                part of it waits elsewhere, that is an error which names both lines
     registers   an array each; a write of part of the threads makes a new array, so that arrays may be shared
 
 Blocks run in waves of `WAVE` threads. Threads are numbered block after block, each block's filled up to whole warps.
@@ -55,12 +55,13 @@ class Wave:
         zeros = {kind: np.zeros(self.count, register_dtype(kind)) for kind in DTYPES}
         self.registers = {name: zeros[kind] for name, kind in program.registers.items()}
         self.shared = Private(len(blocks), program.places("shared", launch.dynamic))
-        self.local = Private(self.count, program.places("local"))
+        self.local, self.param = (Private(self.count, program.places(space)) for space in ("local", "passed"))
         nothing = np.zeros(self.count, np.int32)
         self.who = Who(self.number << OF_BLOCK | in_block // WARP << OF_WARP | in_block % WARP, nothing, nothing)
         self.pending: list[list[Any]] = []                   # asynchronous copies, and how many groups a thread has closed
         self.committed = np.zeros(self.count, np.int64)
         self.carry = np.zeros(self.count, bool)
+        self.calls: tuple[int, ...] = ()                     # the instructions that called the function that runs
 
     def _special(self, in_block: np.ndarray) -> dict[str, np.ndarray]:
         """The special registers, int64."""
@@ -124,7 +125,7 @@ class Wave:
             if space == "global":
                 found = self.launch.memory.find(address, width)
             else:
-                owners = self.blocks[lanes] if space == "shared" else lanes if space == "local" else lanes * 0
+                owners = self.blocks[lanes] if space == "shared" else lanes * 0 if space == "const" else lanes
                 found = getattr(self.launch if space == "const" else self, space).find(address, width, owners)
         except Fault as fault:
             raise self.error(instruction, f"{space} {fault.problem}", lanes[fault.number]) from None
@@ -169,7 +170,8 @@ class Wave:
         at = "" if lane is None else " by " + ", ".join(
             f"{what} ({', '.join(str(int(self.special[f'%{name}.{axis}'][lane])) for axis in 'xyz')})"
             for what, name in (("thread", "tid"), ("block", "ctaid")))
-        return PtxError(f"{self.launch.name}, {self.program.where(instruction)}: {problem}{at}")
+        via = "".join(f", called in {self.program.where(self.program.instructions[k])}" for k in reversed(self.calls))
+        return PtxError(f"{self.launch.name}, {self.program.where(instruction)}{via}: {problem}{at}")
 
 
 class Launch:
@@ -196,8 +198,7 @@ class Launch:
         self.program, self.dynamic, self.counters, self.name = program, dynamic, counters, name
         arrays = [a for a in arguments if isinstance(a, np.ndarray)]
         self.grid, self.block = ((*shape, 1, 1)[:3] for shape in (grid, block))
-        self.tables = {name: np.frombuffer(initial, np.uint64 if len(initial) % 8 == 0 else np.uint32).copy()
-                       for name, initial in program.tables.items()}
+        self.tables = {name: np.frombuffer(initial, np.uint8).copy() for name, initial in program.tables.items()}
         self.memory = Global([*arrays, *self.tables.values()], placed)
         self.parameters = packed(program, arguments, self.memory.address)
         self.const = Private(1, program.places("const"))
@@ -216,53 +217,70 @@ class Launch:
                 _run(Wave(self.program, self, range(first, min(first + at_once, count))), decoded)
 
 
+Place = tuple[int, ...]  # where a group stands: at the last number, in functions called from the others, the kernel's first
+
+
 def _run(wave: Wave, steps: Sequence[Any]) -> None:
     """Until every thread has returned."""
-    groups: dict[int, np.ndarray] = {0: wave.alive}
-    held: dict[int, np.ndarray] = {}
+    groups: dict[Place, np.ndarray] = {(0,): wave.alive}
+    held: dict[Place, np.ndarray] = {}
     began = time.thread_time()
     while groups or held:
         if not groups:
             groups, held = _release(wave, held, steps)
-        pc = first = min(groups)
-        wave.run(groups.pop(pc))
-        others = min(groups, default=len(steps))
-        while pc < others and steps[pc].plain is not None:
+        place = min(groups)  # the numbers of the calls come first: who is in a function is behind who has returned from it
+        wave.run(groups.pop(place))
+        *calls, first = place
+        wave.calls, pc = tuple(calls), first
+        others = min(groups, default=())
+        stop = others[-1] if others[:-1] == wave.calls and others else len(steps)
+        while pc < stop and steps[pc].plain is not None:
             steps[pc].plain(wave)
             pc += 1
         if time.thread_time() - began > LIMIT:
             raise wave.error(wave.program.instructions[min(pc, len(steps) - 1)], "the kernel does not end, and is here after "
                              f"{LIMIT:g} s (NUMBANET_EMULATED_SECONDS gives it more)", wave.lanes[0])
         wave.counters.ran(first, pc, wave)
-        if pc == others:
-            _join(groups, pc, wave.active)
-            continue
-        step = steps[pc]
-        wave.counters.ran(pc, pc + 1, wave)
-        if step.kind == "branch":
-            taken = wave.active if step.condition is None else wave.active & step.condition(wave)
-            wave.counters.branch(pc, taken, wave)
-            _join(groups, step.target, taken)
-            _join(groups, pc + 1, wave.active & ~taken)
-        elif step.kind == "exit":
-            wave.alive = wave.alive & ~wave.active
-        elif step.kind == "warp" and step.complete(wave, wave.active).all():
-            step.run(wave)
-            _join(groups, pc + 1, wave.active)
+        if pc == stop:
+            _join(groups, (*wave.calls, pc), wave.active)
         else:
-            _join(held, pc, wave.active)
+            wave.counters.ran(pc, pc + 1, wave)
+            _turn(wave, steps, pc, groups, held)
 
 
-def _join(groups: dict[int, np.ndarray], pc: int, threads: np.ndarray) -> None:
+def _turn(wave: Wave, steps: Sequence[Any], pc: int, groups: dict[Place, np.ndarray], held: dict[Place, np.ndarray]) -> None:
+    """An instruction after which threads may go on elsewhere, or not yet."""
+    step, calls, active = steps[pc], wave.calls, wave.active
+    if step.kind == "branch":
+        taken = active if step.condition is None else active & step.condition(wave)
+        wave.counters.branch(pc, taken, wave)
+        _join(groups, (*calls, step.target), taken)
+        _join(groups, (*calls, pc + 1), active & ~taken)
+    elif step.kind == "exit":
+        wave.alive = wave.alive & ~active
+    elif step.kind == "call":
+        step.run(wave)
+        _join(groups, (*calls, pc, step.target), active)
+    elif step.kind == "return":
+        steps[calls[-1]].back(wave)
+        _join(groups, (*calls[:-1], calls[-1] + 1), active)
+    elif step.kind == "warp" and step.complete(wave, active).all():
+        step.run(wave)
+        _join(groups, (*calls, pc + 1), active)
+    else:
+        _join(held, (*calls, pc), active)
+
+
+def _join(groups: dict[Place, np.ndarray], place: Place, threads: np.ndarray) -> None:
     if threads.any():
-        groups[pc] = groups[pc] | threads if pc in groups else threads
+        groups[place] = groups[place] | threads if place in groups else threads
 
 
-def _release(wave: Wave, held: dict[int, np.ndarray], steps: Sequence[Any]) -> tuple[dict, dict]:
+def _release(wave: Wave, held: dict[Place, np.ndarray], steps: Sequence[Any]) -> tuple[dict, dict]:
     """(groups that may go on, those that still wait): nobody else can run."""
     groups, waiting = {}, {}
-    for pc, threads in held.items():
-        step = steps[pc]
+    for place, threads in held.items():
+        step, wave.calls = steps[place[-1]], place[:-1]
         complete = step.complete(wave, threads)
         if complete.any():
             wave.run(complete)
@@ -270,16 +288,22 @@ def _release(wave: Wave, held: dict[int, np.ndarray], steps: Sequence[Any]) -> t
                 wave.pass_barrier(complete, "block")
             if step.run is not None:
                 step.run(wave)
-        _join(groups, pc + 1, complete)
-        _join(waiting, pc, threads & ~complete)
+        _join(groups, (*place[:-1], place[-1] + 1), complete)
+        _join(waiting, place, threads & ~complete)
     if not groups:
-        pc = min(waiting)
-        lane, others = int(np.flatnonzero(waiting[pc])[0]), [other for other in waiting if other != pc]
-        program = wave.program
-        elsewhere = f"others wait at {program.where(program.instructions[others[0]])}" if others else "others have returned"
-        raise wave.error(program.instructions[pc],
-                         f"a barrier that part of its {steps[pc].of} never reaches: {elsewhere}; waited for", lane)
+        raise _never(wave, waiting, steps)
     return groups, waiting
+
+
+def _never(wave: Wave, waiting: dict[Place, np.ndarray], steps: Sequence[Any]) -> PtxError:
+    """All that live wait, and none for what will come."""
+    place, program = min(waiting), wave.program
+    lane, of = int(np.flatnonzero(waiting[place])[0]), steps[place[-1]].of
+    same = wave.blocks == wave.blocks[lane] if of == "block" else np.arange(wave.count) // WARP == lane // WARP
+    other = next(other for other, threads in waiting.items() if other != place and (threads & same).any())
+    wave.calls = place[:-1]
+    return wave.error(program.instructions[place[-1]], f"a barrier that part of its {of} never reaches: others wait at "
+                      f"{program.where(program.instructions[other[-1]])}; waited for", lane)
 
 
 def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndarray:
@@ -291,7 +315,7 @@ def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndar
 
 
 def whole_blocks(wave: Wave, threads: np.ndarray) -> np.ndarray:
-    """Which of the threads stand here with all of their block."""
+    """Which of the threads stand here with all living ones of their block: those that have returned count as arrived."""
     size = wave.warps_a_block * WARP
-    here = threads.reshape(-1, size).sum(axis=1) == math.prod(wave.launch.block)
+    here = (threads | ~wave.alive).reshape(-1, size).all(axis=1)
     return threads & here[wave.blocks]

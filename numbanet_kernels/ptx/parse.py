@@ -1,4 +1,4 @@
-"""PTX text -> Program: the subset that NVVM writes for one kernel, as data.
+"""PTX text -> Program: the subset that NVVM writes for one kernel and the functions it calls, as data.
 
     .reg .f32 %f<3>;                    program.registers["%f1"] = "f32", …
     .shared .align 4 .b8 tile[1088];    program.shared["tile"] = Variable(…)
@@ -6,8 +6,9 @@
     @!%p1 ld.global.f32 %f1, [%rd2+4];  Instruction(guard=("%p1", True), opcode="ld", modifiers=("global", "f32"),
                                                     operands=("%f1", Address("%rd2", 4)))
 
-Registers, special registers, labels and symbols stay strings; numbers become `Number`, vectors tuples. Where the text says from
-which line of Python an instruction comes (.loc), it is kept as `python`, "file.py:12".
+Registers, special registers, labels and symbols stay strings; numbers become `Number`, vectors and lists of parameters tuples.
+What is declared in a function, or within inner braces, has the number of its line after its name: "%f1$31". Where the text says
+from which line of Python an instruction comes (.loc), it is kept as `python`, "file.py:12".
 """
 from __future__ import annotations
 
@@ -67,14 +68,35 @@ class Instruction:
     modifiers: tuple[str, ...]
     operands: tuple[Any, ...]
     python: str = ""
+    function: str = ""  # in which it stands; "": the kernel itself
 
     def where(self) -> str:
         return f"line {self.line}: {self.text}"
 
 
 @dataclasses.dataclass
+class Function:
+    """What a call runs: its parameters and results are variables of `Program.passed`. The kernel itself has none of them."""
+
+    results: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    instructions: list[Instruction] = dataclasses.field(default_factory=list)
+    labels: dict[str, int] = dataclasses.field(default_factory=dict)
+    start: int = -1  # of its instructions among those of the program; -1: nobody calls it, and it is left out
+
+    def calls(self) -> list[str]:
+        """The names of the functions that it calls."""
+        return [called(i) for i in self.instructions if i.opcode == "call"]
+
+
+def called(i: Instruction) -> str:
+    """Which function a call names; a register where it does not."""
+    return next(operand for operand in i.operands if isinstance(operand, str))
+
+
+@dataclasses.dataclass
 class Program:
-    """A kernel."""
+    """A kernel, and the functions that it calls."""
 
     name: str = ""
     parameters: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)  # name -> (offset, type)
@@ -82,12 +104,14 @@ class Program:
     shared: dict[str, Variable] = dataclasses.field(default_factory=dict)
     local: dict[str, Variable] = dataclasses.field(default_factory=dict)
     const: dict[str, Variable] = dataclasses.field(default_factory=dict)
+    passed: dict[str, Variable] = dataclasses.field(default_factory=dict)              # .param variables of calls
     tables: dict[str, bytes] = dataclasses.field(default_factory=dict)                 # .global variables
     dynamic: str | None = None                                                         # shared memory sized by the launch
     instructions: list[Instruction] = dataclasses.field(default_factory=list)
     labels: dict[str, int] = dataclasses.field(default_factory=dict)
+    functions: dict[str, Function] = dataclasses.field(default_factory=dict)           # "": the kernel itself
     lines: Callable[[], str] | None = None  # the text with the lines of Python, for who asks
-    arguments: tuple[tuple[str, str, int | None], ...] = ()  # (name, dtype, axes) of what Python gives, if known
+    arguments: tuple[tuple[str, str, int | None, str], ...] = ()  # as `Kernel.arguments`, if known
 
     def where(self, instruction: Instruction) -> str:
         """The line of the text, and that of Python if it is known."""
@@ -96,8 +120,19 @@ class Program:
 
     @functools.cached_property
     def python(self) -> list[str]:
-        """Of each instruction the line of Python, "file.py:12", or "". Where another text has the lines, its instructions are
-        matched with these by what they do: nearly all are the same."""
+        """Of each instruction the line of Python, "file.py:12", or ""; of a function of a library, which has none, the one line
+        that calls it."""
+        found = self._lines()
+        for name, function in self.functions.items():
+            own = slice(function.start, function.start + len(function.instructions))
+            calls = {found[k] for k, i in enumerate(self.instructions) if i.opcode == "call" and called(i) == name}
+            if function.start > 0 and len(calls) == 1 and not any(found[own]):
+                found[own] = [*calls] * len(function.instructions)
+        return found
+
+    def _lines(self) -> list[str]:
+        """Of each instruction the line that some text says. Where another text has the lines, its instructions are matched with
+        these by what they do: nearly all are the same."""
         found = [i.python for i in self.instructions]
         if any(found) or self.lines is None:
             return found
@@ -118,6 +153,11 @@ class Program:
         """Where another variable of a space begins: as on a card, and a gap further for each one before it, so that what runs
         over the end of one lands in none, and banks stay the same."""
         return -(-self.size(space) // align) * align + GAP * len(getattr(self, space))
+
+    def pass_by(self, name: str, size: int, align: int) -> None:
+        """Another variable of `passed`: these are known by their names alone, and lie close together."""
+        end = max((v.offset + v.size for v in self.passed.values()), default=0)
+        self.passed[name] = Variable(size, -(-end // align) * align)
 
     def places(self, space: str, dynamic: int = 0) -> list[tuple[int, int]]:
         """(offset, size) of a space's variables, and of memory sized by the launch."""
@@ -141,12 +181,20 @@ _VARIABLE = re.compile(r"""
 _LOC = re.compile(r"(?:^|inlined_at\s+)(\d+)\s+(\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _REGISTERS = re.compile(r"\.reg\s+\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
+_HEAD = re.compile(r"""
+    (?:\.\w+\s+)*?\.(?P<kind>entry|func)\s*(?:\((?P<results>[^)]*)\))?\s*(?:\.noreturn\s+)?(?P<name>[\w$%.]+)\s*
+    (?:\((?P<parameters>[^)]*)\))?""", re.X)
+_PARAMETER = re.compile(r"""
+    \.param\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+
+    (?:\.ptr\s+(?:\.(?:global|shared|local|const)\s+)?(?:\.align\s+\d+\s+)?)?  # where it points to
+    (?P<name>[\w$%.]+)(?:\[(?P<count>\d+)\])?""", re.X)
 _NUMBER = re.compile(r"""
     [+-]?(?:0[fF](?P<f32>[0-9a-fA-F]{8}) | 0[dD](?P<f64>[0-9a-fA-F]{16}) | (?P<hex>0[xX][0-9a-fA-F]+)U? | (?P<int>\d+)U?)$
     """, re.X)
 
 
-def parse(text: str, arguments: Iterable[tuple[str, str, int | None]] = (), lines: Callable[[], str] | None = None) -> Program:
+def parse(text: str, arguments: Iterable[tuple[str, str, int | None, str]] = (),
+          lines: Callable[[], str] | None = None) -> Program:
     """The kernel in a PTX text.
 
     With `arguments`, what its Python function takes (`Kernel.arguments`), `run` checks what it is given; with `lines`, which
@@ -159,24 +207,21 @@ def parse(text: str, arguments: Iterable[tuple[str, str, int | None]] = (), line
     """
     text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), text)
     program, position, line, python = Program(arguments=tuple(arguments), lines=lines), 0, 1, ""
-    scopes: list[dict[str, str]] = []  # what registers are called, of each pair of braces around
-    skipped, problem = False, "there is no .entry in this PTX"
+    scopes: list[dict[str, str]] = []  # what registers and variables are called, of each pair of braces around
+    name, own, problem = "", {}, "there is no .entry in this PTX"
     files = {number: pathlib.Path(path).name for number, path in _FILE.findall(text)}
     while match := _PIECE.match(text, position):
         kind, piece = match.lastgroup, match.group(match.lastgroup).strip()
         line, position = line + text.count("\n", position, match.start(kind)), match.start(kind)
         if kind == "brace":
-            scopes = [*scopes, {}] if piece == "{" else scopes[:-1]
-            skipped = skipped and bool(scopes)
-        elif skipped:
-            pass
+            scopes, own = ([*scopes, own], {}) if piece == "{" else (scopes[:-1], {})
         elif kind == "entry":
-            skipped = _entry(program, piece, line)  # a function: who calls it is refused
-            problem = f"line {line}: only one .entry, and no .func, is understood" if skipped else problem
+            name, own = _head(program, piece, line)
+            python, problem = "", f"line {line}: only one .entry is understood, not a .func alone"
         elif kind == "label":
-            program.labels[piece] = len(program.instructions)
+            program.functions[name].labels[piece] = len(program.functions[name].instructions)
         elif kind == "statement":
-            _statement(program, " ".join(piece[:-1].split()), line, python, scopes)
+            _statement(program, " ".join(piece[:-1].split()), line, python, scopes, name)
         elif kind == "loc":
             python = _python(files, *_LOC.findall(piece)) or python
         line, position = line + text.count("\n", position, match.end()), match.end()
@@ -184,7 +229,21 @@ def parse(text: str, arguments: Iterable[tuple[str, str, int | None]] = (), line
         raise PtxError(f"line {text.count(chr(10), 0, position) + 1}: not understood: {text[position:].split(chr(10))[0]}")
     if not program.name:
         raise PtxError(problem)
+    _link(program)
     return program
+
+
+def _link(program: Program) -> None:
+    """The instructions of the kernel, then those of each function that is called, one function after the other."""
+    due = [""]
+    for name in due:
+        function = program.functions.get(name)
+        if function is None or function.start >= 0:
+            continue  # one without a body is refused where it is called
+        function.start = len(program.instructions)
+        program.instructions += function.instructions
+        program.labels.update({name + label: function.start + at for label, at in function.labels.items()})
+        due += function.calls()
 
 
 def _python(files: dict[str, str], place: tuple[str, str], *callers: tuple[str, str]) -> str:
@@ -192,41 +251,67 @@ def _python(files: dict[str, str], place: tuple[str, str], *callers: tuple[str, 
     return ", called in ".join(f"{files[file]}:{line}" for file, line in (place, *callers) if file in files and line != "0")
 
 
-def _entry(program: Program, piece: str, line: int) -> bool:
-    """Reads the head of a kernel; True of a function, which is none."""
-    if re.match(r"[^(]*\.func\b", piece):
-        return True
-    found = re.match(r"(?P<kind>[^(]*?\.(?:entry|func))\s*(?P<name>[\w$%.]+)\s*\((?P<parameters>.*)\)", piece, re.S)
-    if found is None or program.name:
+def _head(program: Program, piece: str, line: int) -> tuple[str, dict[str, str]]:
+    """Reads the head of the kernel or of a function: its name, "" of the kernel, and what its parameters are called."""
+    found = _HEAD.match(piece)
+    if found is None or (found["kind"] == "entry" and program.name):
         raise PtxError(f"line {line}: only one .entry is understood: {piece.split()[0]}")
-    program.name, offset = found["name"], 0
-    for parameter in filter(None, (part.strip() for part in found["parameters"].split(","))):
-        kind, name = re.fullmatch(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+([\w$%.]+)", parameter).groups()
+    results, parameters = ([_parameter(part.strip(), line) for part in (found[group] or "").split(",") if part.strip()]
+                           for group in ("results", "parameters"))
+    if found["kind"] == "func":
+        names = {name: f"{name}${line}" for name, *_ in (*results, *parameters)}
+        for name, kind, align, count in (*results, *parameters):
+            program.pass_by(names[name], SIZES[kind] * (count or 1), align or SIZES[kind])
+        passed = (tuple(names[name] for name, *_ in some) for some in (results, parameters))
+        program.functions[found["name"]] = Function(*passed)
+        return found["name"], names
+    program.name, program.functions[""], offset = found["name"], Function(), 0
+    for name, kind, _, count in parameters:
+        if count is not None:
+            raise PtxError(f"line {line}: a kernel's parameter that is an array is not in this machine: {name}[{count}]")
         offset = -(-offset // SIZES[kind]) * SIZES[kind]
         program.parameters[name] = (offset, kind)
         offset += SIZES[kind]
-    return False
+    return "", {}
 
 
-def _statement(program: Program, piece: str, line: int, python: str, scopes: list[dict[str, str]]) -> None:
-    if piece.startswith((".pragma", ".param", ".extern .func", ".func", ".visible .func", ".weak .func")):
+def _parameter(piece: str, line: int) -> tuple[str, str, int | None, int | None]:
+    """(name, type, alignment, how many) of what a kernel or a function takes; the last two if the text says so."""
+    found = _PARAMETER.fullmatch(piece)
+    if found is None:
+        raise PtxError(f"line {line}: this parameter is not understood: {piece}")
+    return found["name"], found["type"], *(int(found[group]) if found[group] else None for group in ("align", "count"))
+
+
+def _statement(program: Program, piece: str, line: int, python: str, scopes: list[dict[str, str]], function: str) -> None:
+    """A declaration or an instruction in the body of a function ("": of the kernel)."""
+    def named(name: str) -> str:
+        if len(scopes) < (1 if function else 2):
+            return name
+        scopes[-1][name] = f"{name}${line}"
+        return scopes[-1][name]
+
+    if piece.startswith((".pragma", ".extern .func", ".func", ".visible .func", ".weak .func")):
         return
-    if found := _REGISTERS.fullmatch(piece):
+    if piece.startswith(".param"):
+        name, kind, align, count = _parameter(piece, line)
+        program.pass_by(named(name), SIZES[kind] * (count or 1), align or SIZES[kind])
+    elif found := _REGISTERS.fullmatch(piece):
         for name in (name.strip() for name in found["names"].split(",")):
             many = re.fullmatch(r"(.*)<(\d+)>", name)
             names = [f"{many[1]}{i}" for i in range(int(many[2]))] if many else [name]
-            scopes[-1].update({name: f"{name}${line}" if len(scopes) > 1 else name for name in names})
-            program.registers.update({scopes[-1][name]: found["type"] for name in names})
+            program.registers.update({named(name): found["type"] for name in names})
     elif found := _VARIABLE.fullmatch(piece):
-        _variable(program, found)
+        _variable(program, found, named(found["name"]))
     elif scopes:
-        program.instructions.append(_instruction(piece, line, python, collections.ChainMap(*scopes[:0:-1])))
+        program.functions[function].instructions.append(
+            _instruction(piece, line, python, collections.ChainMap(*reversed(scopes)), function))
     else:
         raise PtxError(f"line {line}: not understood: {piece}")
 
 
-def _variable(program: Program, found: re.Match) -> None:
-    width, name, space = SIZES[found["type"]], found["name"], found["space"]
+def _variable(program: Program, found: re.Match, name: str) -> None:
+    width, space = SIZES[found["type"]], found["space"]
     if found["count"] == "[]":
         program.dynamic = name
         return
@@ -234,27 +319,32 @@ def _variable(program: Program, found: re.Match) -> None:
     if found["values"]:
         values = [_operand(v.strip()).value for v in found["values"].strip("{} ").split(",")]
         initial = b"".join((v % (1 << 8 * width)).to_bytes(width, "little") for v in values)
+    if space in ("global", "const"):
+        initial = initial.ljust(size, b"\0")  # zero is what PTX leaves out
     if space == "global":
-        program.tables[name] = initial.ljust(size, b"\0")
+        program.tables[name] = initial
         return
     getattr(program, space)[name] = Variable(size, program.next(space, int(found["align"] or width)), initial)
 
 
-def _instruction(piece: str, line: int, python: str, called: Mapping[str, str]) -> Instruction:
-    """`called`: the registers that have another name within the braces here."""
-    renamed = re.sub(r"[\w%$]+", lambda word: called.get(word[0], word[0]), piece) if called else piece
+def _instruction(piece: str, line: int, python: str, names: Mapping[str, str], function: str) -> Instruction:
+    """`names`: the registers and variables that are called otherwise within the braces here."""
+    renamed = re.sub(r"[\w%$]+", lambda word: names.get(word[0], word[0]), piece) if names else piece
     found = re.fullmatch(r"(?:@(?P<not>!?)(?P<guard>[\w%$]+)\s+)?(?P<opcode>[a-z][\w.:]*)(?P<operands>.*)", renamed)
     if found is None:
         raise PtxError(f"line {line}: not understood: {piece}")
     opcode, *modifiers = re.split(r"(?<!:)\.", found["opcode"])
-    operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*", found["operands"])
+    operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,\s][^,]*", found["operands"])
     guard = (found["guard"], bool(found["not"])) if found["guard"] else None
-    return Instruction(line, piece, guard, opcode, tuple(modifiers), tuple(_operand(o.strip()) for o in operands), python)
+    read = tuple(_operand(o.strip()) for o in operands)
+    if opcode == "bra":
+        read = (function + read[0],)  # labels are those of their function
+    return Instruction(line, piece, guard, opcode, tuple(modifiers), read, python, function)
 
 
 def _operand(text: str) -> Any:
-    if text.startswith("{"):
-        return tuple(_operand(part.strip()) for part in text[1:-1].split(","))
+    if text.startswith(("{", "(")):
+        return tuple(_operand(part.strip()) for part in text[1:-1].split(",") if part.strip())
     if text.startswith("["):
         base, offset = re.fullmatch(r"\[\s*([\w$%.]+)\s*(?:\+\s*(-?\d+)\s*)?\]", text).groups()
         return Address(base, int(offset or 0))

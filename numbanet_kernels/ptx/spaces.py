@@ -6,6 +6,7 @@
     race            see `races`
 
 Arrays have addresses of their own, far from each other wherever they lie on the host; those that share memory there do so here.
+Of a slice, what lies between its elements is out of bounds, unless it belongs to another array of the launch.
 Generic addresses of shared and local memory lie in windows above, as on a card.
 """
 from __future__ import annotations
@@ -27,10 +28,10 @@ ALIGNMENT, GAP = 256, 1 << 30  # of arrays, as a card allocates them; between th
 
 
 class Store:
-    """Bytes, which of them are set, and who touched each word."""
+    """Bytes, which of them are set, and who touched each word; of arrays with gaps, which bytes are theirs."""
 
-    def __init__(self, data: np.ndarray, unset: bool) -> None:
-        self.data, self.unset = data, np.ones(data.size, np.uint8) if unset else None
+    def __init__(self, data: np.ndarray, unset: bool, inside: np.ndarray | None = None) -> None:
+        self.data, self.unset, self.inside = data, np.ones(data.size, np.uint8) if unset else None, inside
         self.shadow = Shadow(data.size, across=not unset)
 
     def _units(self, array: np.ndarray, width: int) -> np.ndarray:
@@ -61,34 +62,37 @@ class Global:
     """The arrays of a launch; `placed`: they lie in the memory of a device, else each begins at a multiple of 256."""
 
     def __init__(self, arrays: Iterable[np.ndarray], placed: bool) -> None:
-        self.arrays = sorted((a for a in arrays if a.nbytes), key=lambda a: (a.ctypes.data, -a.nbytes))
+        self.arrays = sorted((a for a in arrays if a.nbytes), key=lambda a: (_bounds(a)[0], -_bounds(a)[1]))
         self.regions = _regions(self.arrays)
         self.starts, self.stores, free = [], [], 0
-        for start, stop, writeable in self.regions:
+        for start, stop, within in self.regions:
             at = -(-(free + GAP) // ALIGNMENT) * ALIGNMENT + (start % ALIGNMENT if placed else 0)
             lead = at % 16  # so that an offset is a multiple of a width where its address is
             data = np.frombuffer((ctypes.c_uint8 * (lead + stop - start)).from_address(start - lead), np.uint8)
-            data.flags.writeable = writeable
+            data.flags.writeable = any(array.flags.writeable for array in within)
             self.starts.append(at)
-            self.stores.append((Store(data, unset=False), lead))
+            self.stores.append((Store(data, unset=False, inside=_inside(within, start, stop, lead)), lead))
             free = at + stop - start
         self.stops = [at + stop - start for at, (start, stop, _) in zip(self.starts, self.regions, strict=True)]
 
     def address(self, array: np.ndarray) -> int:
-        """Where an array of the launch begins; 0 if it has no element."""
-        host = array.ctypes.data
-        return next((host - start + at for at, (start, stop, _) in zip(self.starts, self.regions, strict=True)
-                     if start <= host and host + array.nbytes <= stop and array.nbytes), 0)
+        """Where the first element of an array of the launch lies; 0 if it has none."""
+        low, high = _bounds(array)
+        return next((array.ctypes.data - start + at for at, (start, stop, _) in zip(self.starts, self.regions, strict=True)
+                     if start <= low and high <= stop and array.nbytes), 0)
 
     def find(self, address: np.ndarray, width: int) -> list[tuple[Store, np.ndarray, np.ndarray]]:
         """[(store, which of the accesses lie in it, their offsets)]; Fault where one lies in none."""
         found, left = [], np.ones(address.size, bool)
         least, most = int(address.min()), int(address.max()) + width
         for (store, lead), start, stop in zip(self.stores, self.starts, self.stops, strict=True):
-            if start <= least and most <= stop:
+            if start <= least and most <= stop and store.inside is None:
                 return [(store, np.arange(address.size), address - (start - lead))]
             if least < stop and start < most:
                 inside = left & (address >= start) & (address + width <= stop)
+                if store.inside is not None:
+                    offset = np.where(inside, address - (start - lead), 0)
+                    inside &= store.inside[offset[:, None] + np.arange(width)].all(axis=1)
                 found.append((store, np.flatnonzero(inside), address[inside] - (start - lead)))
                 left &= ~inside
         if left.any():
@@ -99,28 +103,49 @@ class Global:
     def _nearest(self, address: int) -> str:
         if not self.arrays:
             return "no array was passed"
-        starts = np.array([self.address(a) for a in self.arrays])
-        stops = starts + np.array([a.nbytes for a in self.arrays])
-        k = int(np.argmin(np.maximum(starts - address, 0) + np.maximum(address - stops, 0)))
-        return (f"byte {address - starts[k]} of the nearest array, which has {self.arrays[k].nbytes} bytes, shape "
-                f"{self.arrays[k].shape} of {self.arrays[k].dtype}")
+        firsts = np.array([self.address(a) - (a.ctypes.data - _bounds(a)[0]) for a in self.arrays])
+        sizes = np.array([high - low for low, high in map(_bounds, self.arrays)])
+        k = int(np.argmin(np.maximum(firsts - address, 0) + np.maximum(address - firsts - sizes, 0)))
+        array, byte = self.arrays[k], address - firsts[k]
+        between = ", between the elements," if 0 <= byte < sizes[k] and sizes[k] != array.nbytes else ""
+        return (f"byte {byte}{between} of the nearest array, which has {sizes[k]} bytes, shape {array.shape} of {array.dtype}"
+                + (f", strides {array.strides}" if between else ""))
 
 
-def _regions(arrays: Sequence[np.ndarray]) -> list[tuple[int, int, bool]]:
-    """(start, stop, whether one of them may be written) of the pieces of host memory that sorted arrays lie in."""
-    regions: list[tuple[int, int, bool]] = []
+def _bounds(array: np.ndarray) -> tuple[int, int]:
+    """Of the host's memory the first byte of an array, and the one after its last."""
+    steps = [(n - 1) * step for n, step in zip(array.shape, array.strides)]
+    first = array.ctypes.data
+    return first + sum(s for s in steps if s < 0), first + sum(s for s in steps if s > 0) + array.itemsize
+
+
+def _regions(arrays: Sequence[np.ndarray]) -> list[tuple[int, int, list[np.ndarray]]]:
+    """(start, stop, which arrays) of the pieces of host memory that sorted arrays lie in."""
+    regions: list[tuple[int, int, list[np.ndarray]]] = []
     for array in arrays:
-        start, writeable = array.ctypes.data, array.flags.writeable
-        stop = start + array.nbytes
+        start, stop = _bounds(array)
+        within = [array]
         if regions and start < regions[-1][1]:
-            first, last, also = regions.pop()
-            start, stop, writeable = first, max(last, stop), writeable or also
-        regions.append((start, stop, writeable))
+            first, last, others = regions.pop()
+            start, stop, within = first, max(last, stop), [*others, array]
+        regions.append((start, stop, within))
     return regions
 
 
+def _inside(arrays: Sequence[np.ndarray], start: int, stop: int, lead: int) -> np.ndarray | None:
+    """Which bytes of a piece, after `lead` others, belong to one of its arrays; None: all do, as one array has them all."""
+    if any(_bounds(a) == (start, stop) and a.nbytes == stop - start for a in arrays):
+        return None
+    inside = np.zeros(lead + stop - start, bool)
+    for a in arrays:
+        first = inside[lead + a.ctypes.data - start:]
+        np.lib.stride_tricks.as_strided(first, (*a.shape, a.itemsize), (*a.strides, 1))[...] = True
+    return inside
+
+
 class Private:
-    """Shared memory of blocks, or local memory of threads: a row for each owner, with variables at some (offset, size)."""
+    """Shared memory of blocks, local memory of threads, or what these pass to functions: a row for each owner, with variables
+    at some (offset, size)."""
 
     def __init__(self, owners: int, variables: Sequence[tuple[int, int]]) -> None:
         self.variables = sorted(variables)
@@ -129,7 +154,7 @@ class Private:
         self.left = np.zeros(self.room, np.int32)  # bytes from here to the end of a variable
         for offset, size in variables:
             self.left[offset:offset + size] = np.arange(size, 0, -1)
-        self.store = Store(np.zeros(owners * self.room, np.uint8), unset=True)
+        self.store = Store(np.zeros(owners * self.room if variables else 0, np.uint8), unset=True)
 
     def find(self, address: np.ndarray, width: int, owners: np.ndarray) -> list[tuple[Store, np.ndarray, np.ndarray]]:
         """As `Global.find`; addresses count from the start of an owner's row."""
@@ -140,6 +165,12 @@ class Private:
             offset, size = next((v for v in reversed(self.variables) if v[0] <= address[i]), (*self.variables, (0, 0))[0])
             raise Fault(f"out of bounds: byte {address[i] - offset} of {size}", i)
         return [(self.store, np.arange(address.size), owners * self.room + address)]
+
+    def copy(self, owners: np.ndarray, source: int, target: int, size: int) -> None:
+        """Bytes of some owners from one offset to another, with what of them is set."""
+        for array in (self.store.data, self.store.unset):
+            rows = array.reshape(-1, self.room)
+            rows[owners, target:target + size] = rows[owners, source:source + size]
 
 
 def check_alignment(address: np.ndarray, width: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .declare import cuda
+from .driverless import no_card
 from .emulation import emulating
 from .launch import refuse_to_record
 
@@ -29,7 +30,7 @@ class EmulatedArray(np.ndarray):
 def device_array(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
     """An array of unset values on the card; of NaN and -1 on the emulated device, aligned as on a card."""
     if not emulating():
-        return cuda.device_array(shape, dtype)
+        return _on_card(cuda.device_array, shape, dtype)
     size = math.prod(shape if isinstance(shape, Sequence) else (shape,)) * np.dtype(dtype).itemsize
     memory = np.full(size + ALIGNMENT, 255, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
@@ -37,13 +38,22 @@ def device_array(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
 
 
 def to_device(host: Any) -> Any:
-    """A copy of a host array on the card or the emulated device."""
+    """A copy of a host array on the card or the emulated device; one in Fortran order stays so."""
     refuse_to_record("an upload")
     if not emulating():
-        return cuda.to_device(host)
-    array = device_array(host.shape, host.dtype)
+        return _on_card(cuda.to_device, host)
+    turned = host.flags.f_contiguous and not host.flags.c_contiguous
+    array = device_array(host.shape[::-1], host.dtype).T if turned else device_array(host.shape, host.dtype)
     array.copy_to_device(host)
     return array
+
+
+def _on_card(make: Callable[..., Any], *args: Any) -> Any:
+    """An array of the card; NoCard where none answers."""
+    try:
+        return make(*args)
+    except ImportError as error:
+        raise no_card(error) from error
 
 
 def device_cache(maxsize: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

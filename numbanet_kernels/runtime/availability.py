@@ -12,11 +12,13 @@ from numba import float32
 
 from . import emulation
 from .declare import cuda, inlined, kernel
+from .interrupt import deferred
 
 NO_CUDA = ("this Numba has no CUDA support: pip install 'numba-cuda[cu13]'" if cuda is None else
            "NUMBA_ENABLE_CUDASIM is set: Numba's simulator compiles nothing" if numba.config.ENABLE_CUDASIM else None)
 
 
+@deferred  # what a signal's handler raises says nothing of the driver
 def cuda_problem() -> str | None:
     """None where a kernel can be launched, else one sentence: what is missing and how to get it."""
     if NO_CUDA:
@@ -33,6 +35,7 @@ def cuda_problem() -> str | None:
 
 
 @functools.cache
+@deferred
 def nvvm_problem() -> str | None:
     """None where a small kernel compiles, else one sentence: what is missing and how to get it. Its PTX is kept on disk, as
     that of every kernel: it is compiled once, and again when a compiler changes."""

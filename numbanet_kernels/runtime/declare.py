@@ -33,7 +33,8 @@ import numba
 from numba.core import sigutils, types
 from numba.np import numpy_support
 
-from . import files
+from . import driverless, files
+from .interrupt import deferred
 
 try:
     from numba import cuda
@@ -42,6 +43,8 @@ except ImportError:  # a Numba without its CUDA half: kernels can be listed, not
     from numba import extending
 
     cuda = None
+if cuda is not None and not numba.config.ENABLE_CUDASIM:
+    driverless.answer_for_cards()
 
 PACKAGE = pathlib.Path(__file__).parents[1]
 _FACTORIES: list[Callable[..., Any]] = []
@@ -59,6 +62,7 @@ class Kernel:
 
     def __init__(self, function: Callable[..., None], signature: str, fastmath: bool, least: tuple[int, int],
                  bounds: tuple[int, int] | None) -> None:
+        function = getattr(function, "py_func", function)  # of what @cuda.jit made
         functools.update_wrapper(self, function)
         self.function = function
         self.signature = signature
@@ -75,8 +79,9 @@ class Kernel:
         return _cached(cuda.jit, self.signature, self.function, self.options)
 
     @functools.cached_property
-    def arguments(self) -> list[tuple[str, str, int | None]]:
-        """(name, dtype, axes or None) of each, such as ("x", "float32", 2); the elements of a tuple t are t[0], t[1], …"""
+    def arguments(self) -> list[tuple[str, str, int | None, str]]:
+        """(name, dtype, axes or None, layout) of each, such as ("x", "float32", 2, "C"); the elements of a tuple t are t[0],
+        t[1], …; layouts are "C", "F" (Fortran order), "A" (any) and "" of a number."""
         kinds, _ = sigutils.normalize_signature(self.signature)
         return [found for name, kind in zip(inspect.signature(self.function).parameters, kinds, strict=True)
                 for found in _declared(name, kind)]
@@ -88,7 +93,8 @@ class Kernel:
         of this package's kernels are kept on disk, until a source file or a compiler changes.
         """
         def compiled() -> str:
-            text, _ = cuda.compile_ptx(self.function, self.signature, cc=compute_capability, lineinfo=lines, **self.options)
+            with driverless.compiling_for(compute_capability):
+                text, _ = cuda.compile_ptx(self.function, self.signature, cc=compute_capability, lineinfo=lines, **self.options)
             return text.decode() if isinstance(text, bytes) else text
 
         if self.made_by is None:
@@ -97,14 +103,14 @@ class Kernel:
         return files.kept((self.made_by, compute_capability, lines), decides, compiled)
 
 
-def _declared(name: str, kind: Any) -> Iterator[tuple[str, str, int | None]]:
+def _declared(name: str, kind: Any) -> Iterator[tuple[str, str, int | None, str]]:
     if isinstance(kind, types.BaseTuple):
         for k, part in enumerate(kind):
             yield from _declared(f"{name}[{k}]", part)
     elif isinstance(kind, types.Array):
-        yield name, str(numpy_support.as_dtype(kind.dtype)), kind.ndim
+        yield name, str(numpy_support.as_dtype(kind.dtype)), kind.ndim, kind.layout
     else:
-        yield name, str(numpy_support.as_dtype(kind)), None
+        yield name, str(numpy_support.as_dtype(kind)), None, ""
 
 
 @functools.cache
@@ -119,11 +125,12 @@ def _compilers() -> tuple[Any, ...]:
             [os.environ.get(name) for name in ("NUMBA_OPT", "NUMBA_CUDA_DEBUGINFO")])
 
 
+@deferred  # a time-out is an OSError, too
 def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., None], options: dict[str, Any]) -> Any:
     """jit(signature)(function), kept on disk by Numba; compiled anew in this process where that cannot be written or read."""
     try:
         return jit(signature, cache=True, **options)(function)
-    except (RuntimeError, OSError, numba.core.errors.NumbaError):  # no writable place; or an error that comes again below
+    except (RuntimeError, OSError, ImportError, numba.core.errors.NumbaError):  # no place to write, or what comes again below
         pass
     except Exception as error:  # what reading a damaged pickle raises may be anything
         folder = numba.config.CACHE_DIR or pathlib.Path(inspect.getfile(function)).parent / "__pycache__"
@@ -140,7 +147,8 @@ def _takes_bounds() -> bool:
 
 def kernel(signature: str, fastmath: bool = False, least: tuple[int, int] = (7, 5),
            bounds: tuple[int, int] | None = None) -> Callable[[Callable[..., None]], Kernel]:
-    """Declare a CUDA kernel by its one signature, for example "void(f4[:, ::1], i4)"."""
+    """Declare a CUDA kernel by its one signature, for example "void(f4[:, ::1], i4)"; of a Python function, or of a kernel that
+    @cuda.jit made of one, whose options are not taken over."""
     return lambda function: Kernel(function, signature, fastmath, least, bounds)
 
 

@@ -2,17 +2,18 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import threading
 from collections.abc import Sequence
 from typing import Any
 
-from .context import within
-from .declare import Kernel
+import numba
 
-EMULATED = (8, 0)  # the compute capability that kernels are compiled for to be emulated
-_emulating = contextvars.ContextVar("emulating", default=False)
+from .context import Scoped
+from .declare import Kernel, cuda
+from .driverless import EMULATED, explain_to
+
+_emulating = Scoped("emulating", False)
 counters: dict[Kernel, Any] = {}  # of every kernel that was emulated; clear it to count anew
 _counting = threading.Lock()      # launches take turns
 
@@ -22,9 +23,13 @@ def emulating() -> bool:
     return _emulating.get()
 
 
-def emulated(on: bool = True) -> contextlib.AbstractContextManager[None]:
-    """Operations of CUDA, called inside and by this thread, run on the PTX machine."""
-    return within(_emulating, on)
+if cuda is not None and not numba.config.ENABLE_CUDASIM:
+    explain_to(emulating)
+
+
+def emulated(on: bool = True) -> contextlib.AbstractContextManager[bool]:
+    """Operations of CUDA, called inside and by this thread, run on the PTX machine; NoCard where Numba's own are called."""
+    return _emulating.within(on)
 
 
 @functools.cache

@@ -2,11 +2,10 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 
-from .context import within
+from .context import Scoped
 
-_tf32 = contextvars.ContextVar("tf32", default=False)
+_tf32 = Scoped("tf32", False)
 
 
 def imprecise() -> bool:
@@ -16,4 +15,4 @@ def imprecise() -> bool:
 
 def tf32() -> contextlib.AbstractContextManager[None]:
     """Products called inside, by this thread, keep 10 bits of their operands, on tensor cores where the card has them."""
-    return within(_tf32, True)
+    return _tf32.within(True)

@@ -123,13 +123,14 @@ def test_arithmetic_of_float16_is_refused():
         run(halves, np.zeros(2, np.float16), block=(1,))
 
 
-def test_functions_that_are_compiled_apart_are_refused():
-    """Numba inlines most; what it does not is a .func of its own."""
+def test_functions_that_are_compiled_apart_know_their_lines():
+    """Numba inlines most; what it does not is a .func of its own, here one that no line of Python belongs to."""
     program = ptx.parse("""
         .visible .func (.param .b32 result) doubled(.param .b32 x)
         {
             .reg .b32 %r<3>;
             ld.param.u32 %r1, [x];
+            add.u32 %r1, %r1, %r1;
             st.param.b32 [result+0], %r1;
             ret;
         }
@@ -142,14 +143,19 @@ def test_functions_that_are_compiled_apart_are_refused():
             { .param .b32 param0;
             .loc 1 12 9, function_name $L__info_string0, inlined_at 1 32 7
             st.param.b32 [param0+0], %r1;
+            .param .b32 retval0;
             call.uni (retval0), doubled, (param0);
+            ld.param.b32 %r2, [retval0+0];
             }
+            .loc 1 33 5
+            trap;
             ret;
         }
         .section .debug_str { $L__info_string0: .b8 95 }
     """)
-    assert set(program.python) == {"kernels.py:31", "kernels.py:12, called in kernels.py:32"}
-    with pytest.raises(ptx.PtxError, match=r"\(kernels.py:12, called in kernels.py:32\): doubled is compiled apart"):
+    called = "kernels.py:12, called in kernels.py:32"
+    assert program.python == ["kernels.py:31", *[called] * 3, *["kernels.py:33"] * 2, *[called] * 4]
+    with pytest.raises(ptx.PtxError, match=r"\(kernels.py:33\): trap"):
         ptx.run(program, (1,), (1,), [3])
 
 

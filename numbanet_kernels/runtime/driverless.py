@@ -1,0 +1,68 @@
+"""Where no card answers: what Numba asks a driver for, and what is said in place of its advice to install one."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from .context import Scoped
+
+try:
+    from numba.cuda.cudadrv.error import CudaSupportError
+except ImportError:  # a Numba without its CUDA half, which finds no driver either
+    CudaSupportError = ImportError
+
+EMULATED = (8, 0)  # the compute capability that kernels are compiled for to be emulated
+_compiled_for = Scoped("compiled for", EMULATED)
+
+
+class NoCard(CudaSupportError):
+    """Something was asked of a card, and none answers."""
+
+
+def no_card(error: Exception) -> Exception:
+    """What to raise where Numba found no driver (CudaSupportError); any other error stays."""
+    if not isinstance(error, CudaSupportError):
+        return error
+    return NoCard("no card answers, and this asks for one. The emulated device needs none: inside `with emulated():` of "
+                  "numbanet_kernels.runtime.emulation it runs kernels that @kernel of .declare declared and launch of .launch "
+                  "starts, on NumPy arrays or those of to_device and device_array of .arrays; @cuda.jit kernels and whatever "
+                  "else numba.cuda has are for cards")
+
+
+def compiling_for(compute_capability: tuple[int, int]) -> contextlib.AbstractContextManager[Any]:
+    """Functions that are compiled for cards inside are compiled for this one, where no card answers."""
+    return _compiled_for.within(compute_capability)
+
+
+def answer_for_cards() -> None:
+    """From now on Numba compiles device functions without a driver: of a device it asks for the compute capability alone."""
+    from numba.cuda import dispatcher
+
+    ask = dispatcher.get_current_device
+
+    def current_device() -> Any:
+        try:
+            return ask()
+        except CudaSupportError:
+            return SimpleNamespace(compute_capability=_compiled_for.get())
+
+    dispatcher.get_current_device = current_device
+
+
+def explain_to(whom: Callable[[], bool]) -> None:
+    """From now on NoCard is raised where Numba asks a driver that is not there, as long as whom() is true."""
+    from numba.cuda.cudadrv.driver import Driver
+
+    ask = Driver.__getattr__
+
+    def answer(driver: Driver, name: str) -> Any:
+        try:
+            return ask(driver, name)
+        except CudaSupportError as error:
+            if whom():
+                raise no_card(error) from error
+            raise
+
+    Driver.__getattr__ = answer
