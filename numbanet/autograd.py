@@ -7,20 +7,21 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from numbanet_kernels.runtime.context import Scoped
 
 from . import profile
 from .device import Device, device
 from .gradients import Dense, Gradient, One, Pending
 from .tensor import Tensor
 
-_recording = contextvars.ContextVar("recording", default=True)  # one for each thread
+_recording = Scoped("recording", True)
 
 
 class Node:
@@ -90,14 +91,9 @@ def common_device(name: str, inputs: Sequence[Any]) -> Device:
     return devices.pop() if devices else device("cpu")
 
 
-@contextlib.contextmanager
-def no_grad() -> Iterator[None]:
-    """Record nothing inside: what is computed here has no gradient and keeps no activations alive."""
-    token = _recording.set(False)
-    try:
-        yield
-    finally:
-        _recording.reset(token)
+def no_grad() -> contextlib.AbstractContextManager[bool]:
+    """Record nothing inside, in this thread: what is computed here has no gradient and keeps no activations alive."""
+    return _recording.within(False)
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ def problem(name: str) -> str | None:
     if name == "emulated":
         return availability.nvvm_problem()
     found = availability.cuda_problem()
-    return found and f"{found}; it needs an NVIDIA GPU, its driver and: pip install 'numba-cuda[cu13]'"
+    return found and (f"{found}; it needs an NVIDIA GPU, its driver and: pip install 'numba-cuda[cu13]'. Without a GPU, device "
+                      "'emulated' runs the same kernels on the CPU, for study and tests")
 
 
 @functools.cache

@@ -31,6 +31,7 @@ ARROWS = {  # folder: those whose files it may import besides its own
 
 LEVELS = ["profile", "device", "gradients", "tensor", "autograd", "plans", "ops", "layers", "dropout", "training", "datasets",
           "estimators", "check", "sparse", "plots", "demo", "cli", "__init__", "__main__"]  # each imports those before it
+NO_KERNELS = tuple(f"numbanet_kernels.{name}." for name in ("layouts", "runtime.interrupt", "runtime.context"))
 BACK = {("tensor", "autograd"), ("tensor", "ops")}  # Tensor's methods are the operations, which need Tensor
 
 
@@ -73,7 +74,7 @@ def forbidden(path, module):
     if folder == top == "numbanet" and (why := upward(path, module)):
         return why
     if folder == "numbanet" and top == "numbanet_kernels" and path.name not in ("device.py", "cli.py"):
-        return None if module.startswith("numbanet_kernels.layouts.") else "numbanet reaches kernels only through device.py"
+        return None if module.startswith(NO_KERNELS) else "numbanet reaches kernels only through device.py"
     if folder == "numbanet_kernels" and top in ("numbanet", "datasets"):
         return "kernels know nothing of numbanet"
     if folder == "numbanet_kernels" and top == "threadpoolctl" and path.name != "blas.py":

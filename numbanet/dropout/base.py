@@ -101,8 +101,12 @@ class Dropout(abc.ABC):
         return None
 
     def concerns(self, model: Sequential) -> list[str]:
-        """What is unwise about its use in a model, by default the `concern` of each site."""
-        return list(filter(None, map(self.concern, self.sites(model))))
+        """What is unwise about its use in a model, by default the `concern` of each site, and that there is nothing to drop."""
+        sites, rates = self.sites(model), self.rate if isinstance(self.rate, tuple) else (self.rate,)
+        if any(rates) and not any(map(self.rate_of, sites)):
+            return [f"{self.name}: nothing is dropped, as no layer of this network but the last one has anything that it "
+                    "drops; add a hidden layer, or choose another dropout, such as 'none'"]
+        return list(filter(None, map(self.concern, sites)))
 
     def keeps(self, layers: int) -> list[float]:
         """For each of the `Linear` layers, the last one too, by what the variance of its initial weights is multiplied.
@@ -171,6 +175,9 @@ class NoDropout(Dropout):
 
     def rate_of(self, site):
         return 0.0
+
+    def concerns(self, model):
+        return []  # `fit` says so where a rate was given
 
     def plan(self, site, rng):
         return None

@@ -13,12 +13,14 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from numbanet_kernels.runtime.interrupt import deferred
+
 from ..device import Device
 from ..dropout import Dropout, NoDropout, Rate, Together
 from ..layers import Form, Sequential, Step, to
 from ..training.data import Data, on_device
 from ..training.forward import forward
-from ..training.loop import Epochs, Interrupted
+from ..training.loop import Epochs
 from ..training.optim import Optimizer
 from ..training.progress import Progress
 from ..training.streams import Streams
@@ -31,6 +33,7 @@ from . import saving
 from .build import as_images, build, merged, some
 from .parameters import SHARED
 from .settings import Settings
+from .whole import whole
 from .zoo import network
 
 
@@ -41,6 +44,7 @@ class BaseNet(Settings):
     task: Task
 
     # --- public -------------------------------------------------------------------------------------------------------
+    @whole
     def fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None,
             validation_data: tuple | None = None):
         """Train from new weights, or with `warm_start` from those that are there.
@@ -52,7 +56,9 @@ class BaseNet(Settings):
         goes on by `partial_fit`, as one that was trained for fewer epochs, with `n_iter_` and `history_` of those that are
         whole; with early stopping, the weights are the best so far. Where the epoch that was broken off has left weights that
         are not finite, the Net goes back to the last copy of them, after fewer epochs. Without one, or before an epoch is done,
-        it is as it was.
+        it is as it was. So it is after an exception that the handler of any other signal raises, such as a time-out's: handlers
+        written in Python run between two training steps, and at once while a callback runs; other functions that were given,
+        such as a schedule, are not interrupted.
 
         Parameters
         ----------
@@ -81,32 +87,33 @@ class BaseNet(Settings):
         KeyboardInterrupt
             If it is interrupted.
         """
-        with self._unchanged_on_error():
-            settings = self._settings(dropout, dropout_rate)
-            goes_on = self.warm_start and hasattr(self, "model_")
-            X, y, weights = self._check_data(X, y, sample_weight, reset=not goes_on)
-            self._start(X, weights, settings, self.model_ if goes_on else None)
-            trainer, data = self._train(X, y, weights, self.epochs, settings, validation_data)
+        settings = self._settings(dropout, dropout_rate)
+        goes_on = self.warm_start and hasattr(self, "model_")
+        X, y, weights = self._check_data(X, y, sample_weight, reset=not goes_on)
+        if goes_on:
+            self._check_same(y)
+        self._start(X, weights, settings, self.model_ if goes_on else None)
+        trainer, data = self._train(X, y, weights, self.epochs, settings, validation_data)
         if message := verdict(trainer, data, self.history_[-1]):
             warn(message)
         return self
 
+    @whole
     def partial_fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None):
         """One pass over the samples, going on from the present weights and optimiser state; parameters as for `fit`."""
         return self._partial_fit(X, y, sample_weight, dropout, dropout_rate)
 
     def _partial_fit(self, X, y, sample_weight, dropout, dropout_rate, **target_options):
-        with self._unchanged_on_error():
-            settings = self._settings(dropout, dropout_rate)
-            fresh = not hasattr(self, "model_")
-            X, y, weights = self._check_data(X, y, sample_weight, reset=fresh, **target_options)
-            if fresh:
-                self._start(X, weights, settings)
-            elif self.sparsity != self._sparsity:
-                warn(f"partial_fit: the network goes on with sparsity={self._sparsity!r}, with which it began, or was "
-                     f"loaded; fit begins anew, with {self.sparsity!r}")
-            settings["early_stopping"] = False
-            self._train(X, y, weights, 1, settings, None)
+        settings = self._settings(dropout, dropout_rate)
+        fresh = not hasattr(self, "model_")
+        X, y, weights = self._check_data(X, y, sample_weight, reset=fresh, **target_options)
+        if fresh:
+            self._start(X, weights, settings)
+        elif self.sparsity != self._sparsity:
+            warn(f"partial_fit: the network goes on with sparsity={self._sparsity!r}, with which it began, or was "
+                 f"loaded; fit begins anew, with {self.sparsity!r}")
+        settings["early_stopping"] = False
+        self._train(X, y, weights, 1, settings, None)
         return self
 
     def save(self, path: str | os.PathLike) -> None:
@@ -157,35 +164,6 @@ class BaseNet(Settings):
         return saving.load((cls,), path, device)
 
     # --- checking -----------------------------------------------------------------------------------------------------
-    @contextlib.contextmanager
-    def _unchanged_on_error(self):
-        """Put attributes and weights back as they were if an error leaves the block, unless an interrupted fit keeps them."""
-        before = dict(vars(self))
-        fitted = hasattr(self, "model_")
-        if fitted:
-            layers, parameters = list(self.model_.layers), list(self.optimizer_.parameters)
-            weights = [(tensor, tensor.device, tensor.numpy().copy()) for _, tensor, _ in self.model_.named()]
-            optimizer, history, streams = self.optimizer_.snapshot(), list(self.history_), self._streams.state()
-        try:
-            yield
-        except Interrupted as interrupted:
-            raise KeyboardInterrupt(*interrupted.args) from None
-        except BaseException:
-            vars(self).clear()
-            vars(self).update(before)
-            if fitted:
-                self.model_.layers[:] = layers
-                self.model_.reshaped()
-                for tensor, dev, saved in weights:
-                    tensor.move(dev)
-                    tensor.assign(dev.upload(saved))
-                self.optimizer_.parameters[:] = parameters
-                self.optimizer_.zero_grad()
-                self.optimizer_.restore(optimizer)
-                self.history_[:] = history
-                self._streams.restore(streams)
-            raise
-
     def _check_data(self, X, y, sample_weight, reset, **target_options):
         X, y = self._checked(X, y, reset=reset)
         weights = None
@@ -196,6 +174,9 @@ class BaseNet(Settings):
         if len(y) <= self.batch_size:
             X, y, weights = merged(X, y, weights)
         return X, *self._check_target(y, weights, reset, **target_options)
+
+    def _check_same(self, y) -> None:
+        """ValueError unless `warm_start` can go on with these targets; where they are numbers, all will do."""
 
     def _checked(self, X, *y, reset=False, **options):
         """X, or X and y, as training takes them; layers that were given may take samples of any shape, and integers."""
@@ -306,7 +287,7 @@ class BaseNet(Settings):
                 self.policy_ = trainer.policy
                 if bar:
                     bar.show(record)
-                said = [callback(self, record) for callback in self.callbacks or ()]
+                said = [deferred.outside(callback, self, record) for callback in self.callbacks or ()]
                 return any(isinstance(answer, (bool, np.bool_)) and answer for answer in said)
 
             training = Epochs(trainer, data, self.history_, validation=validation, schedule=settings["schedule"],
@@ -338,6 +319,7 @@ class BaseNet(Settings):
                              f"{self.validation_fraction} ({error})") from error
         return rows, held
 
+    @deferred  # what others do to the process while they check X, too
     def _output(self, X) -> np.ndarray:
         """The model's output for host samples X."""
         check_is_fitted(self)

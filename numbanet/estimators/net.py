@@ -18,8 +18,10 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from ..device import device
 from ..dropout import Dropout, Rate
 from ..training.task import Classification, Labelling, Regression, Task
+from ..training.warned import warn
 from .base import BaseNet
 from .parameters import PARAMETERS, SHARED, storing
+from .whole import whole
 
 
 class Net(ClassifierMixin, BaseNet):
@@ -36,12 +38,13 @@ class Net(ClassifierMixin, BaseNet):
     model_ : Sequential
         The trained layers.
     history_ : list of dict
-        One record an epoch: epoch, loss, score (of the predictions made while training), seconds, flops_share (FLOPs done
-        over those of dense training), learning_rate, dropout_rate (the mean over layers), of "rsdp" and "bsdp" dropped and
-        sensitive (shares by convolution), validation_score where there is validation; of `GroupLasso` weights_kept (share of
-        the weights of products that are not zero), and sparsity_loss and time_loss, the parts of its penalty with norms as
-        they are, which with loss make the fused loss (adaptive=True, the default, follows another penalty, of weighed norms);
-        of `Rewire` rewired (share of the entries). FLOPs are compared with those of the network as it was at first.
+        One record an epoch: epoch, loss (cross-entropy, of several labels the sum over them), score (of the predictions made
+        while training), seconds, flops_share (FLOPs done over those of dense training), learning_rate, dropout_rate (the mean
+        over layers), of "rsdp" and "bsdp" dropped and sensitive (shares by convolution), validation_score where there is
+        validation; of `GroupLasso` weights_kept (share of the weights of products that are not zero), and sparsity_loss and
+        time_loss, the parts of its penalty with norms as they are, which with loss make the fused loss (adaptive=True, the
+        default, follows another penalty, of weighed norms); of `Rewire` rewired (share of the entries). FLOPs are compared with
+        those of the network as it was at first.
     n_iter_ : int
         Epochs trained.
     policy_ : Dropout
@@ -61,6 +64,7 @@ class Net(ClassifierMixin, BaseNet):
     _several = False  # whether a sample may have several labels
     __init__ = storing({**SHARED, "class_weight": None})
 
+    @whole
     def partial_fit(self, X, y, classes=None, sample_weight=None, *, dropout: str | Dropout | None = None,
                     dropout_rate: Rate | None = None):
         """One pass over the samples, going on from the present weights and optimiser state.
@@ -121,8 +125,15 @@ class Net(ClassifierMixin, BaseNet):
         unseen = np.unique(y[self.classes_[places] != y])
         if unseen.size:
             raise ValueError(f"y has labels that are not among the classes {self.classes_.tolist()}: {unseen.tolist()}; "
-                             "fit on samples of all classes, or name them in the first partial_fit(X, y, classes=...)")
+                             "fit on samples of all classes, without warm_start, or name them in the first "
+                             "partial_fit(X, y, classes=...)")
         return places.astype(np.int32), self._weighted(places, weights)
+
+    def _check_same(self, y):
+        missing = [] if self._several else np.setdiff1d(np.arange(len(self.classes_)), y)
+        if len(missing):
+            raise ValueError(f"warm_start: y must have the classes of the fit before, {self.classes_.tolist()}, and "
+                             f"{self.classes_[missing].tolist()} are missing; fit without warm_start, or go on by partial_fit")
 
     def _checked(self, X, *y, reset=False, **options):
         found = super()._checked(X, *y, reset=reset, **options)
@@ -186,10 +197,12 @@ class Net(ClassifierMixin, BaseNet):
         return len(self.classes_)
 
     def _strata(self, y):
-        if y.ndim > 1:
-            return None
-        return y if np.bincount(y).min(initial=2, where=np.bincount(y) > 0) >= 2 else None
-
+        """The classes; None where they cannot be in both parts, with a warning: training goes on, as the others can."""
+        alone = [] if y.ndim > 1 else np.flatnonzero(np.bincount(y) == 1)
+        if len(alone):
+            warn(f"early_stopping: class {self.classes_[alone[0]]} has one distinct sample, which may be held out: samples are "
+                 "held out without strata, in other shares than classes have; give it more, or fit validation_data")
+        return None if y.ndim > 1 or len(alone) else y
 
 
 class NetRegressor(RegressorMixin, BaseNet):

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from numbanet.datasets.files import cache_folder, find_file, search_folders, write_file
+from numbanet_kernels.runtime.interrupt import deferred
 
 from .radixnet import EllLayer, challenge_bias
 from .tsv import PIECE, read_entries, read_numbers
@@ -186,6 +187,7 @@ def _packed(sources, arrays):
     return hashlib.sha256(content.getbuffer()).hexdigest().encode() + b"\n" + content.getbuffer()
 
 
+@deferred  # a time-out is an OSError, too
 def _unpacked(path, sources):
     """The arrays, or None where there is no such file, it is damaged, or of other sources."""
     try:
@@ -228,7 +230,7 @@ def load_challenge(neurons: int = 1024, layers: int = 120, folder: str | os.Path
     found = _unpacked(kept, sources)
     if found is None:
         found = _read(*paths, neurons, layers)
-        with contextlib.suppress(OSError):  # no place for it: read again next time
+        with deferred, contextlib.suppress(OSError):  # no place for it: read again next time
             write_file(kept, _packed(sources, found))
     bias = np.full(neurons, challenge_bias(neurons), np.float32)
     network = [EllLayer(indices, weights, bias) for indices, weights in zip(found["indices"], found["weights"])]

@@ -12,6 +12,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from numbanet_kernels.runtime.interrupt import deferred
+
 PIECE = 1 << 23  # bytes that are parsed together
 DIGITS, LETTERS = 9, 40  # of a number, of a value, at most
 TAB, END = 9, 10
@@ -70,10 +72,11 @@ def pieces(file: BinaryIO, source: object):
     """The bytes of a file in pieces of whole lines."""
     rest = b""
     while True:
-        try:
-            read = file.read(PIECE)
-        except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
-            raise ValueError(f"{source}: truncated or corrupt: {error}") from error
+        with deferred:  # a time-out is an OSError, too
+            try:
+                read = file.read(PIECE)
+            except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+                raise ValueError(f"{source}: truncated or corrupt: {error}") from error
         if not read:
             break
         whole, end, after = read.rpartition(b"\n")

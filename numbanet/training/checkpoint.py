@@ -18,7 +18,7 @@ class Checkpoint:
     def __init__(self, trainer: Trainer, epoch: int, whole: bool = True, old: Checkpoint | None = None) -> None:
         self.epoch, optimizer = epoch, trainer.optimizer  # how many epochs are done
         self.whole = whole  # whether training can go on as if nothing had come after; else the optimiser starts anew
-        self.streams, self.steps = trainer.streams.state(), optimizer.steps
+        self.streams, self.steps, self.counts = trainer.streams.state(), optimizer.steps, optimizer.counts
         self.upcoming = trainer.upcoming and trainer.upcoming.plans
         self.layers, self.parameters = list(trainer.model.layers), list(optimizer.parameters)
         self.arrays: list[Any] = []
@@ -43,7 +43,7 @@ class Checkpoint:
         optimizer.reset()
         optimizer.zero_grad()
         if self.whole and self.steps:
-            optimizer.steps = self.steps
+            optimizer.steps, optimizer.counts = self.steps, self.counts
             optimizer.state = [[dev.copy(next(arrays)) for _ in range(optimizer.states)] for _ in optimizer.parameters]
         if self.whole:
             trainer.streams.restore(self.streams)

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from numbanet_kernels.runtime.interrupt import deferred
+
 from ..autograd import no_grad
 from ..device import Device
 from ..dropout import Dropout
@@ -35,4 +37,5 @@ def forward(model: Layer, dev: Device, X: Any, rows: np.ndarray, session_options
             piece = dev.upload(np.asarray(X[filled], np.int32)) if on_host(X) else dev.take_rows(X, dev.upload(filled))
             step = Step(dev, look=look if policy else None)
             pieces.append(model(Tensor.wrap(piece, dev), step).numpy()[:len(chosen)])
+            deferred.poll()
     return np.concatenate(pieces)

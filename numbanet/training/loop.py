@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from numbanet_kernels.runtime.interrupt import deferred
+
 from .checkpoint import Checkpoint, finite
 from .data import Batch, Data
 from .schedule import factor_of
@@ -64,6 +66,7 @@ def _epoch(trainer: Trainer, data: Data, tick: Callable[[int], None], whole: boo
         seen.append(batch.rows)
         done, dense = done + found.flops, dense + found.dense
         tick(len(batch.rows))
+        deferred.poll()
     dev.synchronize()
     seconds = time.perf_counter() - began
     rows = np.concatenate(seen) if seen else np.zeros(0, int)

@@ -16,14 +16,13 @@ import functools
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numba.extending import intrinsic
 
-from ..runtime.context import within
 from ..runtime.declare import host_kernel
 from ..runtime.interrupt import deferred
 from . import blas, thresholds
@@ -46,7 +45,7 @@ WHOLE = Part(0, 1)
 class _Blas:
     """The threads of BLAS, held at one thread while anybody is inside; `with` gives how many they had before.
 
-    What is inside is whole: Ctrl-C waits until it is left.
+    What is inside is whole: signals wait until it is left.
     """
 
     def __init__(self) -> None:
@@ -55,7 +54,7 @@ class _Blas:
         self.before: list[int] = []
 
     def __enter__(self) -> int:
-        deferred.__enter__()
+        deferred.__enter__()  # first: from here on nothing comes between
         with self.lock:
             if not self.inside:
                 self.before = blas.threads()
@@ -206,15 +205,27 @@ if hasattr(os, "register_at_fork"):
 _size: contextvars.ContextVar[int | None] = contextvars.ContextVar("size", default=None)  # of a session: how many parts
 
 
-@contextlib.contextmanager
-def session(limit: int | None = None) -> Iterator[None]:
-    """Holds BLAS at one thread, so that sharing sets up nothing; Ctrl-C waits; inside, work has at most `limit` parts."""
-    outer = _size.get()
-    if outer and limit is None:
-        yield
-        return
-    with contextlib.nullcontext(outer) if outer else _blas as size, within(_size, min(size, limit or size)):
-        yield
+class session:
+    """Holds BLAS at one thread, so that sharing sets up nothing; signals wait; inside, work has at most `limit` parts."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit, self.token = limit, None
+
+    def __enter__(self) -> None:
+        outer = _size.get()
+        if outer and self.limit is None:
+            return
+        self.held = deferred if outer else _blas
+        size = self.held.__enter__() or outer  # signals wait from here on
+        self.token = _size.set(min(size, self.limit or size))
+
+    def __exit__(self, *error: object) -> None:
+        if self.token is not None:
+            _size.reset(self.token)
+            self.held.__exit__()
+
+
+deferred.whole |= {method.__code__ for kind in (_Blas, session) for method in (kind.__enter__, kind.__exit__)}
 
 
 def count() -> int:

@@ -112,7 +112,13 @@ class CSR:
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> CSR:
-        """Of any `scipy.sparse` array or matrix; entries that are there twice are added up, as SciPy means them."""
+        """Of any `scipy.sparse` array or matrix; entries that are there twice are added up, as SciPy means them.
+        TypeError of anything else."""
+        import scipy.sparse
+
+        if not scipy.sparse.issparse(matrix):
+            raise TypeError(f"CSR.from_scipy: a matrix of scipy.sparse is needed, got a {type(matrix).__name__}; make a "
+                            "dense one sparse by CSR.from_dense(matrix)")
         matrix = matrix.tocsr(copy=True)
         matrix.sum_duplicates()
         return cls(matrix.indptr, matrix.indices, matrix.data, matrix.shape)
@@ -300,7 +306,7 @@ class BSR:
         """Of a `scipy.sparse` array or matrix of format bsr with square tiles."""
         if getattr(matrix, "format", None) != "bsr":
             raise TypeError(f"BSR.from_scipy: a matrix of format bsr is needed, got a {type(matrix).__name__}; "
-                            "call tobsr((T, T))")
+                            "call tobsr((T, T)), or of a dense one BSR.from_dense(matrix, tile)")
         matrix = matrix.copy()
         matrix.sum_duplicates()
         return cls(matrix.indptr, matrix.indices, matrix.data, matrix.shape)

@@ -1,17 +1,73 @@
-"""Context variables that are set for a while, in one thread."""
+"""Values that are others for a while, in one thread.
+
+    precise = Scoped("precise", True)
+    with precise.within(False): …       # precise.get() is False inside
+
+Whatever a signal's handler raises, the value is the outer one afterwards. Python may raise before the first line of an
+`__exit__` that is written in Python, so the end of a block is C code: a value counts while the lock of its block is held.
+"""
 from __future__ import annotations
 
-import contextlib
 import contextvars
-from collections.abc import Iterator
+import functools
+import threading
+from collections.abc import Callable
 from typing import Any
 
 
-@contextlib.contextmanager
-def within(variable: contextvars.ContextVar, value: Any) -> Iterator[Any]:
-    """The variable has this value inside, and what it had before after."""
-    token = variable.set(value)
-    try:
-        yield value
-    finally:
-        variable.reset(token)
+class Scoped:
+    """A value by thread: a default, or that of the innermost block."""
+
+    def __init__(self, name: str, default: Any) -> None:
+        self.innermost: contextvars.ContextVar[_Block | None] = contextvars.ContextVar(name, default=None)
+        self.default = default
+
+    def get(self) -> Any:
+        block = self.innermost.get()
+        if block is None:
+            return self.default
+        if not block.lock.locked():  # it was left: forget it and what it holds
+            while block is not None and not block.lock.locked():
+                block = block.outer
+            self.innermost.set(block)
+        return self.default if block is None else block.value
+
+    def within(self, value: Any) -> _Block:
+        """A context that gives the value and in which it counts; or a decorator, for the time of a call."""
+        return _Block(self, value)
+
+
+class _Release:
+    """`__exit__` of a block: its lock's own, bound when the block is entered."""
+
+    def __get__(self, block: _Block | None, owner: type) -> Callable[..., Any]:
+        return (lambda block, *error: block.lock.release()) if block is None else block.lock.__exit__
+
+
+class _Block:
+    __slots__ = ("lock", "outer", "scoped", "value")
+    __exit__ = _Release()
+
+    def __init__(self, scoped: Scoped, value: Any) -> None:
+        self.scoped, self.value, self.outer, self.lock = scoped, value, None, threading.Lock()
+
+    def __enter__(self) -> Any:
+        if self.lock.locked():
+            raise RuntimeError(f"{self.scoped.innermost.name}: the block was entered already; make another one")
+        self.scoped.get()  # forgets blocks that were left
+        self.outer = self.scoped.innermost.get()
+        self.scoped.innermost.set(self)
+        try:
+            self.lock.acquire()
+        except BaseException:  # of a signal's handler: the block is not entered
+            if self.lock.locked():
+                self.lock.release()
+            raise
+        return self.value
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self.scoped.within(self.value):
+                return function(*args, **kwargs)
+        return run

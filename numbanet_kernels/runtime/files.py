@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from .interrupt import deferred
+
 
 def cache_folder() -> Path:
     """The folder of this user's caches; RuntimeError where there is no home folder."""
@@ -16,6 +18,7 @@ def cache_folder() -> Path:
     return Path(AppDirs("numbanet", appauthor=False).user_cache_dir)
 
 
+@deferred
 def write(path: Path, content: bytes) -> None:
     """Write a file and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,6 +32,7 @@ def write(path: Path, content: bytes) -> None:
         raise
 
 
+@deferred  # a time-out is an OSError, too
 def kept(name: object, decides: object, make: Callable[[], str]) -> str:
     """make(), unless a file has what it gave before for the same name and for what else decides on it.
 

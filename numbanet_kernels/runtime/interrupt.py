@@ -1,45 +1,171 @@
-"""Ctrl-C waits until work that must not be left half done is done.
+"""Signals wait until work that must not be left half done is done.
 
-    with deferred: …     # Ctrl-C inside raises KeyboardInterrupt when the outermost block is left; a second one, at once
+    with deferred: …            # or @deferred, for calls: inside, signals wait until the outermost block is left, or for a poll
+    deferred.poll()             # nothing is half done here
+    deferred.outside(f, …)      # f(…), a function of the user's: inside, signals come at once
 
-Python raises KeyboardInterrupt between any two instructions: within an update that has changed half of the weights, in a
-finaliser, where it is swallowed, or between two halves of a change of state. Blocks are short: a training step, not a fit.
+Python runs the handler of a signal between two instructions of the main thread: KeyboardInterrupt, or whatever the handler of
+a time-out raises, may come within an update that has changed half of the weights, in a finaliser, where it is swallowed, or
+before the first line of the `__exit__` that would have put something back. So in the main thread a handler of ours stands in
+for every handler written in Python while a block lasts. A second Ctrl-C while the first one waits comes at once, in the middle
+of what a block does.
 """
 from __future__ import annotations
 
 import _signal as signal  # the functions of `signal` make enums of handlers, which takes ten times as long
+import functools
+import os
 import threading
+from _thread import get_ident
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
+
+SIGNALS = range(1, min(signal.NSIG, 32))  # all but the real-time ones
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class _StandIn:
+    """The handler that stands in for another one while blocks last."""
+
+    __slots__ = ("original",)
+
+    def __init__(self, original: Handler) -> None:
+        self.original = original
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        deferred.handle(self.original, number, frame)
 
 
 class _Deferred:
-    """Blocks of the main thread, which alone sees signals; elsewhere, and under a user's own handler, nothing is done."""
+    """Blocks of the main thread, which alone runs handlers; elsewhere nothing is done.
+
+    CPython runs handlers at calls, their returns and the back edges of loops, so statements without any of these are atomic.
+    """
 
     def __init__(self) -> None:
-        self.depth, self.pending, self.installed = 0, False, False
+        self.levels: list[bool] = []  # whether signals wait, by nested block
+        self.numbers: set[int] = set()  # of the signals for whose handlers ours stood in
+        self.pending: dict[int, tuple[Handler, FrameType | None]] = {}  # the signals that wait, and where each of them came
+        self.thread = threading.main_thread().ident
+        self.whole = {method.__code__ for method in (_Deferred.__enter__, _Deferred.__exit__)}
+
+    def forked(self) -> None:
+        """In a child process: the thread that forked it is the main one, and in no block if it was another one before."""
+        if self.thread != threading.main_thread().ident:
+            self.thread = threading.main_thread().ident
+            self.levels.clear()
+            self.pending.clear()
+            self._remove()
 
     def __enter__(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
+        if get_ident() != self.thread:
             return
-        if not self.depth and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self.installed, self.pending = True, False  # first: a signal may come as soon as the handler stands
-            signal.signal(signal.SIGINT, self._handle)
-        self.depth += 1
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.pending:
-            raise KeyboardInterrupt
-        self.pending = True
+        depth = len(self.levels)
+        if depth and self.levels[-1]:
+            self.levels.append(True)
+            return
+        try:
+            self.levels.append(True)
+            self._install()
+        except BaseException:  # a handler that ours does not stand in for yet
+            del self.levels[depth:]
+            if depth == 0:
+                self._remove()
+            raise
 
     def __exit__(self, *error: object) -> None:
-        if threading.current_thread() is not threading.main_thread():
+        if get_ident() != self.thread:
             return
-        self.depth -= 1
-        if not self.depth and self.installed:
-            self.installed = False
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if len(self.levels) > 1:
+            del self.levels[-1]
+            if not self.levels[-1]:
+                self.poll()
+            return
+        try:
+            self._run_all()
+        finally:
+            try:
+                self._remove()
+            finally:
+                del self.levels[:]
+                self._run_all()  # what came meanwhile
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A decorator: each call is such a block."""
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+        return run
+
+    def poll(self) -> None:
+        """Run the handlers of the signals that wait; one that raises leaves the others waiting."""
+        while self.pending and get_ident() == self.thread:
+            number = min(self.pending)
+            handler, frame = self.pending[number]
+            del self.pending[number]  # nothing stands between this and the call
+            handler(number, frame)
+
+    def outside(self, function: Callable[..., Any], *args: Any) -> Any:
+        """function(*args), interrupted at once by signals, whose handlers it may change."""
+        self.poll()
+        if get_ident() != self.thread or not self.levels:
+            return function(*args)
+        depth = len(self.levels)
+        try:
+            self.levels.append(False)
+            return function(*args)
+        finally:
+            del self.levels[depth:]
+            self._install()
+
+    def handle(self, handler: Handler, number: int, frame: FrameType | None) -> None:
+        """A signal has come: its handler waits, or is called. Only Python's own, which raises KeyboardInterrupt, is called when
+        its signal comes again: whoever presses Ctrl-C twice wants an end, though a block that is being entered or left is."""
+        if self.levels and self.levels[-1]:
+            again = number in self.pending and handler is signal.default_int_handler
+            if not again or self._changing(frame):
+                self.pending[number] = handler, frame
+                return
+            del self.pending[number]
+        handler(number, frame)
+
+    def _changing(self, frame: FrameType | None) -> bool:
+        """Whether a block is being entered or left there."""
+        while frame is not None:
+            if frame.f_code in self.whole:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _run_all(self) -> None:
+        """Run the handlers of all signals that wait, whatever some of them raise."""
+        try:
+            self.poll()
+        finally:
             if self.pending:
-                raise KeyboardInterrupt
+                self._run_all()
+
+    def _install(self) -> None:
+        for number in SIGNALS:
+            handler = signal.getsignal(number)
+            if callable(handler) and not isinstance(handler, _StandIn):
+                self.numbers.add(number)
+                signal.signal(number, _StandIn(handler))
+
+    def _remove(self) -> None:
+        """Put the handlers back that ours stand in for."""
+        try:
+            for number in self.numbers:
+                handler = signal.getsignal(number)
+                if isinstance(handler, _StandIn):
+                    signal.signal(number, handler.original)
+        except BaseException:  # one that is back has raised
+            self._remove()
+            raise
 
 
 deferred = _Deferred()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=deferred.forked)

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 from collections.abc import Sequence
 from typing import Any
 
-from .context import within
+from .context import Scoped
 from .declare import Kernel, cuda
+from .driverless import no_card
 from .emulation import emulate, emulating
 
 
@@ -18,7 +18,13 @@ def ceil_div(a: int, b: int) -> int:
 
 def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any) -> None:
     """Launch on the default stream, or list the launch while launches are recorded; a grid with a zero in it (an empty plan, an
-    empty batch) launches nothing."""
+    empty batch) launches nothing. ValueError of what `kernel` did not declare, NoCard where a card is needed and none answers.
+    """
+    if not isinstance(kernel, Kernel):
+        name = getattr(kernel, "__name__", repr(kernel))
+        raise ValueError(f"launch: {name} is a {type(kernel).__name__}, not declared by @kernel(\"void(...)\") of "
+                         f"numbanet_kernels.runtime.declare; kernel(\"void(...)\")({name}) declares what is a Python function "
+                         "or a kernel of @cuda.jit")
     grid, block = (shape if isinstance(shape, tuple) else (shape,) for shape in (grid, block))
     if 0 in grid:
         return
@@ -27,15 +33,18 @@ def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int]
     elif emulating():
         emulate(kernel, grid, block, args)
     else:
-        kernel.dispatcher[grid, block](*args)
+        try:
+            kernel.dispatcher[grid, block](*args)
+        except ImportError as error:
+            raise no_card(error) from error
 
 
-_recording: contextvars.ContextVar[list | None] = contextvars.ContextVar("recording", default=None)
+_recording = Scoped("recording", None)
 
 
 def recording() -> contextlib.AbstractContextManager[list]:
     """Launches inside, by this thread, are not done but listed: (kernel, grid, block, arguments) one after the other."""
-    return within(_recording, [])
+    return _recording.within([])
 
 
 class NotRecorded(RuntimeError):
@@ -50,5 +59,9 @@ def refuse_to_record(what: str) -> None:
 
 def synchronize() -> None:
     """Wait until the card has done what it was given."""
-    if not emulating():
+    if emulating():
+        return
+    try:
         cuda.default_stream().synchronize()  # not the whole card, on which another thread may be recording
+    except ImportError as error:
+        raise no_card(error) from error

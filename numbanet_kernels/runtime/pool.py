@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import contextvars
 import functools
 import os
 import threading
@@ -19,48 +18,58 @@ import numpy as np
 
 from . import arrays, emulation, launch
 from .arrays import device_array_in
-from .context import within
+from .context import Scoped
 from .declare import cuda
+from .interrupt import deferred
 
 
 class Piece:
-    """Bytes start … stop - 1 of a chunk, which go back to its pool when nobody holds this any more."""
+    """Bytes start … stop - 1 of a chunk, which go back to its pool when nobody holds this any more; none until `_Chunk.cut`."""
 
     __slots__ = ("chunk", "pool", "start", "stop")
 
-    def __init__(self, pool: Pool, chunk: _Chunk, start: int, stop: int) -> None:
-        self.pool, self.chunk, self.start, self.stop = pool, chunk, start, stop
+    def __init__(self, pool: Pool) -> None:
+        self.chunk: _Chunk | None = None
+        self.pool, self.start, self.stop = pool, 0, 0
 
     @property
     def address(self) -> int:
         return self.chunk.address + self.start
 
     def __del__(self) -> None:
-        self.pool.give_back(self.chunk, self.start, self.stop)
+        if self.chunk is not None:
+            self.pool.give_back(self.chunk, self.start, self.stop)
 
 
 class _Chunk:
-    """Memory that was asked for at once, and what of it is free: (start, stop) in order, none next to another."""
+    """Memory that was asked for at once, and what of it is free: (start, stop) in order, none next to another.
+
+    A place changes hands in statements without calls, between which no signal's handler runs: none is lost or lent twice.
+    """
 
     def __init__(self, memory: Any) -> None:
         self.memory, self.size = memory, memory.nbytes
         self.address = memory.ctypes.data if isinstance(memory, np.ndarray) else memory.__cuda_array_interface__["data"][0]
         self.free = [(0, self.size)]
 
-    def cut(self, size: int) -> tuple[int, int] | None:
-        """The first free place of so many bytes, which is then taken."""
+    def cut(self, size: int, piece: Piece) -> bool:
+        """Make the piece the first free place of so many bytes, if there is one."""
         for i, (start, stop) in enumerate(self.free):
             if stop - start >= size:
-                self.free[i:i + 1] = [(start + size, stop)] if stop - start > size else []
-                return start, start + size
-        return None
+                rest = [(start + size, stop)] if stop - start > size else []
+                self.free[i:i + 1], piece.chunk, piece.start, piece.stop = rest, self, start, start + size
+                return True
+        return False
 
-    def join(self, start: int, stop: int) -> None:
-        """A place that is free again, made one with its free neighbours."""
+    def join(self, returned: collections.deque[tuple[_Chunk, int, int]]) -> None:
+        """Take the first place that was returned, one of this chunk, and make it one with its free neighbours."""
+        _, start, stop = returned[0]
         i = sum(other < start for other, _ in self.free)  # few
         after = i < len(self.free) and self.free[i][0] == stop
         before = i > 0 and self.free[i - 1][1] == start
-        self.free[i - before:i + after] = [(self.free[i - 1][0] if before else start, self.free[i][1] if after else stop)]
+        first, last = self.free[i - 1][0] if before else start, self.free[i][1] if after else stop
+        self.free[i - before:i + after] = [(first, last)]
+        del returned[0]
 
     @property
     def idle(self) -> bool:
@@ -98,12 +107,17 @@ class Pool:
 
     def take(self, size: int) -> Piece:
         """A piece of at least so many bytes."""
-        size = -(-size // self.step) * self.step
+        size, piece = -(-size // self.step) * self.step, Piece(self)
         with self.lock:
             self._collect()
             for chunk in self.chunks:
-                if place := chunk.cut(size):
-                    return Piece(self, chunk, *place)
+                if chunk.cut(size, piece):
+                    return piece
+        return self._cut_from_more(size, piece)
+
+    @deferred
+    def _cut_from_more(self, size: int, piece: Piece) -> Piece:
+        """The piece, cut from a new chunk."""
         try:
             memory = self.allocate(max(size, self.chunk))
         except Exception:  # memory is short: without what nobody uses, it may do
@@ -111,11 +125,11 @@ class Pool:
                 pool.give_up(0)
             memory = self.allocate(size)
         chunk = _Chunk(memory)
-        place = chunk.cut(size)
+        chunk.cut(size, piece)
         with self.lock:
             self.allocations += 1
             self.chunks.append(chunk)
-        return Piece(self, chunk, *place)
+        return piece
 
     def give_back(self, chunk: _Chunk, start: int, stop: int) -> None:
         """A piece that nobody reads any more."""
@@ -131,8 +145,8 @@ class Pool:
 
     def _collect(self) -> None:
         while self.returned:
-            chunk, start, stop = self.returned.popleft()
-            chunk.join(start, stop)
+            chunk = self.returned[0][0]
+            chunk.join(self.returned)
             if chunk.idle:
                 self._give_up(self.keep)
 
@@ -201,7 +215,7 @@ class Arena:
         pool.chunks = [_Chunk(chunk) for chunk in self.chunks]
         pool.family = device_pool.family  # which gives up what nobody uses where the device is short of memory
         try:
-            with within(_lender, pool):
+            with _lender.within(pool):
                 yield
         except BaseException:
             del self.chunks[before:]
@@ -214,7 +228,7 @@ class Arena:
         return self.chunks[-1]
 
 
-_lender: contextvars.ContextVar[Pool | None] = contextvars.ContextVar("lender", default=None)
+_lender = Scoped("lender", None)
 
 
 def lend_device(size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
