@@ -90,9 +90,10 @@ def test_compact_channels_stay_compact(dev, rng, layer, plan):
 
 
 # --- BatchNorm2d ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("shape", [(4, 3, 5, 2), (2, 7, 1, 1), (1, 3, 4, 5)], ids=str)
-def test_batch_norm_equals_pytorchs(dev, rng, shape):
-    theirs, ours = torch.nn.BatchNorm2d(shape[1]), BatchNorm2d(shape[1], device=dev)
+def test_batch_norm_equals_pytorchs(dev, rng, shape, momentum):
+    theirs, ours = torch.nn.BatchNorm2d(shape[1], momentum=momentum), BatchNorm2d(shape[1], momentum=momentum, device=dev)
     with torch.no_grad():
         for tensor in (theirs.weight, theirs.bias):
             tensor.copy_(torch.from_numpy(rng.uniform(0.5, 2, shape[1])))

@@ -35,6 +35,24 @@ def test_several_labels_are_learned_as_by_scikit_learn(dropout):
     np.testing.assert_allclose(np.exp(net.predict_log_proba(TEXTS)), proba, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Stochastic Optimizer")
+@pytest.mark.parametrize("labels", [2, 4])
+def test_a_step_with_several_labels_is_scikit_learns(labels):
+    """Its loss is the sum over labels: each of them is learned as fast as one alone."""
+    options = {"solver": "sgd", "alpha": 0.0, "momentum": 0.0, "batch_size": len(TEXTS), "random_state": 0, "max_iter": 1}
+    theirs = MLPClassifier((5,), learning_rate_init=1e-12, warm_start=True, **options).fit(TEXTS, LABELS[:, :labels])
+    layers = [Linear(20, 5), ReLU(), Linear(5, labels)]
+    for layer, w, b in zip(layers[::2], theirs.coefs_, theirs.intercepts_):
+        layer.load_state_dict({"weight": w.T, "bias": b})
+    theirs.set_params(learning_rate_init=0.5).fit(TEXTS, LABELS[:, :labels])
+    net = Net(layers, **{**FAST, "epochs": 1}, learning_rate=0.5, momentum=0.0, batch_size=len(TEXTS))
+    net.fit(TEXTS, LABELS[:, :labels])
+    assert net.history_[0]["loss"] == pytest.approx(theirs.loss_, rel=1e-5)
+    for layer, w, b in zip(net.model_.layers[::2], theirs.coefs_, theirs.intercepts_):
+        np.testing.assert_allclose(layer.weight.numpy(), w.T, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(layer.bias.numpy(), b, rtol=1e-4, atol=1e-5)
+
+
 def test_several_labels_everywhere(tmp_path):
     net = Net((16,), **FAST).fit(TEXTS, LABELS, sample_weight=np.arange(600) % 3)
     np.testing.assert_array_equal(Net((16,), **FAST).fit(TEXTS, sparse.csr_matrix(LABELS)).predict(TEXTS),

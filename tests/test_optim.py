@@ -1,4 +1,6 @@
 """Optimisers on tensors, with PyTorch as an outside oracle: gradients, and ten steps of a multilayer perceptron."""
+import pickle
+
 import numpy as np
 import pytest
 
@@ -228,3 +230,72 @@ def test_packed_gradients_are_clipped_by_what_they_hold(dev, rng, plan):
     norm = np.sqrt((before ** 2).sum() + (bias ** 2).sum())
     SGD(layer.parameters(), 1.0, clip_norm=norm / 2).step()
     np.testing.assert_allclose(layer.weight.numpy(), w - before / 2, rtol=1e-5, atol=1e-6)
+
+
+# --- parameters that miss steps ---------------------------------------------------------------------------------------
+MISSING = ((0, 2), (1,), (0,), (0, 1, 2), (), (2,), (1,), (0, 1))  # which parameters have a gradient, step by step
+
+
+def missing(name, rng, dev="cpu"):
+    """Parameters here and in PyTorch, optimisers of both, and a step of both with gradients for some."""
+    values = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 3), (4,), (2, 5))]
+    ours = [Tensor(v.copy(), dev, requires_grad=True) for v in values]
+    theirs = [torch.from_numpy(v.copy()).requires_grad_() for v in values]
+    mine, other = (make(parameters) for make, parameters in zip(OPTIMIZERS[name], (ours, theirs)))
+
+    def step(present):
+        for i, (a, b) in enumerate(zip(ours, theirs)):
+            g = rng.standard_normal(values[i].shape).astype(np.float32)
+            a.gradient = Dense(a.device.upload(g)) if i in present else None
+            b.grad = torch.from_numpy(g) if i in present else None
+        mine.step()
+        other.step()
+        for a, b in zip(ours, theirs):
+            np.testing.assert_allclose(a.numpy(), b.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+    return ours, mine, step
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("present", [MISSING, [(2,)] * 20 + [(0, 1, 2)] * 2], ids=["now and then", "late"])
+def test_a_parameter_without_a_gradient_misses_the_step_as_in_pytorch(dev, rng, name, present):
+    _, _, step = missing(name, rng, dev)
+    for who in present:
+        step(who)
+
+
+def test_a_layer_that_is_thawed_begins_as_in_pytorch(rng):
+    """Its first step of Adam is one of the learning rate, however many the others took."""
+    ours, their = pair()
+    optimizers = Adam(ours.parameters(), 0.01), torch.optim.Adam(their.parameters(), 0.01)
+    for at in range(8):
+        for layers in (ours.layers, their):
+            layers[0].weight.requires_grad = not 1 <= at < 5
+        step(ours, their, rng.standard_normal((N, 12)).astype(np.float32), optimizers)
+    for a, b in zip(ours.parameters(), their.parameters()):
+        np.testing.assert_allclose(a.numpy(), b.detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["pickle", "snapshot", "old pickle", "exchange"])
+def test_how_many_steps_each_parameter_took_is_kept(rng, way):
+    ours, mine, step = missing("adam", rng)
+    step((0, 1))
+    step((0,))
+    if way == "exchange":
+        other = Tensor(ours[1].numpy(), requires_grad=True)
+        mine.exchange(ours[1], other, lambda array: array)
+        assert mine.parameters[1] is other
+    elif way == "snapshot":
+        saved = mine.snapshot()
+        step((0, 1, 2))
+        mine.restore(saved)
+    else:
+        saved = mine.__getstate__()
+        if way == "old pickle":  # of when all parameters had one number of steps
+            del saved["counts"]
+        mine = Adam.__new__(Adam)
+        mine.__setstate__(pickle.loads(pickle.dumps(saved)))
+    assert (mine.steps, mine.counts) == (2, [2, 2, 2] if way == "old pickle" else [2, 1, 0])
+    mine.reset()
+    mine.prepare()
+    assert (mine.steps, mine.counts) == (0, [0, 0, 0])

@@ -4,7 +4,7 @@ import functools
 import numpy as np
 import pytest
 
-from numbanet import GELU, Flatten, Layer, Linear, Net, NetRegressor, ReLU, RowDropout, SparseLinear, TileDropout
+from numbanet import GELU, BatchNorm1d, Flatten, Layer, Linear, Net, NetRegressor, ReLU, RowDropout, SparseLinear, TileDropout
 from numbanet.device import problem
 from numbanet.training.replay import Replay
 from numbanet.training.task import Classification
@@ -16,6 +16,7 @@ DEVICES = [name for name in ("cuda", "emulated") if problem(name) is None]
 @pytest.fixture(autouse=True, params=DEVICES)
 def device(request, monkeypatch):
     monkeypatch.setitem(globals(), "fit", functools.partial(fit, device=request.param))
+    return request.param
 
 
 @pytest.fixture
@@ -41,9 +42,20 @@ def fit(rng, dropout=FEW, net=Net, layers=(5,), weights=False, **options):
         x, y, sample_weight=1 + y if weights else None)
 
 
+def test_several_labels_are_recorded(replays, device):
+    x, y = np.random.default_rng(0).standard_normal((12, 6)), np.eye(4, dtype=int)[np.arange(12) % 4, :3]
+    options = {"batch_size": 4, "epochs": 3, "random_state": 0}
+    nets = [Net((5,), **options, device=where).fit(x, y) for where in (device, "cpu")]
+    assert sum(replays.values()) > 2
+    for a, b in zip(*(net.model_.parameters() for net in nets), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-5)
+
+
 def equal(ours, theirs):
-    for a, b in zip(ours.model_.parameters(), theirs.model_.parameters(), strict=True):
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    state, other = ours.model_.state_dict(), theirs.model_.state_dict()
+    assert state.keys() == other.keys()
+    for name, value in state.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
     assert [r["loss"] for r in ours.history_] == [r["loss"] for r in theirs.history_]
     assert [r["score"] for r in ours.history_] == [r["score"] for r in theirs.history_]
 
@@ -53,8 +65,10 @@ def equal(ours, theirs):
                                      {"dropout": RowDropout((0.0, 0.4, 0.4).__getitem__, dp_max=2)},
                                      {"layers": [Linear(6, 9), ReLU(), SparseLinear(9, 8, density=0.25, rng=0), ReLU(),
                                                  Linear(8, 3)]},
+                                     {"layers": [Linear(6, 9), BatchNorm1d(9, momentum=None), ReLU(), Linear(9, 3)],
+                                      "dropout": "none"},
                                      {"net": NetRegressor, "schedule": "linear", "weights": True}],
-                         ids=["adam", "tdp", "rdp by the epoch", "sparse", "regression"])
+                         ids=["adam", "tdp", "rdp by the epoch", "sparse", "batch norm", "regression"])
 def test_replayed_passes_train_the_same(monkeypatch, replays, options):
     ours = fit(np.random.default_rng(0), **options)
     assert sum(replays.values()) > 2

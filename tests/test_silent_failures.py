@@ -6,10 +6,11 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, make_multilabel_classification
 from sklearn.model_selection import cross_val_score
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from numbanet import Flatten, LanguageModel, Linear, Net, NetRegressor, NoDropout
+from numbanet import Flatten, LanguageModel, Linear, Net, NetRegressor, NoDropout, ReLU, SparseLinear, TileDropout
 from numbanet.datasets import load_digits
 from numbanet.dropout import policy
 
@@ -94,6 +95,33 @@ def test_a_rate_without_dropout_is_said_to_do_nothing(options, fit):
     assert text.startswith("dropout_rate=") and "drops nothing where dropout is 'none'" in text and file == __file__
 
 
+UNDROPPED = {  # fits whose dropout finds nothing to drop
+    "no hidden layer": lambda **fit: Net((), **{**FAST, **fit}),
+    "no tiles": lambda **fit: Net([SparseLinear(64, 32, density=0.2, rng=0), ReLU(), Linear(32, 10, rng=1)], **{**FAST, **fit}),
+}
+
+
+@pytest.mark.parametrize("name, dropout", [
+    *(("no hidden layer", kind) for kind in ("bernoulli", "rdp", "tdp", "batchwise")), ("no tiles", "tdp"),
+    ("no tiles", TileDropout(lambda epoch: 0.2 + 0.1 * epoch))], ids=lambda v: v if isinstance(v, str) else v.name)
+def test_dropout_that_finds_nothing_to_drop_says_so_once(name, dropout):
+    (text, file), = said(lambda: UNDROPPED[name](dropout=dropout).fit(X, Y))
+    kind = dropout if isinstance(dropout, str) else dropout.name
+    assert text.startswith(f"{kind}: nothing is dropped") and file == __file__
+
+
+@pytest.mark.parametrize("name, options", [("no hidden layer", {"dropout": "rdp", "dropout_rate": 0.0}),
+                                           ("no tiles", {"dropout": "rdp"}), ("no hidden layer", {})], ids=str)
+def test_dropout_that_drops_or_shall_drop_nothing_is_in_order(name, options):
+    assert said(lambda: UNDROPPED[name](**options).fit(X, Y)) == []
+
+
+def test_a_language_model_drops_even_where_other_networks_have_nothing():
+    options = {"epochs": 1, "batch_size": 2, "random_state": 0}
+    for given in ({"dropout": "bernoulli"}, {"recurrent_dropout": "rdp"}):
+        assert said(lambda given=given: LanguageModel((8,), **options, **given).fit(list("abcabcabc"))) == []
+
+
 def test_no_rate_without_dropout_is_in_order():
     assert said(lambda: Net((64,), **FAST, dropout_rate=0.0).fit(X, Y)) == []
 
@@ -135,6 +163,38 @@ def test_what_is_neither_true_nor_false_is_refused(kind, name, value):
     with pytest.raises(ValueError, match=f"{name} must be"):
         kind(**{**FAST, name: value}).fit(X, Y)
     kind((8,), **{**FAST, "epochs": 1, name: np.bool_(False)}).fit(X, Y)
+
+
+# --- classes ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("first, then, message", [
+    (Y, np.where(Y == 9, 8, Y), r"warm_start: y must have the classes of the fit before.* \[9\] are missing"),
+    (Y, np.where(Y == 9, 11, Y), r"not among the classes .*\[11\]; fit .* without warm_start"),
+    (np.where(Y == 9, 8, Y), Y, r"not among the classes .*\[9\]"), (Y, Y.astype(str), "not among the classes .*'0'")],
+    ids=["one is missing", "another", "one more", "text"])
+def test_a_warm_start_with_other_classes_is_refused_as_scikit_learn_does(first, then, message):
+    net = Net((16,), **FAST, warm_start=True).fit(X, first)
+    before = net.predict_proba(X_TEST)
+    with pytest.raises(ValueError, match=message):
+        net.fit(X, then)
+    np.testing.assert_array_equal(net.predict_proba(X_TEST), before)
+    net.fit(X[::2], first[::2]).set_params(warm_start=False).fit(X, then)
+    assert net.classes_.tolist() == np.unique(then).tolist()
+    theirs = MLPClassifier((4,), max_iter=1, warm_start=True)
+    with warnings.catch_warnings(), pytest.raises(ValueError, match="warm_start can only be used where"):
+        warnings.simplefilter("ignore")
+        theirs.fit(X, first).fit(X, then)
+
+
+@pytest.mark.parametrize("rare", [1, 2])
+def test_early_stopping_with_a_class_of_one_sample_says_that_it_is_not_stratified(rare):
+    y = np.where(np.arange(len(Y)) < rare, 10, Y)
+    found = said(lambda: Net((16,), **FAST, early_stopping=True).fit(X, y))
+    if rare == 1:
+        (text, file), = found
+        assert text.startswith("early_stopping: class 10 has one distinct sample") and file == __file__
+        assert "held out without strata" in text
+    else:
+        assert found == []
 
 
 def test_tied_is_true_or_false():

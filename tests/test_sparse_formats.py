@@ -134,7 +134,10 @@ def test_what_is_wrong_is_named(name):
     (lambda: CSR([0, 1], ["a"], [1], (1, 3)), "CSR: indices cannot be read as int32"),
     (lambda: CSR([0, 1], [0], [1 + 2j], (1, 3)), "CSR: values cannot be read as float32 numbers .*complex"),
     (lambda: CSR([0, 1], [0], [1], 3), r"CSR: shape must be \(rows, columns\), got 3"),
-    (lambda: BSR.from_scipy(scipy.sparse.csr_array(np.eye(4))), "call tobsr")])
+    (lambda: BSR.from_scipy(scipy.sparse.csr_array(np.eye(4))), "call tobsr"),
+    (lambda: BSR.from_scipy(np.eye(4)), r"got a ndarray; .* BSR.from_dense\(matrix, tile\)"),
+    (lambda: CSR.from_scipy(np.eye(4)), r"CSR.from_scipy: .* is needed, got a ndarray; .* CSR.from_dense\(matrix\)"),
+    (lambda: CSR.from_scipy([[1, 0], [0, 2]]), "got a list; .* CSR.from_dense")])
 def test_what_is_no_matrix_is_named(make, message):
     with pytest.raises(TypeError, match=message):
         make()

@@ -38,19 +38,20 @@ def close(ours, theirs, tolerance=1e-5):
 
 
 # --- BatchNorm1d ------------------------------------------------------------------------------------------------------
-def pair(dev, channels=5):
-    theirs, rng = torch.nn.BatchNorm1d(channels), np.random.default_rng(1)
+def pair(dev, channels=5, momentum=0.1):
+    theirs, rng = torch.nn.BatchNorm1d(channels, momentum=momentum), np.random.default_rng(1)
     with torch.no_grad():
         theirs.weight.copy_(torch.from_numpy(rng.uniform(0.5, 2, channels)))
         theirs.bias.copy_(torch.from_numpy(rng.standard_normal(channels)))
-    ours = BatchNorm1d(channels, device=dev)
+    ours = BatchNorm1d(channels, momentum=momentum, device=dev)
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
 
 
+@pytest.mark.parametrize("momentum", [0.1, None, 0, 1])
 @pytest.mark.parametrize("shape", [(12, 5), (7, 5, 3)], ids=str)
-def test_batch_norm_equals_pytorchs_over_20_steps(dev, rng, shape):
-    ours, theirs = pair(dev)
+def test_batch_norm_equals_pytorchs_over_20_steps(dev, rng, shape, momentum):
+    ours, theirs = pair(dev, momentum=momentum)
     optimizers = SGD(ours.parameters(), 0.1, 0.9), torch.optim.SGD(theirs.parameters(), 0.1, 0.9)
     for _ in range(20 if dev.name == "cpu" else 3):
         host, dy = (rng.normal(3, 2, shape).astype(np.float32), rng.standard_normal(shape).astype(np.float32))
@@ -122,6 +123,23 @@ def test_a_net_with_batch_norm_keeps_its_statistics(rng, dropout):
     other.load_state_dict(state)
     np.testing.assert_array_equal(other(Tensor(X)).numpy(), net.model_(Tensor(X)).numpy())
     np.testing.assert_array_equal(net.predict_proba(X), answers)  # prediction moves nothing
+
+
+def test_running_values_that_are_means_of_all_batches_are_saved_and_go_on(rng, tmp_path):
+    X, y = samples(rng)
+    layers = normed()
+    layers[1] = BatchNorm1d(8, momentum=None)
+    net = Net(layers, epochs=2, batch_size=30, random_state=0).fit(X, y)
+    net.save(tmp_path / "a")
+    again = Net.load(tmp_path / "a")
+    assert again.model_[1].momentum is None and again.model_[1].num_batches_tracked.item() == 6
+    np.testing.assert_array_equal(again.predict_proba(X), net.predict_proba(X))
+    hidden = net.model_[:1](Tensor(X)).numpy()
+    before, flow = net.model_[1].running_mean.numpy().copy(), Flow(Tensor(hidden))
+    net.model_[1].forward(flow, Step("cpu", training=True))
+    close(net.model_[1].running_mean.numpy(), before + (hidden.mean(0) - before) / 7)
+    with pytest.raises(ValueError, match=r"BatchNorm1d\(8\): momentum=None counts .* RowPlan.* drops some .* such as 0.1"):
+        Net(layers, dropout=RowDropout(0.5), epochs=1, random_state=0).fit(X, y)
 
 
 def test_early_stopping_and_errors_put_statistics_back(rng):

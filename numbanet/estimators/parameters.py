@@ -49,7 +49,7 @@ PARAMETERS = """
         Samples of a step, as in the papers.
     warm_start : bool, default=False
         Whether `fit` trains on from the weights that it finds, where there are some, with a new optimiser and a new history, in
-        place of new weights; the data must have the same features and classes.
+        place of new weights; the data must have the same features and classes, all of them, as for scikit-learn's networks.
     sparsity : Sparsity or None, default=None
         How the network becomes sparse while it learns, such as `GroupLasso(1e-4, groups="rows")`: what is zero leaves it, and
         training goes on with smaller arrays; or how `SparseLinear` layers find their entries, `Rewire()`.
@@ -58,6 +58,7 @@ PARAMETERS = """
         the same shape on the same device, where the CPU has NumPy's. Prediction and validation do without.
     early_stopping : bool, default=False
         Whether to stop when the score on held-out samples does not improve for `patience` epochs, and to keep the best weights.
+        Classes are held out in their shares, unless one has a single sample: then by chance, with a warning.
     validation_fraction : float, default=0.1
         Share of the samples held out for early stopping, in (0, 1); not used where `fit` is given validation data.
     patience : int, default=5

@@ -103,7 +103,8 @@ class Settings(BaseEstimator):
 
     def _make_optimizer(self, parameters) -> Optimizer:
         if self.optimizer == "sgd":
-            return SGD(parameters, self.learning_rate, self.momentum, self.nesterov, self.weight_decay, self.clip_norm)
+            return SGD(parameters, self.learning_rate, self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay,
+                       clip_norm=self.clip_norm)
         if self.optimizer == "adam":
             return Adam(parameters, self.learning_rate, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
         if callable(self.optimizer):

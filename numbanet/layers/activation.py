@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from .. import ops
 from ..tensor import Tensor
-from .base import Cost, Layer
+from .base import Cost, Layer, only
 
 
 class Activation(Layer):
@@ -30,6 +30,9 @@ class ReLU(Activation):
     recordable = True
     function = ops.relu
 
+    def __init__(self, inplace: bool = False) -> None:
+        only("ReLU", "what comes out is the same", inplace=(inplace, False))
+
 
 class Tanh(Activation):
     """y = tanh x"""
@@ -50,6 +53,9 @@ class GELU(Activation):
 
     recordable = True
     function = ops.gelu
+
+    def __init__(self, approximate: str = "none") -> None:
+        only("GELU", "Phi is exact", approximate=(approximate, "none"))
 
 
 ACTIVATIONS: dict[str, type[Activation]] = {"relu": ReLU, "tanh": Tanh, "sigmoid": Sigmoid, "gelu": GELU}

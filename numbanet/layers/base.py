@@ -197,6 +197,13 @@ class Layer:
         return f"{type(self).__name__}()"
 
 
+def only(layer: str, out: str, **given: tuple[Any, Any]) -> None:
+    """ValueError with the way out where an argument of PyTorch's, (its value, the one that is supported), has another value."""
+    for name, (value, supported) in given.items():
+        if value != supported:
+            raise ValueError(f"{layer}: {name}={value!r} is not supported, only {name}={supported!r}: {out}")
+
+
 def _held(values: Iterable[Any]) -> Iterator[Layer]:
     """The layers among some values, also those in lists and tuples."""
     for value in values:

@@ -14,7 +14,7 @@ from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, BlockPlan
 from ..tensor import Tensor
 from .activation import ReLU
-from .base import Cost, Flow, Form, Layer, part_of
+from .base import Cost, Flow, Form, Layer, only, part_of
 from .pooling import Pair, pair
 from .step import Site, Step
 
@@ -35,7 +35,7 @@ class Conv2d(Layer):
     Inside, images have their channels last, and the sum is a product with the input matrix (N OH OW, KH KW C), which is never
     built (`numbanet_kernels.families.conv`). An `AxisPlan` at the site "output" keeps some filters: y holds their channels
     alone. At the site "input" an `AxisPlan` keeps rows of the input matrix, output positions, and a `BlockPlan` blocks of it.
-    Arguments, names and shapes are PyTorch's.
+    Positional arguments, names and shapes are PyTorch's.
 
     Parameters
     ----------
@@ -47,6 +47,8 @@ class Conv2d(Layer):
         The channels are cut into so many groups, and each output sees those of its own.
     bias : bool, default=True
         Whether to add b.
+    padding_mode : str, default="zeros"
+        No other one is supported.
     init : {"he", "glorot"}, default="he"
         As for `Linear`, with C KH KW / groups inputs.
     rng : numpy.random.Generator or int, optional
@@ -64,8 +66,9 @@ class Conv2d(Layer):
     recordable = True
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0,
-                 dilation: Pair = 1, groups: int = 1, bias: bool = True, init: str = "he",
+                 dilation: Pair = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros", *, init: str = "he",
                  rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
+        only("Conv2d", "pad the images themselves", padding_mode=(padding_mode, "zeros"))
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
             if not isinstance(value, numbers.Integral) or value < 1:
                 raise ValueError(f"Conv2d: {name} must be a positive integer, got {value!r}")

@@ -7,7 +7,7 @@ from .. import ops
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, IndexPlan
 from ..tensor import Tensor
-from .base import Cost, Flow, Form, Layer, part_of
+from .base import Cost, Flow, Form, Layer, only, part_of
 from .step import Site
 
 
@@ -16,7 +16,7 @@ class Embedding(Layer):
 
     The gradient has the rows that were looked up alone; an update leaves the others for later, as of any weight (`SGD`). Under
     an `AxisPlan` y holds the kept components alone, the same of all symbols of the batch; under a `BernoulliPlan` all, and
-    random zeros are due.
+    random zeros are due. Names, shapes and positional arguments are PyTorch's.
 
     Parameters
     ----------
@@ -25,8 +25,10 @@ class Embedding(Layer):
     embedding_dim : int
         Length of a vector, D.
     padding_idx : int, optional
-        The symbol that fills up sequences: its vector is 0 and stays so, and those at the end of a row of x (N, T) tell the
-        layers after it how long the row's sequence is, at least 1.
+        The symbol that fills up sequences, counted from the end where it is negative: its vector is 0 and stays so, and those
+        at the end of a row of x (N, T) tell the layers after it how long the row's sequence is, at least 1.
+    max_norm, norm_type, scale_grad_by_freq, sparse
+        PyTorch's; nothing but their defaults is supported.
     rng : numpy.random.Generator or int, optional
         Where the initial weights come from, standard normal as PyTorch's.
     device : str or Device, default="cpu"
@@ -36,19 +38,23 @@ class Embedding(Layer):
     ------
     ValueError
         If a size is not positive, or padding_idx no symbol.
+    TypeError
+        If padding_idx is no integer.
     """
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None,
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, max_norm: float | None = None,
+                 norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False, *,
                  rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
+        only("Embedding", "scale the rows of its weight between steps", max_norm=(max_norm, None), norm_type=(norm_type, 2.0))
+        only("Embedding", "a row's gradient is the sum over its look-ups", scale_grad_by_freq=(scale_grad_by_freq, False))
+        only("Embedding", "its gradient holds no other rows than those that were looked up", sparse=(sparse, False))
         if num_embeddings < 1 or embedding_dim < 1:
             raise ValueError(f"Embedding: sizes must be positive, got num_embeddings={num_embeddings}, "
                              f"embedding_dim={embedding_dim}")
-        if padding_idx is not None and not 0 <= padding_idx < num_embeddings:
-            raise ValueError(f"Embedding: padding_idx must be in 0 … {num_embeddings - 1}, got {padding_idx}")
-        self.padding_idx = padding_idx
+        self.padding_idx = ops.padding_row("Embedding: padding_idx", padding_idx, num_embeddings)
         values = np.random.default_rng(rng).standard_normal((num_embeddings, embedding_dim), np.float32)
-        if padding_idx is not None:
-            values[padding_idx] = 0
+        if self.padding_idx is not None:
+            values[self.padding_idx] = 0
         self.weight = Tensor(values, device, requires_grad=True)
 
     recordable = True

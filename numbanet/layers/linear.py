@@ -19,7 +19,8 @@ class Linear(Layer):
     """y = x wᵀ + b.   x (…, in) -> y (…, out)
 
     Under an `AxisPlan` only the kept neurons are computed, and y holds them alone; under a `TilePlan` the kept tiles of the
-    weight; under a `BernoulliPlan` all, and random zeros are due. Names and shapes are PyTorch's.
+    weight; under a `BernoulliPlan` all, and random zeros are due. Names, shapes and positional arguments are
+    PyTorch's.
 
     Parameters
     ----------
@@ -47,7 +48,7 @@ class Linear(Layer):
 
     recordable = True
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, init: str = "he", keep: float = 1.0,
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, init: str = "he", keep: float = 1.0,
                  rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
         if in_features < 1 or out_features < 1:
             raise ValueError(f"Linear: widths must be positive, got in_features={in_features}, out_features={out_features}")

@@ -11,7 +11,7 @@ from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, SamplePlan
 from ..plans.kept import KeptAxis, KeptSamples
 from ..tensor import Tensor
-from .base import Cost, Flow, Layer
+from .base import Cost, Flow, Layer, only
 from .step import Step
 
 
@@ -21,10 +21,14 @@ class BatchNorm(Layer):
     buffers = ("running_mean", "running_var", "num_batches_tracked")
     axes: ClassVar[tuple[int, ...]]  # how many x may have
 
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, device: str | Device = "cpu") -> None:
-        if num_features < 1 or not eps > 0 or not 0 <= momentum <= 1:
-            raise ValueError(f"{type(self).__name__}: num_features {num_features} must be positive, eps {eps} above 0 and "
-                             f"momentum {momentum} in [0, 1]")
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True, *, device: str | Device = "cpu") -> None:
+        name = type(self).__name__
+        only(name, "weight and bias begin as 1 and 0, and stay so with requires_grad = False", affine=(affine, True))
+        only(name, "ops.batch_norm has no running values", track_running_stats=(track_running_stats, True))
+        if num_features < 1 or not eps > 0 or not (momentum is None or 0 <= momentum <= 1):
+            raise ValueError(f"{name}: num_features {num_features} must be positive, eps {eps} above 0 and "
+                             f"momentum {momentum} None or in [0, 1]")
         self.eps, self.momentum = eps, momentum
         self.weight, self.bias = (Tensor(np.full(num_features, value), device, requires_grad=True) for value in (1.0, 0.0))
         self.running_mean, self.running_var = (Tensor(np.full(num_features, value), device) for value in (0.0, 1.0))
@@ -46,19 +50,29 @@ class BatchNorm(Layer):
             raise ValueError(f"{type(self).__name__}: a batch in training needs more than one value for each channel, got "
                              f"x {x.shape}")
 
+        if self.momentum is None and kept is not None:
+            raise ValueError(f"{self!r}: momentum=None counts batches for all channels together, and {kept.plan} drops some of "
+                             "them; give it a momentum, such as 0.1")
+
         def follow(mean, variance):
-            self._follow(self.running_mean, mean, 1.0, kept)
-            self._follow(self.running_var, variance, samples / (samples - 1), kept)
             dev, count = self.num_batches_tracked.device, self.num_batches_tracked.data
             dev.affine(count, add=1.0, out=count)
+            self._follow(self.running_mean, mean, 1.0, kept)
+            self._follow(self.running_var, variance, samples / (samples - 1), kept)
 
         if sampled is not None:
             return ops.batch_norm_samples(x, self.weight, self.bias, seen=follow, eps=self.eps, plan=sampled)
         return ops.batch_norm(x, self.weight, self.bias, seen=follow, eps=self.eps, kept=kept)
 
     def _follow(self, running, batch, factor, kept):
-        """r <- r + momentum (factor b - r) where channels are kept."""
+        """r <- r + momentum (factor b - r) where channels are kept; without a momentum, 1 / batches, which is read on the
+        device, as steps that are recorded are done again."""
         dev, m = running.device, self.momentum
+        if m is None:
+            batches = dev.broadcast_to(dev.reshape(self.num_batches_tracked.data, (1,)), running.shape)
+            change = dev.sub(dev.affine(batch, mul=factor), running.data)
+            dev.add(running.data, dev.div(change, batches), out=running.data)
+            return
         if kept is None:
             dev.add(dev.affine(running.data, mul=1 - m), dev.affine(batch, mul=m * factor), out=running.data)
             return
@@ -83,9 +97,10 @@ class BatchNorm1d(BatchNorm):
     """y = weight (x - mean) / sqrt(variance + eps) + bias, for each channel.   x, y (N, C) or (N, C, L)
 
     In training, mean and variance are those of the batch, and running ones follow them: r <- (1 - momentum) r + momentum b, the
-    variance with 1 / (N - 1). In prediction they are the running ones (Ioffe & Szegedy 2015, algorithms 1 and 2). Names, shapes
-    and values are PyTorch's. Compact activations stay compact; channels that a step drops keep their running values. The scale
-    of a pattern, and random zeros, come after the next activation: prediction then finds the statistics that it needs.
+    variance with 1 / (N - 1). In prediction they are the running ones (Ioffe & Szegedy 2015, algorithms 1 and 2). Names,
+    shapes, values and positional arguments are PyTorch's. Compact activations stay compact; channels that a step drops keep
+    their running values. The scale of a pattern, and random zeros, come after the next activation: prediction then finds the
+    statistics that it needs.
 
     Parameters
     ----------
@@ -93,8 +108,10 @@ class BatchNorm1d(BatchNorm):
         Channels C.
     eps : float, default=1e-5
         Added to the variance.
-    momentum : float, default=0.1
-        How fast the running values follow, in [0, 1].
+    momentum : float or None, default=0.1
+        How fast the running values follow, in [0, 1]; None for the mean of all batches so far, where no channels are dropped.
+    affine, track_running_stats : bool, default=True
+        Only True is supported.
     device : str or Device, default="cpu"
         Where the tensors live.
 
@@ -124,7 +141,7 @@ class BatchNorm2d(BatchNorm):
 
     Parameters
     ----------
-    num_features, eps, momentum, device
+    num_features, eps, momentum, affine, track_running_stats, device
         As for `BatchNorm1d`, which raises the same errors; x that is no images is refused when it is called.
     """
 

@@ -9,7 +9,7 @@ from numbanet_kernels.layouts.windows import Bins, Window, check_pooling
 from .. import ops
 from ..plans import AxisPlan
 from ..tensor import Tensor
-from .base import Cost, Layer
+from .base import Cost, Layer, only
 
 Pair = int | tuple[int, int]
 
@@ -57,7 +57,8 @@ class Pooling(Layer):
 class MaxPool2d(Pooling):
     """y = the largest value that each window sees.   x (N, C, H, W) -> y (N, C, OH, OW)
 
-    Arguments, values and gradients are PyTorch's. Padding never is the largest; of equal values the first gets the gradient.
+    Arguments, values and gradients are PyTorch's. Padding never is the largest; of equal values the first gets the gradient,
+    of NaNs the last.
 
     Parameters
     ----------
@@ -69,6 +70,8 @@ class MaxPool2d(Pooling):
         Pixels added at each edge, at most half the kernel.
     dilation : int or (int, int), default=1
         How far the pixels of a window are apart.
+    return_indices : bool, default=False
+        Only False is supported.
     ceil_mode : bool, default=False
         Only False: windows that stick out of the padded image are left out.
 
@@ -83,9 +86,9 @@ class MaxPool2d(Pooling):
     recordable = True
 
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
-                 ceil_mode: bool = False) -> None:
-        if ceil_mode:
-            raise ValueError("MaxPool2d: ceil_mode=True is not supported; pad the images instead")
+                 return_indices: bool = False, ceil_mode: bool = False) -> None:
+        only("MaxPool2d", "max_pool of a device gives the places as well", return_indices=(return_indices, False))
+        only("MaxPool2d", "pad the images instead", ceil_mode=(ceil_mode, False))
         self.window = Window(pair("MaxPool2d: kernel_size", kernel_size),
                              pair("MaxPool2d: stride", kernel_size if stride is None else stride),
                              pair("MaxPool2d: padding", padding), pair("MaxPool2d: dilation", dilation))
@@ -110,14 +113,16 @@ class AvgPool2d(Pooling):
         As for `MaxPool2d`, which raises the same errors; padding are zeros.
     count_include_pad : bool, default=True
         Whether the zeros of padding count in the mean.
+    divisor_override : None
+        Nothing else is supported.
     """
 
     recordable = True
 
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
-                 count_include_pad: bool = True) -> None:
-        if ceil_mode:
-            raise ValueError("AvgPool2d: ceil_mode=True is not supported; pad the images instead")
+                 count_include_pad: bool = True, divisor_override: int | None = None) -> None:
+        only("AvgPool2d", "pad the images instead", ceil_mode=(ceil_mode, False))
+        only("AvgPool2d", "multiply what comes out", divisor_override=(divisor_override, None))
         self.window = Window(pair("AvgPool2d: kernel_size", kernel_size),
                              pair("AvgPool2d: stride", kernel_size if stride is None else stride),
                              pair("AvgPool2d: padding", padding))

@@ -10,7 +10,7 @@ from .. import ops
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, Plan, TilePlan, TimePlan
 from ..tensor import Tensor
-from .base import Cost, Flow, Form, Layer, part_of, product_cost, samples_of
+from .base import Cost, Flow, Form, Layer, only, part_of, product_cost, samples_of
 from .step import Site, Step
 
 WEIGHTS, BIASES = ("weight_ih", "weight_hh"), ("bias_ih", "bias_hh")
@@ -43,6 +43,8 @@ class LSTM(Layer):
         Whether there are b_ih and b_hh: two, as in PyTorch; their sum counts.
     batch_first : bool, default=False
         Whether x and y are (N, T, …); else (T, N, …). States are (num_layers, N, H) either way.
+    dropout, bidirectional, proj_size
+        PyTorch's; nothing but their defaults, 0, False and 0, is supported.
     rng : numpy.random.Generator or int, optional
         Where the initial weights come from: uniform in ±1 / sqrt(H), as PyTorch's.
     device : str or Device, default="cpu"
@@ -57,7 +59,11 @@ class LSTM(Layer):
     recordable = True
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+                 dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, *,
                  rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
+        only("LSTM", "plans of a step say what is dropped, which an estimator's dropout draws", dropout=(dropout, 0))
+        only("LSTM", "a second LSTM reads the reversed sequences", bidirectional=(bidirectional, False))
+        only("LSTM", "a Linear after it projects what comes out", proj_size=(proj_size, 0))
         for name, value in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ValueError(f"LSTM: {name} must be a positive integer, got {value!r}")
@@ -94,7 +100,7 @@ class LSTM(Layer):
         Raises
         ------
         ValueError
-            If shapes do not fit, or a length is not in 1 … T.
+            If shapes do not fit, there are no time steps, or a length is not in 1 … T.
         TypeError
             If x is no Tensor.
         """
@@ -145,6 +151,8 @@ class LSTM(Layer):
         if flow.x.ndim != 3 or flow.x.shape[2] != width or (flow.kept and flow.kept.plan.n != self.input_size):
             axes = "(N, T, I)" if self.batch_first else "(T, N, I)"
             raise ValueError(f"LSTM: x must be {axes} with I = {width}, got {tuple(flow.x.shape)}")
+        if not flow.x.shape[self.batch_first]:
+            raise ValueError(f"LSTM: x {tuple(flow.x.shape)} has no time steps; sequences need one at least")
         return flow._replace(x=flow.x.transpose(1, 0, 2)) if self.batch_first else flow
 
     @staticmethod
@@ -257,8 +265,8 @@ class LastStep(Layer):
     recordable = True
 
     def forward(self, flow, step):
-        if flow.x.ndim != 3:
-            raise ValueError(f"LastStep: x must be (N, T, H), got {tuple(flow.x.shape)}")
+        if flow.x.ndim != 3 or not flow.x.shape[1]:
+            raise ValueError(f"LastStep: x must be (N, T, H), T at least 1, got {tuple(flow.x.shape)}")
         n, steps, _ = flow.x.shape
         last = np.full(n, steps - 1) if flow.lengths is None else flow.lengths - 1
         return flow._replace(x=flow.x[np.arange(n), last], lengths=None)

@@ -9,13 +9,16 @@ import numpy as np
 from .. import ops
 from ..ops import Order
 from ..plans import IndexPlan, widened
-from .base import Cost, Flow, Form, Layer
+from .base import Cost, Flow, Form, Layer, only
 
 
 class Flatten(Layer):
     """y[n, …] = x[n, …] as (N, everything else), of images in the order (C, H, W). Compact channels become compact features."""
 
     recordable = True
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        only("Flatten", "a layer of one's own reshapes in another way", start_dim=(start_dim, 1), end_dim=(end_dim, -1))
 
     def forward(self, flow, step):
         flow = flow.settled()

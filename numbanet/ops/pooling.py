@@ -10,7 +10,7 @@ from ..autograd import op
 def max_pool2d(dev, x, *, window: Window):
     """y[n, oh, ow, c] = max of x[n, h, w, c] over the pixels that the window sees there; padding never is the largest.
 
-    x (N, H, W, C) -> y (N, OH, OW, C). The gradient goes to the first pixel that is the largest.
+    x (N, H, W, C) -> y (N, OH, OW, C). The gradient goes to the first pixel that is the largest, of NaNs to the last.
 
     Raises
     ------

@@ -152,6 +152,17 @@ def shuffle(dev, x, *, order: Order):
 
 
 # --- rows of a table --------------------------------------------------------------------------------------------------
+def padding_row(name: str, padding: int | None, rows: int) -> int | None:
+    """The row of a table that is padding, from 0 on: a negative number counts from the end. None for None."""
+    if padding is None:
+        return None
+    if isinstance(padding, bool) or not isinstance(padding, numbers.Integral):
+        raise TypeError(f"{name} must be an integer or None, got {padding!r}")
+    if not -rows <= padding < rows:
+        raise ValueError(f"{name} must be a row of the table, from {-rows} to {rows - 1}, got {padding}")
+    return int(padding) % rows
+
+
 @op
 def embedding(dev, w, *, ids: Any, cols: AxisPlan | Kept | None = None, padding: int | None = None, checked: bool = False):
     """y[…, k] = w[ids[…], cols_k].   w (V, D), ids (…) integers of the host or int32 of the device -> y (…, K)
@@ -161,6 +172,8 @@ def embedding(dev, w, *, ids: Any, cols: AxisPlan | Kept | None = None, padding:
 
     Parameters
     ----------
+    padding : int, optional
+        A row of w; a negative one counts from the end.
     checked : bool, default=False
         Whether ids are int32 of the device that somebody looked at before. Then nobody fetches them to look, so that the pass
         may be recorded, and an id that is none counts as the nearest one.
@@ -168,10 +181,11 @@ def embedding(dev, w, *, ids: Any, cols: AxisPlan | Kept | None = None, padding:
     Raises
     ------
     ValueError
-        If an id is not in 0 … V - 1, or `cols` of another axis than the second of w.
+        If an id is not in 0 … V - 1, padding not in -V … V - 1, or `cols` of another axis than the second of w.
     TypeError
-        If the ids are no integers.
+        If the ids, or padding, are no integers.
     """
+    padding = padding_row("embedding: padding", padding, w.shape[0])
     cols = whole_axis(w.shape[1], dev) if cols is None else on("embedding", cols, dev, KeptAxis, (w.shape[1],))
     host = None if checked else _symbols(dev, ids, w.shape[0])
     ids = ids if checked else dev.upload(host)

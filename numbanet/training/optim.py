@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbanet_kernels.layouts.packed import AdamUpdate, Packing, SGDUpdate
+from numbanet_kernels.runtime.interrupt import deferred
 
 from ..device import Device
 from ..gradients import Packed
@@ -50,7 +51,8 @@ class Due(NamedTuple):
 class Optimizer(abc.ABC):
     """Base of the optimisers: parameters, a learning rate, and the state that each parameter carries.
 
-    Subclasses define `update`. `state` holds, for each parameter, arrays of its shape, made at the first step.
+    Subclasses define `update`. `state` holds, for each parameter, arrays of its shape, and `counts` in how many steps it had a
+    gradient; both are made at the first step.
     """
 
     states = 1  # how many arrays of state a parameter carries
@@ -69,9 +71,11 @@ class Optimizer(abc.ABC):
         self.clip_norm = None if clip_norm is None else _check("clip_norm", clip_norm, 1e-30)
         self.steps = 0
         self.state: list[list[Any]] = []
+        self.counts: list[int] = []  # of the steps, those in which each parameter had a gradient
         self.wanted: dict[Tensor, Kept] = {}  # what is read of them before the next step
 
     # --- a step, in order ---------------------------------------------------------------------------------------------
+    @deferred
     def step(self, wanted: Mapping[Tensor, Kept | Plan] | None = None) -> dict[Tensor, Any]:
         """Update every parameter that has a gradient, and forget the gradients: prepare, reduce, launch and advance.
 
@@ -107,6 +111,7 @@ class Optimizer(abc.ABC):
                 raise ValueError(f"{type(self).__name__}: {part} is no part of a weight of shape {w.shape} on {w.device.name}")
         if not self.state:
             self.state = [[p.device.full(p.shape, 0.0) for _ in range(self.states)] for p in self.parameters]
+            self.counts = [0] * len(self.parameters)
 
     def recorded_by(self) -> tuple[Hashable, list[Any]] | None:
         """After `prepare`: the numbers and the arrays that decide what `launch` launches, where it may be recorded with the
@@ -153,6 +158,7 @@ class Optimizer(abc.ABC):
     def advance(self) -> None:
         """A step was launched: go on to the next, without gradients."""
         self.steps += 1
+        self.counts = [n + (p.gradient is not None) for n, p in zip(self.counts, self.parameters, strict=True)]
         self.zero_grad()
 
     # --- what optimisers differ in ------------------------------------------------------------------------------------
@@ -185,18 +191,19 @@ class Optimizer(abc.ABC):
 
     def reset(self) -> None:
         """Forget all state, as before the first step."""
-        self.steps, self.state = 0, []
+        self.steps, self.state, self.counts = 0, [], []
 
     def snapshot(self) -> dict[str, Any]:
         """The steps and the state, on the host."""
         self.settle()
-        return {"steps": self.steps, "state": [[np.array(p.device.download(s)) for s in state]
-                                               for p, state in zip(self.parameters, self.state)]}
+        return {"steps": self.steps, "counts": list(self.counts),
+                "state": [[np.array(p.device.download(s)) for s in state] for p, state in zip(self.parameters, self.state)]}
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go back to a snapshot, on the devices where the parameters are now."""
         self.steps = saved["steps"]
         self.state = [[p.device.upload(np.array(a)) for a in state] for p, state in zip(self.parameters, saved["state"])]
+        self.counts = list(saved.get("counts", [self.steps] * len(self.state)))  # older pickles have one count for all
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), **self.snapshot(), "wanted": {}}
@@ -232,7 +239,7 @@ class SGD(Optimizer):
         If a number is out of range, or nesterov is asked for without momentum.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.01, momentum: float = 0.0,
+    def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.01, momentum: float = 0.0, *,
                  nesterov: bool = False, weight_decay: float = 0.0, clip_norm: float | None = None) -> None:
         super().__init__(parameters, learning_rate, weight_decay, clip_norm)
         self.momentum = _check("momentum", momentum, 0, 1)
@@ -341,7 +348,8 @@ class Adam(Optimizer):
     """Adam (Kingma & Ba 2015, algorithm 1), as PyTorch defines it.
 
     Never lazy: its step without a gradient is not linear (a square root, eps, and corrections that change every step), so
-    missed steps cannot be done as one without another result.
+    missed steps cannot be done as one without another result. t is counted for each parameter by itself: a step in which it
+    has no gradient leaves it, its means and its t as they are.
 
     Parameters
     ----------
@@ -365,11 +373,14 @@ class Adam(Optimizer):
     states = 2
 
     def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.001, betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 0.0, clip_norm: float | None = None) -> None:
+                 eps: float = 1e-8, weight_decay: float = 0.0, *, clip_norm: float | None = None) -> None:
         super().__init__(parameters, learning_rate, weight_decay, clip_norm)
         self.betas = tuple(_check("betas", b, 0, 1) for b in betas)
         self.eps = _check("eps", eps, 0)
 
     def update(self, dev, due):
-        updates = [AdamUpdate(*d.arrays, d.g, d.packing) for d in due]
-        dev.adam(updates, self.learning_rate, *self.betas, self.eps, self.steps + 1, self.weight_decay)
+        counts, together = dict(zip(self.parameters, self.counts, strict=True)), {}
+        for d in due:  # nearly always all have the same count, and are one call
+            together.setdefault(counts[d.parameter], []).append(AdamUpdate(*d.arrays, d.g, d.packing))
+        for count, updates in together.items():
+            dev.adam(updates, self.learning_rate, *self.betas, self.eps, count + 1, self.weight_decay)
