@@ -16,13 +16,13 @@ from numbanet import cli
 
 from . import gpu, kernels, report, table
 from .harness import Options, run_cases
-from .machine import checkout
+from .machine import checkout, commit
 from .results import Results
 
 FAMILIES = kernels.families()
 SUITES = (*FAMILIES, "mlp", "mlp-small", "mlp-epochs", "mlp-scaling", "mlp-memory", "mlp-accuracy", "mlp-settings",
-          "papers-mlp", "cnn", "cnn-memory", "papers-cnn", "motivation", "papers-lstm", "papers-fssl", "challenge", "dsg",
-          "dsg-memory", "dsg-quality", "papers-dsg")
+          "papers-mlp", "cnn", "cnn-memory", "papers-cnn", "motivation", "lstm-rates", "papers-lstm", "papers-fssl",
+          "challenge", "dsg", "dsg-memory", "dsg-quality", "papers-dsg")
 COMMANDS = ("list", "report", "gpu")
 
 
@@ -36,6 +36,7 @@ def _parser(prog: str) -> cli.Parser:
     parser.add_argument("--shape", type=cli.shape, metavar="N,I,O", help="of a family's kernels: samples, inputs and outputs")
     parser.add_argument("--against", choices=("torch",), help="the peer; without it times stand alone, and dropout is "
                                                               "compared with numbanet's own dense training")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout: the peers are what all was there")
     parser.add_argument("--only", default="", metavar="PATTERN", help="of the suites' cases, or trainings, those alone in "
                                                                       "whose name this regular expression is found")
     parser.add_argument("--quick", action="store_true", help="small sizes and few turns: does it run, not how fast")
@@ -119,11 +120,19 @@ def _measure(parser: cli.Parser, chosen: argparse.Namespace) -> int:
         parser.error(f"--only: {chosen.only!r} is not a regular expression: {error}")
     if chosen.against == "torch" and importlib.util.find_spec("torch") is None:
         parser.error("--against torch: PyTorch is not installed; pip install torch")
+    if chosen.before and not checkout(chosen.before):
+        parser.error(f"--before: {chosen.before} is no checkout of numbanet")
+    if chosen.before and any(name not in FAMILIES and hasattr(_module(name), "run") for name in chosen.suites):
+        parser.error("--before goes with suites that time steps or kernels")
+    if chosen.before and (chosen.against or __package__ != "bench"):
+        parser.error("--before takes the place of --against, and compares checkouts: python -m bench in one of them")
     from numbanet.device import device
 
     device(chosen.device)  # RuntimeError with the reason where it is not available
-    options = Options(chosen.device, chosen.against, chosen.quick, chosen.only, chosen.shape)
-    results = Results(chosen.json, **dataclasses.asdict(options))
+    options = Options(chosen.device, chosen.against, chosen.quick, chosen.only, chosen.shape,
+                      chosen.before and str(chosen.before.resolve()))
+    told = {"before": commit(chosen.before.resolve())} if chosen.before else {}
+    results = Results(chosen.json, **{**dataclasses.asdict(options), **told})
     for suite in dict.fromkeys(chosen.suites):
         if suite in FAMILIES:
             rows = run_cases(suite, kernels.suite(suite, options), options, results, _say)

@@ -11,13 +11,14 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .machine import threads
 from .results import Results
-from .worker import Task, WorkerError, Workers
+from .worker import BEFORE, Task, WorkerError, Workers
 
 Sizes = tuple[int, int, int]
 Seconds = tuple[float, float | None]  # by the clock on the wall, and by the card's
@@ -26,13 +27,15 @@ Seconds = tuple[float, float | None]  # by the clock on the wall, and by the car
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What the command line chose for the suites; of the cases, those alone in whose name the regular expression is found, and
-    kernels at their usual shapes if not at this one, (samples, inputs, outputs)."""
+    kernels at their usual shapes if not at this one, (samples, inputs, outputs). `before` is another checkout, whose own
+    implementations are then the peers."""
 
     device: str = "cpu"
     against: str | None = None
     quick: bool = False
     only: str = ""
     shape: tuple[int, int, int] | None = None
+    before: str | None = None
 
     def sizes(self, small: Sizes, *usual: Sizes) -> list[Sizes]:
         """(N, I, O) of a kernel's cases: the shape that was asked for, else a small one if quick, else the usual ones."""
@@ -195,15 +198,23 @@ def run_cases(suite: str, cases: Iterable[Case], options: Options, results: Resu
               schedule: Schedule = Schedule()) -> list[dict[str, Any]]:
     """Verify and time the cases of a suite, one after the other, each recorded when it is done; returns the rows."""
     rows: list[dict[str, Any]] = []
-    with Workers(threads()) as workers:
+    with Workers(threads(), options.before and Path(options.before)) as workers:
         for case in cases:
             if not options.wants(case.name):
                 continue
+            case = with_before(case) if options.before else case
             say(f"{suite}: {case.name}")
             found = [dataclasses.asdict(row) for row in measure(case, workers, QUICK if options.quick else schedule)]
             results.add(found)
             rows += found
     return rows
+
+
+def with_before(case: Case) -> Case:
+    """Each implementation as it is, compared with itself as it was before."""
+    pairs = [(dataclasses.replace(i, name=i.name + BEFORE, peer=None),
+              dataclasses.replace(i, peer=i.name + BEFORE, ceiling=1.0)) for i in case.implementations]
+    return dataclasses.replace(case, implementations=tuple(i for pair in pairs for i in pair))
 
 
 def _verify(case: Case, implementation: Implementation, workers: Workers, row: Row) -> None:

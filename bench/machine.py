@@ -26,19 +26,19 @@ def machine() -> dict[str, Any]:
             "numba": _version("numba"), "numba_cuda": _version("numba-cuda"), "torch": _version("torch"), "gpus": _gpus()}
 
 
-def checkout() -> bool:
+def checkout(root: Path = ROOT) -> bool:
     """Whether this is a checkout, with its results and its tests, not an installed package (whose folder may well lie in
     somebody's repository)."""
-    return (ROOT / "setup.py").is_file()
+    return all((root / name).is_file() for name in ("setup.py", "numbanet/__init__.py", "bench/worker.py"))
 
 
-def commit() -> str | None:
+def commit(root: Path = ROOT) -> str | None:
     """The commit of the working tree, with "+" if it has changes; None outside a checkout."""
-    if not checkout():
+    if not checkout(root):
         return None
-    head = _output("git", "-C", str(ROOT), "rev-parse", "HEAD")
+    head = _output("git", "-C", str(root), "rev-parse", "HEAD")
     # results are written by the benchmarks themselves: they do not change what was measured
-    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!*.md",
+    changed = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!*.md",
                       ":!bench/results")
     return head and head + ("+" if changed else "")
 

@@ -103,17 +103,20 @@ def plot_runs(runs: Sequence[Row], path: Path) -> None:
     """What was measured by epoch and by seconds of training, a line of panels for each case: the mean over seeds, and the band
     between least and most.
 
-    Runs that diverged are left out, and on the right kinds of which no run tells seconds that can be compared (`clocked`).
+    Runs that diverged are left out, and on the right kinds of which no run tells seconds that can be compared (`clocked`). Where
+    that is all of them, there is nothing on the right.
     """
     cases: dict[str, list[Row]] = {}
     for run in runs:
         cases.setdefault(case_of(run["settings"]), []).append(run)
     if not cases:
         raise ValueError("--plot: there are no training runs to draw")
-    figure = _figure(11, 4.5 * len(cases))
-    for panels, (case, found) in zip(figure.subplots(len(cases), 2, squeeze=False), cases.items(), strict=True):
+    labels = ("epoch", "seconds of training")[:2 if any(map(clocked, cases.values())) else 1]
+    figure = _figure(5.5 * len(labels), 4.5 * len(cases))
+    for panels, (case, found) in zip(figure.subplots(len(cases), len(labels), squeeze=False), cases.items(), strict=True):
         what = measure(found[0]["settings"])
-        for axes, label, shown in zip(panels, ("epoch", "seconds of training"), (found, clocked(found)), strict=True):
+        for axes, label in zip(panels, labels, strict=True):
+            shown = found if label == "epoch" else clocked(found)
             for dropout in dict.fromkeys(run["dropout"] for run in found):
                 _draw_curve(axes, [run for run in shown if run["dropout"] == dropout], dropout, label != "epoch")
             axes.set_title(case, fontsize=9)

@@ -108,6 +108,13 @@ QUALITY = {
 }
 
 
+ENDS = {
+    "case": _text("case"), "learning rate": _text("implementation"), "seeds": _number("seeds", "d"),
+    "perplexity after one epoch (min – max)": _measured("first", ".1f"),
+    "after the last (min – max)": _measured("last", ".1f"),
+}
+
+
 def _points(row: Row) -> dict[str, Callable[[Row], str]]:
     """Points against bernoulli, a column for each kind."""
     def one(name: str) -> Callable[[Row], str]:
@@ -123,7 +130,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
     """Heading and lines of the rows of one suite, without columns in which nothing stands."""
     first = rows[0] if rows else {}
     kinds = {"weights_kept": SPARSE, **dict.fromkeys(("accuracy", "perplexity"), _runs(first)), "slope": FITS,
-             "peak_mib": MEMORY, "found": QUALITY, "points_of": _points(first)}
+             "peak_mib": MEMORY, "found": QUALITY, "last": ENDS, "points_of": _points(first)}
     columns = next((kind for key, kind in kinds.items() if rows and key in rows[0]), TIMES)
     lines = [[cell(row) for cell in columns.values()] for row in rows]
     filled = [number for number in range(len(columns)) if not lines or any(line[number] for line in lines)]

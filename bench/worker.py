@@ -10,11 +10,14 @@ import dataclasses
 import functools
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+BEFORE = ", before"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
                     "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -103,11 +106,11 @@ class WorkerError(RuntimeError):
 class Worker:
     """The harness's end of a worker process."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, folder: Path | None = None) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs,), daemon=True)
-        with _environment(threads):
+        with _environment(threads), _imports_from(folder):
             self.process.start()
         theirs.close()
 
@@ -133,10 +136,11 @@ class Worker:
 
 
 class Workers:
-    """One worker for each implementation, started when first asked for and kept for the cases that follow."""
+    """One worker for each implementation, started when first asked for and kept for the cases that follow; those whose name
+    ends with BEFORE import numbanet and bench from another checkout."""
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
+    def __init__(self, threads: int, before: Path | None = None) -> None:
+        self.threads, self.before = threads, before
         self._workers: dict[str, Worker] = {}
 
     def __enter__(self) -> Workers:
@@ -148,7 +152,7 @@ class Workers:
     def __getitem__(self, name: str) -> Worker:
         worker = self._workers.get(name)
         if worker is None or not worker.process.is_alive():
-            worker = self._workers[name] = Worker(self.threads)
+            worker = self._workers[name] = Worker(self.threads, self.before if name.endswith(BEFORE) else None)
         return worker
 
     def close(self) -> None:
@@ -156,6 +160,17 @@ class Workers:
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
+
+
+@contextlib.contextmanager
+def _imports_from(folder: Path | None) -> Iterator[None]:
+    """Processes started within look for modules in this folder first."""
+    before = list(sys.path)
+    sys.path[:0] = [] if folder is None else [str(folder)]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 @contextlib.contextmanager

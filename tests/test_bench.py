@@ -264,6 +264,19 @@ def test_widths_that_take_no_longer_than_the_narrowest_are_left_out_of_the_pictu
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("alone, across", [(True, 2), (False, 1)])
+def test_panels_by_seconds_are_drawn_where_some_can_be_compared(alone, across, tmp_path, monkeypatch):
+    drawn, settings = [], {"dataset": "text", "hidden": [4], "p": 0.0, "epochs": 1, "samples": 9}
+    runs = [{"settings": settings, "dropout": "none", "alone": alone, "epochs": [{"perplexity": 7.0, "seconds": 1.0}]}]
+    monkeypatch.setattr(plots, "clocked", lambda found: found if alone else [])
+    monkeypatch.setattr(plots, "case_of", lambda settings: "a text")
+    monkeypatch.setattr(plots, "measure", lambda settings: "perplexity")
+    figure = plots._figure
+    monkeypatch.setattr(plots, "_figure", lambda *size: drawn.append(figure(*size)) or drawn[-1])
+    plots.plot_runs(runs, tmp_path / "a.png")
+    assert len(drawn[0].axes) == across and all(axes.lines for axes in drawn[0].axes)
+
+
 def test_scaling_suite_end_to_end(tmp_path):
     done = _run("mlp-scaling", "--quick", "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import joblib
 import numpy as np
 import pytest
 
-from bench import lstm, lstm_model, papers_lstm, training
+from bench import lstm, lstm_model, lstm_rates, papers_lstm, training
 from bench.harness import Options
 from bench.results import Results, load
 from bench.table import markdown
@@ -180,6 +180,33 @@ def test_rates_are_halved_and_texts_cut(monkeypatch):
     assert not training.whole(training._trained(first, 2))  # nothing was trained
     assert fits == [(2048, 2048, (256, 256), [1, 1, 0.5, 0.25], 2),
                     (50_000, 50_000, (256, 256), [1, 1, 0.5, 0.25], 2)]
+
+
+def test_rates_are_compared_after_the_first_and_the_last_epoch(tmp_path, monkeypatch):
+    def train(experiment, seed, data):
+        run = _trained(experiment, seed, data)
+        run["epochs"][0]["perplexity"] += seed
+        return run if experiment.settings["learning_rate"] < 20 else {**run, "epochs": run["epochs"][:seed]}
+
+    def here(backend, original=joblib.parallel_config, **options):
+        return original("sequential")
+
+    found = lstm_rates.experiments(Options())
+    assert len({experiment.key for experiment in found}) == len(found) == 8
+    assert {experiment.settings["epochs"] for experiment in found} >= {LanguageModel().epochs}
+    default = LanguageModel()
+    assert f"{default.learning_rate:g}, clipped to {default.clip_norm:g}" in {experiment.name for experiment in found}
+    monkeypatch.setattr(joblib, "parallel_config", here)
+    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(lstm_rates, "TEXTS", {500: 3})
+    monkeypatch.setattr("numbanet.datasets.load_wikitext2", lambda: (WORDS,) * 3)
+    results = Results(tmp_path / "a.json")
+    rows = {row["implementation"]: row for row in lstm_rates.run(Options(), results, lambda text: None)}
+    five = rows["5, clipped to 0.25"]
+    assert [five[key] for key in ("first", "first_min", "first_max", "last")] == [401, 400, 402, 100]
+    text = markdown(list(rows.values()))
+    assert "| 5, clipped to 0.25 | 3 | 401.0 (400.0 – 402.0) | 100.0 (100.0 – 100.0) |" in text
+    assert "| 20, clipped to 0.25 | 3 | 3 of 3 diverged |" in text
 
 
 def test_papers_suite_resumes_and_compares_perplexities(tmp_path, monkeypatch):
