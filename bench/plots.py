@@ -103,8 +103,8 @@ def plot_runs(runs: Sequence[Row], path: Path) -> None:
     """What was measured by epoch and by seconds of training, a line of panels for each case: the mean over seeds, and the band
     between least and most.
 
-    Runs that diverged are left out, and on the right kinds of which no run tells seconds that can be compared (`clocked`). Where
-    that is all of them, there is nothing on the right.
+    Runs that diverged are left out, and on the right kinds of which no run tells seconds that can be compared (`clocked`); the
+    panels on the right, too, where that is all of them.
     """
     cases: dict[str, list[Row]] = {}
     for run in runs:
