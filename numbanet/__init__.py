@@ -36,6 +36,7 @@ from .layers import (
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
+    Context,
     Conv2d,
     Embedding,
     Flatten,
@@ -50,13 +51,11 @@ from .layers import (
     Sequential,
     Shuffle,
     Sigmoid,
-    Site,
     SparseLinear,
-    Step,
     Tanh,
 )
 from .ops import Order, concatenate
-from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, SamplePlan, TilePlan, TimePlan
+from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, Plans, RowPlan, SamplePlan, Site, TilePlan, TimePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
 from .training.lasso import GroupLasso
@@ -86,6 +85,7 @@ __all__ = [
     "BlockPlan",
     "BlockSensitiveDropout",
     "ConstantSchedule",
+    "Context",
     "Conv2d",
     "Dropout",
     "DynamicSparseGraph",
@@ -109,6 +109,7 @@ __all__ = [
     "Optimizer",
     "Order",
     "Plan",
+    "Plans",
     "ReLU",
     "Rewire",
     "RowDropout",
@@ -122,7 +123,6 @@ __all__ = [
     "Site",
     "SkewNormalSchedule",
     "SparseLinear",
-    "Step",
     "Tanh",
     "Tensor",
     "TileDropout",

@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from ..layers import Flow, Layer, Sequential, Site
-from ..plans import BernoulliPlan, Plan
+from ..layers import Flow, Layer, Sequential, Tree
+from ..plans import BernoulliPlan, Plan, Site
 from ..tensor import Tensor
 from .schedule import Rate, is_rate, mean, rate_at
 
@@ -92,21 +92,35 @@ class Dropout(abc.ABC):
         if isinstance(self.rate, tuple) and len(self.rate) != layers:
             raise ValueError(f"dropout_rate has {len(self.rate)} entries for {layers} hidden layers")
 
-    def sites(self, model: Sequential) -> tuple[Site, ...]:
+    def sites(self, model: Sequential | Tree) -> tuple[Site, ...]:
         """The sites of a model that it has plans for."""
         return model.droppable(self.kind, self.answer)
+
+    def rates(self, model: Sequential | Tree) -> list[float]:
+        """The rate of each of these sites."""
+        return list(map(self.rate_of, self.sites(model)))
 
     def concern(self, site: Site) -> str | None:
         """What is unwise about dropping parts of a site, in a sentence, or None."""
         return None
 
     def concerns(self, model: Sequential) -> list[str]:
-        """What is unwise about its use in a model, by default the `concern` of each site, and that there is nothing to drop."""
-        sites, rates = self.sites(model), self.rate if isinstance(self.rate, tuple) else (self.rate,)
+        """What is unwise about its use in a model, by default the `concern` of each site, layers of which nothing is dropped, and
+        that there is nothing to drop."""
+        tree = Tree(model)
+        sites, rates = self.sites(tree), self.rate if isinstance(self.rate, tuple) else (self.rate,)
         if any(rates) and not any(map(self.rate_of, sites)):
             return [f"{self.name}: nothing is dropped, as no layer of this network but the last one has anything that it "
                     "drops; add a hidden layer, or choose another dropout, such as 'none'"]
-        return list(filter(None, map(self.concern, sites)))
+        return [*filter(None, map(self.concern, sites)), *(self._passed_over(tree) if sites else ())]
+
+    def _passed_over(self, tree: Tree) -> list[str]:
+        """In one sentence, the layers that have weights of their own and no site, if there are some."""
+        some = {layer for layer, _ in tree.sites}
+        names = [f"{path} ({type(layer).__name__})" for path, layer in tree.layers.items() if layer not in some and any(
+            tensor.ndim > 1 and "." not in name and tensor.requires_grad for name, tensor, _ in layer.named())]
+        return [f"{self.name}: nothing is dropped of the weights that {', '.join(names)} hold{'s' * (len(names) == 1)}: a layer says "
+                "by sites() what may be"] if names else []
 
     def keeps(self, layers: int) -> list[float]:
         """For each of the `Linear` layers, the last one too, by what the variance of its initial weights is multiplied.
@@ -134,18 +148,19 @@ class Dropout(abc.ABC):
 
     def look(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
         """The plan of a site for which none was drawn, from the layer's input, of images with channels last, and its weight, in
-        the step. Called where `looks`."""
+        the pass. Called where `looks`."""
         return None
 
-    def look_at(self, site: Site, flow: Flow, w: Tensor, rng: np.random.Generator) -> Plan | None:
-        """`look` at what comes as it flows, compact where it is; by default at its dense form."""
-        return self.look(site, flow.dense(), w, rng)
+    def look_at(self, site: Site, flow: Flow, layer: Layer, rng: np.random.Generator) -> Plan | None:
+        """`look` at what comes to a layer as it flows, compact where it is; by default at its dense form."""
+        return self.look(site, flow.expanded(), layer.weight, rng)
 
-    def asked(self, model: Sequential, layer: Layer, name: str, flow: Flow, w: Tensor,
-              rng: np.random.Generator) -> Plan | None:
-        """What it chooses for the site of that name, where it is one that it has plans for."""
-        site = next((site for site in self.sites(model) if (site.layer, site.name) == (layer, name)), None)
-        return site and self.look_at(site, flow, w, rng)
+    def choosing(self, model: Sequential | Tree, rng: np.random.Generator) -> Callable[..., Plan | None] | None:
+        """(site, flow, layer) -> Plan or None for `Plans`; None where it draws all plans before the pass."""
+        if not self.looks:
+            return None
+        own = set(self.sites(model))
+        return lambda site, flow, layer: self.look_at(site, flow, layer, rng) if site in own else None
 
     def predicting(self, epoch: int) -> Dropout | None:
         """The policy that selects in predictions after so many epochs and one; None, as by default: all is computed."""

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..layers import Site
-from ..plans import DrawnPlan
+from ..plans import DrawnPlan, Site
 from .base import Dropout
 
 

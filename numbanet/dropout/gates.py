@@ -14,20 +14,21 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..device import Device
-from ..plans import IndexPlan
+from ..plans import GateChoice, GatePlan, IndexPlan
+from .base import Dropout
 from .schedule import is_rate
 
 MODES = ("columns", "threshold")
 SAMPLES = 1 << 16  # elements that tell a quantile
 
 
-class GateSparsity:
+class GateSparsity(Dropout):
     """Which steps have sparse gate gradients, and how sparse.
 
     Parameters
@@ -48,6 +49,8 @@ class GateSparsity:
         If an argument is out of range.
     """
 
+    name, kind, rate = "gates", "gates", 0.0  # no unit is dropped
+
     def __init__(self, sparsity: float = 0.5, mode: str = "columns", schedule: float | Callable[[int], float] = 0.8,
                  probe: int = 100) -> None:
         if not is_rate(sparsity):
@@ -60,7 +63,8 @@ class GateSparsity:
         if isinstance(probe, bool) or not isinstance(probe, (int, np.integer)) or probe < 1:
             raise ValueError(f"probe must be a positive integer, got {probe!r}")
         self.sparsity, self.mode, self.schedule, self.probe = sparsity, mode, schedule, probe
-        self._met: dict[Any, int] = collections.Counter()
+        self._epoch = 0
+        self._met: dict[Any, int] = collections.Counter()   # by layer of cells, how many sparse steps it had
         self._thresholds: dict[Any, float] = {}
         self._seen: list[tuple[float, float]] = []
 
@@ -78,15 +82,29 @@ class GateSparsity:
             raise ValueError(f"gate_schedule must give a share of the steps, from 0 to 1, for epoch {epoch}; it gave {found!r}")
         return float(found)
 
-    def step(self, epoch: int, rng: np.random.Generator) -> GateSparsity | None:
-        """What the next step has: itself, or None where it is dense."""
-        share = self.share(epoch) if self.sparsity else 0.0
-        return self if share == 1 or (share > 0 and rng.random() < share) else None
+    def at(self, epoch):
+        """The policy of an epoch: what it does depends on no other one."""
+        policy = copy.copy(self)
+        policy._epoch, policy._met, policy._thresholds = epoch, collections.Counter(), {}
+        return policy
 
-    def enter(self) -> None:
-        """An epoch begins: what it does depends on no other one."""
-        self._met.clear()
-        self._thresholds.clear()
+    def averaged(self, epochs):
+        return self
+
+    def rates(self, model):
+        """None: no unit is dropped."""
+        return []
+
+    def check(self, layers):
+        """Any model will do."""
+
+    def concerns(self, model):
+        return []
+
+    def plan(self, site, rng):
+        share = self.share(self._epoch) if self.sparsity else 0.0
+        sparse = share == 1 or (share > 0 and rng.random() < share)
+        return SparseGates(self, site.path) if sparse else None
 
     @property
     def computed(self) -> float:
@@ -96,9 +114,9 @@ class GateSparsity:
     def of(self, place: Any) -> GateChoice:
         """The choices for one layer of cells in one step."""
         self._met[place] += 1
-        return GateChoice(self, place, self._met[place] % self.probe == 1 or self.probe == 1)
+        return _Choice(self, place, self._met[place] % self.probe == 1 or self.probe == 1)
 
-    def report(self) -> dict[str, float]:
+    def report(self):
         """{"gates_kept", "gates_cosine"}: which share of the gate gradients was kept since the last call, and the cosine
         between the sparse and the dense gradient, in the mean over the layers and steps that were looked at; {} if none was."""
         if not self._seen:
@@ -111,29 +129,42 @@ class GateSparsity:
         return f"GateSparsity({self.sparsity}, {self.mode!r}, schedule={self.schedule!r}, probe={self.probe})"
 
 
-class GateChoice:
-    """What one backward pass through one layer of cells leaves out (`ops.lstm`, gates)."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class SparseGates(GatePlan):
+    """A sparse backward pass of an LSTM at a site, by a policy."""
 
-    def __init__(self, policy: GateSparsity, place: Any, looked: bool) -> None:
-        self.policy, self.place, self.looked, self.dense = policy, place, looked, None
+    policy: GateSparsity
+    path: str
 
-    def choose(self, dev: Device, dy: Any, gates: Any, c: Any, lengths: Any, dense: Callable[[], Any]) -> IndexPlan | float:
-        """The columns that are computed, or what elements have to exceed."""
+    @property
+    def density(self) -> float:
+        return self.policy.computed
+
+    def of(self, cells):
+        return self.policy.of((self.path, cells))
+
+
+class _Choice(GateChoice):
+    """What one backward pass through one layer of cells leaves out; `probed`: and compares with the dense gradient."""
+
+    def __init__(self, policy: GateSparsity, place: Any, probed: bool) -> None:
+        self.policy, self.place, self.probed, self.dense = policy, place, probed, None
+
+    def choose(self, dev, dy, gates, c, lengths, dense):
         policy = self.policy
-        if self.looked:
+        if self.probed:
             self.dense = np.array(dev.download(dense())).reshape(-1, gates.shape[2])
         if policy.mode == "columns":
             scores = np.asarray(dev.download(dev.lstm_scores(dy, gates, c, lengths)))
             count = round((1 - policy.sparsity) * scores.size)
             return IndexPlan(scores.size, np.sort(np.argpartition(-scores, max(count - 1, 0))[:count]))
-        if self.looked:
+        if self.probed:
             some = np.abs(self.dense.reshape(-1)[::max(self.dense.size // SAMPLES, 1)])
             policy._thresholds[self.place] = float(np.quantile(some, policy.sparsity))
         return policy._thresholds[self.place]
 
-    def done(self, dev: Device, dz: Any, columns: IndexPlan | None) -> None:
-        """Compare what was computed, dz of these columns or of all, with the dense gradient, where this step is looked at."""
-        if not self.looked:
+    def done(self, dev, dz, columns):
+        if not self.probed:
             return
         found = np.float64(dev.download(dz)).reshape(len(self.dense), -1)
         there = self.dense if columns is None else self.dense[:, columns.indices()]

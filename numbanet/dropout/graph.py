@@ -32,7 +32,7 @@ from numbanet_kernels.layouts.ternary import Ternary, ternary
 
 from ..autograd import no_grad
 from ..device import Device
-from ..layers import BatchNorm1d, BatchNorm2d, Conv2d, Flow, Linear
+from ..layers import BatchNorm1d, BatchNorm2d, Conv2d, Flow, Tree
 from ..plans import IndexPlan, SamplePlan
 from ..tensor import Tensor
 from .base import Dropout
@@ -129,7 +129,7 @@ class DynamicSparseGraph(Dropout):
         so that it means the same when pruning has made some of them sparse."""
         places = super().sites(model)
         super().check(len(places))
-        return tuple(site for site in places if isinstance(site.layer, (Linear, Conv2d)))
+        return tuple(site for site in places if site.chosen)
 
     def check(self, layers):
         """ValueError unless there are layers whose neurons it chooses; `sites` counts the rates."""
@@ -166,24 +166,27 @@ class DynamicSparseGraph(Dropout):
 
     def concerns(self, model):
         """And where batch norm comes between a product and its ReLU."""
-        chosen = {id(site.layer) for site in self.sites(model) if self.rate_of(site)}
-        early = [(layer, norm) for layer, norm in itertools.pairwise(model.layers)
-                 if id(layer) in chosen and isinstance(norm, (BatchNorm1d, BatchNorm2d))]
+        tree = Tree(model)
+        chosen = {tree.owners[site.path] for site in self.sites(tree) if self.rate_of(site)}
+        early = [(layer, norm) for holder in tree.layers.values()
+                 for (_, layer), (_, norm) in itertools.pairwise(holder.children())
+                 if layer in chosen and isinstance(norm, (BatchNorm1d, BatchNorm2d))]
         return super().concerns(model) + [
             f"dsg: {norm!r} comes between {layer!r} and its ReLU, but what is kept is chosen by what ReLU would give without; "
             "put it after ReLU (product, ReLU, batch norm)" for layer, norm in early]
 
-    def look_at(self, site, flow, w, rng):
+    def look_at(self, site, flow, layer, rng):
         if not self.rate_of(site):
             return None
-        count, bias = kept_of(w.shape[0], self.rate_of(site)), site.layer.bias
-        if w.ndim > 2 and (self.share != "batch" or site.layer.groups > 1):
-            raise ValueError(f"dsg: {site.layer!r}: of convolutions without groups it chooses channels for a whole batch; say "
+        w, bias = layer.weight, layer.bias
+        count = kept_of(w.shape[0], self.rate_of(site))
+        if w.ndim > 2 and (self.share != "batch" or layer.groups > 1):
+            raise ValueError(f"dsg: {layer!r}: of convolutions without groups it chooses channels for a whole batch; say "
                              "share='batch', or a rate of 0 for this layer")
         with no_grad():
             if self.share == "batch":
-                some = _evenly(flow, self.samples).dense()
-                scores = self._guesses.scores([some.data if w.ndim == 2 else _windows(some, site.layer)], w, bias)
+                some = _evenly(flow, self.samples).expanded()
+                scores = self._guesses.scores([some.data if w.ndim == 2 else _windows(some, layer)], w, bias)
                 bits = largest(w.device, scores, count).astype("<i4").view(np.uint8)
                 return IndexPlan(w.shape[0], np.flatnonzero(np.unpackbits(bits, count=w.shape[0], bitorder="little")))
             x = flow.dense()
@@ -221,8 +224,7 @@ def largest(dev: Device, scores: Any, count: int) -> np.ndarray:
 
 def _evenly(flow: Flow, count: int) -> Flow:
     """Some of the samples of a batch, evenly spaced."""
-    if flow.sampled is not None:
-        flow = Flow(flow.dense())
+    flow = flow if flow.layout.plan is None else flow.with_(flow.dense())
     n, dev = flow.x.shape[0], flow.x.device
     if n <= count:
         return flow

@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..layers import Site, SparseLinear
-from ..plans import RowPlan, TilePlan, TimePlan
+from ..plans import RowPlan, Site, TilePlan, TimePlan
 from .base import Dropout
 from .schedule import Rate
 from .search import pattern_distribution
@@ -185,8 +184,8 @@ class TileDropout(_PatternDropout):
         self.tile, self.mixes, self.answer = tile, mixes, bool(answer)
 
     def rate_of(self, site):
-        """0 where only some entries of a weight are there: no tile of such a one is left out."""
-        return 0.0 if isinstance(site, Site) and isinstance(site.layer, SparseLinear) else super().rate_of(site)
+        """0 where a layer takes no tiles: where only some entries of a weight are there, no tile of it is left out."""
+        return 0.0 if isinstance(site, Site) and TilePlan not in site.takes else super().rate_of(site)
 
     def plan(self, site, rng):
         if not self.rate_of(site):

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from ..autograd import no_grad
-from ..layers import Site, Step
-from ..plans import BlockPlan, IndexPlan, Plan
+from ..layers import Context, Conv2d, Tree
+from ..plans import BlockPlan, IndexPlan, Plan, Plans, Site
 from ..tensor import Tensor
 from .base import Dropout, Rate
 
@@ -109,11 +109,12 @@ class SensitiveDropout(Dropout):
     def plan(self, site, rng):
         return None
 
-    def look(self, site, x, w, rng):
+    def look_at(self, site, flow, layer, rng):
         rate = self.rate_of(site)
         if not rate:
             return None
-        shape, region, counts, looked = self._count(site, x, rng, self.thresholds.get(site.number, 1.0))
+        x = flow.expanded()
+        shape, region, counts, looked = self._count(layer, x, rng, self.thresholds.get(site.number, 1.0))
         sensitive = counts > self.votes * looked
         share = float(sensitive.mean()) if sensitive.size else 0.0
         plan = self.choose(sensitive, x.shape[0], shape, region, rates_of(rate, share, self.contrast),
@@ -121,9 +122,9 @@ class SensitiveDropout(Dropout):
         self._seen[site.number].append((1 - plan.density, share))
         return plan
 
-    def _count(self, site: Site, x: Tensor, rng: np.random.Generator, threshold: float) -> tuple:
+    def _count(self, layer: Conv2d, x: Tensor, rng: np.random.Generator, threshold: float) -> tuple:
         """(shape of the input matrix, of a region, how many values of each region are large, how many were looked at)"""
-        layer, dev = site.layer, x.device
+        dev = x.device
         n, height, width, channels = x.shape
         places, depth = math.prod(layer.window.positions(height, width)), math.prod(layer.window.kernel) * channels
         region = self.region(n, places, layer.window, channels)
@@ -138,24 +139,24 @@ class SensitiveDropout(Dropout):
         """This policy with the thresholds that it was not given, found from what comes to the convolutions for samples x: with
         them the share `sensitive` of the regions is sensitive. They are relative to an input's mean magnitude, because that
         changes in training; how values are spread around it changes too, so `fit` finds them anew before each epoch."""
-        found, sites = dict(self._given), {(site.layer, site.name): site for site in self.sites(model)}
+        tree = Tree(model)
+        found, own = dict(self._given), set(self.sites(tree))
 
-        def look(layer, name, flow, w):
-            site = sites.get((layer, name))
-            if site is not None and site.number not in found:
-                found[site.number] = self._threshold(site, flow.dense())
+        def look(site, flow, layer):
+            if site in own and site.number not in found:
+                found[site.number] = self._threshold(site, layer, flow.expanded())
 
         with no_grad():
-            model(x, Step(x.device, look=look))
+            model(x, Context(x.device, Plans(x.device, tree.sites, choose=look)))
         policy = copy.copy(self)
         policy.thresholds, policy._seen = found, collections.defaultdict(list)
         return policy
 
-    def _threshold(self, site: Site, x: Tensor) -> float:
+    def _threshold(self, site: Site, layer: Conv2d, x: Tensor) -> float:
         low, high = 0.0, 64.0
         for _ in range(STEPS):
             middle, rng = (low + high) / 2, np.random.default_rng(site.number)
-            found = [self._count(site, x, rng, middle)[2:] for _ in range(LOOKS)]
+            found = [self._count(layer, x, rng, middle)[2:] for _ in range(LOOKS)]
             share = np.mean([counts > self.votes * looked for counts, looked in found])
             low, high = (middle, high) if share > self.sensitive else (low, middle)
         return (low + high) / 2

@@ -57,6 +57,9 @@ class Together(Dropout):
     def sites(self, model):
         return tuple(site for policy in self.policies for site in policy.sites(model))
 
+    def rates(self, model):
+        return [rate for policy in self.policies for rate in policy.rates(model)]
+
     def check(self, layers):
         """ValueError where there are no places, for a policy that looks at them; rates are checked when they are asked for."""
         for policy in self.policies if not layers else ():
@@ -75,8 +78,8 @@ class Together(Dropout):
     def plan(self, site, rng):
         return self._of(site).plan(site, rng)
 
-    def look_at(self, site, flow, w, rng):
-        return self._of(site).look_at(site, flow, w, rng)
+    def look_at(self, site, flow, layer, rng):
+        return self._of(site).look_at(site, flow, layer, rng)
 
     def predicting(self, epoch):
         selecting = tuple(filter(None, (policy.predicting(epoch) for policy in self.policies)))

@@ -17,7 +17,8 @@ from numbanet_kernels.runtime.interrupt import deferred
 
 from ..device import Device
 from ..dropout import Dropout, NoDropout, Rate, Together
-from ..layers import Form, Sequential, Step, to
+from ..layers import Form, Sequential, to
+from ..plans import Plans
 from ..training.data import Data, on_device
 from ..training.forward import forward
 from ..training.loop import Epochs
@@ -247,7 +248,7 @@ class BaseNet(Settings):
         """ValueError unless the layers take the samples and give the outputs."""
         if not any(tensor.requires_grad for tensor in model.parameters()):
             raise ValueError(f"layers: there is nothing to train in {model}")
-        shape = model.cost(Form((self.batch_size, *self.input_shape_)), Step("cpu"))[1].shape
+        shape = model.cost(Form((self.batch_size, *self.input_shape_)), Plans())[1].shape
         if len(shape) != 2 or shape[1] not in (None, self._outputs()):
             raise ValueError(f"layers: the last one must give {self._outputs()} outputs, not {shape[1:]} a sample; got {model}")
 

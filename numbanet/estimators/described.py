@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,26 +10,7 @@ import numpy as np
 from numbanet_kernels.layouts.sparse import BSR, CSR
 
 from ..dropout import POLICIES, ConstantSchedule, Dropout, GateSparsity, SkewNormalSchedule
-from ..layers import (
-    ACTIVATIONS,
-    LSTM,
-    AdaptiveAvgPool2d,
-    AvgPool2d,
-    BatchNorm1d,
-    BatchNorm2d,
-    Conv2d,
-    Embedding,
-    Flatten,
-    LastStep,
-    Layer,
-    Linear,
-    MaxPool2d,
-    Normalize,
-    Select,
-    Sequential,
-    Shuffle,
-    SparseLinear,
-)
+from ..layers import Layer, Sequential, SparseLinear
 from ..training.augment import FlipsAndCrops
 from ..training.lasso import GroupLasso
 from ..training.pruning import MagnitudePruning
@@ -94,81 +75,61 @@ def made(value: Any) -> Any:
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
-def _window(layer: Any) -> dict[str, Any]:
-    return {"kernel_size": layer.window.kernel, "stride": layer.window.stride, "padding": layer.window.padding}
-
-
-def _widths(layer: Any) -> dict[str, Any]:
-    return {"in_features": layer.in_features, "out_features": layer.out_features, "bias": layer.bias is not None}
-
-
-def _norm(layer: Any) -> dict[str, Any]:
-    return {"num_features": layer.num_features, "eps": layer.eps, "momentum": layer.momentum}
-
-
-# the arguments of a constructor that makes such a layer, but for the values of its tensors
-LAYERS: dict[type[Layer], Callable[[Any], dict[str, Any]]] = {
-    Linear: _widths,
-    SparseLinear: _widths,
-    Conv2d: lambda layer: {"in_channels": layer.in_channels, "out_channels": layer.out_channels, **_window(layer),
-                           "dilation": layer.window.dilation, "groups": layer.groups, "bias": layer.bias is not None},
-    BatchNorm1d: _norm,
-    BatchNorm2d: _norm,
-    Normalize: lambda layer: {"mean": layer.mean.numpy(), "std": layer.std.numpy()},
-    Embedding: lambda layer: {"num_embeddings": layer.weight.shape[0], "embedding_dim": layer.weight.shape[1],
-                              "padding_idx": layer.padding_idx},
-    LSTM: lambda layer: {"input_size": layer.input_size, "hidden_size": layer.hidden_size, "num_layers": layer.num_layers,
-                         "bias": layer.has_bias, "batch_first": layer.batch_first},
-    MaxPool2d: lambda layer: {**_window(layer), "dilation": layer.window.dilation},
-    AvgPool2d: lambda layer: {**_window(layer), "count_include_pad": layer.count_include_pad},
-    AdaptiveAvgPool2d: lambda layer: {"output_size": tuple(layer.window)},
-    Shuffle: lambda layer: {"order": layer.order.order, "mean": layer.order.mean},
-    Select: lambda layer: {"features": layer.plan.n, "index": np.asarray(layer.plan.indices())},
-    **{kind: lambda layer: {} for kind in (Flatten, LastStep, *ACTIVATIONS.values())},
-}
-
-
-def _lstm(given: Mapping[str, Any]) -> Iterable[tuple[str, tuple[int, ...]]]:
-    hidden, width = given["hidden_size"], given["input_size"]
-    for layer in range(given["num_layers"]):
-        yield f"weight_ih_l{layer}", (4 * hidden, hidden if layer else width)
-        yield f"weight_hh_l{layer}", (4 * hidden, hidden)
-
-
-# names and shapes of the weights that a constructor makes for such arguments: what it draws is no larger than what is stored
-SHAPES: dict[type[Layer], Callable[[dict[str, Any]], Iterable[tuple[str, tuple[int, ...]]]]] = {
-    Linear: lambda given: [("weight", (given["out_features"], given["in_features"]))],
-    Conv2d: lambda given: [("weight", (given["out_channels"], given["in_channels"] // given["groups"], *given["kernel_size"]))],
-    BatchNorm1d: lambda given: [("weight", (given["num_features"],))],
-    BatchNorm2d: lambda given: [("weight", (given["num_features"],))],
-    Embedding: lambda given: [("weight", (given["num_embeddings"], given["embedding_dim"]))],
-    LSTM: _lstm,
-}
-KINDS = {kind.__name__: kind for kind in LAYERS}
-
-
 def described_layer(layer: Layer) -> dict[str, Any]:
-    """A layer as JSON has it, without the values of its tensors; TypeError where it is of no class listed here."""
-    if type(layer) is Sequential:
-        return {"layer": "Sequential", "with": [described_layer(part) for part in layer.layers]}
-    if type(layer) not in LAYERS:
-        raise TypeError(f"{layer!r} is of a class of one's own, {type(layer).__name__}")
-    return {"layer": type(layer).__name__, "with": described(LAYERS[type(layer)](layer))}
+    """A layer as JSON has it, without the values of its tensors (`Layer.config`); TypeError where it is not made by arguments
+    that JSON has, or its class cannot be found by its name."""
+    _known(type(layer).__name__, type(layer))
+    return {"layer": type(layer).__name__, "with": {name: _argument(value) for name, value in layer.config().items()}}
 
 
-def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefix: str) -> Layer:
-    """The layer that was described; the names of its arrays begin with the prefix. Only shapes, and those that decide its
-    structure, are read here. ValueError where a weight is not there, or of another shape."""
-    if value["layer"] == "Sequential":
-        return Sequential([made_layer(part, arrays, f"{prefix}{i}.") for i, part in enumerate(value["with"])])
-    kind, given = KINDS[value["layer"]], made(value["with"])
-    for name, shape in SHAPES.get(kind, lambda given: ())(given):
-        if prefix + name not in arrays:
+def _argument(value: Any) -> Any:
+    """A value as JSON has it, which may be a layer, or a list of some."""
+    if isinstance(value, Layer):
+        return described_layer(value)
+    if isinstance(value, (list, tuple)) and any(isinstance(part, Layer) for part in value):
+        return {"layers": list(map(_argument, value))}
+    return described(value)
+
+
+def _known(name: str, asked: type[Layer] | None = None) -> type[Layer]:
+    """The layer of that name, numbanet's or one that was defined by whoever asks; TypeError where there is none, or several."""
+    found, kinds = [], [Layer]
+    while kinds:
+        kinds += (own := kinds.pop().__subclasses__())
+        found += [kind for kind in own if kind.__name__ == name]
+    found = list(dict.fromkeys(found))
+    if not found or (asked is not None and found != [asked]) or len(found) > 1:
+        raise TypeError(f"there {'is no layer' if not found else 'are several layers'} of the class {name}"
+                        f"{'; import or define it first' if not found else '; give each a name of its own'}")
+    return found[0]
+
+
+def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefix: str | None) -> Layer:
+    """The layer that was described; the names of its arrays begin with the prefix, if that is known. Only shapes, and those that
+    decide its structure, are read here. ValueError where a weight is not there, or of another shape."""
+    kind = _known(value["layer"])
+    given = {name: _made_argument(kind, name, part, arrays, prefix) for name, part in value["with"].items()}
+    shapes = {array.shape for array in arrays.values()} if prefix is None else ()
+    for name, shape in kind.shapes(given):
+        if prefix is None:
+            if shape not in shapes:
+                raise ValueError(f"it lacks an array of shape {shape} for {value['layer']}, {name}")
+        elif prefix + name not in arrays:
             raise ValueError(f"it lacks {prefix}{name}")
-        if arrays[prefix + name].shape != shape:
+        elif arrays[prefix + name].shape != shape:
             raise ValueError(f"{prefix}{name} has shape {arrays[prefix + name].shape}, and the layer's would be {shape}")
     if kind is not SparseLinear:
         return kind(**given)
     parts = [arrays[prefix + name] for name in ("crow_indices", "col_indices", "values")]
     shape = given["out_features"], given["in_features"]
     return SparseLinear(weight=(CSR if parts[2].ndim == 1 else BSR)(*parts, shape), **given)
+
+
+def _made_argument(kind: type[Layer], name: str, value: Any, arrays: Mapping[str, np.ndarray], prefix: str | None) -> Any:
+    """An argument of a layer's constructor: of `Sequential` the names of what is in it are known."""
+    if isinstance(value, dict) and "layer" in value:
+        return made_layer(value, arrays, None)
+    if isinstance(value, dict) and "layers" in value:
+        known = kind is Sequential and prefix is not None
+        return [made_layer(part, arrays, f"{prefix}{i}." if known else None) for i, part in enumerate(value["layers"])]
+    return made(value)

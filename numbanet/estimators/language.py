@@ -19,7 +19,7 @@ from numbanet_kernels.runtime.interrupt import deferred
 
 from ..autograd import no_grad
 from ..dropout import Dropout, GateSparsity, Rate, RowDropout, TileDropout, Together, policy, recurrent
-from ..layers import LSTM, Embedding, Linear, Sequential, Step, to
+from ..layers import LSTM, Context, Embedding, Flow, Linear, Sequential, Symbols, to
 from ..tensor import Tensor
 from ..training.data import Data
 from ..training.streams import Streams
@@ -168,7 +168,7 @@ class LanguageModel(BaseNet):
         if self.recurrent_sampling != "sequence" and policy(self.recurrent_dropout).name == "none":
             warn(f"recurrent_sampling={self.recurrent_sampling!r} draws nothing where recurrent_dropout is 'none': choose "
                  "'rdp'")
-        self._run(self._trainer(settings["policy"], settings["gates"]), Data(symbols, symbols),
+        self._run(self._trainer(settings["policy"]), Data(symbols, symbols),
                   None if held is None else Data(held, held), self.epochs, settings)
         return self
 
@@ -249,11 +249,12 @@ class LanguageModel(BaseNet):
         if self.recurrent_sampling not in ("sequence", "step"):
             raise ValueError(f"recurrent_sampling must be 'sequence' or 'step', got {self.recurrent_sampling!r}")
         steps = self.steps if self.recurrent_sampling == "step" else None
-        settings["policy"] = chosen if back.name == "none" else Together(chosen, recurrent(back, steps))
         gates = self.gate_sparsity
         if not isinstance(gates, GateSparsity):
             gates = GateSparsity(gates, self.gate_mode, self.gate_schedule)
-        settings["gates"] = gates.over(self.epochs) if gates.sparsity else None
+        policies = [chosen, *([] if back.name == "none" else [recurrent(back, steps)]),
+                    *([gates.over(self.epochs)] if gates.sparsity else [])]
+        settings["policy"] = Together(*policies) if len(policies) > 1 else chosen
         if self.tied and self.embedding not in (None, self._hidden()[-1]):
             raise ValueError(f"tied: embedding must be the width of the last layer, {self._hidden()[-1]}, got {self.embedding}")
         return settings
@@ -284,20 +285,21 @@ class LanguageModel(BaseNet):
             LSTM(inputs, outputs, rng=rng) for inputs, outputs in zip((width, *hidden), hidden)]
         return Sequential([first, *cells, last])
 
-    def _trainer(self, chosen: Dropout, gates: GateSparsity | None = None) -> Trainer:
+    def _trainer(self, chosen: Dropout) -> Trainer:
         return Trainer(self.model_, self.optimizer_, chosen, LanguageModelling(self.steps), self._streams, self._device(),
-                       self.batch_size, self._session_options(), gates=gates)
+                       self.batch_size, self._session_options())
 
     def _device(self):
         return next(self.model_.parameters()).device
 
-    def _read(self, symbols: np.ndarray, memory: dict) -> np.ndarray:
-        """Logits (V,) after some symbols; what the layers remember then overwrites the memory that is given."""
+    def _read(self, symbols: np.ndarray, state: dict) -> np.ndarray:
+        """Logits (V,) after some symbols; what the layers end with overwrites the state that is given."""
         dev = self._device()
         with no_grad(), dev.session(**self._session_options()):
             for start in range(0, len(symbols), self.steps):
-                x = Tensor.wrap(dev.upload(symbols[start:start + self.steps, None]), dev)
-                output = self.model_(x, Step(dev, memory=memory))
+                some = symbols[start:start + self.steps, None]
+                flow = Flow(Tensor.wrap(dev.upload(some), dev), Symbols(some))
+                output = self.model_.forward(flow, Context(dev, state=state)).dense()
         return np.array(output.numpy()[-1, 0])
 
 

@@ -21,7 +21,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from ..device import Device
-from ..layers import Layer, Sequential, to
+from ..layers import Sequential, Tree, to
 from ..tensor import Tensor
 from ..training.streams import Streams
 from ..training.structure import Structure
@@ -189,14 +189,8 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _share(model: Sequential, name: str, first: str) -> None:
     """Put the tensor of one name in place of that of another."""
-    def place(name: str) -> tuple[Layer, str]:
-        *path, attribute = name.split(".")
-        layer: Any = model
-        for number in path:
-            layer = layer.layers[int(number)]
-        return layer, attribute
-
-    tensor = getattr(*place(first))
-    if not isinstance(tensor, Tensor):
+    tree = Tree(model)
+    (here, attribute), (there, own) = tree.holder(name), tree.holder(first)
+    if not isinstance(tensor := getattr(there, own), Tensor):
         raise ValueError(f"{first} is no tensor")
-    setattr(*place(name), tensor)
+    setattr(here, attribute, tensor)

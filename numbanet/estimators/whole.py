@@ -53,7 +53,6 @@ class _Before:
         vars(net).update(self.attributes)
         if self.fitted:
             net.model_.layers[:] = self.layers
-            net.model_.reshaped()
             for tensor, dev, saved in self.weights:
                 tensor.move(dev)
                 tensor.assign(dev.upload(saved))

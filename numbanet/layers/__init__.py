@@ -1,8 +1,10 @@
-"""Layers: what holds parameters or shape, and turns a Flow into a Flow under a Step."""
+"""Layers: what holds parameters or shape, and turns a Flow into a Flow under a Context."""
 from .activation import ACTIVATIONS, GELU, Activation, ReLU, Sigmoid, Tanh
-from .base import Cost, Flow, Form, Layer, to
+from .base import Layer, to
+from .context import Context
 from .conv import Conv2d
 from .embedding import Embedding
+from .flow import CHANNELS_LAST, DENSE, ChannelsLast, Columns, Cost, Dense, Flow, Form, Layout, PerSample, Symbols, Tags
 from .linear import Linear
 from .norm import BatchNorm1d, BatchNorm2d
 from .normalize import Normalize
@@ -11,10 +13,11 @@ from .recurrent import LSTM, LastStep
 from .sequential import Sequential
 from .shape import Flatten, Select, Shuffle
 from .sparse import SparseLinear
-from .step import Site, Step
+from .tree import Tree, walk
 
 __all__ = [
-    "ACTIVATIONS", "GELU", "LSTM", "Activation", "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Conv2d",
-    "Cost", "Embedding", "Flatten", "Flow", "Form", "LastStep", "Layer", "Linear", "MaxPool2d", "Normalize", "ReLU",
-    "Select", "Sequential", "Shuffle", "Sigmoid", "Site", "SparseLinear", "Step", "Tanh", "to",
+    "ACTIVATIONS", "CHANNELS_LAST", "DENSE", "GELU", "LSTM", "Activation", "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm1d",
+    "BatchNorm2d", "ChannelsLast", "Columns", "Context", "Conv2d", "Cost", "Dense", "Embedding", "Flatten", "Flow", "Form",
+    "LastStep", "Layer", "Layout", "Linear", "MaxPool2d", "Normalize", "PerSample", "ReLU", "Select", "Sequential", "Shuffle",
+    "Sigmoid", "SparseLinear", "Symbols", "Tags", "Tanh", "Tree", "to", "walk",
 ]

@@ -6,19 +6,24 @@ from typing import ClassVar
 
 from .. import ops
 from ..tensor import Tensor
-from .base import Cost, Layer, only
+from .base import Layer, only
+from .flow import Cost
 
 
 class Activation(Layer):
     """An elementwise function of its input. With f(0) = 0 or not, what a plan dropped is zero after it."""
 
     function: ClassVar[Callable[[Tensor], Tensor]]
+    unitwise = True
 
-    def forward(self, flow, step):
+    def forward(self, flow, context):
         return flow._replace(x=type(self).function(flow.x))
 
-    def cost(self, form, step):
+    def cost(self, form, plans):
         return Cost(), form
+
+    def config(self):
+        return {}
 
     def commutes(self, plan):
         return True

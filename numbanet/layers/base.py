@@ -1,141 +1,82 @@
-"""Layer: the contract of all layers; Flow: what passes between them; Form and Cost: what is known of it beforehand.
+"""Layer: the contract of all layers.
 
-A layer of one's own is whole with `__call__`, which maps a tensor to a tensor. What else it may say:
+A layer of one's own is whole with `__call__`, which maps a tensor to a tensor. Layers that it holds, alone or in lists, and its
+tensors train, move, are saved under PyTorch's names, and take part in dropout. What else it may say:
 
-    sites()             places that dropout may thin out
-    forward(flow, step) how it takes compact activations; by default it is called with the dense one
-    cost(form, step)    shapes, FLOPs and bytes; shapes that do not fit are refused here, before training starts
-    reads(step)         what of its weights a step reads, so that updates may leave the rest for later
-    named()             tensors by PyTorch's names; by default its attributes that are tensors
-    commutes(plan)      whether it may act before what is due is applied
-    absorb(following)   fusion with the next layer
+    forward(flow, context)  how it takes compact activations; by default it is called with the dense one
+    sites()                 places that dropout may thin out
+    cost(form, plans)       shapes, FLOPs and bytes; shapes that do not fit are refused here, before training starts. By default
+                            one batch is run through it, to see what comes out and which layers it calls
+    reads(plans, symbols)   what of its weights a pass reads, so that updates may leave the rest for later
+    config()                the arguments of its constructor, by which it is saved; by default attributes of the same names
+    commutes(plan)          whether it may act before what is pending is applied
+    fuse_with(following)    fusion with the next layer
+    unitwise                whether each neuron or channel passes through it by itself, so that some may leave
 """
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import ops
+from ..autograd import no_grad
 from ..device import Device, device
-from ..plans import AxisPlan, BernoulliPlan, Kept, Plan
-from ..plans.kept import KeptAxis, KeptSamples
+from ..plans import Kept, Plan, Plans, Site
 from ..tensor import Tensor
-from .step import Site, Step
+from .context import Around, Context, around, entering
+from .flow import NO_TAGS, Cost, Flow, Form
 
-
-class Flow(NamedTuple):
-    """What passes from layer to layer."""
-
-    x: Tensor
-    kept: KeptAxis | None = None    # which entries of the last axis x holds; None: all
-    due: tuple[Plan, ...] = ()      # what is still to be multiplied in: a scale, random bits
-    channels_last: bool = False     # x is (N, H, W, C) and stands for (N, C, H, W)
-    lengths: np.ndarray | None = None   # of samples that are sequences: how many steps each has, on the host; None: all
-    sampled: KeptSamples | None = None  # each sample keeps outputs of its own, and x holds them one after the other
-
-    def settled(self) -> Flow:
-        """With all that was due applied."""
-        x = self.x
-        for plan in self.due:
-            if isinstance(plan, BernoulliPlan):
-                x = ops.dropout(x, plan=plan)
-            elif isinstance(plan, AxisPlan):
-                x = ops.affine(x, mul=plan.scale)
-            else:
-                raise TypeError(f"Flow: it does not know how {plan!r} is multiplied in")
-        return self._replace(x=x, due=())
-
-    def dense(self) -> Tensor:
-        """The activation itself: what was due applied, zeros where entries were dropped, channels on the second axis."""
-        flow = self.settled() if self.due else self
-        if flow.sampled is not None:
-            return ops.expand_samples(flow.x, plan=flow.sampled)
-        x = flow.x if flow.kept is None else ops.expand(flow.x, plan=flow.kept)
-        return x.transpose(0, 3, 1, 2) if self.channels_last else x
-
-    def images(self) -> Flow:
-        """The same with channels last: what layers of images work on."""
-        if self.channels_last:
-            return self
-        return Flow(self.dense().transpose(0, 2, 3, 1), channels_last=True)
-
-
-class Form(NamedTuple):
-    """What is known of a Flow before it is computed."""
-
-    shape: tuple[int | None, ...]   # of the dense activation; a length that is not known is None
-    kept: AxisPlan | None = None    # which features, of images channels, will be held
-    differentiable: bool = False    # whether a gradient will flow to it
-
-
-class Cost(NamedTuple):
-    """FLOPs and bytes of a pass, forward and backward: of matrix products, and of what they read and write once."""
-
-    forward: float = 0.0
-    backward: float = 0.0
-    bytes_forward: float = 0.0
-    bytes_backward: float = 0.0
-
-    @property
-    def flops(self) -> float:
-        """Forward and backward."""
-        return self.forward + self.backward
-
-    def plus(self, other: Cost) -> Cost:
-        """The cost of both."""
-        return Cost(*(a + b for a, b in zip(self, other)))
+NOT_SAVED = ("rng", "device")  # arguments that say where initial weights come from, and where they live
 
 
 class Layer:
     """Base of the layers. A subclass defines `__call__` or `forward`; all else has a default."""
 
-    buffers: ClassVar[tuple[str, ...]] = ()  # names of tensors that are kept and moved, but not trained
+    buffers: ClassVar[tuple[str, ...]] = ()  # names of tensors that are saved and moved, but not trained
+    units: ClassVar[tuple[str, ...]] = ()    # names of tensors that have an entry, or as many as pixels, for each of its units
     recordable: ClassVar[bool] = False       # see `records`
+    unitwise: ClassVar[bool] = False         # see `passes_units`
     symbols: int | None = None               # it takes integers below this; None: numbers
 
-    def __call__(self, x: Tensor, step: Step | Mapping[Any, Plan] | None = None) -> Tensor:
-        """The output for a tensor, dense; `step`, or the plans of one, says what is kept."""
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{type(self).__name__}: x must be a Tensor, got {type(x).__name__}; write Tensor(x)")
-        return self.forward(Flow(x), step if isinstance(step, Step) else Step(x.device, step)).dense()
+    def __call__(self, x: Tensor, context: Context | Mapping[Any, Plan] | None = None) -> Tensor:
+        """The output for a tensor, dense; `context`, or the plans of one, says what is kept."""
+        return self.forward(*entering(self, x, context)).dense()
 
-    def forward(self, flow: Flow, step: Step) -> Flow:
+    def forward(self, flow: Flow, context: Context) -> Flow:
         """What the layer makes of what comes to it."""
-        return Flow(self(flow.dense()))
+        with around.within(Around(context, flow.tags)):
+            return flow.with_(self(flow.dense()))
 
     def sites(self) -> tuple[Site, ...]:
-        """The places that dropout may thin out."""
+        """The places of this layer alone that dropout may thin out, their paths its own names."""
         return ()
 
-    def cost(self, form: Form, step: Step) -> tuple[Cost, Form]:
-        """What a pass under this step costs, and what comes out; ValueError where the layer cannot take what comes.
+    def cost(self, form: Form, plans: Plans) -> tuple[Cost, Form]:
+        """What a pass under these plans costs, and what comes out; ValueError where the layer cannot take what comes.
 
-        By default a layer costs what the layers among its attributes do, each on what the one before gives, or on what comes to
-        this layer where it takes that alone; what comes out is not known.
+        By default the layers that it calls cost what they do, which is found, as is the shape of what comes out, by running one
+        batch of zeros through it.
         """
-        total, first = Cost(), form._replace(kept=None)
-        last = first
-        for layer in _held(vars(self).values()):
-            for given in (last, first):
-                with contextlib.suppress(ValueError):
-                    own, last = layer.cost(given, step)
-                    total = total.plus(own)
-                    break
-        return total, Form((*form.shape[:1], None), None, True)
+        if None in form.shape[1:]:
+            return Cost(), Form((form.shape[0], None), None, True)
+        total, (calls, shape) = Cost(), _tried(self, form.shape)
+        for i, (layer, given) in enumerate(calls):
+            total = total.plus(layer.cost(Form(given, None, form.differentiable or i > 0), plans)[0])
+        return total, Form((form.shape[0], *shape[1:]), None, form.differentiable or any(self.parameters()))
 
-    def reads(self, step: Step) -> dict[Tensor, Kept]:
-        """By weight, the part that a step reads, for those of which it does not read all."""
+    def reads(self, plans: Plans, symbols: np.ndarray | None = None) -> dict[Tensor, Kept]:
+        """By weight, the part that a pass reads, for those of which it does not read all; symbols are the integers that come to
+        the layer, where they are known. By default all is read: what `__call__` does with inner weights is not known."""
         return {}
 
     def commutes(self, plan: Plan) -> bool:
-        """Whether the layer may act before what this plan leaves due is applied."""
+        """Whether the layer may act before what this plan leaves pending is applied."""
         return False
 
-    def absorb(self, following: Layer) -> Callable[[Flow, Step], Flow] | None:
+    def fuse_with(self, following: Layer) -> Callable[[Flow, Context], Flow] | None:
         """This layer and the following one as one; None: they are not fused."""
         return None
 
@@ -145,19 +86,59 @@ class Layer:
         alone (`recordable = True`): a subclass may do something else."""
         return bool(vars(type(self)).get("recordable", False))
 
-    # --- tensors ------------------------------------------------------------------------------------------------------
-    def named(self) -> Iterator[tuple[str, Tensor, bool]]:
-        """(name, tensor, whether it is trained) of each parameter and buffer, in PyTorch's names."""
-        own = {id(value): name for name, value in vars(self).items() if isinstance(value, Tensor)}
-        given = list(self.parameters()) if type(self).parameters is not Layer.parameters else []
+    @property
+    def passes_units(self) -> bool:
+        """Whether each neuron or channel passes through the layer by itself. A class says so (`unitwise = True`), and subclasses
+        that do not define anew what it does."""
+        for kind in type(self).__mro__:
+            if "unitwise" in vars(kind):
+                return kind.unitwise
+            if "forward" in vars(kind) or "__call__" in vars(kind):
+                return False
+        return False
+
+    # --- what it is made of -------------------------------------------------------------------------------------------
+    def children(self) -> Iterator[tuple[str, Layer]]:
+        """(name, layer) of those that it holds: its attributes that are layers, or lists, tuples or dicts of them."""
         for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                yield name, value, name not in self.buffers
-        yield from ((f"parameters.{i}", p, True) for i, p in enumerate(given) if id(p) not in own)
+            yield from _among(Layer, name, value)
+
+    def named(self) -> Iterator[tuple[str, Tensor, bool]]:
+        """(name, tensor, whether it is trained) of each parameter and buffer, its own and its children's, in PyTorch's names."""
+        for attribute, value in vars(self).items():
+            for name, tensor in _among(Tensor, attribute, value):
+                yield name, tensor, attribute not in self.buffers
+        for path, child in self.children():
+            for name, tensor, trained in child.named():
+                yield f"{path}.{name}", tensor, trained
 
     def parameters(self) -> Iterator[Tensor]:
         """The tensors that training changes, each once."""
         return iter({id(tensor): tensor for _, tensor, trained in self.named() if trained}.values())
+
+    def config(self) -> dict[str, Any]:
+        """Arguments of the constructor that make such a layer, but for the values of its tensors. By default the attributes of
+        their names.
+
+        Raises
+        ------
+        TypeError
+            If there is no attribute for one of them.
+        """
+        found = {}
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in NOT_SAVED:
+                continue
+            if not hasattr(self, name):
+                raise TypeError(f"{self!r} has no attribute {name!r}, and so does not say how it was made: set it in __init__, or "
+                                "define config(), which returns the arguments")
+            found[name] = getattr(self, name)
+        return found
+
+    @classmethod
+    def shapes(cls, config: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """(name, shape) of tensors that a layer of this config has, so that a damaged file is refused before they are made."""
+        return ()
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of all parameters and buffers, by PyTorch's names."""
@@ -192,9 +173,23 @@ class Layer:
 
     def check_state(self, arrays: Mapping[Tensor, np.ndarray]) -> None:
         """ValueError unless the layer can take these arrays for its tensors, whose shapes they have."""
+        for _, child in self.children():
+            child.check_state(arrays)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _among(kind: type, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(name, thing) of what is of a kind: the value itself, or parts of a list, tuple or dict, numbered or by key."""
+    if isinstance(value, kind):
+        yield name, value
+    elif isinstance(value, (list, tuple)):
+        for i, part in enumerate(value):
+            yield from _among(kind, f"{name}.{i}", part)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _among(kind, f"{name}.{key}", part)
 
 
 def only(layer: str, out: str, **given: tuple[Any, Any]) -> None:
@@ -204,33 +199,27 @@ def only(layer: str, out: str, **given: tuple[Any, Any]) -> None:
             raise ValueError(f"{layer}: {name}={value!r} is not supported, only {name}={supported!r}: {out}")
 
 
-def _held(values: Iterable[Any]) -> Iterator[Layer]:
-    """The layers among some values, also those in lists and tuples."""
-    for value in values:
-        if isinstance(value, Layer):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _held(value)
-
-
 def to(layer: Layer, where: str | Device) -> None:
     """Move a layer's parameters and buffers to a device, in place; their gradients are forgotten."""
     for _, tensor, _ in layer.named():
         tensor.move(device(where))
 
 
-def part_of(weight: Tensor, plan: Plan, step: Step) -> dict[Tensor, Kept]:
-    """What `Layer.reads` says of a weight of which a step reads what the plan says."""
-    return {} if plan.region(weight.shape) is None else {weight: step.on(plan)}
+_trials: weakref.WeakKeyDictionary[Layer, dict[tuple, tuple]] = weakref.WeakKeyDictionary()
 
 
-def product_cost(samples: int, inner: int, outer: int, kept: float, form: Form) -> Cost:
-    """Of y = x w.T with `kept` elements of w: forward, dW, and dx where a gradient flows on; 4 bytes a number."""
-    flops, ends = 2.0 * samples * kept, 4.0 * samples * (inner + outer)
-    others = 2 if form.differentiable else 1
-    return Cost(flops, others * flops, ends + 4.0 * kept, others * (ends + 4.0 * kept))
-
-
-def samples_of(form: Form) -> int:
-    """How many samples, and positions of them, an activation has."""
-    return math.prod(n or 1 for n in form.shape[:-1])
+def _tried(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer, tuple[int, ...]]], tuple[int, ...]]:
+    """(the layers that it calls, each with the shape of its input; the shape of its output) for a batch of zeros, found once for
+    each shape, and anew where its weights have others; ValueError where it cannot take them."""
+    tensors = [tensor for _, tensor, _ in layer.named()]
+    key, known = (shape, tuple(tensor.shape for tensor in tensors)), _trials.setdefault(layer, {})
+    if key not in known:
+        dev, calls = tensors[0].device if tensors else device("cpu"), []
+        x = np.zeros([n or 1 for n in shape], np.int32 if layer.symbols else np.float32)
+        try:
+            with no_grad(), dev.session(), around.within(Around(Context(dev), NO_TAGS, calls)):
+                y = layer(Tensor.wrap(dev.upload(x), dev))
+            known[key] = calls, tuple(y.shape)
+        except Exception as error:
+            raise ValueError(f"{layer!r}: it cannot take a batch of shape {tuple(x.shape)}: {type(error).__name__}: {error}") from error
+    return known[key]

@@ -11,12 +11,13 @@ from numbanet_kernels.layouts.windows import Window
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, BlockPlan
+from ..plans import AxisPlan, BernoulliPlan, BlockPlan, KeptAxis, KeptBlocks, Site
 from ..tensor import Tensor
 from .activation import ReLU
-from .base import Cost, Flow, Form, Layer, only, part_of
+from .base import Layer, only
+from .context import Context
+from .flow import CHANNELS_LAST, ChannelsLast, Cost, Flow, Form
 from .pooling import Pair, pair
-from .step import Site, Step
 
 
 def positions_of(layer: Layer, form: Form, window: Window, channels: int) -> tuple[int, int]:
@@ -96,49 +97,32 @@ class Conv2d(Layer):
         return self.weight.shape[1] * self.groups
 
     def sites(self):
-        taps = math.prod(self.window.kernel)
-        return (Site(self, "output", "output", (self.out_channels, self.weight.shape[1] * taps)),
-                Site(self, "input", "patches", (self.out_channels, self.weight.shape[1] * taps)))
+        shape, ungrouped = (self.out_channels, math.prod(self.weight.shape[1:])), self.groups == 1
+        return (Site("output", "output", shape, (AxisPlan, BernoulliPlan) if ungrouped else (BernoulliPlan,), chosen=True),
+                Site("input", "patches", shape, (AxisPlan, BlockPlan) if ungrouped else (AxisPlan,), chosen=True))
 
-    def forward(self, flow: Flow, step: Step, relu: bool = False) -> Flow:
-        """act(conv(x) + b), act the identity or ReLU, as far as the step's plans keep it."""
-        flow = flow.settled() if flow.channels_last else flow
-        if flow.x.ndim != 4 or (flow.kept is None and flow.x.shape[3 if flow.channels_last else 1] != self.in_channels):
+    def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
+        """act(conv(x) + b), act the identity or ReLU, as far as the plans keep it."""
+        flow, channels_last = flow.applied(), isinstance(flow.layout, ChannelsLast)
+        if flow.x.ndim != 4 or (flow.indices is None and flow.x.shape[3 if channels_last else 1] != self.in_channels):
             raise ValueError(f"{self!r}: x {flow.x.shape} is not of images ({self.in_channels}, H, W)")
-        flow = flow.images() if self.groups == 1 or flow.kept is None else Flow(flow.dense()).images()
-        step.look(self, Flow(flow.x, flow.kept), self.weight)
-        step.look(self, Flow(flow.x), self.weight, "input")
-        own, inner = self._plans(step, math.prod((flow.x.shape[0], *self.window.positions(*flow.x.shape[1:3]))))
-        rows, part = (step.kept(self, name) if isinstance(plan, kind) else None
-                      for name, plan, kind in (("output", own, AxisPlan), ("input", inner, (AxisPlan, BlockPlan))))
-        if isinstance(inner, BlockPlan) and flow.kept is not None:
-            flow = Flow(flow.dense()).images()
+        flow = flow.images() if self.groups == 1 or flow.indices is None else flow.with_(flow.dense()).images()
+        positions = math.prod((flow.x.shape[0], *self.window.positions(*flow.x.shape[1:3])))
+        own = context.plans.at(self, "output", flow)
+        inner = context.plans.at(self, "input", flow, (positions, math.prod(self.weight.shape[1:])))
+        rows, blocks = own if isinstance(own, KeptAxis) else None, isinstance(inner, KeptBlocks)
+        if blocks and flow.indices is not None:
+            flow = flow.with_(flow.expanded(), CHANNELS_LAST)
         y = ops.conv2d(flow.x, self.weight, self.bias, window=self.window, groups=self.groups, relu=relu, rows=rows,
-                       cols=flow.kept, **{"blocks" if isinstance(inner, BlockPlan) else "positions": part})
-        return Flow(y, rows, (own,) if isinstance(own, BernoulliPlan) else (), True)
+                       cols=flow.indices, **{"blocks" if blocks else "positions": inner})
+        return flow.with_(y, ChannelsLast(rows), () if own is None or rows else (own.plan,))
 
-    def _plans(self, step: Step, positions: int | None = None):
-        """The step's plans for the output and the input; TypeError or ValueError where they are not made for this layer."""
-        own, inner = step.plan(self), step.plan(self, "input")
-        if not (own is None or isinstance(own, (AxisPlan, BernoulliPlan))):
-            raise TypeError(f"{self!r}: it does not know the plan {own!r}; its output takes an AxisPlan or a BernoulliPlan")
-        if not (inner is None or isinstance(inner, (AxisPlan, BlockPlan))):
-            raise TypeError(f"{self!r}: it does not know the plan {inner!r}; its input takes an AxisPlan or a BlockPlan")
-        if own is not None and own.n != self.out_channels:
-            raise ValueError(f"{self!r}: {own} is not made for its {self.out_channels} filters")
-        shape = positions, math.prod(self.weight.shape[1:])
-        if inner is not None and positions is not None and inner.shape != shape[:len(inner.shape)]:
-            raise ValueError(f"{self!r}: {type(inner).__name__} of shape {inner.shape} is not made for an input matrix {shape}")
-        if self.groups > 1 and (isinstance(own, AxisPlan) or isinstance(inner, BlockPlan)):
-            raise ValueError(f"{self!r}: plans of filters and of blocks are for layers without groups")
-        return own, inner
-
-    def absorb(self, following):
+    def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
 
-    def cost(self, form, step):
+    def cost(self, form, plans):
         positions = positions_of(self, form, self.window, self.in_channels)
-        own, inner = self._plans(step)
+        own, inner = plans.of(self), plans.of(self, "input")
         rows = own if isinstance(own, AxisPlan) else None
         outer = self.out_channels if rows is None else rows.count
         share = 1.0 if form.kept is None or self.groups > 1 else form.kept.density
@@ -149,9 +133,17 @@ class Conv2d(Layer):
         return (Cost(flops, others * flops, ends + size, others * (ends + size)),
                 Form((form.shape[0], self.out_channels, *positions), rows, True))
 
-    def reads(self, step):
-        plan = step.plan(self)
-        return part_of(self.weight, plan, step) if plan else {}
+    def reads(self, plans, symbols=None):
+        return plans.region(self, self.weight)
+
+    def config(self):
+        return {"in_channels": self.in_channels, "out_channels": self.out_channels, "kernel_size": self.window.kernel,
+                "stride": self.window.stride, "padding": self.window.padding, "dilation": self.window.dilation,
+                "groups": self.groups, "bias": self.bias is not None}
+
+    @classmethod
+    def shapes(cls, config):
+        return (("weight", (config["out_channels"], config["in_channels"] // config["groups"], *config["kernel_size"])),)
 
     def __repr__(self) -> str:
         kernel, *others = (both[0] if both[0] == both[1] else both for both in self.window)

@@ -5,10 +5,10 @@ import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, IndexPlan
+from ..plans import AxisPlan, BernoulliPlan, DrawnPlan, KeptAxis, Site, kept
 from ..tensor import Tensor
-from .base import Cost, Flow, Form, Layer, only, part_of
-from .step import Site
+from .base import Layer, only
+from .flow import DENSE, Columns, Cost, Form, Symbols, Tags
 
 
 class Embedding(Layer):
@@ -16,7 +16,7 @@ class Embedding(Layer):
 
     The gradient has the rows that were looked up alone; an update leaves the others for later, as of any weight (`SGD`). Under
     an `AxisPlan` y holds the kept components alone, the same of all symbols of the batch; under a `BernoulliPlan` all, and
-    random zeros are due. Names, shapes and positional arguments are PyTorch's.
+    random zeros are pending. Names, shapes and positional arguments are PyTorch's.
 
     Parameters
     ----------
@@ -69,42 +69,42 @@ class Embedding(Layer):
         return self.weight.shape[0]
 
     def sites(self):
-        return (Site(self, "output", "output", self.weight.shape[::-1]),)
+        return (Site("output", "output", self.weight.shape[::-1], (AxisPlan, BernoulliPlan)),)
 
-    def forward(self, flow, step):
-        plan, x = self._plan(step), flow.dense()
-        kept = step.kept(self) if isinstance(plan, AxisPlan) else None
-        known = step.inputs is not None and x.dtype == np.int32     # by whoever made the step
-        y = ops.embedding(self.weight, ids=x.data, cols=kept, padding=self.padding_idx, checked=known)
-        due = plan is not None and (kept is None or plan.scale != 1.0)
-        return Flow(y, kept, (plan,) if due else (), lengths=self._lengths(x, step))
+    def forward(self, flow, context):
+        plan, x = context.plans.at(self), flow.dense()
+        indices = plan if isinstance(plan, KeptAxis) else None
+        host = flow.layout.host if isinstance(flow.layout, Symbols) else None
+        y = ops.embedding(self.weight, ids=x.data, cols=indices, padding=self.padding_idx, checked=host is not None)
+        pending = plan is not None and (indices is None or plan.plan.scale != 1.0)
+        flow = flow._replace(tags=self._tags(flow, host))
+        return flow.with_(y, DENSE if indices is None else Columns(indices), (plan.plan,) if pending else ())
 
-    def _plan(self, step):
-        plan = step.plan(self)
-        if plan is not None and not isinstance(plan, (AxisPlan, BernoulliPlan)):
-            raise TypeError(f"{self!r}: it does not know the plan {plan!r}; it takes an AxisPlan or BernoulliPlan")
-        if plan is not None and plan.n != self.weight.shape[1]:
-            raise ValueError(f"{self!r}: {plan} is not made for its weight {self.weight.shape}")
-        return plan
-
-    def _lengths(self, x, step):
-        """How long the sequences of ids (N, T) are, without the padding at their ends."""
-        if self.padding_idx is None or x.ndim != 2:
-            return None
-        ids = np.asarray(x.device.download(x.data)) if step.inputs is None else step.inputs
+    def _tags(self, flow, host):
+        """With how long the sequences of symbols (N, T) are, without the padding at their ends."""
+        if self.padding_idx is None or flow.x.ndim != 2:
+            return flow.tags
+        ids = np.asarray(flow.x.device.download(flow.x.data)) if host is None else host
         there = ids != self.padding_idx
-        return np.where(there.any(axis=1), ids.shape[1] - np.argmax(there[:, ::-1], axis=1), 1)
+        return Tags(np.where(there.any(axis=1), ids.shape[1] - np.argmax(there[:, ::-1], axis=1), 1))
 
-    def cost(self, form, step):
-        width, plan = self.weight.shape[1], self._plan(step)
+    def cost(self, form, plans):
+        width, plan = self.weight.shape[1], plans.of(self)
         size = 4.0 * width * np.prod([n or 1 for n in form.shape])
-        kept = plan if isinstance(plan, AxisPlan) else None
-        return Cost(0.0, 0.0, 2 * size, 2 * size), Form((*form.shape, width), kept, True)
+        return Cost(0.0, 0.0, 2 * size, 2 * size), Form((*form.shape, width), plan if isinstance(plan, AxisPlan) else None, True)
 
-    def reads(self, step):
-        if step.inputs is None:
+    def reads(self, plans, symbols=None):
+        if symbols is None:
             return {}
-        return part_of(self.weight, IndexPlan(self.weight.shape[0], np.unique(step.inputs)), step)
+        plan = DrawnPlan(self.weight.shape[0], np.unique(symbols))
+        return {} if plan.region(self.weight.shape) is None else {self.weight: kept(plan, plans.device)}
+
+    def config(self):
+        return {"num_embeddings": self.weight.shape[0], "embedding_dim": self.weight.shape[1], "padding_idx": self.padding_idx}
+
+    @classmethod
+    def shapes(cls, config):
+        return (("weight", (config["num_embeddings"], config["embedding_dim"])),)
 
     def __repr__(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

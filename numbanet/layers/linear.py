@@ -8,18 +8,19 @@ import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, SamplePlan, TilePlan
+from ..plans import AxisPlan, BernoulliPlan, KeptAxis, KeptSamples, KeptTiles, SamplePlan, Site, TilePlan
 from ..tensor import Tensor
 from .activation import ReLU
-from .base import Flow, Form, Layer, part_of, product_cost, samples_of
-from .step import Site, Step
+from .base import Layer
+from .context import Context
+from .flow import DENSE, Columns, Flow, Form, PerSample, product_cost
 
 
 class Linear(Layer):
     """y = x wᵀ + b.   x (…, in) -> y (…, out)
 
     Under an `AxisPlan` only the kept neurons are computed, and y holds them alone; under a `TilePlan` the kept tiles of the
-    weight; under a `BernoulliPlan` all, and random zeros are due. Names, shapes and positional arguments are
+    weight; under a `BernoulliPlan` all, and random zeros are pending. Names, shapes and positional arguments are
     PyTorch's.
 
     Parameters
@@ -71,84 +72,72 @@ class Linear(Layer):
         return self.weight.shape[1]
 
     def sites(self):
-        return Site(self, "output", "output", self.weight.shape), Site(self, "output", "tiles", self.weight.shape)
+        shape = self.weight.shape
+        return (Site("output", "output", shape, (AxisPlan, TilePlan, BernoulliPlan, SamplePlan), chosen=True),
+                Site("tiles", "tiles", shape, (TilePlan,)))
 
-    def forward(self, flow: Flow, step: Step, relu: bool = False) -> Flow:
-        """act(x wᵀ + b), act the identity or ReLU, as far as the step's plan keeps it.
+    def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
+        """act(x wᵀ + b), act the identity or ReLU, as far as the plan keeps it.
 
-        What a `RowPlan` keeps is scaled in the product's epilogue after ReLU; else its scale is due. Under a `TilePlan`, inputs
-        that were dropped are put back first, as zeros.
+        What a `RowPlan` keeps is scaled in the product's epilogue after ReLU; else its scale is pending. Under a `TilePlan`,
+        inputs that were dropped are put back first, as zeros.
         """
-        flow = Flow(flow.dense()) if flow.channels_last else flow.settled() if flow.due else flow
-        if flow.sampled is not None:
-            return self._sampled(flow, step, relu)
-        x, kept = flow.x, flow.kept
-        if x.ndim < 1 or x.shape[-1] != (self.in_features if kept is None else kept.plan.count):
-            raise ValueError(f"Linear: x {x.shape} does not match weight {self.weight.shape}"
-                             f"{'' if kept is None else f' under {kept.plan}'}: its last axis must be "
-                             f"{self.in_features if kept is None else kept.plan.count}")
-        if x.ndim != 2:
-            lead = x.shape[:-1]
-            found = self.forward(Flow(x.reshape(math.prod(lead), x.shape[-1]), kept), step, relu)
-            y, *others = found if found.sampled is None else Flow(found.dense())
-            return Flow(y.reshape(*lead, y.shape[-1]), *others)
-        step.look(self, Flow(x, kept), self.weight)
-        plan = self._plan(step)
-        if isinstance(plan, SamplePlan):
-            return self._sampled(Flow(Flow(x, kept).dense()), step, relu)
-        if isinstance(plan, TilePlan):
-            return Flow(ops.linear_tiles(Flow(x, kept).dense(), self.weight, self.bias, plan=step.kept(self), relu=relu,
-                                         blocks=step.ready.get(self.weight)))
-        rows = step.kept(self) if isinstance(plan, AxisPlan) else None
-        if rows is None and kept is None:
-            y = ops.linear(x, self.weight, self.bias, relu=relu)
+        flow = flow.features()
+        width = self.in_features if flow.indices is None else flow.indices.plan.count
+        if not isinstance(flow.layout, PerSample):
+            if flow.x.ndim < 1 or flow.x.shape[-1] != width:
+                raise ValueError(f"Linear: x {flow.x.shape} does not match weight {self.weight.shape}"
+                                 f"{'' if flow.indices is None else f' under {flow.indices.plan}'}: its last axis must be {width}")
+            if flow.x.ndim != 2:
+                lead = flow.x.shape[:-1]
+                y = self.forward(flow._replace(x=flow.x.reshape(math.prod(lead), width)), context, relu)
+                y = y if y.layout.plan is None else y.with_(y.dense())
+                return y._replace(x=y.x.reshape(*lead, y.x.shape[-1]))
+        plan = context.plans.at(self, "tiles") or context.plans.at(self, "output", flow)
+        if isinstance(plan, KeptTiles):
+            return flow.with_(ops.linear_tiles(flow.dense(), self.weight, self.bias, plan=plan, relu=relu,
+                                               blocks=context.packed.get(self.weight)))
+        inner = flow.layout.samples if isinstance(flow.layout, PerSample) else None
+        if isinstance(plan, KeptSamples) or (inner is not None and plan is None):
+            x = flow.x if inner is not None else flow.dense()
+            y = ops.linear_samples(x, self.weight, self.bias, inner=inner, outer=plan, relu=relu)
+            return flow.with_(y, DENSE if plan is None else PerSample(plan))
+        flow = flow if inner is None else flow.with_(flow.dense())
+        rows = plan if isinstance(plan, KeptAxis) else None
+        if rows is None and flow.indices is None:
+            y = ops.linear(flow.x, self.weight, self.bias, relu=relu)
         else:
-            y = ops.linear_rows(x, self.weight, self.bias, rows=rows, cols=kept, relu=relu, scale=None if relu else 1.0)
-        due = isinstance(plan, BernoulliPlan) or (rows is not None and not relu and plan.scale != 1.0)
-        return Flow(y, rows, (plan,) if due else ())
+            y = ops.linear_rows(flow.x, self.weight, self.bias, rows=rows, cols=flow.indices, relu=relu,
+                                scale=None if relu else 1.0)
+        pending = plan is not None and (rows is None or (not relu and plan.plan.scale != 1.0))
+        return flow.with_(y, DENSE if rows is None else Columns(rows), (plan.plan,) if pending else ())
 
-    def _sampled(self, flow: Flow, step: Step, relu: bool) -> Flow:
-        """As `forward`, where each sample keeps its own: of what comes, of what leaves, or both."""
-        step.look(self, flow, self.weight)
-        plan = self._plan(step)
-        if plan is not None and not isinstance(plan, SamplePlan):
-            return self.forward(Flow(flow.dense()), step, relu)
-        outer = step.kept(self)
-        y = ops.linear_samples(flow.x, self.weight, self.bias, inner=flow.sampled, outer=outer, relu=relu)
-        return Flow(y, sampled=outer)
-
-    def _plan(self, step: Step):
-        """The step's plan; TypeError or ValueError where this layer does not know it, or it is made for another one."""
-        plan = step.plan(self)
-        if plan is None:
-            return None
-        if not isinstance(plan, (AxisPlan, TilePlan, BernoulliPlan, SamplePlan)):
-            raise TypeError(f"{self!r}: it does not know the plan {plan!r}; it takes an AxisPlan, TilePlan, BernoulliPlan or "
-                            "SamplePlan")
-        size = self.weight.shape if isinstance(plan, TilePlan) else self.out_features
-        if (plan.shape if isinstance(plan, TilePlan) else plan.n) != size:
-            raise ValueError(f"{self!r}: {plan} is not made for its weight {self.weight.shape}")
-        return plan
-
-    def absorb(self, following):
+    def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
 
-    def cost(self, form, step):
+    def cost(self, form, plans):
         if not form.shape or form.shape[-1] not in (None, self.in_features):
             raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {form.shape[-1:]}")
-        plan, n = self._plan(step), samples_of(form)
+        plan = plans.of(self, "tiles") or plans.of(self)
         tiles, rows = isinstance(plan, TilePlan), plan if isinstance(plan, AxisPlan) else None
         inner = self.in_features if form.kept is None or tiles else form.kept.count
         outer = self.out_features if rows is None else rows.count
         size = plan.size if tiles else inner * outer * (plan.density if isinstance(plan, SamplePlan) else 1.0)
-        return product_cost(n, inner, outer, size, form), Form((*form.shape[:-1], self.out_features), rows, True)
+        return (product_cost(form.samples, inner, outer, size, form),
+                Form((*form.shape[:-1], self.out_features), rows, True))
 
     def commutes(self, plan):
         return isinstance(plan, SamplePlan)
 
-    def reads(self, step):
-        plan = step.plan(self)
-        return part_of(self.weight, plan, step) if plan else {}
+    def reads(self, plans, symbols=None):
+        return plans.region(self, self.weight, "tiles") or plans.region(self, self.weight)
+
+    def config(self):
+        return {"in_features": self.in_features, "out_features": self.out_features, "bias": self.bias is not None}
+
+    @classmethod
+    def shapes(cls, config):
+        return (("weight", (config["out_features"], config["in_features"])),)
 
     def __repr__(self) -> str:
         return f"Linear({self.in_features}, {self.out_features}{'' if self.bias is not None else ', bias=False'})"

@@ -11,14 +11,17 @@ from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, SamplePlan
 from ..plans.kept import KeptAxis, KeptSamples
 from ..tensor import Tensor
-from .base import Cost, Flow, Layer, only
-from .step import Step
+from .base import Layer, only
+from .context import Context
+from .flow import Cost, PerSample
 
 
 class BatchNorm(Layer):
     """Base: y = weight (x - mean) / sqrt(variance + eps) + bias for each channel of x (N, C) or (N, C, …)."""
 
     buffers = ("running_mean", "running_var", "num_batches_tracked")
+    units = ("weight", "bias", "running_mean", "running_var")
+    unitwise = True
     axes: ClassVar[tuple[int, ...]]  # how many x may have
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
@@ -38,10 +41,10 @@ class BatchNorm(Layer):
     def num_features(self) -> int:
         return self.weight.shape[0]
 
-    def normed(self, x: Tensor, kept: KeptAxis | None, step: Step, sampled: KeptSamples | None = None) -> Tensor:
+    def normed(self, x: Tensor, kept: KeptAxis | None, context: Context, sampled: KeptSamples | None = None) -> Tensor:
         """y for x (N, C), for the kept channels x (N, K), or for the values that each sample keeps."""
         samples = x.shape[0] if sampled is None else sampled.plan.samples
-        if not step.training:
+        if not context.training:
             whole = x if sampled is None else ops.expand_samples(x, plan=sampled)
             y = ops.batch_norm_apply(whole, self.weight, self.bias, mean=self.running_mean.data, variance=self.running_var.data,
                                      eps=self.eps, kept=kept)
@@ -80,7 +83,7 @@ class BatchNorm(Layer):
         change = dev.add(dev.affine(row, mul=-m), dev.affine(dev.reshape(batch, row.shape), mul=m * factor))
         dev.add(running.data, dev.reshape(dev.expand(change, kept.places), running.shape), out=running.data)
 
-    def cost(self, form, step):
+    def cost(self, form, plans):
         if len(form.shape) not in self.axes or form.shape[1] not in (None, self.num_features):
             raise ValueError(f"{self!r}: its input is of shape {form.shape[1:]} a sample")
         size = 4.0 * math.prod(n or 1 for n in form.shape) * (1.0 if form.kept is None else form.kept.density)
@@ -88,6 +91,13 @@ class BatchNorm(Layer):
 
     def commutes(self, plan):
         return isinstance(plan, (AxisPlan, BernoulliPlan)) or (isinstance(plan, SamplePlan) and plan.double)
+
+    def config(self):
+        return {"num_features": self.num_features, "eps": self.eps, "momentum": self.momentum}
+
+    @classmethod
+    def shapes(cls, config):
+        return (("weight", (config["num_features"],)),)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_features})"
@@ -124,13 +134,13 @@ class BatchNorm1d(BatchNorm):
     recordable = True
     axes = (2, 3)
 
-    def forward(self, flow, step):
-        x, kept, due, *_ = flow
-        if x.ndim == 3 and kept is None:
-            n, channels, length = x.shape
-            y, *others = self.forward(Flow(x.transpose(0, 2, 1).reshape(n * length, channels), None, due), step)
-            return Flow(y.reshape(n, length, channels).transpose(0, 2, 1), *others)
-        return flow._replace(x=self.normed(x, kept, step, flow.sampled))
+    def forward(self, flow, context):
+        if flow.x.ndim == 3 and flow.indices is None:
+            n, channels, length = flow.x.shape
+            y = self.forward(flow._replace(x=flow.x.transpose(0, 2, 1).reshape(n * length, channels)), context)
+            return y._replace(x=y.x.reshape(n, length, channels).transpose(0, 2, 1))
+        samples = flow.layout.samples if isinstance(flow.layout, PerSample) else None
+        return flow._replace(x=self.normed(flow.x, flow.indices, context, samples))
 
 
 class BatchNorm2d(BatchNorm):
@@ -148,9 +158,9 @@ class BatchNorm2d(BatchNorm):
     recordable = True
     axes = (4,)
 
-    def forward(self, flow, step):
+    def forward(self, flow, context):
         if flow.x.ndim != 4:
             raise ValueError(f"{self!r}: its input is of shape {flow.x.shape[1:]} a sample; it takes (C, H, W)")
         flow = flow.images()
         rows = flow.x.reshape(math.prod(flow.x.shape[:3]), flow.x.shape[3])
-        return flow._replace(x=self.normed(rows, flow.kept, step).reshape(*flow.x.shape))
+        return flow._replace(x=self.normed(rows, flow.indices, context).reshape(*flow.x.shape))

@@ -5,7 +5,8 @@ import numpy as np
 
 from ..device import Device
 from ..tensor import Tensor
-from .base import Cost, Layer
+from .base import Layer
+from .flow import Cost
 
 
 class Normalize(Layer):
@@ -40,7 +41,7 @@ class Normalize(Layer):
                              "feature is constant")
         self.mean, self.std = (Tensor(values, device) for values in given)
 
-    def __call__(self, x, step=None):
+    def __call__(self, x, context=None):
         self._check(x.shape)
         shape = (1, -1, *(1,) * (x.ndim - 2))
         return (x - self.mean.reshape(*shape)) / self.std.reshape(*shape)
@@ -50,10 +51,13 @@ class Normalize(Layer):
         if len(shape) < 2 or self.mean.shape[0] != 1 and shape[1] not in (None, self.mean.shape[0]):
             raise ValueError(f"{self!r}: x {shape} must be (N, C, …) with C = {self.mean.shape[0]} on its second axis")
 
-    def cost(self, form, step):
+    def cost(self, form, plans):
         self._check(form.shape)
         size = 4.0 * np.prod([n or 1 for n in form.shape])
         return Cost(0.0, 0.0, 2 * size, 2 * size * form.differentiable), form._replace(kept=None)
+
+    def config(self):
+        return {"mean": self.mean.numpy(), "std": self.std.numpy()}
 
     def __repr__(self) -> str:
         return f"Normalize({self.mean.shape[0]} channels)"

@@ -9,7 +9,8 @@ from numbanet_kernels.layouts.windows import Bins, Window, check_pooling
 from .. import ops
 from ..plans import AxisPlan
 from ..tensor import Tensor
-from .base import Cost, Layer, only
+from .base import Layer, only
+from .flow import ChannelsLast, Cost
 
 Pair = int | tuple[int, int]
 
@@ -27,9 +28,10 @@ class Pooling(Layer):
 
     window: Window | Bins
     pool: Callable[[Tensor], Tensor]    # x (N, H, W, C) -> y (N, OH, OW, C)
+    unitwise = True
 
-    def forward(self, flow, step):
-        if not flow.channels_last and flow.x.ndim != 4:
+    def forward(self, flow, context):
+        if not isinstance(flow.layout, ChannelsLast) and flow.x.ndim != 4:
             raise ValueError(self._misfit(flow.x.shape[1:]))
         flow = flow.images()
         return flow._replace(x=self.pool(flow.x))
@@ -37,7 +39,7 @@ class Pooling(Layer):
     def _misfit(self, shape):
         return f"{self!r}: its input is of shape {tuple(shape)} a sample; it takes (C, H, W)"
 
-    def cost(self, form, step):
+    def cost(self, form, plans):
         if len(form.shape) != 4:
             raise ValueError(self._misfit(form.shape[1:]))
         n, channels, height, width = form.shape
@@ -97,6 +99,10 @@ class MaxPool2d(Pooling):
     def pool(self, x):
         return ops.max_pool2d(x, window=self.window)
 
+    def config(self):
+        return {"kernel_size": self.window.kernel, "stride": self.window.stride, "padding": self.window.padding,
+                "dilation": self.window.dilation}
+
     def __repr__(self) -> str:
         kernel, stride, padding, dilation = self.window
         return f"MaxPool2d({kernel}, stride={stride}, padding={padding}, dilation={dilation})"
@@ -132,6 +138,10 @@ class AvgPool2d(Pooling):
     def pool(self, x):
         return ops.avg_pool2d(x, window=self.window, count_include_pad=self.count_include_pad)
 
+    def config(self):
+        return {"kernel_size": self.window.kernel, "stride": self.window.stride, "padding": self.window.padding,
+                "count_include_pad": self.count_include_pad}
+
     def __repr__(self) -> str:
         kernel, stride, padding, _ = self.window
         counted = "" if self.count_include_pad else ", count_include_pad=False"
@@ -164,6 +174,9 @@ class AdaptiveAvgPool2d(Pooling):
 
     def pool(self, x):
         return ops.adaptive_avg_pool2d(x, size=self.window)
+
+    def config(self):
+        return {"output_size": tuple(self.window)}
 
     def __repr__(self) -> str:
         return f"AdaptiveAvgPool2d({tuple(self.window)})"

@@ -8,10 +8,11 @@ import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, Plan, TilePlan, TimePlan
+from ..plans import AxisPlan, BernoulliPlan, GatePlan, Plan, Plans, Site, TilePlan, TimePlan
 from ..tensor import Tensor
-from .base import Cost, Flow, Form, Layer, only, part_of, product_cost, samples_of
-from .step import Site, Step
+from .base import Layer, only
+from .context import Context, entering
+from .flow import Columns, Cost, Flow, Form, product_cost
 
 WEIGHTS, BIASES = ("weight_ih", "weight_hh"), ("bias_ih", "bias_hh")
 
@@ -32,6 +33,7 @@ class LSTM(Layer):
                      with W_hh does not see them, and the others are multiplied by the plan's scale. So h and c stay what they
                      are in prediction, where all are seen, and the mean of the sum is the same. (Dropping the state itself
                      would wipe out, at each step, what a cell remembers.)
+    gates            kind "gates": a `GatePlan` of what the backward pass computes of the gates' gradients, in all layers
 
     Parameters
     ----------
@@ -84,7 +86,7 @@ class LSTM(Layer):
 
     # --- calls --------------------------------------------------------------------------------------------------------
     def __call__(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, lengths: Any = None,
-                 step: Step | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+                 context: Context | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """(y, (h, c)): the outputs of the last layer, and the states of all layers after the last step.
 
         Parameters
@@ -93,8 +95,9 @@ class LSTM(Layer):
         state : (h0, c0), each of shape (num_layers, N, hidden_size), optional
             What the layers begin with; zeros by default.
         lengths : array_like of int of shape (N,), optional
-            How many steps a sample has, 1 to T: y is 0 after them, h and c are those of the last one.
-        step : Step, optional
+            How many steps a sample has, 1 to T: y is 0 after them, h and c are those of the last one. By default those of the
+            pass that it stands in, where there is one.
+        context : Context, optional
             What is dropped.
 
         Raises
@@ -104,51 +107,51 @@ class LSTM(Layer):
         TypeError
             If x is no Tensor.
         """
-        if not isinstance(x, Tensor):
-            raise TypeError(f"LSTM: x must be a Tensor, got {type(x).__name__}; write Tensor(x)")
-        step = Step(x.device) if step is None else step
-        flow = self._time_major(Flow(x))
+        flow, context = entering(self, x, context)
+        flow = self._time_major(flow)
         steps, n, _ = flow.x.shape
         shape = (self.num_layers, n, self.hidden_size)
         for given in state or ():
             if tuple(given.shape) != shape:
                 raise ValueError(f"LSTM: states must be of shape {shape}, got {tuple(given.shape)}")
-        lengths = self._lengths(lengths, steps, n)
+        lengths = self._lengths(flow.tags.lengths if lengths is None else lengths, steps, n)
         last, hs, cs = np.full(n, steps - 1) if lengths is None else lengths - 1, [], []
         for layer in range(self.num_layers):
             first = [s[layer] for s in state] if state is not None else None
-            both = self._layer(layer, flow, step, first, lengths, cell=True)
+            both = self._layer(layer, flow, context, first, lengths, cell=True)
             y, c = both[:steps], both[steps]
             hs.append(y[last, np.arange(n)])
             cs.append(c)
-            flow = self._thinned(layer, y, step)
+            flow = self._thinned(layer, flow.with_(y), context)
         y = flow.dense()
         h, c = (ops.concatenate([part.reshape(1, n, self.hidden_size) for part in parts]) for parts in (hs, cs))
         return y.transpose(1, 0, 2) if self.batch_first else y, (h, c)
 
-    def forward(self, flow: Flow, step: Step) -> Flow:
-        """y, compact where the step drops units of the last layer; begins with the states that the step remembers, which those
-        after the last step overwrite."""
-        flow = self._time_major(flow.settled())
+    def forward(self, flow: Flow, context: Context) -> Flow:
+        """y, compact where units of the last layer are dropped; begins with the states that the context has, which those after
+        the last step overwrite."""
+        flow = self._time_major(flow.features())
         steps, n, _ = flow.x.shape
-        lengths = self._lengths(flow.lengths, steps, n)
+        lengths = self._lengths(flow.tags.lengths, steps, n)
         for layer in range(self.num_layers):
-            left = None if step.memory is None else self._remembered(step, layer, n)
-            first = left and [Tensor.wrap(array, step.device) for array in left]
-            y = self._layer(layer, flow, step, first, lengths, left=left)
-            flow = self._thinned(layer, y, step)
-        return flow._replace(x=flow.x.transpose(1, 0, 2) if self.batch_first else flow.x, lengths=lengths)
+            left = None if context.state is None else self._remembered(context.state, layer, n)
+            first = left and [Tensor.wrap(array, context.device) for array in left]
+            y = self._layer(layer, flow, context, first, lengths, left=left)
+            flow = self._thinned(layer, flow.with_(y), context)
+        return flow._replace(x=flow.x.transpose(1, 0, 2) if self.batch_first else flow.x)
 
-    def _remembered(self, step: Step, layer: int, n: int) -> list[Any]:
-        """(h, c) of n samples, zeros where the step remembers none."""
-        if (self, layer, n) not in step.memory:
-            step.memory[self, layer, n] = [step.device.full((n, self.hidden_size), 0.0) for _ in range(2)]
-        return step.memory[self, layer, n]
+    def _remembered(self, state: dict[Any, Any], layer: int, n: int) -> list[Any]:
+        """(h, c) of n samples, zeros where there are none."""
+        if (self, layer, n) not in state:
+            dev = self.weight_ih_l0.device
+            state[self, layer, n] = [dev.full((n, self.hidden_size), 0.0) for _ in range(2)]
+        return state[self, layer, n]
 
     def _time_major(self, flow: Flow) -> Flow:
         """x as (T, N, …); ValueError where it is of another shape."""
-        width = self.input_size if flow.kept is None else flow.kept.plan.count
-        if flow.x.ndim != 3 or flow.x.shape[2] != width or (flow.kept and flow.kept.plan.n != self.input_size):
+        indices = flow.indices
+        width = self.input_size if indices is None else indices.plan.count
+        if flow.x.ndim != 3 or flow.x.shape[2] != width or (indices and indices.plan.n != self.input_size):
             axes = "(N, T, I)" if self.batch_first else "(T, N, I)"
             raise ValueError(f"LSTM: x must be {axes} with I = {width}, got {tuple(flow.x.shape)}")
         if not flow.x.shape[self.batch_first]:
@@ -166,71 +169,58 @@ class LSTM(Layer):
             raise ValueError(f"LSTM: lengths must be from 1 to {steps}, got {found.min()} to {found.max()}")
         return found.astype(np.int32)
 
-    def _layer(self, layer: int, flow: Flow, step: Step, first: list[Tensor] | None, lengths: np.ndarray | None,
+    def _layer(self, layer: int, flow: Flow, context: Context, first: list[Tensor] | None, lengths: np.ndarray | None,
                **options: Any) -> Tensor:
         """y (T, N, H) of one layer for x (T, N, I), compact or not."""
-        (w_ih, w_hh, b), dev = self._of(layer), flow.x.device
+        (w_ih, w_hh, b), dev, plans = self._of(layer), flow.x.device, context.plans
         steps, n, width = flow.x.shape
-        x, plan = flow.x.reshape(steps * n, width), self._plan(step, f"input_l{layer}", TilePlan, w_ih.shape)
-        gates = step.gates and step.gates.of((self, layer))
-        if plan is not None:
-            dense = Flow(x, flow.kept).dense()
-            z = ops.linear_tiles(dense, w_ih, b, plan=step.kept(self, f"input_l{layer}"), blocks=step.ready.get(w_ih))
-        elif flow.kept is None:
-            z = ops.linear(x, w_ih, b, columns=gates is not None)
+        flow = flow._replace(x=flow.x.reshape(steps * n, width))
+        tiles, gates = plans.at(self, f"input_l{layer}"), plans.of(self, "gates")
+        if tiles is not None:
+            z = ops.linear_tiles(flow.dense(), w_ih, b, plan=tiles, blocks=context.packed.get(w_ih))
+        elif flow.indices is None:
+            z = ops.linear(flow.x, w_ih, b, columns=gates is not None)
         else:
-            z = ops.linear_rows(x, w_ih, b, cols=flow.kept, scale=1.0, columns=gates is not None)
-        recurrent = self._plan(step, f"recurrent_l{layer}", (AxisPlan, TimePlan), (self.hidden_size,))
+            z = ops.linear_rows(flow.x, w_ih, b, cols=flow.indices, scale=1.0, columns=gates is not None)
         h0, c0 = first or [Tensor.wrap(dev.full((n, self.hidden_size), 0.0), dev) for _ in range(2)]
-        return ops.lstm(z, w_hh, h0, c0, steps=steps, lengths=None if lengths is None else dev.upload(lengths), gates=gates,
-                        units=None if recurrent is None else step.kept(self, f"recurrent_l{layer}"), **options)
+        return ops.lstm(z, w_hh, h0, c0, steps=steps, lengths=None if lengths is None else dev.upload(lengths),
+                        gates=gates and gates.of(layer), units=plans.at(self, f"recurrent_l{layer}"), **options)
 
-    def _thinned(self, layer: int, y: Tensor, step: Step) -> Flow:
+    def _thinned(self, layer: int, flow: Flow, context: Context) -> Flow:
         """What comes to the next layer."""
-        plan = self._plan(step, f"output_l{layer}", (AxisPlan, BernoulliPlan), (self.hidden_size,))
-        if plan is None:
-            return Flow(y)
-        if isinstance(plan, BernoulliPlan):
-            return Flow(y, None, (plan,)).settled()
-        kept = step.kept(self, f"output_l{layer}")
-        return Flow(ops.compact(y, plan=kept), kept, (plan,) if plan.scale != 1.0 else ()).settled()
+        indices = context.plans.at(self, f"output_l{layer}")
+        if indices is None:
+            return flow
+        if isinstance(indices.plan, BernoulliPlan):
+            return flow._replace(pending=(indices.plan,)).applied()
+        pending = (indices.plan,) if indices.plan.scale != 1.0 else ()
+        return flow.with_(ops.compact(flow.x, plan=indices), Columns(indices), pending).applied()
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
-    def _plan(self, step: Step, name: str, kinds: Any, shape: tuple[int, ...]) -> Any:
-        """The plan of a site; TypeError or ValueError where it is of another kind or another size."""
-        plan = step.plan(self, name)
-        if plan is None:
-            return None
-        if not isinstance(plan, kinds):
-            raise TypeError(f"{self!r}: it does not know the plan {plan!r} at {name}")
-        if (plan.shape if isinstance(plan, TilePlan) else (plan.n,)) != shape:
-            raise ValueError(f"{self!r}: {plan} is not made for {name}, of shape {shape}")
-        return plan
-
     def sites(self):
         found: list[Site] = []
         for layer in range(self.num_layers):
             w_ih, w_hh = (getattr(self, f"{name}_l{layer}") for name in WEIGHTS)
-            found += [Site(self, f"output_l{layer}", "output", (self.hidden_size, w_ih.shape[1])),
-                      Site(self, f"input_l{layer}", "tiles", w_ih.shape),
-                      Site(self, f"recurrent_l{layer}", "recurrent", w_hh.shape[::-1])]
-        return tuple(found)
+            found += [Site(f"output_l{layer}", "output", (self.hidden_size, w_ih.shape[1]), (AxisPlan, BernoulliPlan)),
+                      Site(f"input_l{layer}", "tiles", w_ih.shape, (TilePlan,)),
+                      Site(f"recurrent_l{layer}", "recurrent", w_hh.shape[::-1], (AxisPlan, TimePlan))]
+        return *found, Site("gates", "gates", (4 * self.hidden_size,), (GatePlan,))
 
-    def cost(self, form, step):
+    def cost(self, form, plans):
         if len(form.shape) != 3 or form.shape[2] not in (None, self.input_size):
             raise ValueError(f"{self!r}: it takes sequences of {self.input_size} features, and its input has "
                              f"{form.shape[1:]} a sample")
-        total, n, hidden, kept = Cost(), samples_of(form), self.hidden_size, form.kept
+        total, n, hidden, kept = Cost(), form.samples, self.hidden_size, form.kept
         for layer in range(self.num_layers):
-            plan, recurrent, out = (step.plan(self, f"{name}_l{layer}") for name in ("input", "recurrent", "output"))
+            plan, recurrent, out = (plans.of(self, f"{name}_l{layer}") for name in ("input", "recurrent", "output"))
             size = self.input_size if layer == 0 else hidden
             inner = size if kept is None or plan is not None else kept.count
             total = total.plus(product_cost(n, inner, 4 * hidden, 4 * hidden * inner if plan is None else plan.size,
                                             form._replace(differentiable=form.differentiable or layer > 0)))
             total = total.plus(self._recurrent_cost(n, recurrent))
             kept = out if isinstance(out, AxisPlan) else None
-        if step.gates is not None:  # only columns of dz are computed, and what is computed from them
-            total = total._replace(backward=step.gates.computed * total.backward)
+        if gates := plans.of(self, "gates"):  # only columns of dz are computed, and what is computed from them
+            total = total._replace(backward=gates.density * total.backward)
         return total, Form((*form.shape[:2], hidden), kept, True)
 
     def _recurrent_cost(self, n: int, plan: Plan | None) -> Cost:
@@ -243,12 +233,21 @@ class LSTM(Layer):
         return Cost(thinned.forward, dense.backward, thinned.bytes_forward, dense.bytes_backward) if isinstance(
             plan, TimePlan) else thinned
 
-    def reads(self, step):
+    def reads(self, plans: Plans, symbols=None):
         found = {}
         for layer in range(self.num_layers):
-            plan, w_ih = step.plan(self, f"input_l{layer}"), getattr(self, f"weight_ih_l{layer}")
-            found.update(part_of(w_ih, plan, step) if plan else {})
+            found.update(plans.region(self, getattr(self, f"weight_ih_l{layer}"), f"input_l{layer}"))
         return found
+
+    def config(self):
+        return {"input_size": self.input_size, "hidden_size": self.hidden_size, "num_layers": self.num_layers,
+                "bias": self.has_bias, "batch_first": self.batch_first}
+
+    @classmethod
+    def shapes(cls, config):
+        hidden, width = config["hidden_size"], config["input_size"]
+        return tuple((f"{name}_l{layer}", (4 * hidden, width if name == "weight_ih" and not layer else hidden))
+                     for layer in range(config["num_layers"]) for name in WEIGHTS)
 
     def __repr__(self) -> str:
         options = [f"{self.num_layers}"] * (self.num_layers > 1) + ["bias=False"] * (not self.has_bias)
@@ -264,17 +263,20 @@ class LastStep(Layer):
 
     recordable = True
 
-    def forward(self, flow, step):
+    def forward(self, flow, context):
         if flow.x.ndim != 3 or not flow.x.shape[1]:
             raise ValueError(f"LastStep: x must be (N, T, H), T at least 1, got {tuple(flow.x.shape)}")
         n, steps, _ = flow.x.shape
-        last = np.full(n, steps - 1) if flow.lengths is None else flow.lengths - 1
-        return flow._replace(x=flow.x[np.arange(n), last], lengths=None)
+        last = np.full(n, steps - 1) if flow.tags.lengths is None else flow.tags.lengths - 1
+        return flow._replace(x=flow.x[np.arange(n), last], tags=flow.tags._replace(lengths=None))
 
-    def cost(self, form, step):
+    def cost(self, form, plans):
         if len(form.shape) != 3:
             raise ValueError(f"{self!r}: it takes sequences (T, H), and its input is of shape {form.shape[1:]} a sample")
         return Cost(), form._replace(shape=(form.shape[0], form.shape[2]))
 
     def commutes(self, plan):
         return isinstance(plan, AxisPlan)
+
+    def config(self):
+        return {}

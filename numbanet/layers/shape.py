@@ -8,33 +8,37 @@ import numpy as np
 
 from .. import ops
 from ..ops import Order
-from ..plans import IndexPlan, widened
-from .base import Cost, Flow, Form, Layer, only
+from ..plans import IndexPlan, kept
+from .base import Layer, only
+from .flow import ChannelsLast, Columns, Cost, Form
 
 
 class Flatten(Layer):
     """y[n, …] = x[n, …] as (N, everything else), of images in the order (C, H, W). Compact channels become compact features."""
 
     recordable = True
+    unitwise = True
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         only("Flatten", "a layer of one's own reshapes in another way", start_dim=(start_dim, 1), end_dim=(end_dim, -1))
 
-    def forward(self, flow, step):
-        flow = flow.settled()
-        compact = flow.channels_last and flow.kept is not None and not step.placed
-        x = flow.x.transpose(0, 3, 1, 2) if compact else flow.dense()
-        kept = step.on(widened(flow.kept.plan, math.prod(x.shape[2:]))) if compact else None
-        return Flow(x.reshape(x.shape[0], math.prod(x.shape[1:])), kept)
+    def forward(self, flow, context):
+        flow = flow.applied()
+        compact = isinstance(flow.layout, ChannelsLast) and flow.indices is not None
+        longer = context.plans.repeat(flow.indices.plan, math.prod(flow.x.shape[1:3])) if compact else None
+        x = flow.dense() if longer is None else flow.x.transpose(0, 3, 1, 2)
+        y = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+        return flow.with_(y) if longer is None else flow.with_(y, Columns(kept(longer, y.device)))
 
-    def cost(self, form, step):
-        """Where passes are recorded (`step.placed`), lists of features would have to be made from those of channels on the
-        device: there, the features are dense."""
+    def cost(self, form, plans):
+        """Where lists of channels lie in fixed buffers (`Plans.repeat`), the features are dense."""
         width = None if None in form.shape[1:] else math.prod(form.shape[1:])
         images = len(form.shape) == 4 and width is not None and form.kept is not None and form.kept.n == form.shape[1]
-        compact = images and not step.placed
-        kept = widened(form.kept, math.prod(form.shape[2:])) if compact else None
-        return Cost(), Form((form.shape[0], width), kept, form.differentiable)
+        longer = plans.repeat(form.kept, math.prod(form.shape[2:])) if images else None
+        return Cost(), Form((form.shape[0], width), longer, form.differentiable)
+
+    def config(self):
+        return {}
 
 
 class Shuffle(Layer):
@@ -56,10 +60,13 @@ class Shuffle(Layer):
     def __init__(self, order: Sequence[int] | np.ndarray, mean: Sequence[float] | np.ndarray | None = None) -> None:
         self.order = Order(order, mean)
 
-    def forward(self, flow, step):
-        return Flow(ops.shuffle(flow.dense(), order=self.order))
+    def forward(self, flow, context):
+        return flow.with_(ops.shuffle(flow.dense(), order=self.order))
 
-    def cost(self, form, step):
+    def config(self):
+        return {"order": self.order.order, "mean": self.order.mean}
+
+    def cost(self, form, plans):
         if len(form.shape) != 2 or form.shape[1] not in (None, self.order.size):
             raise ValueError(f"{self!r}: its input is of shape {form.shape[1:]} a sample")
         return Cost(), form._replace(shape=(form.shape[0], self.order.size), kept=None)
@@ -91,10 +98,13 @@ class Select(Layer):
     def __init__(self, features: int, index: Sequence[int] | np.ndarray) -> None:
         self.plan = IndexPlan(features, index)
 
-    def forward(self, flow, step):
-        return Flow(ops.compact(flow.dense(), plan=step.on(self.plan)))
+    def forward(self, flow, context):
+        return flow.with_(ops.compact(flow.dense(), plan=kept(self.plan, flow.x.device)))
 
-    def cost(self, form, step):
+    def config(self):
+        return {"features": self.plan.n, "index": self.plan.indices()}
+
+    def cost(self, form, plans):
         if len(form.shape) != 2 or form.shape[1] not in (None, self.plan.n):
             raise ValueError(f"{self!r}: its input is of shape {form.shape[1:]} a sample")
         return Cost(), Form((form.shape[0], self.plan.count), None, form.differentiable)

@@ -13,11 +13,12 @@ from numbanet_kernels.layouts.sparse import BSR, CSR, ELL
 
 from .. import ops
 from ..device import Device, device as named  # a parameter is called `device`
-from ..plans import AxisPlan, BernoulliPlan
+from ..plans import AxisPlan, BernoulliPlan, KeptAxis, Site
 from ..tensor import Tensor
 from .activation import ReLU
-from .base import Flow, Form, Layer, product_cost, samples_of
-from .step import Site, Step
+from .base import Layer
+from .context import Context
+from .flow import DENSE, Columns, Flow, Form, product_cost
 
 # From which density on a dense product takes less time on the CPU, forward and backward together: where the lines cross in
 # `python -m bench csr`, 2048 x 2048 at batch 128
@@ -174,51 +175,46 @@ class SparseLinear(Layer):
         return super().records and self.trace is None
 
     def sites(self):
-        """Those of a `Linear`, so that the sites of a model keep their numbers if it becomes sparse; "tiles" has no plan."""
+        """Those of a `Linear`, so that the sites of a model keep their numbers if it becomes sparse; "tiles" takes no plan."""
         shape = self.out_features, self.in_features
-        return Site(self, "output", "output", shape), Site(self, "output", "tiles", shape)
+        return Site("output", "output", shape, (AxisPlan, BernoulliPlan)), Site("tiles", "tiles", shape)
 
-    def forward(self, flow: Flow, step: Step, relu: bool = False) -> Flow:
-        """act(x wᵀ + b), act the identity or ReLU, of the kept neurons where the step has a plan; its scale is due."""
-        flow = Flow(flow.dense()) if flow.channels_last or self.tile else flow.settled() if flow.due else flow
-        x, kept, plan = flow.x, flow.kept, self._plan(step)
-        width = self.in_features if kept is None else kept.plan.count
-        if x.ndim < 1 or x.shape[-1] != width:
-            raise ValueError(f"SparseLinear: x {x.shape} does not match the weight {(self.out_features, self.in_features)}"
-                             f"{'' if kept is None else f' under {kept.plan}'}: its last axis must be {width}")
-        if x.ndim != 2:
-            lead = x.shape[:-1]
-            y, *others = self.forward(Flow(x.reshape(math.prod(lead), width), kept), step, relu)
-            return Flow(y.reshape(*lead, y.shape[-1]), *others)
-        rows = step.kept(self) if isinstance(plan, AxisPlan) else None
-        y = ops.linear_sparse(x, self.values, self.bias, layout=self.layout, relu=relu, cols=kept,
+    def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
+        """act(x wᵀ + b), act the identity or ReLU, of the kept neurons where there is a plan; its scale is pending."""
+        flow = flow.with_(flow.dense()) if self.tile or flow.layout.plan is not None else flow.features()
+        width = self.in_features if flow.indices is None else flow.indices.plan.count
+        if flow.x.ndim < 1 or flow.x.shape[-1] != width:
+            raise ValueError(f"SparseLinear: x {flow.x.shape} does not match the weight {(self.out_features, self.in_features)}"
+                             f"{'' if flow.indices is None else f' under {flow.indices.plan}'}: its last axis must be {width}")
+        if flow.x.ndim != 2:
+            lead = flow.x.shape[:-1]
+            y = self.forward(flow._replace(x=flow.x.reshape(math.prod(lead), width)), context, relu)
+            return y._replace(x=y.x.reshape(*lead, y.x.shape[-1]))
+        plan = context.plans.at(self)
+        rows = plan if isinstance(plan, KeptAxis) else None
+        y = ops.linear_sparse(flow.x, self.values, self.bias, layout=self.layout, relu=relu, cols=flow.indices,
                               rows=None if self.tile else rows, trace=self.trace)
         y = ops.compact(y, plan=rows) if self.tile and rows is not None else y
-        return Flow(y, rows, (plan,) if plan is not None and (rows is None or plan.scale != 1.0) else ())
+        pending = plan is not None and (rows is None or plan.plan.scale != 1.0)
+        return flow.with_(y, DENSE if rows is None else Columns(rows), (plan.plan,) if pending else ())
 
-    def _plan(self, step: Step):
-        """The step's plan; TypeError or ValueError where this layer does not know it, or it is made for another one."""
-        plan = step.plan(self)
-        if plan is not None and not isinstance(plan, (AxisPlan, BernoulliPlan)):
-            raise TypeError(f"{self!r}: it does not know the plan {plan!r}; it takes an AxisPlan or BernoulliPlan")
-        if plan is not None and plan.n != self.out_features:
-            raise ValueError(f"{self!r}: {plan} is not made for its {self.out_features} neurons")
-        return plan
-
-    def absorb(self, following):
+    def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
 
-    def cost(self, form, step):
+    def cost(self, form, plans):
         """By the entries that are there, of a plan's share of neurons and inputs."""
         if not form.shape or form.shape[-1] not in (None, self.in_features):
             raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {form.shape[-1:]}")
-        plan = self._plan(step)
+        plan = plans.of(self)
         rows = plan if isinstance(plan, AxisPlan) else None
         inner = self.in_features if form.kept is None else form.kept.count
         outer = self.out_features if rows is None else rows.count
         share = 1.0 if self.tile else inner / self.in_features * outer / self.out_features
-        return (product_cost(samples_of(form), inner, outer, share * self.layout.nnz, form),
+        return (product_cost(form.samples, inner, outer, share * self.layout.nnz, form),
                 Form((*form.shape[:-1], self.out_features), rows, True))
+
+    def config(self):
+        return {"in_features": self.in_features, "out_features": self.out_features, "bias": self.bias is not None}
 
     def __repr__(self) -> str:
         density = self.layout.nnz / (self.in_features * self.out_features)

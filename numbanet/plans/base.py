@@ -48,6 +48,11 @@ class Plan(abc.ABC):
         return float(mask.mean()) if mask.size else 1.0
 
     @property
+    def covers(self) -> tuple[int, ...]:
+        """The first lengths that the weight at its site must have; () where any will do."""
+        return ()
+
+    @property
     def trivial(self) -> bool:
         """Whether everything is kept as it is."""
         return False
@@ -75,6 +80,10 @@ class AxisPlan(Plan):
     @property
     def shape(self) -> tuple[int]:
         """(n,): of what the plan's mask covers."""
+        return (self.n,)
+
+    @property
+    def covers(self):
         return (self.n,)
 
     @abc.abstractmethod

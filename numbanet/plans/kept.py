@@ -38,6 +38,11 @@ class Kept:
         return found
 
     @property
+    def fixed(self) -> bool:
+        """Whether its lists lie in a buffer that was given."""
+        return self._place is not None
+
+    @property
     def density(self) -> float:
         """The kept share, for `profile`."""
         return self.plan.density

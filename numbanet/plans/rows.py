@@ -176,6 +176,10 @@ class TimePlan(Plan):
         return len(self.starts), self.n
 
     @property
+    def covers(self):
+        return (self.n,)
+
+    @property
     def density(self) -> float:
         return self.count / self.n
 

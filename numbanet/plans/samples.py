@@ -33,6 +33,10 @@ class BernoulliPlan(Plan):
     key: int
     scale: float = 1.0
 
+    @property
+    def covers(self):
+        return (self.n,)
+
     def mask(self) -> np.ndarray:
         """(n,) True: no part of a product is left out. Which activations are zeroed, `ops.dropout` says."""
         return np.ones(self.n, bool)
@@ -96,6 +100,10 @@ class SamplePlan(Plan):
     def shape(self) -> tuple[int, int]:
         """(samples, n)"""
         return self.samples, self.n
+
+    @property
+    def covers(self):
+        return (self.n,)
 
     @functools.cached_property
     def _mask(self) -> np.ndarray:

@@ -55,6 +55,10 @@ class TilePlan(Plan):
                              f">= 1 and bias {self.bias} in 0 … dp - 1")
 
     @property
+    def covers(self):
+        return self.shape
+
+    @property
     def trivial(self) -> bool:
         return self.dp == 1 and self.scale == 1.0
 
@@ -159,6 +163,10 @@ class BlockPlan(Plan):
 
     def __hash__(self) -> int:
         return hash(self._value())
+
+    @property
+    def covers(self):
+        return self.shape
 
     @property
     def kind(self):

@@ -19,7 +19,7 @@ class Checkpoint:
         self.epoch, optimizer = epoch, trainer.optimizer  # how many epochs are done
         self.whole = whole  # whether training can go on as if nothing had come after; else the optimiser starts anew
         self.streams, self.steps, self.counts = trainer.streams.state(), optimizer.steps, optimizer.counts
-        self.upcoming = trainer.upcoming and trainer.upcoming.plans
+        self.upcoming = trainer.upcoming and dict(trainer.upcoming.assigned)
         self.layers, self.parameters = list(trainer.model.layers), list(optimizer.parameters)
         self.arrays: list[Any] = []
         old_arrays = old.arrays if old else []

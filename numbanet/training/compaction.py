@@ -12,7 +12,6 @@ are left out by a `Select` in front of the layer.
 """
 from __future__ import annotations
 
-import collections
 import dataclasses
 
 import numpy as np
@@ -21,32 +20,25 @@ from numbanet_kernels.layouts.sparse import BSR, CSR
 
 from ..autograd import no_grad
 from ..layers import (
-    GELU,
-    AdaptiveAvgPool2d,
-    AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
+    Context,
     Conv2d,
     Flatten,
     Flow,
     Form,
     Layer,
     Linear,
-    MaxPool2d,
-    ReLU,
     Select,
     Sequential,
-    Sigmoid,
     SparseLinear,
-    Step,
-    Tanh,
+    Tree,
 )
-from ..plans import IndexPlan
+from ..plans import IndexPlan, Plans
 from ..tensor import Tensor
 from .optim import Optimizer
 
 NORMS = BatchNorm1d, BatchNorm2d
-UNITWISE = {ReLU, Tanh, Sigmoid, GELU, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, Flatten, *NORMS}  # each unit by itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,20 +86,14 @@ class Joint:
 
 def trainable(model: Sequential) -> set[Layer]:
     """The layers whose weights may be changed: `Linear` and `Conv2d` without groups, that train and share no weight."""
-    shared = _shared(model)
+    shared = Tree(model).shared
     return {layer for layer in model.layers if type(layer) in (Linear, Conv2d) and getattr(layer, "groups", 1) == 1
             and layer.weight.requires_grad and layer.weight not in shared}
 
 
-def _shared(model: Sequential) -> set[Tensor]:
-    """Parameters and buffers that are used in several places."""
-    uses = collections.Counter(tensor for _, tensor, _ in model.named())
-    return {tensor for tensor, count in uses.items() if count > 1}
-
-
 def joints(model: Sequential, shape: tuple[int, ...]) -> list[Joint]:
     """Front to back, for inputs of a shape (N, …)."""
-    found, own, shared, form = [], trainable(model), _shared(model), Form(shape)
+    found, own, shared, form = [], trainable(model), Tree(model).shared, Form(shape)
     source, between, given = None, [], form
     for place, layer in enumerate(model.layers):
         if layer in own:
@@ -118,7 +104,7 @@ def joints(model: Sequential, shape: tuple[int, ...]) -> list[Joint]:
             source, between = layer, []
         else:
             between.append(layer)
-        form = layer.cost(form, Step())[1]
+        form = layer.cost(form, Plans())[1]
         given = form if layer in own else given
     return found
 
@@ -129,7 +115,7 @@ def _joint(source: Layer | None, between: tuple[Layer, ...], reader: Layer, afte
     inputs = reader.weight.shape[1]
     alone = Joint(None, between, reader, after, form, flat, np.arange(inputs))
     through = between[:-1] if alone.select else between
-    if source is None or not all(type(layer) in UNITWISE for layer in through):
+    if source is None or not all(layer.passes_units for layer in through):
         return alone
     units, features = source.weight.shape[0], alone.select.plan.n if alone.select else inputs
     images = len(form.shape) == 4
@@ -149,7 +135,6 @@ def compact(model: Sequential, optimizer: Optimizer, shape: tuple[int, ...]) -> 
     """
     count = 0
     while any([_leave(model, joint, optimizer) for joint in joints(model, shape)]):  # a list: every joint is looked at
-        model.reshaped()
         count += 1
     return count > 0
 
@@ -185,10 +170,8 @@ def _units_leave(model: Sequential, joint: Joint, read: np.ndarray, optimizer: O
     resize(source.weight, ~leave, 0, optimizer)
     if source.bias is not None:
         resize(source.bias, ~leave, 0, optimizer)
-    for layer in joint.between:
-        if type(layer) in NORMS:
-            for tensor in (layer.weight, layer.bias, layer.running_mean, layer.running_var):
-                resize(tensor, np.repeat(~leave, tensor.size // units), 0, optimizer)
+    for tensor in (getattr(layer, name) for layer in joint.between for name in layer.units):
+        resize(tensor, np.repeat(~leave, tensor.size // units), 0, optimizer)
     stays = ~leave[joint.owner]
     if joint.select:
         _select(model, joint, places[joint.select.plan.indices()[stays]], int(places[-1]) + 1)
@@ -245,7 +228,7 @@ def _constants(joint: Joint) -> np.ndarray:
     with no_grad():
         flow = Flow(Tensor(np.array(x), dev))
         for layer in joint.between:
-            flow = layer.forward(flow, Step(dev))
+            flow = layer.forward(flow, Context(dev))
         return np.array(flow.dense().numpy()[0])
 
 
@@ -279,4 +262,4 @@ def kept(model: Sequential) -> int:
 
 def flops(model: Sequential, shape: tuple[int, ...]) -> float:
     """Of a training step with a batch of this shape, nothing dropped."""
-    return model.cost(Form(shape), Step(next(model.parameters()).device))[0].flops
+    return model.cost(Form(shape), Plans(next(model.parameters()).device))[0].flops

@@ -10,7 +10,8 @@ from numbanet_kernels.runtime.interrupt import deferred
 from ..autograd import no_grad
 from ..device import Device
 from ..dropout import Dropout
-from ..layers import Layer, Step
+from ..layers import DENSE, Context, Flow, Layer, Symbols, Tree
+from ..plans import Plans
 from ..tensor import Tensor
 from .data import on_host
 
@@ -26,16 +27,16 @@ def forward(model: Layer, dev: Device, X: Any, rows: np.ndarray, session_options
     A short piece is filled up to LEAST_ROWS: BLAS takes other paths for a handful of rows, and what is predicted for a
     sample should not depend on how many others are predicted with it.
     """
-    def look(*given: Any) -> Any:
-        return policy.asked(model, *given, np.random.default_rng(0))
-
-    pieces = []
+    pieces, tree, rng = [], Tree(model) if policy else None, np.random.default_rng(0)
+    choose = policy and policy.choosing(tree, rng)
     with no_grad(), dev.session(**session_options):
         for start in range(0, len(rows), PREDICT_ROWS):
             chosen = rows[start:start + PREDICT_ROWS].astype(np.int32)
             filled = np.pad(chosen, (0, max(LEAST_ROWS - len(chosen), 0)), mode="edge")
-            piece = dev.upload(np.asarray(X[filled], np.int32)) if on_host(X) else dev.take_rows(X, dev.upload(filled))
-            step = Step(dev, look=look if policy else None)
-            pieces.append(model(Tensor.wrap(piece, dev), step).numpy()[:len(chosen)])
+            symbols = np.asarray(X[filled], np.int32) if on_host(X) else None
+            piece = dev.take_rows(X, dev.upload(filled)) if symbols is None else dev.upload(symbols)
+            flow = Flow(Tensor.wrap(piece, dev), DENSE if symbols is None else Symbols(symbols))
+            plans = Plans(dev, tree.sites, choose=choose) if choose else None
+            pieces.append(model.forward(flow, Context(dev, plans)).dense().numpy()[:len(chosen)])
             deferred.poll()
     return np.concatenate(pieces)

@@ -29,7 +29,8 @@ import numpy as np
 
 from ..autograd import no_grad
 from ..device import Device
-from ..layers import Conv2d, Flow, Form, Layer, Linear, Sequential, Step
+from ..layers import Context, Conv2d, Flow, Form, Layer, Linear, Sequential
+from ..plans import Plans
 from ..tensor import Tensor
 from . import compaction
 from .compaction import Joint
@@ -280,10 +281,10 @@ def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Laye
                 x, times = Tensor(rng.standard_normal(form.shape, np.float32), dev), []
                 for _ in range(MEASURED):
                     began = time.perf_counter()
-                    layer.forward(Flow(x), Step(dev))
+                    layer.forward(Flow(x), Context(dev))
                     dev.synchronize()
                     times.append(time.perf_counter() - began)
                 found[layer] = min(times)
-            form = layer.cost(form, Step())[1]
+            form = layer.cost(form, Plans(dev))[1]
     mean = sum(found.values()) / sum(layer.weight.size for layer in found)
     return {layer: 2.0 ** round(math.log2(spent / layer.weight.size / mean)) for layer, spent in found.items()}

@@ -48,7 +48,7 @@ def epoch(trainer: Trainer, data: Data, tick: Callable[[int], None] = lambda n: 
 
 def settle(trainer: Trainer) -> None:
     """Bring all weights up to date."""
-    trainer.upcoming = None
+    trainer.resume(None)
     with trainer.dev.session(**trainer.session_options):
         trainer.optimizer.settle()
 
@@ -171,7 +171,7 @@ class Epochs:
         whole = self.watched or number + 1 == self.end or trainer.structure.changing
         record = {"epoch": number + 1, **epoch(trainer, self.data, self.tick, whole),
                   "learning_rate": trainer.optimizer.learning_rate, "dropout_rate": trainer.rate(),
-                  **trainer.current.report(), **(trainer.gates.report() if trainer.gates else {})}
+                  **trainer.current.report()}
         looking = whole or trainer.optimizer.steps >= self.good.steps + APART
         if looking:
             with trainer.dev.session(**trainer.session_options):

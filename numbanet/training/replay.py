@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from .. import profile
 from ..device import Device
-from ..layers import Layer, Step
-from ..plans import Kept, Plan
+from ..layers import Layer
+from ..plans import Kept, Plan, Plans
 from ..tensor import Tensor
 
 
@@ -65,13 +65,13 @@ class Replay:
             return array
         return self.dev.copy(array, out=self.place(name, array.shape, array.dtype))
 
-    def put_plans(self, step: Step) -> None:
-        """Put the lists of a step's plans where passes find those of all plans of their kind at that site."""
-        for site, plan in step.plans.items():
+    def put_plans(self, plans: Plans) -> None:
+        """Put the lists of plans where passes find those of all plans of their kind at that site."""
+        for site, plan in plans.assigned.items():
             if plan.density < 1 or plan.once:  # else there is no other one of its kind, and its lists are kept
-                step.placed[site] = self._put_plan(site, plan, step.on(plan))
+                plans.place(site, self._put_plan(site, plan, plans.kept(site)))
 
-    def _put_plan(self, site: tuple[Layer, str], plan: Plan, own: Kept) -> Kept:
+    def _put_plan(self, site: str, plan: Plan, own: Kept) -> Kept:
         if (site, plan.kind) not in self._places:
             self._places[site, plan.kind] = self.dev.copy(own.whole)
         place = self.dev.copy(own.whole, out=self._places[site, plan.kind])

@@ -13,7 +13,7 @@ from numbanet_kernels.runtime.interrupt import deferred
 from .. import ops
 from ..autograd import no_grad
 from ..device import Device, device
-from ..layers import Flow, Sequential, Step
+from ..layers import Context, Flow, Sequential, Symbols
 from ..tensor import Tensor
 from .data import Batch, Data, in_order
 from .forward import forward
@@ -58,13 +58,13 @@ class Task(abc.ABC):
         """What the record of an epoch of so many samples says besides."""
         return {}
 
-    def learn(self, model: Sequential, x: Tensor, step: Step, batch: Batch) -> tuple[Any, Any]:
+    def learn(self, model: Sequential, flow: Flow, context: Context, batch: Batch) -> tuple[Any, Any]:
         """Forward and backward pass of a batch: leaves gradients in the parameters, and gives arrays of the device, the loss
         and what was predicted."""
-        output = model(x, step)
+        output = model.forward(flow, context).dense()
         loss = self.loss(output, batch.targets, batch.weights)
         loss.backward()
-        return loss.data, self.answer(x.device, output.data)
+        return loss.data, self.answer(context.device, output.data)
 
     @abc.abstractmethod
     def loss(self, output: Tensor, targets: Any, weights: Any) -> Tensor:
@@ -178,11 +178,11 @@ class LanguageModelling(Task):
             rows = (places + 1).reshape(-1)
             yield Batch(rows, None, dev.upload(data.y[rows]), None, rows.size, np.ascontiguousarray(data.X[places]), start == 0)
 
-    def learn(self, model, x, step, batch):
-        if x.shape[0] <= self._most(model, x):
-            return super().learn(model, x, step, batch)
-        flow, last = model.before_last(Flow(x), step)
-        flow, dev, found = flow.settled(), x.device, []
+    def learn(self, model, flow, context, batch):
+        if flow.x.shape[0] <= self._most(model, flow.x):
+            return super().learn(model, flow, context, batch)
+        flow, last = model.before_last(flow, context)
+        flow, dev, found = flow.applied(), context.device, []
         answers = dev.empty(batch.targets.shape, np.int32)
         for own, words in self._pieces(model, flow.x):
             output, n = last(flow._replace(x=own)).dense(), words.stop - words.start
@@ -218,11 +218,12 @@ class LanguageModelling(Task):
 
     def validate(self, trainer, data):
         """-log(perplexity): the mean over all words but the first of each piece."""
-        memory, total, count, dev, model = {}, 0.0, 0, trainer.dev, trainer.model
+        state, total, count, dev, model = {}, 0.0, 0, trainer.dev, trainer.model
         with no_grad(), dev.session(**trainer.session_options):
             for batch in self.batches(data, min(trainer.batch_size, max((len(data.y) - 1) // 2, 1)), None, dev):
-                flow, last = model.before_last(Flow(Tensor.wrap(dev.upload(batch.ids), dev)), Step(dev, memory=memory))
-                flow = flow.settled()
+                flow = Flow(Tensor.wrap(dev.upload(batch.ids), dev), Symbols(batch.ids))
+                flow, last = model.before_last(flow, Context(dev, state=state))
+                flow = flow.applied()
                 for own, words in self._pieces(model, flow.x):
                     targets = dev.part(batch.targets, words.start, words.stop)
                     total += self.loss(last(flow._replace(x=own)).dense(), targets, None).item() * (words.stop - words.start)

@@ -2,16 +2,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..device import Device
-from ..dropout import Dropout, GateSparsity
+from ..dropout import Dropout
 from ..dropout.schedule import mean
-from ..layers import Flow, Form, Layer, Sequential, Step
-from ..plans import Plan
+from ..layers import DENSE, Context, Flow, Form, Sequential, Symbols, Tree
+from ..plans import Plan, Plans
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
@@ -21,6 +21,7 @@ from .structure import Structure
 from .task import Task
 
 FLOAT32 = np.dtype(np.float32)
+COUNTED = 4096  # kinds of steps whose FLOPs are remembered
 
 
 class Done(NamedTuple):
@@ -44,16 +45,17 @@ class Trainer:
     dev: Device
     batch_size: int
     session_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # `limit` of threads, `precision` of products
-    upcoming: Step | None = None    # the next step, where it is drawn already
+    upcoming: Plans | None = None   # those of the next step, where they are drawn already
     augment: Callable[..., Any] | None = None   # (inputs, rng, dev) -> inputs: what training does to a batch first
-    gates: GateSparsity | None = None   # which steps have sparse gate gradients
     samples: Tensor | None = None   # by which the policy is calibrated before each epoch
     structure: Structure = dataclasses.field(default_factory=Structure)  # what becomes of the layers and their shapes
 
     def __post_init__(self) -> None:
         self.epoch, self.current = 0, self.policy   # the policy of the present epoch
-        self.replay = Replay(self.dev, self.model)
-        self.memory: dict[Any, Any] | None = {} if self.task.carries else None
+        self._ahead: tuple[int, Dropout] = (-1, self.policy)  # that of another one, for which plans were drawn already
+        self.tree, self.replay = Tree(self.model), Replay(self.dev, self.model)
+        self.state: dict[Any, Any] | None = {} if self.task.carries else None  # of recurrent layers
+        self.packed: dict[Tensor, Any] = {}     # by weight, what the last update packed for the next step
         self._dense: dict[tuple[int, ...], float] = {}  # FLOPs without plans, by the shape of the inputs
         self._counted: dict[tuple, float] = {}          # with plans
 
@@ -62,10 +64,15 @@ class Trainer:
         if self.samples is not None:
             with self.dev.session(**self.session_options):
                 self.policy = self.policy.calibrated(self.model, self.samples)
-        if self.gates is not None:
-            self.gates.enter()
-        self.epoch, self.current = epoch, self.policy.at(epoch)
+        ready = self._ahead[0] == epoch and self.samples is None
+        self.epoch, self.current = epoch, self._ahead[1] if ready else self.policy.at(epoch)
+        self._look_around()
         self.structure.enter(self)
+
+    def _look_around(self) -> None:
+        """Find out what the model is made of: a callback may exchange layers."""
+        self.tree = Tree(self.model)
+        self._choose = self.current.choosing(self.tree, self.streams.plans)
 
     def leave(self) -> dict[str, Any]:
         """After an epoch, all weights up to date: let the structure change; what it says for the record."""
@@ -76,37 +83,34 @@ class Trainer:
 
     def reshaped(self) -> None:
         """Layers have changed, or shapes of their weights: forget what was drawn, counted and recorded with those before."""
-        self.model.reshaped()
-        self.upcoming, self.replay = None, Replay(self.dev, self.model)
-        self.memory = {} if self.task.carries else None
+        self._look_around()
+        self.upcoming, self.packed, self.replay = None, {}, Replay(self.dev, self.model)
+        self.state = {} if self.task.carries else None
         self._dense.clear()
         self._counted.clear()
 
     def rate(self) -> float:
         """The dropout rate of the present epoch, the mean over all sites; 0 without any."""
-        return mean([self.current.rate_of(site) for site in self.policy.sites(self.model)] or [0.0])
+        return mean(self.current.rates(self.tree) or [0.0])
 
-    def draw(self, batch: Batch | None = None) -> Step:
-        """A step with plans drawn for it; without a batch, it is the first one of the next epoch, and has its rates."""
-        policy = self.policy.at(self.epoch + 1) if batch is None else self.current
-        plans = {site: policy.plan(site, self.streams.plans) for site in self.policy.sites(self.model)}
-        return self._begin({site: plan for site, plan in plans.items() if plan is not None}, batch)
+    def draw(self, following: bool = False) -> Plans:
+        """Plans for a step of this epoch, or for the first one of the following epoch, with its rates."""
+        if following and self._ahead[0] != self.epoch + 1:
+            self._ahead = self.epoch + 1, self.policy.at(self.epoch + 1)
+        policy, rng = self._ahead[1] if following else self.current, self.streams.plans
+        drawn = ((site.path, policy.plan(site, rng)) for site in policy.sites(self.tree))
+        return self._plans({path: plan for path, plan in drawn if plan is not None})
 
-    def _begin(self, plans: Mapping[Any, Plan], batch: Batch | None = None) -> Step:
-        gates = self.gates and self.gates.step(self.epoch, self.streams.plans)
-        return Step(self.dev, plans, training=True, noise=self.streams.noise, inputs=batch and batch.ids,
-                    look=self._look if self.current.looks else None, memory=self.memory, gates=gates)
+    def _plans(self, assigned: dict[str, Plan]) -> Plans:
+        return Plans(self.dev, self.tree.sites, assigned, self._chosen if self.current.looks else None)
 
-    def _look(self, layer: Layer, name: str, flow: Flow, w: Tensor) -> Plan | None:
-        """What the policy says of a site, unless it gives the answer."""
-        return self.current.asked(self.model, layer, name, flow, w, self.streams.plans)
+    def _chosen(self, *given: Any) -> Plan | None:
+        """What the policy of the epoch that the step is in chooses."""
+        return self._choose(*given)
 
-    def resume(self, plans: Mapping[tuple[Layer, str], Plan] | None) -> None:
+    def resume(self, plans: dict[str, Plan] | None) -> None:
         """The next step has these plans; None: they are to be drawn."""
-        self.upcoming = None
-        if plans is not None:
-            self.upcoming = self._begin({})
-            self.upcoming.plans = dict(plans)
+        self.upcoming, self.packed = None if plans is None else self._plans(plans), {}
 
     def step(self, X: Any, batch: Batch, following: Batch | None = None, last: bool = True) -> Done:
         """One update with a batch of samples X.
@@ -116,33 +120,31 @@ class Trainer:
         reads; without one the next step begins an epoch.
         """
         self.optimizer.zero_grad()  # an earlier step may have been broken off
-        step, self.upcoming = self.upcoming, None
+        plans, self.upcoming = self.upcoming, None
         with self.dev.session(**self.session_options):
-            step = step or self.draw(batch)
-            step.inputs = batch.ids  # one that was drawn for the first batch of an epoch did not know it
+            plans = self.draw() if plans is None else plans
             batch = self._put(X, batch)
             for state in self._states() if batch.fresh else ():
                 self.dev.full(state.shape, 0.0, out=state)
-            upcoming = None if last else self.draw(following)
-            self.optimizer.prepare(None if upcoming is None or self.structure.changing else self.model.reads(upcoming))
-            loss, answer, ready = self._passes(step, batch)
-            if upcoming:
-                upcoming.ready = ready
-            self.upcoming = upcoming
+            upcoming = None if last else self.draw(following is None)
+            self.optimizer.prepare(None if upcoming is None or self.structure.changing else
+                                   self.tree.reads(upcoming, following and following.ids))
+            loss, answer, packed = self._passes(plans, batch)
+            self.upcoming, self.packed = upcoming, packed if upcoming else {}
             shape = tuple(batch.inputs.shape)
             if shape not in self._dense:
-                self._dense[shape] = self.model.cost(Form(shape), Step(self.dev))[0].flops
-            flops = self._flops(shape, step) if step.plans or step.gates else self._dense[shape]
+                self._dense[shape] = self.model.cost(Form(shape), Plans(self.dev))[0].flops
+            flops = self._flops(shape, plans) if plans.assigned else self._dense[shape]
         flops += self.current.spent()
         return Done(Tensor.wrap(loss, self.dev), answer, flops, self._dense[shape] / self.structure.share)
 
-    def _flops(self, shape: tuple[int, ...], step: Step) -> float:
+    def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:
         """Of a step with inputs of this shape; plans of one kind and one density do the same."""
-        key = shape, step.gates is None, *[(site, plan.kind, plan.density) for site, plan in step.plans.items()]
-        if any(plan.kind is None for plan in step.plans.values()):
-            return self.model.cost(Form(shape), step)[0].flops
+        key = shape, *[(path, type(plan), plan.kind, plan.density) for path, plan in plans.assigned.items()]
         if key not in self._counted:
-            self._counted[key] = self.model.cost(Form(shape), step)[0].flops
+            if len(self._counted) == COUNTED:
+                self._counted.clear()
+            self._counted[key] = self.model.cost(Form(shape), plans)[0].flops
         return self._counted[key]
 
     def _put(self, X: Any, batch: Batch) -> Batch:
@@ -167,40 +169,41 @@ class Trainer:
         return made
 
     def _states(self) -> list[Any]:
-        """The arrays of what layers remember from step to step."""
-        return [state for states in (self.memory or {}).values() for state in states]
+        """The arrays of what recurrent layers end steps with."""
+        return [state for states in (self.state or {}).values() for state in states]
 
-    def _passes(self, step: Step, batch: Batch) -> tuple[Any, Any, dict[Tensor, Any]]:
+    def _passes(self, plans: Plans, batch: Batch) -> tuple[Any, Any, dict[Tensor, Any]]:
         """(loss, what was predicted), arrays on the device, and what the update packed for the next step."""
-        key, x, arrays, ready = self._key(step, batch), Tensor.wrap(batch.inputs, self.dev), self._states(), {}
+        key, arrays, packed = self._key(plans, batch), self._states(), {}
+        flow = Flow(Tensor.wrap(batch.inputs, self.dev), DENSE if batch.ids is None else Symbols(batch.ids))
+        context = Context(self.dev, plans, training=True, state=self.state, packed=self.packed)
         recorded = None if key is None else self.optimizer.recorded_by()
         if key is not None:
-            self.replay.put_plans(step)
+            self.replay.put_plans(plans)
         if recorded:
             key, arrays = (key, recorded[0]), arrays + recorded[1]
 
         def work() -> tuple[Any, Any]:
-            loss, answer = self.task.learn(self.model, x, step, batch)
+            loss, answer = self.task.learn(self.model, flow, context, batch)
             if recorded:  # last: what fails before leaves the weights as they are
                 self.optimizer.reduce()
                 self.optimizer.launch()
             return loss, answer
 
         loss, answer = self.replay(key, work, arrays)
-        step.ready = {}  # makes room for what the update packs
+        self.packed.clear()  # makes room for what the update packs
         if not recorded:
             self.optimizer.reduce()
-            ready = self.optimizer.launch()
+            packed = self.optimizer.launch()
         self.structure.shrink(self)
         self.optimizer.advance()
-        return loss, answer, ready
+        return loss, answer, packed
 
-    def _key(self, step: Step, batch: Batch) -> Hashable | None:
+    def _key(self, plans: Plans, batch: Batch) -> Hashable | None:
         """What decides which launches the passes are; None where that is not known, or they are more than launches."""
         inputs = (("x", batch.inputs), ("y", batch.targets), ("weights", batch.weights))
-        kinds = tuple((site, plan.kind) for site, plan in step.plans.items())
+        kinds = tuple((path, plan.kind) for path, plan in plans.assigned.items())
         if not (self.replay.possible and all(self.replay.holds(*given) for given in inputs) and self.model.records
-                and self.task.records and not self.current.looks and step.gates is None
-                and all(kind is not None for _, kind in kinds)):
+                and self.task.records and not self.current.looks and all(kind is not None for _, kind in kinds)):
             return None
-        return tuple(self.model.layers), kinds, batch.inputs.shape, batch.weights is None  # a callback may exchange layers
+        return tuple(self.tree.layers.values()), kinds, batch.inputs.shape, batch.weights is None

@@ -1,0 +1,82 @@
+"""Tree: a model as the layers that it holds, each with its path: what policies, costs, saving and summaries walk."""
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from ..plans import Kept, Plans, Site
+from ..tensor import Tensor
+
+
+def walk(root: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """(path, layer) of a layer and all that it holds, each before its children; one that is held twice comes twice.
+
+    Raises
+    ------
+    ValueError
+        If a layer holds itself.
+    """
+    if any(root is layer for layer in above):
+        raise ValueError(f"{type(root).__name__} holds itself, at {path}")
+    yield path, root
+    for name, child in root.children():
+        yield from walk(child, f"{path}.{name}" if path else name, (*above, root))
+
+
+class Tree:
+    """What a model is made of, as it is now: make another one when layers have come or gone.
+
+    Attributes
+    ----------
+    root : Layer
+    layers : dict of str to Layer
+        By path, the root's own "".
+    sites : dict of (Layer, str) to Site
+        By layer and name; of a layer that is held in several places, those of the first.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self.root, self.layers = root, dict(walk(root))
+        self.sites: dict[tuple[Any, str], Site] = {}
+        counts: dict[str, int] = collections.Counter()
+        for path, layer in self.layers.items():
+            for site in layer.sites():
+                if (layer, site.path) not in self.sites:
+                    here = f"{path}.{site.path}" if path else site.path
+                    self.sites[layer, site.path] = site._replace(path=here, number=counts[site.kind])
+                    counts[site.kind] += 1
+
+    @functools.cached_property
+    def owners(self) -> dict[str, Any]:
+        """By path of a site, the layer that has it."""
+        return {site.path: layer for (layer, _), site in self.sites.items()}
+
+    @functools.cached_property
+    def _by_kind(self) -> dict[str, tuple[Site, ...]]:
+        found: dict[str, list[Site]] = {}
+        for site in self.sites.values():
+            found.setdefault(site.kind, []).append(site)
+        return {kind: tuple(sites) for kind, sites in found.items()}
+
+    def droppable(self, kind: str = "output", answer: bool = False) -> tuple[Site, ...]:
+        """The sites of a kind that a policy has plans for, numbered; without `answer`, of outputs and tiles all but the last,
+        which gives the answer."""
+        found = self._by_kind.get(kind, ())
+        return found if answer or kind not in ("output", "tiles") else found[:-1]
+
+    @functools.cached_property
+    def shared(self) -> frozenset[Tensor]:
+        """Parameters and buffers that are held in several places."""
+        uses = collections.Counter(tensor for _, tensor, _ in self.root.named())
+        return frozenset(tensor for tensor, count in uses.items() if count > 1)
+
+    def reads(self, plans: Plans, symbols: Any = None) -> dict[Tensor, Kept]:
+        """By weight, what of it a pass reads, where that is not all (`Layer.reads`); of a weight that several layers have, all."""
+        return {weight: part for weight, part in self.root.reads(plans, symbols).items() if weight not in self.shared}
+
+    def holder(self, name: str) -> tuple[Any, str]:
+        """(layer, attribute) of a tensor's name, such as "0.body.1.weight"; LookupError where there is none."""
+        path, _, attribute = name.rpartition(".")
+        return self.layers[path], attribute
