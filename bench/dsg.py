@@ -86,7 +86,7 @@ def layer_inputs(width: int, batch: int) -> tuple[np.ndarray, np.ndarray, np.nda
 def forward_task(device: str, width: int, batch: int, policy: DynamicSparseGraph | None) -> Task:
     """ReLU(x wᵀ + b), as far as the policy keeps it, without gradients."""
     from numbanet import Linear, Sequential, Tensor, device as named, no_grad
-    from numbanet.layers import Flow, Step
+    from numbanet.layers import Flow, Context
 
     dev, (x, w, b) = named(device), layer_inputs(width, batch)
     model = Sequential([Linear(width, width, rng=0, device=dev), Linear(width, 2, rng=0, device=dev)])
@@ -96,7 +96,7 @@ def forward_task(device: str, width: int, batch: int, policy: DynamicSparseGraph
 
     def run() -> tuple[Any, Any]:
         with no_grad(), dev.session():
-            step = Step(dev, look=policy and (lambda *given: policy.asked(model, *given, None)))
+            step = Context(dev, look=policy and (lambda *given: policy.asked(model, *given, None)))
             return layer.forward(Flow(inputs), step, relu=True), step
 
     def outputs() -> dict[str, Any]:
@@ -120,13 +120,13 @@ def looks(policy: DynamicSparseGraph, model: Any, x: np.ndarray) -> tuple[float,
     """FLOPs of the products of a step, forward and backward, and of what the policy looks at, projections of the weights in
     the mean over `refresh` steps."""
     from numbanet import Tensor, no_grad
-    from numbanet.layers import Form, Step
+    from numbanet.layers import Form, Context
 
     once, spent = copy.copy(policy), []
     once.select_in_prediction = True
     once = once.predicting(0)  # it projects the weights the first time alone
     for _ in range(2):
-        step = Step("cpu", look=lambda *given: once.asked(model, *given, None))
+        step = Context("cpu", look=lambda *given: once.asked(model, *given, None))
         with no_grad():
             model(Tensor(x), step)
         spent.append(once.spent())

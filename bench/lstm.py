@@ -99,7 +99,7 @@ def _dense_gradients(size: Size, alone: bool) -> list[np.ndarray]:
 @functools.cache
 def mean_flops(size: Size, dropout: str = "none", rate: float = 0.0, gates: bool = False, alone: bool = False) -> Any:
     """FLOPs of the products of a step, (forward, backward), in the mean over some drawn plans."""
-    from numbanet.layers import Form, Step
+    from numbanet.layers import Form, Context
 
     model, chosen, rng = _model(size), policy(dropout, rate), np.random.default_rng(6)
     of, form = model, Form((size.steps, size.batch))
@@ -109,7 +109,7 @@ def mean_flops(size: Size, dropout: str = "none", rate: float = 0.0, gates: bool
     costs = []
     for _ in range(DRAWN if rate else 1):
         plans = {site: plan for site in chosen.sites(model) if (plan := chosen.plan(site, rng)) is not None}
-        cost, _ = of.cost(form, Step(plans=plans, gates=kept))
+        cost, _ = of.cost(form, Context(plans=plans, gates=kept))
         costs.append((cost.forward, cost.backward))
     return np.mean(costs, axis=0)
 

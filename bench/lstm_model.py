@@ -146,11 +146,11 @@ def numbanet_task(device: str, size: Size, dropout: str = "none", rate: float = 
 
 def numbanet_pass(device: str, size: Size, alone: bool, back: bool, gates: bool = False) -> Task:
     """A forward pass, or the backward pass after one, without an update: of the model, or of its LSTM alone."""
-    from numbanet import Step, Tensor, device as named
+    from numbanet import Context, Tensor, device as named
     from numbanet.ops import softmax_cross_entropy
 
     dev, model, kept = named(device), network(size, named(device)), []
-    step = Step(dev, training=True, gates=sparse_gates(kept) if gates else None)
+    step = Context(dev, training=True, gates=sparse_gates(kept) if gates else None)
     words, targets, _ = next(batches(size))
     lstm = model.layers[1]
     if alone:

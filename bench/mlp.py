@@ -265,13 +265,13 @@ def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
     """FLOPs of the matrix products of a step, averaged exactly over the policy's patterns."""
     from numbanet.dropout import policy
     from numbanet.dropout.search import pattern_distribution
-    from numbanet.layers import Form, Step
+    from numbanet.layers import Form, Context
     from numbanet.plans import RowPlan, TilePlan
 
     model = network(hidden)
 
     def flops(plans=None):
-        return float(model.cost(Form((batch, FEATURES)), Step(plans=plans))[0].flops)
+        return float(model.cost(Form((batch, FEATURES)), Context(plans=plans))[0].flops)
 
     chosen, (first, second) = policy(dropout, rate), model.droppable()
     if dropout == "batchwise":  # each of its plans keeps as much

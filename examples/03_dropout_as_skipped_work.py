@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from numbanet import BernoulliPlan, Linear, ReLU, RowPlan, Sequential, Step, Tensor, TilePlan, no_grad, ops
+from numbanet import BernoulliPlan, Linear, ReLU, RowPlan, Sequential, Context, Tensor, TilePlan, no_grad, ops
 from numbanet.dropout.search import pattern_distribution
 from numbanet.layers import Form
 
@@ -215,7 +215,7 @@ network = Sequential([layers[0], ReLU(), layers[1], ReLU(), layers[2]])
 
 def flops(plans=None):
     """FLOPs of a training step of 128 samples under these plans."""
-    return network.cost(Form((128, WIDTHS[0])), Step(plans=plans))[0].flops
+    return network.cost(Form((128, WIDTHS[0])), Context(plans=plans))[0].flops
 
 
 def share(policy, p):

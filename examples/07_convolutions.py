@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from numbanet import BlockSensitiveDropout, Net, RowSensitiveDropout, SkewNormalSchedule, Step, Tensor, no_grad
+from numbanet import BlockSensitiveDropout, Net, RowSensitiveDropout, SkewNormalSchedule, Context, Tensor, no_grad
 from numbanet.datasets import load_digits, load_mnist
 from numbanet.layers import Conv2d
 
@@ -131,7 +131,7 @@ def ask(layer, name, flow, w):
 
 
 with no_grad():
-    model(Tensor(few), Step(look=ask))
+    model(Tensor(few), Context(look=ask))
 fig, axes = plt.subplots(3, 4, figsize=(8.5, 6.6), layout="constrained")
 for i, column in enumerate(axes.T):
     draw(column[0], few[i, 0], "image" if i == 0 else "", vmin=0, vmax=1)
@@ -173,7 +173,7 @@ def look(layer, name, flow, w):
 
 
 with no_grad():
-    model(Tensor(few[:1]), Step(look=look))
+    model(Tensor(few[:1]), Context(look=look))
 values = np.minimum(found["A"] / np.quantile(found["A"], 0.98), 1)
 fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.2), layout="constrained")
 for ax, name in zip(axes, (None, "rsdp", "bsdp")):

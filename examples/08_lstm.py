@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from numbanet import LSTM, Adam, LanguageModel, RowDropout, RowPlan, Tensor, TileDropout, TilePlan, device, ops
 from numbanet.dropout import GateSparsity
 from numbanet.estimators.vocabulary import Vocabulary
-from numbanet.layers import Embedding, Form, Linear, Sequential, Step
+from numbanet.layers import Embedding, Form, Linear, Sequential, Context
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ ways = {"none or bernoulli": {}, "rdp": {before["output_l0"]: rows}, "tdp": {wit
 def share(plans):
     """FLOPs of the second layer's training step over those without plans."""
     form = Form((T, N, H), plans.get(before["output_l0"]), differentiable=True)
-    return second.cost(form, Step(plans=plans))[0].flops / second.cost(form._replace(kept=None), Step())[0].flops
+    return second.cost(form, Context(plans=plans))[0].flops / second.cost(form._replace(kept=None), Plans())[0].flops
 
 
 def masks_of(plans):
@@ -350,7 +350,7 @@ losses, cosines = [], []
 for count in range(STEPS):
     start = count * T % (len(pieces) - T - 1)
     ids, following = pieces[start:start + T], pieces[start + 1:start + T + 1]
-    logits = model(Tensor.wrap(np.ascontiguousarray(ids), device("cpu")), Step(gates=gates.step(0, rng), memory=memory))
+    logits = model(Tensor.wrap(np.ascontiguousarray(ids), device("cpu")), Context(gates=gates.step(0, rng), state=state))
     loss = ops.softmax_cross_entropy(logits.reshape(T * N, -1), labels=following.reshape(-1))
     adam.zero_grad()
     loss.backward()

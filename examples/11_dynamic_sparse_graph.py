@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from numbanet import DynamicSparseGraph, Linear, Net, ReLU, Sequential, Step, Tensor, device, no_grad
+from numbanet import DynamicSparseGraph, Linear, Net, ReLU, Sequential, Context, Tensor, device, no_grad
 from numbanet.datasets import load_digits
 from numbanet.dropout.graph import johnson_lindenstrauss, kept_of
 from numbanet.layers import Flow, Form
@@ -126,14 +126,14 @@ save("dsg_digits.png")
 model = Sequential([Linear(784, 2048, rng=0), ReLU(), Linear(2048, 2048, rng=1), ReLU(), Linear(2048, 10, rng=2)])
 batch = Tensor(rng.random((128, 784)))
 rates, forms = (0.0, 0.5, 0.8, 0.9), ("batch", "tile", "sample")
-full = model.cost(Form((128, 784)), Step())[0].flops
+full = model.cost(Form((128, 784)), Plans())[0].flops
 work, stored = {form: [] for form in forms}, {form: [] for form in forms}
 for form in forms:
     for rate in rates:
         chosen, spent = DynamicSparseGraph(rate, share=form, select_in_prediction=True), []
         once = chosen.predicting(0)  # weights that stay as they are: the first pass alone projects them
         for _ in range(2):
-            step = Step(look=lambda *given, once=once: once.asked(model, *given, rng))
+            step = Context(look=lambda *given, once=once: once.asked(model, *given, rng))
             with no_grad():
                 model(batch, step)
             spent.append(once.spent())

@@ -34,7 +34,7 @@ from numbanet import (
     RowSensitiveDropout,
     Sequential,
     Shuffle,
-    Step,
+    Context,
     Tanh,
     Tensor,
     TilePlan,
@@ -167,7 +167,7 @@ def a_pass(r):
     def look(layer, name, flow, w):
         return policy.look(layer.sites()[1], flow.dense(), w, r.rng) if name == "input" else None
 
-    step = Step("cpu", plans, training=True, look=policy and look)
+    step = Context("cpu", plans, training=True, look=policy and look)
     if r.rng.random() < 0.1 and isinstance(layers[0], Linear):
         step.ready[layers[0].weight] = r.array()
     return model(r.one(r.tensor, r.tensor, r.images)(), step)

@@ -238,10 +238,10 @@ def test_a_neuron_near_its_kink_may_be_seen_on_either_side(monkeypatch):
 @pytest.mark.parametrize("dropout", ["rdp", "tdp"])
 def test_mean_flops_agree_with_drawn_plans(dropout):
     from numbanet.dropout import policy
-    from numbanet.layers import Form, Step
+    from numbanet.layers import Form, Context
 
     model, chosen, rng = mlp.network(64), policy(dropout, 0.5), np.random.default_rng(0)
-    steps = [Step(plans={site: chosen.plan(site, rng) for site in model.droppable()}) for _ in range(4000)]
+    steps = [Context(plans={site: chosen.plan(site, rng) for site in model.droppable()}) for _ in range(4000)]
     drawn = [model.cost(Form((mlp.BATCH, 784)), step)[0].flops for step in steps]
     spread = np.std(drawn) / np.sqrt(len(drawn))
     assert abs(np.mean(drawn) - mlp.mean_flops(64, mlp.BATCH, dropout, 0.5)) < 5 * spread

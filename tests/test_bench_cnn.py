@@ -11,7 +11,7 @@ from bench.harness import Options
 from bench.results import Results, load
 from bench.table import markdown
 from numbanet import Net, Tensor
-from numbanet.layers import Conv2d, Flow, Form, Step
+from numbanet.layers import Conv2d, Flow, Form, Context
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME, (SHAPE, BATCH) = "lenet5", cnn.QUICK["lenet5"]
@@ -77,7 +77,7 @@ def test_mean_flops_agree_with_those_of_steps(dropout, rate):
     sizes = NAME, (1, 28, 28), 16
     outputs, model = cnn.numbanet_task("cpu", *sizes, dropout, rate).outputs(), cnn.network(*sizes[:2])
     sites = {(site.layer, site.name): site for site in model.sites()}
-    done = [model.cost(Form((16, 1, 28, 28)), Step(plans={sites[layer, name]: plan for layer, own in zip(model.layers, step)
+    done = [model.cost(Form((16, 1, 28, 28)), Context(plans={sites[layer, name]: plan for layer, own in zip(model.layers, step)
                                                          for name, plan in own.items() if plan is not None}))[0].flops
             for step in outputs["plans"]]
     assert np.mean(done) == pytest.approx(cnn.mean_flops(*sizes, dropout, rate), rel=0.6 if dropout == "rdp" else 0.1)
@@ -179,7 +179,7 @@ def test_weights_and_inputs_are_dropped_in_training_alone(rng):
     dense = conv2d(x).numpy()
     for layers in ([motivation.DroppedWeights(conv2d, 0.5, 2.0)], [motivation.DroppedInputs(0.5, 2.0), conv2d]):
         for training_now in (False, True):
-            flow, step = Flow(x), Step(training=training_now, noise=np.random.default_rng(0))
+            flow, step = Flow(x), Context(training=training_now, noise=np.random.default_rng(0))
             for layer in layers:
                 flow = layer.forward(flow, step)
             assert np.allclose(flow.dense().numpy(), dense, atol=1e-5) != training_now

@@ -12,7 +12,7 @@ from bench.harness import Options
 from bench.results import Results, load
 from bench.table import markdown
 from numbanet import LanguageModel
-from numbanet.layers import Form, Step
+from numbanet.layers import Form, Context
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZE = lstm.Size(24, 50, 4, 5, 0.02, 3)
@@ -108,7 +108,7 @@ def test_mean_flops_agree_with_those_of_steps(dropout, rate):
     for step in outputs["drawn"]:
         at = {names.get(place, (1, place)): plan for place, plan in step.items()}
         plans = {sites[model.layers[number], name]: plan for (number, name), plan in at.items()}
-        done.append(model.cost(Form((size.steps, size.batch)), Step(plans=plans))[0].flops)
+        done.append(model.cost(Form((size.steps, size.batch)), Context(plans=plans))[0].flops)
     assert np.mean(done) == pytest.approx(lstm.mean_flops(size, dropout, rate).sum(), rel=0.25 if rate else 1e-6)
 
 

@@ -17,7 +17,7 @@ from numbanet import (
     Select,
     Sequential,
     Sigmoid,
-    Step,
+    Context,
     Tanh,
     Tensor,
 )
@@ -97,7 +97,7 @@ def made(name, dev="cpu", optimizer=None):
         (first.plan.n if isinstance(first, Select) else 6),)
     x = rng.standard_normal((5, *shape)).astype(np.float32)
     optimizer = (optimizer or SGD)(list(model.parameters()), 0.01, *([0.9] if optimizer in (None, SGD) else []))
-    model(Tensor(x), Step("cpu", training=True)).sum().backward()
+    model(Tensor(x), Context("cpu", training=True)).sum().backward()
     optimizer.step()
     for tensor_name, tensor, _ in model.named():
         if "bias" in tensor_name or "running" in tensor_name:
@@ -143,7 +143,7 @@ def test_what_stays_takes_the_same_steps(name, optimizer, dev):
         if compacted:
             assert compaction.compact(model, taught, x.shape)
         for _ in range(2):
-            y = model(Tensor(x, dev), Step(dev))
+            y = model(Tensor(x, dev), Context(dev))
             (y * y).sum().backward()
             taught.step()
         found.append(np.array(model(Tensor(x, dev)).numpy()))

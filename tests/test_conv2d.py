@@ -18,7 +18,7 @@ from numbanet import (
     ReLU,
     RowPlan,
     Sequential,
-    Step,
+    Context,
     Tensor,
     TilePlan,
     check_grad,
@@ -77,7 +77,7 @@ def test_it_equals_pytorchs(dev, rng, arguments, options, shape, relu):
     found = passes(ours, theirs, np.float32(rng.standard_normal(shape)), dev)
     for mine, other in zip(*found, strict=True):
         close(mine, other)
-    assert ours.cost(Form(shape), Step(dev))[1].shape == found[0][0].shape
+    assert ours.cost(Form(shape), Plans(dev))[1].shape == found[0][0].shape
 
 
 @pytest.mark.parametrize("arguments, options, shape", MANY, ids=str)
@@ -186,7 +186,7 @@ def check_plans(dev, rng, by_site, batch_norm=False):
     sites = {(site.layer, site.name): site for site in model.sites()}
     host, dy = rng.standard_normal((N, 2, *SIZE)), rng.standard_normal((N, 3))
     x = Tensor(host, dev, requires_grad=True)
-    y = model(x, Step(dev, {sites[place]: plan for place, plan in plans.items()}, training=True))
+    y = model(x, Context(dev, {sites[place]: plan for place, plan in plans.items()}, training=True))
     y.backward(dy)
     for mine, other in zip([y, x.grad, *(p.grad for p in model.parameters())], masked(model, plans, np.float32(host), dy),
                            strict=True):
@@ -249,7 +249,7 @@ def test_the_flops_are_those_of_the_kept_products():
     def flops(name, pair):
         sites = [next(site for site in layer.sites() if site.name == name) for layer in (first, second)]
         plans = {site: plan for site, plan in zip(sites, pair) if plan is not None}
-        return model.cost(Form((N, 2, *SIZE)), Step(plans=plans))[0].flops
+        return model.cost(Form((N, 2, *SIZE)), Context(plans=plans))[0].flops
 
     def products(rows, cols, last):
         """Forward and dW of the first, of `rows` elements of its input matrix and `cols` filters; dx too of the others."""
@@ -297,8 +297,8 @@ def test_packed_gradients_train_as_dense_ones_do(dev, rng, make):
 def test_a_step_reads_the_kept_filters():
     model, plan = network("cpu"), RowPlan(7, 2, 1)
     first = model.layers[0]
-    assert {weight: part.plan for weight, part in model.reads(Step(plans={first: plan})).items()} == {first.weight: plan}
-    assert model.reads(Step(plans={first: BernoulliPlan(7, 0.5, 1), first.sites()[1]: RowPlan(90, 2, 0)})) == {}
+    assert {weight: part.plan for weight, part in model.reads(Context(plans={first: plan})).items()} == {first.weight: plan}
+    assert model.reads(Context(plans={first: BernoulliPlan(7, 0.5, 1), first.sites()[1]: RowPlan(90, 2, 0)})) == {}
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -317,11 +317,11 @@ def test_a_step_reads_the_kept_filters():
     (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 4, 5, 5)))), ValueError, r"2d\(3, 4, 3\): x \(2, 4, 5, 5\) is not of images"),
     (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 75)))), ValueError, r"3\): x \(2, 75\) is not of images \(3, H, W\)"),
     (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 3, 2, 5)))), ValueError, r"larger than the images \(2, 5\)"),
-    (lambda: Conv2d(3, 4, 3).cost(Form((2, 3, 2, 5)), Step()), ValueError, r"3\): its window is larger than the im.* \(2, 5\)"),
-    (lambda: Conv2d(3, 4, 3).cost(Form((2, 4, 5, 5)), Step()), ValueError, r"takes images \(3, H, W\).*\(4, 5, 5\) a sample"),
-    (lambda: Conv2d(3, 4, 3).cost(Form((2, 75)), Step()), ValueError, r"takes images \(3, H, W\).*\(75,\) a sample"),
+    (lambda: Conv2d(3, 4, 3).cost(Form((2, 3, 2, 5)), Plans()), ValueError, r"3\): its window is larger than the im.* \(2, 5\)"),
+    (lambda: Conv2d(3, 4, 3).cost(Form((2, 4, 5, 5)), Plans()), ValueError, r"takes images \(3, H, W\).*\(4, 5, 5\) a sample"),
+    (lambda: Conv2d(3, 4, 3).cost(Form((2, 75)), Plans()), ValueError, r"takes images \(3, H, W\).*\(75,\) a sample"),
     (lambda: Conv2d(6, 4, 3).forward(Flow(Tensor(np.ones((2, 5, 5, 2))), kept(IndexPlan(5, [0, 1]), Tensor([1]).device),
-                                          channels_last=True), Step()),
+                                          channels_last=True), Context()),
      ValueError, r"conv2d: IndexPlan.* is of shape \(5,\), not \(6,\)")])
 def test_misuse_is_named(make, error, message):
     with pytest.raises(error, match=message):

@@ -15,7 +15,7 @@ CONFIDENCE = 1 - 1e-4  # of each test as a whole: one false alarm in ten thousan
 
 
 def site(o, i, number=0):
-    return Site(None, "output", "output", (o, i), number)
+    return Site("output", "output", (o, i), number=number)
 
 
 def check_frequencies(masks, rate):

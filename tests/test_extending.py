@@ -22,7 +22,7 @@ from numbanet import (
     check_grad,
     op,
 )
-from numbanet.layers import Cost, Form, Step
+from numbanet.layers import Cost, Form, Context
 
 
 # --- an op, and a layer that calls it ---------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_it_fits_predicts_pickles_and_counts(name, rng):
 
 def test_a_layer_costs_what_the_layers_that_it_holds_do():
     """Side by side as well, where the second does not take what the first gives."""
-    form, step = Form((12, 9), None, True), Step("cpu")
+    form, step = Form((12, 9), None, True), Context("cpu")
     one = Linear(9, 9).cost(form, step)[0]
     assert Residual(9).cost(form, step)[0] == one.plus(one)
 

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet import LSTM, Step, Tensor
+from numbanet import LSTM, Context, Tensor
 from numbanet.dropout import GateSparsity
 from numbanet.gradients import Packed
 from numbanet.layers import Flow
@@ -17,7 +17,7 @@ def arrays(rng, steps=5, n=4, inputs=3, hidden=8):
 def gradients(layer, x, dy, gates, dev):
     """(dx, gradients of the parameters) of one backward pass with these gates."""
     x = Tensor(x, dev, requires_grad=True)
-    layer.forward(Flow(x), Step(dev, gates=gates)).x.backward(dy)
+    layer.forward(Flow(x), Context(dev, gates=gates)).x.backward(dy)
     return x, [p.gradient for p in layer.parameters()]
 
 

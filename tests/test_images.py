@@ -15,7 +15,7 @@ from numbanet import (
     ReLU,
     RowPlan,
     Sequential,
-    Step,
+    Context,
     Tensor,
 )
 from numbanet.layers import Form
@@ -77,7 +77,7 @@ def test_compact_channels_stay_compact(dev, rng, layer, plan):
     dense = Tensor(np.float32(host * plan.mask()).transpose(0, 3, 1, 2), dev, requires_grad=True)
     if isinstance(layer, BatchNorm2d):
         layer = BatchNorm2d(5, device=dev)
-    flow = layer.forward(Flow(held, kept(plan, dev), (plan,), channels_last=True), Step(dev))
+    flow = layer.forward(Flow(held, kept(plan, dev), (plan,), channels_last=True), Context(dev))
     assert flow.kept.plan.count == flow.x.shape[-1] < flow.kept.plan.n
     mask = flow.kept.plan.mask() if flow.x.ndim == 2 else plan.mask()[:, None, None]
     expected = layer(dense) * np.float32(mask * plan.scale)
@@ -104,7 +104,7 @@ def test_batch_norm_equals_pytorchs(dev, rng, shape, momentum):
         for parameter in ours.parameters():
             parameter.zero_grad()
         host = np.float32(rng.normal(3, 2, shape))
-        found = passes(ours, theirs, host, dev, Step(dev, training=training))
+        found = passes(ours, theirs, host, dev, Context(dev, training=training))
         for mine, other in (*zip(*found), (ours.weight.grad.numpy(), theirs.weight.grad),
                             (ours.bias.grad.numpy(), theirs.bias.grad)):
             close(mine, other, 1e-4)
@@ -115,7 +115,7 @@ def test_batch_norm_equals_pytorchs(dev, rng, shape, momentum):
 def test_running_values_of_dropped_channels_stay(dev, rng):
     layer, plan = BatchNorm2d(4, device=dev), IndexPlan(4, [0, 3])
     host = np.float32(rng.normal(2, 3, (3, 2, 2, 2)))
-    layer.forward(Flow(Tensor(host, dev), kept(plan, dev), channels_last=True), Step(dev, training=True))
+    layer.forward(Flow(Tensor(host, dev), kept(plan, dev), channels_last=True), Context(dev, training=True))
     close(layer.running_mean.numpy()[[0, 3]], 0.1 * host.mean((0, 1, 2)))
     close(layer.running_var.numpy()[[0, 3]], 0.9 + 0.1 * host.var((0, 1, 2), ddof=1))
     np.testing.assert_array_equal([layer.running_mean.numpy()[1:3], layer.running_var.numpy()[1:3]], [[0, 0], [1, 1]])
@@ -130,17 +130,17 @@ def test_layers_of_images_give_pytorchs_order_of_features(dev, rng):
     found = passes(ours, theirs.eval(), np.float32(rng.standard_normal((2, 3, 6, 5))), dev)
     for mine, other in zip(*found):
         close(mine, other)
-    assert ours.cost(Form((2, 3, 6, 5)), Step(dev))[1].shape == (2, 4)
+    assert ours.cost(Form((2, 3, 6, 5)), Plans(dev))[1].shape == (2, 4)
     assert ours.records
 
 
 def test_costs_say_what_is_compact():
     plan = RowPlan(4, 2, 1)
     for layer, shape, count in ((MaxPool2d(2), (2, 4, 3, 2), 2), (BatchNorm2d(4), (2, 4, 6, 5), 2), (Flatten(), (2, 120), 60)):
-        cost, form = layer.cost(Form((2, 4, 6, 5), plan, True), Step())
+        cost, form = layer.cost(Form((2, 4, 6, 5), plan, True), Plans())
         assert form.shape == shape and form.kept.count == count and cost.flops == 0
-    assert MaxPool2d(2).cost(Form((None, 4, None, None)), Step())[1].shape == (None, 4, None, None)
-    step = Step()
+    assert MaxPool2d(2).cost(Form((None, 4, None, None)), Plans())[1].shape == (None, 4, None, None)
+    step = Context()
     step.placed["a layer", "output"] = kept(plan, step.device)
     assert Flatten().cost(Form((2, 4, 6, 5), plan), step)[1] == Form((2, 120))
     x = Tensor(np.ones((2, 6, 5, 2)))
@@ -164,12 +164,12 @@ def test_scales_may_come_after_pooling_and_random_zeros_may_not():
     (lambda: BatchNorm2d(0), ValueError, "BatchNorm2d: num_features 0"),
     (lambda: BatchNorm2d(3)(Tensor(np.ones((4, 3)))), ValueError, r"BatchNorm2d\(3\): its input is of shape \(3,\)"),
     (lambda: BatchNorm2d(3)(Tensor(np.ones((4, 2, 5, 5)))), ValueError, "does not match 3 channels"),
-    (lambda: BatchNorm2d(3)(Tensor(np.ones((1, 3, 1, 1))), Step(training=True)), ValueError, "2d.*more than one value"),
+    (lambda: BatchNorm2d(3)(Tensor(np.ones((1, 3, 1, 1))), Context(training=True)), ValueError, "2d.*more than one value"),
     (lambda: MaxPool2d(2)(Tensor(np.ones((4, 3)))), ValueError, r"MaxPool2d.* \(3,\) a sample; it takes \(C, H, W\)"),
-    (lambda: MaxPool2d(3).cost(Form((4, 3, 2, 9)), Step()), ValueError, "MaxPool2d.*larger than its input, .* 2 x 9 pixels"),
+    (lambda: MaxPool2d(3).cost(Form((4, 3, 2, 9)), Plans()), ValueError, "MaxPool2d.*larger than its input, .* 2 x 9 pixels"),
     (lambda: AvgPool2d(3)(Tensor(np.ones((1, 3, 2, 9)))), ValueError, "2 x 9 pixels are smaller than the window"),
-    (lambda: AdaptiveAvgPool2d(3).cost(Form((4, 90)), Step()), ValueError, r"\(90,\) a sample; it takes \(C, H, W\)"),
-    (lambda: BatchNorm2d(3).cost(Form((4, 2, 5, 5)), Step()), ValueError, r"2d\(3\): its input is of shape \(2, 5, 5\)")])
+    (lambda: AdaptiveAvgPool2d(3).cost(Form((4, 90)), Plans()), ValueError, r"\(90,\) a sample; it takes \(C, H, W\)"),
+    (lambda: BatchNorm2d(3).cost(Form((4, 2, 5, 5)), Plans()), ValueError, r"2d\(3\): its input is of shape \(2, 5, 5\)")])
 def test_misuse_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -16,7 +16,7 @@ from numbanet import (
     Sequential,
     Shuffle,
     Sigmoid,
-    Step,
+    Context,
     Tanh,
     Tensor,
     TilePlan,
@@ -62,7 +62,7 @@ def test_a_layer_that_is_not_elementwise_sees_the_dense_activation(rng):
     (lambda: Sequential([Shuffle([1, 0]), Linear(2, 2)])(Tensor(np.ones((4, 5, 2)))), "shuffle: x .* must have two axes"),
     (lambda: Shuffle([1, 0])(Tensor(np.ones((4, 3)))), r"x \(4, 3\) must have two axes, the last one of 2 features"),
     (lambda: Linear(4, 3)(Tensor(np.ones((2, 5)))), r"x \(2, 5\) does not match weight \(3, 4\)"),
-    (lambda: Linear(4, 3).forward(Flow(Tensor(np.ones((2, 4))), kept(RowPlan(4, 2, 0), device("cpu"))), Step()), r"must be 2")])
+    (lambda: Linear(4, 3).forward(Flow(Tensor(np.ones((2, 4))), kept(RowPlan(4, 2, 0), device("cpu"))), Context()), r"must be 2")])
 def test_misuse_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -91,9 +91,9 @@ def test_reads_names_the_weights_of_which_a_step_reads_a_part():
     first, second, last = Linear(6, 8), Linear(8, 8), Linear(8, 3)
     model = Sequential([first, ReLU(), second, ReLU(), second, ReLU(), last])
     rows = RowPlan(8, 2, 1)
-    read = model.reads(Step(plans={first: rows, second: rows}))
+    read = model.reads(Context(plans={first: rows, second: rows}))
     assert {weight: part.plan for weight, part in read.items()} == {first.weight: rows}  # the second is used twice
-    assert model.reads(Step(plans={first: RowPlan(8, 1, 0), second: BernoulliPlan(8, 0.5, 1)})) == model.reads(Step()) == {}
+    assert model.reads(Context(plans={first: RowPlan(8, 1, 0), second: BernoulliPlan(8, 0.5, 1)})) == model.reads(Context()) == {}
 
 
 # --- state ------------------------------------------------------------------------------------------------------------
@@ -151,10 +151,10 @@ def test_a_layer_that_does_nothing_is_refused():
 # --- cost -------------------------------------------------------------------------------------------------------------
 def test_costs_follow_shapes_through_any_layers():
     model = Sequential([Flatten(), Linear(12, 5), ReLU(), BatchNorm1d(5), Linear(5, 2)])
-    cost, form = model.cost(Form((7, 3, 4)), Step())
+    cost, form = model.cost(Form((7, 3, 4)), Plans())
     assert form.shape == (7, 2) and cost.flops == 2 * 7 * (2 * 12 * 5 + 3 * 5 * 2) and cost.bytes_forward > 4 * 7 * 12
     with pytest.raises(ValueError, match=r"Linear\(5, 2\): it takes 5 features, and its input has \(6,\)"):
-        Sequential([Linear(4, 6), Linear(5, 2)]).cost(Form((7, 4)), Step())
+        Sequential([Linear(4, 6), Linear(5, 2)]).cost(Form((7, 4)), Plans())
 
 
 @pytest.mark.parametrize("plan, error, message", [

@@ -4,7 +4,7 @@ import pickle
 import numpy as np
 import pytest
 
-from numbanet import SGD, Adam, Linear, ReLU, RowPlan, Sequential, Step, Tanh, Tensor, TilePlan, ops
+from numbanet import SGD, Adam, Linear, ReLU, RowPlan, Sequential, Context, Tanh, Tensor, TilePlan, ops
 from numbanet.device import problem
 from numbanet.gradients import Dense, Packed
 from numbanet.training.lazy import Missed
@@ -124,7 +124,7 @@ def test_200_lazy_steps_equal_dense_ones(rng, monkeypatch, kind, name):
     dense = [Tensor(p.numpy().copy(), requires_grad=True) for p in model.parameters()]
     lazy, whole = (OPTIMIZERS[name][0](parameters) for parameters in (model.parameters(), dense))
     layers = [site.layer for site in model.droppable()]
-    now, behind, prepared = Step(), 0, 0
+    now, behind, prepared = Context(), 0, 0
     for step in range(200):
         for layer, weight in zip(layers, dense[::2]):
             plan = now.plan(layer)
@@ -136,7 +136,7 @@ def test_200_lazy_steps_equal_dense_ones(rng, monkeypatch, kind, name):
         ops.softmax_cross_entropy(model(Tensor(rng.standard_normal((N, 12))), now), labels=LABELS).backward()
         for p, q in zip(model.parameters(), dense):
             q.gradient = p.gradient and Dense(p.grad.data)
-        now = Step(plans={layer: DRAWN[kind](rng, layer.weight.shape) for layer in layers})
+        now = Context(plans={layer: DRAWN[kind](rng, layer.weight.shape) for layer in layers})
         if step == 120:
             lazy.learning_rate = whole.learning_rate = 0.003
         now.ready = lazy.step(model.reads(now))

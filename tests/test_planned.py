@@ -10,7 +10,7 @@ from numbanet import (
     RowPlan,
     Sequential,
     Shuffle,
-    Step,
+    Context,
     Tanh,
     Tensor,
     TilePlan,
@@ -113,7 +113,7 @@ def test_gradients_of_planned_ops_by_differences(dev, rng):
 
 
 def flops(model, plans=None):
-    return model.cost(Form((N, 6)), Step(plans=plans))[0].flops
+    return model.cost(Form((N, 6)), Context(plans=plans))[0].flops
 
 
 def two_hidden_layers(dev, activation=ReLU):

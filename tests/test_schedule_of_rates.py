@@ -132,7 +132,7 @@ def test_what_the_ceiling_cuts_off_is_given_to_the_others_in_proportion():
     (lambda: BernoulliDropout(lambda epoch: True).at(0), "gave True for epoch 0"),
     (lambda: RowDropout((0.5, "low")), r"\[0, 1\) or a function .* got \(0.5, 'low'\)"),
     (lambda: TileDropout(RISING.__getitem__, dp_max=2).at(2), "rate 0.6 is out of reach with dp_max=2"),
-    (lambda: RowDropout(RISING.__getitem__).plan(Site(None, "output", "output", (9, 9), 0), np.random.default_rng(0)),
+    (lambda: RowDropout(RISING.__getitem__).plan(Site("output", "output", (9, 9), number=0), np.random.default_rng(0)),
      r"depends on the epoch; take the policy of one, policy.at\(epoch\)"),
 ])
 def test_wrong_arguments_are_named(make, message):
@@ -154,7 +154,7 @@ def test_a_schedule_shows_what_it_is_and_survives_pickling_and_cloning():
 # --- policies ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["rdp", "tdp"])
 def test_plans_have_the_rate_of_their_epoch_in_the_mean(name):
-    schedule, site, rng = SkewNormalSchedule(0.6, 6), Site(None, "output", "output", (420, 420), 0), np.random.default_rng(0)
+    schedule, site, rng = SkewNormalSchedule(0.6, 6), Site("output", "output", (420, 420), number=0), np.random.default_rng(0)
     made = (RowDropout if name == "rdp" else TileDropout)(schedule, **({} if name == "rdp" else {"tile": 1}))
     for epoch, rate in enumerate(schedule.rates):
         now = made.at(epoch)
@@ -165,7 +165,7 @@ def test_plans_have_the_rate_of_their_epoch_in_the_mean(name):
 
 
 def test_bernoulli_plans_have_the_rate_of_their_epoch():
-    site = Site(None, "output", "output", (9, 9), 0)
+    site = Site("output", "output", (9, 9), number=0)
     plans = [BernoulliDropout(RISING.__getitem__).at(epoch).plan(site, np.random.default_rng(0)) for epoch in range(4)]
     assert plans[0] is None and [plan.rate for plan in plans[1:]] == [0.3, 0.6, 0.2]
 

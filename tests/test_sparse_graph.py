@@ -21,7 +21,7 @@ from numbanet import (
     Sequential,
     SkewNormalSchedule,
     SparseLinear,
-    Step,
+    Context,
     Tensor,
     TileDropout,
 )
@@ -145,7 +145,7 @@ def test_what_comes_compact_is_looked_at_as_it_is_dense(dev):
         seen[layer] = flow
         return chosen.asked(model, layer, name, flow, w, None)
 
-    step = Step(dev, look=look)
+    step = Context(dev, look=look)
     model(x, step)
     second = model.layers[2]
     assert len(step.plans) == 2 and seen[second].x.shape == (N, 30)
@@ -189,7 +189,7 @@ def test_sequences_are_chosen_from_as_their_positions(share):
     """(N, T, I) gives what (N T, I) gives."""
     model, x = network(), samples()[0]
     chosen = DynamicSparseGraph(0.5, epsilon=0.9, share=share, group=16)
-    flat, found = (model(Tensor(x.reshape(*shape, 200)), Step("cpu", look=lambda *given: chosen.asked(model, *given, None)))
+    flat, found = (model(Tensor(x.reshape(*shape, 200)), Context("cpu", look=lambda *given: chosen.asked(model, *given, None)))
                    for shape in ((N,), (8, N // 8)))
     np.testing.assert_allclose(found.numpy().reshape(N, 3), flat.numpy(), rtol=1e-5, atol=1e-5)
 
@@ -204,7 +204,7 @@ def test_the_mask_is_applied_again_after_batch_norm(dev, share, double):
     x, chosen = Tensor(samples()[0], dev), DynamicSparseGraph(0.6, epsilon=0.9, share=share, group=20, double=double)
     shift = np.linspace(-1, 1, 60)
     dev.copy(dev.upload(shift.astype(np.float32)), out=model.layers[2].bias.data)
-    step = Step(dev, training=True, look=lambda *given: chosen.asked(model, *given, None))
+    step = Context(dev, training=True, look=lambda *given: chosen.asked(model, *given, None))
     y = model(x, step)
     mask = np.broadcast_to(step.plans[model.layers[0], "output"].mask(), (N, 60))
     h = np.maximum(np.float64(x.numpy()) @ model.layers[0].weight.numpy().T, 0) * mask
@@ -254,7 +254,7 @@ def test_a_step_is_that_of_the_masked_network(dev, options):
     """With masks on the activations of a dense network, in float64."""
     model, (X, _) = network(device=dev), samples()
     chosen = DynamicSparseGraph(0.7, epsilon=0.9, **options)
-    step = Step(dev, training=True, look=lambda *given: chosen.asked(model, *given, None))
+    step = Context(dev, training=True, look=lambda *given: chosen.asked(model, *given, None))
     y = model(Tensor(X, dev), step)
     dy = np.random.default_rng(1).standard_normal(y.shape)
     y.backward(dy)

@@ -22,7 +22,7 @@ from numbanet import (
     RowDropout,
     RowPlan,
     Sequential,
-    Step,
+    Context,
     Tensor,
     ops,
 )
@@ -56,7 +56,7 @@ def test_batch_norm_equals_pytorchs_over_20_steps(dev, rng, shape, momentum):
     for _ in range(20 if dev.name == "cpu" else 3):
         host, dy = (rng.normal(3, 2, shape).astype(np.float32), rng.standard_normal(shape).astype(np.float32))
         x, x_theirs = Tensor(host, dev, requires_grad=True), torch.from_numpy(host).requires_grad_()
-        y, y_theirs = ours(x, Step(dev, training=True)), theirs(x_theirs)
+        y, y_theirs = ours(x, Context(dev, training=True)), theirs(x_theirs)
         y.backward(dy)
         y_theirs.backward(torch.from_numpy(dy))
         close(y.numpy(), y_theirs.detach())
@@ -84,7 +84,7 @@ def test_batch_norm_stays_compact(dev, rng, plan):
     """Linear, BatchNorm1d, ReLU, Linear with dropped neurons: as if the others had never been there."""
     layers = [Linear(4, 6, rng=0, device=dev), BatchNorm1d(6, device=dev), ReLU(), Linear(6, 3, rng=1, device=dev)]
     rows, x = plan.mask(), Tensor(rng.standard_normal((8, 4)), dev)
-    step = Step(dev, {layers[0]: plan}, training=True)
+    step = Context(dev, {layers[0]: plan}, training=True)
     flow = Sequential(layers[:3]).forward(Flow(x), step)
     assert flow.x.shape == (8, 3) and flow.kept.plan == plan and flow.due == (plan,)
     y = Sequential(layers)(x, step)
@@ -136,7 +136,7 @@ def test_running_values_that_are_means_of_all_batches_are_saved_and_go_on(rng, t
     np.testing.assert_array_equal(again.predict_proba(X), net.predict_proba(X))
     hidden = net.model_[:1](Tensor(X)).numpy()
     before, flow = net.model_[1].running_mean.numpy().copy(), Flow(Tensor(hidden))
-    net.model_[1].forward(flow, Step("cpu", training=True))
+    net.model_[1].forward(flow, Context("cpu", training=True))
     close(net.model_[1].running_mean.numpy(), before + (hidden.mean(0) - before) / 7)
     with pytest.raises(ValueError, match=r"BatchNorm1d\(8\): momentum=None counts .* RowPlan.* drops some .* such as 0.1"):
         Net(layers, dropout=RowDropout(0.5), epochs=1, random_state=0).fit(X, y)
@@ -166,7 +166,7 @@ def test_statistics_move_with_the_layer(dev):
 
 @pytest.mark.parametrize("call, message", [
     (lambda: BatchNorm1d(0), "num_features 0"), (lambda: BatchNorm1d(3, momentum=2), "momentum 2"),
-    (lambda: BatchNorm1d(3)(Tensor(np.ones((1, 3))), Step(training=True)), "more than one value"),
+    (lambda: BatchNorm1d(3)(Tensor(np.ones((1, 3))), Context(training=True)), "more than one value"),
     (lambda: BatchNorm1d(3)(Tensor(np.ones((4, 2)))), r"x \(4, 2\) does not match 3 channels")])
 def test_misuse_of_batch_norm_is_named(call, message):
     with pytest.raises(ValueError, match=message):
