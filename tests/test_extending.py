@@ -22,7 +22,7 @@ from numbanet import (
     check_grad,
     op,
 )
-from numbanet.layers import Cost, Form, Context
+from numbanet.layers import Context, Cost, Form
 
 
 # --- an op, and a layer that calls it ---------------------------------------------------------------------------------

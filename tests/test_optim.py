@@ -4,7 +4,7 @@ import pickle
 import numpy as np
 import pytest
 
-from numbanet import SGD, Adam, Linear, ReLU, RowPlan, Sequential, Context, Tanh, Tensor, TilePlan, ops
+from numbanet import SGD, Adam, Context, Linear, ReLU, RowPlan, Sequential, Tanh, Tensor, TilePlan, ops
 from numbanet.device import problem
 from numbanet.gradients import Dense, Packed
 from numbanet.training.lazy import Missed
