@@ -27,7 +27,7 @@ class Site(NamedTuple):
     number: int = 0         # which of the model's sites of its kind, from 0: policies with a rate for each go by it
 
     def check(self, plan: Plan, layer: Any, shape: tuple[int, ...] | None = None) -> None:
-        """TypeError unless the layer knows such a plan there, ValueError unless it is made for the weight, or for this shape."""
+        """TypeError unless the layer knows such a plan there, ValueError unless it is made for the weight, or for a shape."""
         if not isinstance(plan, self.takes):
             known = [kind.__name__ for kind in self.takes]
             raise TypeError(f"{layer!r}: it does not know the plan {plan!r} at {self.path}; it takes "
@@ -122,7 +122,7 @@ class Plans:
         return {} if plan is None or plan.region(weight.shape) is None else {weight: self.at(layer, name)}
 
     def repeat(self, plan: AxisPlan, times: int) -> AxisPlan | None:
-        """The plan of a longer axis that has, for each index of a plan's, so many in a row, such as the pixels of a channel; None
-        where that plan's lists lie in fixed buffers here, for those of the longer one would not."""
+        """The plan of a longer axis that has, for each index of a plan's, so many in a row, such as the pixels of a channel;
+        None where that plan's lists lie in fixed buffers here: those of the longer one would not."""
         fixed = any(here.fixed for here in self._on_device.values() if here.plan is plan)
         return None if fixed else widened(plan, times)
