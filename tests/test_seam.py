@@ -279,3 +279,16 @@ def test_a_rate_for_each_site_counts_those_inside():
     layers = [Linear(12, 32, rng=0), Residual(32), Linear(32, 2, rng=1)]
     net = Net(layers, dropout=RowDropout((0.5, 0.0, 0.5)), epochs=1, device="cpu").fit(X, y)
     assert 0.1 < net.history_[0]["flops_share"] < 1
+
+
+# --- what a model is, as a table --------------------------------------------------------------------------------------
+def test_a_model_is_printed_as_a_table():
+    model = Sequential([Linear(12, 32), ReLU(), Residual(32), Sequential([Linear(32, 2)])])
+    assert "Linear(12, 32)" in str(model) and "FLOPs" in str(model)
+    model.expect((12,), RowDropout(0.5))
+    rows = {line.split()[0]: line for line in str(model).splitlines() if line.split() and line.split()[0][0].isdigit()}
+    assert list(rows) == ["0", "1", "2", "2.body.0", "2.body.1", "2.body.2", "2.body.3", "3.0", "2,658"]
+    assert rows["0"].split()[3:] == ["32", "416", "1.54", "k", "rdp", "0.5"] and rows["2.body.0"].endswith("rdp 0.5")
+    assert rows["3.0"].split()[3:] == ["2", "66", "384"]  # the answer
+    total = model.cost(Form((1, 12)), Plans())[0].flops
+    assert f"{total / 1000:.3g} k" in rows["2,658"] and repr(model).startswith("Sequential([Linear(12, 32), ")

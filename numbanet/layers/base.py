@@ -39,6 +39,7 @@ class Layer:
     units: ClassVar[tuple[str, ...]] = ()    # names of tensors that have an entry, or as many as pixels, for each of its units
     recordable: ClassVar[bool] = False       # see `records`
     unitwise: ClassVar[bool] = False         # see `passes_units`
+    chain: ClassVar[bool] = False            # whether it is its children, one after the other, and nothing else
     symbols: int | None = None               # it takes integers below this; None: numbers
 
     def __call__(self, x: Tensor, context: Context | Mapping[Any, Plan] | None = None) -> Tensor:
@@ -88,8 +89,8 @@ class Layer:
 
     @property
     def passes_units(self) -> bool:
-        """Whether each neuron or channel passes through the layer by itself: a class says so (`unitwise = True`), for itself and
-        for subclasses that do not define anew what it does."""
+        """Whether each neuron or channel passes through the layer by itself: a class says so (`unitwise = True`), for itself
+        and for subclasses that do not define anew what it does."""
         for kind in type(self).__mro__:
             if "unitwise" in vars(kind):
                 return kind.unitwise
@@ -221,5 +222,6 @@ def _tried(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Laye
                 y = layer(Tensor.wrap(dev.upload(x), dev))
             known[key] = calls, tuple(y.shape)
         except Exception as error:
-            raise ValueError(f"{layer!r}: it cannot take a batch of shape {x.shape}: {type(error).__name__}: {error}") from error
+            what = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{layer!r}: it cannot take a batch of shape {x.shape}: {what}") from error
     return known[key]
