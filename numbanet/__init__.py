@@ -55,7 +55,7 @@ from .layers import (
     Step,
     Tanh,
 )
-from .ops import Order, concatenate
+from .ops import Order, concatenate, where
 from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, SamplePlan, TilePlan, TimePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
@@ -139,6 +139,7 @@ __all__ = [
     "op",
     "ops",
     "vgg19",
+    "where",
 ]
 
 

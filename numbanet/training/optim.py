@@ -323,7 +323,7 @@ class SGD(Optimizer):
 
     def settle(self, parameter=None):
         for i, p in enumerate(self.parameters):
-            missed = self.missed.get(p) if parameter in (None, p) else None
+            missed = self.missed.get(p) if parameter is None or parameter is p else None
             if missed and missed.count:
                 p.device.sgd_settle(matrix(p, p.data), matrix(p, self.state[i][0]), missed.late)
                 missed.settled()
