@@ -60,7 +60,7 @@ from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan,
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
 from .training.lasso import GroupLasso
-from .training.optim import SGD, Adam, Optimizer
+from .training.optim import SGD, Adam, AdamW, Optimizer
 from .training.pruning import MagnitudePruning
 from .training.rewiring import Rewire
 
@@ -75,6 +75,7 @@ __all__ = [
     "LSTM",
     "SGD",
     "Adam",
+    "AdamW",
     "AdaptiveAvgPool2d",
     "AvgPool2d",
     "AxisPlan",
