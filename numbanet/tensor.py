@@ -18,8 +18,8 @@ class Tensor:
 
     Comparisons are by element, as NumPy's and PyTorch's, and give masks: tensors of 1 and 0 without a gradient. So `a == b` is
     no single bool, and a tensor is hashed by identity: dicts and sets, which ask for that first, hold tensors safely. But
-    `t in [a, b]` and `[a, b].index(t)` ask `==` of each tensor before t: look by `is`, or in a set. Compared with what holds no
-    numbers, such as None, a tensor is unequal.
+    `t in [a, b]`, `[a, b].index(t)` and weak references ask `==` of tensors: look by `is`, in a set, or by `id`. Compared with
+    what holds no numbers, such as None, a tensor is unequal.
 
     Parameters
     ----------
