@@ -4,7 +4,7 @@ import pickle
 import numpy as np
 import pytest
 
-from numbanet import SGD, Adam, Linear, ReLU, RowPlan, Sequential, Context, Tanh, Tensor, TilePlan, ops
+from numbanet import SGD, Adam, AdamW, Context, Linear, Net, ReLU, RowPlan, Sequential, Tanh, Tensor, TilePlan, ops
 from numbanet.device import problem
 from numbanet.gradients import Dense, Packed
 from numbanet.training.lazy import Missed
@@ -72,6 +72,9 @@ OPTIMIZERS = {
     "adam": (lambda p: Adam(p, 0.01), lambda p: torch.optim.Adam(p, 0.01)),
     "adam, decay": (lambda p: Adam(p, 0.01, (0.8, 0.99), weight_decay=0.1),
                     lambda p: torch.optim.Adam(p, 0.01, (0.8, 0.99), weight_decay=0.1)),
+    "adamw": (lambda p: AdamW(p, 0.01), lambda p: torch.optim.AdamW(p, 0.01)),
+    "adamw, decay": (lambda p: AdamW(p, 0.01, (0.8, 0.99), weight_decay=2.0),
+                     lambda p: torch.optim.AdamW(p, 0.01, (0.8, 0.99), weight_decay=2.0)),
 }
 
 
@@ -262,6 +265,22 @@ def test_a_parameter_without_a_gradient_misses_the_step_as_in_pytorch(dev, rng, 
     _, _, step = missing(name, rng, dev)
     for who in present:
         step(who)
+
+
+def test_without_decay_adamw_is_adam_to_the_last_bit(dev, rng):
+    ours = [Tensor(np.ones((3, 4)), dev, requires_grad=True) for _ in range(2)]
+    optimizers = Adam(ours[:1], 0.1), AdamW(ours[1:], 0.1, weight_decay=0.0)
+    for _ in range(5):
+        g = np.float32(rng.standard_normal((3, 4)))
+        for p, optimizer in zip(ours, optimizers, strict=True):
+            p.gradient = Dense(dev.upload(g))
+            optimizer.step()
+    np.testing.assert_array_equal(ours[0].numpy(), ours[1].numpy())
+
+
+def test_an_estimator_makes_adamw_with_its_weight_decay():
+    made = Net(optimizer="adamw", learning_rate=0.1, weight_decay=0.2, clip_norm=3.0)._make_optimizer([])
+    assert type(made) is AdamW and (made.learning_rate, made.weight_decay, made.clip_norm) == (0.1, 0.2, 3.0)
 
 
 def test_a_layer_that_is_thawed_begins_as_in_pytorch(rng):
