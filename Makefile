@@ -3,9 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
-# what tests and benchmarks compile lies in a folder named by its sources, as Numba does not see changes in another file; four stay
-COMPILED = $$(find numbanet_kernels -name '*.py' | LC_ALL=C sort | xargs cat | (sha256sum || shasum -a 256) | cut -c1-16)
-CACHED = rm -rf $$(ls -dt .venv/compiled/*/ 2>/dev/null | tail -n +4) && NUMBA_CACHE_DIR="$(CURDIR)/.venv/compiled/$(COMPILED)"
+# what tests and benchmarks of this checkout compile is kept here, by a digest of the sources (numbanet_kernels/runtime/files.py)
+export NUMBA_CACHE_DIR ?= $(CURDIR)/.venv/caches
 
 .PHONY: demo test test-all lint bench gpu clean
 .DELETE_ON_ERROR:
@@ -16,19 +15,19 @@ demo: .venv/ready-plots
 # two workers of one thread each; tests that measure time or send signals run after the others, with nothing beside them
 test: LONG = and not long
 test test-all: .venv/ready-test
-	$(CACHED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not alone $(LONG)"
-	$(CACHED) $(BIN)/python -m pytest -m "alone $(LONG)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not alone $(LONG)"
+	$(BIN)/python -m pytest -m "alone $(LONG)"
 
 lint: .venv/ready-test
 	$(BIN)/ruff check .
 
 bench: .venv/ready-bench
-	$(CACHED) $(BIN)/python -m bench mlp --against torch
+	$(BIN)/python -m bench mlp --against torch
 
 # on a machine with a card the Python that is there may have all it needs, and no way to install more
 gpu:
 	@if $(PYTHON) -c 'import numba.cuda, pytest, rich, sklearn' 2>/dev/null; then python=$(PYTHON); \
-	else $(MAKE) .venv/ready-test && python=$(BIN)/python; fi && $(CACHED) $$python -m bench gpu
+	else $(MAKE) .venv/ready-test && python=$(BIN)/python; fi && $$python -m bench gpu
 
 # Debian ships Python without ensurepip: there, `virtualenv` from pip or Debian makes the same environment.
 .venv/bin/python:

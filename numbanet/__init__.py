@@ -54,12 +54,12 @@ from .layers import (
     SparseLinear,
     Tanh,
 )
-from .ops import Order, concatenate
+from .ops import Order, concatenate, where
 from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, Plans, RowPlan, SamplePlan, Site, TilePlan, TimePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
 from .training.lasso import GroupLasso
-from .training.optim import SGD, Adam, Optimizer
+from .training.optim import SGD, Adam, AdamW, Optimizer
 from .training.pruning import MagnitudePruning
 from .training.rewiring import Rewire
 
@@ -74,6 +74,7 @@ __all__ = [
     "LSTM",
     "SGD",
     "Adam",
+    "AdamW",
     "AdaptiveAvgPool2d",
     "AvgPool2d",
     "AxisPlan",
@@ -139,6 +140,7 @@ __all__ = [
     "op",
     "ops",
     "vgg19",
+    "where",
 ]
 
 

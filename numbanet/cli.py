@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--batch-size", default=128, type=int)
     train.add_argument("--learning-rate", default=0.01, type=float)
     train.add_argument("--momentum", default=0.9, type=float)
-    train.add_argument("--optimizer", default="sgd", help="sgd or adam")
+    train.add_argument("--optimizer", default="sgd", help="sgd, adam or adamw")
     train.add_argument("--device", default="auto", help="auto, cpu, cuda or emulated")
     train.add_argument("--precision", default="float32", help="float32, or tf32 for products on CUDA's tensor cores")
     train.add_argument("--n-jobs", type=int, metavar="N", help="threads of the CPU, at most; all by default")

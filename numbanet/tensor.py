@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,11 @@ from .gradients import Gradient
 
 class Tensor:
     """A float32 array on a device, with the means to differentiate what is computed from it.
+
+    Comparisons are by element, as NumPy's and PyTorch's, and give masks: tensors of 1 and 0 without a gradient. So `a == b` is
+    no single bool, and a tensor is hashed by identity: dicts and sets, which ask for that first, hold tensors safely. But
+    `t in [a, b]`, `[a, b].index(t)` and weak references ask `==` of tensors: look by `is`, in a set, or by `id`. Compared with
+    what holds no numbers, such as None, a tensor is unequal.
 
     Parameters
     ----------
@@ -218,6 +224,27 @@ class Tensor:
     def __neg__(self):
         return ops.affine(self, mul=-1.0)
 
+    # --- comparisons: masks of 1 and 0; see the docstring of the class ------------------------------------------------
+    def __eq__(self, other):
+        return ops.equal(self, other) if _comparable(other) else NotImplemented
+
+    def __ne__(self, other):
+        return ops.not_equal(self, other) if _comparable(other) else NotImplemented
+
+    def __lt__(self, other):
+        return ops.less(self, other) if _comparable(other) else NotImplemented
+
+    def __le__(self, other):
+        return ops.less_equal(self, other) if _comparable(other) else NotImplemented
+
+    def __gt__(self, other):
+        return ops.greater(self, other) if _comparable(other) else NotImplemented
+
+    def __ge__(self, other):
+        return ops.greater_equal(self, other) if _comparable(other) else NotImplemented
+
+    __hash__ = object.__hash__
+
     def __getitem__(self, key):
         return ops.getitem(self, key=key)
 
@@ -245,6 +272,18 @@ class Tensor:
 
     def min(self, axis=None, keepdims: bool = False) -> Tensor:
         return -ops.max(-self, axis=axis, keepdims=keepdims)
+
+    def argmax(self, axis=None, keepdims: bool = False) -> Tensor:
+        return ops.argmax(self, axis=axis, keepdims=keepdims)
+
+    def var(self, axis=None, correction: float = 1, keepdims: bool = False) -> Tensor:
+        return ops.var(self, axis=axis, correction=correction, keepdims=keepdims)
+
+    def std(self, axis=None, correction: float = 1, keepdims: bool = False) -> Tensor:
+        return ops.std(self, axis=axis, correction=correction, keepdims=keepdims)
+
+    def clip(self, low: float | None = None, high: float | None = None) -> Tensor:
+        return ops.clip(self, low=low, high=high)
 
     def exp(self) -> Tensor:
         return ops.exp(self)
@@ -275,6 +314,11 @@ class Tensor:
 
     def log_softmax(self) -> Tensor:
         return ops.log_softmax(self)
+
+
+def _comparable(other: Any) -> bool:
+    """Whether `==` and `<` mean a comparison by element; anything else, such as None, is another thing."""
+    return isinstance(other, (Tensor, numbers.Real, np.ndarray, np.generic, list, tuple))
 
 
 def _restored(values: np.ndarray, name: str, requires_grad: bool) -> Tensor:

@@ -26,7 +26,7 @@ def other(request):
 
 
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", TileDropout(0.5, tile=4)])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_net_on_cuda_equals_net_on_the_cpu(rng, other, dropout, optimizer):
     x, y = rng.standard_normal((14, 6)), np.arange(14) % 3
     nets = [Net((9, 7), dropout=dropout, optimizer=optimizer, epochs=1, batch_size=8, random_state=0, device=name).fit(x, y)
@@ -86,7 +86,7 @@ def test_layers_and_nets_move_between_devices(rng, other):
 
 @pytest.mark.skipif("emulated" not in OTHERS, reason="needs NVVM")
 @pytest.mark.parametrize("dropout", ["none", "rdp", TileDropout(0.5, dp_max=2, tile=8)], ids=str)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_a_step_is_at_most_fourteen_launches(rng, dropout, optimizer):
     """Two hidden layers: batch, three layers, loss, its sum, answers; three gradients of weights, two of activations; an
     update. Tiles meet their features shuffled."""

@@ -16,13 +16,15 @@ from numbanet import (
     Net,
     Optimizer,
     Plan,
+    Plans,
     ReLU,
     RowDropout,
     Tensor,
     check_grad,
+    concatenate,
     op,
 )
-from numbanet.layers import Context, Cost, Form
+from numbanet.layers import Cost, Form
 
 
 # --- an op, and a layer that calls it ---------------------------------------------------------------------------------
@@ -49,7 +51,7 @@ class Swish(Layer):
     def __call__(self, x):
         return swish(x, self.gain)
 
-    def cost(self, form, step):
+    def cost(self, form, plans):
         size = float(np.prod(form.shape))
         return Cost(4 * size, 8 * size), form._replace(kept=None, differentiable=True)
 
@@ -65,9 +67,6 @@ class Residual(Layer):
         for layer in self.inner:
             y = layer(y)
         return x + y
-
-    def parameters(self):
-        return (p for layer in self.inner for p in layer.parameters())
 
 
 # --- a plan and its policy --------------------------------------------------------------------------------------------
@@ -150,16 +149,19 @@ def test_it_fits_predicts_pickles_and_counts(name, rng):
 
 def test_a_layer_costs_what_the_layers_that_it_holds_do():
     """Side by side as well, where the second does not take what the first gives."""
-    form, step = Form((12, 9), None, True), Context("cpu")
-    one = Linear(9, 9).cost(form, step)[0]
-    assert Residual(9).cost(form, step)[0] == one.plus(one)
+    form, plans = Form((12, 9), None, True), Plans("cpu")
+    one = Linear(9, 9).cost(form, plans)[0]
+    assert Residual(9).cost(form, plans)[0] == one.plus(one)
 
     class Sides(Layer):
         def __init__(self):
             self.left, self.right = Linear(9, 4), Linear(9, 5)
 
-    found = Sides().cost(form, step)
-    assert found[0] == Linear(9, 4).cost(form, step)[0].plus(Linear(9, 5).cost(form, step)[0]) and found[1].shape == (12, None)
+        def __call__(self, x):
+            return concatenate([self.left(x), self.right(x)], axis=1)
+
+    found, both = Sides().cost(form, plans), (Linear(9, n).cost(form, plans)[0] for n in (4, 5))
+    assert found[0] == next(both).plus(next(both)) and found[1].shape == (12, 9)
 
 
 def test_a_policy_looks_at_each_site_but_the_answer(rng):

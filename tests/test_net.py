@@ -68,7 +68,7 @@ def test_every_dropout_learns_digits(dropout):
 
 
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp", "batchwise"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_the_same_seed_gives_the_same_net_bit_for_bit(dropout, optimizer):
     nets = [Net(**SMALL, dropout=dropout, optimizer=optimizer, device="cpu").fit(X, Y) for _ in range(2)]
     assert same(*map(weights, nets))
@@ -506,7 +506,7 @@ def test_plans_rows_noise_and_weights_have_streams_of_their_own():
 
 
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", RowDropout(0.6), TileDropout(0.5, tile=4)], ids=str)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_a_fit_that_breaks_with_nobody_watching_goes_back_to_the_epoch_before(monkeypatch, dropout, optimizer):
     """Weights are not copied after each epoch then: what was learned since is learned again, the same."""
     options = {**SMALL, "epochs": 9, "dropout": dropout, "optimizer": optimizer, "learning_rate": 0.003}

@@ -13,6 +13,7 @@ WEIGHTS = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
 TARGET = np.linspace(0.1, 0.9, 12, dtype=np.float32).reshape(4, 3)
 INDEX = np.array([2, 0, 2])
 MEAN, VARIANCE = np.array([[0.5, -1.0, 0.0], [0.3, 1.0, 2.0]], np.float32)
+MASK = np.array([[True, False, True, False], [False, False, True, True], [True, True, False, False]])
 PICK = np.array([True, False, True, True])
 IDS = np.array([[4, 1], [1, 0]])
 HOLES = np.array([[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 1], [0, 0, 0, 1], [1, 0, 0, 0]])
@@ -79,6 +80,15 @@ CASES = {
     "sum, axis": (lambda x: x.sum(axis=(0, 2)), lambda x: x.sum(axis=(0, 2)), [(2, 3, 4)], ANY),
     "sum, keepdims": (lambda x: x.sum(axis=-1, keepdims=True), lambda x: x.sum(-1, keepdims=True), [(3, 4)], ANY),
     "mean": (lambda x: x.mean(axis=0), lambda x: x.mean(0), [(3, 4)], ANY),
+    "where": (lambda a, b: ops.where(MASK, a, b), lambda a, b: np.where(MASK, a, b), [(3, 4), (4,)], ANY),
+    "where, number": (lambda a: ops.where(MASK, 2, a), lambda a: np.where(MASK, 2, a), [(3, 1)], ANY),
+    "clip": (lambda x: x.clip(-1, 1.6), lambda x: np.clip(x, -1, 1.6), [(3, 4)], APART),
+    "clip, low": (lambda x: x.clip(low=0), lambda x: np.maximum(x, 0), [(3, 4)], APART),
+    "clip, high": (lambda x: x.clip(high=0), lambda x: np.minimum(x, 0), [(3, 4)], APART),
+    "var": (ops.var, lambda x: np.var(x, ddof=1), [(3, 4)], ANY),
+    "var, axis": (lambda x: x.var(axis=(0, 2), correction=0), lambda x: x.var(axis=(0, 2)), [(2, 3, 4)], ANY),
+    "std": (lambda x: x.std(axis=1, keepdims=True), lambda x: x.std(axis=1, ddof=1, keepdims=True), [(3, 4)], ANY),
+    "std, correction": (lambda x: x.std(axis=0, correction=1.5), lambda x: x.std(axis=0, ddof=1.5), [(5, 2)], ANY),
     "max": (lambda x: x.max(axis=1), lambda x: x.max(1), [(3, 4)], APART),
     "max, all": (ops.max, np.max, [(3, 4)], APART),
     "reshape": (lambda x: x.reshape(2, -1), lambda x: x.reshape(2, -1), [(4, 3)], ANY),
@@ -212,6 +222,13 @@ BAD = {
     "reshape": (lambda a: a.reshape(5, -1), [(3, 4)], r"reshape.*\(3, 4\).*\(5, -1\)"),
     "transpose": (lambda a: a.transpose(0, 0), [(3, 4)], r"transpose: axes \(0, 0\)"),
     "sum": (lambda a: a.sum(axis=2), [(3, 4)], r"sum: axis 2"),
+    "where": (lambda a, b: ops.where(a, b, 0), [(3, 4), (3, 5)], r"where: shapes \(3, 4\) and \(3, 5\)"),
+    "equal": (lambda a, b: a == b, [(3, 4), (3, 5)], r"equal: shapes \(3, 4\) and \(3, 5\)"),
+    "argmax": (lambda a: a.argmax(2), [(3, 4)], "argmax: axis 2"),
+    "argmax, empty": (lambda a: a.argmax(1), [(3, 0)], r"argmax: x \(3, 0\) has nothing along axis 1"),
+    "argmax, axes": (lambda a: a.argmax((0, 1)), [(3, 4)], "argmax: axis must be an integer or None"),
+    "var": (lambda a: a.var(2), [(3, 4)], "var: axis 2"),
+    "clip": (lambda a: a.clip(), [(3, 4)], "clip: needs low, high, or both"),
     "concatenate": (lambda a, b: ops.concatenate([a, b]), [(3, 4), (3, 5)], r"concatenate: shapes"),
     "broadcast_to": (lambda a: ops.broadcast_to(a, shape=(4,)), [(3, 4)], r"broadcast_to: .*\(3, 4\).*\(4,\)"),
     "cross entropy": (lambda z: ops.softmax_cross_entropy(z, labels=np.zeros(4)), [(4, 3)], "labels are float64"),

@@ -168,7 +168,7 @@ def test_a_loaded_network_warns_that_it_does_not_stay_sparse(tmp_path):
         again.fit(X, Y).partial_fit(X, Y)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_frozen_weights_stay_frozen_until_they_are_thawed(optimizer, tmp_path):
     net = frozen(Net((32, 16), **FAST, warm_start=True, optimizer=optimizer).fit(X, Y))
     before = net.model_.state_dict()

@@ -51,7 +51,8 @@ def test_positional_arguments_of_layers_are_pytorchs(name):
 
 
 @pytest.mark.parametrize("name, arguments", [("SGD", ["lr", "momentum"]),
-                                             ("Adam", ["lr", "betas", "eps", "weight_decay"])])
+                                             ("Adam", ["lr", "betas", "eps", "weight_decay"]),
+                                             ("AdamW", ["lr", "betas", "eps", "weight_decay"])])
 def test_positional_arguments_of_optimisers_are_the_first_of_pytorchs(name, arguments):
     ours, theirs = ([found for found, _ in by_place(getattr(place, name).__init__, skipped=2)]
                     for place in (numbanet, torch.optim))

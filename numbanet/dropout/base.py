@@ -105,7 +105,7 @@ class Dropout(abc.ABC):
         return None
 
     def concerns(self, model: Sequential) -> list[str]:
-        """What is unwise about its use in a model, by default the `concern` of each site, layers of which nothing is dropped, and
+        """What is unwise about its use in a model, by default the `concern` of each site, layers that are passed over, and
         that there is nothing to drop."""
         tree = Tree(model)
         sites, rates = self.sites(tree), self.rate if isinstance(self.rate, tuple) else (self.rate,)
@@ -119,8 +119,8 @@ class Dropout(abc.ABC):
         some = {layer for layer, _ in tree.sites}
         names = [f"{path} ({type(layer).__name__})" for path, layer in tree.layers.items() if layer not in some and any(
             tensor.ndim > 1 and "." not in name and tensor.requires_grad for name, tensor, _ in layer.named())]
-        return [f"{self.name}: nothing is dropped of the weights that {', '.join(names)} hold{'s' * (len(names) == 1)}: a layer says "
-                "by sites() what may be"] if names else []
+        return [f"{self.name}: nothing is dropped of the weights that {', '.join(names)} hold{'s' * (len(names) == 1)}: what"
+                " may be a layer says by sites()"] if names else []
 
     def keeps(self, layers: int) -> list[float]:
         """For each of the `Linear` layers, the last one too, by what the variance of its initial weights is multiplied.

@@ -260,7 +260,7 @@ class Guesses:
 
     def __init__(self, epsilon: float, refresh: int | None, seed: int) -> None:
         self.epsilon, self.refresh, self.seed, self._flops = epsilon, refresh, seed, 0.0
-        self._projected: weakref.WeakKeyDictionary[Tensor, tuple[Any, int]] = weakref.WeakKeyDictionary()
+        self._projected: dict[int, tuple[Any, int]] = {}  # by id of the weight, as long as it lives
 
     def scores(self, sets: Sequence[Any], w: Tensor, bias: Tensor | None) -> Any:
         """(sets, O) what each output gives on after ReLU: the sum over the samples (S, I) of each set; w (O, …)."""
@@ -289,12 +289,14 @@ class Guesses:
         return x, weights, packed
 
     def _weights(self, w: Tensor, matrix: Any, lists: Ternary, k: int) -> tuple[Any, Any]:
-        found, uses = self._projected.get(w, (None, 0))
+        if id(w) not in self._projected:
+            weakref.finalize(w, self._projected.pop, id(w), None).atexit = False
+        found, uses = self._projected.get(id(w), (None, 0))
         rows = slice(0, w.shape[0]) if found is None else self._due(uses, w.shape[0])
         if count := len(range(*rows.indices(w.shape[0]))):
             found = _anew(w.device, found, matrix, rows, lists, k)
             self._flops += count * lists.columns.size
-        self._projected[w] = found, uses + 1
+        self._projected[id(w)] = found, uses + 1
         return found
 
     def _due(self, uses: int, outputs: int) -> slice:

@@ -105,8 +105,8 @@ def _known(name: str, asked: type[Layer] | None = None) -> type[Layer]:
 
 
 def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefix: str | None) -> Layer:
-    """The layer that was described; the names of its arrays begin with the prefix, if that is known. Only shapes, and those that
-    decide its structure, are read here. ValueError where a weight is not there, or of another shape."""
+    """The layer that was described; the names of its arrays begin with the prefix, if that is known. Only shapes, and arrays
+    that decide its structure, are read here. ValueError where a weight is not there, or of another shape."""
     kind = _known(value["layer"])
     given = {name: _made_argument(kind, name, part, arrays, prefix) for name, part in value["with"].items()}
     shapes = {array.shape for array in arrays.values()} if prefix is None else ()

@@ -28,9 +28,10 @@ PARAMETERS = """
     dropout_rate : float, callable, or sequence of these, default=0.5
         Probability to drop, in [0, 1), for all hidden layers or one for each; or a function that gives it for an epoch, counted
         from 0, such as `SkewNormalSchedule`. Initial weights are then made for the mean over `epochs`.
-    optimizer : {"sgd", "adam"} or callable, default="sgd", for a regressor "adam"
+    optimizer : {"sgd", "adam", "adamw"} or callable, default="sgd", for a regressor "adam"
         How weights follow the gradient; a callable, such as a subclass of `Optimizer`, is given parameters and learning rate.
-        Adam's step is bounded whatever the gradient: that of least squares is not.
+        Adam's step is bounded whatever the gradient: that of least squares is not. "adamw" is Adam with a `weight_decay` that
+        is taken off the weights, apart from the gradient.
     learning_rate : float, default=0.01, for a regressor 0.001
         Step size; 0.01 suits SGD with momentum, 0.001 Adam.
     momentum : float, default=0.9
@@ -38,7 +39,8 @@ PARAMETERS = """
     nesterov : bool, default=False
         Nesterov's form of momentum, for SGD.
     weight_decay : float, default=0.0
-        L2 penalty on all parameters.
+        L2 penalty on all parameters, which adds weight_decay * w to the gradient; for "adamw" the share of each weight that a
+        step takes off it, divided by the learning rate, of which 0.01 is usual.
     clip_norm : float or None, default=None
         Largest norm of all gradients as one vector: larger ones are scaled down to it, as recurrent networks need it.
     schedule : {"cosine", "linear"}, callable or None, default=None
@@ -83,7 +85,7 @@ PARAMETERS = """
 ELSEWHERE = {  # by its name in scikit-learn's MLPs: what it is here, and what there is to say of it
     "hidden_layer_sizes": ("layers", ""), "max_iter": ("epochs", ""), "learning_rate_init": ("learning_rate", ""),
     "alpha": ("weight_decay", ", which is alpha divided by the batch size, and counts for biases as well"),
-    "solver": ("optimizer", ", 'sgd' or 'adam'"), "nesterovs_momentum": ("nesterov", ""),
+    "solver": ("optimizer", ", 'sgd', 'adam' or 'adamw'"), "nesterovs_momentum": ("nesterov", ""),
     "n_iter_no_change": ("patience", ", of early_stopping"),
     "tol": ("early_stopping", ", which looks at held-out samples; without it all epochs are trained"),
     "power_t": ("schedule", ", a function of the epoch"),

@@ -13,7 +13,7 @@ from ..device import device
 from ..dropout import Dropout, policy
 from ..layers import ACTIVATIONS, Layer, Sequential
 from ..training import schedule
-from ..training.optim import SGD, Adam, Optimizer
+from ..training.optim import SGD, Adam, AdamW, Optimizer
 from ..training.structure import Sparsity
 from .parameters import SHARED, hint, storing
 from .zoo import MODELS
@@ -105,8 +105,9 @@ class Settings(BaseEstimator):
         if self.optimizer == "sgd":
             return SGD(parameters, self.learning_rate, self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay,
                        clip_norm=self.clip_norm)
-        if self.optimizer == "adam":
-            return Adam(parameters, self.learning_rate, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+        if self.optimizer in ("adam", "adamw"):
+            kind = Adam if self.optimizer == "adam" else AdamW
+            return kind(parameters, self.learning_rate, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
         if callable(self.optimizer):
             return self.optimizer(parameters, self.learning_rate)
-        raise ValueError(f"there is no optimizer {self.optimizer!r}; choose 'sgd' or 'adam', or give a class")
+        raise ValueError(f"there is no optimizer {self.optimizer!r}; choose 'sgd', 'adam' or 'adamw', or give a class")

@@ -39,6 +39,7 @@ class Layer:
     units: ClassVar[tuple[str, ...]] = ()    # names of tensors that have an entry, or as many as pixels, for each of its units
     recordable: ClassVar[bool] = False       # see `records`
     unitwise: ClassVar[bool] = False         # see `passes_units`
+    chain: ClassVar[bool] = False            # whether it is its children, one after the other, and nothing else
     symbols: int | None = None               # it takes integers below this; None: numbers
 
     def __call__(self, x: Tensor, context: Context | Mapping[Any, Plan] | None = None) -> Tensor:
@@ -88,8 +89,8 @@ class Layer:
 
     @property
     def passes_units(self) -> bool:
-        """Whether each neuron or channel passes through the layer by itself. A class says so (`unitwise = True`), and subclasses
-        that do not define anew what it does."""
+        """Whether each neuron or channel passes through the layer by itself: a class says so (`unitwise = True`), for itself
+        and for subclasses that do not define anew what it does."""
         for kind in type(self).__mro__:
             if "unitwise" in vars(kind):
                 return kind.unitwise
@@ -104,7 +105,7 @@ class Layer:
             yield from _among(Layer, name, value)
 
     def named(self) -> Iterator[tuple[str, Tensor, bool]]:
-        """(name, tensor, whether it is trained) of each parameter and buffer, its own and its children's, in PyTorch's names."""
+        """(name, tensor, whether it is trained) of each parameter and buffer, first its own, then its children's."""
         for attribute, value in vars(self).items():
             for name, tensor in _among(Tensor, attribute, value):
                 yield name, tensor, attribute not in self.buffers
@@ -130,8 +131,8 @@ class Layer:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in NOT_SAVED:
                 continue
             if not hasattr(self, name):
-                raise TypeError(f"{self!r} has no attribute {name!r}, and so does not say how it was made: set it in __init__, or "
-                                "define config(), which returns the arguments")
+                raise TypeError(f"{self!r} has no attribute {name!r}, and so does not say how it was made: set it in __init__, "
+                                "or define config(), which returns the arguments")
             found[name] = getattr(self, name)
         return found
 
@@ -209,8 +210,8 @@ _trials: weakref.WeakKeyDictionary[Layer, dict[tuple, tuple]] = weakref.WeakKeyD
 
 
 def _tried(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Layer, tuple[int, ...]]], tuple[int, ...]]:
-    """(the layers that it calls, each with the shape of its input; the shape of its output) for a batch of zeros, found once for
-    each shape, and anew where its weights have others; ValueError where it cannot take them."""
+    """(the layers that it calls, each with the shape of its input; the shape of its output) for a batch of zeros, found once
+    for each shape and shapes of its tensors; ValueError where it cannot take them."""
     tensors = [tensor for _, tensor, _ in layer.named()]
     key, known = (shape, tuple(tensor.shape for tensor in tensors)), _trials.setdefault(layer, {})
     if key not in known:
@@ -221,5 +222,6 @@ def _tried(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Laye
                 y = layer(Tensor.wrap(dev.upload(x), dev))
             known[key] = calls, tuple(y.shape)
         except Exception as error:
-            raise ValueError(f"{layer!r}: it cannot take a batch of shape {tuple(x.shape)}: {type(error).__name__}: {error}") from error
+            what = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{layer!r}: it cannot take a batch of shape {x.shape}: {what}") from error
     return known[key]

@@ -68,7 +68,7 @@ def _assigned(dev: Device, given: Mapping[Any, Plan], model: Any) -> Plans:
             raise TypeError(f"{place!r}: {plan!r} is not a Plan; make a subclass of numbanet.Plan or AxisPlan")
         if isinstance(place, Site):
             if place not in sites.values():
-                raise ValueError(f"Context: no layer has the site {place.path}; give the model whose it is, Context(..., model=model)")
+                raise ValueError(f"Context: no layer has the site {place.path}; say whose it is, Context(..., model=model)")
             assigned[place.path] = plan
             continue
         if not any(layer is place for layer, _ in sites):
@@ -92,7 +92,7 @@ around = Scoped("around", None)
 
 
 def entering(layer: Any, x: Tensor, context: Context | Mapping[Any, Plan] | None) -> tuple[Flow, Context]:
-    """What a layer that is called with a tensor is given: a flow, and the context of the layer that calls it where none is said.
+    """A flow and a context for a layer that is called with a tensor; where no context is said, that of the layer that calls it.
 
     Raises
     ------

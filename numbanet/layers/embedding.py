@@ -5,7 +5,7 @@ import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, DrawnPlan, KeptAxis, Site, kept
+from ..plans import AxisPlan, BernoulliPlan, DrawnPlan, KeptAxis, Site, kept as placed
 from ..tensor import Tensor
 from .base import Layer, only
 from .flow import DENSE, Columns, Cost, Form, Symbols, Tags
@@ -91,13 +91,14 @@ class Embedding(Layer):
     def cost(self, form, plans):
         width, plan = self.weight.shape[1], plans.of(self)
         size = 4.0 * width * np.prod([n or 1 for n in form.shape])
-        return Cost(0.0, 0.0, 2 * size, 2 * size), Form((*form.shape, width), plan if isinstance(plan, AxisPlan) else None, True)
+        kept = plan if isinstance(plan, AxisPlan) else None
+        return Cost(0.0, 0.0, 2 * size, 2 * size), Form((*form.shape, width), kept, True)
 
     def reads(self, plans, symbols=None):
         if symbols is None:
             return {}
         plan = DrawnPlan(self.weight.shape[0], np.unique(symbols))
-        return {} if plan.region(self.weight.shape) is None else {self.weight: kept(plan, plans.device)}
+        return {} if plan.region(self.weight.shape) is None else {self.weight: placed(plan, plans.device)}
 
     def config(self):
         return {"num_embeddings": self.weight.shape[0], "embedding_dim": self.weight.shape[1], "padding_idx": self.padding_idx}

@@ -6,8 +6,8 @@
     ChannelsLast    x is (N, H, W, C) and stands for (N, C, H, W); of the channels it may hold some alone
     PerSample       each sample keeps entries of its own, and x holds them one after the other
 
-A layer that knows none of this asks for `Flow.dense`; one that makes a new flow makes it with `Flow.with_`, which carries on what
-belongs to the samples (`Tags`), whatever a layer does to x.
+A layer that knows none of this asks for `Flow.dense`. One that makes a new flow makes it with `Flow.with_`, which carries on
+what belongs to the samples (`Tags`), whatever becomes of x.
 """
 from __future__ import annotations
 
@@ -135,12 +135,12 @@ class Flow(NamedTuple):
         return Flow(x, self.layout, (), self.tags) if self.pending else self
 
     def before(self, commutes: Callable[[Plan], bool]) -> Flow:
-        """As a layer takes it that commutes with some plans: what is pending and what samples keep of their own else come first."""
+        """As a layer takes it that commutes with some plans: what others leave to do is done first."""
         flow = self if all(map(commutes, self.pending)) else self.applied()
         return flow if flow.layout.plan is None or commutes(flow.layout.plan) else flow.with_(flow.dense())
 
     def dense(self) -> Tensor:
-        """The activation itself: what was pending multiplied in, zeros where entries were dropped, channels on the second axis."""
+        """The activation itself: what was pending multiplied in, 0 where entries were dropped, channels on the second axis."""
         flow = self.applied()
         return flow.layout.dense(flow.x)
 

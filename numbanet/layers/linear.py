@@ -86,8 +86,9 @@ class Linear(Layer):
         width = self.in_features if flow.indices is None else flow.indices.plan.count
         if not isinstance(flow.layout, PerSample):
             if flow.x.ndim < 1 or flow.x.shape[-1] != width:
-                raise ValueError(f"Linear: x {flow.x.shape} does not match weight {self.weight.shape}"
-                                 f"{'' if flow.indices is None else f' under {flow.indices.plan}'}: its last axis must be {width}")
+                under = "" if flow.indices is None else f" under {flow.indices.plan}"
+                raise ValueError(f"Linear: x {flow.x.shape} does not match weight {self.weight.shape}{under}: its last axis "
+                                 f"must be {width}")
             if flow.x.ndim != 2:
                 lead = flow.x.shape[:-1]
                 y = self.forward(flow._replace(x=flow.x.reshape(math.prod(lead), width)), context, relu)

@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ..plans import Kept, Site
 from ..tensor import Tensor
 from .base import Layer
 from .context import Context
 from .flow import Cost, Flow
+from .summary import summary
 from .tree import Tree
 
 
@@ -26,9 +28,11 @@ class Sequential(Layer):
     """
 
     recordable = True
+    chain = True
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = list(layers)
+        self._expected: tuple[tuple[int | None, ...] | None, Any] = (None, None)  # the shape of a sample, and the policy
         for layer in self.layers:
             if not isinstance(layer, Layer):
                 raise TypeError(f"Sequential: {layer!r} is not a Layer; make a subclass of numbanet.Layer that calls it")
@@ -93,6 +97,14 @@ class Sequential(Layer):
 
     def config(self):
         return {"layers": self.layers}
+
+    def expect(self, shape: tuple[int | None, ...], policy: Any = None) -> None:
+        """Samples of this shape, and a policy: for what `print` shows."""
+        self._expected = tuple(shape), policy
+
+    def __str__(self) -> str:
+        """A table of the layers (`summary`)."""
+        return summary(self, *self._expected)
 
     def __repr__(self) -> str:
         return f"Sequential([{', '.join(map(repr, self.layers))}])"

@@ -73,7 +73,7 @@ class Tree:
         return frozenset(tensor for tensor, count in uses.items() if count > 1)
 
     def reads(self, plans: Plans, symbols: Any = None) -> dict[Tensor, Kept]:
-        """By weight, what of it a pass reads, where that is not all (`Layer.reads`); of a weight that several layers have, all."""
+        """By weight, what of it a pass reads, where that is not all (`Layer.reads`); all where several have it."""
         return {weight: part for weight, part in self.root.reads(plans, symbols).items() if weight not in self.shared}
 
     def holder(self, name: str) -> tuple[Any, str]:

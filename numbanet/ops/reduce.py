@@ -1,8 +1,8 @@
-"""Reductions: sums, means, maxima, softmax; dy is the gradient of the result."""
+"""Reductions: sums, means, variances, maxima, softmax; dy is the gradient of the result."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..autograd import op
@@ -44,6 +44,72 @@ def max(dev, x, *, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
         return dev.mul(winners, dev.broadcast_to(share, shape))
 
     return y if keepdims else dev.reshape(y, tuple(n for i, n in enumerate(shape) if i not in axes)), (vjp,)
+
+
+def argmax(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """y = the index of the largest of x along an axis, by default among all; of equal ones the first, and NaN is the largest.
+
+    The indices are int32 and have no gradient; they can be compared, and `x[indices]` takes them.
+
+    Raises
+    ------
+    ValueError
+        If there is no such axis, or nothing along it.
+    """
+    dev, axes = x.device, axes_of("argmax", x, axis)
+    if axis is not None and len(axes) != 1:
+        raise ValueError(f"argmax: axis must be an integer or None, got {axis!r}")
+    kept, others = _with_ones(x, axes), tuple(a for a in range(x.ndim) if a not in axes)
+    shape = tuple(x.shape[a] for a in others)
+    if not math.prod(x.shape[a] for a in axes):
+        raise ValueError(f"argmax: x {x.shape} has nothing along axis {axis}")
+    lines = x.data if axes == axes_of("argmax", x, None)[len(others):] else dev.transpose(x.data, (*others, *axes))
+    indices = dev.argmax(dev.reshape(lines, (*shape, -1)))
+    return Tensor.wrap(dev.reshape(indices, kept if keepdims else shape), dev)
+
+
+@op
+def var(dev, x, *, axis: int | Sequence[int] | None = None, correction: float = 1, keepdims: bool = False):
+    """y = sum of (x - mean)² over the axes (all by default) / max(0, n - correction), n the number of them.
+
+    `correction` is 1 by default, as PyTorch's: the estimate of what the values were drawn from (Bessel); 0 gives the variance
+    of the values themselves, NumPy's default. Of no more values than `correction` it is NaN.
+    """
+    y, slope = _variance("var", dev, x, axis, correction)
+    return dev.reshape(y, y.shape if keepdims else _without("var", x, axis)), (lambda dy: slope(dev.reshape(dy, y.shape)),)
+
+
+@op
+def std(dev, x, *, axis: int | Sequence[int] | None = None, correction: float = 1, keepdims: bool = False):
+    """y = the square root of `var`; where that is 0, so is the gradient."""
+    variance, slope = _variance("std", dev, x, axis, correction)
+    y = dev.sqrt(variance)
+
+    def vjp(dy):
+        zero = dev.equal(y, dev.full(y.shape, 0.0))
+        share = dev.affine(dev.div(dev.reshape(dy, y.shape), dev.add(y, zero)), mul=0.5)
+        return slope(dev.relu_grad(share, dev.affine(zero, mul=-1.0, add=1.0)))
+
+    return dev.reshape(y, y.shape if keepdims else _without("std", x, axis)), (vjp,)
+
+
+def _without(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, ...]:
+    axes = axes_of(name, x, axis)
+    return tuple(n for i, n in enumerate(x.shape) if i not in axes)
+
+
+def _variance(name: str, dev: Any, x: Any, axis: Any, correction: float) -> tuple[Any, Callable[[Any], Any]]:
+    """(the variance, with the axes that it was taken over as ones; its vjp)"""
+    axes, shape = axes_of(name, x, axis), tuple(x.shape)
+    n = math.prod(shape[a] for a in axes)
+    mean = dev.affine(dev.sum(x, axis=axes, keepdims=True), mul=1.0 / n if n else math.nan)
+    deviations = dev.sub(x, dev.broadcast_to(mean, shape))
+    share = 1.0 / (n - correction) if n > correction else math.nan
+
+    def slope(dy):
+        return dev.mul(dev.affine(deviations, mul=2.0 * share), dev.broadcast_to(dy, shape))
+
+    return dev.affine(dev.sum(dev.mul(deviations, deviations), axis=axes, keepdims=True), mul=share), slope
 
 
 @op

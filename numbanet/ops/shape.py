@@ -69,9 +69,24 @@ def broadcast_to(dev, x, *, shape: Sequence[int]):
 
 @op
 def getitem(dev, x, *, key):
-    """y = x[key]; key as in NumPy: integers, slices, integer arrays, boolean masks."""
-    shape = x.shape
+    """y = x[key]; key as in NumPy: integers, slices, integer arrays and tensors, boolean masks.
+
+    Raises
+    ------
+    TypeError
+        If a key is a tensor of floats, such as a mask that a comparison gave.
+    """
+    key, shape = tuple(map(_index, key)) if isinstance(key, tuple) else _index(key), x.shape
     return dev.getitem(x, key), (lambda dy: dev.putitem(dy, key, shape),)
+
+
+def _index(key: Any) -> Any:
+    """A part of a key as NumPy takes it."""
+    if not isinstance(key, Tensor):
+        return key
+    if key.dtype == np.float32:
+        raise TypeError("x[key]: a tensor of floats is no index; of a mask m write x[m.numpy() != 0], or where(m, x, 0)")
+    return key.numpy()
 
 
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:

@@ -2,6 +2,7 @@
 
     SGD    g += decay w;  v = momentum v + g;  w -= lr v        (Nesterov: w -= lr (g + momentum v))
     Adam   m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;  w -= lr m' / (sqrt(s') + eps), m', s' corrected for their start at 0
+    AdamW  w -= lr decay w, in place of g += decay w; then as Adam
 
 A step is prepare -> forward and backward passes -> reduce -> launch -> advance; `step` is all of it but the passes.
 """
@@ -323,7 +324,7 @@ class SGD(Optimizer):
 
     def settle(self, parameter=None):
         for i, p in enumerate(self.parameters):
-            missed = self.missed.get(p) if parameter in (None, p) else None
+            missed = self.missed.get(p) if parameter is None or parameter is p else None
             if missed and missed.count:
                 p.device.sgd_settle(matrix(p, p.data), matrix(p, self.state[i][0]), missed.late)
                 missed.settled()
@@ -371,6 +372,7 @@ class Adam(Optimizer):
     """
 
     states = 2
+    decoupled = False  # whether the decay is taken off the weights, in place of being added to the gradient
 
     def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.001, betas: tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 0.0, *, clip_norm: float | None = None) -> None:
@@ -383,4 +385,36 @@ class Adam(Optimizer):
         for d in due:  # nearly always all have the same count, and are one call
             together.setdefault(counts[d.parameter], []).append(AdamUpdate(*d.arrays, d.g, d.packing))
         for count, updates in together.items():
-            dev.adam(updates, self.learning_rate, *self.betas, self.eps, count + 1, self.weight_decay)
+            dev.adam(updates, self.learning_rate, *self.betas, self.eps, count + 1, self.weight_decay, self.decoupled)
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), as PyTorch defines it.
+
+    In each step a weight first loses a share of itself, learning_rate * weight_decay, whatever its gradient has been. As a part
+    of the gradient, as in `Adam`, the decay would be divided by the root of s', so that weights with large gradients would
+    decay least.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor
+    learning_rate : float, default=0.001
+    betas : tuple of float, default=(0.9, 0.999)
+    eps : float, default=1e-8
+        These as for `Adam`.
+    weight_decay : float, default=0.01
+        Share that a weight loses in a step, divided by the learning rate; 0.01 as in PyTorch.
+    clip_norm : float, optional
+        As for `SGD`.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    decoupled = True
+
+    def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.001, betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8, weight_decay: float = 0.01, *, clip_norm: float | None = None) -> None:
+        super().__init__(parameters, learning_rate, betas, eps, weight_decay, clip_norm=clip_norm)

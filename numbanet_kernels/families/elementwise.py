@@ -3,11 +3,11 @@
 unary     exp, log, sqrt, tanh, abs, sign; relu = max(x, 0); affine = x*mul + add; power = x^exponent;
           sigmoid = e^min(x, 0) / (1 + e^-|x|), where nothing overflows and nothing cancels;
           gelu = x Phi(x) with Phi(x) = erfc(-x/sqrt 2)/2
-binary    add, sub, mul, div, maximum, minimum; greater = 1 where a > b, else 0
+binary    add, sub, mul, div, maximum, minimum; greater, greater_equal, equal = 1 where a > b, a >= b, a = b, else 0
 backward  relu_grad = scale*dy where y > 0, else 0; tanh_grad = dy (1 - y^2); sigmoid_grad = dy y (1 - y);
           gelu_grad = dy (Phi(x) + x phi(x)) with phi the density of the standard normal
 
-NaN propagates, except that greater(NaN, b) = 0. `out` may be one of the arguments. Arrays are C-contiguous.
+NaN propagates, except that comparisons with NaN give 0. `out` may be one of the arguments. Arrays are C-contiguous.
 """
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, output
 
 EXP, LOG, SQRT, TANH, SIGMOID, RELU, ABS, SIGN, GELU = range(9)
-ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, GREATER, TANH_GRAD, SIGMOID_GRAD, GELU_GRAD = range(10)
-RELU_GRAD, RELU_MAP, GELU_MAP, SIGMOID_MAP, TANH_MAP = range(10, 15)  # on the CPU only
+ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, GREATER, GREATER_EQUAL, EQUAL, TANH_GRAD, SIGMOID_GRAD, GELU_GRAD = range(12)
+RELU_GRAD, RELU_MAP, GELU_MAP, SIGMOID_MAP, TANH_MAP = range(12, 17)  # on the CPU only
 ROOT_HALF = math.sqrt(0.5)
 NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)
 LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
@@ -73,6 +73,14 @@ def power_reference(x, exponent):
 
 def greater_reference(a, b):
     return (np.asarray(a) > np.asarray(b)).astype(np.float64)
+
+
+def greater_equal_reference(a, b):
+    return (np.asarray(a) >= np.asarray(b)).astype(np.float64)
+
+
+def equal_reference(a, b):
+    return (np.asarray(a) == np.asarray(b)).astype(np.float64)
 
 
 def relu_grad_reference(dy, y, scale=1.0):
@@ -252,6 +260,10 @@ def _binary_kernels():
                     y[i] = u if u < v or u != u else v
                 elif formula == GREATER:
                     y[i] = float32(u > v)
+                elif formula == GREATER_EQUAL:
+                    y[i] = float32(u >= v)
+                elif formula == EQUAL:
+                    y[i] = float32(u == v)
                 elif formula == TANH_GRAD:
                     y[i] = u * (float32(1) - v * v)
                 elif formula == SIGMOID_GRAD:
@@ -356,6 +368,9 @@ div_cpu, div_cuda = _binary("div", "y = a / b", np.divide, DIV)
 maximum_cpu, maximum_cuda = _binary("maximum", "y = max(a, b)", np.maximum, MAXIMUM)
 minimum_cpu, minimum_cuda = _binary("minimum", "y = min(a, b)", np.minimum, MINIMUM)
 greater_cpu, greater_cuda = _binary("greater", "y = 1 where a > b, else 0", np.greater, GREATER)
+greater_equal_cpu, greater_equal_cuda = _binary(
+    "greater_equal", "y = 1 where a >= b, else 0", np.greater_equal, GREATER_EQUAL)
+equal_cpu, equal_cuda = _binary("equal", "y = 1 where a = b, else 0", np.equal, EQUAL)
 tanh_grad_cpu, tanh_grad_cuda = _binary("tanh_grad", "dx = dy (1 - y^2)", _mapped(TANH_GRAD), TANH_GRAD, ("dy", "y"))
 sigmoid_grad_cpu, sigmoid_grad_cuda = _binary(
     "sigmoid_grad", "dx = dy y (1 - y)", _mapped(SIGMOID_GRAD), SIGMOID_GRAD, ("dy", "y"))
@@ -365,7 +380,8 @@ gelu_grad_cpu, gelu_grad_cuda = _binary("gelu_grad", "dx = dy (Phi(x) + x phi(x)
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     unary = ("exp", "tanh", "sigmoid", "relu", "gelu", "abs", "sign")
-    binary = ("add", "sub", "mul", "maximum", "minimum", "greater", "relu_grad", "tanh_grad", "sigmoid_grad", "gelu_grad")
+    binary = ("add", "sub", "mul", "maximum", "minimum", "greater", "greater_equal", "equal", "relu_grad", "tanh_grad",
+              "sigmoid_grad", "gelu_grad")
     return {
         **{op: lambda op=op: getattr(dev, op)(a(N, O)) for op in unary},
         **{op: lambda op=op: getattr(dev, op)(a(N, O), a(N, O)) for op in binary},

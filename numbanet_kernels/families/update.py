@@ -3,6 +3,7 @@
     sgd    g += decay w;  v = momentum v + g;  w -= lr v        (nesterov: w -= lr (g + momentum v))
     adam   g += decay w;  m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;
            w -= lr (m / (1 - b1^t)) / (sqrt(s / (1 - b2^t)) + eps)
+           decoupled: no decay in g; w *= 1 - lr decay before the step (AdamW; Loshchilov & Hutter 2019, algorithm 2)
 
 as PyTorch computes them. w, v, m, s are (R, C). The gradient is dense (R, C), or packed (`packed`).
 
@@ -41,10 +42,11 @@ def sgd_reference(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=Non
     return w - lr * (g + momentum * v if nesterov else v), v
 
 
-def adam_reference(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, kept=None):
+def adam_reference(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False, kept=None):
     """(w, m, s) after the step, float64."""
     w, m, s = np.float64(w), np.float64(m), np.float64(s)
-    g = unpack_gradient_reference(g, kept, w.shape) + decay * w
+    g = unpack_gradient_reference(g, kept, w.shape) + (0 if decoupled else decay * w)
+    w = w * (1 - lr * decay) if decoupled else w
     m, s = beta1 * m + (1 - beta1) * g, beta2 * s + (1 - beta2) * g * g
     return w - lr * (m / (1 - beta1**step)) / (np.sqrt(s / (1 - beta2**step)) + eps), m, s
 
@@ -193,8 +195,8 @@ def _sgd_one(w, v, g, kept, late, into, numbers):
 
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, f4, f4, f4, f4,"
-             " f4, i8, i8)")
-def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, correct1, correct2, decay, first, stop):
+             " f4, f4, i8, i8)")
+def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, correct1, correct2, decay, left, first, stop):
     """Rows first … stop - 1."""
     spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
     for r in range(first, stop):
@@ -205,14 +207,20 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, c
             d = gradient[c] + decay * w[r, c]
             m[r, c] = beta1 * m[r, c] + (float32(1) - beta1) * d
             s[r, c] = beta2 * s[r, c] + (float32(1) - beta2) * d * d
-            w[r, c] -= lr * (m[r, c] * correct1) / (math.sqrt(s[r, c] * correct2) + eps)
+            w[r, c] = left * w[r, c] - lr * (m[r, c] * correct1) / (math.sqrt(s[r, c] * correct2) + eps)
 
 
-def adam_cpu(updates, lr, beta1, beta2, eps, step, decay=0.0):
+def _adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled):
+    """What kernels take: the corrections of m and s, what is added to g of w, and what is left of w, by the decay."""
+    of_g, left = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
+    return lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left
+
+
+def adam_cpu(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
     """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
     for update in updates:
         check_update("adam (cpu)", update)
-    numbers = (lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), decay)
+    numbers = _adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled)
     for *arrays, g, kept in updates:
         _share_rows(_adam, arrays, g, kept, numbers)
 
@@ -272,9 +280,9 @@ def _updates():
                     v[i] = powers[missed, 2] * before + powers[missed, 3] * velocity
 
     @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {NUMBERS}, {NUMBERS}, {NUMBERS},"
-            " f4, f4, f4, f4, f4, f4, f4)")
+            " f4, f4, f4, f4, f4, f4, f4, f4)")
     def adam_step(ws, ms, ss, gs, row_places, row_classes, col_places, firsts, widths, g_widths,
-                  lr, beta1, beta2, eps, correct1, correct2, decay):
+                  lr, beta1, beta2, eps, correct1, correct2, decay, left):
         """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing."""
         block = int32(cuda.blockIdx.x)
         k = owner(firsts, block)
@@ -298,7 +306,7 @@ def _updates():
                 s_new = beta2 * s[i] + (float32(1) - beta2) * d * d
                 m[i] = m_new
                 s[i] = s_new
-                w[i] -= lr * (m_new * correct1) / (math.sqrt(s_new * correct2) + eps)
+                w[i] = left * w[i] - lr * (m_new * correct1) / (math.sqrt(s_new * correct2) + eps)
 
     return sgd_step, adam_step
 
@@ -339,7 +347,7 @@ def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     _together(_updates()[0], weights, shared, (momentum, nesterov, decay))
 
 
-def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0):
+def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
     weights = []
     for update in updates:
         check_update("adam (cuda)", update)
@@ -347,7 +355,7 @@ def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0):
         lists, widths = packing(w, g, kept)
         if w.size:
             weights.append(((flat(w), flat(m), flat(s), flat(g), *lists), widths))
-    _together(_updates()[1], weights, (), (lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), decay))
+    _together(_updates()[1], weights, (), _adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled))
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------

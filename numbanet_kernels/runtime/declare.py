@@ -18,6 +18,7 @@ because of an array's layout, and the tests assemble exactly what a card would r
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -31,6 +32,7 @@ from typing import Any
 import llvmlite
 import numba
 from numba.core import sigutils, types
+from numba.core.compiler_lock import global_compiler_lock
 from numba.np import numpy_support
 
 from . import driverless, files
@@ -127,16 +129,34 @@ def _compilers() -> tuple[Any, ...]:
 
 @deferred  # a time-out is an OSError, too
 def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., None], options: dict[str, Any]) -> Any:
-    """jit(signature)(function), kept on disk by Numba; compiled anew in this process where that cannot be written or read."""
+    """jit(signature)(function), kept on disk by Numba; compiled anew in this process where that cannot be written or read.
+
+    Numba looks for changes in the file of the function alone, not in those of what it calls: the folder is therefore named by
+    a digest of all sources.
+    """
+    folder = files.version("compiled", digest(PACKAGE)[:16])
     try:
-        return jit(signature, cache=True, **options)(function)
+        if folder is not None:
+            with _caching_in(folder):
+                return jit(signature, cache=True, **options)(function)
     except (RuntimeError, OSError, ImportError, numba.core.errors.NumbaError):  # no place to write, or what comes again below
         pass
     except Exception as error:  # what reading a damaged pickle raises may be anything
-        folder = numba.config.CACHE_DIR or pathlib.Path(inspect.getfile(function)).parent / "__pycache__"
         warnings.warn(f"Numba's cache of {function.__qualname__} in {folder} is damaged ({error!r}) and not used: "
                       "delete that folder", stacklevel=2)
     return jit(signature, **options)(function)
+
+
+@contextlib.contextmanager
+def _caching_in(folder: pathlib.Path) -> Iterator[None]:
+    """What this thread declares inside is cached in a folder; one thread at a time, as Numba has one setting for all."""
+    with global_compiler_lock:
+        numba.config.reload_config()  # else the compiler would do it inside
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
+        try:
+            yield
+        finally:
+            numba.config.CACHE_DIR = before
 
 
 @functools.cache
@@ -175,7 +195,8 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def digest(folder: pathlib.Path) -> str:
-    """A digest of the source files in a folder and those below it, apart from the PTX machine, which only reads kernels."""
+    """A digest of the source files in a folder and those below it, apart from the PTX machine, which only reads kernels.
+    Taken once a process, in a few milliseconds."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         if path.parent != folder / "ptx":
@@ -213,6 +234,8 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
 
     A loop runs on the thread that calls it, without the GIL: `threads.share` calls it on parts of its arrays at the same time.
     """
+    digest(PACKAGE)  # of the sources as they are imported, not as they may be at the first call
+
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         @functools.cache
         def compiled() -> Callable[..., None]:

@@ -2,13 +2,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from .interrupt import deferred
+
+VERSIONS = 8  # of which a folder keeps files: of some edits, branches and checkouts
 
 
 def cache_folder() -> Path:
@@ -16,6 +20,45 @@ def cache_folder() -> Path:
     from numba.misc.appdirs import AppDirs  # Numba keeps compiled kernels by the same customs
 
     return Path(AppDirs("numbanet", appauthor=False).user_cache_dir)
+
+
+def _folder(name: str) -> Path:
+    """The folder of that name in NUMBA_CACHE_DIR, or else in the cache folder; RuntimeError where there is no home folder."""
+    return Path(os.path.abspath(os.environ.get("NUMBA_CACHE_DIR") or cache_folder()), name)
+
+
+def version(name: str, digest: str) -> Path | None:
+    """A folder, made here, for files of the sources with this digest, in hexadecimal; None where it cannot be written.
+
+    It is `digest` in the folder `name`, in NUMBA_CACHE_DIR or else in the cache folder. When it is new, all but the
+    `VERSIONS` that were used last are deleted.
+    """
+    try:
+        return _made(_folder(name), digest)
+    except RuntimeError:
+        return None
+
+
+@functools.cache
+@deferred  # a time-out is an OSError, too
+def _made(folder: Path, digest: str) -> Path | None:
+    path = folder / digest
+    try:
+        new = not path.is_dir()
+        path.mkdir(parents=True, exist_ok=True)
+        os.utime(path)  # used now
+    except OSError:
+        return None
+    if new:
+        with contextlib.suppress(OSError):  # another process deletes them as well
+            others = [other for other in folder.iterdir() if _is_hexadecimal(other.name)]
+            for old in sorted(others, key=lambda other: other.stat().st_mtime_ns, reverse=True)[VERSIONS:]:
+                shutil.rmtree(old, ignore_errors=True)
+    return path
+
+
+def _is_hexadecimal(name: str) -> bool:
+    return set(name) <= set("0123456789abcdef")
 
 
 @deferred
@@ -40,10 +83,9 @@ def kept(name: object, decides: object, make: Callable[[], str]) -> str:
     text: a file that is damaged, or of something else, is written anew. Where none can be written, `make` does each time.
     """
     try:
-        folder = Path(os.environ.get("NUMBA_CACHE_DIR") or cache_folder()) / "texts"
+        path = _folder("texts") / _digest(name)
     except RuntimeError:
         return make()
-    path = folder / _digest(name)
     with contextlib.suppress(OSError):
         said, _, content = path.read_bytes().partition(b"\n")
         if said == _digest(decides, content).encode():

@@ -17,13 +17,14 @@ CASES = [  # op, number of arrays, domain, keyword arguments
     ("power", 1, ANY, {"exponent": 2}),
     ("power", 1, ANY, {"exponent": 3.0}),
     ("power", 1, POSITIVE, {"exponent": -0.5}),
-    *((op, 2, ANY, {}) for op in ("add", "sub", "mul", "maximum", "minimum", "greater")),
+    *((op, 2, ANY, {}) for op in ("add", "sub", "mul", "maximum", "minimum", "greater", "greater_equal", "equal")),
     ("div", 2, APART_FROM_ZERO, {}),
     ("relu_grad", 2, ANY, {}),
     ("relu_grad", 2, ANY, {"scale": 3.5}),
     *((op, 2, ANY, {}) for op in ("tanh_grad", "sigmoid_grad", "gelu_grad")),
 ]
-PROPAGATING = [op for op in dict.fromkeys(case[0] for case in CASES) if op not in ("greater", "relu_grad")]
+COMPARISONS = ("greater", "greater_equal", "equal")
+PROPAGATING = [op for op in dict.fromkeys(case[0] for case in CASES) if op not in (*COMPARISONS, "relu_grad")]
 
 
 def op_named(name):
@@ -75,7 +76,12 @@ def test_values_at_the_edges(suffix, put, get):
     for op, expected in edges.items():
         np.testing.assert_array_equal(get(op_named(f"{op}_{suffix}")(x)), np.float32(expected), op)
     nan, one = np.float32([np.nan]), np.float32([1])
-    assert get(op_named(f"greater_{suffix}")(put(nan), put(one)))[0] == 0
+    for op in COMPARISONS:
+        for a, b in ((nan, one), (one, nan), (nan, nan)):
+            assert get(op_named(f"{op}_{suffix}")(put(a), put(b)))[0] == 0
+    ties, others = np.float32([1, 0, np.inf, -np.inf, 1]), np.float32([1, -0.0, np.inf, np.inf, 2])
+    for op, expected in (("greater", [0, 0, 0, 0, 0]), ("greater_equal", [1, 1, 1, 0, 0]), ("equal", [1, 1, 1, 0, 0])):
+        np.testing.assert_array_equal(get(op_named(f"{op}_{suffix}")(put(ties), put(others))), expected, op)
     assert np.isnan(get(op_named(f"relu_grad_{suffix}")(put(nan), put(one)))[0])
     assert get(op_named(f"relu_grad_{suffix}")(put(nan), put(-one)))[0] == 0
 

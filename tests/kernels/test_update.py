@@ -53,11 +53,11 @@ def test_a_rate_in_memory_of_the_device(on_cuda, put, get, rng):
             np.testing.assert_allclose(get(found), wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("step, decay", [(1, 0.0), (7, 0.01)])
-def test_adam_equals_reference(suffix, put, get, problem, step, decay):
+@pytest.mark.parametrize("step, decay, decoupled", [(1, 0.0, False), (7, 0.01, False), (1, 0.2, True), (7, 0.2, True)])
+def test_adam_equals_reference(suffix, put, get, problem, step, decay, decoupled):
     w, m, s, g, kept = problem
     arrays = put(w.copy()), put(m.copy()), put(s.copy())
-    numbers = (0.1, 0.9, 0.999, 1e-8, step, decay)
+    numbers = (0.1, 0.9, 0.999, 1e-8, step, decay, decoupled)
     getattr(update, f"adam_{suffix}")([AdamUpdate(*arrays, put(g), kept and Packing(*map(put, kept)))], *numbers)
     for found, expected in zip(arrays, update.adam_reference(w, m, s, g, *numbers, kept)):
         np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,85 @@
+"""Summary: a model as a table, one line a layer."""
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ..plans import Plans
+from .base import Layer
+from .flow import Form
+from .tree import Tree
+
+
+class Line(NamedTuple):
+    """What is said of a layer."""
+
+    path: str
+    inner: bool                             # whether it is held by a layer that has a line as well
+    layer: Layer
+    shape: tuple[int | None, ...] | None    # of its output, a sample; None where it is not known
+    parameters: int
+    flops: float | None                     # of a training step, a sample
+
+
+def lines(model: Layer, form: Form | None, path: str = "", inner: bool = False) -> Iterator[Line]:
+    """A line for each layer that is no mere chain of others, front to back; below it the layers that it holds."""
+    for name, layer in model.children():
+        here, before = f"{path}.{name}" if path else name, form
+        cost, form = (None, None) if form is None else layer.cost(form, Plans())
+        if layer.chain:
+            yield from lines(layer, before, here, inner)
+            continue
+        count = sum(p.size for p in layer.parameters())
+        yield Line(here, inner, layer, form and form.shape[1:], count, cost and cost.flops / (before.shape[0] or 1))
+        yield from lines(layer, None, here, True)
+
+
+def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: Any = None) -> str:
+    """A table of the layers: path, name, shape of the output, parameters, FLOPs of a training step for one sample, and what a
+    policy drops.
+
+    Parameters
+    ----------
+    model : Layer
+        Such as a `Sequential`.
+    shape : tuple of int, optional
+        Of a sample; without it neither shapes nor FLOPs are known.
+    policy : Dropout, optional
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    tree, form = Tree(model), None if shape is None else Form((1, *shape))
+    dropped: dict[Layer, list[str]] = {}
+    for site in policy.sites(tree) if policy is not None else ():
+        if rate := policy.at(0).rate_of(site):
+            dropped.setdefault(tree.owners[site.path], []).append(f"{policy.name} {rate:.2g}")
+    table = Table(box=box.SIMPLE_HEAD, show_footer=True)
+    rows = list(lines(model, form))
+    flops = None if form is None else math.fsum(row.flops for row in rows if not row.inner)
+    for title, foot, justify in (("", "", "left"), ("layer", "", "left"), ("output", "", "left"),
+                                 ("parameters", f"{sum({id(p): p.size for p in model.parameters()}.values()):,}", "right"),
+                                 ("FLOPs", _figure(flops), "right"), ("dropped", "", "left")):
+        table.add_column(title, foot, justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(row.path, f"{'  ' * row.inner}{row.layer!r}", _shape(row.shape),
+                      f"{row.parameters:,}" if row.parameters else "", _figure(row.flops),
+                      ", ".join(dict.fromkeys(dropped.get(row.layer, []))))
+    file = io.StringIO()
+    Console(file=file, width=160).print(table)
+    return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
+
+
+def _shape(shape: tuple[int | None, ...] | None) -> str:
+    return "" if shape is None else " × ".join("?" if n is None else str(n) for n in shape)
+
+
+def _figure(flops: float | None) -> str:
+    """A count with the unit in which it is short; nothing for none."""
+    if not flops:
+        return ""
+    power = min(int(math.log10(flops)) // 3, 4)
+    return f"{flops / 1000**power:.3g} {('', 'k', 'M', 'G', 'T')[power]}".strip()

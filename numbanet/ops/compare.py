@@ -1,0 +1,132 @@
+"""Comparisons, and what chooses by them, with broadcasting.
+
+All tensors are float32, and so are masks: 1 where a comparison holds, 0 elsewhere. They have no gradient, whatever is compared.
+As in IEEE arithmetic nothing holds of NaN, but that it is not equal. dy is the gradient of the result.
+"""
+from __future__ import annotations
+
+import functools
+import numbers
+from typing import Any
+
+import numpy as np
+
+from ..autograd import common_device, op
+from ..device import Device
+from ..tensor import Tensor
+from .shape import broadcast_shape, broadcast_to
+
+
+def _taken(name: str, *inputs: Any) -> tuple[Device, list[Tensor | float], tuple[int, ...]]:
+    """(the device, the inputs as tensors or numbers, the shape that all broadcast to)"""
+    dev = common_device(name, inputs)
+    given = [float(x) if isinstance(x, numbers.Real) else x if isinstance(x, Tensor) else Tensor(x, dev) for x in inputs]
+    shapes = [x.shape if isinstance(x, Tensor) else () for x in given]
+    return dev, given, functools.reduce(functools.partial(broadcast_shape, name), shapes)
+
+
+def _spread(x: Tensor | float, dev: Device, shape: tuple[int, ...]) -> Any:
+    """The values of x as a float32 array of that shape; integers go by way of the host."""
+    if not isinstance(x, Tensor):
+        return dev.full(shape, x)
+    array = x.data if x.dtype == np.float32 else dev.upload(x.numpy(), np.float32)
+    return array if x.shape == shape else dev.broadcast_to(array, shape)
+
+
+def _compared(name: str, a: Any, b: Any, swapped: bool = False, negated: bool = False) -> Tensor:
+    """The mask of an operation of the device, with its arguments swapped, or 1 and 0 exchanged."""
+    dev, given, shape = _taken(name, a, b)
+    a, b = (_spread(x, dev, shape) for x in given)
+    mask = getattr(dev, name)(b, a) if swapped else getattr(dev, name)(a, b)
+    return Tensor.wrap(dev.affine(mask, mul=-1.0, add=1.0) if negated else mask, dev)
+
+
+def equal(a: Any, b: Any) -> Tensor:
+    """y = 1 where a = b, else 0."""
+    return _compared("equal", a, b)
+
+
+def not_equal(a: Any, b: Any) -> Tensor:
+    """y = 1 where a is not b, or one of them is NaN, else 0."""
+    return _compared("equal", a, b, negated=True)
+
+
+def greater(a: Any, b: Any) -> Tensor:
+    """y = 1 where a > b, else 0."""
+    return _compared("greater", a, b)
+
+
+def greater_equal(a: Any, b: Any) -> Tensor:
+    """y = 1 where a >= b, else 0."""
+    return _compared("greater_equal", a, b)
+
+
+def less(a: Any, b: Any) -> Tensor:
+    """y = 1 where a < b, else 0."""
+    return _compared("greater", a, b, swapped=True)
+
+
+def less_equal(a: Any, b: Any) -> Tensor:
+    """y = 1 where a <= b, else 0."""
+    return _compared("greater_equal", a, b, swapped=True)
+
+
+def where(mask: Any, a: Any, b: Any) -> Tensor:
+    """y = a where the mask is not 0, b where it is; all three broadcast.
+
+    What is not chosen leaves no trace: where it is infinite or NaN, neither the value nor the gradient is.
+
+    Parameters
+    ----------
+    mask : Tensor, array_like or number
+        Such as a comparison gives; it has no gradient.
+    a, b : Tensor, array_like or number
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not broadcast, or tensors are on several devices.
+    """
+    dev, (mask, *given), shape = _taken("where", mask, a, b)
+    mask = _spread(mask, dev, shape)
+    unset = dev.equal(mask, dev.full(shape, 0.0))
+    a, b = (x if isinstance(x, Tensor) and x.shape == shape else broadcast_to(x, shape=shape) if isinstance(x, Tensor) else
+            Tensor.wrap(dev.full(shape, x), dev) for x in given)
+    return _where(a, b, unset=unset)
+
+
+@op
+def _where(dev, a, b, *, unset):
+    """y = b where unset is 1, else a."""
+    chosen = dev.affine(unset, mul=-1.0, add=1.0)
+    return dev.add(dev.relu_grad(a, chosen), dev.relu_grad(b, unset)), (
+        lambda dy: dev.relu_grad(dy, chosen), lambda dy: dev.relu_grad(dy, unset))
+
+
+@op
+def clip(dev, x, *, low: float | None = None, high: float | None = None):
+    """y = min(max(x, low), high); None: no bound. The gradient is dy where low <= x <= high, else 0.
+
+    NaN stays NaN; where low is above high, y is high. Bounds that are tensors: `maximum` and `minimum`.
+
+    Raises
+    ------
+    ValueError
+        If there is no bound.
+    TypeError
+        If a bound is no number.
+    """
+    bounds = {"low": low, "high": high}
+    for name, bound in bounds.items():
+        if bound is not None and not isinstance(bound, numbers.Real):
+            raise TypeError(f"clip: {name} must be a number or None, got {bound!r}; of tensors use maximum and minimum")
+    if low is None and high is None:
+        raise ValueError("clip: needs low, high, or both")
+    lowest, highest = (None if bound is None else dev.full(x.shape, float(bound)) for bound in bounds.values())
+    y = x if lowest is None else dev.maximum(x, lowest)
+
+    def vjp(dy):
+        dx = dy if lowest is None else dev.relu_grad(dy, dev.greater_equal(x, lowest))
+        return dx if highest is None else dev.relu_grad(dx, dev.greater_equal(highest, x))
+
+    return y if highest is None else dev.minimum(y, highest), (vjp,)
