@@ -56,7 +56,7 @@ class Swish(Layer):
         return Cost(4 * size, 8 * size), form._replace(kept=None, differentiable=True)
 
 
-class Residual(Layer):
+class SkipConnection(Layer):
     """y = x + W2 relu(W1 x + b1) + b2, of layers that it holds."""
 
     def __init__(self, width):
@@ -122,7 +122,7 @@ class RMSprop(Optimizer):
 CASES = {
     "op and layer": {"layers": lambda: [Linear(6, 9, rng=0), Swish(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4)},
     "layer that holds others": {"dropout": RowDropout(0.4), "learning_rate": 0.002, "layers": lambda: [
-        Linear(6, 9, rng=0), Residual(9), Linear(9, 40, rng=1), ReLU(), Linear(40, 3, rng=4)]},
+        Linear(6, 9, rng=0), SkipConnection(9), Linear(9, 40, rng=1), ReLU(), Linear(40, 3, rng=4)]},
     "plan and policy": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RunDropout(0.5)},
     "policy that looks": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": LoudDropout(0.5)},
     "optimiser": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4),
@@ -151,7 +151,7 @@ def test_a_layer_costs_what_the_layers_that_it_holds_do():
     """Side by side as well, where the second does not take what the first gives."""
     form, plans = Form((12, 9), None, True), Plans("cpu")
     one = Linear(9, 9).cost(form, plans)[0]
-    assert Residual(9).cost(form, plans)[0] == one.plus(one)
+    assert SkipConnection(9).cost(form, plans)[0] == one.plus(one)
 
     class Sides(Layer):
         def __init__(self):
@@ -189,7 +189,7 @@ def test_the_op_has_the_right_gradient(dev, rng):
     check_grad(swish, [Tensor(rng.standard_normal((4, 3)), dev, requires_grad=True), Tensor([0.7], dev, requires_grad=True)])
 
 
-@pytest.mark.parametrize("written", [swish.__wrapped__, Swish, Residual, Run, RunDropout, LoudDropout, RMSprop])
+@pytest.mark.parametrize("written", [swish.__wrapped__, Swish, SkipConnection, Run, RunDropout, LoudDropout, RMSprop])
 def test_it_is_short(written):
     assert len(inspect.getsource(written).splitlines()) <= 40
 
