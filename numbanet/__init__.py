@@ -59,6 +59,7 @@ from .ops import Order, concatenate
 from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, SamplePlan, TilePlan, TimePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
+from .training.hooks import Hook
 from .training.lasso import GroupLasso
 from .training.optim import SGD, Adam, Optimizer
 from .training.pruning import MagnitudePruning
@@ -95,6 +96,7 @@ __all__ = [
     "Flow",
     "GateSparsity",
     "GroupLasso",
+    "Hook",
     "IndexPlan",
     "LanguageModel",
     "LastStep",

@@ -17,7 +17,6 @@ from .data import Batch
 from .optim import Optimizer
 from .replay import Replay
 from .streams import Streams
-from .structure import Structure
 from .task import Task
 
 FLOAT32 = np.dtype(np.float32)
@@ -34,7 +33,7 @@ class Done(NamedTuple):
 
 @dataclasses.dataclass
 class Trainer:
-    """What a training step needs."""
+    """What a training step needs. What happens before and after steps and epochs is for hooks (`run.Run`)."""
 
     model: Sequential
     optimizer: Optimizer
@@ -45,10 +44,7 @@ class Trainer:
     batch_size: int
     session_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # `limit` of threads, `precision` of products
     upcoming: Step | None = None    # the next step, where it is drawn already
-    augment: Callable[..., Any] | None = None   # (inputs, rng, dev) -> inputs: what training does to a batch first
     gates: GateSparsity | None = None   # which steps have sparse gate gradients
-    samples: Tensor | None = None   # by which the policy is calibrated before each epoch
-    structure: Structure = dataclasses.field(default_factory=Structure)  # what becomes of the layers and their shapes
 
     def __post_init__(self) -> None:
         self.epoch, self.current = 0, self.policy   # the policy of the present epoch
@@ -57,22 +53,20 @@ class Trainer:
         self._dense: dict[tuple[int, ...], float] = {}  # FLOPs without plans, by the shape of the inputs
         self._counted: dict[tuple, float] = {}          # with plans
 
-    def enter(self, epoch: int) -> None:
-        """Take the policy's rates of an epoch, counted from 0, and let it look at some samples."""
-        if self.samples is not None:
-            with self.dev.session(**self.session_options):
-                self.policy = self.policy.calibrated(self.model, self.samples)
+    def enter(self, epoch: int, policy: Dropout) -> None:
+        """Begin an epoch, counted from 0, with a policy's rates of it."""
         if self.gates is not None:
             self.gates.enter()
-        self.epoch, self.current = epoch, self.policy.at(epoch)
-        self.structure.enter(self)
+        self.epoch, self.policy, self.current = epoch, policy, policy.at(epoch)
 
-    def leave(self) -> dict[str, Any]:
-        """After an epoch, all weights up to date: let the structure change; what it says for the record."""
-        with self.dev.session(**self.session_options):
-            if self.structure.compact(self):
-                self.reshaped()
-        return self.structure.report()
+    @property
+    def drawn(self) -> Mapping[tuple[Layer, str], Plan] | None:
+        """The plans of the next step, where it is drawn already: what `resume` takes."""
+        return self.upcoming and self.upcoming.plans
+
+    def report(self) -> dict[str, Any]:
+        """What was dropped since the last call, for the record of an epoch."""
+        return {**self.current.report(), **(self.gates.report() if self.gates else {})}
 
     def reshaped(self) -> None:
         """Layers have changed, or shapes of their weights: forget what was drawn, counted and recorded with those before."""
@@ -108,23 +102,25 @@ class Trainer:
             self.upcoming = self._begin({})
             self.upcoming.plans = dict(plans)
 
-    def step(self, X: Any, batch: Batch, following: Batch | None = None, last: bool = True) -> Done:
+    def step(self, X: Any, batch: Batch, following: Batch | None = None, last: bool = True, whole: bool = False,
+             change: Callable[[Batch], Batch] | None = None) -> Done:
         """One update with a batch of samples X.
 
         Unless it is the last one before the weights are read as a whole, the next step's plans are drawn here already, and what
-        they do not read is brought up to date later (`SGD`). The batch that follows says which rows of an `Embedding` that step
-        reads; without one the next step begins an epoch.
+        they do not read is brought up to date later (`SGD`), but where `whole` says that all has to be. The batch that follows
+        says which rows of an `Embedding` that step reads; without one the next step begins an epoch. change(batch), with its
+        inputs on the device, is the batch that the step trains on.
         """
         self.optimizer.zero_grad()  # an earlier step may have been broken off
         step, self.upcoming = self.upcoming, None
         with self.dev.session(**self.session_options):
             step = step or self.draw(batch)
             step.inputs = batch.ids  # one that was drawn for the first batch of an epoch did not know it
-            batch = self._put(X, batch)
+            batch = self._put(X, batch, change)
             for state in self._states() if batch.fresh else ():
                 self.dev.full(state.shape, 0.0, out=state)
             upcoming = None if last else self.draw(following)
-            self.optimizer.prepare(None if upcoming is None or self.structure.changing else self.model.reads(upcoming))
+            self.optimizer.prepare(None if upcoming is None or whole else self.model.reads(upcoming))
             loss, answer, ready = self._passes(step, batch)
             if upcoming:
                 upcoming.ready = ready
@@ -134,7 +130,7 @@ class Trainer:
                 self._dense[shape] = self.model.cost(Form(shape), Step(self.dev))[0].flops
             flops = self._flops(shape, step) if step.plans or step.gates else self._dense[shape]
         flops += self.current.spent()
-        return Done(Tensor.wrap(loss, self.dev), answer, flops, self._dense[shape] / self.structure.share)
+        return Done(Tensor.wrap(loss, self.dev), answer, flops, self._dense[shape])
 
     def _flops(self, shape: tuple[int, ...], step: Step) -> float:
         """Of a step with inputs of this shape; plans of one kind and one density do the same."""
@@ -145,26 +141,16 @@ class Trainer:
             self._counted[key] = self.model.cost(Form(shape), step)[0].flops
         return self._counted[key]
 
-    def _put(self, X: Any, batch: Batch) -> Batch:
+    def _put(self, X: Any, batch: Batch, change: Callable[[Batch], Batch] | None) -> Batch:
         """The batch where a step can replay what it does with it: the next batch overwrites it."""
-        if self.augment is None:
+        if change is None:
             ids, shape = batch.ids, (len(batch.rows), *X.shape[1:])
             place = (shape, FLOAT32) if ids is None else (ids.shape, ids.dtype)
             batch = batch.fetch(X, self.dev, self.replay.place("x", *place))
         else:
-            batch = batch._replace(inputs=self.replay.put("x", self._augmented(batch.fetch(X, self.dev))))
+            batch = change(batch.fetch(X, self.dev))
+            batch = batch._replace(inputs=self.replay.put("x", batch.inputs))
         return batch._replace(targets=self.replay.put("y", batch.targets), weights=self.replay.put("weights", batch.weights))
-
-    def _augmented(self, batch: Batch) -> Any:
-        """The inputs as `augment` makes them, drawn from the stream of the rows: plans stay those without it."""
-        if batch.ids is not None:
-            raise ValueError(f"augment: {self.augment!r} cannot change integers, which name rows of a table")
-        x = batch.inputs
-        made = self.augment(x, self.streams.rows, self.dev)
-        if getattr(made, "shape", None) != x.shape or made.dtype != x.dtype:
-            raise ValueError(f"augment: {self.augment!r} must give {x.dtype} {x.shape} as it was given, not "
-                             f"{getattr(made, 'dtype', type(made).__name__)} {getattr(made, 'shape', '')}")
-        return made
 
     def _states(self) -> list[Any]:
         """The arrays of what layers remember from step to step."""
@@ -191,7 +177,6 @@ class Trainer:
         if not recorded:
             self.optimizer.reduce()
             ready = self.optimizer.launch()
-        self.structure.shrink(self)
         self.optimizer.advance()
         return loss, answer, ready
 
