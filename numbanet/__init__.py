@@ -58,6 +58,7 @@ from .ops import Order, concatenate, where
 from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, Plans, RowPlan, SamplePlan, Site, TilePlan, TimePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
+from .training.hooks import Hook
 from .training.lasso import GroupLasso
 from .training.optim import SGD, Adam, AdamW, Optimizer
 from .training.pruning import MagnitudePruning
@@ -96,6 +97,7 @@ __all__ = [
     "Flow",
     "GateSparsity",
     "GroupLasso",
+    "Hook",
     "IndexPlan",
     "LanguageModel",
     "LastStep",

@@ -43,12 +43,20 @@ class Task(abc.ABC):
         """The batches of one epoch; here in random order."""
         return in_order(data, data.at(rng.permutation(len(data))), size, dev)
 
-    def validate(self, trainer: Any, data: Data) -> float:
-        """The score on samples that are not trained on."""
+    def validate(self, trainer: Any, data: Data) -> tuple[float, float]:
+        """(loss, score) on samples that are not trained on."""
         dev, rows = trainer.dev, data.at(np.arange(len(data)))
         output = forward(trainer.model, dev, data.X, rows, trainer.session_options, trainer.policy.predicting(trainer.epoch))
-        answers = self.answer(device("cpu"), output)
-        return self.score(data.y[rows], answers, None if data.weights is None else data.weights[rows])
+        return self.judge(output, data.y[rows], None if data.weights is None else data.weights[rows], trainer.session_options)
+
+    def judge(self, output: np.ndarray, targets: np.ndarray, weights: np.ndarray | None,
+              session_options: dict[str, Any]) -> tuple[float, float]:
+        """(loss, score) of a model's output, on the host."""
+        host = device("cpu")
+        with host.session(**session_options):
+            shares = None if weights is None else np.float32(weights / weights.sum())
+            loss = self.loss(Tensor(output), targets, shares).item()
+        return loss, self.score(targets, self.answer(host, output), weights)
 
     def constant(self, targets: np.ndarray, weights: np.ndarray | None) -> Constant | None:
         """The best constant answer for some targets: what has learned anything is better. None where it is not known."""
@@ -217,7 +225,7 @@ class LanguageModelling(Task):
         return float(np.mean(targets == answers)) if len(targets) else float("nan")
 
     def validate(self, trainer, data):
-        """-log(perplexity): the mean over all words but the first of each piece."""
+        """(loss, -loss): log(perplexity), the mean over all words but the first of each piece, and what is larger if better."""
         state, total, count, dev, model = {}, 0.0, 0, trainer.dev, trainer.model
         with no_grad(), dev.session(**trainer.session_options):
             for batch in self.batches(data, min(trainer.batch_size, max((len(data.y) - 1) // 2, 1)), None, dev):
@@ -229,9 +237,9 @@ class LanguageModelling(Task):
                     total += self.loss(last(flow._replace(x=own)).dense(), targets, None).item() * (words.stop - words.start)
                 count += batch.total
                 deferred.poll()
-        return -total / max(count, 1)
+        return total / max(count, 1), -total / max(count, 1)
 
     def figures(self, record, samples):
-        losses = {"perplexity": record["loss"], "validation_perplexity": -record.get("validation_score", math.nan)}
+        losses = {"perplexity": record["loss"], "validation_perplexity": record.get("validation_loss", math.nan)}
         found = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items() if not math.isnan(loss)}
         return {**found, "tokens_per_second": samples / max(record["seconds"], 1e-9)}

@@ -17,7 +17,6 @@ from .data import Batch
 from .optim import Optimizer
 from .replay import Replay
 from .streams import Streams
-from .structure import Structure
 from .task import Task
 
 FLOAT32 = np.dtype(np.float32)
@@ -35,7 +34,7 @@ class Done(NamedTuple):
 
 @dataclasses.dataclass
 class Trainer:
-    """What a training step needs."""
+    """What a training step needs. What happens before and after steps and epochs is for hooks (`run.Run`)."""
 
     model: Sequential
     optimizer: Optimizer
@@ -46,9 +45,6 @@ class Trainer:
     batch_size: int
     session_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # `limit` of threads, `precision` of products
     upcoming: Plans | None = None   # those of the next step, where they are drawn already
-    augment: Callable[..., Any] | None = None   # (inputs, rng, dev) -> inputs: what training does to a batch first
-    samples: Tensor | None = None   # by which the policy is calibrated before each epoch
-    structure: Structure = dataclasses.field(default_factory=Structure)  # what becomes of the layers and their shapes
 
     def __post_init__(self) -> None:
         self.epoch, self.current = 0, self.policy   # the policy of the present epoch
@@ -59,27 +55,25 @@ class Trainer:
         self._dense: dict[tuple[int, ...], float] = {}  # FLOPs without plans, by the shape of the inputs
         self._counted: dict[tuple, float] = {}          # with plans
 
-    def enter(self, epoch: int) -> None:
-        """Take the policy's rates of an epoch, counted from 0, and let it look at some samples."""
-        if self.samples is not None:
-            with self.dev.session(**self.session_options):
-                self.policy = self.policy.calibrated(self.model, self.samples)
-        ready = self._ahead[0] == epoch and self.samples is None
-        self.epoch, self.current = epoch, self._ahead[1] if ready else self.policy.at(epoch)
+    def enter(self, epoch: int, policy: Dropout) -> None:
+        """Begin an epoch, counted from 0, with a policy's rates of it."""
+        ready = self._ahead[0] == epoch and policy is self.policy
+        self.epoch, self.policy, self.current = epoch, policy, self._ahead[1] if ready else policy.at(epoch)
         self._look_around()
-        self.structure.enter(self)
 
     def _look_around(self) -> None:
         """Find out what the model is made of: a callback may exchange layers."""
         self.tree = Tree(self.model)
         self._choose = self.current.choosing(self.tree, self.streams.plans)
 
-    def leave(self) -> dict[str, Any]:
-        """After an epoch, all weights up to date: let the structure change; what it says for the record."""
-        with self.dev.session(**self.session_options):
-            if self.structure.compact(self):
-                self.reshaped()
-        return self.structure.report()
+    @property
+    def drawn(self) -> dict[str, Plan] | None:
+        """The plans of the next step, where they are drawn already: what `resume` takes."""
+        return self.upcoming and dict(self.upcoming.assigned)
+
+    def report(self) -> dict[str, Any]:
+        """What was dropped since the last call, for the record of an epoch."""
+        return self.current.report()
 
     def reshaped(self) -> None:
         """Layers have changed, or shapes of their weights: forget what was drawn, counted and recorded with those before."""
@@ -112,22 +106,24 @@ class Trainer:
         """The next step has these plans; None: they are to be drawn."""
         self.upcoming, self.packed = None if plans is None else self._plans(plans), {}
 
-    def step(self, X: Any, batch: Batch, following: Batch | None = None, last: bool = True) -> Done:
+    def step(self, X: Any, batch: Batch, following: Batch | None = None, last: bool = True, whole: bool = False,
+             change: Callable[[Batch], Batch] | None = None) -> Done:
         """One update with a batch of samples X.
 
         Unless it is the last one before the weights are read as a whole, the next step's plans are drawn here already, and what
-        they do not read is brought up to date later (`SGD`). The batch that follows says which rows of an `Embedding` that step
-        reads; without one the next step begins an epoch.
+        they do not read is brought up to date later (`SGD`), but where `whole` says that all has to be. The batch that follows
+        says which rows of an `Embedding` that step reads; without one the next step begins an epoch. change(batch), with its
+        inputs on the device, is the batch that the step trains on.
         """
         self.optimizer.zero_grad()  # an earlier step may have been broken off
         plans, self.upcoming = self.upcoming, None
         with self.dev.session(**self.session_options):
             plans = self.draw() if plans is None else plans
-            batch = self._put(X, batch)
+            batch = self._put(X, batch, change)
             for state in self._states() if batch.fresh else ():
                 self.dev.full(state.shape, 0.0, out=state)
             upcoming = None if last else self.draw(following is None)
-            self.optimizer.prepare(None if upcoming is None or self.structure.changing else
+            self.optimizer.prepare(None if upcoming is None or whole else
                                    self.tree.reads(upcoming, following and following.ids))
             loss, answer, packed = self._passes(plans, batch)
             self.upcoming, self.packed = upcoming, packed if upcoming else {}
@@ -136,7 +132,7 @@ class Trainer:
                 self._dense[shape] = self.model.cost(Form(shape), Plans(self.dev))[0].flops
             flops = self._flops(shape, plans) if plans.assigned else self._dense[shape]
         flops += self.current.spent()
-        return Done(Tensor.wrap(loss, self.dev), answer, flops, self._dense[shape] / self.structure.share)
+        return Done(Tensor.wrap(loss, self.dev), answer, flops, self._dense[shape])
 
     def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:
         """Of a step with inputs of this shape; plans of one kind and one density do the same."""
@@ -147,26 +143,16 @@ class Trainer:
             self._counted[key] = self.model.cost(Form(shape), plans)[0].flops
         return self._counted[key]
 
-    def _put(self, X: Any, batch: Batch) -> Batch:
+    def _put(self, X: Any, batch: Batch, change: Callable[[Batch], Batch] | None) -> Batch:
         """The batch where a step can replay what it does with it: the next batch overwrites it."""
-        if self.augment is None:
+        if change is None:
             ids, shape = batch.ids, (len(batch.rows), *X.shape[1:])
             place = (shape, FLOAT32) if ids is None else (ids.shape, ids.dtype)
             batch = batch.fetch(X, self.dev, self.replay.place("x", *place))
         else:
-            batch = batch._replace(inputs=self.replay.put("x", self._augmented(batch.fetch(X, self.dev))))
+            batch = change(batch.fetch(X, self.dev))
+            batch = batch._replace(inputs=self.replay.put("x", batch.inputs))
         return batch._replace(targets=self.replay.put("y", batch.targets), weights=self.replay.put("weights", batch.weights))
-
-    def _augmented(self, batch: Batch) -> Any:
-        """The inputs as `augment` makes them, drawn from the stream of the rows: plans stay those without it."""
-        if batch.ids is not None:
-            raise ValueError(f"augment: {self.augment!r} cannot change integers, which name rows of a table")
-        x = batch.inputs
-        made = self.augment(x, self.streams.rows, self.dev)
-        if getattr(made, "shape", None) != x.shape or made.dtype != x.dtype:
-            raise ValueError(f"augment: {self.augment!r} must give {x.dtype} {x.shape} as it was given, not "
-                             f"{getattr(made, 'dtype', type(made).__name__)} {getattr(made, 'shape', '')}")
-        return made
 
     def _states(self) -> list[Any]:
         """The arrays of what recurrent layers end steps with."""
@@ -195,7 +181,6 @@ class Trainer:
         if not recorded:
             self.optimizer.reduce()
             packed = self.optimizer.launch()
-        self.structure.shrink(self)
         self.optimizer.advance()
         return loss, answer, packed
 
