@@ -91,9 +91,8 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
         batch -> batch, before each step.
     """
     began, stepper, changing, done = time.perf_counter(), run.stepper, run.changing, []
-    with run.session():
+    with run.session(), np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is dealt with in `train`
         batches = stepper.task.batches(data, stepper.batch_size, run.streams.rows, run.dev)
-    with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is dealt with once, in `train`
         for batch, following in itertools.pairwise(itertools.chain(batches, [None])):
             done.append((batch, stepper.step(data.X, batch, following, whole and following is None, changing, change)))
             run.updated(len(batch.rows))

@@ -138,7 +138,8 @@ class Optimizer(abc.ABC):
             if g is None:
                 self.settle(parameter)
                 continue
-            arrays = [matrix(parameter, array) for array in (parameter.data, *state)]
+            arrays = [parameter.data, *state]
+            arrays = arrays if parameter.ndim == 2 else [matrix(parameter, array) for array in arrays]
             due.setdefault(parameter.device, []).append(
                 Due(parameter, arrays, g.values, g.packing) if isinstance(g, Packed) else
                 Due(parameter, arrays, matrix(parameter, g.dense(parameter.device)), None))
