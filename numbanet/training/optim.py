@@ -70,7 +70,8 @@ class Optimizer(abc.ABC):
         self.parameters = list(parameters)
         for p in self.parameters:
             if not (isinstance(p, Tensor) and p.requires_grad):
-                raise TypeError(f"parameters must be tensors made with requires_grad=True, got {p!r}")
+                raise TypeError(f"parameters must be tensors made with requires_grad=True, got {p!r}; leave out what is "
+                                "frozen, or freeze it after the optimiser is made")
         self.parameters = list(dict.fromkeys(self.parameters))  # one that is given twice takes one step
         self.learning_rate = _check("learning_rate", learning_rate, 0)
         self.weight_decay = _check("weight_decay", weight_decay, 0)

@@ -51,13 +51,13 @@ class Rewire(Sparsity):
             raise ValueError(f"Rewire: every must be a whole number of steps from 1 on, got {self.every!r}")
 
     def begin(self, model, shape, epochs, dev):
-        if not _layers(model):
-            raise ValueError(f"Rewire: there is no SparseLinear of single entries in {model}")
+        if not _learning(model):
+            raise ValueError(f"Rewire: there is no SparseLinear of single entries that learns in {model}")
         uses = collections.Counter(tensor for _, tensor, _ in model.named())
         for layer in _layers(model):
             if uses[layer.values] > 1:
                 raise ValueError(f"Rewire: {layer!r} is used in several places; its gradient is known of one alone")
-        for layer in _layers(model):
+        for layer in _learning(model):
             layer.trace = []  # before the trainer asks whether steps may be recorded
         return Rewiring(self, max(1, round(self.until * epochs)))
 
@@ -70,14 +70,14 @@ class Rewiring(Thinning):
 
     def epoch_start(self, run, epoch):
         self.changes, self._rewired = epoch < self.until, 0.0
-        for layer in _layers(run.model):
+        for layer in _learning(run.model):
             layer.trace = [] if self.changes else None
 
     def after_update(self, run):
         if not self.changes or run.optimizer.steps % self.chosen.every:
             return
         share = self.chosen.share / 2 * (1 + math.cos(math.pi * run.epoch / self.until))
-        for layer in _layers(run.model):
+        for layer in _learning(run.model):
             places = layer.rewire(round(share * layer.values.size))
             for parameter, state in zip(run.optimizer.parameters, run.optimizer.state):
                 if parameter is layer.values:
@@ -99,6 +99,11 @@ class Rewiring(Thinning):
 def _layers(model: Sequential) -> list[SparseLinear]:
     """Those that can be rewired, each once."""
     return [layer for layer in dict.fromkeys(model.layers) if isinstance(layer, SparseLinear) and layer.tile is None]
+
+
+def _learning(model: Sequential) -> list[SparseLinear]:
+    """Those of them that are not frozen."""
+    return [layer for layer in _layers(model) if layer.values.requires_grad]
 
 
 def _moved(run: Run, array: Any, places: np.ndarray) -> Any:

@@ -14,6 +14,7 @@ from .. import ops
 from ..autograd import no_grad
 from ..device import Device, device
 from ..layers import Context, Flow, Sequential, Symbols
+from ..losses import OF_CLASSES, OF_NUMBERS, Loss, loss_named
 from ..tensor import Tensor
 from .data import Batch, Data, in_order
 from .forward import forward
@@ -87,16 +88,70 @@ class Task(abc.ABC):
         """How good answers are; larger is better."""
 
 
-class Classification(Task):
-    """One of several classes: softmax cross-entropy, the most probable class, accuracy. Targets are positions of classes."""
+class Supervised(Task):
+    """Base of the tasks with a loss that can be chosen.
 
-    recordable = True
+    Parameters
+    ----------
+    loss : Loss, str or callable
+        As `loss_named` takes it.
+    """
+
+    known: ClassVar[dict[str, type[Loss]]]   # losses by name
+
+    def __init__(self, loss: Any) -> None:
+        self.criterion = loss_named(loss, self.known)
+
+    @property
+    def records(self):
+        return super().records and self.criterion.records
 
     def loss(self, output, targets, weights):
-        return ops.softmax_cross_entropy(output, labels=targets, weights=weights)
+        return self.criterion.mean(output, targets, weights)
+
+    def linked(self, dev: Device, output: Any) -> Any:
+        """What the loss says that an output, an array of the device, predicts; None: it says nothing.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If that is no tensor of the output's shape.
+        """
+        with no_grad():
+            found = self.criterion.inverse_link(Tensor.wrap(output, dev))
+        if found is None:
+            return None
+        if not isinstance(found, Tensor):
+            raise TypeError(f"{self.criterion!r}: the inverse link must give a Tensor, not {type(found).__name__}")
+        if found.shape != tuple(output.shape):
+            raise ValueError(f"{self.criterion!r}: the inverse link must give the shape {tuple(output.shape)} of the output, "
+                             f"not {found.shape}")
+        return found.data
+
+
+class Classification(Supervised):
+    """One of several classes: softmax cross-entropy, the most probable class, accuracy. Targets are positions of classes.
+
+    Parameters
+    ----------
+    loss : Loss, str or callable, default="cross_entropy"
+        Such as `CrossEntropy(label_smoothing=0.1)`.
+    """
+
+    recordable = True
+    known = OF_CLASSES
+
+    def __init__(self, loss: Any = "cross_entropy") -> None:
+        super().__init__(loss)
+
+    def probabilities(self, dev: Device, output: Any) -> Any:
+        """Of each class, an array of the device (N, C)."""
+        found = self.linked(dev, output)
+        return dev.softmax(output) if found is None else found
 
     def answer(self, dev, output):
-        return dev.argmax(output)
+        found = self.linked(dev, output)
+        return dev.argmax(output if found is None else found)
 
     def score(self, targets, answers, weights):
         from sklearn.metrics import accuracy_score
@@ -104,8 +159,8 @@ class Classification(Task):
 
     def constant(self, targets, weights):
         counts = np.bincount(targets, weights)
-        shares = counts[counts > 0] / counts.sum()
-        return Constant("the most frequent class", float(shares.max()), float(-(shares * np.log(shares)).sum()))
+        _, loss = self.criterion.best_constant(targets, weights) or ("", 0.0)
+        return Constant("the most frequent class", float(counts.max() / counts.sum()), loss)
 
 
 class Labelling(Task):
@@ -132,24 +187,31 @@ class Labelling(Task):
         return Constant("the most frequent labels", float(score), float(-(xlogy(p, p) + xlogy(1 - p, 1 - p)).sum()))
 
 
-class Regression(Task):
-    """Numbers, by least squares; R²."""
+class Regression(Supervised):
+    """Numbers, by least squares or another loss, and by its score: R² of the squared error.
+
+    Parameters
+    ----------
+    loss : Loss, str or callable, default="squared_error"
+        Such as "absolute_error", `Huber(delta=0.5)` or `Quantile(level=0.9)`.
+    """
 
     recordable = True
+    known = OF_NUMBERS
 
-    def loss(self, output, targets, weights):
-        return ops.squared_error(output, target=targets, weights=weights)
+    def __init__(self, loss: Any = "squared_error") -> None:
+        super().__init__(loss)
 
     def answer(self, dev, output):
-        return output
+        found = self.linked(dev, output)
+        return output if found is None else found
 
     def score(self, targets, answers, weights):
-        from sklearn.metrics import r2_score
-        return float(r2_score(targets, answers, sample_weight=weights)) if len(targets) > 1 else float("nan")
+        return self.criterion.score(targets, answers, weights)
 
     def constant(self, targets, weights):
-        loss = float(np.average((targets - np.average(targets, axis=0, weights=weights))**2, axis=0, weights=weights).mean())
-        return Constant("the mean", 0.0, loss) if loss else None
+        found = self.criterion.best_constant(targets, weights)
+        return None if found is None else Constant(found[0], 0.0, found[1])
 
 
 class LanguageModelling(Task):
