@@ -54,10 +54,12 @@ from .layers import (
     SparseLinear,
     Tanh,
 )
+from .losses import AbsoluteError, CrossEntropy, FunctionLoss, Huber, Loss, Quantile, SquaredError
 from .ops import Order, concatenate, where
 from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, Plans, RowPlan, SamplePlan, Site, TilePlan, TimePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
+from .training.hooks import Hook
 from .training.lasso import GroupLasso
 from .training.optim import SGD, Adam, AdamW, Optimizer
 from .training.pruning import MagnitudePruning
@@ -73,6 +75,7 @@ __all__ = [
     "GELU",
     "LSTM",
     "SGD",
+    "AbsoluteError",
     "Adam",
     "AdamW",
     "AdaptiveAvgPool2d",
@@ -88,19 +91,24 @@ __all__ = [
     "ConstantSchedule",
     "Context",
     "Conv2d",
+    "CrossEntropy",
     "Dropout",
     "DynamicSparseGraph",
     "Embedding",
     "Flatten",
     "FlipsAndCrops",
     "Flow",
+    "FunctionLoss",
     "GateSparsity",
     "GroupLasso",
+    "Hook",
+    "Huber",
     "IndexPlan",
     "LanguageModel",
     "LastStep",
     "Layer",
     "Linear",
+    "Loss",
     "MagnitudePruning",
     "MaxPool2d",
     "Net",
@@ -111,6 +119,7 @@ __all__ = [
     "Order",
     "Plan",
     "Plans",
+    "Quantile",
     "ReLU",
     "Rewire",
     "RowDropout",
@@ -124,6 +133,7 @@ __all__ = [
     "Site",
     "SkewNormalSchedule",
     "SparseLinear",
+    "SquaredError",
     "Tanh",
     "Tensor",
     "TileDropout",

@@ -52,7 +52,7 @@ from numbanet import (
 from numbanet.datasets import load_digits
 from numbanet.dropout import recurrent
 from numbanet.estimators import described, saving
-from numbanet.training.structure import Sparsity
+from numbanet.training.sparsity import Sparsity
 
 pytestmark = pytest.mark.filterwarnings("ignore:fit. the network answers no better")  # after so few epochs
 X, Y, X_TEST, Y_TEST = load_digits()
