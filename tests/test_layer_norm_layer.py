@@ -1,4 +1,4 @@
-"""LayerNorm: PyTorch's in values, gradients and names; dense whatever comes to it; saved, recorded and trained as other layers."""
+"""LayerNorm: PyTorch's in values, gradients and names; dense whatever comes to it; saved and trained as other layers."""
 import numpy as np
 import pytest
 

@@ -43,6 +43,7 @@ class LayerNorm(Layer):
     """
 
     recordable = True
+    units = ("weight", "bias")
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
                  bias: bool = True, *, device: str | Device = "cpu") -> None:
@@ -51,8 +52,8 @@ class LayerNorm(Layer):
             raise TypeError(f"LayerNorm: normalized_shape must be an integer, or some, got {normalized_shape!r}")
         self.normalized_shape = tuple(int(n) for n in given)
         if not given or min(given) < 1 or not eps > 0:
-            raise ValueError(f"LayerNorm: normalized_shape {normalized_shape} must be positive, one axis at least, and eps {eps} "
-                             "above 0")
+            raise ValueError(f"LayerNorm: normalized_shape {normalized_shape} must be positive, one axis at least, and eps "
+                             f"{eps} above 0")
         self.eps, self.elementwise_affine = eps, bool(elementwise_affine)
         self.weight, self.bias = (
             Tensor(np.full(self.normalized_shape, value), device, requires_grad=True) if there else None
