@@ -213,7 +213,7 @@ def mean_flops(name: str, shape: Shape, batch: int, dropout: str, rate: float) -
     """FLOPs of the products of a step: of rsdp and bsdp with the share 1 - rate of each input matrix, of rdp in the mean over
     some drawn patterns."""
     from numbanet.dropout import policy
-    from numbanet.layers import Form, Context
+    from numbanet.layers import Context, Form
     from numbanet.plans import IndexPlan
 
     model, chosen, rng = network(name, shape), policy(dropout, rate), np.random.default_rng(6)

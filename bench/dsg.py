@@ -86,7 +86,7 @@ def layer_inputs(width: int, batch: int) -> tuple[np.ndarray, np.ndarray, np.nda
 def forward_task(device: str, width: int, batch: int, policy: DynamicSparseGraph | None) -> Task:
     """ReLU(x wᵀ + b), as far as the policy keeps it, without gradients."""
     from numbanet import Linear, Sequential, Tensor, device as named, no_grad
-    from numbanet.layers import Flow, Context
+    from numbanet.layers import Context, Flow
 
     dev, (x, w, b) = named(device), layer_inputs(width, batch)
     model = Sequential([Linear(width, width, rng=0, device=dev), Linear(width, 2, rng=0, device=dev)])
@@ -120,7 +120,7 @@ def looks(policy: DynamicSparseGraph, model: Any, x: np.ndarray) -> tuple[float,
     """FLOPs of the products of a step, forward and backward, and of what the policy looks at, projections of the weights in
     the mean over `refresh` steps."""
     from numbanet import Tensor, no_grad
-    from numbanet.layers import Form, Context
+    from numbanet.layers import Context, Form
 
     once, spent = copy.copy(policy), []
     once.select_in_prediction = True

@@ -56,6 +56,7 @@ KERNELS = {
                                    _torch("cross_entropy", integers=True)),
     "squared_error": _loss("squared_error", _values, L.squared_error_reference, _torch("mse_loss")),
     "absolute_error": _loss("absolute_error", _values, L.absolute_error_reference, _torch("l1_loss")),
+    "huber_error": _loss("huber_error", _values, L.huber_error_reference, _torch("huber_loss")),
     "sigmoid_cross_entropy": _loss("sigmoid_cross_entropy", _values, L.sigmoid_cross_entropy_reference,
                                    _torch("binary_cross_entropy_with_logits")),
 }

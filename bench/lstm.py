@@ -99,7 +99,7 @@ def _dense_gradients(size: Size, alone: bool) -> list[np.ndarray]:
 @functools.cache
 def mean_flops(size: Size, dropout: str = "none", rate: float = 0.0, gates: bool = False, alone: bool = False) -> Any:
     """FLOPs of the products of a step, (forward, backward), in the mean over some drawn plans."""
-    from numbanet.layers import Form, Context
+    from numbanet.layers import Context, Form
 
     model, chosen, rng = _model(size), policy(dropout, rate), np.random.default_rng(6)
     of, form = model, Form((size.steps, size.batch))

@@ -265,7 +265,7 @@ def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
     """FLOPs of the matrix products of a step, averaged exactly over the policy's patterns."""
     from numbanet.dropout import policy
     from numbanet.dropout.search import pattern_distribution
-    from numbanet.layers import Form, Context
+    from numbanet.layers import Context, Form
     from numbanet.plans import RowPlan, TilePlan
 
     model = network(hidden)

@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from numbanet import BernoulliPlan, Linear, ReLU, RowPlan, Sequential, Context, Tensor, TilePlan, no_grad, ops
+from numbanet import BernoulliPlan, Context, Linear, ReLU, RowPlan, Sequential, Tensor, TilePlan, no_grad, ops
 from numbanet.dropout.search import pattern_distribution
 from numbanet.layers import Form
 

@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from numbanet import BlockSensitiveDropout, Net, RowSensitiveDropout, SkewNormalSchedule, Context, Tensor, no_grad
+from numbanet import BlockSensitiveDropout, Context, Net, RowSensitiveDropout, SkewNormalSchedule, Tensor, no_grad
 from numbanet.datasets import load_digits, load_mnist
 from numbanet.layers import Conv2d
 

@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from numbanet import LSTM, Adam, LanguageModel, RowDropout, RowPlan, Tensor, TileDropout, TilePlan, device, ops
 from numbanet.dropout import GateSparsity
 from numbanet.estimators.vocabulary import Vocabulary
-from numbanet.layers import Embedding, Form, Linear, Sequential, Context
+from numbanet.layers import Context, Embedding, Form, Linear, Sequential
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)

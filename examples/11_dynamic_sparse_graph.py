@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from numbanet import DynamicSparseGraph, Linear, Net, ReLU, Sequential, Context, Tensor, device, no_grad
+from numbanet import Context, DynamicSparseGraph, Linear, Net, ReLU, Sequential, Tensor, device, no_grad
 from numbanet.datasets import load_digits
 from numbanet.dropout.graph import johnson_lindenstrauss, kept_of
 from numbanet.layers import Flow, Form

@@ -55,10 +55,12 @@ from .layers import (
     SparseLinear,
     Tanh,
 )
+from .losses import AbsoluteError, CrossEntropy, FunctionLoss, Huber, Loss, Quantile, SquaredError
 from .ops import Order, concatenate, where
 from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, Plans, RowPlan, SamplePlan, Site, TilePlan, TimePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
+from .training.hooks import Hook
 from .training.lasso import GroupLasso
 from .training.optim import SGD, Adam, AdamW, Optimizer
 from .training.pruning import MagnitudePruning
@@ -74,6 +76,7 @@ __all__ = [
     "GELU",
     "LSTM",
     "SGD",
+    "AbsoluteError",
     "Adam",
     "AdamW",
     "AdaptiveAvgPool2d",
@@ -89,20 +92,25 @@ __all__ = [
     "ConstantSchedule",
     "Context",
     "Conv2d",
+    "CrossEntropy",
     "Dropout",
     "DynamicSparseGraph",
     "Embedding",
     "Flatten",
     "FlipsAndCrops",
     "Flow",
+    "FunctionLoss",
     "GateSparsity",
     "GroupLasso",
+    "Hook",
+    "Huber",
     "IndexPlan",
     "LanguageModel",
     "LastStep",
     "Layer",
     "LayerNorm",
     "Linear",
+    "Loss",
     "MagnitudePruning",
     "MaxPool2d",
     "Net",
@@ -113,6 +121,7 @@ __all__ = [
     "Order",
     "Plan",
     "Plans",
+    "Quantile",
     "ReLU",
     "Rewire",
     "RowDropout",
@@ -126,6 +135,7 @@ __all__ = [
     "Site",
     "SkewNormalSchedule",
     "SparseLinear",
+    "SquaredError",
     "Tanh",
     "Tensor",
     "TileDropout",

@@ -67,17 +67,16 @@ def op(fn: Callable[..., tuple[Any, Sequence[Callable]]] | None = None, *, fuses
     @functools.wraps(fn)
     def run(*inputs: Any, **static: Any) -> Tensor:
         dev = common_device(name, inputs)
-        tensors = tuple(x if isinstance(x, Tensor) or x is None else Tensor(x, dev) for x in inputs)
-        with profile.timed(name, *(t.data for t in tensors if t is not None), static=static):
-            array, vjps = fn(dev, *(None if t is None else t.data for t in tensors), **static)
+        tensors = tuple([x if isinstance(x, Tensor) or x is None else Tensor(x, dev) for x in inputs])
+        arrays = [None if t is None else t.data for t in tensors]
+        with profile.timed(name, arrays, static) if profile.ENABLED else profile.NOTHING:
+            array, vjps = fn(dev, *arrays, **static)
         if len(vjps) != (len(tensors) if many else most):
             raise TypeError(f"{name}: it gives {len(vjps)} vjps for {len(tensors) if many else most} inputs")
-        result = Tensor.wrap(array, dev)
-        if _recording.get() and any(t is not None and t.requires_grad for t in tensors):
-            result.requires_grad = True
-            left_out = (None,) * (len(vjps) - len(tensors))
-            result.node = Node(name, tensors + left_out, vjps, static, fuses)
-        return result
+        if not (_recording.get() and any([t is not None and t.requires_grad for t in tensors])):
+            return Tensor.wrap(array, dev)
+        left_out = (None,) * (len(vjps) - len(tensors))
+        return Tensor.wrap(array, dev, True, Node(name, tensors + left_out, vjps, static, fuses))
 
     return run
 
@@ -109,11 +108,13 @@ def backward(root: Tensor, dy: Any = None) -> None:
         node, gradient = tensor.node, tensor.gradient
         tensor.node, tensor.gradient = FREED, None
         if not node.fuses:
-            with profile.timed(f"{node.op}.backward", static=node.static) if isinstance(gradient, Pending) else profile.NOTHING:
+            pending = profile.ENABLED and isinstance(gradient, Pending)
+            with profile.timed(f"{node.op}.backward", (), node.static) if pending else profile.NOTHING:
                 gradient = gradient.dense(tensor.device)
         for x, vjp in zip(node.inputs, node.vjps, strict=True):
             if x is not None and x.requires_grad:
-                with profile.timed(f"{node.op}.backward", *(() if node.fuses else (gradient,)), static=node.static):
+                arrays = () if node.fuses else (gradient,)
+                with profile.timed(f"{node.op}.backward", arrays, node.static) if profile.ENABLED else profile.NOTHING:
                     accumulate(x, vjp(gradient), node.op)
 
 

@@ -5,29 +5,25 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 ENABLED = os.environ.get("NUMBANET_PROFILE", "") not in ("", "0")
 
 
 @contextlib.contextmanager
-def _timed(name: str, *arrays: Any, static: dict[str, Any] | None = None) -> Iterator[None]:
+def timed(name: str, arrays: Sequence[Any], static: dict[str, Any]) -> Iterator[None]:
+    """A context that times one op, where profiling is on; kernels of other devices are timed by their launch alone."""
     start = time.perf_counter()
     yield
     milliseconds = 1e3 * (time.perf_counter() - start)
-    plans = [plan for plan in (static or {}).values() if hasattr(plan, "density")]
+    plans = [plan for plan in static.values() if hasattr(plan, "density")]
     done = 1.0
     for plan in plans:
         done *= plan.density
-    shapes = " ".join(str(tuple(a.shape)) for a in arrays)
+    shapes = " ".join(str(tuple(a.shape)) for a in arrays if a is not None)
     what = f"  {' '.join(map(str, plans))}  skipped {1 - done:.1%}" if plans else ""
     print(f"{name:24s} {milliseconds:9.3f} ms  {shapes}{what}", file=sys.stderr)
 
 
 NOTHING = contextlib.nullcontext()
-
-
-def timed(name: str, *arrays: Any, static: dict[str, Any] | None = None):
-    """A context that times one op where profiling is on; kernels of other devices are timed by their launch alone."""
-    return _timed(name, *arrays, static=static) if ENABLED else NOTHING

@@ -54,16 +54,16 @@ class Tensor:
         host = host if host.flags.writeable else host.copy()
         self._set(self.device.upload(host), requires_grad)
 
-    def _set(self, data: Any, requires_grad: bool = False) -> None:
-        self.data, self.requires_grad, self.node = data, requires_grad, None
+    def _set(self, data: Any, requires_grad: bool = False, node: Any = None) -> None:
+        self.data, self.requires_grad, self.node = data, requires_grad, node
         self.gradient: Gradient | None = None
 
     @classmethod
-    def wrap(cls, array: Any, dev: Device, requires_grad: bool = False) -> Tensor:
-        """A tensor around an array that lives on the device already."""
+    def wrap(cls, array: Any, dev: Device, requires_grad: bool = False, node: Any = None) -> Tensor:
+        """A tensor around an array that lives on the device already; `node` says how it was computed (`autograd`)."""
         tensor = cls.__new__(cls)
         tensor.device = dev
-        tensor._set(array, requires_grad)
+        tensor._set(array, requires_grad, node)
         return tensor
 
     # --- what it is ---------------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def test_a_neuron_near_its_kink_may_be_seen_on_either_side(monkeypatch):
 @pytest.mark.parametrize("dropout", ["rdp", "tdp"])
 def test_mean_flops_agree_with_drawn_plans(dropout):
     from numbanet.dropout import policy
-    from numbanet.layers import Form, Context
+    from numbanet.layers import Context, Form
 
     model, chosen, rng = mlp.network(64), policy(dropout, 0.5), np.random.default_rng(0)
     steps = [Context(plans={site: chosen.plan(site, rng) for site in model.droppable()}) for _ in range(4000)]

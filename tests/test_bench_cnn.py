@@ -11,7 +11,7 @@ from bench.harness import Options
 from bench.results import Results, load
 from bench.table import markdown
 from numbanet import Net, Tensor
-from numbanet.layers import Conv2d, Flow, Form, Context
+from numbanet.layers import Context, Conv2d, Flow, Form
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME, (SHAPE, BATCH) = "lenet5", cnn.QUICK["lenet5"]

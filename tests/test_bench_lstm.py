@@ -12,7 +12,7 @@ from bench.harness import Options
 from bench.results import Results, load
 from bench.table import markdown
 from numbanet import LanguageModel
-from numbanet.layers import Form, Context
+from numbanet.layers import Context, Form
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZE = lstm.Size(24, 50, 4, 5, 0.02, 3)

@@ -9,6 +9,7 @@ from numbanet import (
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
+    Context,
     Conv2d,
     Flatten,
     Linear,
@@ -17,7 +18,6 @@ from numbanet import (
     Select,
     Sequential,
     Sigmoid,
-    Context,
     Tanh,
     Tensor,
 )

@@ -8,6 +8,7 @@ from numbanet import (
     BatchNorm2d,
     BernoulliPlan,
     BlockPlan,
+    Context,
     Conv2d,
     Flatten,
     Flow,
@@ -15,17 +16,17 @@ from numbanet import (
     Linear,
     MaxPool2d,
     Plan,
+    Plans,
     ReLU,
     RowPlan,
     Sequential,
-    Context,
     Tensor,
     TilePlan,
     check_grad,
     ops,
 )
 from numbanet.gradients import Dense, Packed
-from numbanet.layers import Form
+from numbanet.layers import ChannelsLast, Form, Tree
 from numbanet.plans import AxisPlan, kept
 from numbanet_kernels.layouts.windows import Window
 
@@ -183,10 +184,10 @@ def check_plans(dev, rng, by_site, batch_norm=False):
     first, second = (layer for layer in model.layers if isinstance(layer, Conv2d))
     plans = {(layer, name): plan for name, pair in by_site.items() for layer, plan in zip((first, second), pair)
              if plan is not None}
-    sites = {(site.layer, site.name): site for site in model.sites()}
+    sites = Tree(model).sites
     host, dy = rng.standard_normal((N, 2, *SIZE)), rng.standard_normal((N, 3))
     x = Tensor(host, dev, requires_grad=True)
-    y = model(x, Context(dev, {sites[place]: plan for place, plan in plans.items()}, training=True))
+    y = model(x, Context(dev, {sites[place]: plan for place, plan in plans.items()}, training=True, model=model))
     y.backward(dy)
     for mine, other in zip([y, x.grad, *(p.grad for p in model.parameters())], masked(model, plans, np.float32(host), dy),
                            strict=True):
@@ -235,7 +236,8 @@ def test_groups_take_what_is_compact_and_drop_positions(dev, rng):
     first, second = Conv2d(2, 6, 3, rng=0, device=dev), Conv2d(6, 4, 2, groups=2, rng=1, device=dev)
     plan, positions = RowPlan(6, 2, 1, 2.0), IndexPlan(2 * 4, [0, 5, 6], 1.5)
     x = Tensor(rng.standard_normal((2, 2, 5, 5)), dev)
-    y = Sequential([first, second])(x, {first: plan, second.sites()[1]: positions})
+    model = Sequential([first, second])
+    y = model(x, {first: plan, Tree(model).sites[second, "input"]: positions})
     hidden = first(x).numpy() * (plan.mask() * plan.scale)[:, None, None]
     expected = second(Tensor(hidden, dev)).numpy() * (positions.mask() * 1.5).reshape(2, 1, 2, 2)
     close(y.numpy(), expected)
@@ -247,9 +249,9 @@ def test_the_flops_are_those_of_the_kept_products():
     first, second = model.layers[0], model.layers[3]
 
     def flops(name, pair):
-        sites = [next(site for site in layer.sites() if site.name == name) for layer in (first, second)]
+        sites = [Tree(model).sites[layer, name] for layer in (first, second)]
         plans = {site: plan for site, plan in zip(sites, pair) if plan is not None}
-        return model.cost(Form((N, 2, *SIZE)), Context(plans=plans))[0].flops
+        return model.cost(Form((N, 2, *SIZE)), Context(plans=plans, model=model).plans)[0].flops
 
     def products(rows, cols, last):
         """Forward and dW of the first, of `rows` elements of its input matrix and `cols` filters; dx too of the others."""
@@ -296,9 +298,13 @@ def test_packed_gradients_train_as_dense_ones_do(dev, rng, make):
 
 def test_a_step_reads_the_kept_filters():
     model, plan = network("cpu"), RowPlan(7, 2, 1)
-    first = model.layers[0]
-    assert {weight: part.plan for weight, part in model.reads(Context(plans={first: plan})).items()} == {first.weight: plan}
-    assert model.reads(Context(plans={first: BernoulliPlan(7, 0.5, 1), first.sites()[1]: RowPlan(90, 2, 0)})) == {}
+    first, tree = model.layers[0], Tree(model)
+
+    def reads(plans):
+        return {weight: part.plan for weight, part in tree.reads(Context(plans=plans, model=model).plans).items()}
+
+    assert reads({first: plan}) == {first.weight: plan}
+    assert reads({first: BernoulliPlan(7, 0.5, 1), tree.sites[first, "input"]: RowPlan(90, 2, 0)}) == {}
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -317,11 +323,12 @@ def test_a_step_reads_the_kept_filters():
     (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 4, 5, 5)))), ValueError, r"2d\(3, 4, 3\): x \(2, 4, 5, 5\) is not of images"),
     (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 75)))), ValueError, r"3\): x \(2, 75\) is not of images \(3, H, W\)"),
     (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 3, 2, 5)))), ValueError, r"larger than the images \(2, 5\)"),
-    (lambda: Conv2d(3, 4, 3).cost(Form((2, 3, 2, 5)), Plans()), ValueError, r"3\): its window is larger than the im.* \(2, 5\)"),
+    (lambda: Conv2d(3, 4, 3).cost(Form((2, 3, 2, 5)), Plans()), ValueError,
+     r"3\): its window is larger than the im.* \(2, 5\)"),
     (lambda: Conv2d(3, 4, 3).cost(Form((2, 4, 5, 5)), Plans()), ValueError, r"takes images \(3, H, W\).*\(4, 5, 5\) a sample"),
     (lambda: Conv2d(3, 4, 3).cost(Form((2, 75)), Plans()), ValueError, r"takes images \(3, H, W\).*\(75,\) a sample"),
-    (lambda: Conv2d(6, 4, 3).forward(Flow(Tensor(np.ones((2, 5, 5, 2))), kept(IndexPlan(5, [0, 1]), Tensor([1]).device),
-                                          channels_last=True), Context()),
+    (lambda: Conv2d(6, 4, 3).forward(Flow(Tensor(np.ones((2, 5, 5, 2))),
+                                          ChannelsLast(kept(IndexPlan(5, [0, 1]), Tensor([1]).device))), Context()),
      ValueError, r"conv2d: IndexPlan.* is of shape \(5,\), not \(6,\)")])
 def test_misuse_is_named(make, error, message):
     with pytest.raises(error, match=message):
@@ -332,23 +339,23 @@ UNKNOWN = type("Unknown", (Plan,), {"mask": lambda self: np.ones(8)})()
 
 
 @pytest.mark.parametrize("groups, name, plan, error, message", [
-    (1, "output", RowPlan(9, 2, 0), ValueError, r"RowPlan\(n=9.* is not made for its 8 filters"),
-    (1, "output", BernoulliPlan(4, 0.5, 1), ValueError, "is not made for its 8 filters"),
+    (1, "output", RowPlan(9, 2, 0), ValueError, r"RowPlan\(n=9.* is not made for output, of shape \(8, 36\)"),
+    (1, "output", BernoulliPlan(4, 0.5, 1), ValueError, "is not made for output, of shape"),
     (1, "output", TilePlan((8, 36), 4, 2, 0), TypeError, "does not know the plan"),
-    (1, "output", BlockPlan((18, 36), 9, 12, [[0], [1]]), TypeError, "its output takes an AxisPlan or a BernoulliPlan"),
+    (1, "output", BlockPlan((18, 36), 9, 12, [[0], [1]]), TypeError, "at output; it takes AxisPlan or BernoulliPlan"),
     (1, "output", UNKNOWN, TypeError, "does not know the plan"), (1, "input", UNKNOWN, TypeError, "does not know the plan"),
-    (1, "input", BernoulliPlan(18, 0.5, 1), TypeError, "its input takes an AxisPlan or a BlockPlan"),
-    (1, "input", RowPlan(17, 2, 0), ValueError, r"RowPlan of shape \(17,\) is not made for an input matrix \(18, 36\)"),
-    (1, "input", BlockPlan((18, 35), 9, 12, [[0], [1]]), ValueError, r"BlockPlan of shape \(18, 35\) is not made for"),
-    (1, "input", BlockPlan((9, 36), 9, 12, [[0]]), ValueError, r"BlockPlan of shape \(9, 36\) is not made for"),
-    (2, "output", RowPlan(8, 2, 0), ValueError, "plans of filters and of blocks are for layers without groups"),
-    (2, "input", BlockPlan((18, 18), 9, 9, [[0], [1]]), ValueError, "are for layers without groups"),
+    (1, "input", BernoulliPlan(18, 0.5, 1), TypeError, "at input; it takes AxisPlan or BlockPlan"),
+    (1, "input", RowPlan(17, 2, 0), ValueError, r"RowPlan\(n=17.* is not made for input, of shape \(18, 36\)"),
+    (1, "input", BlockPlan((18, 35), 9, 12, [[0], [1]]), ValueError, r"BlockPlan.*18, 35.* is not made for input, of"),
+    (1, "input", BlockPlan((9, 36), 9, 12, [[0]]), ValueError, r"BlockPlan.*9, 36.* is not made for input, of"),
+    (2, "output", RowPlan(8, 2, 0), TypeError, r"the plan RowPlan\(n=8.* at output; it takes BernoulliPlan"),
+    (2, "input", BlockPlan((18, 18), 9, 9, [[0], [1]]), TypeError, "the plan BlockPlan.* at input; it takes AxisPlan"),
     (1, "output", 3, TypeError, "is not a Plan")])
 def test_a_plan_that_does_not_fit_is_refused(groups, name, plan, error, message):
     """Of 2 images with 9 positions, and 8 filters of 36 weights."""
     layer = Conv2d(4, 8, 3, groups=groups)
-    site = next(site for site in layer.sites() if site.name == name)
-    with pytest.raises(error, match=rf"(?s)Conv2d\(4, 8, 3.*\): .*{message}"):
+    site = Tree(layer).sites[layer, name]
+    with pytest.raises(error, match=rf"(?s)(Conv2d\(4, 8, 3|Site\(path='output').*\): .*{message}"):
         layer(Tensor(np.ones((2, 4, 5, 5))), {site: plan})
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numbanet import BatchwiseDropout, BernoulliDropout, Dropout, Net, RowDropout, Site, TileDropout
+from numbanet import BatchwiseDropout, BernoulliDropout, Dropout, Net, RowDropout, Site, TileDropout, TilePlan
 from numbanet.dropout import POLICIES, policy
 from numbanet.dropout.search import pattern_distribution
 
@@ -15,7 +15,7 @@ CONFIDENCE = 1 - 1e-4  # of each test as a whole: one false alarm in ten thousan
 
 
 def site(o, i, number=0):
-    return Site("output", "output", (o, i), number=number)
+    return Site("output", "output", (o, i), (TilePlan,), number=number)
 
 
 def check_frequencies(masks, rate):

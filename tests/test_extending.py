@@ -16,13 +16,15 @@ from numbanet import (
     Net,
     Optimizer,
     Plan,
+    Plans,
     ReLU,
     RowDropout,
     Tensor,
     check_grad,
+    concatenate,
     op,
 )
-from numbanet.layers import Cost, Form, Context
+from numbanet.layers import Cost, Form
 
 
 # --- an op, and a layer that calls it ---------------------------------------------------------------------------------
@@ -49,12 +51,12 @@ class Swish(Layer):
     def __call__(self, x):
         return swish(x, self.gain)
 
-    def cost(self, form, step):
+    def cost(self, form, plans):
         size = float(np.prod(form.shape))
         return Cost(4 * size, 8 * size), form._replace(kept=None, differentiable=True)
 
 
-class Residual(Layer):
+class SkipConnection(Layer):
     """y = x + W2 relu(W1 x + b1) + b2, of layers that it holds."""
 
     def __init__(self, width):
@@ -65,9 +67,6 @@ class Residual(Layer):
         for layer in self.inner:
             y = layer(y)
         return x + y
-
-    def parameters(self):
-        return (p for layer in self.inner for p in layer.parameters())
 
 
 # --- a plan and its policy --------------------------------------------------------------------------------------------
@@ -123,7 +122,7 @@ class RMSprop(Optimizer):
 CASES = {
     "op and layer": {"layers": lambda: [Linear(6, 9, rng=0), Swish(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4)},
     "layer that holds others": {"dropout": RowDropout(0.4), "learning_rate": 0.002, "layers": lambda: [
-        Linear(6, 9, rng=0), Residual(9), Linear(9, 40, rng=1), ReLU(), Linear(40, 3, rng=4)]},
+        Linear(6, 9, rng=0), SkipConnection(9), Linear(9, 40, rng=1), ReLU(), Linear(40, 3, rng=4)]},
     "plan and policy": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RunDropout(0.5)},
     "policy that looks": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": LoudDropout(0.5)},
     "optimiser": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4),
@@ -150,16 +149,19 @@ def test_it_fits_predicts_pickles_and_counts(name, rng):
 
 def test_a_layer_costs_what_the_layers_that_it_holds_do():
     """Side by side as well, where the second does not take what the first gives."""
-    form, step = Form((12, 9), None, True), Context("cpu")
-    one = Linear(9, 9).cost(form, step)[0]
-    assert Residual(9).cost(form, step)[0] == one.plus(one)
+    form, plans = Form((12, 9), None, True), Plans("cpu")
+    one = Linear(9, 9).cost(form, plans)[0]
+    assert SkipConnection(9).cost(form, plans)[0] == one.plus(one)
 
     class Sides(Layer):
         def __init__(self):
             self.left, self.right = Linear(9, 4), Linear(9, 5)
 
-    found = Sides().cost(form, step)
-    assert found[0] == Linear(9, 4).cost(form, step)[0].plus(Linear(9, 5).cost(form, step)[0]) and found[1].shape == (12, None)
+        def __call__(self, x):
+            return concatenate([self.left(x), self.right(x)], axis=1)
+
+    found, both = Sides().cost(form, plans), (Linear(9, n).cost(form, plans)[0] for n in (4, 5))
+    assert found[0] == next(both).plus(next(both)) and found[1].shape == (12, 9)
 
 
 def test_a_policy_looks_at_each_site_but_the_answer(rng):
@@ -187,7 +189,7 @@ def test_the_op_has_the_right_gradient(dev, rng):
     check_grad(swish, [Tensor(rng.standard_normal((4, 3)), dev, requires_grad=True), Tensor([0.7], dev, requires_grad=True)])
 
 
-@pytest.mark.parametrize("written", [swish.__wrapped__, Swish, Residual, Run, RunDropout, LoudDropout, RMSprop])
+@pytest.mark.parametrize("written", [swish.__wrapped__, Swish, SkipConnection, Run, RunDropout, LoudDropout, RMSprop])
 def test_it_is_short(written):
     assert len(inspect.getsource(written).splitlines()) <= 40
 

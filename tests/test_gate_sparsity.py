@@ -5,7 +5,7 @@ import pytest
 from numbanet import LSTM, Context, Tensor
 from numbanet.dropout import GateSparsity
 from numbanet.gradients import Packed
-from numbanet.layers import Flow
+from numbanet.layers import Flow, Tree
 from numbanet_kernels.families.lstm import lstm_grad_reference, lstm_reference, lstm_scores_reference
 
 
@@ -14,18 +14,21 @@ def arrays(rng, steps=5, n=4, inputs=3, hidden=8):
     return x, rng.standard_normal((steps, n, hidden)).astype(np.float32)
 
 
+GATES = Tree(LSTM(3, 8)).droppable("gates")[0]  # the site, which is that of any LSTM by itself
+
+
 def gradients(layer, x, dy, gates, dev):
-    """(dx, gradients of the parameters) of one backward pass with these gates."""
+    """(dx, gradients of the parameters) of one backward pass with this plan of the gates."""
     x = Tensor(x, dev, requires_grad=True)
-    layer.forward(Flow(x), Context(dev, gates=gates)).x.backward(dy)
+    layer.forward(Flow(x), Context(dev, {layer.sites()[-1]: gates}, model=layer)).x.backward(dy)
     return x, [p.gradient for p in layer.parameters()]
 
 
 def test_columns_are_those_of_the_largest_norm(dev, rng):
     """dx and the gradients of all weights are those of dz with the chosen columns alone."""
     x, dy = arrays(rng)
-    layer, policy = LSTM(3, 8, rng=1, device=dev), GateSparsity(0.5, schedule=1.0, probe=1)
-    found, (dw, du, *_) = gradients(layer, x, dy, policy.step(0, rng), dev)
+    layer, policy = LSTM(3, 8, rng=1, device=dev), GateSparsity(0.5, schedule=1.0, probe=1).at(0)
+    found, (dw, du, *_) = gradients(layer, x, dy, policy.plan(GATES, rng), dev)
     w, u, b_ih, b_hh = (np.float64(p.numpy()) for p in layer.parameters())
     z = x @ w.T + b_ih + b_hh
     zeros = np.zeros((4, 8))
@@ -49,9 +52,9 @@ def test_columns_are_those_of_the_largest_norm(dev, rng):
 
 def test_thresholds_leave_out_their_share(rng):
     x, dy = arrays(rng, 9, 20, 3, 30)
-    layer, policy = LSTM(3, 30, rng=1), GateSparsity(0.7, "threshold", schedule=1.0, probe=2)
+    layer, policy = LSTM(3, 30, rng=1), GateSparsity(0.7, "threshold", schedule=1.0, probe=2).at(0)
     for _ in range(3):
-        gradients(layer, x, dy, policy.step(0, rng), layer.weight_ih_l0.device)
+        gradients(layer, x, dy, policy.plan(GATES, rng), layer.weight_ih_l0.device)
     report = policy.report()
     assert abs(report["gates_kept"] - 0.3) < 0.02 and 0.9 < report["gates_cosine"] < 1
 
@@ -59,7 +62,7 @@ def test_thresholds_leave_out_their_share(rng):
 def test_inner_layers_are_thinned_out_too(rng):
     x, dy = arrays(rng)
     layer = LSTM(3, 8, 2, rng=1)
-    _, found = gradients(layer, x, dy, GateSparsity(0.25, schedule=1.0).step(0, rng), layer.weight_ih_l0.device)
+    _, found = gradients(layer, x, dy, GateSparsity(0.25, schedule=1.0).at(0).plan(GATES, rng), layer.weight_ih_l0.device)
     assert [g.values.shape[0] for g in found if isinstance(g, Packed)] == [24] * 4
 
 
@@ -70,7 +73,7 @@ def test_schedules(schedule, epochs, shares, rng):
     policy = GateSparsity(0.5, schedule=schedule).over(epochs)
     assert [policy.share(epoch) for epoch in range(epochs)] == pytest.approx(shares)
     for epoch, share in enumerate(shares):
-        drawn = np.mean([policy.step(epoch, rng) is not None for _ in range(400)])
+        drawn = np.mean([policy.at(epoch).plan(GATES, rng) is not None for _ in range(400)])
         assert abs(drawn - share) < 0.12
 
 

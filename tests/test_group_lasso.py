@@ -25,9 +25,9 @@ from numbanet import (
 )
 from numbanet.datasets import load_digits
 from numbanet.device import problem
-from numbanet.training import checkpoint, compaction, lasso, loop
-from numbanet.training.structure import Structure
-from numbanet.training.trainer import Trainer
+from numbanet.training import compaction, lasso, recovery
+from numbanet.training.hooks import Hook
+from numbanet.training.sparsity import Thinning
 from numbanet_kernels.runtime import graph
 
 X, Y, X_TEST, Y_TEST = load_digits()
@@ -132,7 +132,7 @@ def test_loss_parts_are_the_penalty(monkeypatch):
     expected = sum(np.sqrt(part.size) * np.linalg.norm(part) for w in seen[0][:2]
                    for rows in np.split(w, range(32, len(w), 32)) for part in np.split(rows, range(32, w.shape[1], 32), 1))
     assert net.history_[0]["sparsity_loss"] == pytest.approx(0.75e-3 * expected, rel=1e-4)
-    costs = [net._structure.costs[layer] for layer in net.model_.layers if isinstance(layer, Linear)]
+    costs = [net._thinning.costs[layer] for layer in net.model_.layers if isinstance(layer, Linear)]
     assert all(np.log2(cost) % 1 == 0 for cost in costs) and len(costs) == 3
 
 
@@ -160,7 +160,7 @@ def test_costs_are_those_of_the_device(monkeypatch):
 
 def test_kept_tiles_become_a_sparse_layer(compared, monkeypatch):
     """Also where copies to go back to are rare, and their memory is used again."""
-    monkeypatch.setattr(loop, "APART", 1)
+    monkeypatch.setattr(recovery, "APART", 1)
     net = fitted(GroupLasso(6e-3, "tiles"), layers=(160, 160))
     layer = next(layer for layer in net.model_.layers if isinstance(layer, SparseLinear))
     assert layer.tile == 32 and len(layer.values) < 25
@@ -236,21 +236,22 @@ def test_a_checkpoint_brings_back_layers_and_shapes(monkeypatch, chosen):
     """To before they shrank; training then goes on as it did."""
     found = []
 
-    def leave(self, original=Trainer.leave):
-        before = checkpoint.Checkpoint(self, 0)
-        weights = [p.numpy().copy() for p in self.model.parameters()]
-        first = original(self)
-        shapes = [p.shape for p in self.model.parameters()]
-        before.restore(self)
-        for p, saved in zip(self.model.parameters(), weights, strict=True):
+    def epoch_end(self, run, record, original=Thinning.epoch_end):
+        before = run.snapshot()
+        weights = [p.numpy().copy() for p in run.model.parameters()]
+        first = original(self, run, record)
+        shapes = [p.shape for p in run.model.parameters()]
+        run.restore(before)
+        for p, saved in zip(run.model.parameters(), weights, strict=True):
             np.testing.assert_array_equal(p.numpy(), saved)
-        self.structure.enter(self)
-        assert original(self)["weights_kept"] == first["weights_kept"] and shapes == [p.shape for p in self.model.parameters()]
+        self.epoch_start(run, run.epoch)
+        again = original(self, run, record)
+        assert again["weights_kept"] == first["weights_kept"] and shapes == [p.shape for p in run.model.parameters()]
         found.append(len(shapes))
         return first
 
     plain = fitted(chosen, layers=(96, 96))
-    monkeypatch.setattr(Trainer, "leave", leave)
+    monkeypatch.setattr(Thinning, "epoch_end", epoch_end)
     net = fitted(chosen, layers=(96, 96))
     assert len(found) == 6 and sizes(net) != [(96, 64), (96, 96), (10, 96)]
     for ours, theirs in zip(net.model_.parameters(), plain.model_.parameters(), strict=True):
@@ -262,14 +263,14 @@ def test_an_error_leaves_the_network_as_it_was(monkeypatch):
     net = fitted(epochs=20)
     net.history_[:] = net.history_[:3]  # as if it were to shrink further
     before, layers = [p.numpy().copy() for p in net.model_.parameters()], list(net.model_.layers)
-    net._structure.chosen = GroupLasso(0.1, ("rows", "columns"))
+    net._thinning.chosen = GroupLasso(0.1, ("rows", "columns"))
 
-    def leave(self, original=Trainer.leave):
-        original(self)
-        assert self.model.layers != layers
+    def epoch_end(self, run, record, original=Thinning.epoch_end):
+        original(self, run, record)
+        assert run.model.layers != layers
         raise OSError("now")
 
-    monkeypatch.setattr(Trainer, "leave", leave)
+    monkeypatch.setattr(Thinning, "epoch_end", epoch_end)
     with pytest.raises(OSError, match="now"):
         net.partial_fit(X, Y)
     assert net.model_.layers == layers
@@ -309,19 +310,16 @@ def test_recorded_passes_are_forgotten_when_shapes_change(device, optimizer, mon
 def test_the_seam_is_called_in_order(monkeypatch):
     calls = []
 
-    class Told(Structure):
-        def enter(self, trainer):
-            calls.append(f"enter {trainer.epoch}")
+    class Told(Hook):
+        def epoch_start(self, run, epoch):
+            assert epoch == run.epoch
+            calls.append(f"start {epoch}")
 
-        def shrink(self, trainer):
-            calls.append("shrink")
+        def after_update(self, run):
+            calls.append("update")
 
-        def compact(self, trainer):
-            calls.append("compact")
-            return False
-
-        def report(self):
-            calls.append("report")
+        def epoch_end(self, run, record):
+            calls.append("end")
             return {"told": len(calls)}
 
     class Telling(GroupLasso):
@@ -331,7 +329,7 @@ def test_the_seam_is_called_in_order(monkeypatch):
 
     net = fitted(Telling(0.0), epochs=2, batch_size=500)
     steps = -(-len(X) // 500)
-    assert calls == [call for epoch in range(2) for call in (f"enter {epoch}", *["shrink"] * steps, "compact", "report")]
+    assert calls == [call for epoch in range(2) for call in (f"start {epoch}", *["update"] * steps, "end")]
     assert net.history_[1]["told"] == len(calls)
 
 

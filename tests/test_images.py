@@ -7,18 +7,19 @@ from numbanet import (
     AvgPool2d,
     BatchNorm2d,
     BernoulliPlan,
+    Context,
     Flatten,
     Flow,
     IndexPlan,
     Linear,
     MaxPool2d,
+    Plans,
     ReLU,
     RowPlan,
     Sequential,
-    Context,
     Tensor,
 )
-from numbanet.layers import Form
+from numbanet.layers import ChannelsLast, Form
 from numbanet.plans import kept
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
@@ -71,15 +72,15 @@ def test_pooling_equals_pytorchs_for_any_window(rng, name, arguments, options, s
                          ids=str)
 @pytest.mark.parametrize("plan", [RowPlan(5, 2, 1, 2.0), IndexPlan(5, [0, 1, 4], 1.5)], ids=str)
 def test_compact_channels_stay_compact(dev, rng, layer, plan):
-    """As the dense layer on a masked input, for kept channels; what is due is still due, or was applied."""
+    """As the dense layer on a masked input, for kept channels; what is pending still is, or was applied."""
     host = np.float32(rng.standard_normal((2, 4, 5, 5)))  # channels last
     held = Tensor(host[..., plan.indices()], dev, requires_grad=True)
     dense = Tensor(np.float32(host * plan.mask()).transpose(0, 3, 1, 2), dev, requires_grad=True)
     if isinstance(layer, BatchNorm2d):
         layer = BatchNorm2d(5, device=dev)
-    flow = layer.forward(Flow(held, kept(plan, dev), (plan,), channels_last=True), Context(dev))
-    assert flow.kept.plan.count == flow.x.shape[-1] < flow.kept.plan.n
-    mask = flow.kept.plan.mask() if flow.x.ndim == 2 else plan.mask()[:, None, None]
+    flow = layer.forward(Flow(held, ChannelsLast(kept(plan, dev)), (plan,)), Context(dev))
+    assert flow.indices.plan.count == flow.x.shape[-1] < flow.indices.plan.n
+    mask = flow.indices.plan.mask() if flow.x.ndim == 2 else plan.mask()[:, None, None]
     expected = layer(dense) * np.float32(mask * plan.scale)
     y = flow.dense()
     close(y.numpy(), expected.numpy())
@@ -115,7 +116,7 @@ def test_batch_norm_equals_pytorchs(dev, rng, shape, momentum):
 def test_running_values_of_dropped_channels_stay(dev, rng):
     layer, plan = BatchNorm2d(4, device=dev), IndexPlan(4, [0, 3])
     host = np.float32(rng.normal(2, 3, (3, 2, 2, 2)))
-    layer.forward(Flow(Tensor(host, dev), kept(plan, dev), channels_last=True), Context(dev, training=True))
+    layer.forward(Flow(Tensor(host, dev), ChannelsLast(kept(plan, dev))), Context(dev, training=True))
     close(layer.running_mean.numpy()[[0, 3]], 0.1 * host.mean((0, 1, 2)))
     close(layer.running_var.numpy()[[0, 3]], 0.9 + 0.1 * host.var((0, 1, 2), ddof=1))
     np.testing.assert_array_equal([layer.running_mean.numpy()[1:3], layer.running_var.numpy()[1:3]], [[0, 0], [1, 1]])
@@ -140,11 +141,11 @@ def test_costs_say_what_is_compact():
         cost, form = layer.cost(Form((2, 4, 6, 5), plan, True), Plans())
         assert form.shape == shape and form.kept.count == count and cost.flops == 0
     assert MaxPool2d(2).cost(Form((None, 4, None, None)), Plans())[1].shape == (None, 4, None, None)
-    step = Context()
-    step.placed["a layer", "output"] = kept(plan, step.device)
-    assert Flatten().cost(Form((2, 4, 6, 5), plan), step)[1] == Form((2, 120))
-    x = Tensor(np.ones((2, 6, 5, 2)))
-    assert Flatten().forward(Flow(x, kept(plan, step.device), channels_last=True), step).kept is None
+    x, plans = Tensor(np.ones((2, 6, 5, 2))), Plans()
+    own = kept(plan, x.device)
+    plans.place("a layer.output", own.at(own.whole))
+    assert Flatten().cost(Form((2, 4, 6, 5), plan), plans)[1] == Form((2, 120))
+    assert Flatten().forward(Flow(x, ChannelsLast(own)), Context("cpu", plans)).indices is None
 
 
 def test_scales_may_come_after_pooling_and_random_zeros_may_not():

@@ -29,8 +29,9 @@ ARROWS = {  # folder: those whose files it may import besides its own
     "numbanet_kernels.ptx": [],
 }
 
-LEVELS = ["profile", "device", "gradients", "tensor", "autograd", "plans", "ops", "layers", "dropout", "training", "datasets",
-          "estimators", "check", "sparse", "plots", "demo", "cli", "__init__", "__main__"]  # each imports those before it
+# each imports those before it
+LEVELS = ["profile", "device", "gradients", "tensor", "autograd", "plans", "ops", "losses", "layers", "dropout", "training",
+          "datasets", "estimators", "check", "sparse", "plots", "demo", "cli", "__init__", "__main__"]
 NO_KERNELS = tuple(f"numbanet_kernels.{name}." for name in ("layouts", "runtime.interrupt", "runtime.context"))
 BACK = {("tensor", "autograd"), ("tensor", "ops")}  # Tensor's methods are the operations, which need Tensor
 

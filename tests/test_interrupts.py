@@ -18,7 +18,8 @@ from sklearn.preprocessing import StandardScaler
 from numbanet import LanguageModel, Net, NetRegressor, RowDropout, cli, demo
 from numbanet.datasets import load_digits
 from numbanet.estimators import base
-from numbanet.training import loop
+from numbanet.training import loop, recovery
+from numbanet.training.run import Run
 from numbanet_kernels.runtime import interrupt
 
 X, Y, X_TEST, Y_TEST = load_digits()
@@ -112,12 +113,12 @@ def test_a_signal_that_comes_as_soon_as_the_handler_stands_is_not_lost(monkeypat
 
 
 def test_in_the_middle_of_an_epoch_it_keeps_the_steps_that_are_done(monkeypatch):
-    def broken(trainer, data, tick, whole, original=loop._epoch):
-        if trainer.epoch < 2:
-            return original(trainer, data, tick, whole)
-        return original(trainer, data, lambda samples: signal.raise_signal(signal.SIGINT), whole)
+    def updated(self, samples, original=Run.updated):
+        original(self, samples)
+        if self.epoch == 2:
+            signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(loop, "_epoch", broken)
+    monkeypatch.setattr(Run, "updated", updated)
     net, less = Net(**SMALL), Net(**{**SMALL, "epochs": 2}).fit(X, Y)
     with pytest.raises(KeyboardInterrupt, match="after 2 whole epochs"):
         net.fit(X, Y)
@@ -126,22 +127,22 @@ def test_in_the_middle_of_an_epoch_it_keeps_the_steps_that_are_done(monkeypatch)
 
 def breaking(monkeypatch, number):
     """In that epoch, counted from 0, the weights break, and somebody interrupts then."""
-    def broken(trainer, data, tick, whole, original=loop._epoch):
-        found = original(trainer, data, tick, whole)
-        if trainer.epoch == number:
-            weight = trainer.model.layers[0].weight
+    def broken(run, *given, original=loop.epoch):
+        found = original(run, *given)
+        if run.epoch == number:
+            weight = run.model.layers[0].weight
             weight.assign(np.full(weight.shape, np.nan, np.float32))
             raise KeyboardInterrupt
         return found
 
-    monkeypatch.setattr(loop, "_epoch", broken)
+    monkeypatch.setattr(loop, "epoch", broken)
 
 
 @pytest.mark.parametrize("number, apart", [(2, 1), (3, 20)], ids=["copied each epoch", "copied each other epoch"])
 def test_weights_that_broke_are_not_kept(number, apart, monkeypatch):
     options, kept = {**SMALL, "batch_size": 100}, 2  # 15 steps an epoch
     less = Net(**{**options, "epochs": kept}).fit(X, Y)
-    monkeypatch.setattr(loop, "APART", apart)
+    monkeypatch.setattr(recovery, "APART", apart)
     breaking(monkeypatch, number)
     net = Net(**options)
     with pytest.raises(KeyboardInterrupt, match=f"after {kept} whole epoch{'s' * (kept != 1)};"):
@@ -202,10 +203,7 @@ def test_a_time_out_leaves_the_net_as_it_was(name, time_out, monkeypatch):
     net = Net(**{**SMALL, "epochs": 2}).fit(X, Y)
     before, history = state(net), list(net.history_)
 
-    def broken(trainer, data, tick, whole, original=loop._epoch):
-        return original(trainer, data, time_out, whole)
-
-    monkeypatch.setattr(loop, "_epoch", broken)
+    monkeypatch.setattr(Run, "updated", time_out)
     with pytest.raises(TimeOut):
         getattr(net, name)(X, Y)
     assert same(state(net), before) and net.history_ == history and net.n_iter_ == 2
@@ -341,13 +339,13 @@ def test_a_search_in_several_processes_stops():
 # --- the command line -------------------------------------------------------------------------------------------------
 def at_epoch(monkeypatch, number):
     """Training is interrupted when it has done so many epochs in all."""
-    def broken(*given, original=loop._epoch, done=[]):  # noqa: B006  of all fits together
+    def broken(*given, original=loop.epoch, done=[]):  # noqa: B006  of all fits together
         if len(done) == number:
             raise KeyboardInterrupt
         done.append(number)
         return original(*given)
 
-    monkeypatch.setattr(loop, "_epoch", broken)
+    monkeypatch.setattr(loop, "epoch", broken)
 
 
 def test_train_ends_with_its_table_and_130(capsys, monkeypatch, tmp_path):

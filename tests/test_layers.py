@@ -6,23 +6,24 @@ from numbanet import (
     GELU,
     BatchNorm1d,
     BernoulliPlan,
+    Context,
     Flatten,
     Flow,
     Layer,
     Linear,
     Plan,
+    Plans,
     ReLU,
     RowPlan,
     Sequential,
     Shuffle,
     Sigmoid,
-    Context,
     Tanh,
     Tensor,
     TilePlan,
     device,
 )
-from numbanet.layers import Form
+from numbanet.layers import Columns, Form, Tree
 from numbanet.plans import kept
 
 
@@ -62,7 +63,8 @@ def test_a_layer_that_is_not_elementwise_sees_the_dense_activation(rng):
     (lambda: Sequential([Shuffle([1, 0]), Linear(2, 2)])(Tensor(np.ones((4, 5, 2)))), "shuffle: x .* must have two axes"),
     (lambda: Shuffle([1, 0])(Tensor(np.ones((4, 3)))), r"x \(4, 3\) must have two axes, the last one of 2 features"),
     (lambda: Linear(4, 3)(Tensor(np.ones((2, 5)))), r"x \(2, 5\) does not match weight \(3, 4\)"),
-    (lambda: Linear(4, 3).forward(Flow(Tensor(np.ones((2, 4))), kept(RowPlan(4, 2, 0), device("cpu"))), Context()), r"must be 2")])
+    (lambda: Linear(4, 3).forward(Flow(Tensor(np.ones((2, 4))), Columns(kept(RowPlan(4, 2, 0), device("cpu")))), Context()),
+     r"must be 2")])
 def test_misuse_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -91,9 +93,10 @@ def test_reads_names_the_weights_of_which_a_step_reads_a_part():
     first, second, last = Linear(6, 8), Linear(8, 8), Linear(8, 3)
     model = Sequential([first, ReLU(), second, ReLU(), second, ReLU(), last])
     rows = RowPlan(8, 2, 1)
-    read = model.reads(Context(plans={first: rows, second: rows}))
+    read = Tree(model).reads(Context(plans={first: rows, second: rows}, model=model).plans)
     assert {weight: part.plan for weight, part in read.items()} == {first.weight: rows}  # the second is used twice
-    assert model.reads(Context(plans={first: RowPlan(8, 1, 0), second: BernoulliPlan(8, 0.5, 1)})) == model.reads(Context()) == {}
+    all_read = Context(plans={first: RowPlan(8, 1, 0), second: BernoulliPlan(8, 0.5, 1)}, model=model).plans
+    assert Tree(model).reads(all_read) == Tree(model).reads(Plans()) == {}
 
 
 # --- state ------------------------------------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ def test_a_layer_of_ones_own_has_its_tensors_named():
         def __call__(self, x):
             return x * self.gain
 
-    assert [name for name, _, trained in Sequential([Own()]).named() if trained] == ["0.gain", "0.parameters.1"]
+    assert [name for name, _, trained in Sequential([Own()]).named() if trained] == ["0.gain", "0.others.0"]
 
 
 def test_a_layer_that_does_nothing_is_refused():
@@ -158,7 +161,7 @@ def test_costs_follow_shapes_through_any_layers():
 
 
 @pytest.mark.parametrize("plan, error, message", [
-    (RowPlan(9, 2, 0), ValueError, r"Linear\(4, 8\): RowPlan\(n=9.* is not made for its weight \(8, 4\)"),
+    (RowPlan(9, 2, 0), ValueError, r"Linear\(4, 8\): RowPlan\(n=9.* is not made for output, of shape \(8, 4\)"),
     (TilePlan((4, 8), 2, 2, 0), ValueError, "is not made for"), (BernoulliPlan(4, 0.5, 1), ValueError, "is not made for"),
     (type("P", (Plan,), {"mask": lambda self: np.ones(8)})(), TypeError, "does not know the plan"),
     (3, TypeError, "is not a Plan")])

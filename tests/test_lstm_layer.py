@@ -12,6 +12,7 @@ from numbanet import (
     LSTM,
     BernoulliDropout,
     BernoulliPlan,
+    Context,
     DynamicSparseGraph,
     Embedding,
     IndexPlan,
@@ -22,7 +23,6 @@ from numbanet import (
     RowDropout,
     RowPlan,
     Sequential,
-    Context,
     Tensor,
     TileDropout,
     TilePlan,
@@ -32,7 +32,7 @@ from numbanet import (
 )
 from numbanet.dropout import Together, recurrent
 from numbanet.gradients import Packed
-from numbanet.layers import Flow, Form
+from numbanet.layers import Flow, Form, Tags, Tree
 from numbanet.training.optim import Adam
 from numbanet_kernels.runtime import pool
 
@@ -135,8 +135,7 @@ def test_plans_are_masks(dev, rng, name):
     x = rng.standard_normal((steps, n, 7)).astype(np.float32)
     masks = [[torch.tensor(np.float64(plan.mask() * plan.scale) if (plan := plans.get(f"{kind}_l{layer}")) else 1.0)
               for kind in ("input", "recurrent", "output")] for layer in range(2)]
-    sites = {site.name: site for site in ours.sites()}
-    step = Context(dev, {sites[place]: plan for place, plan in plans.items()})
+    step = Context(dev, {Tree(ours).sites[ours, place]: plan for place, plan in plans.items()}, model=ours)
     expected, weights = masked(ours, x, masks, 1.0)
     slopes = rng.standard_normal(expected.shape).astype(np.float32)
     (expected * torch.from_numpy(slopes)).sum().backward()
@@ -166,7 +165,7 @@ def test_units_of_a_time_step_are_dropped_at_the_rate_and_apart_from_those_of_ot
 
 def test_flops_of_units_that_are_dropped_at_each_time_step():
     layer = LSTM(6, 8)
-    whole, thinned = (layer.cost(Form((5, 2, 6)), Context(plans=plans))[0]
+    whole, thinned = (layer.cost(Form((5, 2, 6)), Context(plans=plans, model=layer).plans)[0]
                       for plans in ({}, {layer.sites()[2]: TimePlan(8, 4, 2, (0,) * 5)}))
     assert whole.forward - thinned.forward == 2 * 10 * 32 * 6 and thinned.backward == whole.backward
 
@@ -175,7 +174,7 @@ def test_bernoulli_drops_others_at_each_time_step(dev):
     ours = LSTM(3, 40, rng=0, device=dev)
     plan = BernoulliPlan(40, 0.5, 3, 2.0)
     x = Tensor(np.ones((4, 2, 3)), dev)
-    y = ours.forward(Flow(x), Context(dev, {ours.sites()[0]: plan})).dense().numpy()
+    y = ours.forward(Flow(x), Context(dev, {ours.sites()[0]: plan}, model=ours)).dense().numpy()
     whole = ours.forward(Flow(x), Context(dev)).dense().numpy()
     assert ((y == 0) | np.isclose(y, 2 * whole, rtol=1e-6)).all()
     zero = y == 0
@@ -184,7 +183,7 @@ def test_bernoulli_drops_others_at_each_time_step(dev):
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 def test_states_are_carried_over(dev, rng):
-    ours, memory = LSTM(3, 5, 2, rng=0, device=dev), {}
+    ours, state = LSTM(3, 5, 2, rng=0, device=dev), {}
     x = rng.standard_normal((6, 2, 3)).astype(np.float32)
     with no_grad():
         whole = ours.forward(Flow(Tensor(x, dev)), Context(dev)).x.numpy()
@@ -194,7 +193,7 @@ def test_states_are_carried_over(dev, rng):
 
 def test_last_step_of_each_length(dev, rng):
     x = rng.standard_normal((3, 4, 5)).astype(np.float32)
-    flow = LastStep().forward(Flow(Tensor(x, dev), lengths=np.array([1, 4, 2])), Context(dev))
+    flow = LastStep().forward(Flow(Tensor(x, dev), tags=Tags(np.array([1, 4, 2]))), Context(dev))
     close(flow.x.numpy(), x[[0, 1, 2], [0, 3, 1]])
     close(LastStep()(Tensor(x, dev)).numpy(), x[:, 3])
 
@@ -311,4 +310,4 @@ def test_what_does_not_fit_is_refused(call, error, message):
 
 def _planned(name, plan):
     layer = LSTM(2, 3)
-    layer.forward(Flow(Tensor(np.ones((2, 2, 2)))), Context(plans={next(s for s in layer.sites() if s.name == name): plan}))
+    layer.forward(Flow(Tensor(np.ones((2, 2, 2)))), Context(plans={Tree(layer).sites[layer, name]: plan}, model=layer))

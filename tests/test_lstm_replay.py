@@ -87,10 +87,10 @@ def test_steps_of_every_period_are_replayed_with_lists_that_are_made_once(where,
     """At the default rate, where most steps have a layer that keeps all units, multiplied by a number."""
     passes, listed, plans = [], [], set()
 
-    def put_plans(self, step, original=Replay.put_plans):
+    def put_plans(self, drawn, original=Replay.put_plans):
         passes.append(self)
-        plans.update(step.plans.values())
-        original(self, step)
+        plans.update(drawn.assigned.values())
+        original(self, drawn)
 
     monkeypatch.setattr(Replay, "put_plans", put_plans)
     monkeypatch.setattr(TimePlan, "lists", lambda plan, original=TimePlan.lists: listed.append(plan) or original(plan))

@@ -23,7 +23,7 @@ from numbanet import Flatten, Linear, Net, NetRegressor, ReLU, RowDropout, Seque
 from numbanet.datasets import load_digits
 from numbanet.device import problem
 from numbanet.estimators import build
-from numbanet.training import loop
+from numbanet.training import loop, recovery
 from numbanet_kernels.host import threads
 
 X, Y, X_TEST, Y_TEST = load_digits()
@@ -510,16 +510,16 @@ def test_plans_rows_noise_and_weights_have_streams_of_their_own():
 def test_a_fit_that_breaks_with_nobody_watching_goes_back_to_the_epoch_before(monkeypatch, dropout, optimizer):
     """Weights are not copied after each epoch then: what was learned since is learned again, the same."""
     options = {**SMALL, "epochs": 9, "dropout": dropout, "optimizer": optimizer, "learning_rate": 0.003}
-    monkeypatch.setattr(loop, "APART", 48)  # four epochs
-    epochs, original = [], loop._epoch
+    monkeypatch.setattr(recovery, "APART", 48)  # four epochs
+    epochs, original = [], loop.epoch
 
-    def breaking(trainer, data, tick, whole):
-        record = original(trainer, data, tick, whole)
+    def breaking(run, *given):
+        record, broken = original(run, *given)
         epochs.append(record["loss"])
-        steps = trainer.optimizer.steps // 12
-        return {**record, "loss": np.nan} if steps == 7 else record
+        steps = run.optimizer.steps // 12
+        return {**record, "loss": np.nan} if steps == 7 else record, broken
 
-    monkeypatch.setattr(loop, "_epoch", breaking)
+    monkeypatch.setattr(loop, "epoch", breaking)
     with pytest.warns(UserWarning, match="not finite in epoch 7: .* weights of epoch 6"):
         net = Net(**options).fit(X[:1436], Y[:1436])
     assert net.n_iter_ == 6 and len(epochs) > 7
@@ -531,13 +531,13 @@ def test_a_fit_that_breaks_with_nobody_watching_goes_back_to_the_epoch_before(mo
 
 def test_weights_that_break_unseen_are_found_at_the_end_at_the_latest(monkeypatch):
     """The last step of the fifth epoch breaks what no loss shows."""
-    def breaking(trainer, data, tick, whole, original=loop._epoch):
-        record = original(trainer, data, tick, whole)
-        if trainer.optimizer.steps == 60:
-            trainer.optimizer.parameters[-1].data[0] = np.inf
-        return {**record, "loss": 1.0}
+    def breaking(run, *given, original=loop.epoch):
+        record, broken = original(run, *given)
+        if run.optimizer.steps == 60:
+            run.optimizer.parameters[-1].data[0] = np.inf
+        return {**record, "loss": 1.0}, broken
 
-    monkeypatch.setattr(loop, "_epoch", breaking)
+    monkeypatch.setattr(loop, "epoch", breaking)
     with pytest.warns(UserWarning, match="weights of epoch 4"):
         net = Net(**{**SMALL, "epochs": 5}).fit(X[:1436], Y[:1436])
     assert net.n_iter_ == 4 and all(np.isfinite(w).all() for w in weights(net))

@@ -146,6 +146,17 @@ CASES = {
     "cross entropy, weights": (
         lambda z: ops.softmax_cross_entropy(z, labels=z.device.upload(LABELS), weights=z.device.upload(WEIGHTS)),
         lambda z: -np.sum(WEIGHTS * np.log(softmax(z))[np.arange(4), LABELS]), [(4, 3)], ANY),
+    "cross entropy, smoothed": (lambda z: ops.softmax_cross_entropy(z, labels=LABELS, label_smoothing=0.3),
+                                lambda z: -np.mean(0.7 * np.log(softmax(z))[np.arange(4), LABELS]
+                                                   + 0.3 * np.log(softmax(z)).mean(1)), [(4, 3)], ANY),
+    "cross entropy, smoothed, weights": (
+        lambda z: ops.softmax_cross_entropy(z, labels=LABELS, weights=WEIGHTS, label_smoothing=0.1),
+        lambda z: -np.sum(WEIGHTS * (0.9 * np.log(softmax(z))[np.arange(4), LABELS] + 0.1 * np.log(softmax(z)).mean(1))),
+        [(4, 3)], ANY),
+    "huber error": (lambda z: ops.huber_error(z, target=TARGET, delta=0.5), lambda z: np.mean(special.huber(0.5, z - TARGET)),
+                    [(4, 3)], ANY),
+    "quantile error": (lambda z: ops.quantile_error(z, target=0 * TARGET, level=0.9, weights=WEIGHTS),
+                       lambda z: np.sum(WEIGHTS * np.maximum(-0.9 * z, 0.1 * z).mean(1)), [(4, 3)], APART),
     "squared error": (lambda z: ops.squared_error(z, target=z.device.upload(TARGET)),
                       lambda z: np.mean((z - TARGET) ** 2), [(4, 3)], ANY),
     "absolute error": (lambda z: ops.absolute_error(z, target=z.device.upload(TARGET), weights=z.device.upload(WEIGHTS)),
@@ -235,6 +246,10 @@ BAD = {
     "concatenate": (lambda a, b: ops.concatenate([a, b]), [(3, 4), (3, 5)], r"concatenate: shapes"),
     "broadcast_to": (lambda a: ops.broadcast_to(a, shape=(4,)), [(3, 4)], r"broadcast_to: .*\(3, 4\).*\(4,\)"),
     "cross entropy": (lambda z: ops.softmax_cross_entropy(z, labels=np.zeros(4)), [(4, 3)], "labels are float64"),
+    "cross entropy, smoothing": (lambda z: ops.softmax_cross_entropy(z, labels=LABELS, label_smoothing=1.0), [(4, 3)],
+                                 r"label_smoothing must be in \[0, 1\), got 1.0"),
+    "huber error": (lambda z: ops.huber_error(z, target=TARGET, delta=0), [(4, 3)], "delta must be above 0, got 0"),
+    "quantile error": (lambda z: ops.quantile_error(z, target=TARGET, level=1), [(4, 3)], r"level must be in \(0, 1\), got 1"),
 }
 
 
@@ -254,12 +269,13 @@ def test_a_mask_of_another_shape_is_refused(dev, rng):
 def test_losses_take_what_they_compare_with_in_any_form(dev):
     z = Tensor([[0.1, 0.2], [0.3, 0.4]], dev)
     target = [[1.0, 2.0], [3.0, 4.0]]
-    for loss in (ops.squared_error, ops.absolute_error, ops.sigmoid_cross_entropy):
+    for loss in (ops.squared_error, ops.absolute_error, ops.sigmoid_cross_entropy, ops.huber_error, ops.quantile_error):
         values = [loss(z, target=form, weights=[0.25, 0.75]).item()
                   for form in (target, np.array(target), Tensor(target, dev), dev.upload(np.array(target, np.float32)))]
         assert len(set(values)) == 1
-    losses = [ops.softmax_cross_entropy(z, labels=form, weights=np.ones(2) / 2).item() for form in ([0, 1], np.array([0, 1]))]
-    assert losses[0] == losses[1]
+    losses = [ops.softmax_cross_entropy(z, labels=form, weights=np.ones(2) / 2).item()
+              for form in ([0, 1], np.array([0, 1]), Tensor([[1, 0], [0, 1]], dev).argmax(0))]
+    assert losses[0] == losses[1] == losses[2]
     with pytest.raises(ValueError, match="NumPy array"):
         ops.softmax_cross_entropy(z, labels=Tensor([0, 1], dev))
 

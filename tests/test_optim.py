@@ -7,6 +7,7 @@ import pytest
 from numbanet import SGD, Adam, AdamW, Context, Linear, Net, ReLU, RowPlan, Sequential, Tanh, Tensor, TilePlan, ops
 from numbanet.device import problem
 from numbanet.gradients import Dense, Packed
+from numbanet.layers import Tree
 from numbanet.training.lazy import Missed
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
@@ -90,6 +91,12 @@ def test_ten_steps_equal_those_of_pytorch(rng, name):
         np.testing.assert_allclose(a.numpy(), b.detach().numpy(), rtol=1e-5, atol=1e-5)
 
 
+def droppable(model):
+    """The layers of the sites that a policy would have plans for."""
+    owners = Tree(model).owners
+    return [owners[site.path] for site in model.droppable()]
+
+
 PLANS = {"rows": lambda first, second: {first: RowPlan(20, 2, 1, 2.0), second: RowPlan(16, 3, 2, 3.0)},
          "tiles": lambda first, second: {first: TilePlan((20, 12), 4, 2, 1, 2.0), second: TilePlan((16, 20), 4, 3, 0, 3.0)}}
 
@@ -102,7 +109,7 @@ def test_packed_gradients_update_like_dense_ones(rng, kind, name):
     optimizers = [OPTIMIZERS[name][0](parameters) for parameters in (packed, dense)]
     x = rng.standard_normal((N, 12))
     for _ in range(3):
-        plans = PLANS[kind](*(site.layer for site in ours.droppable()))
+        plans = PLANS[kind](*droppable(ours))
         ops.softmax_cross_entropy(ours(Tensor(x), plans), labels=LABELS).backward()
         assert sum(isinstance(p.gradient, Packed) for p in ours.parameters()) >= 2
         for source, a, b in zip(ours.parameters(), packed, dense):
@@ -126,11 +133,11 @@ def test_200_lazy_steps_equal_dense_ones(rng, monkeypatch, kind, name):
     model, _ = pair()
     dense = [Tensor(p.numpy().copy(), requires_grad=True) for p in model.parameters()]
     lazy, whole = (OPTIMIZERS[name][0](parameters) for parameters in (model.parameters(), dense))
-    layers = [site.layer for site in model.droppable()]
+    layers = droppable(model)
     now, behind, prepared = Context(), 0, 0
     for step in range(200):
         for layer, weight in zip(layers, dense[::2]):
-            plan = now.plan(layer)
+            plan = now.plans.of(layer)
             mask = np.broadcast_to(np.ones(1, bool), weight.shape) if plan is None else (
                 plan.mask() if kind == "tiles" else np.broadcast_to(plan.mask()[:, None], weight.shape))
             difference, norm = layer.weight.numpy() - weight.numpy(), np.linalg.norm(weight.numpy())
@@ -139,11 +146,11 @@ def test_200_lazy_steps_equal_dense_ones(rng, monkeypatch, kind, name):
         ops.softmax_cross_entropy(model(Tensor(rng.standard_normal((N, 12))), now), labels=LABELS).backward()
         for p, q in zip(model.parameters(), dense):
             q.gradient = p.gradient and Dense(p.grad.data)
-        now = Context(plans={layer: DRAWN[kind](rng, layer.weight.shape) for layer in layers})
+        plans = Context(plans={layer: DRAWN[kind](rng, layer.weight.shape) for layer in layers}, model=model).plans
         if step == 120:
             lazy.learning_rate = whole.learning_rate = 0.003
-        now.ready = lazy.step(model.reads(now))
-        prepared += bool(now.ready)
+        now = Context("cpu", plans, packed=lazy.step(Tree(model).reads(plans)))
+        prepared += bool(now.packed)
         whole.step()
     assert (prepared > 100) == (isinstance(lazy, SGD) and kind == "tiles")
     assert (behind > 100) == (isinstance(lazy, SGD) and lazy.momentum > 0)

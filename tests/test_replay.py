@@ -87,9 +87,9 @@ def test_replayed_passes_train_the_same(monkeypatch, replays, options):
 def test_one_graph_serves_every_bias_mix_and_rate(monkeypatch, replays, options):
     drawn = set()
 
-    def put_plans(self, step, original=Replay.put_plans):
-        drawn.update(step.plans.items())
-        original(self, step)
+    def put_plans(self, plans, original=Replay.put_plans):
+        drawn.update(plans.assigned.items())
+        original(self, plans)
 
     monkeypatch.setattr(Replay, "put_plans", put_plans)
     options = {"layers": (6,), "epochs": 7, **options}

@@ -9,7 +9,7 @@ from numbanet import Linear, Net, ReLU, Rewire, SparseLinear
 from numbanet.datasets import load_digits
 from numbanet.device import problem
 from numbanet.sparse import BSR
-from numbanet.training import loop
+from numbanet.training import validation
 from numbanet.training.rewiring import Rewiring
 from numbanet_kernels.runtime import graph
 
@@ -66,11 +66,11 @@ def test_a_rewired_network_learns_and_pickles():
 def test_what_an_optimiser_carries_along_goes_with_the_values(monkeypatch, optimizer, states):
     seen = []
 
-    def shrink(self, trainer, original=Rewiring.shrink):
-        layer = trainer.model.layers[0]
-        state = next(s for p, s in zip(trainer.optimizer.parameters, trainer.optimizer.state) if p is layer.values)
+    def after_update(self, run, original=Rewiring.after_update):
+        layer = run.model.layers[0]
+        state = next(s for p, s in zip(run.optimizer.parameters, run.optimizer.state) if p is layer.values)
         before, old = [np.array(a) for a in state], layer.weight
-        original(self, trainer)
+        original(self, run)
         after, new = [np.array(a) for a in state], layer.weight
         dense = [np.zeros(new.shape, np.float32) for _ in before]
         for matrix, values in zip(dense, before):
@@ -80,7 +80,7 @@ def test_what_an_optimiser_carries_along_goes_with_the_values(monkeypatch, optim
             np.testing.assert_array_equal(values[stayed], matrix[new.rows, new.indices][stayed])
         seen.append(((new.values == 0).any(), len(before)))
 
-    monkeypatch.setattr(Rewiring, "shrink", shrink)
+    monkeypatch.setattr(Rewiring, "after_update", after_update)
     fitted(Rewire(every=3, until=1.0), epochs=1, optimizer=optimizer)
     assert (True, states) in seen and len(seen) == STEPS
 
@@ -91,7 +91,7 @@ def test_early_stopping_goes_back_to_the_structure_of_the_best_weights():
                  callbacks=[lambda net, record: after.append(net.model_.layers[0].weight)])
     best = 0
     for epoch, record in enumerate(net.history_):
-        if record["validation_score"] > net.history_[best]["validation_score"] + loop.TOLERANCE:
+        if record["validation_score"] > net.history_[best]["validation_score"] + validation.TOLERANCE:
             best = epoch
     found = net.model_.layers[0].weight
     np.testing.assert_array_equal(found.indices, after[best].indices)
@@ -123,12 +123,12 @@ def test_recorded_passes_do_not_hide_what_is_rewired(name, until, times, asked, 
 
 
 def test_an_interrupted_fit_leaves_no_activations(monkeypatch):
-    def shrink(self, trainer, original=Rewiring.shrink):
-        if trainer.epoch == 1:
+    def after_update(self, run, original=Rewiring.after_update):
+        if run.epoch == 1:
             raise KeyboardInterrupt
-        original(self, trainer)
+        original(self, run)
 
-    monkeypatch.setattr(Rewiring, "shrink", shrink)
+    monkeypatch.setattr(Rewiring, "after_update", after_update)
     net = Net(layers(), epochs=8, random_state=0, sparsity=Rewire(every=2))
     with pytest.raises(KeyboardInterrupt):
         net.fit(X, Y)

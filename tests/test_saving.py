@@ -14,6 +14,7 @@ from sklearn.exceptions import NotFittedError
 
 import numbanet
 from numbanet import (
+    GELU,
     LSTM,
     AdaptiveAvgPool2d,
     AvgPool2d,
@@ -28,6 +29,7 @@ from numbanet import (
     GroupLasso,
     LanguageModel,
     LastStep,
+    Layer,
     Linear,
     MagnitudePruning,
     MaxPool2d,
@@ -37,7 +39,10 @@ from numbanet import (
     ReLU,
     Rewire,
     RowDropout,
+    Select,
     Sequential,
+    Shuffle,
+    Sigmoid,
     SkewNormalSchedule,
     SparseLinear,
     Tanh,
@@ -47,7 +52,7 @@ from numbanet import (
 from numbanet.datasets import load_digits
 from numbanet.dropout import recurrent
 from numbanet.estimators import described, saving
-from numbanet.training.structure import Sparsity
+from numbanet.training.sparsity import Sparsity
 
 pytestmark = pytest.mark.filterwarnings("ignore:fit. the network answers no better")  # after so few epochs
 X, Y, X_TEST, Y_TEST = load_digits()
@@ -217,17 +222,34 @@ def test_an_interrupted_fit_can_be_kept(tmp_path):
     assert Net.load(tmp_path / "a").n_iter_ == 1
 
 
+LAYERS = [*convolutions(), *sequences(), GELU(), Select(5, [0, 3]), Shuffle([1, 0, 2], [0.5, 1.0, 2.0]), Sigmoid(), SPARSE]
+
+
 def test_every_layer_and_setting_of_the_library_can_be_saved():
     public = [value for value in (getattr(numbanet, name) for name in numbanet.__all__) if isinstance(value, type)]
     layers = {kind for kind in public if issubclass(kind, numbanet.Layer)} - {numbanet.Layer, Sequential}
-    assert layers == set(described.LAYERS)
+    assert layers == set(map(type, LAYERS))
+    for layer in LAYERS:
+        arrays = layer.state_dict()
+        again = described.made_layer(json.loads(json.dumps(described.described_layer(layer))), arrays, "")
+        again.load_state_dict(arrays)
+        assert type(again) is type(layer) and repr(again) == repr(layer) and again.config().keys() == layer.config().keys()
     settings = {kind for kind in public if issubclass(kind, (numbanet.Dropout, Sparsity))} - {numbanet.Dropout}
     assert settings < set(described.SETTINGS.values())
 
 
 # --- what cannot be saved ---------------------------------------------------------------------------------------------
-class OwnLayer(ReLU):
-    pass
+class OwnLayer(Layer):
+    """It does not keep what it was made with."""
+
+    def __init__(self, slope):
+        self._slope = slope
+
+    def __call__(self, x):
+        return x.relu() * self._slope
+
+
+TWINS = [type("Twin", (ReLU,), {}) for _ in range(2)]
 
 
 class OwnDropout(RowDropout):
@@ -241,8 +263,10 @@ def noted(policy):
 
 REFUSED = {
     "attribute": ({"dropout": noted(RowDropout(0.5))}, "dropout=RowDropout.* was given note, which RowDropout does not take"),
-    "layer": ({"layers": [Linear(64, 10), OwnLayer()]}, "layer OwnLayer.. is of a class of one's own, OwnLayer, .*state_dict"),
-    "layer within": ({"layers": [Sequential([OwnLayer()]), Linear(64, 10)]}, "layer OwnLayer.. .* load_state_dict"),
+    "layer": ({"layers": [Linear(64, 10), OwnLayer(2.0)]},
+              "layer OwnLayer.. has no attribute 'slope', and so does not say how it was made: .*state_dict"),
+    "layer within": ({"layers": [Sequential([OwnLayer(2.0)]), Linear(64, 10)]}, "layer OwnLayer.. .* load_state_dict"),
+    "layer of a name twice": ({"layers": [Linear(64, 10), TWINS[1]()]}, ".*several layers of the class Twin; .*state_dict"),
     "policy": ({"dropout": OwnDropout(0.5)}, r"dropout=OwnDropout\(.*set_params\(dropout=\.\.\.\)"),
     "callbacks": ({"callbacks": [print]}, r"callbacks=<built-in .*set_params\(callbacks=\.\.\.\)"),
     "function": ({"schedule": lambda epoch: 1.0}, "schedule=<function"),

@@ -22,7 +22,7 @@ from numbanet import (
 from numbanet.datasets import load_digits
 from numbanet.dropout import POLICIES, policy
 from numbanet.dropout.schedule import mean
-from numbanet.training import loop
+from numbanet.training import loop, recovery
 
 X, Y, _, _ = load_digits()
 X, Y = X[:384], Y[:384]  # three steps an epoch
@@ -248,15 +248,15 @@ def test_missed_steps_are_made_up_for_across_epochs(name):
 
 @pytest.mark.parametrize("name", ["bernoulli", "rdp", "tdp"])
 def test_epochs_that_are_trained_again_have_their_own_rates(monkeypatch, name):
-    def breaking(trainer, data, tick, whole, original=loop._epoch):
-        record = original(trainer, data, tick, whole)
-        epochs.append(trainer.rate())
-        return {**record, "loss": np.nan} if trainer.optimizer.steps == 21 else record
+    def breaking(run, *given, original=loop.epoch):
+        record, broken = original(run, *given)
+        epochs.append(run.stepper.rate())
+        return {**record, "loss": np.nan} if run.optimizer.steps == 21 else record, broken
 
     epochs, given = [], [0.0, 0.3, 0.6, 0.5, 0.4, 0.7, 0.2, 0.1, 0.0]
     whole = fitted(KINDS[name](given.__getitem__), epochs=9, callbacks=[lambda net, record: record["epoch"] == 6])
-    monkeypatch.setattr(loop, "APART", 12)  # four epochs
-    monkeypatch.setattr(loop, "_epoch", breaking)
+    monkeypatch.setattr(recovery, "APART", 12)  # four epochs
+    monkeypatch.setattr(loop, "epoch", breaking)
     with pytest.warns(UserWarning, match="not finite in epoch 7: .* weights of epoch 6"):
         net = fitted(KINDS[name](given.__getitem__), epochs=9)
     assert rates(net) == given[:6] and epochs == [*given[:7], *given[4:7]]

@@ -12,6 +12,7 @@ from numbanet import (
     BlockSensitiveDropout,
     Conv2d,
     Flatten,
+    Flow,
     IndexPlan,
     Linear,
     MaxPool2d,
@@ -24,6 +25,7 @@ from numbanet import (
 )
 from numbanet.dropout import policy
 from numbanet.dropout.sensitive import MOST, rates_of
+from numbanet.layers import CHANNELS_LAST, Tree
 
 CONFIDENCE = 1 - 1e-4  # of each test as a whole: one false alarm in ten thousand runs with fresh seeds (the seeds are fixed)
 DRAWS = 400
@@ -133,6 +135,13 @@ def network(seed=0):
             Flatten(), Linear(8 * 16, 3, rng=seed + 2)]
 
 
+def chosen_for(policy, model, x, rng):
+    """The plan of the first convolution for images (N, H, W, C) that come to it."""
+    tree = Tree(model)
+    site = tree.droppable("patches")[0]
+    return policy.look_at(site, Flow(x, CHANNELS_LAST), tree.owners[site.path], rng)
+
+
 def images(n=48, seed=0):
     """Bright strokes on nearly empty images, one way or the other, or none."""
     rng, y = np.random.default_rng(seed), np.arange(n) % 3
@@ -159,9 +168,9 @@ def test_thresholds_make_the_asked_share_sensitive(kind, wanted, options, tolera
     model, given, rng = Sequential(network()), kind(0.5, sensitive=wanted, **size, **options), np.random.default_rng(3)
     found = given.calibrated(model, Tensor(X))
     assert given.thresholds == {} and sorted(found.thresholds) == [0, 1] and found is not given
-    site, x = model.droppable("patches")[0], Tensor(np.ascontiguousarray(X.transpose(0, 2, 3, 1)))
+    x = Tensor(np.ascontiguousarray(X.transpose(0, 2, 3, 1)))
     for _ in range(60):
-        found.look(site, x, site.layer.weight, rng)
+        chosen_for(found, model, x, rng)
     assert found.report()["sensitive"] == [pytest.approx(wanted, abs=tolerance)]
     assert found.report() == {"dropped": [], "sensitive": []}  # since the last call
 
@@ -177,10 +186,9 @@ def test_what_is_bright_is_sensitive_and_kept(kind):
     x = np.zeros((8, 16, 16, 4), np.float32)
     x[:, 8:] = 1.0
     model = Sequential([Conv2d(4, 3, 1, rng=0), Flatten(), Linear(768, 2)])
-    site = model.droppable("patches")[0]
     options = {} if kind is RowSensitiveDropout else {"rows": 128, "columns": 1}
     chosen = kind(0.4, contrast=1.0, thresholds={0: 1.0}, **options)
-    plans = [chosen.look(site, Tensor(x), site.layer.weight, np.random.default_rng(seed)) for seed in range(30)]
+    plans = [chosen_for(chosen, model, Tensor(x), np.random.default_rng(seed)) for seed in range(30)]
     kept = np.mean([plan.mask().reshape(8, 2, 128, -1).mean((0, 2, 3)) for plan in plans], axis=0)
     if kind is RowSensitiveDropout:
         assert kept[1] == 1 and kept[0] == pytest.approx(0.2, abs=0.02)
@@ -194,9 +202,9 @@ def test_what_is_bright_is_sensitive_and_kept(kind):
     ((2, 20, 19, 1), (1, 3, 5), {}), ((2, 3, 3, 130), (130, 3, 1), {}), ((5, 6, 6, 6), (6, 4, 3), {"groups": 2})], ids=str)
 def test_plans_fit_images_of_any_size(kind, shape, arguments, options):
     layer = Conv2d(*arguments, **options, rng=0)
-    site = Sequential([layer]).droppable("patches")[0]
+    model = Sequential([layer])
     x, chosen = Tensor(np.random.default_rng(0).standard_normal(shape)), kind(0.5)
-    plans = [chosen.look(site, x, layer.weight, np.random.default_rng(seed)) for seed in range(40)]
+    plans = [chosen_for(chosen, model, x, np.random.default_rng(seed)) for seed in range(40)]
     rows = shape[0] * int(np.prod(layer.window.positions(*shape[1:3])))
     assert all(plan.shape[0] == rows for plan in plans)
     if layer.groups == 1:
@@ -274,8 +282,8 @@ def test_every_option_trains(kind, options):
 
 @pytest.mark.parametrize("scale, expected", [("none", 1.0), ("rate", 2.5)])
 def test_scale(kind, scale, expected):
-    x, site = Tensor(np.ones((4, 8, 8, 2))), Sequential(network()).droppable("patches")[0]
-    plan = kind(0.6, scale=scale).look(site, x, site.layer.weight, np.random.default_rng(0))
+    x = Tensor(np.ones((4, 8, 8, 2)))
+    plan = chosen_for(kind(0.6, scale=scale), Sequential(network()), x, np.random.default_rng(0))
     assert plan.scale == pytest.approx(expected)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from numbanet import (
     BatchNorm1d,
+    Context,
     Conv2d,
     DynamicSparseGraph,
     Flatten,
@@ -16,18 +17,18 @@ from numbanet import (
     MagnitudePruning,
     MaxPool2d,
     Net,
+    Plans,
     ReLU,
     SamplePlan,
     Sequential,
     SkewNormalSchedule,
     SparseLinear,
-    Context,
     Tensor,
     TileDropout,
 )
 from numbanet.dropout import Together, graph, policy, recurrent
 from numbanet.dropout.graph import WINDOWS, _windows, johnson_lindenstrauss, kept_of
-from numbanet.layers import Flow
+from numbanet.layers import Flow, Tree
 from numbanet_kernels.families.projection import project_reference
 from numbanet_kernels.layouts.ternary import ternary
 
@@ -47,8 +48,14 @@ def samples(n=N, inputs=200, seed=0):
 
 
 def plan_of(chosen, model, x, number=0):
-    site = model.droppable()[number]
-    return chosen.look_at(site, Flow(x), site.layer.weight, np.random.default_rng(0))
+    tree = Tree(model)
+    site = tree.droppable()[number]
+    return chosen.look_at(site, Flow(x), tree.owners[site.path], np.random.default_rng(0))
+
+
+def choosing(chosen, model, dev, **options):
+    """A pass in which the policy chooses."""
+    return Context(dev, Plans(dev, Tree(model).sites, choose=chosen.choosing(model, None)), **options)
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -139,20 +146,21 @@ def test_rows_of_a_weight_are_projected_anew_in_turn(dev, monkeypatch):
 def test_what_comes_compact_is_looked_at_as_it_is_dense(dev):
     """The second layer's input holds what the first one kept."""
     model, x = network(device=dev), Tensor(samples()[0], dev)
-    chosen, seen = DynamicSparseGraph(0.5, epsilon=0.9), {}
+    chosen, seen, tree = DynamicSparseGraph(0.5, epsilon=0.9), {}, Tree(model)
+    asked = chosen.choosing(tree, None)
 
-    def look(layer, name, flow, w):
+    def choose(site, flow, layer):
         seen[layer] = flow
-        return chosen.asked(model, layer, name, flow, w, None)
+        return asked(site, flow, layer)
 
-    step = Context(dev, look=look)
-    model(x, step)
+    plans = Plans(dev, tree.sites, choose=choose)
+    model(x, Context(dev, plans))
     second = model.layers[2]
-    assert len(step.plans) == 2 and seen[second].x.shape == (N, 30)
+    assert len(plans.assigned) == 2 and seen[second].x.shape == (N, 30)
     dense = Tensor(seen[second].dense().numpy(), dev)
     site = model.droppable()[1]
-    assert chosen.look_at(site, Flow(dense), second.weight, None) == step.plans[second, "output"]
-    assert chosen.asked(model, model.layers[4], "output", Flow(dense), model.layers[4].weight, None) is None  # the answer
+    assert chosen.look_at(site, Flow(dense), second, None) == plans.of(second)
+    assert asked(tree.sites[model.layers[4], "output"], Flow(dense), model.layers[4]) is None  # the answer
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.9, 0.999])
@@ -189,7 +197,7 @@ def test_sequences_are_chosen_from_as_their_positions(share):
     """(N, T, I) gives what (N T, I) gives."""
     model, x = network(), samples()[0]
     chosen = DynamicSparseGraph(0.5, epsilon=0.9, share=share, group=16)
-    flat, found = (model(Tensor(x.reshape(*shape, 200)), Context("cpu", look=lambda *given: chosen.asked(model, *given, None)))
+    flat, found = (model(Tensor(x.reshape(*shape, 200)), choosing(chosen, model, "cpu"))
                    for shape in ((N,), (8, N // 8)))
     np.testing.assert_allclose(found.numpy().reshape(N, 3), flat.numpy(), rtol=1e-5, atol=1e-5)
 
@@ -204,9 +212,9 @@ def test_the_mask_is_applied_again_after_batch_norm(dev, share, double):
     x, chosen = Tensor(samples()[0], dev), DynamicSparseGraph(0.6, epsilon=0.9, share=share, group=20, double=double)
     shift = np.linspace(-1, 1, 60)
     dev.copy(dev.upload(shift.astype(np.float32)), out=model.layers[2].bias.data)
-    step = Context(dev, training=True, look=lambda *given: chosen.asked(model, *given, None))
+    step = choosing(chosen, model, dev, training=True)
     y = model(x, step)
-    mask = np.broadcast_to(step.plans[model.layers[0], "output"].mask(), (N, 60))
+    mask = np.broadcast_to(step.plans.of(model.layers[0]).mask(), (N, 60))
     h = np.maximum(np.float64(x.numpy()) @ model.layers[0].weight.numpy().T, 0) * mask
     normed = ((h - h.mean(0)) / np.sqrt(h.var(0) + 1e-5) + shift) * (mask if double else 1.0)
     np.testing.assert_allclose(y.numpy(), normed @ np.float64(model.layers[3].weight.numpy()).T, rtol=1e-3, atol=1e-3)
@@ -254,12 +262,12 @@ def test_a_step_is_that_of_the_masked_network(dev, options):
     """With masks on the activations of a dense network, in float64."""
     model, (X, _) = network(device=dev), samples()
     chosen = DynamicSparseGraph(0.7, epsilon=0.9, **options)
-    step = Context(dev, training=True, look=lambda *given: chosen.asked(model, *given, None))
+    step = choosing(chosen, model, dev, training=True)
     y = model(Tensor(X, dev), step)
     dy = np.random.default_rng(1).standard_normal(y.shape)
     y.backward(dy)
     weights = [np.float64(p.numpy()) for p in model.parameters()]
-    masks = [step.plans[model.layers[i], "output"].mask() for i in (0, 2)]
+    masks = [step.plans.of(model.layers[i]).mask() for i in (0, 2)]
     h, inputs = np.float64(X), []
     for w, b, mask in zip(weights[::2], weights[1::2], [*masks, np.ones(3)], strict=True):
         inputs.append(h)
@@ -349,7 +357,8 @@ def test_sparse_layers_are_computed_whole_and_rates_stay_with_their_layers():
     """What pruning does: the second layer's rate stays its own when the first one has become sparse."""
     layers = [SparseLinear(200, 60, rng=0), ReLU(), Linear(60, 60, rng=1), ReLU(), Linear(60, 3, rng=2)]
     chosen = DynamicSparseGraph((0.7, 0.2), epsilon=0.9)
-    assert [(site.layer, chosen.rate_of(site)) for site in chosen.sites(Sequential(layers))] == [(layers[2], 0.2)]
+    tree = Tree(Sequential(layers))
+    assert [(tree.owners[site.path], chosen.rate_of(site)) for site in chosen.sites(tree)] == [(layers[2], 0.2)]
     net = Net(layers, dropout=chosen, epochs=1, device="cpu").fit(*samples())
     assert net.history_[0]["dropout_rate"] == 0.2
     with pytest.raises(ValueError, match="3 entries for 2 hidden layers"):

@@ -11,6 +11,7 @@ from numbanet import (
     BatchNorm1d,
     BatchwiseDropout,
     BernoulliDropout,
+    Context,
     Conv2d,
     Embedding,
     Flatten,
@@ -22,7 +23,6 @@ from numbanet import (
     RowDropout,
     RowPlan,
     Sequential,
-    Context,
     Tensor,
     ops,
 )

@@ -10,6 +10,7 @@ from sklearn.preprocessing import StandardScaler
 
 from numbanet import (
     BatchNorm2d,
+    Context,
     Conv2d,
     Flatten,
     Linear,
@@ -18,7 +19,6 @@ from numbanet import (
     NetRegressor,
     ReLU,
     Sequential,
-    Context,
     Tensor,
     alexnet,
     lenet5,

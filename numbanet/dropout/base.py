@@ -4,7 +4,7 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -73,8 +73,13 @@ class Dropout(abc.ABC):
         return self._with(tuple(map(mean, zip(*rates, strict=True))))
 
     def _with(self, rate: float | tuple[float, ...]) -> Dropout:
+        """A copy with these rates."""
+        return self.changed(rate=rate)
+
+    def changed(self, **attributes: Any) -> Dropout:
+        """A shallow copy with other attributes."""
         policy = copy.copy(self)
-        policy.rate = rate
+        vars(policy).update(attributes)
         return policy
 
     def rate_of(self, site: Site | int) -> float:

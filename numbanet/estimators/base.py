@@ -1,7 +1,6 @@
 """What the estimators share: parameters, checks, and the training run."""
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import os
@@ -19,15 +18,20 @@ from ..device import Device
 from ..dropout import Dropout, NoDropout, Rate, Together
 from ..layers import Form, Sequential, to
 from ..plans import Plans
+from ..training.augment import Augmentation
 from ..training.data import Data, on_device
 from ..training.forward import forward
-from ..training.loop import Epochs
+from ..training.hooks import Callback, Hook
+from ..training.loop import train
 from ..training.optim import Optimizer
 from ..training.progress import Progress
+from ..training.rates import Rates
+from ..training.run import Run
+from ..training.schedule import LearningRate
 from ..training.streams import Streams
-from ..training.structure import Structure
 from ..training.task import Task
 from ..training.trainer import Trainer
+from ..training.validation import EarlyStopping, Validation
 from ..training.verdict import verdict
 from ..training.warned import warn
 from . import saving
@@ -94,8 +98,9 @@ class BaseNet(Settings):
         if goes_on:
             self._check_same(y)
         self._start(X, weights, settings, self.model_ if goes_on else None)
-        trainer, data = self._train(X, y, weights, self.epochs, settings, validation_data)
-        if message := verdict(trainer, data, self.history_[-1]):
+        run, data = self._prepare(X, y, weights, self.epochs, settings, validation_data, goes_on)
+        train(run, data)
+        if message := verdict(run.stepper, data, self.history_[-1]):
             warn(message)
         return self
 
@@ -114,7 +119,7 @@ class BaseNet(Settings):
             warn(f"partial_fit: the network goes on with sparsity={self._sparsity!r}, with which it began, or was "
                  f"loaded; fit begins anew, with {self.sparsity!r}")
         settings["early_stopping"] = False
-        self._train(X, y, weights, 1, settings, None)
+        train(*self._prepare(X, y, weights, 1, settings, None, not fresh))
         return self
 
     def save(self, path: str | os.PathLike) -> None:
@@ -214,14 +219,16 @@ class BaseNet(Settings):
     def _start(self, X, weights, settings, model: Sequential | None = None) -> None:
         """A new model, unless one is given, and a new optimiser."""
         self._streams = Streams.from_seed(check_random_state(self.random_state).randint(2**31))
-        model = self._new_model(X, weights, settings) if model is None else model
+        fresh, model = model is None, self._new_model(X, weights, settings) if model is None else model
         self._check_layers(model)
-        to(model, settings["device"])
+        if fresh:
+            to(model, settings["device"])
+            self._undo.forget()
         self.model_, self.history_ = model, []
         self.optimizer_ = self._new_optimizer(model)
         self._sparsity = self.sparsity
-        self._structure = Structure() if self.sparsity is None else self.sparsity.begin(
-            model, (self.batch_size, *self.input_shape_), self.epochs, settings["device"])
+        self._thinning = None if self.sparsity is None else self.sparsity.begin(
+            model, (self.batch_size, *self.input_shape_), self.epochs, next(model.parameters()).device)
 
     def _new_model(self, X, weights, settings) -> Sequential:
         if self._given_layers():
@@ -252,52 +259,60 @@ class BaseNet(Settings):
         if len(shape) != 2 or shape[1] not in (None, self._outputs()):
             raise ValueError(f"layers: the last one must give {self._outputs()} outputs, not {shape[1:]} a sample; got {model}")
 
-    def _train(self, X, y, weights, epochs, settings, validation_data) -> tuple[Trainer, Data]:
-        dev = settings["device"]
-        if next(self.model_.parameters()).device is not dev:
-            state = self.optimizer_.snapshot()
-            to(self.model_, dev)
-            self.optimizer_.restore(state)
+    def _prepare(self, X, y, weights, epochs, settings, validation_data, goes_on) -> tuple[Run, Data]:
+        """What `train` takes."""
+        trainer = Trainer(self.model_, self.optimizer_, settings["policy"], self._task(), self._streams, settings["device"],
+                          self.batch_size, self._session_options())
+        run = self._new_run(trainer, epochs)
+        if goes_on:
+            self._undo.copy(run)
+        run.move()
         validation = rows = None
         if validation_data is not None:
             validation = Data(*self._check_validation(validation_data))
-            validation.X = on_device(validation.X, dev)
+            validation = dataclasses.replace(validation, X=on_device(validation.X, trainer.dev))
         elif settings["early_stopping"]:
             rows, held = self._split(y)
-        data, chosen = Data(on_device(X, dev), y, weights, rows), settings["policy"]
-        trainer = Trainer(self.model_, self.optimizer_, chosen, self._task(), self._streams, dev, self.batch_size,
-                          self._session_options(), augment=self.augment, samples=some(data, dev, chosen),
-                          structure=self._structure)
-        self._run(trainer, data, dataclasses.replace(data, rows=held) if rows is not None else validation, epochs, settings)
-        return trainer, data
+        data = Data(on_device(X, trainer.dev), y, weights, rows)
+        run.add(*self._hooks(data, dataclasses.replace(data, rows=held) if rows is not None else validation, settings, run))
+        return run, data
 
-    def _run(self, trainer: Trainer, data: Data, validation: Data | None, epochs: int, settings: dict[str, Any]) -> None:
-        """So many epochs, with what is shown and told of them."""
+    def _new_run(self, trainer: Trainer, epochs: int) -> Run:
+        """A run without hooks, but those that the user gave, which may have a state."""
+        users = [hook if isinstance(hook, Hook) else Callback(hook) for hook in self.callbacks or ()]
+        return Run(trainer, self.history_, range(len(self.history_), len(self.history_) + epochs), users, self)
+
+    def _hooks(self, data: Data, validation: Data | None, settings: dict[str, Any], run: Run) -> list[Hook]:
+        """What happens between the steps, in order; then come the user's hooks."""
         chosen = settings["policy"]
+        self._warn_of(chosen, run.epochs)
+        self.policy_ = chosen
+        hooks: list[Hook] = [Fitted(), Rates(some(data, run.dev, chosen))]
+        if settings["schedule"]:
+            hooks.append(LearningRate(settings["schedule"]))
+        if self.augment is not None:
+            hooks.append(Augmentation(self.augment))
+        if self._thinning is not None:
+            hooks.append(self._thinning)
+        if validation is not None:
+            hooks.append(Validation(validation))
+        if settings["early_stopping"]:
+            hooks.append(EarlyStopping(self.patience))
+        if self.verbose:
+            hooks.append(Progress(len(data), run.epochs, _named(chosen)))
+        return hooks
+
+    def _warn_of(self, chosen: Dropout, epochs: range) -> None:
+        """Say what is unwise about a policy in some epochs."""
         if type(chosen) is NoDropout and chosen.rate not in (0, SHARED["dropout_rate"]):
             warn(f"dropout_rate={chosen.rate!r} drops nothing where dropout is 'none': choose 'bernoulli', 'rdp' or 'tdp'")
-        numbers = range(len(self.history_), len(self.history_) + epochs)
-        policies = {tuple(part.rate for part in _parts(policy)): policy for policy in map(chosen.at, numbers)}.values()
+        policies = {tuple(part.rate for part in _parts(policy)): policy for policy in map(chosen.at, epochs)}.values()
         for message in dict.fromkeys(said for policy in policies for said in policy.concerns(self.model_)):
             warn(message)
-        self.policy_ = chosen
-        with contextlib.ExitStack() as stack:
-            bar = stack.enter_context(Progress(len(data), numbers, _named(chosen))) if self.verbose else None
 
-            def report(record: dict) -> bool:
-                self.policy_ = trainer.policy
-                if bar:
-                    bar.show(record)
-                said = [deferred.outside(callback, self, record) for callback in self.callbacks or ()]
-                return any(isinstance(answer, (bool, np.bool_)) and answer for answer in said)
-
-            training = Epochs(trainer, data, self.history_, validation=validation, schedule=settings["schedule"],
-                              patience=self.patience if settings["early_stopping"] else None, report=report,
-                              watched=bool(self.callbacks), **({"tick": bar.tick} if bar else {}))
-            try:
-                training.run(epochs)
-            finally:
-                self.n_iter_ = len(self.history_)
+    def _learned(self, run: Run, epochs: int) -> None:
+        """After each epoch, and at the end: what is known of the training so far."""
+        self.policy_, self.n_iter_ = run.stepper.policy, epochs
 
     def _check_validation(self, validation_data):
         try:
@@ -326,7 +341,19 @@ class BaseNet(Settings):
         check_is_fitted(self)
         X, dev = self._checked(X), next(self.model_.parameters()).device
         return forward(self.model_, dev, on_device(X, dev), np.arange(len(X)), self._session_options(),
-                       self.policy_.predicting(len(self.history_) - 1))
+                       self.policy_.predicting(self.n_iter_ - 1))
+
+
+class Fitted(Hook):
+    """Tells the estimator what it has learned."""
+
+    watches = False
+
+    def epoch_end(self, run, record):
+        run.estimator._learned(run, run.epoch + 1)
+
+    def fit_end(self, run):
+        run.estimator._learned(run, run.epoch)
 
 
 def _named(chosen: Dropout) -> str:

@@ -22,6 +22,7 @@ from ..dropout import Dropout, GateSparsity, Rate, RowDropout, TileDropout, Toge
 from ..layers import LSTM, Context, Embedding, Flow, Linear, Sequential, Symbols, to
 from ..tensor import Tensor
 from ..training.data import Data
+from ..training.loop import train
 from ..training.streams import Streams
 from ..training.task import LanguageModelling
 from ..training.trainer import Trainer
@@ -168,8 +169,11 @@ class LanguageModel(BaseNet):
         if self.recurrent_sampling != "sequence" and policy(self.recurrent_dropout).name == "none":
             warn(f"recurrent_sampling={self.recurrent_sampling!r} draws nothing where recurrent_dropout is 'none': choose "
                  "'rdp'")
-        self._run(self._trainer(settings["policy"]), Data(symbols, symbols),
-                  None if held is None else Data(held, held), self.epochs, settings)
+        self._thinning, data = None, Data(symbols, symbols)
+        self._undo.forget()
+        run = self._new_run(self._trainer(settings["policy"]), self.epochs)
+        run.add(*self._hooks(data, None if held is None else Data(held, held), settings, run))
+        train(run, data)
         return self
 
     @deferred
@@ -180,7 +184,7 @@ class LanguageModel(BaseNet):
         """
         check_is_fitted(self, "model_")
         symbols, trainer = self._encoded("text", tokens), self._trainer(policy("none"))
-        return math.exp(-trainer.task.validate(trainer, Data(symbols, symbols)))
+        return math.exp(trainer.task.validate(trainer, Data(symbols, symbols))[0])
 
     @deferred
     def predict_next(self, prompt: Iterable[Any], n: int = 1) -> list[Any]:

@@ -24,7 +24,6 @@ from ..device import Device
 from ..layers import Sequential, Tree, to
 from ..tensor import Tensor
 from ..training.streams import Streams
-from ..training.structure import Structure
 from .described import described, described_layer, made, made_layer
 
 ENTRY, VERSION = "numbanet", 1
@@ -143,7 +142,7 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
     net.model_, net.optimizer_ = model, net._new_optimizer(model)
     net.policy_ = getattr(net, "policy_", settings["policy"])
     net._streams = Streams.from_seed(check_random_state(net.random_state).randint(2**31))
-    net._sparsity, net._structure = None, Structure()
+    net._sparsity, net._thinning = None, None
     return net
 
 

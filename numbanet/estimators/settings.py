@@ -13,8 +13,9 @@ from ..device import device
 from ..dropout import Dropout, policy
 from ..layers import ACTIVATIONS, Layer, Sequential
 from ..training import schedule
+from ..training.hooks import Hook
 from ..training.optim import SGD, Adam, AdamW, Optimizer
-from ..training.structure import Sparsity
+from ..training.sparsity import Sparsity
 from .parameters import SHARED, hint, storing
 from .zoo import MODELS
 
@@ -26,6 +27,9 @@ class Settings(BaseEstimator):
     """Base of the estimators: parameters that are stored as they come, and checked when they are used."""
 
     __init__ = storing(SHARED)
+
+    def __getstate__(self):
+        return {name: value for name, value in super().__getstate__().items() if name != "_undo"}
 
     def set_params(self, **parameters):
         """Set parameters by name, as scikit-learn does; ValueError names one that has another name here."""
@@ -53,8 +57,10 @@ class Settings(BaseEstimator):
             raise ValueError(f"validation_fraction must be a number in (0, 1), got {self.validation_fraction!r}")
         if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
             raise ValueError(f"there is no activation {self.activation!r}; choose one of {', '.join(map(repr, ACTIVATIONS))}")
-        if self.callbacks is not None and not (isinstance(self.callbacks, Sequence) and all(map(callable, self.callbacks))):
-            raise ValueError(f"callbacks must be a list of functions callback(net, record), got {self.callbacks!r}")
+        if self.callbacks is not None and not (isinstance(self.callbacks, Sequence) and all(
+                isinstance(callback, Hook) or callable(callback) for callback in self.callbacks)):
+            raise ValueError("callbacks must be a list of functions callback(estimator, record) and of Hook objects, got "
+                             f"{self.callbacks!r}")
         if self.augment is not None and not callable(self.augment):
             raise ValueError(f"augment must be a function augment(x, rng, dev), such as FlipsAndCrops(), got {self.augment!r}")
         if self.sparsity is not None and not isinstance(self.sparsity, Sparsity):

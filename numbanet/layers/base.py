@@ -141,6 +141,23 @@ class Layer:
         """(name, shape) of tensors that a layer of this config has, so that a damaged file is refused before they are made."""
         return ()
 
+    def requires_grad_(self, requires_grad: bool = True) -> Layer:
+        """Train all parameters of the layer, or freeze them: until it is thawed nothing changes what is frozen, no gradient,
+        weight decay or momentum. As PyTorch's; a gradient that it has is forgotten.
+
+        Frozen parameters are saved and loaded as such. Buffers, such as the running means of `BatchNorm1d`, go on changing.
+
+        Returns
+        -------
+        Layer
+            Itself.
+        """
+        for parameter in self.parameters():
+            parameter.requires_grad = bool(requires_grad)
+            if not requires_grad:
+                parameter.zero_grad()
+        return self
+
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of all parameters and buffers, by PyTorch's names."""
         return {name: np.array(tensor.numpy()) for name, tensor, _ in self.named()}

@@ -99,7 +99,7 @@ class Conv2d(Layer):
     def sites(self):
         shape, ungrouped = (self.out_channels, math.prod(self.weight.shape[1:])), self.groups == 1
         return (Site("output", "output", shape, (AxisPlan, BernoulliPlan) if ungrouped else (BernoulliPlan,), chosen=True),
-                Site("input", "patches", shape, (AxisPlan, BlockPlan) if ungrouped else (AxisPlan,), chosen=True))
+                Site("input", "patches", shape, (AxisPlan, BlockPlan) if ungrouped else (AxisPlan,), True, True))
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
         """act(conv(x) + b), act the identity or ReLU, as far as the plans keep it."""

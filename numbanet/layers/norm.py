@@ -132,6 +132,7 @@ class BatchNorm1d(BatchNorm):
     """
 
     recordable = True
+    unitwise = True
     axes = (2, 3)
 
     def forward(self, flow, context):
@@ -156,6 +157,7 @@ class BatchNorm2d(BatchNorm):
     """
 
     recordable = True
+    unitwise = True
     axes = (4,)
 
     def forward(self, flow, context):

@@ -1,6 +1,6 @@
 """Losses: operations whose result is one number, sum_n weights[n] loss[n], the weights of the samples summing to 1.
 
-Each is one fused kernel that gives the loss of every sample and the gradient.
+Each is one fused kernel that gives the loss of every sample and the gradient; smoothed labels take some more passes.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..tensor import Tensor
 def _given(name: str, dev: Device, x: Any, dtype: type = np.float32) -> Any:
     """What a loss compares with, on the device: its arrays are taken as they are, what is on the host is uploaded."""
     if isinstance(x, Tensor):
-        if dtype is not np.float32:
+        if x.dtype != dtype:
             raise ValueError(f"{name}: labels are float32 in a Tensor, not integers; give them as a NumPy array")
         return x.data
     if x is None or hasattr(x, "copy_to_host") or not isinstance(x, (np.ndarray, Sequence, numbers.Number)):
@@ -42,13 +42,38 @@ def _mean_loss(dev, losses_and_gradient):
 
 
 @op(fuses=True)
-def softmax_cross_entropy(dev, logits, *, labels, weights=None):
-    """y = -sum_n weights[n] log softmax(logits[n])[labels[n]].   logits (N, C), labels (N,) integers, weights None: 1/N
+def softmax_cross_entropy(dev, logits, *, labels, weights=None, label_smoothing: float = 0.0):
+    """y = -sum_n weights[n] sum_c t[n, c] log softmax(logits[n])[c].   logits (N, C), labels (N,) integers, weights None: 1/N
 
-    A label that is not in 0 … C - 1 makes the loss NaN: labels on a device are not looked at before.
+    t[n, c] = (1 - label_smoothing) [c = labels[n]] + label_smoothing / C (Szegedy et al. 2016, section 7): with 0 the loss is
+    -log of the probability of the label. A label that is not in 0 … C - 1 makes the loss NaN: labels on a device are not looked
+    at before.
+
+    Raises
+    ------
+    ValueError
+        If `label_smoothing` is not in [0, 1), or labels are no integers.
     """
-    labels = _given("softmax_cross_entropy", dev, labels, np.int32)
-    return _mean_loss(dev, dev.softmax_cross_entropy(logits, labels, _given("softmax_cross_entropy", dev, weights)))
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"softmax_cross_entropy: label_smoothing must be in [0, 1), got {label_smoothing!r}")
+    labels, weights = _given("softmax_cross_entropy", dev, labels, np.int32), _given("softmax_cross_entropy", dev, weights)
+    found = dev.softmax_cross_entropy(logits, labels, weights)
+    return _mean_loss(dev, _smoothed(dev, logits, weights, *found, label_smoothing) if label_smoothing else found)
+
+
+def _smoothed(dev, logits, weights, losses, gradient, share):
+    """(losses, gradient) of labels that are smoothed, from those of labels that are not: a share of both is replaced by that of
+    the same loss with all classes as likely, -mean_c log softmax(logits)[c] and softmax(logits) - 1/C."""
+    n, classes = logits.shape
+    logarithms = dev.log_softmax(logits)
+    even = dev.affine(dev.sum(logarithms, axis=1), mul=-share / max(classes, 1))
+    slopes = dev.affine(dev.exp(logarithms), mul=share, add=-share / max(classes, 1))
+    if weights is None:
+        even, slopes = (dev.affine(x, mul=1 / max(n, 1)) for x in (even, slopes))
+    else:
+        even = dev.mul(even, weights)
+        slopes = dev.mul(slopes, dev.broadcast_to(dev.reshape(weights, (n, 1)), slopes.shape))
+    return tuple(dev.add(dev.affine(hard, mul=1 - share), soft) for hard, soft in ((losses, even), (gradient, slopes)))
 
 
 @op(fuses=True)
@@ -70,3 +95,37 @@ def sigmoid_cross_entropy(dev, logits, *, target, weights=None):
     """y = -sum_n weights[n] mean_o (t log s + (1 - t) log(1 - s)), s = sigmoid(logits[n, o]), t = target[n, o]"""
     target, weights = (_given("sigmoid_cross_entropy", dev, x) for x in (target, weights))
     return _mean_loss(dev, dev.sigmoid_cross_entropy(logits, target, weights))
+
+
+@op(fuses=True)
+def huber_error(dev, prediction, *, target, delta: float = 1.0, weights=None):
+    """y = sum_n weights[n] mean_o (d²/2 where |d| <= delta, else delta (|d| - delta/2)), d = prediction - target (Huber 1964).
+
+    (N, O), weights (N,) or None: 1/N
+
+    Raises
+    ------
+    ValueError
+        If delta is not above 0.
+    """
+    if not delta > 0:
+        raise ValueError(f"huber_error: delta must be above 0, got {delta!r}")
+    target, weights = (_given("huber_error", dev, x) for x in (target, weights))
+    return _mean_loss(dev, dev.huber_error(prediction, target, weights, float(delta)))
+
+
+@op(fuses=True)
+def quantile_error(dev, prediction, *, target, level: float = 0.5, weights=None):
+    """y = sum_n weights[n] mean_o max(level e, (level - 1) e), e = target - prediction; least for the quantile of that level.
+
+    (N, O), weights (N,) or None: 1/N (Koenker & Bassett 1978; the pinball loss). Half the absolute error at level 0.5.
+
+    Raises
+    ------
+    ValueError
+        If the level is not in (0, 1).
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"quantile_error: level must be in (0, 1), got {level!r}")
+    target, weights = (_given("quantile_error", dev, x) for x in (target, weights))
+    return _mean_loss(dev, dev.quantile_error(prediction, target, weights, float(level)))

@@ -24,6 +24,7 @@ class Site(NamedTuple):
     shape: tuple[int, ...]  # of the weight there
     takes: tuple[type[Plan], ...] = ()  # which plans the layer knows there
     chosen: bool = False    # whether the layer lets a policy choose in the pass (`Dropout.look`)
+    per_batch: bool = False  # whether plans are made for the samples of one batch, not for the weight
     number: int = 0         # which of the model's sites of its kind, from 0: policies with a rate for each go by it
 
     def check(self, plan: Plan, layer: Any, shape: tuple[int, ...] | None = None) -> None:
@@ -32,6 +33,8 @@ class Site(NamedTuple):
             known = [kind.__name__ for kind in self.takes]
             raise TypeError(f"{layer!r}: it does not know the plan {plan!r} at {self.path}; it takes "
                             f"{' or '.join(filter(None, (', '.join(known[:-1]), known[-1]))) if known else 'none there'}")
+        if shape is None and self.per_batch:
+            return
         expected = self.shape if shape is None else shape
         if plan.covers != expected[:len(plan.covers)]:
             raise ValueError(f"{layer!r}: {plan} is not made for {self.path}, of shape {expected}")
@@ -62,9 +65,10 @@ class Plans:
 
     def of(self, layer: Any, name: str = "output") -> Plan | None:
         """What is kept at a layer's site, as far as it is known; None: everything."""
-        site = self.sites.get((layer, name)) if self.assigned else None
-        plan = None if site is None else self.assigned.get(site.path)
-        if plan is not None and name != "input":  # whose plans are made for a batch, of which nothing is known here
+        if not self.assigned or (site := self.sites.get((layer, name))) is None:
+            return None
+        plan = self.assigned.get(site.path)
+        if plan is not None and site.path not in self._on_device:
             site.check(plan, layer)
         return plan
 
@@ -93,7 +97,10 @@ class Plans:
         site = self.sites.get((layer, name))
         if site is None:
             return None
-        plan, here = self.assigned.get(site.path), self._on_device.get(site.path)
+        here = self._on_device.get(site.path)
+        if here is not None and shape is None:
+            return here
+        plan = self.assigned.get(site.path)
         if plan is None:
             plan = self.choose(site, flow, layer) if self.choose is not None and site.chosen and flow is not None else None
             if plan is None or plan.trivial:
@@ -101,9 +108,7 @@ class Plans:
             self.assigned[site.path] = plan
             here = place_kept(plan, self.device)  # such a plan hardly comes twice
         site.check(plan, layer, shape)
-        if here is None:
-            here = kept(plan, self.device)
-        self._on_device[site.path] = here
+        self._on_device[site.path] = here = kept(plan, self.device) if here is None else here
         return here
 
     def place(self, path: str, here: Kept) -> None:
@@ -118,7 +123,7 @@ class Plans:
 
     def region(self, layer: Any, weight: Any, name: str = "output") -> dict[Any, Kept]:
         """{weight: what of it the pass reads}, by the plan at a layer's site; {} where it is all."""
-        plan = self.of(layer, name)
+        plan = self.of(layer, name) if self.assigned else None
         return {} if plan is None or plan.region(weight.shape) is None else {weight: self.at(layer, name)}
 
     def repeat(self, plan: AxisPlan, times: int) -> AxisPlan | None:

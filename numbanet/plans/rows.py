@@ -44,7 +44,7 @@ class RowPlan(AxisPlan):
         if self.n < 0 or self.dp < 1 or not 0 <= self.bias < self.dp:
             raise ValueError(f"RowPlan: n {self.n} must be >= 0, dp {self.dp} >= 1 and bias {self.bias} in 0 … dp - 1")
 
-    @property
+    @functools.cached_property
     def count(self) -> int:
         return len(range(self.bias, self.n, self.dp))
 

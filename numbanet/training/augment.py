@@ -3,11 +3,13 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..device import Device
+from .hooks import Hook
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,3 +50,25 @@ class FlipsAndCrops:
         if len(x.shape) != 4:
             raise ValueError(f"{self!r}: samples of shape (C, H, W) expected, found {tuple(x.shape[1:])}")
         return dev.crop_flip(x, dev.upload(self.draw(x.shape[0], rng)))
+
+
+class Augmentation(Hook):
+    """Changes the inputs of each step by a function augment(x, rng, dev).
+
+    It draws from the stream of the rows: plans stay those without it.
+    """
+
+    watches = False
+
+    def __init__(self, augment: Callable[..., Any]) -> None:
+        self.augment = augment
+
+    def before_step(self, run, batch):
+        if batch.ids is not None:
+            raise ValueError(f"augment: {self.augment!r} cannot change integers, which name rows of a table")
+        x = batch.inputs
+        made = self.augment(x, run.streams.rows, run.dev)
+        if getattr(made, "shape", None) != x.shape or made.dtype != x.dtype:
+            raise ValueError(f"augment: {self.augment!r} must give {x.dtype} {x.shape} as it was given, not "
+                             f"{getattr(made, 'dtype', type(made).__name__)} {getattr(made, 'shape', '')}")
+        return batch._replace(inputs=made)

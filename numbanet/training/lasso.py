@@ -21,9 +21,8 @@ import dataclasses
 import math
 import numbers
 import time
-import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -35,10 +34,9 @@ from ..tensor import Tensor
 from . import compaction
 from .compaction import Joint
 from .optim import matrix
-from .structure import Sparsity, Structure
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
+from .run import Run
+from .sparsity import Sparsity, Thinning
+from .warned import warn
 
 TILE = 32  # rows and columns of a tile, as those of `TilePlan`
 MEASURED = 5  # times that a layer is timed
@@ -174,8 +172,8 @@ class GroupLasso(Sparsity):
         return Lasso(self, model, shape, epochs, costs)
 
 
-class Lasso(Structure):
-    """A network under a `GroupLasso`."""
+class Lasso(Thinning):
+    """Shrinks a network as a `GroupLasso` says."""
 
     def __init__(self, chosen: GroupLasso, model: Sequential, shape: tuple[int, ...], epochs: int,
                  costs: dict[Layer, float]) -> None:
@@ -188,18 +186,18 @@ class Lasso(Structure):
         self._norms: dict[Group, Any] = {}  # after the last step
         self._said: dict[str, Any] = {}
 
-    def enter(self, trainer):
+    def epoch_start(self, run, epoch):
         self._norms = {}
-        groups = self.chosen.of(trainer.model, self.shape)
+        groups = self.chosen.of(run.model, self.shape)
         self.means, self.counts, self._steps = dict.fromkeys(groups, 0.0), {}, 0
-        self.share = compaction.flops(trainer.model, self.shape) / self.first[1]
-        self.final = trainer.epoch >= self.until or self._left(trainer) <= self.chosen.keep
-        self.changing = not self.final
+        self.share = compaction.flops(run.model, self.shape) / self.first[1]
+        self.final = epoch >= self.until or self._left(run) <= self.chosen.keep
+        self.changes = not self.final
 
-    def shrink(self, trainer):
+    def after_update(self, run):
         if self.final:
             return
-        optimizer = trainer.optimizer
+        optimizer = run.optimizer
         step = optimizer.learning_rate / (1 - getattr(optimizer, "momentum", 0.0))
         for group, mean in self.means.items():
             if group.layer.weight.requires_grad:
@@ -208,8 +206,8 @@ class Lasso(Structure):
             self._weigh()
         self._steps += 1
 
-    def _left(self, trainer: Trainer) -> float:
-        return compaction.kept(trainer.model) / self.first[0]
+    def _left(self, run: Run) -> float:
+        return compaction.kept(run.model) / self.first[0]
 
     def _weigh(self) -> None:
         """Take the means that norms are compared with."""
@@ -224,26 +222,26 @@ class Lasso(Structure):
         strength, share = self.chosen.strength, self.chosen.cost_weight
         return strength * (1 - share), strength * share * self.costs.get(group.layer, 1.0)
 
-    def compact(self, trainer):
+    def compact(self, run):
         parts = [np.float64(self._factors(group)) * _weighed(group, np.float64(group.layer.weight.device.download(norms)))
                  for group, norms in self._norms.items()]
         self._said = dict(zip(("sparsity_loss", "time_loss"), map(float, sum(parts, np.zeros(2)))))
         self._norms = {}
-        changed = not self.final and compaction.compact(trainer.model, trainer.optimizer, self.shape)
-        self._said["weights_kept"] = left = self._left(trainer)
+        changed = not self.final and compaction.compact(run.model, run.optimizer, self.shape)
+        self._said["weights_kept"] = left = self._left(run)
         if dead := [group.layer for group in parts and self.means if not group.layer.weight.numpy().any()]:
-            warnings.warn(f"GroupLasso: all weights of {dead[0]!r} are zero; try a smaller strength than "
-                          f"{self.chosen.strength}{', or a smaller cost_weight' * bool(self.costs)}", stacklevel=8)
-        if "tiles" in self.chosen.kinds and not self.final and (trainer.epoch + 1 >= self.until or left <= self.chosen.keep):
-            changed |= self._by_tiles(trainer)
+            warn(f"GroupLasso: all weights of {dead[0]!r} are zero; try a smaller strength than {self.chosen.strength}"
+                 f"{', or a smaller cost_weight' * bool(self.costs)}")
+        if "tiles" in self.chosen.kinds and not self.final and (run.epoch + 1 >= self.until or left <= self.chosen.keep):
+            changed |= self._by_tiles(run)
         return changed
 
-    def _by_tiles(self, trainer: Trainer) -> bool:
+    def _by_tiles(self, run: Run) -> bool:
         """Keep of weights with tiles that are zero the others alone; returns whether there are such weights."""
-        groups = dataclasses.replace(self.chosen, groups="tiles").of(trainer.model, self.shape)
+        groups = dataclasses.replace(self.chosen, groups="tiles").of(run.model, self.shape)
         some = [group.layer for group in groups if not group.layer.weight.device.download(_shrunk(group, 0.0, 0.0)).all()]
         for layer in some:
-            compaction.to_sparse(trainer.model, layer, trainer.optimizer, TILE)
+            compaction.to_sparse(run.model, layer, run.optimizer, TILE)
         return bool(some)
 
     def report(self):

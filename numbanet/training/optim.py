@@ -40,6 +40,11 @@ def matrix(tensor: Tensor, array: Any) -> Any:
     return array if tensor.ndim == 2 else tensor.device.reshape(array, (rows, columns))
 
 
+def on_host(dev: Device, array: Any) -> np.ndarray:
+    """A copy of an array of a device."""
+    return np.array(dev.download(array))
+
+
 class Due(NamedTuple):
     """A parameter that has a gradient: its values and its state as (R, C), the gradient, and what of it is packed."""
 
@@ -65,7 +70,8 @@ class Optimizer(abc.ABC):
         self.parameters = list(parameters)
         for p in self.parameters:
             if not (isinstance(p, Tensor) and p.requires_grad):
-                raise TypeError(f"parameters must be tensors made with requires_grad=True, got {p!r}")
+                raise TypeError(f"parameters must be tensors made with requires_grad=True, got {p!r}; leave out what is "
+                                "frozen, or freeze it after the optimiser is made")
         self.parameters = list(dict.fromkeys(self.parameters))  # one that is given twice takes one step
         self.learning_rate = _check("learning_rate", learning_rate, 0)
         self.weight_decay = _check("weight_decay", weight_decay, 0)
@@ -133,7 +139,8 @@ class Optimizer(abc.ABC):
             if g is None:
                 self.settle(parameter)
                 continue
-            arrays = [matrix(parameter, array) for array in (parameter.data, *state)]
+            arrays = [parameter.data, *state]
+            arrays = arrays if parameter.ndim == 2 else [matrix(parameter, array) for array in arrays]
             due.setdefault(parameter.device, []).append(
                 Due(parameter, arrays, g.values, g.packing) if isinstance(g, Packed) else
                 Due(parameter, arrays, matrix(parameter, g.dense(parameter.device)), None))
@@ -194,16 +201,17 @@ class Optimizer(abc.ABC):
         """Forget all state, as before the first step."""
         self.steps, self.state, self.counts = 0, [], []
 
-    def snapshot(self) -> dict[str, Any]:
-        """The steps and the state, on the host."""
+    def snapshot(self, copied: Callable[[Device, Any], Any] | None = None) -> dict[str, Any]:
+        """The learning rate, the steps and the state; copied(device, array) copies an array, by default to the host."""
         self.settle()
-        return {"steps": self.steps, "counts": list(self.counts),
-                "state": [[np.array(p.device.download(s)) for s in state] for p, state in zip(self.parameters, self.state)]}
+        copied = copied or on_host
+        return {"learning_rate": self.learning_rate, "steps": self.steps, "counts": list(self.counts),
+                "state": [[copied(p.device, s) for s in state] for p, state in zip(self.parameters, self.state)]}
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go back to a snapshot, on the devices where the parameters are now."""
-        self.steps = saved["steps"]
-        self.state = [[p.device.upload(np.array(a)) for a in state] for p, state in zip(self.parameters, saved["state"])]
+        self.steps, self.learning_rate = saved["steps"], saved.get("learning_rate", self.learning_rate)
+        self.state = [[p.device.copy(a) for a in state] for p, state in zip(self.parameters, saved["state"])]
         self.counts = list(saved.get("counts", [self.steps] * len(self.state)))  # older pickles have one count for all
 
     def __getstate__(self) -> dict[str, Any]:

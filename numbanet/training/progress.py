@@ -1,12 +1,12 @@
 """Progress: what a fit says while it runs."""
 from __future__ import annotations
 
-from typing import Any
+from .hooks import Hook
 
 BESIDE = 14  # columns of the bar itself, the time that is left, and spaces
 
 
-class Progress:
+class Progress(Hook):
     """A rich bar over the samples on a terminal; elsewhere, as in a file or a notebook, one line an epoch.
 
     Both name the kind of dropout, loss and score, or perplexity, also those of validation data, the share of FLOPs skipped, and
@@ -22,6 +22,8 @@ class Progress:
         Its kind.
     """
 
+    watches = changes = False
+
     def __init__(self, samples: int, epochs: range, dropout: str) -> None:
         import rich
         from rich import progress
@@ -35,14 +37,23 @@ class Progress:
                                          console=console)
             self.task = self.bar.add_task(dropout, total=samples * len(epochs), figures="")
 
-    def __enter__(self) -> Progress:
+    def fit_start(self, run):
         if self.bar:
             self.bar.start()
-        return self
 
-    def __exit__(self, *error: Any) -> None:
+    def fit_end(self, run):
         if self.bar:
             self.bar.stop()
+
+    def epoch_start(self, run, epoch):
+        self.done = 0
+
+    def after_update(self, run):
+        self.tick(run.seen - self.done)
+        self.done = run.seen
+
+    def epoch_recorded(self, run, record):
+        self.show(record)
 
     def tick(self, samples: int) -> None:
         """So many samples more were trained on."""

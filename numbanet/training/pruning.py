@@ -15,7 +15,7 @@ import numpy as np
 from ..layers import Layer, Linear, Sequential
 from . import compaction
 from .lasso import check_share
-from .structure import Sparsity, Structure
+from .sparsity import Sparsity, Thinning
 
 
 def cubic(progress: float) -> float:
@@ -69,8 +69,8 @@ def _layers(model: Sequential) -> list[Layer]:
     return [layer for layer in model.layers if layer in found][:-1]
 
 
-class Pruning(Structure):
-    """A network under `MagnitudePruning`."""
+class Pruning(Thinning):
+    """Prunes a network as a `MagnitudePruning` says."""
 
     def __init__(self, chosen: MagnitudePruning, model: Sequential, shape: tuple[int, ...], epochs: int) -> None:
         self.chosen, self.shape = chosen, shape
@@ -84,26 +84,26 @@ class Pruning(Structure):
         self._left = 1.0
         self._masks: dict[Layer, Any] = {}
 
-    def enter(self, trainer):
-        self.final = trainer.epoch >= self.until
-        self.share = compaction.flops(trainer.model, self.shape) / self.first[1]
+    def epoch_start(self, run, epoch):
+        self.final = epoch >= self.until
+        self.share = compaction.flops(run.model, self.shape) / self.first[1]
         self._masks = {layer: layer.weight.device.upload(np.float32(layer.weight.numpy() != 0))
-                       for layer in _layers(trainer.model)} if trainer.epoch else {}
-        self.changing = not self.final or bool(self._masks)
+                       for layer in _layers(run.model)} if epoch else {}
+        self.changes = not self.final or bool(self._masks)
 
-    def shrink(self, trainer):
+    def after_update(self, run):
         for layer, mask in self._masks.items():
             layer.weight.device.mul(layer.weight.data, mask, out=layer.weight.data)
 
-    def compact(self, trainer):
-        epoch, layers, linear = trainer.epoch + 1, _layers(trainer.model), []
+    def compact(self, run):
+        layers, linear = _layers(run.model), []
         if not self.final:
             for layer in layers:
-                _zero(layer, self.chosen.sparsity * self.shares[trainer.epoch])
-            linear = [layer for layer in layers if type(layer) is Linear and epoch == self.until]
+                _zero(layer, self.chosen.sparsity * self.shares[run.epoch])
+            linear = [layer for layer in layers if type(layer) is Linear and run.epoch + 1 == self.until]
         for layer in linear:
-            compaction.to_sparse(trainer.model, layer, trainer.optimizer)
-        self._left = compaction.kept(trainer.model) / self.first[0]
+            compaction.to_sparse(run.model, layer, run.optimizer)
+        self._left = compaction.kept(run.model) / self.first[0]
         return bool(linear)
 
     def report(self):

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..layers import Sequential, SparseLinear
-from .structure import Sparsity, Structure
-from .trainer import Trainer
+from .run import Run
+from .sparsity import Sparsity, Thinning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,48 +51,48 @@ class Rewire(Sparsity):
             raise ValueError(f"Rewire: every must be a whole number of steps from 1 on, got {self.every!r}")
 
     def begin(self, model, shape, epochs, dev):
-        if not _layers(model):
-            raise ValueError(f"Rewire: there is no SparseLinear of single entries in {model}")
+        if not _learning(model):
+            raise ValueError(f"Rewire: there is no SparseLinear of single entries that learns in {model}")
         uses = collections.Counter(tensor for _, tensor, _ in model.named())
         for layer in _layers(model):
             if uses[layer.values] > 1:
                 raise ValueError(f"Rewire: {layer!r} is used in several places; its gradient is known of one alone")
-        for layer in _layers(model):
+        for layer in _learning(model):
             layer.trace = []  # before the trainer asks whether steps may be recorded
         return Rewiring(self, max(1, round(self.until * epochs)))
 
 
-class Rewiring(Structure):
-    """A network under a `Rewire`, until this epoch."""
+class Rewiring(Thinning):
+    """Rewires a network as a `Rewire` says, until an epoch."""
 
     def __init__(self, chosen: Rewire, until: int) -> None:
         self.chosen, self.until, self._rewired = chosen, until, 0.0
 
-    def enter(self, trainer):
-        self.changing, self._rewired = trainer.epoch < self.until, 0.0
-        for layer in _layers(trainer.model):
-            layer.trace = [] if self.changing else None
+    def epoch_start(self, run, epoch):
+        self.changes, self._rewired = epoch < self.until, 0.0
+        for layer in _learning(run.model):
+            layer.trace = [] if self.changes else None
 
-    def shrink(self, trainer):
-        if not self.changing or (trainer.optimizer.steps + 1) % self.chosen.every:
+    def after_update(self, run):
+        if not self.changes or run.optimizer.steps % self.chosen.every:
             return
-        share = self.chosen.share / 2 * (1 + math.cos(math.pi * trainer.epoch / self.until))
-        for layer in _layers(trainer.model):
+        share = self.chosen.share / 2 * (1 + math.cos(math.pi * run.epoch / self.until))
+        for layer in _learning(run.model):
             places = layer.rewire(round(share * layer.values.size))
-            for parameter, state in zip(trainer.optimizer.parameters, trainer.optimizer.state):
+            for parameter, state in zip(run.optimizer.parameters, run.optimizer.state):
                 if parameter is layer.values:
-                    state[:] = [_moved(trainer, array, places) for array in state]
+                    state[:] = [_moved(run, array, places) for array in state]
         self._rewired += share
 
-    def compact(self, trainer):
-        self.leave(trainer)
+    def compact(self, run):
+        self.fit_end(run)
         return False
 
     def report(self):
         return {"rewired": self._rewired}
 
-    def leave(self, trainer):
-        for layer in _layers(trainer.model):
+    def fit_end(self, run):
+        for layer in _layers(run.model):
             layer.trace = None  # activations of the last batch
 
 
@@ -101,6 +101,11 @@ def _layers(model: Sequential) -> list[SparseLinear]:
     return [layer for layer in dict.fromkeys(model.layers) if isinstance(layer, SparseLinear) and layer.tile is None]
 
 
-def _moved(trainer: Trainer, array: Any, places: np.ndarray) -> Any:
+def _learning(model: Sequential) -> list[SparseLinear]:
+    """Those of them that are not frozen."""
+    return [layer for layer in _layers(model) if layer.values.requires_grad]
+
+
+def _moved(run: Run, array: Any, places: np.ndarray) -> Any:
     """What an optimiser carries along for values that are elsewhere now: 0 for new ones."""
-    return trainer.dev.upload(np.append(trainer.dev.download(array), np.float32(0))[places])
+    return run.dev.upload(np.append(run.dev.download(array), np.float32(0))[places])

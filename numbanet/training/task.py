@@ -14,6 +14,7 @@ from .. import ops
 from ..autograd import no_grad
 from ..device import Device, device
 from ..layers import Context, Flow, Sequential, Symbols
+from ..losses import OF_CLASSES, OF_NUMBERS, Loss, loss_named
 from ..tensor import Tensor
 from .data import Batch, Data, in_order
 from .forward import forward
@@ -43,12 +44,20 @@ class Task(abc.ABC):
         """The batches of one epoch; here in random order."""
         return in_order(data, data.at(rng.permutation(len(data))), size, dev)
 
-    def validate(self, trainer: Any, data: Data) -> float:
-        """The score on samples that are not trained on."""
+    def validate(self, trainer: Any, data: Data) -> tuple[float, float]:
+        """(loss, score) on samples that are not trained on."""
         dev, rows = trainer.dev, data.at(np.arange(len(data)))
         output = forward(trainer.model, dev, data.X, rows, trainer.session_options, trainer.policy.predicting(trainer.epoch))
-        answers = self.answer(device("cpu"), output)
-        return self.score(data.y[rows], answers, None if data.weights is None else data.weights[rows])
+        return self.judge(output, data.y[rows], None if data.weights is None else data.weights[rows], trainer.session_options)
+
+    def judge(self, output: np.ndarray, targets: np.ndarray, weights: np.ndarray | None,
+              session_options: dict[str, Any]) -> tuple[float, float]:
+        """(loss, score) of a model's output, on the host."""
+        host = device("cpu")
+        with host.session(**session_options):
+            shares = None if weights is None else np.float32(weights / weights.sum())
+            loss = self.loss(Tensor(output), targets, shares).item()
+        return loss, self.score(targets, self.answer(host, output), weights)
 
     def constant(self, targets: np.ndarray, weights: np.ndarray | None) -> Constant | None:
         """The best constant answer for some targets: what has learned anything is better. None where it is not known."""
@@ -79,16 +88,70 @@ class Task(abc.ABC):
         """How good answers are; larger is better."""
 
 
-class Classification(Task):
-    """One of several classes: softmax cross-entropy, the most probable class, accuracy. Targets are positions of classes."""
+class Supervised(Task):
+    """Base of the tasks with a loss that can be chosen.
 
-    recordable = True
+    Parameters
+    ----------
+    loss : Loss, str or callable
+        As `loss_named` takes it.
+    """
+
+    known: ClassVar[dict[str, type[Loss]]]   # losses by name
+
+    def __init__(self, loss: Any) -> None:
+        self.criterion = loss_named(loss, self.known)
+
+    @property
+    def records(self):
+        return super().records and self.criterion.records
 
     def loss(self, output, targets, weights):
-        return ops.softmax_cross_entropy(output, labels=targets, weights=weights)
+        return self.criterion.mean(output, targets, weights)
+
+    def linked(self, dev: Device, output: Any) -> Any:
+        """What the loss says that an output, an array of the device, predicts; None: it says nothing.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If that is no tensor of the output's shape.
+        """
+        with no_grad():
+            found = self.criterion.inverse_link(Tensor.wrap(output, dev))
+        if found is None:
+            return None
+        if not isinstance(found, Tensor):
+            raise TypeError(f"{self.criterion!r}: the inverse link must give a Tensor, not {type(found).__name__}")
+        if found.shape != tuple(output.shape):
+            raise ValueError(f"{self.criterion!r}: the inverse link must give the shape {tuple(output.shape)} of the output, "
+                             f"not {found.shape}")
+        return found.data
+
+
+class Classification(Supervised):
+    """One of several classes: softmax cross-entropy, the most probable class, accuracy. Targets are positions of classes.
+
+    Parameters
+    ----------
+    loss : Loss, str or callable, default="cross_entropy"
+        Such as `CrossEntropy(label_smoothing=0.1)`.
+    """
+
+    recordable = True
+    known = OF_CLASSES
+
+    def __init__(self, loss: Any = "cross_entropy") -> None:
+        super().__init__(loss)
+
+    def probabilities(self, dev: Device, output: Any) -> Any:
+        """Of each class, an array of the device (N, C)."""
+        found = self.linked(dev, output)
+        return dev.softmax(output) if found is None else found
 
     def answer(self, dev, output):
-        return dev.argmax(output)
+        found = self.linked(dev, output)
+        return dev.argmax(output if found is None else found)
 
     def score(self, targets, answers, weights):
         from sklearn.metrics import accuracy_score
@@ -96,8 +159,8 @@ class Classification(Task):
 
     def constant(self, targets, weights):
         counts = np.bincount(targets, weights)
-        shares = counts[counts > 0] / counts.sum()
-        return Constant("the most frequent class", float(shares.max()), float(-(shares * np.log(shares)).sum()))
+        _, loss = self.criterion.best_constant(targets, weights) or ("", 0.0)
+        return Constant("the most frequent class", float(counts.max() / counts.sum()), loss)
 
 
 class Labelling(Task):
@@ -124,24 +187,31 @@ class Labelling(Task):
         return Constant("the most frequent labels", float(score), float(-(xlogy(p, p) + xlogy(1 - p, 1 - p)).sum()))
 
 
-class Regression(Task):
-    """Numbers, by least squares; R²."""
+class Regression(Supervised):
+    """Numbers, by least squares or another loss, and by its score: R² of the squared error.
+
+    Parameters
+    ----------
+    loss : Loss, str or callable, default="squared_error"
+        Such as "absolute_error", `Huber(delta=0.5)` or `Quantile(level=0.9)`.
+    """
 
     recordable = True
+    known = OF_NUMBERS
 
-    def loss(self, output, targets, weights):
-        return ops.squared_error(output, target=targets, weights=weights)
+    def __init__(self, loss: Any = "squared_error") -> None:
+        super().__init__(loss)
 
     def answer(self, dev, output):
-        return output
+        found = self.linked(dev, output)
+        return output if found is None else found
 
     def score(self, targets, answers, weights):
-        from sklearn.metrics import r2_score
-        return float(r2_score(targets, answers, sample_weight=weights)) if len(targets) > 1 else float("nan")
+        return self.criterion.score(targets, answers, weights)
 
     def constant(self, targets, weights):
-        loss = float(np.average((targets - np.average(targets, axis=0, weights=weights))**2, axis=0, weights=weights).mean())
-        return Constant("the mean", 0.0, loss) if loss else None
+        found = self.criterion.best_constant(targets, weights)
+        return None if found is None else Constant(found[0], 0.0, found[1])
 
 
 class LanguageModelling(Task):
@@ -217,7 +287,7 @@ class LanguageModelling(Task):
         return float(np.mean(targets == answers)) if len(targets) else float("nan")
 
     def validate(self, trainer, data):
-        """-log(perplexity): the mean over all words but the first of each piece."""
+        """(loss, -loss): log(perplexity), the mean over all words but the first of each piece, and what is larger if better."""
         state, total, count, dev, model = {}, 0.0, 0, trainer.dev, trainer.model
         with no_grad(), dev.session(**trainer.session_options):
             for batch in self.batches(data, min(trainer.batch_size, max((len(data.y) - 1) // 2, 1)), None, dev):
@@ -229,9 +299,9 @@ class LanguageModelling(Task):
                     total += self.loss(last(flow._replace(x=own)).dense(), targets, None).item() * (words.stop - words.start)
                 count += batch.total
                 deferred.poll()
-        return -total / max(count, 1)
+        return total / max(count, 1), -total / max(count, 1)
 
     def figures(self, record, samples):
-        losses = {"perplexity": record["loss"], "validation_perplexity": -record.get("validation_score", math.nan)}
+        losses = {"perplexity": record["loss"], "validation_perplexity": record.get("validation_loss", math.nan)}
         found = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items() if not math.isnan(loss)}
         return {**found, "tokens_per_second": samples / max(record["seconds"], 1e-9)}

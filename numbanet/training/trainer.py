@@ -2,10 +2,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from ..device import Device
 from ..dropout import Dropout
@@ -15,12 +13,10 @@ from ..plans import Plan, Plans
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
-from .replay import Replay
+from .recorder import Recorder
 from .streams import Streams
-from .structure import Structure
 from .task import Task
 
-FLOAT32 = np.dtype(np.float32)
 COUNTED = 4096  # kinds of steps whose FLOPs are remembered
 
 
@@ -35,7 +31,7 @@ class Done(NamedTuple):
 
 @dataclasses.dataclass
 class Trainer:
-    """What a training step needs."""
+    """What a training step needs. What happens before and after steps and epochs is for hooks (`run.Run`)."""
 
     model: Sequential
     optimizer: Optimizer
@@ -46,47 +42,41 @@ class Trainer:
     batch_size: int
     session_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # `limit` of threads, `precision` of products
     upcoming: Plans | None = None   # those of the next step, where they are drawn already
-    augment: Callable[..., Any] | None = None   # (inputs, rng, dev) -> inputs: what training does to a batch first
-    samples: Tensor | None = None   # by which the policy is calibrated before each epoch
-    structure: Structure = dataclasses.field(default_factory=Structure)  # what becomes of the layers and their shapes
 
     def __post_init__(self) -> None:
         self.epoch, self.current = 0, self.policy   # the policy of the present epoch
         self._ahead: tuple[int, Dropout] = (-1, self.policy)  # that of another one, for which plans were drawn already
-        self.tree, self.replay = Tree(self.model), Replay(self.dev, self.model)
+        self.tree, self.recorder = Tree(self.model), Recorder(self.dev, self.model)
         self.state: dict[Any, Any] | None = {} if self.task.carries else None  # of recurrent layers
         self.packed: dict[Tensor, Any] = {}     # by weight, what the last update packed for the next step
-        self._dense: dict[tuple[int, ...], float] = {}  # FLOPs without plans, by the shape of the inputs
-        self._counted: dict[tuple, float] = {}          # with plans
+        self._counted: dict[tuple, float] = {}  # FLOPs of steps
+        self._nothing = Plans(self.dev)         # is left out
 
-    def enter(self, epoch: int) -> None:
-        """Take the policy's rates of an epoch, counted from 0, and let it look at some samples."""
-        if self.samples is not None:
-            with self.dev.session(**self.session_options):
-                self.policy = self.policy.calibrated(self.model, self.samples)
-        ready = self._ahead[0] == epoch and self.samples is None
-        self.epoch, self.current = epoch, self._ahead[1] if ready else self.policy.at(epoch)
+    def enter(self, epoch: int, policy: Dropout) -> None:
+        """Begin an epoch, counted from 0, with a policy's rates of it."""
+        ready = self._ahead[0] == epoch and policy is self.policy
+        self.epoch, self.policy, self.current = epoch, policy, self._ahead[1] if ready else policy.at(epoch)
         self._look_around()
-        self.structure.enter(self)
 
     def _look_around(self) -> None:
         """Find out what the model is made of: a callback may exchange layers."""
         self.tree = Tree(self.model)
         self._choose = self.current.choosing(self.tree, self.streams.plans)
 
-    def leave(self) -> dict[str, Any]:
-        """After an epoch, all weights up to date: let the structure change; what it says for the record."""
-        with self.dev.session(**self.session_options):
-            if self.structure.compact(self):
-                self.reshaped()
-        return self.structure.report()
+    @property
+    def drawn(self) -> dict[str, Plan] | None:
+        """The plans of the next step, where they are drawn already: what `resume` takes."""
+        return self.upcoming and dict(self.upcoming.assigned)
+
+    def report(self) -> dict[str, Any]:
+        """What was dropped since the last call, for the record of an epoch."""
+        return self.current.report()
 
     def reshaped(self) -> None:
         """Layers have changed, or shapes of their weights: forget what was drawn, counted and recorded with those before."""
         self._look_around()
-        self.upcoming, self.packed, self.replay = None, {}, Replay(self.dev, self.model)
+        self.upcoming, self.packed, self.recorder = None, {}, Recorder(self.dev, self.model)
         self.state = {} if self.task.carries else None
-        self._dense.clear()
         self._counted.clear()
 
     def rate(self) -> float:
@@ -112,31 +102,41 @@ class Trainer:
         """The next step has these plans; None: they are to be drawn."""
         self.upcoming, self.packed = None if plans is None else self._plans(plans), {}
 
-    def step(self, X: Any, batch: Batch, following: Batch | None = None, last: bool = True) -> Done:
+    def step(self, X: Any, batch: Batch, following: Batch | None = None, last: bool = True, whole: bool = False,
+             change: Callable[[Batch], Batch] | None = None) -> Done:
         """One update with a batch of samples X.
 
         Unless it is the last one before the weights are read as a whole, the next step's plans are drawn here already, and what
-        they do not read is brought up to date later (`SGD`). The batch that follows says which rows of an `Embedding` that step
-        reads; without one the next step begins an epoch.
+        they do not read is brought up to date later (`SGD`), but where `whole` says that all has to be. The batch that follows
+        says which rows of an `Embedding` that step reads; without one the next step begins an epoch. change(batch), with its
+        inputs on the device, is the batch that the step trains on.
         """
         self.optimizer.zero_grad()  # an earlier step may have been broken off
-        plans, self.upcoming = self.upcoming, None
         with self.dev.session(**self.session_options):
-            plans = self.draw() if plans is None else plans
-            batch = self._put(X, batch)
-            for state in self._states() if batch.fresh else ():
+            plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
+            batch = self.recorder.hold(X, batch, change)
+            states = [state for own in (self.state or {}).values() for state in own]
+            for state in states if batch.fresh else ():
                 self.dev.full(state.shape, 0.0, out=state)
             upcoming = None if last else self.draw(following is None)
-            self.optimizer.prepare(None if upcoming is None or self.structure.changing else
+            self.optimizer.prepare(None if upcoming is None or whole else
                                    self.tree.reads(upcoming, following and following.ids))
-            loss, answer, packed = self._passes(plans, batch)
-            self.upcoming, self.packed = upcoming, packed if upcoming else {}
+            flow = Flow(Tensor.wrap(batch.inputs, self.dev), DENSE if batch.ids is None else Symbols(batch.ids))
+            packed, self.packed = self.packed, {}
+            context = Context(self.dev, plans, training=True, state=self.state, packed=packed)
+
+            def passes() -> tuple[Any, Any]:
+                results = self.task.learn(self.model, flow, context, batch)
+                packed.clear()  # room for what the update packs
+                return results
+
+            repeatable = self.recorder.possible and not self.current.looks and self.task.records and self.model.records
+            (loss, answer), packed_next = self.recorder.step(passes, self.optimizer, plans, batch, states, repeatable)
+            self.optimizer.advance()
+            self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
             shape = tuple(batch.inputs.shape)
-            if shape not in self._dense:
-                self._dense[shape] = self.model.cost(Form(shape), Plans(self.dev))[0].flops
-            flops = self._flops(shape, plans) if plans.assigned else self._dense[shape]
-        flops += self.current.spent()
-        return Done(Tensor.wrap(loss, self.dev), answer, flops, self._dense[shape] / self.structure.share)
+            flops, dense = self._flops(shape, plans), self._flops(shape, self._nothing)
+        return Done(Tensor.wrap(loss, self.dev), answer, flops + self.current.spent(), dense)
 
     def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:
         """Of a step with inputs of this shape; plans of one kind and one density do the same."""
@@ -146,64 +146,3 @@ class Trainer:
                 self._counted.clear()
             self._counted[key] = self.model.cost(Form(shape), plans)[0].flops
         return self._counted[key]
-
-    def _put(self, X: Any, batch: Batch) -> Batch:
-        """The batch where a step can replay what it does with it: the next batch overwrites it."""
-        if self.augment is None:
-            ids, shape = batch.ids, (len(batch.rows), *X.shape[1:])
-            place = (shape, FLOAT32) if ids is None else (ids.shape, ids.dtype)
-            batch = batch.fetch(X, self.dev, self.replay.place("x", *place))
-        else:
-            batch = batch._replace(inputs=self.replay.put("x", self._augmented(batch.fetch(X, self.dev))))
-        return batch._replace(targets=self.replay.put("y", batch.targets), weights=self.replay.put("weights", batch.weights))
-
-    def _augmented(self, batch: Batch) -> Any:
-        """The inputs as `augment` makes them, drawn from the stream of the rows: plans stay those without it."""
-        if batch.ids is not None:
-            raise ValueError(f"augment: {self.augment!r} cannot change integers, which name rows of a table")
-        x = batch.inputs
-        made = self.augment(x, self.streams.rows, self.dev)
-        if getattr(made, "shape", None) != x.shape or made.dtype != x.dtype:
-            raise ValueError(f"augment: {self.augment!r} must give {x.dtype} {x.shape} as it was given, not "
-                             f"{getattr(made, 'dtype', type(made).__name__)} {getattr(made, 'shape', '')}")
-        return made
-
-    def _states(self) -> list[Any]:
-        """The arrays of what recurrent layers end steps with."""
-        return [state for states in (self.state or {}).values() for state in states]
-
-    def _passes(self, plans: Plans, batch: Batch) -> tuple[Any, Any, dict[Tensor, Any]]:
-        """(loss, what was predicted), arrays on the device, and what the update packed for the next step."""
-        key, arrays, packed = self._key(plans, batch), self._states(), {}
-        flow = Flow(Tensor.wrap(batch.inputs, self.dev), DENSE if batch.ids is None else Symbols(batch.ids))
-        context = Context(self.dev, plans, training=True, state=self.state, packed=self.packed)
-        recorded = None if key is None else self.optimizer.recorded_by()
-        if key is not None:
-            self.replay.put_plans(plans)
-        if recorded:
-            key, arrays = (key, recorded[0]), arrays + recorded[1]
-
-        def work() -> tuple[Any, Any]:
-            loss, answer = self.task.learn(self.model, flow, context, batch)
-            if recorded:  # last: what fails before leaves the weights as they are
-                self.optimizer.reduce()
-                self.optimizer.launch()
-            return loss, answer
-
-        loss, answer = self.replay(key, work, arrays)
-        self.packed.clear()  # makes room for what the update packs
-        if not recorded:
-            self.optimizer.reduce()
-            packed = self.optimizer.launch()
-        self.structure.shrink(self)
-        self.optimizer.advance()
-        return loss, answer, packed
-
-    def _key(self, plans: Plans, batch: Batch) -> Hashable | None:
-        """What decides which launches the passes are; None where that is not known, or they are more than launches."""
-        inputs = (("x", batch.inputs), ("y", batch.targets), ("weights", batch.weights))
-        kinds = tuple((path, plan.kind) for path, plan in plans.assigned.items())
-        if not (self.replay.possible and all(self.replay.holds(*given) for given in inputs) and self.model.records
-                and self.task.records and not self.current.looks and all(kind is not None for _, kind in kinds)):
-            return None
-        return tuple(self.tree.layers.values()), kinds, batch.inputs.shape, batch.weights is None

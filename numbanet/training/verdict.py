@@ -5,8 +5,6 @@ import math
 
 import numpy as np
 
-from ..device import device
-from ..tensor import Tensor
 from .data import Data, on_host
 from .forward import forward
 from .task import Constant
@@ -63,14 +61,13 @@ def _learned(score: float, loss: float, constant: Constant) -> float:
 def _found(trainer: Trainer, data: Data, rows: np.ndarray, targets: np.ndarray,
            weights: np.ndarray | None) -> tuple[float, float]:
     """(score, loss) in prediction."""
-    task, policy, host = trainer.task, trainer.policy.predicting(trainer.epoch), device("cpu")
+    policy = trainer.policy.predicting(trainer.epoch)
     with np.errstate(all="ignore"):
         output = forward(trainer.model, trainer.dev, data.X, rows, trainer.session_options, policy)
         if not np.isfinite(output).all():
             return -math.inf, math.inf
-        with host.session(**trainer.session_options):
-            shares = None if weights is None else np.float32(weights / weights.sum())
-            return task.score(targets, task.answer(host, output), weights), task.loss(Tensor(output), targets, shares).item()
+        loss, score = trainer.task.judge(output, targets, weights, trainer.session_options)
+    return score, loss
 
 
 def _size(trainer: Trainer, data: Data, rows: np.ndarray) -> float:

@@ -10,6 +10,8 @@ the others             losses[n] = w[n]/O sum_o v[n, o],   dprediction[n, o] = w
 squared_error          v = d^2, s = 2 d
 absolute_error         v = |d|, s = sign(d)
 sigmoid_cross_entropy  v = max(x, 0) - x t + log(1 + exp(-|x|)), s = sigmoid(x) - t: logits x, targets t in [0, 1]
+huber_error            v = m (|d| - m/2), m = min(|d|, delta), s = m sign(d): d^2/2 up to delta, from there on a straight line
+quantile_error         v = (1 - level) d where d > 0, else -level d, s = dv/dd, 0 at 0
 """
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ from .elementwise import named, sigmoid_reference
 from .softmax import LOWEST, NARROW, WIDE, row_sums
 
 SQUARED, ABSOLUTE, SIGMOID = range(3)
+HUBER, QUANTILE = range(2)  # with a parameter
 NAN = np.float32(np.nan)
 LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 
@@ -80,6 +83,18 @@ def sigmoid_cross_entropy_reference(logits, target, weights=None):
     return _weighted(np.logaddexp(0, x) - x * t, sigmoid_reference(x) - t, weights)
 
 
+def huber_error_reference(prediction, target, weights=None, delta=1.0):
+    d = np.asarray(prediction, np.float64) - target
+    slopes = np.clip(d, -delta, delta)
+    return _weighted(slopes * (d - slopes / 2), slopes, weights)
+
+
+def quantile_error_reference(prediction, target, weights=None, level=0.5):
+    d = np.asarray(prediction, np.float64) - target
+    slopes = np.where(d > 0, 1 - level, -level) * (d != 0)
+    return _weighted(slopes * d, slopes, weights)
+
+
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[:, ::1], i4[::1], f4[::1], f4, f4[::1], f4[:, ::1])")
 def _cross_entropy(logits, labels, weights, uniform, losses, dlogits):
@@ -131,6 +146,27 @@ def _errors(formula, prediction, target, weights, uniform, losses, gradient):
                 e = math.exp(-abs(p))
                 value = (p if p > zero else zero) - p * t + math.log1p(e)
                 slope = (one if p > zero else e) / (one + e) - t
+            total += value
+            gradient[n, o] = slope * share
+        losses[n] = total * share
+
+
+@host_kernel("void(i4, f4, f4[:, ::1], f4[:, ::1], f4[::1], f4, f4[::1], f4[:, ::1])")
+def _bent_errors(formula, parameter, prediction, target, weights, uniform, losses, gradient):
+    width = prediction.shape[1]
+    zero, half, one = float32(0), float32(0.5), float32(1)
+    for n in range(prediction.shape[0]):
+        share = (uniform if uniform > zero else weights[n]) / float32(max(width, 1))
+        total = zero
+        for o in range(width):
+            d = prediction[n, o] - target[n, o]
+            if formula == HUBER:
+                a = abs(d)
+                m = parameter if a > parameter else a  # in this order NaN passes
+                value, slope = m * (a - half * m), m if d > zero else -m
+            else:
+                value = (one - parameter) * d if d > zero else -parameter * d
+                slope = one - parameter if d > zero else -parameter if d < zero else d
             total += value
             gradient[n, o] = slope * share
         losses[n] = total * share
@@ -212,6 +248,39 @@ def _error_kernels():
     return tuple(declared(formula) for formula in (SQUARED, ABSOLUTE, SIGMOID))
 
 
+@kernels("loss")
+def _bent_error_kernels():
+    """HUBER, QUANTILE."""
+    tree, _ = row_sums(NARROW)
+
+    def declared(formula):
+        @kernel("void(f4, f4[:, ::1], f4[:, ::1], f4[::1], f4, f4[::1], f4[:, ::1])")
+        def bent_errors(parameter, prediction, target, weights, uniform, losses, gradient):
+            shared = cuda.shared.array(NARROW, float32)
+            lane, row = cuda.threadIdx.x, cuda.blockIdx.x
+            width = prediction.shape[1]
+            share = (uniform if uniform > float32(0) else weights[row]) / float32(max(width, 1))
+            total = float32(0)
+            for o in range(lane, width, NARROW):
+                d = prediction[row, o] - target[row, o]
+                if formula == HUBER:
+                    a = math.fabs(d)
+                    m = parameter if a > parameter else a  # in this order NaN passes
+                    value = m * (a - float32(0.5) * m)
+                    slope = m if d > float32(0) else -m
+                else:
+                    value = (float32(1) - parameter) * d if d > float32(0) else -parameter * d
+                    slope = float32(1) - parameter if d > float32(0) else -parameter if d < float32(0) else d
+                total += value
+                gradient[row, o] = slope * share
+            total = tree(shared, lane, total, False)
+            if lane == 0:
+                losses[row] = total * share
+        return bent_errors
+
+    return tuple(declared(formula) for formula in (HUBER, QUANTILE))
+
+
 def softmax_cross_entropy_cuda(logits, labels, weights=None, out=None):
     losses, dlogits, *w = _results("softmax_cross_entropy (cuda)", empty_cuda, weights, out, logits=logits, labels=labels)
     wide = logits.shape[1] > 32 * NARROW
@@ -251,6 +320,38 @@ sigmoid_cross_entropy_cpu, sigmoid_cross_entropy_cuda = _error(
     SIGMOID)
 
 
+def huber_error_cpu(prediction, target, weights=None, delta=1.0, out=None):
+    """losses[n] = w[n]/O sum_o m (|d| - m/2), d = p - t, m = min(|d|, delta), dprediction.   -> (N,), (N, O)"""
+    return _bent_cpu("huber_error", HUBER, delta, prediction, target, weights, out)
+
+
+def huber_error_cuda(prediction, target, weights=None, delta=1.0, out=None):
+    return _bent_cuda("huber_error", HUBER, delta, prediction, target, weights, out)
+
+
+def quantile_error_cpu(prediction, target, weights=None, level=0.5, out=None):
+    """losses[n] = w[n]/O sum_o max((1 - level) d, -level d), d = p - t, dprediction.   -> (N,), (N, O)"""
+    return _bent_cpu("quantile_error", QUANTILE, level, prediction, target, weights, out)
+
+
+def quantile_error_cuda(prediction, target, weights=None, level=0.5, out=None):
+    return _bent_cuda("quantile_error", QUANTILE, level, prediction, target, weights, out)
+
+
+def _bent_cpu(op, which, parameter, prediction, target, weights, out):
+    losses, gradient, *w = _results(f"{op} (cpu)", empty_cpu, weights, out, prediction=prediction, target=target)
+    x, y, dx = _as_rows(losses, prediction, target, gradient)
+    _bent_errors(which, parameter, x, y, *w, losses, dx)
+    return losses, gradient
+
+
+def _bent_cuda(op, which, parameter, prediction, target, weights, out):
+    losses, gradient, *w = _results(f"{op} (cuda)", empty_cuda, weights, out, prediction=prediction, target=target)
+    x, y, dx = _as_rows(losses, prediction, target, gradient)
+    launch(_bent_error_kernels()[which], losses.size, NARROW, parameter, x, y, *w, losses, dx)
+    return losses, gradient
+
+
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     return {
@@ -258,5 +359,7 @@ def examples(dev, a, N, I, O):
         "softmax_cross_entropy, wide": lambda: dev.softmax_cross_entropy(a(7, 1100), a.indices(1100, 7)),
         "squared_error": lambda: dev.squared_error(a(N, O), a(N, O)),
         "absolute_error": lambda: dev.absolute_error(a(N, O), a(N, O)),
+        "huber_error": lambda: dev.huber_error(a(N, O), a(N, O), delta=0.7),
+        "quantile_error": lambda: dev.quantile_error(a(N, O), a(N, O), level=0.9),
         "sigmoid_cross_entropy": lambda: dev.sigmoid_cross_entropy(a(N, O), a(N, O, above=0.0)),
     }

@@ -158,6 +158,9 @@ def _share_rows(update, arrays, g, kept, numbers):
     """The update on each thread's rows of the weight and its state, all of them up to date; of a vector, on its elements."""
     row_pos, row_class, cols, _ = kept or _ALL
     vector = kept is None and arrays[0].shape[0] == 1
+    if not threads.worthwhile(arrays[0].size):
+        update(*arrays, g, kept is not None, row_pos, row_class, cols, *numbers, 0, arrays[0].shape[0])
+        return
 
     def work(part):
         own = part.of(arrays[0].shape[1 if vector else 0])

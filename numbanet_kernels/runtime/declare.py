@@ -237,14 +237,15 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
     digest(PACKAGE)  # of the sources as they are imported, not as they may be at the first call
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.cache
-        def compiled() -> Callable[..., None]:
-            options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
-            return _cached(numba.njit, signature, function, options)
+        loop = None
 
         @functools.wraps(function)
         def call(*args: Any) -> None:
-            compiled()(*args)
+            nonlocal loop
+            if loop is None:
+                options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
+                loop = _cached(numba.njit, signature, function, options)
+            loop(*args)
 
         return call
 

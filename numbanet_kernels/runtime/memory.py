@@ -31,7 +31,10 @@ def output(op, empty, out, shape="S", dtype=FLOAT32, **arrays):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 def _sized(shape, dtype):
     """(bytes, shape as a tuple, dtype as NumPy's)"""
-    shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
+    if shape.__class__ is not tuple:
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if dtype.__class__ is not FLOAT32.__class__:
+        dtype = FLOAT32 if dtype is np.float32 else np.dtype(dtype)
     return math.prod(shape) * dtype.itemsize, shape, dtype
 
 

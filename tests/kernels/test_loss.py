@@ -4,7 +4,7 @@ import pytest
 
 from numbanet_kernels.families import loss
 
-ERRORS = ["squared_error", "absolute_error", "sigmoid_cross_entropy"]
+ERRORS = ["squared_error", "absolute_error", "sigmoid_cross_entropy", "huber_error", "quantile_error"]
 SHAPES = [(1, 1), (3, 10), (7, 3), (2, 35), (0, 4)]
 
 
@@ -39,6 +39,24 @@ def test_errors(op, shape, scale, weighted, suffix, put, get, rng):
     weights = weights_like(rng, shape[0], weighted)
     pair = getattr(loss, f"{op}_{suffix}")(put(prediction), put(target), None if weights is None else put(weights))
     check(pair, getattr(loss, f"{op}_reference")(prediction, target, weights), get)
+
+
+@pytest.mark.parametrize("op, values", [("huber_error", (0.3, 1, 20.0)), ("quantile_error", (0.1, 0.5, 0.9))])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_errors_with_a_parameter(op, values, weighted, suffix, put, get, rng):
+    for value in values:
+        prediction, target = np.float32(3 * rng.standard_normal((7, 5))), np.float32(rng.standard_normal((7, 5)))
+        target[2] = prediction[2]  # at 0
+        prediction[3], target[3] = 0.3, 0  # at a bend
+        weights = weights_like(rng, 7, weighted)
+        pair = getattr(loss, f"{op}_{suffix}")(put(prediction), put(target), None if weights is None else put(weights), value)
+        check(pair, getattr(loss, f"{op}_reference")(prediction, target, weights, value), get)
+
+
+def test_far_errors_are_finite_where_they_can_be(suffix, put, get):
+    p, t = np.float32([[1e30, -1e30, np.inf, -np.inf]]), np.zeros((1, 4), np.float32)
+    _, gradient = getattr(loss, f"huber_error_{suffix}")(put(p), put(t), delta=2.0)
+    np.testing.assert_array_equal(get(gradient), [[0.5, -0.5, 0.5, -0.5]])
 
 
 @pytest.mark.parametrize("op", ["softmax_cross_entropy", *ERRORS])

@@ -1,0 +1,350 @@
+"""Losses: what training makes small, how outputs become predictions, and how good predictions are.
+
+    loss = Huber(delta=0.5)
+    loss(output, target).backward()             # in a loop of one's own: tensors, the mean over the samples
+    NetRegressor(loss=loss)                     # or "huber", or a function of tensors
+"""
+from __future__ import annotations
+
+import abc
+import dataclasses
+import numbers
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from . import ops
+from .tensor import Tensor
+
+
+class Loss(abc.ABC):
+    """Base of the losses. One of your own defines `__call__`, and where outputs are no predictions `inverse_link`."""
+
+    recordable: ClassVar[bool] = False      # see `records`
+    standardised: ClassVar[bool] = False    # whether a regressor may train on (y - mean) / deviation in place of y
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__call__" in vars(cls) and "mean" not in vars(cls):
+            cls.mean = Loss.mean  # not that of a parent, which computes what the parent is
+
+    @abc.abstractmethod
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of a batch.
+
+        Parameters
+        ----------
+        output : Tensor of shape (N, O)
+            What the network gives.
+        target : Tensor
+            (N, O) float32 of a regressor; (N,) int32, positions of the classes, of a classifier.
+
+        Returns
+        -------
+        Tensor
+            Of shape (N,), the losses of the samples, or (), their mean; the latter cannot be weighed by sample.
+        """
+
+    def inverse_link(self, output: Tensor) -> Tensor | None:
+        """What is predicted for an output, of the same shape: probabilities of classes, or values; None, as by default, for the
+        usual: softmax(output), or the output itself."""
+        return None
+
+    def mean(self, output: Tensor, target: Any, weights: Any) -> Tensor:
+        """The loss of a batch as one number: the mean over samples.
+
+        Parameters
+        ----------
+        output : Tensor of shape (N, O)
+        target : array
+            As for `__call__`, on the device.
+        weights : array of shape (N,) or None
+            Of the samples, on the device, their sum 1; None: 1/N.
+
+        Raises
+        ------
+        TypeError
+            If the loss is no tensor.
+        ValueError
+            If it has another shape than (N,) or (), or is one number where samples have weights.
+        """
+        loss, n = self(output, target if isinstance(target, Tensor) else Tensor.wrap(target, output.device)), output.shape[0]
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"{self!r} must give a Tensor of shape ({n},) or (), not {type(loss).__name__}")
+        if loss.shape not in ((n,), ()):
+            raise ValueError(f"{self!r} must give a Tensor of shape ({n},), a loss for each sample, or (); not {loss.shape}")
+        if loss.shape == () and weights is not None:
+            raise ValueError(f"{self!r} gives one number for all samples, which cannot be weighed: to train with weights, "
+                             f"return the losses of the samples, shape ({n},)")
+        if loss.shape == ():
+            return loss
+        return loss.mean() if weights is None else (loss * Tensor.wrap(weights, output.device)).sum()
+
+    @property
+    def records(self) -> bool:
+        """Whether it always launches the same for outputs of the same shape, so that passes may be recorded. A class says so
+        for itself alone (`recordable = True`): a subclass may do something else."""
+        return bool(vars(type(self)).get("recordable", False))
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it takes weights whatever it is given, so that equal samples may count as one."""
+        return type(self).mean is not Loss.mean
+
+    def score(self, targets: np.ndarray, predictions: np.ndarray, weights: np.ndarray | None) -> float:
+        """How good predictions of numbers are, 1 at best, 0 for the best constant; R² by default. NaN for fewer than two."""
+        from sklearn.metrics import r2_score
+        return float(r2_score(targets, predictions, sample_weight=weights)) if len(targets) > 1 else float("nan")
+
+    def best_constant(self, targets: np.ndarray, weights: np.ndarray | None) -> tuple[str, float] | None:
+        """(what the prediction is called that is best where it is always the same, its loss); None where that is not known."""
+        return None
+
+
+class RegressionLoss(Loss):
+    """Base of the losses of numbers that are the mean of a function of prediction - target."""
+
+    standardised = True
+    named_constant: ClassVar[str]   # what the prediction is called that is best where it is always the same
+
+    @abc.abstractmethod
+    def values(self, d: np.ndarray) -> np.ndarray:
+        """The function itself, in float64."""
+
+    @abc.abstractmethod
+    def constant(self, targets: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+        """(O,): of each column of targets (N, O) the prediction of least loss that is always the same."""
+
+    def __call__(self, output, target):
+        return self.mean(output, target, None)
+
+    def score(self, targets, predictions, weights):
+        """D² = 1 - loss / loss of the best constant, the mean over outputs: R² of the squared error."""
+        if len(targets) < 2:
+            return float("nan")
+        losses, least = (np.average(self.values(found - targets), axis=0, weights=weights)
+                         for found in (np.float64(predictions), self.constant(targets, weights)))
+        shares = np.divide(losses, least, out=np.where(losses > 0, 1.0, 0.0), where=least > 0)
+        return float(np.mean(1 - shares))
+
+    def best_constant(self, targets, weights):
+        constant = self.constant(targets, weights)
+        loss = float(np.average(self.values(constant - targets), axis=0, weights=weights).mean())
+        return (self.named_constant, loss) if loss else None
+
+
+@dataclasses.dataclass(frozen=True)
+class SquaredError(RegressionLoss):
+    """(prediction - target)², the mean over outputs: least for the mean, so that outliers count much."""
+
+    recordable = True
+    named_constant = "the mean"
+
+    def mean(self, output, target, weights):
+        return ops.squared_error(output, target=target, weights=weights)
+
+    def values(self, d):
+        return np.square(d)
+
+    def constant(self, targets, weights):
+        return np.average(np.float64(targets), axis=0, weights=weights)
+
+    def score(self, targets, predictions, weights):
+        return Loss.score(self, targets, predictions, weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class AbsoluteError(RegressionLoss):
+    """|prediction - target|, the mean over outputs: least for the median, whatever outliers are."""
+
+    recordable = True
+    named_constant = "the median"
+
+    def mean(self, output, target, weights):
+        return ops.absolute_error(output, target=target, weights=weights)
+
+    def values(self, d):
+        return np.abs(d)
+
+    def constant(self, targets, weights):
+        return _quantiles(targets, weights, 0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Huber(RegressionLoss):
+    """d²/2 for d = prediction - target up to delta, delta (|d| - delta/2) beyond it (Huber 1964), the mean over outputs.
+
+    Parameters
+    ----------
+    delta : float, default=1.0
+        From where on errors count as outliers, above 0; 1 as in PyTorch. `NetRegressor` trains on standardised targets: there
+        it is in standard deviations of y.
+
+    Raises
+    ------
+    ValueError
+        If delta is no number above 0.
+    """
+
+    delta: float = 1.0
+
+    recordable = True
+    named_constant = "the centre"
+
+    def __post_init__(self) -> None:
+        _check("Huber: delta", self.delta, float("inf"))
+
+    def mean(self, output, target, weights):
+        return ops.huber_error(output, target=target, delta=self.delta, weights=weights)
+
+    def values(self, d):
+        least = np.minimum(np.abs(d), self.delta)
+        return least * (np.abs(d) - least / 2)
+
+    def constant(self, targets, weights):
+        """Where the slopes, which rise with the constant, sum to 0."""
+        low, high = np.min(targets, axis=0).astype(np.float64), np.max(targets, axis=0).astype(np.float64)
+        for _ in range(40):
+            middle = (low + high) / 2
+            above = np.average(np.clip(middle - targets, -self.delta, self.delta), axis=0, weights=weights) > 0
+            low, high = np.where(above, low, middle), np.where(above, middle, high)
+        return (low + high) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantile(RegressionLoss):
+    """max(level e, (level - 1) e) for e = target - prediction (Koenker & Bassett 1978), the mean over outputs.
+
+    Parameters
+    ----------
+    level : float, default=0.5
+        In (0, 1): predictions are quantiles of this level, above a share `level` of the targets. 0.5 is the median.
+
+    Raises
+    ------
+    ValueError
+        If the level is no number in (0, 1).
+    """
+
+    level: float = 0.5
+
+    recordable = True
+    named_constant = "the quantile"
+
+    def __post_init__(self) -> None:
+        _check("Quantile: level", self.level, 1)
+
+    def mean(self, output, target, weights):
+        return ops.quantile_error(output, target=target, level=self.level, weights=weights)
+
+    def values(self, d):
+        return np.maximum((1 - self.level) * d, -self.level * d)
+
+    def constant(self, targets, weights):
+        return _quantiles(targets, weights, self.level)
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """-log of the probability of the class, softmax(output).
+
+    Parameters
+    ----------
+    label_smoothing : float, default=0.0
+        In [0, 1): share of each label that is spread over all classes (Szegedy et al. 2016, section 7), so that outputs do not
+        grow without end, and probabilities are less sure.
+
+    Raises
+    ------
+    ValueError
+        If it is no number in [0, 1).
+    """
+
+    label_smoothing: float = 0.0
+
+    recordable = True
+
+    def __post_init__(self) -> None:
+        if self.label_smoothing != 0:
+            _check("CrossEntropy: label_smoothing", self.label_smoothing, 1)
+
+    def __call__(self, output, target):
+        return self.mean(output, target, None)
+
+    def mean(self, output, target, weights):
+        return ops.softmax_cross_entropy(output, labels=target, weights=weights, label_smoothing=self.label_smoothing)
+
+    def best_constant(self, targets, weights):
+        """Of positions of classes: their entropy."""
+        counts = np.bincount(targets, weights)
+        counts = counts[counts > 0]
+        shares = (1 - self.label_smoothing) * counts / counts.sum() + self.label_smoothing / counts.size
+        return "the most frequent class", float(-(shares * np.log(shares)).sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionLoss(Loss):
+    """A function of tensors as a loss.
+
+    Parameters
+    ----------
+    function : callable
+        function(output, target) -> Tensor of shape (N,) or (), as `Loss.__call__`.
+    link : callable, optional
+        link(output) -> what is predicted, as `Loss.inverse_link`.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    link: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, output, target):
+        return self.function(output, target)
+
+    def inverse_link(self, output):
+        return None if self.link is None else self.link(output)
+
+
+# --- by name ----------------------------------------------------------------------------------------------------------
+OF_NUMBERS: dict[str, type[Loss]] = {"squared_error": SquaredError, "absolute_error": AbsoluteError, "huber": Huber,
+                                     "quantile": Quantile}
+OF_CLASSES: dict[str, type[Loss]] = {"cross_entropy": CrossEntropy}
+
+
+def loss_named(loss: Any, known: dict[str, type[Loss]] = OF_NUMBERS) -> Loss:
+    """The loss of a name, the loss itself, or that of a function of tensors.
+
+    Parameters
+    ----------
+    loss : str, Loss or callable
+    known : dict of str to class
+        The names, and losses that may be given: `OF_NUMBERS` or `OF_CLASSES`; one's own always may.
+
+    Raises
+    ------
+    ValueError
+        If there is no such name, or the loss is for other targets.
+    """
+    if isinstance(loss, str) and loss in known:
+        return known[loss]()
+    names = ", ".join(map(repr, known))
+    if isinstance(loss, Loss):
+        if type(loss) in {*OF_NUMBERS.values(), *OF_CLASSES.values()} - {*known.values()}:
+            raise ValueError(f"loss: {loss!r} is for other targets; choose {names}, or one's own")
+        return loss
+    if isinstance(loss, type) or not callable(loss):
+        raise ValueError(f"there is no loss {loss!r}; choose {names}, or give a Loss, or a function of output and target")
+    return FunctionLoss(loss)
+
+
+def _check(name: str, value: Any, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < high:
+        raise ValueError(f"{name} must be a number in (0, {high:g}), got {value!r}")
+
+
+def _quantiles(targets: np.ndarray, weights: np.ndarray | None, level: float) -> np.ndarray:
+    """(O,): of each column of targets (N, O) the least that a share `level` of the weights does not exceed."""
+    order = np.argsort(targets, axis=0)
+    shares = np.ones(len(targets)) if weights is None else np.float64(weights)
+    reached = np.cumsum(shares[order], axis=0) >= level * shares.sum() * (1 - 1e-12)
+    return np.take_along_axis(np.float64(targets), np.take_along_axis(order, np.argmax(reached, axis=0)[None], 0), 0)[0]

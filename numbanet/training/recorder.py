@@ -1,0 +1,196 @@
+"""Recorder: a training step that came before, its passes and with SGD its update, is done again as the device recorded it.
+
+With plans of the same kinds and the same number of samples a step is the same launches on the same arrays: only what is in them
+is new, the batch and the lists of what the plans keep. So these lie in fixed buffers, which the recorder alone knows. On a card
+a small step takes less time than Python takes to launch it, and a graph (`numbanet_kernels.runtime.graph`) is launched at once.
+A step that is met for the second time is recorded; as there are few kinds, nearly all steps of a fit are replayed. What they
+compute lies in one memory for all of them, which is used up before the next one is done.
+
+    hold    the batch, in fixed buffers
+    step    the passes and the update: op by op, or replayed
+
+A backend is what `Device.record` gives: something with `replay()` and `result`. Where a device has none, all steps are done op
+by op, in arrays of their own.
+"""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import profile
+from ..device import Device
+from ..layers import Layer, walk
+from ..plans import Kept, Plan, Plans
+from ..tensor import Tensor
+from .data import Batch
+from .optim import Optimizer
+
+FLOAT32 = np.dtype(np.float32)
+
+
+class _Pass(NamedTuple):
+    """What was recorded."""
+
+    graph: Any
+    gradients: list[Any]    # of the parameters, written anew by each replay
+    held: list[Any]         # the arrays of its key, so that no other ones are taken for them
+
+
+class Recorder:
+    """The recorded steps of one training run of a model."""
+
+    MOST = 1 << 30      # bytes that recorded passes may take, all of them together; a larger one is not recorded
+    RECORDED = 1 << 11  # passes that are recorded: a driver keeps some memory for each
+    MET = 1 << 14       # passes that are remembered, recorded or not, and plans
+    TRIED = 4           # passes that could not be recorded: then no other is tried, if none could
+
+    def __init__(self, dev: Device, model: Layer) -> None:
+        self.dev, self.model = dev, model
+        self.possible = not profile.ENABLED and dev.records()  # False on the CPU, and where every operation shall be seen
+        self._recorded: list[Any] = []
+        self._failed = 0
+        self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
+        self._inputs: dict[tuple, Any] = {}
+        self._lists: dict[tuple, Any] = {}
+        self._kept: dict[tuple, Kept] = {}
+
+    # --- fixed buffers ------------------------------------------------------------------------------------------------
+    def hold(self, X: Any, batch: Batch, change: Callable[[Batch], Batch] | None) -> Batch:
+        """The batch, fetched from samples X and maybe changed, where recorded steps find it: the next one overwrites it."""
+        if change is None:
+            ids, shape = batch.ids, (len(batch.rows), *X.shape[1:])
+            kind = (shape, FLOAT32) if ids is None else (ids.shape, ids.dtype)
+            batch = batch.fetch(X, self.dev, self.buffer("x", *kind))
+        else:
+            batch = change(batch.fetch(X, self.dev))
+            batch = batch._replace(inputs=self.put("x", batch.inputs))
+        return batch._replace(targets=self.put("y", batch.targets), weights=self.put("weights", batch.weights))
+
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """The array in which steps find an input of this name and shape; None where nothing is recorded."""
+        if not self.possible:
+            return None
+        key = name, tuple(shape), dtype
+        if key not in self._inputs:
+            self._inputs[key] = self.dev.empty(shape, dtype)
+        return self._inputs[key]
+
+    def put(self, name: str, array: Any) -> Any:
+        """The values of an array of the device, in the buffer of an input where steps are recorded; None for None."""
+        if array is None or not self.possible:
+            return array
+        return self.dev.copy(array, out=self.buffer(name, array.shape, array.dtype))
+
+    def _holds(self, name: str, array: Any) -> bool:
+        """Whether an array is the buffer of an input of that name; None always is."""
+        return array is None or array is self._inputs.get((name, tuple(array.shape), array.dtype))
+
+    def put_plans(self, plans: Plans) -> None:
+        """Put the lists of plans where steps find those of all plans of their kind at that site."""
+        for site, plan in plans.assigned.items():
+            if plan.density < 1 or plan.once:  # else there is no other one of its kind, and its lists are kept
+                plans.place(site, self._put_plan(site, plan, plans.kept(site)))
+
+    def _put_plan(self, site: str, plan: Plan, own: Kept) -> Kept:
+        if (site, plan.kind) not in self._lists:
+            self._lists[site, plan.kind] = self.dev.copy(own.whole)
+        place = self.dev.copy(own.whole, out=self._lists[site, plan.kind])
+        if plan.once:
+            return own.at(place)
+        if (site, plan) not in self._kept:
+            if len(self._kept) == self.MET:
+                self._kept.clear()
+            self._kept[site, plan] = own.at(place)
+        return self._kept[site, plan]
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+    def step(self, passes: Callable[[], Sequence[Any]], optimizer: Optimizer, plans: Plans, batch: Batch, states: list[Any],
+             repeatable: bool) -> tuple[Sequence[Any], dict[Tensor, Any]]:
+        """(what the passes return, what the update packed for the next step), after an update of the weights.
+
+        Parameters
+        ----------
+        passes : callable
+            () -> arrays: forward and backward, which leaves gradients.
+        optimizer : Optimizer
+            Prepared for the step.
+        plans : Plans
+        batch : Batch
+            As `hold` gave it.
+        states : list of array
+            What the passes change besides, such as those of recurrent layers.
+        repeatable : bool
+            Whether passes with equal kinds of plans and equal shapes are equal launches.
+        """
+        key = self._key(plans, batch) if repeatable and self.possible else None
+        own = None if key is None else optimizer.recorded_by()
+        if key is not None:
+            self.put_plans(plans)
+        if own is None:
+            results = self(key, passes, states)
+            optimizer.reduce()
+            return results, optimizer.launch()
+
+        def work() -> Sequence[Any]:
+            results = passes()
+            optimizer.reduce()
+            optimizer.launch()  # last: what fails before leaves the weights as they are
+            return results
+
+        return self((key, own[0]), work, states + own[1]), {}
+
+    def _key(self, plans: Plans, batch: Batch) -> Hashable | None:
+        """What decides which launches the passes are; None where that is not known, or they are more than launches."""
+        inputs = (("x", batch.inputs), ("y", batch.targets), ("weights", batch.weights))
+        kinds = tuple((path, plan.kind) for path, plan in plans.assigned.items())
+        if not all(self._holds(*given) for given in inputs) or any(kind is None for _, kind in kinds):
+            return None
+        layers = tuple(layer for _, layer in walk(self.model))  # a callback may exchange some
+        return layers, kinds, batch.inputs.shape, batch.weights is None
+
+    def __call__(self, key: Hashable, work: Callable[[], Sequence[Any]], arrays: Sequence[Any] = ()) -> Sequence[Any]:
+        """The arrays that work() returns, which leaves gradients: computed, or replayed where this key was met before.
+
+        The key, with some arrays and those of the model, says all that decides what is launched, and None that nothing does;
+        inputs are in their places.
+        """
+        if not self.possible or key is None:
+            return work()
+        tensors = [tensor for _, tensor, _ in self.model.named()]
+        key = key, tuple(map(id, arrays)), *((id(t.data), t.requires_grad) for t in tensors)
+        if key not in self._met:
+            if len(self._met) < self.MET:
+                self._met[key] = None
+            return work()
+        found = self._met[key]
+        if found is None:
+            found = self._met[key] = self._record(work, [*arrays, *(t.data for t in tensors)])
+        if not found:
+            return work()
+        found.graph.replay()
+        for parameter, gradient in zip(self.model.parameters(), found.gradients, strict=True):
+            parameter.gradient = gradient
+        return tuple(self.dev.copy(array) for array in found.graph.result)  # the next replay writes to the same memory
+
+    def _record(self, work: Callable[[], Sequence[Any]], arrays: list[Any]) -> _Pass | tuple[()]:
+        if len(self._recorded) == self.RECORDED:
+            return ()
+        try:
+            graph = self.dev.record(work, *self._recorded[:1], most=self.MOST)
+        except Exception as error:  # whatever a driver does not like, or memory that is short: training goes on without
+            warnings.warn(f"passes are not replayed: {type(error).__name__}: {error}", stacklevel=2)
+            self.possible, graph = False, None
+            self._met.clear()
+            self._recorded.clear()
+        parameters: list[Tensor] = list(self.model.parameters())
+        if graph is None:
+            for parameter in parameters:
+                parameter.zero_grad()  # nothing was computed
+            self._failed += 1
+            self.possible &= bool(self._recorded) or self._failed < self.TRIED
+            return ()
+        self._recorded.append(graph)
+        return _Pass(graph, [p.gradient for p in parameters], arrays)

@@ -1,0 +1,70 @@
+"""Validation: samples that are not trained on are scored after every epoch; EarlyStopping: the best weights stay."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .data import Data
+from .hooks import Hook
+from .run import Snapshot
+from .warned import warn
+
+TOLERANCE = 1e-4     # by how much a validation score has to be better than the best one
+
+
+class Validation(Hook):
+    """Adds validation_loss and validation_score to the record of each epoch.
+
+    Parameters
+    ----------
+    data : Data
+        The samples, as those that are trained on.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def epoch_end(self, run, record):
+        with np.errstate(over="ignore", invalid="ignore"):  # weights about to break: the next epoch's loss will tell
+            loss, score = run.stepper.task.validate(run.stepper, self.data)
+        return {"validation_loss": loss, "validation_score": score}
+
+
+class EarlyStopping(Hook):
+    """Stops training when validation_score has not improved for some epochs; goes back to the weights that had the best one.
+
+    The optimiser then starts anew: its state is not that of these weights.
+
+    Parameters
+    ----------
+    patience : int
+        How many epochs.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience, self.waited = patience, 0
+        self.best: tuple[float, Snapshot] | None = None  # the best score, and the weights that had it
+
+    def epoch_recorded(self, run, record):
+        if not run.final:
+            return
+        if self.best is None or not record["validation_score"] <= self.best[0] + TOLERANCE:
+            self.best, self.waited = (record["validation_score"], run.snapshot(weights_only=True)), 0
+        else:
+            self.waited += 1
+        if self.waited >= self.patience:
+            run.stop()
+
+    def fit_end(self, run):
+        if self.best is not None:
+            run.restore(self.best[1])
+        elif run.epoch == run.epochs.stop:
+            warn("early_stopping: no epoch could be the result, for the network was becoming sparse in all of them; train for "
+                 "more epochs, or give sparsity a larger fine_tuning")
+
+    def state(self) -> Any:
+        return self.best, self.waited
+
+    def restore(self, state: Any) -> None:
+        self.best, self.waited = state
