@@ -123,7 +123,8 @@ class Dropout(abc.ABC):
         """In one sentence, the layers that have weights of their own and no site, if there are some."""
         some = {layer for layer, _ in tree.sites}
         names = [f"{path} ({type(layer).__name__})" for path, layer in tree.layers.items() if layer not in some and any(
-            tensor.ndim > 1 and "." not in name and tensor.requires_grad for name, tensor, _ in layer.named())]
+            tensor.ndim > 1 and "." not in name and name not in layer.units and tensor.requires_grad
+            for name, tensor, _ in layer.named())]
         return [f"{self.name}: nothing is dropped of the weights that {', '.join(names)} hold{'s' * (len(names) == 1)}: what"
                 " may be a layer says by sites()"] if names else []
 
