@@ -123,6 +123,9 @@ CASES = {
     "batch norm, given": (
         lambda x, g, b: ops.batch_norm_apply(x, g, b, mean=x.device.upload(MEAN), variance=x.device.upload(VARIANCE), eps=0.1),
         lambda x, g, b: batch_norm(x, MEAN, VARIANCE, g, b), [(5, 3), (3,), (3,)], ANY),
+    "layer norm": (lambda x, g, b: ops.layer_norm(x, g, b, shape=(4,), eps=0.1),
+                   lambda x, g, b: batch_norm(x, x.mean(-1, keepdims=True), x.var(-1, keepdims=True), g, b),
+                   [(2, 3, 4), (4,), (4,)], ANY),
     "expand": (lambda x: ops.expand(x, plan=RowPlan(5, 2, 1)),
                lambda x: np.stack([0 * x[:, 0], x[:, 0], 0 * x[:, 0], x[:, 1], 0 * x[:, 0]], 1), [(3, 2)], ANY),
     "embedding": (lambda w: ops.embedding(w, ids=IDS), lambda w: w[IDS], [(5, 3)], ANY),

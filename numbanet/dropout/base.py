@@ -4,7 +4,7 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -73,8 +73,13 @@ class Dropout(abc.ABC):
         return self._with(tuple(map(mean, zip(*rates, strict=True))))
 
     def _with(self, rate: float | tuple[float, ...]) -> Dropout:
+        """A copy with these rates."""
+        return self.changed(rate=rate)
+
+    def changed(self, **attributes: Any) -> Dropout:
+        """A shallow copy with other attributes."""
         policy = copy.copy(self)
-        policy.rate = rate
+        vars(policy).update(attributes)
         return policy
 
     def rate_of(self, site: Site | int) -> float:
@@ -118,7 +123,8 @@ class Dropout(abc.ABC):
         """In one sentence, the layers that have weights of their own and no site, if there are some."""
         some = {layer for layer, _ in tree.sites}
         names = [f"{path} ({type(layer).__name__})" for path, layer in tree.layers.items() if layer not in some and any(
-            tensor.ndim > 1 and "." not in name and tensor.requires_grad for name, tensor, _ in layer.named())]
+            tensor.ndim > 1 and "." not in name and name not in layer.units and tensor.requires_grad
+            for name, tensor, _ in layer.named())]
         return [f"{self.name}: nothing is dropped of the weights that {', '.join(names)} hold{'s' * (len(names) == 1)}: what"
                 " may be a layer says by sites()"] if names else []
 

@@ -13,7 +13,6 @@ structured ones make the backward pass faster, and mixed training ends as dense 
 from __future__ import annotations
 
 import collections
-import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -70,10 +69,8 @@ class GateSparsity(Dropout):
 
     def over(self, epochs: int) -> GateSparsity:
         """For a fit of so many epochs: the schedule as a function of the epoch."""
-        share, found = self.schedule, copy.copy(self)
-        if not callable(share):
-            found.schedule = lambda epoch: float(np.clip(share * epochs - epoch, 0, 1))
-        return found
+        share = self.schedule
+        return self if callable(share) else self.changed(schedule=lambda epoch: float(np.clip(share * epochs - epoch, 0, 1)))
 
     def share(self, epoch: int) -> float:
         """Which share of the steps of an epoch, counted from 0, is sparse; ValueError where a function gives none."""
@@ -84,9 +81,7 @@ class GateSparsity(Dropout):
 
     def at(self, epoch):
         """The policy of an epoch: what it does depends on no other one."""
-        policy = copy.copy(self)
-        policy._epoch, policy._met, policy._thresholds = epoch, collections.Counter(), {}
-        return policy
+        return self.changed(_epoch=epoch, _met=collections.Counter(), _thresholds={})
 
     def averaged(self, epochs):
         return self

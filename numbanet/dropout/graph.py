@@ -17,7 +17,6 @@ What that costs, of N samples, I inputs, O outputs and S samples looked at (all 
 """
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import math
@@ -119,10 +118,7 @@ class DynamicSparseGraph(Dropout):
         self.epsilon, self.share, self.refresh, self.threshold, self.group = epsilon, share, refresh, threshold, group
         self.samples, self.double, self.seed = samples, double, seed
         self.select_in_prediction = share == "sample" if select_in_prediction is None else select_in_prediction
-        self._guesses = self._made()
-
-    def _made(self) -> Guesses:
-        return Guesses(self.epsilon, self.refresh, self.seed)
+        self._guesses = Guesses(epsilon, refresh, seed)
 
     def sites(self, model):
         """Those of Linear and Conv2d layers; a sequence of rates counts the other hidden layers, too,
@@ -145,17 +141,12 @@ class DynamicSparseGraph(Dropout):
 
     def _with(self, rate):
         """A copy whose weights are projected anew: what an epoch does depends on nothing before it but the weights."""
-        policy = super()._with(rate)
-        policy._guesses = policy._made()
-        return policy
+        return self.changed(rate=rate, _guesses=Guesses(self.epsilon, self.refresh, self.seed))
 
     def predicting(self, epoch):
         if not self.select_in_prediction:
             return None
-        policy = copy.copy(self.at(epoch))
-        policy.refresh = None  # weights stay as they are
-        policy._guesses = policy._made()
-        return policy
+        return self.at(epoch).changed(refresh=None, _guesses=Guesses(self.epsilon, None, self.seed))  # weights stay as they are
 
     def concern(self, site):
         outputs, inputs = site.shape[0], math.prod(site.shape[1:])

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import abc
 import collections
-import copy
 import math
 import numbers
 from typing import Any
@@ -148,9 +147,7 @@ class SensitiveDropout(Dropout):
 
         with no_grad():
             model(x, Context(x.device, Plans(x.device, tree.sites, choose=look)))
-        policy = copy.copy(self)
-        policy.thresholds, policy._seen = found, collections.defaultdict(list)
-        return policy
+        return self.changed(thresholds=found, _seen=collections.defaultdict(list))
 
     def _threshold(self, site: Site, layer: Conv2d, x: Tensor) -> float:
         low, high = 0.0, 64.0

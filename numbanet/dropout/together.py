@@ -1,7 +1,6 @@
 """Together: several policies in one model, each for its own kind of sites."""
 from __future__ import annotations
 
-import copy
 import numbers
 
 from .base import Dropout
@@ -37,10 +36,8 @@ class Together(Dropout):
 
     def _each(self, method, *given):
         """A copy with what a method of each policy gives."""
-        found = copy.copy(self)
-        found.policies = tuple(getattr(policy, method)(*given) for policy in self.policies)
-        found.rate = found.policies[0].rate
-        return found
+        policies = tuple(getattr(policy, method)(*given) for policy in self.policies)
+        return self.changed(policies=policies, rate=policies[0].rate)
 
     def at(self, epoch):
         return self._each("at", epoch)
@@ -115,8 +112,4 @@ def recurrent(policy: Dropout, steps: int | None = None) -> Dropout:
         raise ValueError(f"recurrent: other units at each time step are what 'rdp' can draw, not {policy.name!r}")
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1):
         raise ValueError(f"recurrent: steps must be a positive integer, got {steps!r}")
-    found = copy.copy(policy)
-    found.kind = "recurrent"
-    if steps is not None:
-        found.steps = int(steps)
-    return found
+    return policy.changed(kind="recurrent", **({} if steps is None else {"steps": int(steps)}))

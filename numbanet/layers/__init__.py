@@ -5,11 +5,14 @@ from .context import Context
 from .conv import Conv2d
 from .embedding import Embedding
 from .flow import CHANNELS_LAST, DENSE, ChannelsLast, Columns, Cost, Dense, Flow, Form, Layout, PerSample, Symbols, Tags
+from .last_step import LastStep
+from .layer_norm import LayerNorm
 from .linear import Linear
+from .lstm import LSTM
 from .norm import BatchNorm1d, BatchNorm2d
 from .normalize import Normalize
 from .pooling import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
-from .recurrent import LSTM, LastStep
+from .recurrent import Recurrent
 from .sequential import Sequential
 from .shape import Flatten, Select, Shuffle
 from .sparse import SparseLinear
@@ -18,6 +21,6 @@ from .tree import Tree, walk
 __all__ = [
     "ACTIVATIONS", "CHANNELS_LAST", "DENSE", "GELU", "LSTM", "Activation", "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm1d",
     "BatchNorm2d", "ChannelsLast", "Columns", "Context", "Conv2d", "Cost", "Dense", "Embedding", "Flatten", "Flow", "Form",
-    "LastStep", "Layer", "Layout", "Linear", "MaxPool2d", "Normalize", "PerSample", "ReLU", "Select", "Sequential", "Shuffle",
-    "Sigmoid", "SparseLinear", "Symbols", "Tags", "Tanh", "Tree", "to", "walk",
+    "LastStep", "Layer", "LayerNorm", "Layout", "Linear", "MaxPool2d", "Normalize", "PerSample", "ReLU", "Recurrent",
+    "Select", "Sequential", "Shuffle", "Sigmoid", "SparseLinear", "Symbols", "Tags", "Tanh", "Tree", "to", "walk",
 ]

@@ -1,101 +1,118 @@
-"""LSTM: layers of memory cells through time; LastStep: what they end with."""
+"""Recurrent: what layers of cells through time share, whatever their cells do."""
 from __future__ import annotations
 
+import abc
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, GatePlan, Plan, Plans, Site, TilePlan, TimePlan
+from ..plans import AxisPlan, BernoulliPlan, Plan, Plans, Site, TilePlan, TimePlan
 from ..tensor import Tensor
-from .base import Layer, only
+from .base import Layer
 from .context import Context, entering
 from .flow import Columns, Cost, Flow, Form, product_cost
 
 WEIGHTS, BIASES = ("weight_ih", "weight_hh"), ("bias_ih", "bias_hh")
 
 
-class LSTM(Layer):
-    """i, f, o = sigmoid, g = tanh of W_ih x[t] + b_ih + W_hh h[t-1] + b_hh;   c[t] = f c[t-1] + i g, y[t] = h[t] = o tanh c[t]
+class Recurrent(Layer, abc.ABC):
+    """Base: layers of cells through time, each of which takes the outputs y of the layer before.
 
-    Called as PyTorch's, `y, (h, c) = lstm(x, (h0, c0))`, with its names and shapes. The input products of all time steps are
-    one product, and what plans drop in it is not computed:
+    With `bidirectional` a layer has two cells, and y is what both give, 2H wide: one goes forwards in time, the other, whose
+    names end with `_reverse`, backwards, and begins at each sequence's own end. The input products of all time steps are one
+    product a cell, and what plans drop in it is not computed:
 
     output_l0, …     kind "output": of a layer's y, an `AxisPlan` keeps some units, the same at all time steps; y is compact,
-                     and the next layer's product has their columns alone. The layer itself computes all: they are its
+                     and the next layer's products have their columns alone. The layer itself computes all: they are its
                      memory (Zaremba et al. 2014, "Recurrent neural network regularization": dropout on non-recurrent
                      connections). A `BernoulliPlan` drops others at each time step
-    input_l0, …      kind "tiles": a `TilePlan` of W_ih
-    recurrent_l0, …  kind "recurrent": an `AxisPlan` of h[t-1], for one sequence, or a `TimePlan`, which drops others at each
-                     time step. The units that it drops keep their state, are computed, and come out in y; only the product
-                     with W_hh does not see them, and the others are multiplied by the plan's scale. So h and c stay what they
-                     are in prediction, where all are seen, and the mean of the sum is the same. (Dropping the state itself
-                     would wipe out, at each step, what a cell remembers.)
-    gates            kind "gates": a `GatePlan` of what the backward pass computes of the gates' gradients, in all layers
+    input_l0, …      kind "tiles": a `TilePlan` of a cell's W_ih
+    recurrent_l0, …  kind "recurrent": an `AxisPlan` of a cell's h[t-1], for one sequence. The units that it drops keep their
+                     state, are computed, and come out in y; only the product with W_hh does not see them, and the others are
+                     multiplied by the plan's scale. So the state stays what it is in prediction, where all are seen, and the
+                     mean of the sum is the same. (Dropping the state itself would wipe out, at each step, what a cell
+                     remembers.)
 
-    Parameters
-    ----------
-    input_size, hidden_size : int
-        Widths of x, I, and of h, H.
-    num_layers : int, default=1
-        Each takes the outputs of the one before.
-    bias : bool, default=True
-        Whether there are b_ih and b_hh: two, as in PyTorch; their sum counts.
-    batch_first : bool, default=False
-        Whether x and y are (N, T, …); else (T, N, …). States are (num_layers, N, H) either way.
-    dropout, bidirectional, proj_size
-        PyTorch's; nothing but their defaults, 0, False and 0, is supported.
-    rng : numpy.random.Generator or int, optional
-        Where the initial weights come from: uniform in ±1 / sqrt(H), as PyTorch's.
-    device : str or Device, default="cpu"
-        Where the parameters live.
-
-    Raises
-    ------
-    ValueError
-        If a size is not positive.
+    A subclass says how many gates and states a unit has, and what its cells do with them (`act`).
     """
 
-    recordable = True
+    gates: ClassVar[int]                                    # rows of each weight that a unit has
+    states: ClassVar[int] = 1                               # how many numbers a unit remembers
+    seen: ClassVar[tuple[type[Plan], ...]] = (AxisPlan,)    # plans of what the product with W_hh sees
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-                 dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, *,
-                 rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
-        only("LSTM", "plans of a step say what is dropped, which an estimator's dropout draws", dropout=(dropout, 0))
-        only("LSTM", "a second LSTM reads the reversed sequences", bidirectional=(bidirectional, False))
-        only("LSTM", "a Linear after it projects what comes out", proj_size=(proj_size, 0))
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int, bias: bool, batch_first: bool, bidirectional: bool,
+                 rng: np.random.Generator | int | None, device: str | Device) -> None:
         for name, value in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ValueError(f"LSTM: {name} must be a positive integer, got {value!r}")
+                raise ValueError(f"{type(self).__name__}: {name} must be a positive integer, got {value!r}")
         self.input_size, self.hidden_size, self.num_layers = int(input_size), int(hidden_size), int(num_layers)
-        self.has_bias, self.batch_first = bool(bias), bool(batch_first)
+        self.has_bias, self.batch_first, self.bidirectional = bool(bias), bool(batch_first), bool(bidirectional)
         rng, bound = np.random.default_rng(rng), 1 / math.sqrt(hidden_size)
-        for layer in range(num_layers):
-            shapes = [(4 * hidden_size, hidden_size if layer else input_size), (4 * hidden_size, hidden_size),
-                      *[(4 * hidden_size,)] * (2 * self.has_bias)]
-            for name, shape in zip((*WEIGHTS, *BIASES), shapes):
-                values = rng.uniform(-bound, bound, shape)
-                setattr(self, f"{name}_l{layer}", Tensor(values, device, requires_grad=True))
+        for name, shape in self._shapes(self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.has_bias):
+            setattr(self, name, Tensor(rng.uniform(-bound, bound, shape), device, requires_grad=True))
 
-    def _of(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(W_ih, W_hh, b_ih + b_hh) of a layer."""
-        w_ih, w_hh = (getattr(self, f"{name}_l{layer}") for name in WEIGHTS)
-        return w_ih, w_hh, ops.add(*(getattr(self, f"{name}_l{layer}") for name in BIASES)) if self.has_bias else None
+    @classmethod
+    def _shapes(cls, inputs: int, hidden: int, layers: int, bidirectional: bool,
+                bias: bool) -> list[tuple[str, tuple[int, ...]]]:
+        """(name, shape) of the parameters, in the order in which they are drawn."""
+        found, rows = [], cls.gates * hidden
+        for layer in range(layers):
+            width = hidden * (1 + bidirectional) if layer else inputs
+            for cell in _cells(layer, bidirectional):
+                shapes = (rows, width), (rows, hidden), (rows,), (rows,)
+                found += [(f"{name}_{cell}", shape) for name, shape in zip((*WEIGHTS, *BIASES * bias), shapes)]
+        return found
+
+    @property
+    def output_size(self) -> int:
+        """Width of y."""
+        return self.hidden_size * (1 + self.bidirectional)
+
+    def _layers(self) -> list[tuple[str, ...]]:
+        """By layer, how the names of its cells' parameters end."""
+        return [_cells(layer, self.bidirectional) for layer in range(self.num_layers)]
+
+    def _of(self, kind: str, cell: str) -> Any:
+        """A parameter of a cell, None where there is none."""
+        return getattr(self, f"{kind}_{cell}", None)
+
+    # --- what cells do ------------------------------------------------------------------------------------------------
+    @abc.abstractmethod
+    def act(self, z: Tensor, cell: str, first: list[Tensor], plans: Plans, ends: bool, **options: Any) -> tuple[Tensor, ...]:
+        """(y (T, N, H),), and with `ends` also the states, but for h, after the last step.
+
+        Parameters
+        ----------
+        z : Tensor of shape (T N, gates * H)
+            What x brings, with `input_bias`.
+        cell : str
+            How the names of its parameters end.
+        first : list of Tensor of shape (N, H)
+            The states before the first step.
+        plans : Plans
+        ends : bool
+        options
+            steps, lengths, units and left, as `ops.lstm` and `ops.gru` take them.
+        """
+
+    def input_bias(self, cell: str) -> Tensor | None:
+        """What is added to the input products of a cell."""
+        return self._of("bias_ih", cell)
 
     # --- calls --------------------------------------------------------------------------------------------------------
-    def __call__(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, lengths: Any = None,
-                 context: Context | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """(y, (h, c)): the outputs of the last layer, and the states of all layers after the last step.
+    def __call__(self, x: Tensor, state: Any = None, lengths: Any = None, context: Context | None = None) -> tuple[Tensor, Any]:
+        """(y, states): the outputs of the last layer, and the states of all cells after their last steps.
 
         Parameters
         ----------
         x : Tensor of shape (T, N, input_size), or (N, T, input_size) with batch_first
-        state : (h0, c0), each of shape (num_layers, N, hidden_size), optional
-            What the layers begin with; zeros by default.
+        state : (h0, c0) of an LSTM, h0 of a GRU, each of shape (cells, N, hidden_size), optional
+            What the cells begin with, those of a layer one after the other; zeros by default.
         lengths : array_like of int of shape (N,), optional
-            How many steps a sample has, 1 to T: y is 0 after them, h and c are those of the last one. By default those of the
+            How many steps a sample has, 1 to T: y is 0 after them, states are those of the last one. By default those of the
             pass that it stands in, where there is one.
         context : Context, optional
             What is dropped.
@@ -110,81 +127,99 @@ class LSTM(Layer):
         flow, context = entering(self, x, context)
         flow = self._time_major(flow)
         steps, n, _ = flow.x.shape
-        shape = (self.num_layers, n, self.hidden_size)
-        for given in state or ():
-            if tuple(given.shape) != shape:
-                raise ValueError(f"LSTM: states must be of shape {shape}, got {tuple(given.shape)}")
+        cells, shape = sum(self._layers(), ()), (self.num_layers * (1 + self.bidirectional), n, self.hidden_size)
+        given = () if state is None else tuple(state) if self.states > 1 else (state,)
+        if given and [tuple(part.shape) for part in given] != [shape] * self.states:
+            raise ValueError(f"{type(self).__name__}: states must be of shape {shape}, {self.states} of them, got "
+                             f"{', '.join(str(tuple(part.shape)) for part in given)}")
+        first = {cell: [part[i] for part in given] for i, cell in enumerate(cells)}
         lengths = self._lengths(flow.tags.lengths if lengths is None else lengths, steps, n)
-        last, hs, cs = np.full(n, steps - 1) if lengths is None else lengths - 1, [], []
-        for layer in range(self.num_layers):
-            first = [s[layer] for s in state] if state is not None else None
-            both = self._layer(layer, flow, context, first, lengths, cell=True)
-            y, c = both[:steps], both[steps]
-            hs.append(y[last, np.arange(n)])
-            cs.append(c)
-            flow = self._thinned(layer, flow.with_(y), context)
+        flow, ends = self._through(flow, context, first, lengths, ends=True)
         y = flow.dense()
-        h, c = (ops.concatenate([part.reshape(1, n, self.hidden_size) for part in parts]) for parts in (hs, cs))
-        return y.transpose(1, 0, 2) if self.batch_first else y, (h, c)
+        found = tuple(ops.concatenate([part.reshape(1, n, self.hidden_size) for part in parts]) for parts in zip(*ends))
+        return y.transpose(1, 0, 2) if self.batch_first else y, found if self.states > 1 else found[0]
 
     def forward(self, flow: Flow, context: Context) -> Flow:
         """y, compact where units of the last layer are dropped; begins with the states that the context has, which those after
-        the last step overwrite."""
+        the last step overwrite.
+
+        Raises
+        ------
+        ValueError
+            If the context has states, and the layer reads backwards too.
+        """
         flow = self._time_major(flow.features())
         steps, n, _ = flow.x.shape
-        lengths = self._lengths(flow.tags.lengths, steps, n)
-        for layer in range(self.num_layers):
-            left = None if context.state is None else self._remembered(context.state, layer, n)
-            first = left and [Tensor.wrap(array, context.device) for array in left]
-            y = self._layer(layer, flow, context, first, lengths, left=left)
-            flow = self._thinned(layer, flow.with_(y), context)
+        left = None if context.state is None else {
+            cell: self._remembered(context.state, cell, n) for cells in self._layers() for cell in cells}
+        first = {cell: [Tensor.wrap(array, context.device) for array in arrays] for cell, arrays in (left or {}).items()}
+        flow, _ = self._through(flow, context, first, self._lengths(flow.tags.lengths, steps, n), left)
         return flow._replace(x=flow.x.transpose(1, 0, 2) if self.batch_first else flow.x)
 
-    def _remembered(self, state: dict[Any, Any], layer: int, n: int) -> list[Any]:
-        """(h, c) of n samples, zeros where there are none."""
-        if (self, layer, n) not in state:
+    def _remembered(self, state: dict[Any, Any], cell: str, n: int) -> list[Any]:
+        """The states of n samples, zeros where there are none; ValueError where they cannot be carried over."""
+        if self.bidirectional:
+            raise ValueError(f"{self!r}: states are carried over from one piece of a text to the next, and what reads backwards"
+                             " begins at the text's end; take bidirectional=False")
+        if (self, cell, n) not in state:
             dev = self.weight_ih_l0.device
-            state[self, layer, n] = [dev.full((n, self.hidden_size), 0.0) for _ in range(2)]
-        return state[self, layer, n]
+            state[self, cell, n] = [dev.full((n, self.hidden_size), 0.0) for _ in range(self.states)]
+        return state[self, cell, n]
 
     def _time_major(self, flow: Flow) -> Flow:
         """x as (T, N, …); ValueError where it is of another shape."""
-        indices = flow.indices
+        indices, name = flow.indices, type(self).__name__
         width = self.input_size if indices is None else indices.plan.count
         if flow.x.ndim != 3 or flow.x.shape[2] != width or (indices and indices.plan.n != self.input_size):
             axes = "(N, T, I)" if self.batch_first else "(T, N, I)"
-            raise ValueError(f"LSTM: x must be {axes} with I = {width}, got {tuple(flow.x.shape)}")
+            raise ValueError(f"{name}: x must be {axes} with I = {width}, got {tuple(flow.x.shape)}")
         if not flow.x.shape[self.batch_first]:
-            raise ValueError(f"LSTM: x {tuple(flow.x.shape)} has no time steps; sequences need one at least")
+            raise ValueError(f"{name}: x {tuple(flow.x.shape)} has no time steps; sequences need one at least")
         return flow._replace(x=flow.x.transpose(1, 0, 2)) if self.batch_first else flow
 
-    @staticmethod
-    def _lengths(lengths: Any, steps: int, n: int) -> np.ndarray | None:
+    def _lengths(self, lengths: Any, steps: int, n: int) -> np.ndarray | None:
         if lengths is None:
             return None
-        found = np.asarray(lengths)
+        found, name = np.asarray(lengths), type(self).__name__
         if found.shape != (n,) or found.dtype.kind not in "iu":
-            raise ValueError(f"LSTM: lengths must be {n} integers, got {found.dtype} {found.shape}")
+            raise ValueError(f"{name}: lengths must be {n} integers, got {found.dtype} {found.shape}")
         if found.size and not 1 <= found.min() <= found.max() <= steps:
-            raise ValueError(f"LSTM: lengths must be from 1 to {steps}, got {found.min()} to {found.max()}")
+            raise ValueError(f"{name}: lengths must be from 1 to {steps}, got {found.min()} to {found.max()}")
         return found.astype(np.int32)
 
-    def _layer(self, layer: int, flow: Flow, context: Context, first: list[Tensor] | None, lengths: np.ndarray | None,
-               **options: Any) -> Tensor:
-        """y (T, N, H) of one layer for x (T, N, I), compact or not."""
-        (w_ih, w_hh, b), dev, plans = self._of(layer), flow.x.device, context.plans
+    def _through(self, flow: Flow, context: Context, first: dict[str, list[Tensor]], lengths: np.ndarray | None,
+                 left: dict[str, list[Any]] | None = None, ends: bool = False) -> tuple[Flow, list[list[Tensor]]]:
+        """(the last layer's y (T, N, …), compact or not; with `ends` the states of each cell after its last step)"""
+        steps, n, _ = flow.x.shape
+        last, found = np.full(n, steps - 1) if lengths is None else lengths - 1, []
+        for layer, cells in enumerate(self._layers()):
+            ys = []
+            for cell in cells:
+                back = len(ys) > 0
+                x = flow._replace(x=ops.reverse_steps(flow.x, lengths=lengths)) if back else flow
+                y, *others = self._run(cell, x, context, first.get(cell), lengths, ends, left and left[cell])
+                if ends:
+                    found.append([y[last, np.arange(n)], *others])
+                ys.append(ops.reverse_steps(y, lengths=lengths) if back else y)
+            flow = self._thinned(layer, flow.with_(ops.concatenate(ys, axis=2) if self.bidirectional else ys[0]), context)
+        return flow, found
+
+    def _run(self, cell: str, flow: Flow, context: Context, first: list[Tensor] | None, lengths: np.ndarray | None, ends: bool,
+             left: list[Any] | None) -> tuple[Tensor, ...]:
+        """What `act` gives of one cell for x (T, N, I), compact or not."""
+        w, b, dev, plans = self._of("weight_ih", cell), self.input_bias(cell), flow.x.device, context.plans
         steps, n, width = flow.x.shape
         flow = flow._replace(x=flow.x.reshape(steps * n, width))
-        tiles, gates = plans.at(self, f"input_l{layer}"), plans.of(self, "gates")
+        tiles, sparse = plans.at(self, f"input_{cell}"), plans.of(self, "gates") is not None
         if tiles is not None:
-            z = ops.linear_tiles(flow.dense(), w_ih, b, plan=tiles, blocks=context.packed.get(w_ih))
+            z = ops.linear_tiles(flow.dense(), w, b, plan=tiles, blocks=context.packed.get(w))
         elif flow.indices is None:
-            z = ops.linear(flow.x, w_ih, b, columns=gates is not None)
+            z = ops.linear(flow.x, w, b, columns=sparse)
         else:
-            z = ops.linear_rows(flow.x, w_ih, b, cols=flow.indices, scale=1.0, columns=gates is not None)
-        h0, c0 = first or [Tensor.wrap(dev.full((n, self.hidden_size), 0.0), dev) for _ in range(2)]
-        return ops.lstm(z, w_hh, h0, c0, steps=steps, lengths=None if lengths is None else dev.upload(lengths),
-                        gates=gates and gates.of(layer), units=plans.at(self, f"recurrent_l{layer}"), **options)
+            z = ops.linear_rows(flow.x, w, b, cols=flow.indices, scale=1.0, columns=sparse)
+        first = first or [Tensor.wrap(dev.full((n, self.hidden_size), 0.0), dev) for _ in range(self.states)]
+        return self.act(z, cell, first, plans, ends, steps=steps, lengths=None if lengths is None else dev.upload(lengths),
+                        units=plans.at(self, f"recurrent_{cell}"), left=left)
 
     def _thinned(self, layer: int, flow: Flow, context: Context) -> Flow:
         """What comes to the next layer."""
@@ -199,35 +234,37 @@ class LSTM(Layer):
     # --- what it says of itself ---------------------------------------------------------------------------------------
     def sites(self):
         found: list[Site] = []
-        for layer in range(self.num_layers):
-            w_ih, w_hh = (getattr(self, f"{name}_l{layer}") for name in WEIGHTS)
-            found += [Site(f"output_l{layer}", "output", (self.hidden_size, w_ih.shape[1]), (AxisPlan, BernoulliPlan)),
-                      Site(f"input_l{layer}", "tiles", w_ih.shape, (TilePlan,)),
-                      Site(f"recurrent_l{layer}", "recurrent", w_hh.shape[::-1], (AxisPlan, TimePlan))]
-        return *found, Site("gates", "gates", (4 * self.hidden_size,), (GatePlan,))
+        for layer, cells in enumerate(self._layers()):
+            shape = self._of("weight_ih", cells[0]).shape
+            found.append(Site(f"output_l{layer}", "output", (self.output_size, shape[1]), (AxisPlan, BernoulliPlan)))
+            for cell in cells:
+                found += [Site(f"input_{cell}", "tiles", shape, (TilePlan,)),
+                          Site(f"recurrent_{cell}", "recurrent", self._of("weight_hh", cell).shape[::-1], self.seen)]
+        return tuple(found)
 
     def cost(self, form, plans):
         if len(form.shape) != 3 or form.shape[2] not in (None, self.input_size):
             raise ValueError(f"{self!r}: it takes sequences of {self.input_size} features, and its input has "
                              f"{form.shape[1:]} a sample")
-        total, n, hidden, kept = Cost(), form.samples, self.hidden_size, form.kept
-        for layer in range(self.num_layers):
-            plan, recurrent, out = (plans.of(self, f"{name}_l{layer}") for name in ("input", "recurrent", "output"))
-            size = self.input_size if layer == 0 else hidden
-            inner = size if kept is None or plan is not None else kept.count
-            total = total.plus(product_cost(n, inner, 4 * hidden, 4 * hidden * inner if plan is None else plan.size,
-                                            form._replace(differentiable=form.differentiable or layer > 0)))
-            total = total.plus(self._recurrent_cost(n, recurrent))
+        total, n, rows, kept = Cost(), form.samples, self.gates * self.hidden_size, form.kept
+        for layer, cells in enumerate(self._layers()):
+            size = self.output_size if layer else self.input_size
+            for cell in cells:
+                plan = plans.of(self, f"input_{cell}")
+                inner = size if kept is None or plan is not None else kept.count
+                total = total.plus(product_cost(n, inner, rows, rows * inner if plan is None else plan.size,
+                                                form._replace(differentiable=form.differentiable or layer > 0)))
+                total = total.plus(self._recurrent_cost(n, plans.of(self, f"recurrent_{cell}")))
+            out = plans.of(self, f"output_l{layer}")
             kept = out if isinstance(out, AxisPlan) else None
-        if gates := plans.of(self, "gates"):  # only columns of dz are computed, and what is computed from them
-            total = total._replace(backward=gates.density * total.backward)
-        return total, Form((*form.shape[:2], hidden), kept, True)
+        return total, Form((*form.shape[:2], self.output_size), kept, True)
 
     def _recurrent_cost(self, n: int, plan: Plan | None) -> Cost:
         """Of the products with W_hh in n positions. Under a `TimePlan` the forward one alone is smaller: dw is one product for
         all time steps, and on the CPU they share the packed weight of dh."""
         def products(seen: int) -> Cost:
-            return product_cost(n, seen, 4 * self.hidden_size, 4 * self.hidden_size * seen, Form((n, seen), None, True))
+            rows = self.gates * self.hidden_size
+            return product_cost(n, seen, rows, rows * seen, Form((n, seen), None, True))
 
         thinned, dense = products(self.hidden_size if plan is None else plan.count), products(self.hidden_size)
         return Cost(thinned.forward, dense.backward, thinned.bytes_forward, dense.bytes_backward) if isinstance(
@@ -235,48 +272,25 @@ class LSTM(Layer):
 
     def reads(self, plans: Plans, symbols=None):
         found = {}
-        for layer in range(self.num_layers):
-            found.update(plans.region(self, getattr(self, f"weight_ih_l{layer}"), f"input_l{layer}"))
+        for cell in sum(self._layers(), ()):
+            found.update(plans.region(self, self._of("weight_ih", cell), f"input_{cell}"))
         return found
 
     def config(self):
         return {"input_size": self.input_size, "hidden_size": self.hidden_size, "num_layers": self.num_layers,
-                "bias": self.has_bias, "batch_first": self.batch_first}
+                "bias": self.has_bias, "batch_first": self.batch_first, "bidirectional": self.bidirectional}
 
     @classmethod
     def shapes(cls, config):
-        hidden, width = config["hidden_size"], config["input_size"]
-        return tuple((f"{name}_l{layer}", (4 * hidden, width if name == "weight_ih" and not layer else hidden))
-                     for layer in range(config["num_layers"]) for name in WEIGHTS)
+        return tuple(cls._shapes(config["input_size"], config["hidden_size"], config["num_layers"],
+                                 config.get("bidirectional", False), False))
 
     def __repr__(self) -> str:
         options = [f"{self.num_layers}"] * (self.num_layers > 1) + ["bias=False"] * (not self.has_bias)
-        options += ["batch_first=True"] * self.batch_first
-        return f"LSTM({', '.join([f'{self.input_size}', f'{self.hidden_size}', *options])})"
+        options += ["batch_first=True"] * self.batch_first + ["bidirectional=True"] * self.bidirectional
+        return f"{type(self).__name__}({', '.join([f'{self.input_size}', f'{self.hidden_size}', *options])})"
 
 
-class LastStep(Layer):
-    """y[n] = x[n, T - 1], or, where the flow says how long samples are, x[n, length[n] - 1].   x (N, T, H) -> y (N, H)
-
-    What an `LSTM` ends with, for a `Linear` to classify.
-    """
-
-    recordable = True
-
-    def forward(self, flow, context):
-        if flow.x.ndim != 3 or not flow.x.shape[1]:
-            raise ValueError(f"LastStep: x must be (N, T, H), T at least 1, got {tuple(flow.x.shape)}")
-        n, steps, _ = flow.x.shape
-        last = np.full(n, steps - 1) if flow.tags.lengths is None else flow.tags.lengths - 1
-        return flow._replace(x=flow.x[np.arange(n), last], tags=flow.tags._replace(lengths=None))
-
-    def cost(self, form, plans):
-        if len(form.shape) != 3:
-            raise ValueError(f"{self!r}: it takes sequences (T, H), and its input is of shape {form.shape[1:]} a sample")
-        return Cost(), form._replace(shape=(form.shape[0], form.shape[2]))
-
-    def commutes(self, plan):
-        return isinstance(plan, AxisPlan)
-
-    def config(self):
-        return {}
+def _cells(layer: int, bidirectional: bool) -> tuple[str, ...]:
+    """How the names of a layer's parameters end, forwards and backwards."""
+    return (f"l{layer}", f"l{layer}_reverse")[:1 + bidirectional]

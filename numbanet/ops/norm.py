@@ -1,7 +1,8 @@
-"""Batch normalisation; dy is the gradient of the result."""
+"""Batch and layer normalisation; dy is the gradient of the result."""
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..autograd import op
@@ -57,3 +58,28 @@ def batch_norm_apply(dev, x, gamma, beta, *, mean: Any, variance: Any, eps: floa
         return dev.sum_rows(dy) if kept is None else vector_gradient(dev.sum_rows(dy), kept)
 
     return y, (lambda dy: dev.batch_norm_apply(dy, gamma, nothing, nothing, variance, eps), dgamma, dbeta)
+
+
+@op
+def layer_norm(dev, x, gamma=None, beta=None, *, shape: Sequence[int], eps: float = 1e-5):
+    """y = gamma (x - mean) / sqrt(variance + eps) + beta, mean and variance over the last axes, which are of this shape.
+
+    x, y (…, *shape), gamma and beta (*shape) or None for 1 and 0 (Ba, Kiros & Hinton 2016, "Layer normalization", eq. 3).
+
+    Raises
+    ------
+    ValueError
+        If x does not end with these axes, or gamma and beta have others.
+    """
+    shape, before = tuple(shape), tuple(x.shape)
+    if not (shape and before[-len(shape):] == shape and all(v is None or tuple(v.shape) == shape for v in (gamma, beta))):
+        vectors = "".join(f", {name} {tuple(v.shape)}" for name, v in (("gamma", gamma), ("beta", beta)) if v is not None)
+        raise ValueError(f"layer_norm: x {before}{vectors} do not end with the axes {shape}")
+    width = math.prod(shape)
+    rows = dev.reshape(x, (math.prod(before[:-len(shape)]), width))
+    g, b = (dev.full((width,), value) if v is None else dev.reshape(v, (width,)) for v, value in ((gamma, 1.0), (beta, 0.0)))
+    y, mean, inverse = dev.layer_norm(rows, g, b, eps)
+    gradients = once(lambda dy: dev.layer_norm_grad(dev.reshape(dy, rows.shape), rows, g, mean, inverse))
+    return dev.reshape(y, before), (lambda dy: dev.reshape(gradients(dy)[0], before),
+                                    lambda dy: dev.reshape(gradients(dy)[1], shape),
+                                    lambda dy: dev.reshape(gradients(dy)[2], shape))

@@ -1,7 +1,9 @@
-"""LSTM through time as one operation; dy is the gradient of the result."""
+"""Layers of cells through time as one operation each: LSTM; steps in reverse. dy is the gradient of the result."""
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from ..autograd import op
 from ..gradients import Columns, Packed
@@ -103,3 +105,28 @@ def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | Kept | N
         return Packed(product, packing(columns or whole_axis(4 * hidden, dev), cols or whole_axis(hidden, dev)), tuple(w.shape))
 
     return y, (dz, dw, lambda dy: back(dy)[2], lambda dy: back(dy)[3])
+
+
+@op
+def reverse_steps(dev, x, *, lengths: np.ndarray | None = None):
+    """y[t, n] = x[L - 1 - t, n] for t < L = lengths[n], x[t, n] from there on.   x, y (T, N, W)
+
+    What reads sequences backwards, each from its own end, reads them so; done twice, it is x.
+
+    Parameters
+    ----------
+    lengths : (N,) integers of the host, optional
+        From 1 to T; T by default.
+    """
+    if lengths is None:
+        def turn(a):
+            return dev.getitem(a, slice(None, None, -1))
+    else:
+        (steps, n), t = x.shape[:2], np.arange(x.shape[0])[:, None]
+        rows = np.where(t < lengths, lengths - 1 - t, t) * n + np.arange(n)
+        rows = dev.upload(rows.reshape(-1).astype(np.int32))
+
+        def turn(a):
+            return dev.reshape(dev.take_rows(dev.reshape(a, (steps * n, a.shape[2])), rows), a.shape)
+
+    return turn(x), (turn,)

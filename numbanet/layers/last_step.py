@@ -1,0 +1,54 @@
+"""LastStep: what layers through time end with."""
+from __future__ import annotations
+
+import numpy as np
+
+from .. import ops
+from ..plans import AxisPlan
+from .base import Layer
+from .flow import Cost
+
+
+class LastStep(Layer):
+    """y[n] = x[n, T - 1], or, where the flow says how long samples are, x[n, length[n] - 1].   x (N, T, H) -> y (N, H)
+
+    What an `LSTM` or a `GRU` ends with, for a `Linear` to classify.
+
+    Parameters
+    ----------
+    bidirectional : bool, default=False
+        Of the second half of the features, take x[n, 0] instead: there ends what reads backwards. For a layer with
+        `bidirectional`, whose last step backwards has seen one element alone.
+    """
+
+    recordable = True
+
+    def __init__(self, bidirectional: bool = False) -> None:
+        self.bidirectional = bool(bidirectional)
+
+    def forward(self, flow, context):
+        if flow.x.ndim != 3 or not flow.x.shape[1]:
+            raise ValueError(f"LastStep: x must be (N, T, H), T at least 1, got {tuple(flow.x.shape)}")
+        n, steps, _ = flow.x.shape
+        last = np.full(n, steps - 1) if flow.tags.lengths is None else flow.tags.lengths - 1
+        ended = flow._replace(x=flow.x[np.arange(n), last], tags=flow.tags._replace(lengths=None))
+        if not self.bidirectional:
+            return ended
+        ahead, back = ended.dense(), flow._replace(x=flow.x[:, 0]).dense()
+        half = self._half(ahead.shape[1])
+        return ended.with_(ops.concatenate([ahead[:, :half], back[:, half:]], axis=1))
+
+    def _half(self, width: int) -> int:
+        if width % 2:
+            raise ValueError(f"{self!r}: its input has {width} features a step; two directions have an even number")
+        return width // 2
+
+    def cost(self, form, plans):
+        if len(form.shape) != 3:
+            raise ValueError(f"{self!r}: it takes sequences (T, H), and its input is of shape {form.shape[1:]} a sample")
+        if self.bidirectional:
+            self._half(form.shape[2] or 0)
+        return Cost(), form._replace(shape=(form.shape[0], form.shape[2]), kept=None if self.bidirectional else form.kept)
+
+    def commutes(self, plan):
+        return isinstance(plan, AxisPlan)

@@ -1,0 +1,86 @@
+"""LayerNorm: each sample normalised by itself."""
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+
+import numpy as np
+
+from .. import ops
+from ..device import Device
+from ..tensor import Tensor
+from .base import Layer
+from .flow import Cost, Form
+
+
+class LayerNorm(Layer):
+    """y = weight (x - mean) / sqrt(variance + eps) + bias, mean and variance over the last axes of x (…, *normalized_shape)
+
+    Of each sample, and each time step, by itself: in training and in prediction alike, in batches of one sample too, and with
+    nothing to remember (Ba, Kiros & Hinton 2016, "Layer normalization", eq. 3). Names, shapes, values and positional arguments
+    are PyTorch's. The statistics are of all features: compact activations are made dense, and dropped ones count as 0.
+
+    Parameters
+    ----------
+    normalized_shape : int or sequence of int
+        The last axes of x: an integer for the last one alone.
+    eps : float, default=1e-5
+        Added to the variance, which is that of the values themselves, with 1/n.
+    elementwise_affine : bool, default=True
+        Whether there are a weight and a bias, of `normalized_shape`; they begin as 1 and 0.
+    bias : bool, default=True
+        Whether, with a weight, there is a bias.
+    device : str or Device, default="cpu"
+        Where the tensors live.
+
+    Raises
+    ------
+    ValueError
+        If a length is not positive or there is none, or eps is not above 0; when called, if x does not end with these axes.
+    TypeError
+        If a length is no integer.
+    """
+
+    recordable = True
+    units = ("weight", "bias")
+
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
+                 bias: bool = True, *, device: str | Device = "cpu") -> None:
+        given = (normalized_shape,) if isinstance(normalized_shape, numbers.Number) else tuple(normalized_shape)
+        if any(isinstance(n, bool) or not isinstance(n, numbers.Integral) for n in given):
+            raise TypeError(f"LayerNorm: normalized_shape must be an integer, or some, got {normalized_shape!r}")
+        self.normalized_shape = tuple(int(n) for n in given)
+        if not given or min(given) < 1 or not eps > 0:
+            raise ValueError(f"LayerNorm: normalized_shape {normalized_shape} must be positive, one axis at least, and eps "
+                             f"{eps} above 0")
+        self.eps, self.elementwise_affine = eps, bool(elementwise_affine)
+        self.weight, self.bias = (
+            Tensor(np.full(self.normalized_shape, value), device, requires_grad=True) if there else None
+            for value, there in ((1.0, elementwise_affine), (0.0, elementwise_affine and bias)))
+
+    def forward(self, flow, context):
+        x = flow.dense()
+        if x.shape[-len(self.normalized_shape):] != self.normalized_shape:
+            raise ValueError(f"{self!r}: x {x.shape} does not end with the axes {self.normalized_shape}")
+        return flow.with_(ops.layer_norm(x, self.weight, self.bias, shape=self.normalized_shape, eps=self.eps))
+
+    def cost(self, form, plans):
+        axes = form.shape[-len(self.normalized_shape):]
+        if len(axes) != len(self.normalized_shape) or any(n not in (None, own) for n, own in zip(axes, self.normalized_shape)):
+            raise ValueError(f"{self!r}: its input is of shape {form.shape[1:]} a sample")
+        size = 4.0 * math.prod(n or 1 for n in form.shape)
+        return Cost(0.0, 0.0, 2 * size, 3 * size), Form(form.shape, None, form.differentiable or self.elementwise_affine)
+
+    def config(self):
+        return {"normalized_shape": self.normalized_shape, "eps": self.eps, "elementwise_affine": self.elementwise_affine,
+                "bias": self.bias is not None}
+
+    @classmethod
+    def shapes(cls, config):
+        return (("weight", tuple(config["normalized_shape"])),) if config["elementwise_affine"] else ()
+
+    def __repr__(self) -> str:
+        shape = self.normalized_shape[0] if len(self.normalized_shape) == 1 else self.normalized_shape
+        options = ["elementwise_affine=False"] if not self.elementwise_affine else ["bias=False"] * (self.bias is None)
+        return f"LayerNorm({', '.join([f'{shape}', *options])})"

@@ -1,0 +1,76 @@
+"""LSTM: layers of memory cells through time."""
+from __future__ import annotations
+
+import numpy as np
+
+from .. import ops
+from ..device import Device
+from ..plans import AxisPlan, GatePlan, Site, TimePlan
+from .base import only
+from .recurrent import Recurrent
+
+
+class LSTM(Recurrent):
+    """i, f, o = sigmoid, g = tanh of W_ih x[t] + b_ih + W_hh h[t-1] + b_hh;   c[t] = f c[t-1] + i g, y[t] = h[t] = o tanh c[t]
+
+    Called as PyTorch's, `y, (h, c) = lstm(x, (h0, c0))`, with its names and shapes (Hochreiter & Schmidhuber 1997, with forget
+    gates). What plans drop in it is said by `numbanet.layers.Recurrent`; and here
+
+    recurrent_l0, …  take a `TimePlan` as well, which drops others at each time step
+    gates            kind "gates": a `GatePlan` of what the backward pass computes of the gates' gradients, in all layers
+
+    Parameters
+    ----------
+    input_size, hidden_size : int
+        Widths of x, I, and of h, H.
+    num_layers : int, default=1
+        Each takes the outputs of the one before.
+    bias : bool, default=True
+        Whether there are b_ih and b_hh: two, as in PyTorch; their sum counts.
+    batch_first : bool, default=False
+        Whether x and y are (N, T, …); else (T, N, …). States are (num_layers, N, H) either way.
+    dropout : float, default=0.0
+        PyTorch's; only 0 is supported.
+    bidirectional : bool, default=False
+        Whether a layer reads its input backwards as well, by weights of its own (`weight_ih_l0_reverse`, …; Schuster & Paliwal
+        1997, "Bidirectional recurrent neural networks"): y is then (…, 2H), states (2 num_layers, N, H). Where sequences differ
+        in length, each is read from its own end. It carries no states over, as a language model does.
+    proj_size : int, default=0
+        PyTorch's; only 0 is supported.
+    rng : numpy.random.Generator or int, optional
+        Where the initial weights come from: uniform in ±1 / sqrt(H), as PyTorch's.
+    device : str or Device, default="cpu"
+        Where the parameters live.
+
+    Raises
+    ------
+    ValueError
+        If a size is not positive, or an argument has a value that is not supported.
+    """
+
+    recordable = True
+    gates, states, seen = 4, 2, (AxisPlan, TimePlan)
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+                 dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, *,
+                 rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
+        only("LSTM", "plans of a step say what is dropped, which an estimator's dropout draws", dropout=(dropout, 0))
+        only("LSTM", "a Linear after it projects what comes out", proj_size=(proj_size, 0))
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, bidirectional, rng, device)
+
+    def input_bias(self, cell):
+        return ops.add(self._of("bias_ih", cell), self._of("bias_hh", cell)) if self.has_bias else None
+
+    def act(self, z, cell, first, plans, ends, *, steps, **options):
+        gates = plans.of(self, "gates")
+        y = ops.lstm(z, self._of("weight_hh", cell), *first, steps=steps, cell=ends,
+                     gates=gates and gates.of(sum(self._layers(), ()).index(cell)), **options)
+        return (y[:steps], y[steps]) if ends else (y,)
+
+    def sites(self):
+        return *super().sites(), Site("gates", "gates", (4 * self.hidden_size,), (GatePlan,))
+
+    def cost(self, form, plans):
+        total, form = super().cost(form, plans)
+        gates = plans.of(self, "gates")  # only columns of dz are computed, and what is computed from them
+        return total if gates is None else total._replace(backward=gates.density * total.backward), form

@@ -1,0 +1,204 @@
+"""Layer normalisation of x (N, C), each row by itself, eps above 0:
+
+    mean[n] = 1/C sum_c x[n, c]           inverse[n] = 1 / sqrt(1/C sum_c (x[n, c] - mean[n])² + eps)
+    h[n, c] = (x[n, c] - mean[n]) inverse[n]
+
+    layer_norm        y = gamma h + beta, mean, inverse
+    layer_norm_grad   dgamma[c] = sum_n dy[n, c] h[n, c],   dbeta[c] = sum_n dy[n, c],   and with g = gamma dy
+                      dx[n, c] = inverse[n] (g[n, c] - 1/C sum_c g[n, c] - h[n, c] 1/C sum_c g[n, c] h[n, c])
+
+On the CPU a thread has its own rows, each of which stays in cache for its two passes; sums over rows are float64. On CUDA a
+block has a row; dgamma and dbeta are sums down the columns, ACROSS of them a block.
+"""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import float32, float64, int32
+
+from ..host import threads
+from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.expect import expect
+from ..runtime.launch import ceil_div, launch
+from ..runtime.memory import empty_cpu, empty_cuda
+from .softmax import row_sums
+
+LANES = 128           # threads of a row
+ACROSS, DOWN = 32, 8  # threads of a block along the columns and along the rows
+ROWS, ROW, COLUMN = ("N", "C"), ("C",), ("N",)
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def layer_norm_reference(x, gamma, beta, eps):
+    """(y, mean, inverse), float64"""
+    x = np.float64(x)
+    mean, inverse = x.mean(1), 1 / np.sqrt(x.var(1) + eps)
+    return gamma * (x - mean[:, None]) * inverse[:, None] + beta, mean, inverse
+
+
+def layer_norm_grad_reference(dy, x, gamma, mean, inverse):
+    """(dx, dgamma, dbeta), float64"""
+    dy, x, gamma, mean, inverse = map(np.float64, (dy, x, gamma, mean, inverse))
+    h, g = (x - mean[:, None]) * inverse[:, None], gamma * dy
+    dx = inverse[:, None] * (g - g.mean(1, keepdims=True) - h * (g * h).mean(1, keepdims=True))
+    return dx, (dy * h).sum(0), dy.sum(0)
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+@host_kernel("void(f4[:, ::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1], i8, i8)")
+def _forward(x, gamma, beta, eps, y, mean, inverse, start, stop):
+    """y, mean and inverse of the rows start … stop - 1."""
+    share = 1 / float64(max(x.shape[1], 1))
+    for n in range(start, stop):
+        row, out, total = x[n], y[n], float64(0)
+        for c in range(row.size):
+            total += row[c]
+        centre, total = float32(total * share), float64(0)
+        for c in range(row.size):
+            d = row[c] - centre
+            total += d * d
+        factor = float32(1 / math.sqrt(total * share + eps))
+        mean[n], inverse[n] = centre, factor
+        for c in range(row.size):
+            out[c] = gamma[c] * ((row[c] - centre) * factor) + beta[c]
+
+
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[:, ::1], f8[:, ::1], i8, i8)")
+def _backward(dy, x, gamma, mean, inverse, dx, sums, start, stop):
+    """dx of the rows start … stop - 1; sums[0] += dy h, sums[1] += dy of these rows."""
+    of_gamma, of_beta, share = sums[0], sums[1], 1 / float64(max(x.shape[1], 1))
+    for n in range(start, stop):
+        slope, row, out, centre, factor = dy[n], x[n], dx[n], mean[n], inverse[n]
+        first, second = float32(0), float32(0)
+        for c in range(row.size):
+            h = (row[c] - centre) * factor
+            g = gamma[c] * slope[c]
+            first += g
+            second += g * h
+            of_gamma[c] += slope[c] * h
+            of_beta[c] += slope[c]
+        less, tilt = float32(first * share), float32(second * share)
+        for c in range(row.size):
+            h = (row[c] - centre) * factor
+            out[c] = factor * (gamma[c] * slope[c] - less - h * tilt)
+
+
+def layer_norm_cpu(x, gamma, beta, eps):
+    """y = gamma h + beta, and mean and inverse of each row"""
+    n, _ = expect("layer_norm (cpu)", x=(x, ROWS), gamma=(gamma, ROW), beta=(beta, ROW)).values()
+    y, mean, inverse = empty_cpu(x.shape), empty_cpu((n,)), empty_cpu((n,))
+
+    def work(part):
+        own = part.of(n)
+        _forward(x, gamma, beta, eps, y, mean, inverse, own.start, own.stop)
+
+    threads.share(work, x.size)
+    return y, mean, inverse
+
+
+def layer_norm_grad_cpu(dy, x, gamma, mean, inverse):
+    """(dx, dgamma, dbeta) of layer_norm"""
+    _check("layer_norm_grad (cpu)", dy, x, gamma, mean, inverse)
+    dx, found = empty_cpu(x.shape), {}
+
+    def work(part):
+        own, found[part.number] = part.of(len(x)), np.zeros((2, x.shape[1]))
+        _backward(dy, x, gamma, mean, inverse, dx, found[part.number], own.start, own.stop)
+
+    threads.share(work, x.size)
+    dgamma, dbeta = np.float32(sum(found[number] for number in sorted(found)))  # each time in the same order
+    return dx, dgamma, dbeta
+
+
+def _check(op, dy, x, gamma, mean, inverse):
+    expect(op, dy=(dy, ROWS), x=(x, ROWS), gamma=(gamma, ROW), mean=(mean, COLUMN), inverse=(inverse, COLUMN))
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels("layer_norm")
+def _layer_norm_kernels():
+    tree, _ = row_sums(LANES)
+
+    @kernel("void(f4[:, ::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1])")
+    def forward(x, gamma, beta, eps, y, mean, inverse):
+        """A block has a row: its mean, then what its values differ from it."""
+        shared = cuda.shared.array(LANES, float32)
+        lane, row, width = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(x.shape[1])
+        total = float32(0)
+        for c in range(lane, width, LANES):
+            total += x[row, c]
+        centre = tree(shared, lane, total, False) / float32(width)
+        cuda.syncthreads()  # all have read the sum before its place is used again
+        total = float32(0)
+        for c in range(lane, width, LANES):
+            d = x[row, c] - centre
+            total += d * d
+        factor = float32(1) / math.sqrt(tree(shared, lane, total, False) / float32(width) + eps)
+        for c in range(lane, width, LANES):
+            y[row, c] = gamma[c] * (x[row, c] - centre) * factor + beta[c]
+        if lane == 0:
+            mean[row], inverse[row] = centre, factor
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[:, ::1])")
+    def backward(dy, x, gamma, mean, inverse, dx):
+        """A block has a row: both its sums, then dx."""
+        shared = cuda.shared.array(LANES, float32)
+        lane, row, width = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(x.shape[1])
+        centre, factor, first, second = mean[row], inverse[row], float32(0), float32(0)
+        for c in range(lane, width, LANES):
+            g = gamma[c] * dy[row, c]
+            first += g
+            second += g * (x[row, c] - centre) * factor
+        first = tree(shared, lane, first, False) / float32(width)
+        cuda.syncthreads()  # all have read the sum before its place is used again
+        second = tree(shared, lane, second, False) / float32(width)
+        for c in range(lane, width, LANES):
+            dx[row, c] = factor * (gamma[c] * dy[row, c] - first - (x[row, c] - centre) * factor * second)
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[::1])")
+    def vectors(dy, x, mean, inverse, dgamma, dbeta):
+        """A block has ACROSS columns: both sums of each."""
+        of_gamma, of_beta = cuda.shared.array((DOWN, ACROSS), float32), cuda.shared.array((DOWN, ACROSS), float32)
+        tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
+        c, first, second = int32(cuda.blockIdx.x * ACROSS) + tx, float32(0), float32(0)
+        if c < dgamma.size:
+            for n in range(ty, int32(x.shape[0]), DOWN):
+                first += dy[n, c] * (x[n, c] - mean[n]) * inverse[n]
+                second += dy[n, c]
+        of_gamma[ty, tx], of_beta[ty, tx] = first, second
+        cuda.syncthreads()
+        if ty == 0 and c < dgamma.size:
+            first, second = float32(0), float32(0)
+            for j in range(DOWN):
+                first += of_gamma[j, tx]
+                second += of_beta[j, tx]
+            dgamma[c], dbeta[c] = first, second
+
+    return forward, backward, vectors
+
+
+def layer_norm_cuda(x, gamma, beta, eps):
+    """y = gamma h + beta, and mean and inverse of each row"""
+    n, _ = expect("layer_norm (cuda)", x=(x, ROWS), gamma=(gamma, ROW), beta=(beta, ROW)).values()
+    y, mean, inverse = empty_cuda(x.shape), empty_cuda((n,)), empty_cuda((n,))
+    launch(_layer_norm_kernels()[0], n, LANES, x, gamma, beta, eps, y, mean, inverse)
+    return y, mean, inverse
+
+
+def layer_norm_grad_cuda(dy, x, gamma, mean, inverse):
+    """(dx, dgamma, dbeta) of layer_norm"""
+    _check("layer_norm_grad (cuda)", dy, x, gamma, mean, inverse)
+    dx, dgamma, dbeta = empty_cuda(x.shape), empty_cuda(gamma.shape), empty_cuda(gamma.shape)
+    _, backward, vectors = _layer_norm_kernels()
+    launch(backward, x.shape[0], LANES, dy, x, gamma, mean, inverse, dx)
+    launch(vectors, ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), dy, x, mean, inverse, dgamma, dbeta)
+    return dx, dgamma, dbeta
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    return {
+        "layer_norm": lambda: dev.layer_norm(a(N, O), a(O), a(O), 1e-5),
+        "layer_norm_grad": lambda: dev.layer_norm_grad(a(N, O), a(N, O), a(O), a(N), a(N, above=0.1)),
+    }
