@@ -30,6 +30,7 @@ from numbanet import (
     LanguageModel,
     LastStep,
     Layer,
+    LayerNorm,
     Linear,
     MagnitudePruning,
     MaxPool2d,
@@ -222,7 +223,8 @@ def test_an_interrupted_fit_can_be_kept(tmp_path):
     assert Net.load(tmp_path / "a").n_iter_ == 1
 
 
-LAYERS = [*convolutions(), *sequences(), GELU(), Select(5, [0, 3]), Shuffle([1, 0, 2], [0.5, 1.0, 2.0]), Sigmoid(), SPARSE]
+LAYERS = [*convolutions(), *sequences(), GELU(), LayerNorm((3, 4)), Select(5, [0, 3]), Shuffle([1, 0, 2], [0.5, 1.0, 2.0]),
+          Sigmoid(), SPARSE]
 
 
 def test_every_layer_and_setting_of_the_library_can_be_saved():
