@@ -67,7 +67,7 @@ def test_positional_arguments_of_optimisers_are_the_first_of_pytorchs(name, argu
     (lambda: AvgPool2d(2, 2, 0, False, True, 3), "AvgPool2d: divisor_override=3"),
     (lambda: Embedding(5, 2, None, 1.0), "Embedding: max_norm=1.0"), (lambda: Embedding(5, 2, sparse=True), "sparse=True"),
     (lambda: Embedding(5, 2, None, None, 2.0, True), "scale_grad_by_freq=True"),
-    (lambda: LSTM(3, 4, 2, True, False, 0.5), "LSTM: dropout=0.5"), (lambda: LSTM(3, 4, bidirectional=True), "bidirectional"),
+    (lambda: LSTM(3, 4, 2, True, False, 0.5), "LSTM: dropout=0.5"),
     (lambda: LSTM(3, 4, 1, True, False, 0.0, False, 2), "LSTM: proj_size=2 .*a Linear after it"),
     (lambda: Flatten(0), "Flatten: start_dim=0"), (lambda: GELU("tanh"), "GELU: approximate='tanh'"),
     (lambda: ReLU(True), "ReLU: inplace=True")])
