@@ -31,6 +31,7 @@ from .dropout import (
 )
 from .layers import (
     GELU,
+    GRU,
     LSTM,
     AdaptiveAvgPool2d,
     AvgPool2d,
@@ -74,6 +75,7 @@ _LATER = {"LanguageModel": "language", "Net": "net", "NetRegressor": "net", "Voc
 
 __all__ = [
     "GELU",
+    "GRU",
     "LSTM",
     "SGD",
     "AbsoluteError",
