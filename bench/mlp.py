@@ -78,7 +78,7 @@ def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int, repla
         dev.copy(dev.upload(values), out=parameter.data)
     optimizer = SGD(model.parameters(), RATE, MOMENTUM)
     trainer = Trainer(model, optimizer, chosen, Classification(), Streams.from_seed(3), dev, batch)
-    trainer.replay.possible &= replayed
+    trainer.recorder.possible &= replayed
     return trainer
 
 

@@ -95,7 +95,7 @@ class Optimizer(abc.ABC):
         Returns
         -------
         dict of Tensor to array
-            Of some weights, what the next step reads of them, packed on the way (`Step.ready`): for the next step alone,
+            Of some weights, what the next step reads of them, packed on the way (`Context.packed`): for the next step alone,
             before anything else changes the weights.
 
         Raises
