@@ -59,9 +59,10 @@ from .losses import AbsoluteError, CrossEntropy, FunctionLoss, Huber, Loss, Quan
 from .ops import Order, concatenate, where
 from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, SamplePlan, TilePlan, TimePlan
 from .tensor import Tensor, from_dlpack
+from .training.adam import Adam, AdamW
 from .training.augment import FlipsAndCrops
 from .training.lasso import GroupLasso
-from .training.optim import SGD, Adam, AdamW, Optimizer
+from .training.optim import SGD, Optimizer
 from .training.pruning import MagnitudePruning
 from .training.rewiring import Rewire
 
