@@ -14,8 +14,9 @@ from ..dropout import Dropout, policy
 from ..layers import ACTIVATIONS, Layer, Sequential
 from ..losses import Loss, loss_named
 from ..training import schedule
+from ..training.adam import Adam, AdamW
 from ..training.hooks import Hook
-from ..training.optim import SGD, Adam, AdamW, Optimizer
+from ..training.optim import SGD, Optimizer
 from ..training.sparsity import Sparsity
 from .parameters import SHARED, hint, storing
 from .zoo import MODELS
