@@ -273,8 +273,7 @@ class LanguageModelling(Task):
         most, (steps, n) = self._most(model, x), x.shape[:2]
         for start in range(0, steps, most):
             stop = min(start + most, steps)
-            own = Tensor.wrap(x.device.part(x.data, start, stop), x.device)
-            own.requires_grad = x.requires_grad
+            own = Tensor.wrap(x.device.part(x.data, start, stop), x.device, x.requires_grad)
             yield own, slice(start * n, stop * n)
 
     def loss(self, output, targets, weights):
