@@ -48,7 +48,8 @@ def all_of(run):
 
 
 @pytest.mark.parametrize("options", [{}, {"optimizer": "adam"}, {"dropout": RowDropout(0.5)}, {"dropout": "bernoulli"},
-                                     {"sparsity": GroupLasso(8e-3)}, {"sparsity": MagnitudePruning(0.5)}], ids=["sgd", "adam", "rdp", "bernoulli", "lasso", "pruning"])
+                                     {"sparsity": GroupLasso(8e-3)}, {"sparsity": MagnitudePruning(0.5)}],
+                         ids=["sgd", "adam", "rdp", "bernoulli", "lasso", "pruning"])
 def test_a_run_goes_back_to_its_snapshot(options):
     seen = []
 
