@@ -96,6 +96,7 @@ class Layer:
     buffers: ClassVar[tuple[str, ...]] = ()  # names of tensors that are kept and moved, but not trained
     recordable: ClassVar[bool] = False       # see `records`
     symbols: int | None = None               # it takes integers below this; None: numbers
+    seed: int | None = None                  # of the initial weights, where the layer was made without `rng`
 
     def __call__(self, x: Tensor, step: Step | Mapping[Any, Plan] | None = None) -> Tensor:
         """The output for a tensor, dense; `step`, or the plans of one, says what is kept."""
@@ -144,6 +145,32 @@ class Layer:
         """Whether equal kinds of plans always mean equal launches, so that passes may be recorded. A class says so for itself
         alone (`recordable = True`): a subclass may do something else."""
         return bool(vars(type(self)).get("recordable", False))
+
+    # --- initial weights ----------------------------------------------------------------------------------------------
+    def generator(self, rng: np.random.Generator | int | None) -> np.random.Generator:
+        """Where a constructor draws from: what it is given, or a seed that the layer keeps (`redraw`)."""
+        if rng is None:
+            rng = self.seed = np.random.SeedSequence().entropy
+        return np.random.default_rng(rng)
+
+    def initial(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Initial values of the tensors that are drawn, by their attributes."""
+        return {}
+
+    def redraw(self, rng: np.random.Generator) -> None:
+        """Draw initial weights anew, if the layer was made without `rng` and they are still those that it drew then: what was
+        trained or loaded stays. So do the layers that it holds."""
+        for layer in _held(vars(self).values()):
+            layer.redraw(rng)
+        if self.seed is None:
+            return
+        own = self.initial(np.random.default_rng(self.seed))
+        if all(np.array_equal(getattr(self, name).numpy(), values.astype(getattr(self, name).dtype))
+               for name, values in own.items()):
+            for name, values in self.initial(rng).items():
+                tensor = getattr(self, name)
+                tensor.assign(tensor.device.upload(values.astype(tensor.dtype)))
+            self.seed = None
 
     # --- tensors ------------------------------------------------------------------------------------------------------
     def named(self) -> Iterator[tuple[str, Tensor, bool]]:

@@ -69,13 +69,16 @@ class LSTM(Layer):
                 raise ValueError(f"LSTM: {name} must be a positive integer, got {value!r}")
         self.input_size, self.hidden_size, self.num_layers = int(input_size), int(hidden_size), int(num_layers)
         self.has_bias, self.batch_first = bool(bias), bool(batch_first)
-        rng, bound = np.random.default_rng(rng), 1 / math.sqrt(hidden_size)
-        for layer in range(num_layers):
-            shapes = [(4 * hidden_size, hidden_size if layer else input_size), (4 * hidden_size, hidden_size),
-                      *[(4 * hidden_size,)] * (2 * self.has_bias)]
-            for name, shape in zip((*WEIGHTS, *BIASES), shapes):
-                values = rng.uniform(-bound, bound, shape)
-                setattr(self, f"{name}_l{layer}", Tensor(values, device, requires_grad=True))
+        for name, values in self.initial(self.generator(rng)).items():
+            setattr(self, name, Tensor(values, device, requires_grad=True))
+
+    def initial(self, rng):
+        found, bound, hidden = {}, 1 / math.sqrt(self.hidden_size), self.hidden_size
+        for layer in range(self.num_layers):
+            shapes = [(4 * hidden, hidden if layer else self.input_size), (4 * hidden, hidden),
+                      *[(4 * hidden,)] * (2 * self.has_bias)]
+            found |= {f"{name}_l{layer}": rng.uniform(-bound, bound, shape) for name, shape in zip((*WEIGHTS, *BIASES), shapes)}
+        return found
 
     def _of(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """(W_ih, W_hh, b_ih + b_hh) of a layer."""

@@ -76,7 +76,8 @@ class SparseLinear(Layer):
                  device: str | Device = "cpu") -> None:
         shape, dev = (out_features, in_features), named(device)
         if weight is None:
-            weight = drawn(shape, density, init, keep, np.random.default_rng(rng))
+            self._drawn = shape, density, init, keep
+            weight = drawn(*self._drawn, self.generator(rng))
         elif not isinstance(weight, (CSR, ELL, BSR)):
             raise TypeError(f"SparseLinear: weight must be a CSR, ELL or BSR, got {type(weight).__name__}; "
                             "CSR.from_dense or CSR.from_scipy makes one")
@@ -92,6 +93,10 @@ class SparseLinear(Layer):
                                                for part in (weight.indptr, weight.indices))
         self.values = Tensor(weight.values, device, requires_grad=True)
         self.bias = Tensor(np.zeros(out_features), device, requires_grad=True) if bias else None
+
+    def initial(self, rng):
+        weight = drawn(*self._drawn, rng)
+        return {"crow_indices": weight.indptr, "col_indices": weight.indices, "values": weight.values}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_made": None, "trace": None}
