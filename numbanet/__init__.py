@@ -59,11 +59,13 @@ from .ops import Order, concatenate
 from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, RowPlan, SamplePlan, TilePlan, TimePlan
 from .tensor import Tensor, from_dlpack
 from .training.augment import FlipsAndCrops
+from .training.checkpoint import ModelCheckpoint
 from .training.hooks import Hook
 from .training.lasso import GroupLasso
 from .training.optim import SGD, Adam, Optimizer
 from .training.pruning import MagnitudePruning
 from .training.rewiring import Rewire
+from .training.schedule import ReduceLROnPlateau
 
 __version__ = "0.1.0"
 
@@ -104,6 +106,7 @@ __all__ = [
     "Linear",
     "MagnitudePruning",
     "MaxPool2d",
+    "ModelCheckpoint",
     "Net",
     "NetRegressor",
     "NoDropout",
@@ -112,6 +115,7 @@ __all__ = [
     "Order",
     "Plan",
     "ReLU",
+    "ReduceLROnPlateau",
     "Rewire",
     "RowDropout",
     "RowPlan",

@@ -244,7 +244,6 @@ REFUSED = {
     "layer": ({"layers": [Linear(64, 10), OwnLayer()]}, "layer OwnLayer.. is of a class of one's own, OwnLayer, .*state_dict"),
     "layer within": ({"layers": [Sequential([OwnLayer()]), Linear(64, 10)]}, "layer OwnLayer.. .* load_state_dict"),
     "policy": ({"dropout": OwnDropout(0.5)}, r"dropout=OwnDropout\(.*set_params\(dropout=\.\.\.\)"),
-    "callbacks": ({"callbacks": [print]}, r"callbacks=<built-in .*set_params\(callbacks=\.\.\.\)"),
     "function": ({"schedule": lambda epoch: 1.0}, "schedule=<function"),
     "rate": ({"dropout": "rdp", "dropout_rate": lambda epoch: 0.5}, "dropout_rate=<function"),
     "generator": ({"random_state": np.random.RandomState(0)}, r"random_state=RandomState\(MT19937\)"),

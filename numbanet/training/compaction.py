@@ -94,12 +94,12 @@ class Joint:
 
 def trainable(model: Sequential) -> set[Layer]:
     """The layers whose weights may be changed: `Linear` and `Conv2d` without groups, that train and share no weight."""
-    shared = _shared(model)
+    shared = shared_tensors(model)
     return {layer for layer in model.layers if type(layer) in (Linear, Conv2d) and getattr(layer, "groups", 1) == 1
             and layer.weight.requires_grad and layer.weight not in shared}
 
 
-def _shared(model: Sequential) -> set[Tensor]:
+def shared_tensors(model: Sequential) -> set[Tensor]:
     """Parameters and buffers that are used in several places."""
     uses = collections.Counter(tensor for _, tensor, _ in model.named())
     return {tensor for tensor, count in uses.items() if count > 1}
@@ -107,7 +107,7 @@ def _shared(model: Sequential) -> set[Tensor]:
 
 def joints(model: Sequential, shape: tuple[int, ...]) -> list[Joint]:
     """Front to back, for inputs of a shape (N, …)."""
-    found, own, shared, form = [], trainable(model), _shared(model), Form(shape)
+    found, own, shared, form = [], trainable(model), shared_tensors(model), Form(shape)
     source, between, given = None, [], form
     for place, layer in enumerate(model.layers):
         if layer in own:
@@ -267,7 +267,7 @@ def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
     sums = weight.reshape(*weight.shape[:2], -1).sum(axis=2)[:, inputs] @ np.float64(values.reshape(inputs.size, -1)[inputs, 0])
     target, sign = (reader.bias, 1) if reader.bias is not None else (getattr(joint.after, "running_mean", None), -1)
     if sums.any():
-        target.data = target.device.upload(np.float32(np.float64(target.numpy()) + sign * sums))
+        target.assign(target.device.upload(np.float32(np.float64(target.numpy()) + sign * sums)))
 
 
 # --- counting ---------------------------------------------------------------------------------------------------------
