@@ -62,11 +62,13 @@ from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, Plans, R
 from .tensor import Tensor, from_dlpack
 from .training.adam import Adam, AdamW
 from .training.augment import FlipsAndCrops
+from .training.checkpoint import ModelCheckpoint
 from .training.hooks import Hook
 from .training.lasso import GroupLasso
 from .training.optim import SGD, Optimizer
 from .training.pruning import MagnitudePruning
 from .training.rewiring import Rewire
+from .training.schedule import ReduceLROnPlateau
 
 __version__ = "0.1.0"
 
@@ -116,6 +118,7 @@ __all__ = [
     "Loss",
     "MagnitudePruning",
     "MaxPool2d",
+    "ModelCheckpoint",
     "Net",
     "NetRegressor",
     "NoDropout",
@@ -126,6 +129,7 @@ __all__ = [
     "Plans",
     "Quantile",
     "ReLU",
+    "ReduceLROnPlateau",
     "Rewire",
     "RowDropout",
     "RowPlan",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import numbers
+from types import MappingProxyType
 
 import numpy as np
 from scipy.sparse import issparse
@@ -17,22 +18,34 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from ..device import device
 from ..dropout import Dropout, Rate
 from ..losses import OF_CLASSES, OF_NUMBERS, CrossEntropy
+from ..training.loop import train
 from ..training.task import Classification, Labelling, Regression
 from ..training.warned import warn
-from .base import BaseNet
-from .parameters import PARAMETERS, SHARED, storing
+from .parameters import SHARED, Parameter, by_name, changed, documented, storing
+from .supervised import Supervised
 from .whole import whole
 
-
-class Net(ClassifierMixin, BaseNet):
-    __doc__ = f"""A neural network that classifies, trained with dropout that saves time.
-{PARAMETERS}
-    loss : {{"cross_entropy"}}, Loss or callable, default="cross_entropy"
+CLASSIFIER = {**SHARED, **by_name(
+    Parameter("loss", "cross_entropy", '{"cross_entropy"}, Loss or callable', """
         What training makes small, such as `CrossEntropy(label_smoothing=0.1)`; or a function of tensors, loss(output, target),
         of outputs (N, classes) and positions of the classes (N,) int32, that gives the losses of the samples (N,), or their
-        mean. `predict_proba` is softmax(output), unless a `Loss` has another `inverse_link`.
-    class_weight : dict, "balanced" or None, default=None
-        Weight of each class, multiplied into the weight of its samples.
+        mean. `predict_proba` is softmax(output), unless a `Loss` has another `inverse_link`."""),
+    Parameter("class_weight", None, 'dict, "balanced" or None', """
+        Weight of each class, multiplied into the weight of its samples."""))}
+REGRESSOR = {**changed(SHARED, optimizer="adam"), **by_name(
+    SHARED["learning_rate"]._replace(text="""
+        Step size; None for 0.001, whatever the optimiser."""),
+    Parameter("loss", "squared_error", '{"squared_error", "absolute_error", "huber", "quantile"}, Loss or callable', """
+        What training makes small: "squared_error" predicts means, "absolute_error" medians, "huber" something between the two
+        (`Huber(delta)`, in deviations of y), "quantile" a quantile (`Quantile(level)`). Or a function of tensors, loss(output,
+        target), both (N, outputs), that gives the losses of the samples (N,), or their mean; a `Loss` may have an
+        `inverse_link` between outputs and predictions, such as the exponential."""))}
+
+
+class Net(ClassifierMixin, Supervised):
+    __doc__ = f"""A neural network that classifies, trained with dropout that saves time.
+
+    {documented(CLASSIFIER.values())}
 
     Attributes
     ----------
@@ -46,13 +59,16 @@ class Net(ClassifierMixin, BaseNet):
     history_ : list of dict
         One record an epoch: epoch, loss (by default cross-entropy, of several labels the sum over them), score (of the
         predictions made while training), seconds, flops_share (FLOPs done over those of dense training), learning_rate,
-        dropout_rate (the mean over layers), of "rsdp" and "bsdp" dropped and sensitive (shares by convolution),
-        validation_score where there is validation; of `GroupLasso` weights_kept (share of the weights of products that are not
-        zero), and sparsity_loss and time_loss, the parts of its penalty with norms as they are, which with loss make the fused
-        loss (adaptive=True, the default, follows another penalty, of weighed norms); of `Rewire` rewired (share of the
-        entries). FLOPs are compared with those of the network as it was at first.
+        dropout_rate (the mean over layers), of "rsdp" and "bsdp" dropped and sensitive (shares by convolution); with
+        validation, validation_loss and validation_score (accuracy, or what `scoring` gives); of `GroupLasso` weights_kept
+        (share of the weights of products that are not zero), and sparsity_loss and time_loss, the parts of its penalty with
+        norms as they are, which with loss make the fused loss (adaptive=True, the default, follows another penalty, of weighed
+        norms); of `Rewire` rewired (share of the entries); and what hooks add. FLOPs are compared with those of the network as
+        it was at first.
     n_iter_ : int
         Epochs trained.
+    best_epoch_ : int or None
+        The epoch with the best validation_score, with early stopping the one whose weights stayed; None without validation.
     policy_ : Dropout
         The policy that trained, with what it found out about the data (`SensitiveDropout`, thresholds).
 
@@ -68,7 +84,8 @@ class Net(ClassifierMixin, BaseNet):
 
     losses = OF_CLASSES
     _several = False  # whether a sample may have several labels
-    __init__ = storing({**SHARED, "loss": "cross_entropy", "class_weight": None})
+    rates = MappingProxyType({"sgd": 0.01, "adam": 0.001})
+    __init__ = storing(CLASSIFIER)
 
     @whole
     def partial_fit(self, X, y, classes=None, sample_weight=None, *, dropout: str | Dropout | None = None,
@@ -87,7 +104,8 @@ class Net(ClassifierMixin, BaseNet):
         ValueError
             As for `fit`, and if y has a label that is not among the classes.
         """
-        return self._partial_fit(X, y, sample_weight, dropout, dropout_rate, classes=classes)
+        train(*self._continued(X, y, sample_weight, dropout, dropout_rate, classes=classes))
+        return self
 
     def predict_proba(self, X) -> np.ndarray:
         """Probability of each class, (n_samples, n_classes) float32, columns in the order of `classes_`; of each label by
@@ -205,6 +223,9 @@ class Net(ClassifierMixin, BaseNet):
             raise ValueError(f"class_weight {self.class_weight!r} leaves no sample any weight")
         return weighted
 
+    def _as_given(self, y):
+        return y.astype(np.int64) if self._several else self.classes_[y]
+
     def _outputs(self) -> int:
         return len(self.classes_)
 
@@ -213,21 +234,17 @@ class Net(ClassifierMixin, BaseNet):
         alone = [] if y.ndim > 1 else np.flatnonzero(np.bincount(y) == 1)
         if len(alone):
             warn(f"early_stopping: class {self.classes_[alone[0]]} has one distinct sample, which may be held out: samples are "
-                 "held out without strata, in other shares than classes have; give it more, or fit validation_data")
+                 "held out without strata, in other shares than classes have; give it more, or fit with validation")
         return None if y.ndim > 1 or len(alone) else y
 
 
-class NetRegressor(RegressorMixin, BaseNet):
+class NetRegressor(RegressorMixin, Supervised):
     __doc__ = f"""A neural network that predicts numbers, by least squares or else, trained with dropout that saves time.
 
     Targets are standardised for training and predictions scaled back, so that learning rates mean the same whatever the unit;
     mean and scale are those of the first call of `fit` or `partial_fit`. For losses of one's own they stay as they are.
-{PARAMETERS}
-    loss : {{"squared_error", "absolute_error", "huber", "quantile"}}, Loss or callable, default="squared_error"
-        What training makes small: "squared_error" predicts means, "absolute_error" medians, "huber" something between the two
-        (`Huber(delta)`, in deviations of y), "quantile" a quantile (`Quantile(level)`). Or a function of tensors, loss(output,
-        target), both (N, outputs), that gives the losses of the samples (N,), or their mean; a `Loss` may have an
-        `inverse_link` between outputs and predictions, such as the exponential.
+
+    {documented(REGRESSOR.values())}
 
     Attributes
     ----------
@@ -244,18 +261,20 @@ class NetRegressor(RegressorMixin, BaseNet):
         for losses of one's own.
     n_iter_ : int
         Epochs trained.
+    best_epoch_ : int or None
+        As for `Net`.
     policy_ : Dropout
         The policy that trained, with what it found out about the data (`SensitiveDropout`, thresholds).
     """
 
     losses = OF_NUMBERS
-    __init__ = storing({**SHARED, "optimizer": "adam", "learning_rate": 0.001, "loss": "squared_error"})
+    rates = MappingProxyType({"sgd": 0.001, "adam": 0.001})
+    __init__ = storing(REGRESSOR)
     least_to_score = 2  # R² of one sample is not defined
 
     def predict(self, X) -> np.ndarray:
         """The predicted values, (n_samples,), or (n_samples, n_outputs) where y had several columns."""
-        values = self._task().answer(device("cpu"), self._output(X)) * self.target_scale_ + self.target_mean_
-        return values.reshape(len(values)) if self._flat_target else values
+        return self._as_given(self._task().answer(device("cpu"), self._output(X)))
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -282,6 +301,10 @@ class NetRegressor(RegressorMixin, BaseNet):
         elif y.shape[1] != self.n_outputs_:
             raise ValueError(f"y has {y.shape[1]} outputs, but the first call had {self.n_outputs_}")
         return ((y - self.target_mean_) / self.target_scale_).astype(np.float32), weights
+
+    def _as_given(self, y):
+        values = y * self.target_scale_ + self.target_mean_
+        return values.reshape(len(values)) if self._flat_target else values
 
     def _outputs(self) -> int:
         return self.n_outputs_

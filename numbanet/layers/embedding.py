@@ -52,12 +52,16 @@ class Embedding(Layer):
             raise ValueError(f"Embedding: sizes must be positive, got num_embeddings={num_embeddings}, "
                              f"embedding_dim={embedding_dim}")
         self.padding_idx = ops.padding_row("Embedding: padding_idx", padding_idx, num_embeddings)
-        values = np.random.default_rng(rng).standard_normal((num_embeddings, embedding_dim), np.float32)
-        if self.padding_idx is not None:
-            values[self.padding_idx] = 0
-        self.weight = Tensor(values, device, requires_grad=True)
+        self._shape = int(num_embeddings), int(embedding_dim)
+        self.weight = Tensor(self.initial(self.generator(rng))["weight"], device, requires_grad=True)
 
     recordable = True
+
+    def initial(self, rng):
+        values = rng.standard_normal(self._shape, np.float32)
+        if self.padding_idx is not None:
+            values[self.padding_idx] = 0
+        return {"weight": values}
 
     @property
     def records(self) -> bool:

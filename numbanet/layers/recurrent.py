@@ -50,7 +50,7 @@ class Recurrent(Layer, abc.ABC):
                 raise ValueError(f"{type(self).__name__}: {name} must be a positive integer, got {value!r}")
         self.input_size, self.hidden_size, self.num_layers = int(input_size), int(hidden_size), int(num_layers)
         self.has_bias, self.batch_first, self.bidirectional = bool(bias), bool(batch_first), bool(bidirectional)
-        for name, values in self.initial(np.random.default_rng(rng)).items():
+        for name, values in self.initial(self.generator(rng)).items():
             setattr(self, name, Tensor(values, device, requires_grad=True))
 
     def initial(self, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -14,16 +14,13 @@ An epoch whose loss is not finite has no `epoch_end` and no `epoch_recorded`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from numbanet_kernels.runtime.interrupt import deferred
 
 from .data import Batch
-
-if TYPE_CHECKING:
-    from .run import Run
 
 
 class Hook:
@@ -64,27 +61,27 @@ class Hook:
     def changes(self) -> bool:
         return type(self).after_update is not Hook.after_update
 
-    def fit_start(self, run: Run) -> None:
+    def fit_start(self, run: Any) -> None:
         """Training begins: `run.epochs` are the numbers of the epochs, from 0 on in a new fit."""
 
-    def epoch_start(self, run: Run, epoch: int) -> None:
+    def epoch_start(self, run: Any, epoch: int) -> None:
         """An epoch begins, counted from 0; it may be one that is trained again (`loop`)."""
 
-    def before_step(self, run: Run, batch: Batch) -> Batch:
+    def before_step(self, run: Any, batch: Batch) -> Batch:
         """The batch that a step trains on; inputs, targets and weights are arrays of `run.dev`."""
         return batch
 
-    def after_update(self, run: Run) -> None:
+    def after_update(self, run: Any) -> None:
         """An update is done; `run.seen` samples of the epoch were trained on."""
 
-    def epoch_end(self, run: Run, record: dict[str, Any]) -> dict[str, Any] | None:
+    def epoch_end(self, run: Any, record: dict[str, Any]) -> dict[str, Any] | None:
         """The updates of an epoch are done; returns what is added to its record. Call `run.reshaped()` where layers, or shapes
         of weights, have changed."""
 
-    def epoch_recorded(self, run: Run, record: dict[str, Any]) -> None:
+    def epoch_recorded(self, run: Any, record: dict[str, Any]) -> None:
         """The record of an epoch is complete; `run.stop()` ends training."""
 
-    def fit_end(self, run: Run) -> None:
+    def fit_end(self, run: Any) -> None:
         """Training ends: by itself, by an interrupt or by an error, maybe within an epoch."""
 
     def state(self) -> Any:

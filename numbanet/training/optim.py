@@ -180,7 +180,7 @@ class Optimizer(abc.ABC):
         """Replace a parameter's array by change(array), of another shape, and the arrays of its state in the same way."""
         self.settle(parameter)
         parameter.zero_grad()
-        parameter.data = change(parameter.data)
+        parameter.assign(change(parameter.data))
         for own, state in zip(self.parameters, self.state):
             if own is parameter:
                 state[:] = map(change, state)
@@ -191,6 +191,11 @@ class Optimizer(abc.ABC):
         self.parameters = [other if own is parameter else own for own in self.parameters]
 
     # --- state --------------------------------------------------------------------------------------------------------
+    def adjust(self, learning_rate: float) -> float:
+        """Take another learning rate; returns the one before."""
+        before, self.learning_rate = self.learning_rate, learning_rate
+        return before
+
     def zero_grad(self) -> None:
         """Forget all gradients."""
         for parameter in self.parameters:
