@@ -65,7 +65,7 @@ def test_circles_are_found():
 
 
 def test_few_attributes_are_stored_from_outside_their_object():
-    """What an object is, it changes itself; what is left is what Python, NumPy and scikit-learn ask for, and public attributes."""
+    """An object changes itself; what is left is what Python, NumPy and scikit-learn ask for, and public attributes."""
     found = [f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}" for path in SOURCES
              for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
              if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
