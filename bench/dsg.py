@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -50,25 +50,35 @@ class Chance(Guesses):
         return w.device.upload(self.rng.random((x.shape[0], w.shape[0]), np.float32))
 
 
-class Oracle(DynamicSparseGraph):
+class Otherwise(DynamicSparseGraph):
+    """Base: the choice is by other numbers than projections give."""
+
+    guesses: ClassVar[type[Guesses]]
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._guesses = self.guesses(self.epsilon, self.refresh, self.seed)
+
+    def changed(self, **attributes):
+        policy = super().changed(**attributes)
+        if "_guesses" in attributes:
+            policy._guesses = self.guesses(policy.epsilon, policy.refresh, policy.seed)
+        return policy
+
+
+class Oracle(Otherwise):
     """The neurons whose true outputs, of all samples, are largest."""
 
-    name = "oracle"
+    name, guesses = "oracle", Truth
 
     def __init__(self, rate: Any = 0.5, share: str = "batch", **options: Any) -> None:
         super().__init__(rate, share=share, samples=1 << 20, **options)
 
-    def _made(self):
-        return Truth(self.epsilon, self.refresh, self.seed)
 
-
-class RandomChoice(DynamicSparseGraph):
+class RandomChoice(Otherwise):
     """As many neurons, by chance."""
 
-    name = "random"
-
-    def _made(self):
-        return Chance(self.epsilon, self.refresh, self.seed)
+    name, guesses = "random", Chance
 
 
 KINDS = {"dsg": DynamicSparseGraph, "oracle": Oracle, "random": RandomChoice}
