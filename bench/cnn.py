@@ -81,8 +81,8 @@ def numbanet_task(device: str, name: str, shape: Shape, batch: int, dropout: str
 
     def describe(trainer, drawn):
         return {"keep": keep,
-                "plans": [[{site: step.plan(layer, site) for site in ("output", "input")} for layer in trainer.model.layers]
-                          for step in drawn]}
+                "plans": [[{site: plans.of(layer, site) for site in ("output", "input")} for layer in trainer.model.layers]
+                          for plans in drawn]}
 
     return steps.numbanet_steps(dev, X, y, batch, make, describe, CHECKED[name])
 
@@ -224,7 +224,7 @@ def mean_flops(name: str, shape: Shape, batch: int, dropout: str, rate: float) -
             return dict.fromkeys(sites, IndexPlan(1000, np.arange(round(1000 * (1 - rate)))))
         return {site: plan for site in sites if (plan := chosen.plan(site, rng)) is not None}
 
-    return float(np.mean([model.cost(Form((batch, *shape), None, False), Context(plans=plans()))[0].flops
+    return float(np.mean([model.cost(Form((batch, *shape)), Context(plans=plans(), model=model).plans)[0].flops
                           for _ in range(1 if chosen.looks or dropout == "none" else DRAWN)]))
 
 

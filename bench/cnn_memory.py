@@ -36,7 +36,8 @@ def _measured(make: Callable[..., Task], sizes: tuple, steps: int) -> Task:
 def counted(name: str, shape: cnn.Shape, batch: int) -> float:
     """Bytes of the batch, of activations and their gradients, and of the gradients of the weights; ReLU and flattening have
     none of their own."""
-    from numbanet.layers import Context, Flatten, Form, ReLU
+    from numbanet.layers import Flatten, Form, ReLU
+    from numbanet.plans import Plans
 
     model, form = cnn.network(name, shape), Form((batch, *shape))
     values = sum(p.size for p in model.parameters()) + batch * math.prod(shape)

@@ -86,22 +86,24 @@ def layer_inputs(width: int, batch: int) -> tuple[np.ndarray, np.ndarray, np.nda
 def forward_task(device: str, width: int, batch: int, policy: DynamicSparseGraph | None) -> Task:
     """ReLU(x wᵀ + b), as far as the policy keeps it, without gradients."""
     from numbanet import Linear, Sequential, Tensor, device as named, no_grad
-    from numbanet.layers import Context, Flow
+    from numbanet.layers import Context, Flow, Tree
+    from numbanet.plans import Plans
 
     dev, (x, w, b) = named(device), layer_inputs(width, batch)
     model = Sequential([Linear(width, width, rng=0, device=dev), Linear(width, 2, rng=0, device=dev)])
     layer, inputs = model.layers[0], Tensor(x, dev)
     for parameter, values in ((layer.weight, w), (layer.bias, b)):
         dev.copy(dev.upload(values), out=parameter.data)
+    sites, choose = Tree(model).sites, policy and policy.choosing(model, None)
 
     def run() -> tuple[Any, Any]:
         with no_grad(), dev.session():
-            step = Context(dev, look=policy and (lambda *given: policy.asked(model, *given, None)))
-            return layer.forward(Flow(inputs), step, relu=True), step
+            plans = Plans(dev, sites, choose=choose)
+            return layer.forward(Flow(inputs), Context(dev, plans), relu=True), plans
 
     def outputs() -> dict[str, Any]:
-        flow, step = run()
-        mask = np.ones(()) if policy is None else step.plan(layer).mask()
+        flow, plans = run()
+        mask = np.ones(()) if policy is None else plans.of(layer).mask()
         return {"y": flow.dense().numpy(), "mask": np.broadcast_to(mask, (batch, width)),
                 "kept": 1.0 if policy is None else 1 - policy.rate_of(0)}
 
@@ -120,17 +122,18 @@ def looks(policy: DynamicSparseGraph, model: Any, x: np.ndarray) -> tuple[float,
     """FLOPs of the products of a step, forward and backward, and of what the policy looks at, projections of the weights in
     the mean over `refresh` steps."""
     from numbanet import Tensor, no_grad
-    from numbanet.layers import Context, Form
+    from numbanet.layers import Context, Form, Tree
+    from numbanet.plans import Plans
 
     once, spent = copy.copy(policy), []
     once.select_in_prediction = True
     once = once.predicting(0)  # it projects the weights the first time alone
     for _ in range(2):
-        step = Context("cpu", look=lambda *given: once.asked(model, *given, None))
+        plans = Plans("cpu", Tree(model).sites, choose=once.choosing(model, None))
         with no_grad():
-            model(Tensor(x), step)
+            model(Tensor(x), Context("cpu", plans))
         spent.append(once.spent())
-    return model.cost(Form(x.shape), step)[0].flops, spent[1] + (spent[0] - spent[1]) / policy.refresh
+    return model.cost(Form(x.shape), plans)[0].flops, spent[1] + (spent[0] - spent[1]) / policy.refresh
 
 
 def step_flops(hidden: int, batch: int, policy: DynamicSparseGraph) -> float:

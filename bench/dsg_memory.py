@@ -25,11 +25,11 @@ HIDDEN, BATCH, RATES, STEPS, SHARES = 2048, 1024, (0.5, 0.8, 0.9), 20, ("batch",
 def stored(policy: Dropout, hidden: int, batch: int) -> int:
     """Bytes of the activations and masks that a forward pass keeps for the backward pass, the batch itself not among them."""
     from numbanet import Tensor
-    from numbanet.layers import Context
+    from numbanet.layers import Context, Tree
+    from numbanet.plans import Plans
 
     model, x = mlp.network(hidden), Tensor(mlp.samples()[0][:batch])
-    look = (lambda *given: policy.asked(model, *given, None)) if policy.looks else None
-    y = model(x, Context("cpu", training=True, look=look))
+    y = model(x, Context("cpu", Plans("cpu", Tree(model).sites, choose=policy.choosing(model, None)), training=True))
     known = [x.data, *(parameter.data for parameter in model.parameters())]
     return sum(array.nbytes for array in _arrays(y) if not any(np.shares_memory(array, other) for other in known))
 

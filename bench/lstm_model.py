@@ -76,15 +76,15 @@ class Backward(Task):
 
 
 # --- numbanet ---------------------------------------------------------------------------------------------------------
-def policy(dropout: str, rate: float) -> Any:
-    """A kind of dropout by its name here."""
+def policy(dropout: str, rate: float, gates: Any = None) -> Any:
+    """A kind of dropout by its name here, with sparse gate gradients (`sparse_gates`) if given."""
     from numbanet import BatchwiseDropout, RowDropout, TileDropout
     from numbanet.dropout import Together, policy as named, recurrent
 
     make = {"none": lambda: named("none"), "rdp": lambda: RowDropout(rate), "tdp": lambda: TileDropout(rate, answer=True),
             "batchwise": lambda: BatchwiseDropout(rate),
             "rdp + recurrent rdp": lambda: Together(RowDropout(rate), recurrent(RowDropout(rate)))}
-    return make[dropout]()
+    return make[dropout]() if gates is None else Together(make[dropout](), gates)
 
 
 def sparse_gates(kept: list[dict[str, np.ndarray]]) -> Any:
@@ -127,8 +127,8 @@ def numbanet_task(device: str, size: Size, dropout: str = "none", rate: float = 
         kept.clear()
         model = network(size, dev)
         optimizer = SGD(model.parameters(), LEARNING_RATE, clip_norm=size.clip)
-        return Trainer(model, optimizer, policy(dropout, rate), task, Streams.from_seed(3), dev, size.batch,
-                       gates=sparse_gates(kept) if gates else None)
+        chosen = policy(dropout, rate, sparse_gates(kept) if gates else None)
+        return Trainer(model, optimizer, chosen, task, Streams.from_seed(3), dev, size.batch)
 
     def fed():
         while True:
@@ -137,9 +137,10 @@ def numbanet_task(device: str, size: Size, dropout: str = "none", rate: float = 
                 yield batch, following, following is None
 
     def describe(trainer, drawn):
-        places = dict(zip(trainer.model.layers, ({"output": "embedding"}, {}, {"output": "answer"})))
-        plans = [{places[layer].get(name, name): plan for (layer, name), plan in step.plans.items()} for step in drawn]
-        return {"drawn": [{**own, **of_gates} for own, of_gates in zip(plans, _by_step(kept, len(drawn)), strict=True)]}
+        names = {"0.output": "embedding", "2.tiles": "answer"}
+        found = [{names.get(path, path.partition(".")[2]): plan for path, plan in plans.assigned.items() if path != "1.gates"}
+                 for plans in drawn]
+        return {"drawn": [{**own, **of_gates} for own, of_gates in zip(found, _by_step(kept, len(drawn)), strict=True)]}
 
     return steps.trainer_steps(dev, words, fed, make, describe, size.checked)
 
@@ -150,7 +151,9 @@ def numbanet_pass(device: str, size: Size, alone: bool, back: bool, gates: bool 
     from numbanet.ops import softmax_cross_entropy
 
     dev, model, kept = named(device), network(size, named(device)), []
-    step = Context(dev, training=True, gates=sparse_gates(kept) if gates else None)
+    chosen, rng = policy("none", 0.0, sparse_gates(kept) if gates else None), np.random.default_rng(6)
+    plans = {site: plan for site in chosen.sites(model) if (plan := chosen.plan(site, rng)) is not None}
+    context = Context(dev, plans, training=True, model=model)
     words, targets, _ = next(batches(size))
     lstm = model.layers[1]
     if alone:
@@ -164,9 +167,9 @@ def numbanet_pass(device: str, size: Size, alone: bool, back: bool, gates: bool 
             leaf.zero_grad()
         with dev.session():
             if alone:
-                y, _ = lstm(x, step=step)
+                y, _ = lstm(x, context=context)
                 return functools.partial(y.backward, dy)
-            logits = model(x, step)
+            logits = model(x, context)
             return softmax_cross_entropy(logits.reshape(-1, size.words), labels=labels).backward
 
     def outputs():

@@ -55,9 +55,11 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
     dev = named(device)
 
     def describe(trainer, drawn):
-        sites, before = trainer.model.droppable(), getattr(trainer.model.layers[0], "order", None)
+        owners, before = trainer.tree.owners, getattr(trainer.model.layers[0], "order", None)
+        layers = [owners[site.path] for site in trainer.tree.droppable()]
+        kept = [[plans.of(layer, "tiles") or plans.of(layer) for layer in layers] for plans in drawn]
         return {"order": slice(None) if before is None else before.order, "mean": 0.0 if before is None else before.mean,
-                "factors": [[_factors(step.plan(site.layer), batch) for site in sites] for step in drawn]}
+                "factors": [[_factors(plan, batch) for plan in plans] for plans in kept]}
 
     return steps.numbanet_steps(dev, *samples(), batch, lambda: _trainer(dev, hidden, dropout, rate, batch, replayed), describe)
 
@@ -76,7 +78,7 @@ def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int, repla
         dev.copy(dev.upload(values), out=parameter.data)
     optimizer = SGD(model.parameters(), RATE, MOMENTUM)
     trainer = Trainer(model, optimizer, chosen, Classification(), Streams.from_seed(3), dev, batch)
-    trainer.replay.possible &= replayed
+    trainer.recorder.possible &= replayed
     return trainer
 
 
@@ -271,7 +273,7 @@ def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
     model = network(hidden)
 
     def flops(plans=None):
-        return float(model.cost(Form((batch, FEATURES)), Context(plans=plans))[0].flops)
+        return float(model.cost(Form((batch, FEATURES)), Context(plans=plans, model=model).plans)[0].flops)
 
     chosen, (first, second) = policy(dropout, rate), model.droppable()
     if dropout == "batchwise":  # each of its plans keeps as much

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from numbanet import ops
-from numbanet.layers import Conv2d, Cost, Flow, Layer
+from numbanet.layers import CHANNELS_LAST, Conv2d, Cost, Layer
 
 from . import training
 from .harness import Options
@@ -32,32 +32,33 @@ PARTS = {"largest": (0.75, 1.0), "middle": (0.25, 0.75), "least": (0.0, 0.25)}  
 
 
 class DroppedWeights(Conv2d):
-    """A convolution of which training drops single weights."""
+    """A convolution of which training drops single weights, drawn from a generator of its own."""
 
-    def __init__(self, conv: Conv2d, rate: float, scale: float) -> None:
+    def __init__(self, conv: Conv2d, rate: float, scale: float, rng: np.random.Generator | int | None = None) -> None:
         self.window, self.groups, self.weight, self.bias = conv.window, conv.groups, conv.weight, conv.bias
-        self.rate, self.scale = rate, scale
+        self.rate, self.scale, self.rng = rate, scale, np.random.default_rng(rng)
 
-    def forward(self, flow, step, relu=False):
+    def forward(self, flow, context, relu=False):
         w = self.weight
-        if step.training:
-            w = w * np.float32(self.scale * (step.noise.random(w.shape) >= self.rate))
-        y = ops.conv2d(flow.settled().images().x, w, self.bias, window=self.window, groups=self.groups, relu=relu)
-        return Flow(y, channels_last=True)
+        if context.training:
+            w = w * np.float32(self.scale * (self.rng.random(w.shape) >= self.rate))
+        y = ops.conv2d(flow.applied().images().x, w, self.bias, window=self.window, groups=self.groups, relu=relu)
+        return flow.with_(y, CHANNELS_LAST)
 
 
 class DroppedInputs(Layer):
     """Training drops single values of what comes, or of a part of them: those of each sample between two quantiles of its
-    magnitudes, equal ones in any order."""
+    magnitudes, equal ones in any order. They are drawn from a generator of its own."""
 
-    def __init__(self, rate: float, scale: float = 1.0, part: tuple[float, float] = (0.0, 1.0)) -> None:
-        self.rate, self.scale, self.part = rate, scale, part
+    def __init__(self, rate: float, scale: float = 1.0, part: tuple[float, float] = (0.0, 1.0),
+                 rng: np.random.Generator | int | None = None) -> None:
+        self.rate, self.scale, self.part, self.rng = rate, scale, part, np.random.default_rng(rng)
 
-    def forward(self, flow, step):
-        if not step.training:
+    def forward(self, flow, context):
+        if not context.training:
             return flow
-        flow = flow.settled()
-        return flow._replace(x=flow.x * np.float32(self.scale * ~self.dropped(flow.x.numpy(), step.noise)))
+        flow = flow.applied()
+        return flow._replace(x=flow.x * np.float32(self.scale * ~self.dropped(flow.x.numpy(), self.rng)))
 
     def dropped(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Bool of x's shape (N, …)"""
@@ -72,7 +73,7 @@ class DroppedInputs(Layer):
             np.put_along_axis(inside, order[:, low:high], True, 1)
         return (inside & (rng.random(values.shape) < self.rate)).reshape(x.shape)
 
-    def cost(self, form, step):
+    def cost(self, form, plans):
         return Cost(), form
 
 
@@ -82,11 +83,12 @@ def _layers(seed: int, weights: float | None = None, inputs: float | None = None
     from numbanet.estimators.zoo import lenet5
 
     found: list[Layer] = []
-    for layer in lenet5(IMAGES[DATA], rng=seed):
+    for place, layer in enumerate(lenet5(IMAGES[DATA], rng=seed)):
+        rng = np.random.default_rng([seed, place])
         if isinstance(layer, Conv2d) and inputs is not None:
-            found.append(DroppedInputs(inputs, 1 / (1 - inputs) if scaled else 1.0, part))
+            found.append(DroppedInputs(inputs, 1 / (1 - inputs) if scaled else 1.0, part, rng))
         elif isinstance(layer, Conv2d) and weights is not None:
-            layer = DroppedWeights(layer, weights, 1 / (1 - weights) if scaled else 1.0)
+            layer = DroppedWeights(layer, weights, 1 / (1 - weights) if scaled else 1.0, rng)
         found.append(layer)
     return found
 

@@ -58,7 +58,7 @@ def trainer_steps(dev: Any, X: Any, fed: Callable[[], Iterator[tuple[Any, Any, b
         fresh, drawn = make(), []
         at, draw = fed(), fresh.draw
 
-        def record(following=None):
+        def record(following=False):
             drawn.append(draw(following))
             return drawn[-1]
 

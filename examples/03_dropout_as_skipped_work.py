@@ -215,7 +215,7 @@ network = Sequential([layers[0], ReLU(), layers[1], ReLU(), layers[2]])
 
 def flops(plans=None):
     """FLOPs of a training step of 128 samples under these plans."""
-    return network.cost(Form((128, WIDTHS[0])), Context(plans=plans))[0].flops
+    return network.cost(Form((128, WIDTHS[0])), Context(plans=plans, model=network).plans)[0].flops
 
 
 def share(policy, p):

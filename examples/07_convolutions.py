@@ -18,9 +18,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from numbanet import BlockSensitiveDropout, Context, Net, RowSensitiveDropout, SkewNormalSchedule, Tensor, no_grad
+from numbanet import BlockSensitiveDropout, Context, Net, Plans, RowSensitiveDropout, SkewNormalSchedule, Tensor, no_grad
 from numbanet.datasets import load_digits, load_mnist
-from numbanet.layers import Conv2d
+from numbanet.layers import Conv2d, Tree
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)
@@ -118,20 +118,19 @@ net = Net("lenet5", dropout="rsdp", dropout_rate=0.5, epochs=2, batch_size=32, l
 net.fit(X_train, y_train)
 model = net.model_
 policy = RowSensitiveDropout(0.5, contrast=0.8, together=1).calibrated(model, Tensor(X_train[:64]))
-sites = {site.layer: site for site in model.droppable(policy.kind)}
+sites, chosen = Tree(model).sites, model.droppable(policy.kind)
 few, kept = X_test[:4], {}
 
 
-def ask(layer, name, flow, w):
-    """Called by a layer when its input is there."""
-    if layer in sites and name == "input":
-        x = flow.dense()
-        masks = [policy.look(sites[layer], x, w, rng).mask() for _ in range(60)]
-        kept[sites[layer].number] = np.mean(masks, axis=0).reshape(len(x), *layer.window.positions(*x.shape[1:3]))
+def ask(site, flow, layer):
+    """Called for each site of a layer that may be chosen from, when its input is there: images with channels last."""
+    if site in chosen:
+        masks = [policy.look_at(site, flow, layer, rng).mask() for _ in range(60)]
+        kept[site.number] = np.mean(masks, axis=0).reshape(len(flow.x), *layer.window.positions(*flow.x.shape[1:3]))
 
 
 with no_grad():
-    model(Tensor(few), Context(look=ask))
+    model(Tensor(few), Context(plans=Plans(sites=sites, choose=ask)))
 fig, axes = plt.subplots(3, 4, figsize=(8.5, 6.6), layout="constrained")
 for i, column in enumerate(axes.T):
     draw(column[0], few[i, 0], "image" if i == 0 else "", vmin=0, vmax=1)
@@ -162,18 +161,17 @@ blocks = BlockSensitiveDropout(0.5, rows=10, columns=6, contrast=0.8).calibrated
 found = {}
 
 
-def look(layer, name, flow, w):
+def look(site, flow, layer):
     """Plans for the second convolution, and its input matrix, channels fastest."""
-    if layer is second and name == "input":
-        x = flow.dense()
-        windows = np.lib.stride_tricks.sliding_window_view(x.numpy()[0], (5, 5), axis=(0, 1))  # OH, OW, C, KH, KW
+    if site in chosen and layer is second:
+        windows = np.lib.stride_tricks.sliding_window_view(flow.x.numpy()[0], (5, 5), axis=(0, 1))  # OH, OW, C, KH, KW
         found["A"] = windows.transpose(0, 1, 3, 4, 2).reshape(100, 150)
-        found["rsdp"] = policy.look(sites[layer], x, w, rng)
-        found["bsdp"] = blocks.look(sites[layer], x, w, rng)
+        found["rsdp"] = policy.look_at(site, flow, layer, rng)
+        found["bsdp"] = blocks.look_at(site, flow, layer, rng)
 
 
 with no_grad():
-    model(Tensor(few[:1]), Context(look=look))
+    model(Tensor(few[:1]), Context(plans=Plans(sites=sites, choose=look)))
 values = np.minimum(found["A"] / np.quantile(found["A"], 0.98), 1)
 fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.2), layout="constrained")
 for ax, name in zip(axes, (None, "rsdp", "bsdp")):

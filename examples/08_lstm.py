@@ -21,10 +21,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from numbanet import LSTM, Adam, LanguageModel, RowDropout, RowPlan, Tensor, TileDropout, TilePlan, device, ops
+from numbanet import LSTM, Adam, LanguageModel, Plans, RowDropout, RowPlan, Tensor, TileDropout, TilePlan, device, ops
 from numbanet.dropout import GateSparsity
 from numbanet.estimators.vocabulary import Vocabulary
-from numbanet.layers import Context, Embedding, Form, Linear, Sequential
+from numbanet.layers import Context, Embedding, Form, Linear, Sequential, Tree
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)
@@ -196,23 +196,24 @@ save("lstm_through_time.png")
 H, N, T = 32, 20, 35
 first, second = LSTM(H, H, rng=1), LSTM(H, H, rng=2)
 model = Sequential([first, second])
-before, within = ({site.name: site for site in layer.sites()} for layer in (first, second))
+sites = Tree(model).sites
+leaving, entering, returning = sites[first, "output_l0"], sites[second, "input_l0"], sites[second, "recurrent_l0"]
 rows, tiles, back = RowPlan(H, 2, 0, scale=2.0), TilePlan((4 * H, H), 8, 2, 0, scale=2.0), RowPlan(H, 2, 1, scale=2.0)
-ways = {"none or bernoulli": {}, "rdp": {before["output_l0"]: rows}, "tdp": {within["input_l0"]: tiles},
-        "rdp and recurrent rdp": {before["output_l0"]: rows, within["recurrent_l0"]: back}}
+ways = {"none or bernoulli": {}, "rdp": {leaving: rows}, "tdp": {entering: tiles},
+        "rdp and recurrent rdp": {leaving: rows, returning: back}}
 
 
 def share(plans):
     """FLOPs of the second layer's training step over those without plans."""
-    form = Form((T, N, H), plans.get(before["output_l0"]), differentiable=True)
-    return second.cost(form, Context(plans=plans))[0].flops / second.cost(form._replace(kept=None), Plans())[0].flops
+    form, thinned = Form((T, N, H), plans.get(leaving), differentiable=True), Context(plans=plans, model=model).plans
+    return second.cost(form, thinned)[0].flops / second.cost(form._replace(kept=None), Plans())[0].flops
 
 
 def masks_of(plans):
     """By matrix (4H, H), what its elements are multiplied by."""
     masks = {"weight_ih_l0": np.ones((4 * H, H)), "weight_hh_l0": np.ones((4 * H, H))}
     for site, plan in plans.items():
-        masks["weight_hh_l0" if site.name == "recurrent_l0" else "weight_ih_l0"] *= plan.mask() * plan.scale
+        masks["weight_hh_l0" if site is returning else "weight_ih_l0"] *= plan.mask() * plan.scale
     return masks  # the mask of an axis is one of columns
 
 
@@ -247,10 +248,10 @@ def mean_share(p, tile=False, hidden=False):
     """Mean share of the second layer's FLOPs when policies of rate p draw the plans."""
     shares = []
     for _ in range(300):
-        plans = {within["input_l0"]: TileDropout(p, tile=8).plan(within["input_l0"], rng)} if tile else {
-            before["output_l0"]: RowDropout(p).plan(before["output_l0"], rng)}
+        plans = {entering: TileDropout(p, tile=8).plan(entering, rng)} if tile else {
+            leaving: RowDropout(p).plan(leaving, rng)}
         if hidden:
-            plans[within["recurrent_l0"]] = RowDropout(p).plan(within["recurrent_l0"], rng)
+            plans[returning] = RowDropout(p).plan(returning, rng)
         shares.append(share(plans))
     return np.mean(shares)
 
@@ -345,12 +346,14 @@ masks, H, N, T, STEPS = [], 64, 20, 35, 60
 symbols = Vocabulary.of(train).encode(train)
 pieces = symbols[:len(symbols) // N * N].reshape(N, -1).T  # (time, piece)
 model = Sequential([Embedding(symbols.max() + 1, H, rng=0), LSTM(H, H, rng=1), Linear(H, symbols.max() + 1, rng=2)])
-adam, gates, memory = Adam(model.parameters(), learning_rate=0.01), Noting(0.5, schedule=1.0, probe=1), {}
+adam, gates, state = Adam(model.parameters(), learning_rate=0.01), Noting(0.5, schedule=1.0, probe=1), {}
+site, = model.droppable("gates")
 losses, cosines = [], []
 for count in range(STEPS):
     start = count * T % (len(pieces) - T - 1)
     ids, following = pieces[start:start + T], pieces[start + 1:start + T + 1]
-    logits = model(Tensor.wrap(np.ascontiguousarray(ids), device("cpu")), Context(gates=gates.step(0, rng), state=state))
+    context = Context(plans={site: gates.plan(site, rng)}, model=model, state=state)
+    logits = model(Tensor.wrap(np.ascontiguousarray(ids), device("cpu")), context)
     loss = ops.softmax_cross_entropy(logits.reshape(T * N, -1), labels=following.reshape(-1))
     adam.zero_grad()
     loss.backward()

@@ -19,10 +19,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from numbanet import Context, DynamicSparseGraph, Linear, Net, ReLU, Sequential, Tensor, device, no_grad
+from numbanet import Context, DynamicSparseGraph, Linear, Net, Plans, ReLU, Sequential, Tensor, device, no_grad
 from numbanet.datasets import load_digits
 from numbanet.dropout.graph import johnson_lindenstrauss, kept_of
-from numbanet.layers import Flow, Form
+from numbanet.layers import Flow, Form, Tree
 from numbanet_kernels.layouts.ternary import dense, ternary
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
@@ -101,7 +101,7 @@ print("test accuracy:", *(f"{fitted.score(X_test, y_test):.3f} {how}" for fitted
     (net, "with four in five neurons left out,"), (plain, "with all"))))
 first = net.model_.droppable()[0]
 with no_grad():
-    mask = policy.look_at(first, Flow(Tensor(X_test)), first.layer.weight, rng).mask()
+    mask = policy.look_at(first, Flow(Tensor(X_test)), net.model_[0], rng).mask()
 by_digit = np.stack([mask[y_test == digit].mean(0) for digit in range(10)])
 order = np.lexsort((-by_digit.max(0), by_digit.argmax(0), by_digit.max(0) < 0.02))  # those that no digit uses come last
 figure, panel = plt.subplots(figsize=(9, 3.2), layout="constrained")
@@ -133,11 +133,11 @@ for form in forms:
         chosen, spent = DynamicSparseGraph(rate, share=form, select_in_prediction=True), []
         once = chosen.predicting(0)  # weights that stay as they are: the first pass alone projects them
         for _ in range(2):
-            step = Context(look=lambda *given, once=once: once.asked(model, *given, rng))
+            plans = Plans(sites=Tree(model).sites, choose=once.choosing(model, rng))
             with no_grad():
-                model(batch, step)
+                model(batch, Context(plans=plans))
             spent.append(once.spent())
-        done = model.cost(Form((128, 784)), step)[0].flops + spent[1] + (spent[0] - spent[1]) / chosen.refresh
+        done = model.cost(Form((128, 784)), plans)[0].flops + spent[1] + (spent[0] - spent[1]) / chosen.refresh
         work[form].append(full / done)
         bits = 0 if form == "batch" else 2048 / 8 / (chosen.group if form == "tile" else 1)
         stored[form].append(4 * 2048 / (4 * kept_of(2048, rate) + bits) if rate else 1.0)

@@ -60,10 +60,11 @@ from .losses import AbsoluteError, CrossEntropy, FunctionLoss, Huber, Loss, Quan
 from .ops import Order, concatenate, where
 from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, Plans, RowPlan, SamplePlan, Site, TilePlan, TimePlan
 from .tensor import Tensor, from_dlpack
+from .training.adam import Adam, AdamW
 from .training.augment import FlipsAndCrops
 from .training.hooks import Hook
 from .training.lasso import GroupLasso
-from .training.optim import SGD, Adam, AdamW, Optimizer
+from .training.optim import SGD, Optimizer
 from .training.pruning import MagnitudePruning
 from .training.rewiring import Rewire
 

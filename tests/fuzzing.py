@@ -41,6 +41,7 @@ from numbanet import (
     ops,
 )
 from numbanet.gradients import Dense, Packed
+from numbanet.layers import Tree
 from numbanet.plans import kept
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.layouts.windows import Bins, Window
@@ -161,16 +162,19 @@ def kept_axis(r):
 def a_pass(r):
     layers = [r.layer() for _ in range(r.one(1, 2, 3))]
     model = Sequential(layers)
-    plans = {r.one(*layer.sites()): plan for layer in layers if layer.sites() and (plan := r.plan()) is not None}
+    owned = {}
+    for (layer, _), site in Tree(model).sites.items():
+        owned.setdefault(layer, []).append(site)
+    plans = {r.one(*sites): plan for sites in owned.values() if (plan := r.plan()) is not None}
     policy = r.one(None, RowSensitiveDropout(0.5, together=r.one(1, 2)), BlockSensitiveDropout(0.5, columns=r.one(None, 4)))
 
-    def look(layer, name, flow, w):
-        return policy.look(layer.sites()[1], flow.dense(), w, r.rng) if name == "input" else None
+    def choose(site, flow, layer):
+        return policy.look_at(site, flow, layer, r.rng) if site.kind == "patches" else None
 
-    step = Context("cpu", plans, training=True, look=policy and look)
-    if r.rng.random() < 0.1 and isinstance(layers[0], Linear):
-        step.ready[layers[0].weight] = r.array()
-    return model(r.one(r.tensor, r.tensor, r.images)(), step)
+    given = Context("cpu", plans, model=model).plans
+    given.choose = policy and choose
+    packed = {layers[0].weight: r.array()} if r.rng.random() < 0.1 and isinstance(layers[0], Linear) else None
+    return model(r.one(r.tensor, r.tensor, r.images)(), Context("cpu", given, training=True, packed=packed))
 
 
 def an_update(r):

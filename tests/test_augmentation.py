@@ -8,7 +8,7 @@ from sklearn.base import clone
 
 from numbanet import Embedding, Flatten, FlipsAndCrops, Linear, Net, NetRegressor, ReLU, RowDropout, device
 from numbanet.device import problem
-from numbanet.training.replay import Replay
+from numbanet.training.recorder import Recorder
 from numbanet.training.trainer import Trainer
 from numbanet_kernels.families.augment import crop_flip_reference
 from numbanet_kernels.runtime import graph
@@ -91,9 +91,9 @@ def test_plans_are_those_without(monkeypatch):
     def plans(augment):
         drawn = []
 
-        def draw(self, batch=None, original=Trainer.draw):
-            step = original(self, batch)
-            drawn.append(list(step.plans.values()))
+        def draw(self, following=False, original=Trainer.draw):
+            step = original(self, following)
+            drawn.append(list(step.assigned.values()))
             return step
 
         with monkeypatch.context() as patch:
@@ -128,7 +128,7 @@ def test_recorded_passes_see_each_batch_anew(monkeypatch, name):
     monkeypatch.setattr(graph.Graph, "replay", lambda self, original=graph.Graph.replay: replays.append(1) or original(self))
     ours = net(FlipsAndCrops(2), device=name, epochs=3).fit(x, y)
     assert len(replays) > 2
-    monkeypatch.setattr(Replay, "possible", property(lambda self: False, lambda self, value: None), raising=False)
+    monkeypatch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
     theirs = net(FlipsAndCrops(2), device=name, epochs=3).fit(x, y)
     np.testing.assert_array_equal(weights(ours), weights(theirs))
     assert [record["loss"] for record in ours.history_] == [record["loss"] for record in theirs.history_]

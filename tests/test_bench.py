@@ -241,8 +241,8 @@ def test_mean_flops_agree_with_drawn_plans(dropout):
     from numbanet.layers import Context, Form
 
     model, chosen, rng = mlp.network(64), policy(dropout, 0.5), np.random.default_rng(0)
-    steps = [Context(plans={site: chosen.plan(site, rng) for site in model.droppable()}) for _ in range(4000)]
-    drawn = [model.cost(Form((mlp.BATCH, 784)), step)[0].flops for step in steps]
+    steps = [Context(plans={site: chosen.plan(site, rng) for site in model.droppable()}, model=model) for _ in range(4000)]
+    drawn = [model.cost(Form((mlp.BATCH, 784)), step.plans)[0].flops for step in steps]
     spread = np.std(drawn) / np.sqrt(len(drawn))
     assert abs(np.mean(drawn) - mlp.mean_flops(64, mlp.BATCH, dropout, 0.5)) < 5 * spread
 

@@ -11,7 +11,7 @@ from bench.harness import Options
 from bench.results import Results, load
 from bench.table import markdown
 from numbanet import Net, Tensor
-from numbanet.layers import Context, Conv2d, Flow, Form
+from numbanet.layers import Context, Conv2d, Flow, Form, Tree
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME, (SHAPE, BATCH) = "lenet5", cnn.QUICK["lenet5"]
@@ -76,10 +76,10 @@ def test_steps_agree_with_the_reference_and_wrong_ones_do_not(dropout, rate):
 def test_mean_flops_agree_with_those_of_steps(dropout, rate):
     sizes = NAME, (1, 28, 28), 16
     outputs, model = cnn.numbanet_task("cpu", *sizes, dropout, rate).outputs(), cnn.network(*sizes[:2])
-    sites = {(site.layer, site.name): site for site in model.sites()}
-    done = [model.cost(Form((16, 1, 28, 28)), Context(plans={sites[layer, name]: plan for layer, own in zip(model.layers, step)
-                                                         for name, plan in own.items() if plan is not None}))[0].flops
-            for step in outputs["plans"]]
+    sites = Tree(model).sites
+    drawn = [{sites[layer, name]: plan for layer, own in zip(model.layers, step) for name, plan in own.items()
+              if plan is not None} for step in outputs["plans"]]
+    done = [model.cost(Form((16, 1, 28, 28)), Context(plans=plans, model=model).plans)[0].flops for plans in drawn]
     assert np.mean(done) == pytest.approx(cnn.mean_flops(*sizes, dropout, rate), rel=0.6 if dropout == "rdp" else 0.1)
 
 
@@ -177,9 +177,9 @@ def test_parts_are_those_of_each_sample_by_magnitude(part, rng):
 def test_weights_and_inputs_are_dropped_in_training_alone(rng):
     conv2d, x = Conv2d(3, 4, 3, rng=0), Tensor(rng.random((2, 3, 6, 6), np.float32))
     dense = conv2d(x).numpy()
-    for layers in ([motivation.DroppedWeights(conv2d, 0.5, 2.0)], [motivation.DroppedInputs(0.5, 2.0), conv2d]):
+    for layers in ([motivation.DroppedWeights(conv2d, 0.5, 2.0, 0)], [motivation.DroppedInputs(0.5, 2.0, rng=0), conv2d]):
         for training_now in (False, True):
-            flow, step = Flow(x), Context(training=training_now, noise=np.random.default_rng(0))
+            flow, step = Flow(x), Context(training=training_now)
             for layer in layers:
                 flow = layer.forward(flow, step)
             assert np.allclose(flow.dense().numpy(), dense, atol=1e-5) != training_now

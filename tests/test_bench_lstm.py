@@ -12,7 +12,7 @@ from bench.harness import Options
 from bench.results import Results, load
 from bench.table import markdown
 from numbanet import LanguageModel
-from numbanet.layers import Context, Form
+from numbanet.layers import Context, Form, Tree
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZE = lstm.Size(24, 50, 4, 5, 0.02, 3)
@@ -102,13 +102,12 @@ def test_a_backward_pass_alone_is_timed(monkeypatch):
 def test_mean_flops_agree_with_those_of_steps(dropout, rate):
     size = _small(dropout)
     outputs, model = lstm.numbanet_task("cpu", size._replace(checked=12), dropout, rate).outputs(), lstm.network(size)
-    names = {"embedding": (0, "output"), "answer": (2, "output")}
-    sites = {(site.layer, site.name): site for site in model.sites()}
+    names, sites = {"embedding": (0, "output"), "answer": (2, "tiles")}, Tree(model).sites
     done = []
     for step in outputs["drawn"]:
         at = {names.get(place, (1, place)): plan for place, plan in step.items()}
         plans = {sites[model.layers[number], name]: plan for (number, name), plan in at.items()}
-        done.append(model.cost(Form((size.steps, size.batch)), Context(plans=plans))[0].flops)
+        done.append(model.cost(Form((size.steps, size.batch)), Context(plans=plans, model=model).plans)[0].flops)
     assert np.mean(done) == pytest.approx(lstm.mean_flops(size, dropout, rate).sum(), rel=0.25 if rate else 1e-6)
 
 

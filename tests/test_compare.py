@@ -104,6 +104,9 @@ def test_indices_compare_and_are_taken(dev, rng):
     assert (best == labels).mean().item() == pytest.approx(np.mean(x.numpy().argmax(1) == labels))
     np.testing.assert_array_equal((best == best).numpy(), np.ones(5))
     np.testing.assert_array_equal(x[best].numpy(), x.numpy()[best.numpy()])
+    for key in (slice(1, 4), (slice(None), None), 2, [0, 3]):
+        np.testing.assert_array_equal(best[key].numpy(), best.numpy()[key])
+        assert best[key].dtype == np.int32
     with pytest.raises(TypeError, match=r"a tensor of floats is no index; of a mask m write x\[m.numpy\(\) != 0\]"):
         x[x > 0]
     with pytest.raises(TypeError, match="no index"):

@@ -7,7 +7,7 @@ import pytest
 from numbanet import LSTM, Embedding, LanguageModel, LastStep, Linear, Net, NetRegressor, RowDropout, TimePlan
 from numbanet.device import problem
 from numbanet.dropout import Together, recurrent
-from numbanet.training.replay import Replay
+from numbanet.training.recorder import Recorder
 from numbanet.training.trainer import Trainer
 from numbanet_kernels.blocks import recurrent as kernels
 from numbanet_kernels.families import embedding
@@ -65,7 +65,7 @@ CASES = {
 @contextlib.contextmanager
 def nothing_recorded():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Replay, "possible", property(lambda self: False, lambda self, value: None), raising=False)
+        patch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
         yield
 
 
@@ -87,12 +87,12 @@ def test_steps_of_every_period_are_replayed_with_lists_that_are_made_once(where,
     """At the default rate, where most steps have a layer that keeps all units, multiplied by a number."""
     passes, listed, plans = [], [], set()
 
-    def put_plans(self, drawn, original=Replay.put_plans):
+    def put_plans(self, drawn, original=Recorder.put_plans):
         passes.append(self)
         plans.update(drawn.assigned.values())
         original(self, drawn)
 
-    monkeypatch.setattr(Replay, "put_plans", put_plans)
+    monkeypatch.setattr(Recorder, "put_plans", put_plans)
     monkeypatch.setattr(TimePlan, "lists", lambda plan, original=TimePlan.lists: listed.append(plan) or original(plan))
     language(where, hidden=(4, 4), recurrent_dropout="rdp", recurrent_sampling="step", epochs=4)
     assert len(replays) == len(passes) - len(passes[0]._met) > 4 and len(listed) == 2 * len(passes)

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from numbanet import Context, Flatten, Linear, Net, Normalize, ReLU, RowPlan, Sequential, Tensor, check_grad
+from numbanet import Flatten, Linear, Net, Normalize, Plans, ReLU, RowPlan, Sequential, Tensor, check_grad
 from numbanet.layers import Form, to
 
 MEAN, STD = np.float32([0.5, -1.0, 2.0]), np.float32([0.25, 2.0, 0.5])

@@ -6,7 +6,7 @@ import pytest
 
 from numbanet import GELU, BatchNorm1d, Flatten, Layer, Linear, Net, NetRegressor, ReLU, RowDropout, SparseLinear, TileDropout
 from numbanet.device import problem
-from numbanet.training.replay import Replay
+from numbanet.training.recorder import Recorder
 from numbanet.training.task import Classification
 from numbanet_kernels.runtime import graph, pool
 
@@ -73,7 +73,7 @@ def test_replayed_passes_train_the_same(monkeypatch, replays, options):
     ours = fit(np.random.default_rng(0), **options)
     assert sum(replays.values()) > 2
     count = len(replays)
-    monkeypatch.setattr(Replay, "possible", property(lambda self: False, lambda self, value: None), raising=False)
+    monkeypatch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
     theirs = fit(np.random.default_rng(0), **options)
     assert len(replays) == count
     equal(ours, theirs)
@@ -87,18 +87,18 @@ def test_replayed_passes_train_the_same(monkeypatch, replays, options):
 def test_one_graph_serves_every_bias_mix_and_rate(monkeypatch, replays, options):
     drawn = set()
 
-    def put_plans(self, plans, original=Replay.put_plans):
+    def put_plans(self, plans, original=Recorder.put_plans):
         drawn.update(plans.assigned.items())
         original(self, plans)
 
-    monkeypatch.setattr(Replay, "put_plans", put_plans)
+    monkeypatch.setattr(Recorder, "put_plans", put_plans)
     options = {"layers": (6,), "epochs": 7, **options}
     ours, layers = fit(np.random.default_rng(0), **options), {name for name, _ in drawn}
     most = np.prod([len({plan.kind for site, plan in drawn if site == name}) for name in layers])
     most *= 1 if "optimizer" in options else 2  # what an update by SGD writes is what the next one reads, in turn
     assert 1 < len(replays) <= most and sum(replays.values()) >= 21 - 2 * most
     assert len({plan for _, plan in drawn}) > 3 and most <= 2 * 3 ** len(layers)
-    monkeypatch.setattr(Replay, "possible", property(lambda self: False, lambda self, value: None), raising=False)
+    monkeypatch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
     equal(ours, fit(np.random.default_rng(0), **options))
 
 
@@ -109,16 +109,16 @@ class Own(Layer):
 
 @pytest.mark.parametrize("options", [{"dropout": "bernoulli"}, {"layers": [Linear(6, 5), Own(), Linear(5, 3)]},
                                      {"layers": [Linear(6, 5), ReLU(), type("L", (Linear,), {})(5, 3)]},
-                                     {"net": type("N", (Net,), {"task": type("C", (Classification,), {})()})}],
+                                     {"net": type("N", (Net,), {"_task": lambda self: type("C", (Classification,), {})()})}],
                          ids=str)
 def test_what_may_do_something_else_each_time_is_not_recorded(monkeypatch, rng, replays, options):
     keys = []
 
-    def call(self, key, *given, original=Replay.__call__):
+    def call(self, key, *given, original=Recorder.__call__):
         keys.append(key)
         return original(self, key, *given)
 
-    monkeypatch.setattr(Replay, "__call__", call)
+    monkeypatch.setattr(Recorder, "__call__", call)
     fit(rng, **{"dropout": "none", **options}, epochs=1)
     assert keys == [None] * 3 and not replays
     fit(rng, dropout="none", epochs=1)  # which is recorded
@@ -145,15 +145,15 @@ def test_passes_share_one_memory(monkeypatch, replays):
     shared, alone = ([size for _, size in found[how]] for how in ("shared", "alone"))
     assert len(shared) == len(alone) > 2 and len({id(arena) for arena, _ in found["shared"]}) == 1
     assert shared[-1] < 1.5 * max(alone) < sum(alone)
-    monkeypatch.setattr(Replay, "MOST", shared[-1] // 2)  # a pass needs more
+    monkeypatch.setattr(Recorder, "MOST", shared[-1] // 2)  # a pass needs more
     replays.clear()
     equal(ours, fit(np.random.default_rng(0), epochs=5))
     assert not replays
 
 
 def test_where_nothing_can_be_recorded_it_is_not_tried_for_long(monkeypatch, replays):
-    monkeypatch.setattr(Replay, "MOST", 1)
-    monkeypatch.setattr(Replay, "TRIED", 2)
+    monkeypatch.setattr(Recorder, "MOST", 1)
+    monkeypatch.setattr(Recorder, "TRIED", 2)
     tried = []
 
     def init(self, work, arena, original=graph.Graph.__init__):
@@ -168,7 +168,7 @@ def test_where_nothing_can_be_recorded_it_is_not_tried_for_long(monkeypatch, rep
 def test_no_more_passes_are_recorded_than_may_be(monkeypatch, replays):
     ours = fit(np.random.default_rng(0))
     assert len(replays) > 1
-    monkeypatch.setattr(Replay, "RECORDED", 1)
+    monkeypatch.setattr(Recorder, "RECORDED", 1)
     replays.clear()
     equal(ours, fit(np.random.default_rng(0)))
     assert len(replays) == 1
@@ -211,7 +211,7 @@ def test_a_weight_that_is_frozen_stays_as_it_is(monkeypatch, replays, place):
     np.testing.assert_array_equal(frozen[0], ours.model_.layers[place].weight.numpy())
     found.append(sum(replays.values()))
     assert found[-1] - found[0] >= 12 - 4 * 2  # of four epochs; passes are met anew when a weight is frozen
-    monkeypatch.setattr(Replay, "possible", property(lambda self: False, lambda self, value: None), raising=False)
+    monkeypatch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
     equal(ours, fit(np.random.default_rng(0), callbacks=[freeze], epochs=5))
 
 

@@ -227,8 +227,8 @@ def test_layers_in_lists_and_dicts_are_found(held):
 def test_a_users_layer_stands_before_layers_of_images():
     X = np.random.default_rng(0).standard_normal((48, 3, 8, 8)).astype(np.float32)
     y = (X.mean((1, 2, 3)) > 0).astype(int)
-    layers = [Conv2d(3, 4, 3, rng=0), Swish(), MaxPool2d(2), Swish(), BatchNorm2d(4), Conv2d(4, 4, 3, rng=1), Swish(), Flatten(),
-              Linear(4, 2, rng=2)]
+    layers = [Conv2d(3, 4, 3, rng=0), Swish(), MaxPool2d(2), Swish(), BatchNorm2d(4), Conv2d(4, 4, 3, rng=1), Swish(),
+              Flatten(), Linear(4, 2, rng=2)]
     net = Net(layers, epochs=2, batch_size=16, device="cpu").fit(X, y)
     assert net.model_[1].gain.item() != 1.0 and net.predict(X).shape == (48,)
 

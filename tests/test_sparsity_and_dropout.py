@@ -17,12 +17,12 @@ def drawn(monkeypatch):
     """By epoch, which of the layers with weights had plans."""
     found = {}
 
-    def begin(self, plans, batch=None, original=Trainer._begin):
-        for site in plans:
-            found.setdefault(self.epoch, set()).add(weighted(self.model).index(site.layer))
-        return original(self, plans, batch)
+    def begin(self, assigned, original=Trainer._plans):
+        for path in assigned:
+            found.setdefault(self.epoch, set()).add(weighted(self.model).index(self.tree.owners[path]))
+        return original(self, assigned)
 
-    monkeypatch.setattr(Trainer, "_begin", begin)
+    monkeypatch.setattr(Trainer, "_plans", begin)
     return found
 
 

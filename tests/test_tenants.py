@@ -86,7 +86,7 @@ def test_batch_norm_stays_compact(dev, rng, plan):
     rows, x = plan.mask(), Tensor(rng.standard_normal((8, 4)), dev)
     step = Context(dev, {layers[0]: plan}, training=True)
     flow = Sequential(layers[:3]).forward(Flow(x), step)
-    assert flow.x.shape == (8, 3) and flow.kept.plan == plan and flow.due == (plan,)
+    assert flow.x.shape == (8, 3) and flow.indices.plan == plan and flow.pending == (plan,)
     y = Sequential(layers)(x, step)
     y.sum().backward()
     assert isinstance(layers[1].weight.gradient, Packed) and isinstance(layers[3].weight.gradient, Packed)
@@ -231,7 +231,7 @@ def test_rows_of_an_embedding_that_no_step_reads_are_late_and_right(monkeypatch,
     def fit(lazy):
         with monkeypatch.context() as patch:
             if not lazy:
-                patch.setattr(Sequential, "reads", lambda self, step: {})
+                patch.setattr(Sequential, "reads", lambda self, plans, symbols=None: {})
             else:
                 advance = SGD.advance
 

@@ -10,13 +10,13 @@ from sklearn.preprocessing import StandardScaler
 
 from numbanet import (
     BatchNorm2d,
-    Context,
     Conv2d,
     Flatten,
     Linear,
     MaxPool2d,
     Net,
     NetRegressor,
+    Plans,
     ReLU,
     Sequential,
     Tensor,

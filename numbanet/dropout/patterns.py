@@ -185,7 +185,8 @@ class TileDropout(_PatternDropout):
 
     def rate_of(self, site):
         """0 where a layer takes no tiles: where only some entries of a weight are there, no tile of it is left out."""
-        return 0.0 if isinstance(site, Site) and TilePlan not in site.takes else super().rate_of(site)
+        none = isinstance(site, Site) and site.takes is not None and TilePlan not in site.takes
+        return 0.0 if none else super().rate_of(site)
 
     def plan(self, site, rng):
         if not self.rate_of(site):

@@ -17,6 +17,7 @@ from numbanet_kernels.runtime.interrupt import deferred
 from ..device import Device
 from ..dropout import Dropout, NoDropout, Rate, Together
 from ..layers import Form, Sequential, to
+from ..losses import Loss
 from ..plans import Plans
 from ..training.augment import Augmentation
 from ..training.data import Data, on_device
@@ -29,7 +30,6 @@ from ..training.rates import Rates
 from ..training.run import Run
 from ..training.schedule import LearningRate
 from ..training.streams import Streams
-from ..training.task import Task
 from ..training.trainer import Trainer
 from ..training.validation import EarlyStopping, Validation
 from ..training.verdict import verdict
@@ -46,7 +46,6 @@ class BaseNet(Settings):
     """What classifier and regressor share: checking data, building, training."""
 
     least_to_score = 1  # samples
-    task: Task
 
     # --- public -------------------------------------------------------------------------------------------------------
     @whole
@@ -177,7 +176,7 @@ class BaseNet(Settings):
             weights = _check_sample_weight(sample_weight, X, dtype=np.float32, ensure_non_negative=True)
             if not weights.sum() > 0:
                 raise ValueError("sample_weight must not be zero for every sample")
-        if len(y) <= self.batch_size:
+        if len(y) <= self.batch_size and self._criterion().weighs:
             X, y, weights = merged(X, y, weights)
         return X, *self._check_target(y, weights, reset, **target_options)
 
@@ -207,8 +206,9 @@ class BaseNet(Settings):
     def _y_options(self) -> dict[str, Any]:
         return {}
 
-    def _task(self) -> Task:
-        return self.task
+    def _loss(self) -> Loss:
+        """What trained the network, or will; one that was saved before it was kept has that of the parameter."""
+        return getattr(self, "loss_", None) or self._criterion()
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -224,7 +224,7 @@ class BaseNet(Settings):
         if fresh:
             to(model, settings["device"])
             self._undo.forget()
-        self.model_, self.history_ = model, []
+        self.model_, self.history_, self.loss_ = model, [], self._criterion()
         self.optimizer_ = self._new_optimizer(model)
         self._sparsity = self.sparsity
         self._thinning = None if self.sparsity is None else self.sparsity.begin(

@@ -11,6 +11,7 @@ from numbanet_kernels.layouts.sparse import BSR, CSR
 
 from ..dropout import POLICIES, ConstantSchedule, Dropout, GateSparsity, SkewNormalSchedule
 from ..layers import Layer, Sequential, SparseLinear
+from ..losses import OF_CLASSES, OF_NUMBERS
 from ..training.augment import FlipsAndCrops
 from ..training.lasso import GroupLasso
 from ..training.pruning import MagnitudePruning
@@ -19,7 +20,8 @@ from .vocabulary import Vocabulary
 
 # what estimators are given, or learn; each keeps the arguments of its constructor as attributes
 SETTINGS = {kind.__name__: kind for kind in (*POLICIES.values(), ConstantSchedule, FlipsAndCrops, GateSparsity, GroupLasso,
-                                             MagnitudePruning, Rewire, SkewNormalSchedule, Vocabulary)}
+                                             MagnitudePruning, Rewire, SkewNormalSchedule, Vocabulary, *OF_NUMBERS.values(),
+                                             *OF_CLASSES.values())}
 SET_ON_COPIES = ("kind", "steps", "answer")  # attributes of policies that are no arguments (`recurrent`)
 
 

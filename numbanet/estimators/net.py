@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import numbers
-from typing import ClassVar
 
 import numpy as np
 from scipy.sparse import issparse
@@ -17,7 +16,8 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 
 from ..device import device
 from ..dropout import Dropout, Rate
-from ..training.task import Classification, Labelling, Regression, Task
+from ..losses import OF_CLASSES, OF_NUMBERS, CrossEntropy
+from ..training.task import Classification, Labelling, Regression
 from ..training.warned import warn
 from .base import BaseNet
 from .parameters import PARAMETERS, SHARED, storing
@@ -27,6 +27,10 @@ from .whole import whole
 class Net(ClassifierMixin, BaseNet):
     __doc__ = f"""A neural network that classifies, trained with dropout that saves time.
 {PARAMETERS}
+    loss : {{"cross_entropy"}}, Loss or callable, default="cross_entropy"
+        What training makes small, such as `CrossEntropy(label_smoothing=0.1)`; or a function of tensors, loss(output, target),
+        of outputs (N, classes) and positions of the classes (N,) int32, that gives the losses of the samples (N,), or their
+        mean. `predict_proba` is softmax(output), unless a `Loss` has another `inverse_link`.
     class_weight : dict, "balanced" or None, default=None
         Weight of each class, multiplied into the weight of its samples.
 
@@ -34,17 +38,19 @@ class Net(ClassifierMixin, BaseNet):
     ----------
     classes_ : ndarray of shape (n_classes,)
         The labels, sorted; 0, 1, … for the columns of y where a sample may have several.
+    loss_ : Loss
+        What trained: that of `loss` when training began.
     n_features_in_ : int
     model_ : Sequential
         The trained layers.
     history_ : list of dict
-        One record an epoch: epoch, loss (cross-entropy, of several labels the sum over them), score (of the predictions made
-        while training), seconds, flops_share (FLOPs done over those of dense training), learning_rate, dropout_rate (the mean
-        over layers), of "rsdp" and "bsdp" dropped and sensitive (shares by convolution), validation_score where there is
-        validation; of `GroupLasso` weights_kept (share of the weights of products that are not zero), and sparsity_loss and
-        time_loss, the parts of its penalty with norms as they are, which with loss make the fused loss (adaptive=True, the
-        default, follows another penalty, of weighed norms); of `Rewire` rewired (share of the entries). FLOPs are compared with
-        those of the network as it was at first.
+        One record an epoch: epoch, loss (by default cross-entropy, of several labels the sum over them), score (of the
+        predictions made while training), seconds, flops_share (FLOPs done over those of dense training), learning_rate,
+        dropout_rate (the mean over layers), of "rsdp" and "bsdp" dropped and sensitive (shares by convolution),
+        validation_score where there is validation; of `GroupLasso` weights_kept (share of the weights of products that are not
+        zero), and sparsity_loss and time_loss, the parts of its penalty with norms as they are, which with loss make the fused
+        loss (adaptive=True, the default, follows another penalty, of weighed norms); of `Rewire` rewired (share of the
+        entries). FLOPs are compared with those of the network as it was at first.
     n_iter_ : int
         Epochs trained.
     policy_ : Dropout
@@ -60,9 +66,9 @@ class Net(ClassifierMixin, BaseNet):
     True
     """
 
-    task: ClassVar[Task] = Classification()
+    losses = OF_CLASSES
     _several = False  # whether a sample may have several labels
-    __init__ = storing({**SHARED, "class_weight": None})
+    __init__ = storing({**SHARED, "loss": "cross_entropy", "class_weight": None})
 
     @whole
     def partial_fit(self, X, y, classes=None, sample_weight=None, *, dropout: str | Dropout | None = None,
@@ -86,19 +92,22 @@ class Net(ClassifierMixin, BaseNet):
     def predict_proba(self, X) -> np.ndarray:
         """Probability of each class, (n_samples, n_classes) float32, columns in the order of `classes_`; of each label by
         itself, where a sample may have several."""
-        output = self._output(X)
-        return device("cpu").sigmoid(output) if self._several else device("cpu").softmax(output)
+        output, cpu = self._output(X), device("cpu")
+        return cpu.sigmoid(output) if self._several else self._task().probabilities(cpu, output)
 
     def predict_log_proba(self, X) -> np.ndarray:
         """log(predict_proba(X)), (n_samples, n_classes) float32, also where the probability is too small for a number."""
         output = self._output(X)
-        return log_expit(output) if self._several else log_softmax(output, axis=1)
+        if self._several:
+            return log_expit(output)
+        linked = self._task().linked(device("cpu"), output)
+        return log_softmax(output, axis=1) if linked is None else np.log(linked)
 
     def predict(self, X) -> np.ndarray:
         """The most probable label of each sample, (n_samples,); 1 for each label that is more probable than not, else 0,
         (n_samples, n_classes), where a sample may have several."""
         output = self._output(X)
-        return (output > 0).astype(np.int64) if self._several else self.classes_[np.argmax(output, axis=1)]
+        return (output > 0).astype(np.int64) if self._several else self.classes_[self._task().answer(device("cpu"), output)]
 
     # --- what a classifier is -----------------------------------------------------------------------------------------
     def _check_target(self, y, weights, reset, classes=None):
@@ -110,6 +119,9 @@ class Net(ClassifierMixin, BaseNet):
         elif several != self._several:
             raise ValueError(f"y has {'several labels' if several else 'one label'} a sample, unlike in the first call")
         if several:
+            if self._criterion() != CrossEntropy():
+                raise ValueError(f"loss: {self.loss!r} is for one label a sample; where there are several, there is but their "
+                                 "cross-entropy: leave loss='cross_entropy'")
             return self._indicated(y, reset, classes), self._unweighted(weights)
         if y.ndim > 1:
             raise ValueError(f"y has shape {y.shape} and more than two values: give one label a sample, or 0 and 1 for each "
@@ -158,7 +170,7 @@ class Net(ClassifierMixin, BaseNet):
         return weights
 
     def _task(self):
-        return Labelling() if self._several else self.task
+        return Labelling() if self._several else Classification(self._loss())
 
     def _y_options(self):
         return {"multi_output": True}
@@ -206,34 +218,43 @@ class Net(ClassifierMixin, BaseNet):
 
 
 class NetRegressor(RegressorMixin, BaseNet):
-    __doc__ = f"""A neural network that predicts numbers, by least squares, trained with dropout that saves time.
+    __doc__ = f"""A neural network that predicts numbers, by least squares or else, trained with dropout that saves time.
 
     Targets are standardised for training and predictions scaled back, so that learning rates mean the same whatever the unit;
-    mean and scale are those of the first call of `fit` or `partial_fit`.
+    mean and scale are those of the first call of `fit` or `partial_fit`. For losses of one's own they stay as they are.
 {PARAMETERS}
+    loss : {{"squared_error", "absolute_error", "huber", "quantile"}}, Loss or callable, default="squared_error"
+        What training makes small: "squared_error" predicts means, "absolute_error" medians, "huber" something between the two
+        (`Huber(delta)`, in deviations of y), "quantile" a quantile (`Quantile(level)`). Or a function of tensors, loss(output,
+        target), both (N, outputs), that gives the losses of the samples (N,), or their mean; a `Loss` may have an
+        `inverse_link` between outputs and predictions, such as the exponential.
+
     Attributes
     ----------
+    loss_ : Loss
+        What trained: that of `loss` when training began.
     n_features_in_ : int
     n_outputs_ : int
     model_ : Sequential
         The trained layers; they predict (y - target_mean_) / target_scale_.
     target_mean_, target_scale_ : ndarray of shape (n_outputs_,)
-        Mean and standard deviation of y.
+        Mean and standard deviation of y; 0 and 1 where it was not standardised.
     history_ : list of dict
-        One record an epoch, as for `Net`; the scores are R².
+        One record an epoch, as for `Net`; the scores are 1 - loss / loss of the best constant: R² for the squared error, and
+        for losses of one's own.
     n_iter_ : int
         Epochs trained.
     policy_ : Dropout
         The policy that trained, with what it found out about the data (`SensitiveDropout`, thresholds).
     """
 
-    task = Regression()
-    __init__ = storing({**SHARED, "optimizer": "adam", "learning_rate": 0.001})
+    losses = OF_NUMBERS
+    __init__ = storing({**SHARED, "optimizer": "adam", "learning_rate": 0.001, "loss": "squared_error"})
     least_to_score = 2  # R² of one sample is not defined
 
     def predict(self, X) -> np.ndarray:
         """The predicted values, (n_samples,), or (n_samples, n_outputs) where y had several columns."""
-        values = self._output(X) * self.target_scale_ + self.target_mean_
+        values = self._task().answer(device("cpu"), self._output(X)) * self.target_scale_ + self.target_mean_
         return values.reshape(len(values)) if self._flat_target else values
 
     def __sklearn_tags__(self):
@@ -242,6 +263,9 @@ class NetRegressor(RegressorMixin, BaseNet):
         return tags
 
     # --- what a regressor is ------------------------------------------------------------------------------------------
+    def _task(self):
+        return Regression(self._loss())
+
     def _y_options(self):
         return {"multi_output": True, "y_numeric": True}
 
@@ -250,9 +274,11 @@ class NetRegressor(RegressorMixin, BaseNet):
         flat, y = y.ndim == 1, np.asarray(y, np.float64).reshape(len(y), -1)
         if reset:
             self._flat_target, self.n_outputs_ = flat, y.shape[1]
-            self.target_mean_ = np.average(y, axis=0, weights=weights)
-            spread = np.sqrt(np.average((y - self.target_mean_) ** 2, axis=0, weights=weights))
-            self.target_scale_ = np.where(spread > 0, spread, 1.0)
+            self.target_mean_, self.target_scale_ = np.zeros(y.shape[1]), np.ones(y.shape[1])
+            if self._criterion().standardised:
+                self.target_mean_ = np.average(y, axis=0, weights=weights)
+                spread = np.sqrt(np.average((y - self.target_mean_) ** 2, axis=0, weights=weights))
+                self.target_scale_ = np.where(spread > 0, spread, 1.0)
         elif y.shape[1] != self.n_outputs_:
             raise ValueError(f"y has {y.shape[1]} outputs, but the first call had {self.n_outputs_}")
         return ((y - self.target_mean_) / self.target_scale_).astype(np.float32), weights

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from joblib import effective_n_jobs
@@ -12,9 +12,11 @@ from sklearn.base import BaseEstimator
 from ..device import device
 from ..dropout import Dropout, policy
 from ..layers import ACTIVATIONS, Layer, Sequential
+from ..losses import Loss, loss_named
 from ..training import schedule
+from ..training.adam import Adam, AdamW
 from ..training.hooks import Hook
-from ..training.optim import SGD, Adam, AdamW, Optimizer
+from ..training.optim import SGD, Optimizer
 from ..training.sparsity import Sparsity
 from .parameters import SHARED, hint, storing
 from .zoo import MODELS
@@ -26,6 +28,7 @@ FLAGS = ("nesterov", "early_stopping", "warm_start")
 class Settings(BaseEstimator):
     """Base of the estimators: parameters that are stored as they come, and checked when they are used."""
 
+    losses: ClassVar[dict[str, type[Loss]]] = {}    # that may be named; without any there is no such parameter
     __init__ = storing(SHARED)
 
     def __getstate__(self):
@@ -66,6 +69,8 @@ class Settings(BaseEstimator):
         if self.sparsity is not None and not isinstance(self.sparsity, Sparsity):
             raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
         self._make_optimizer([])
+        if self.losses:
+            self._criterion()
         self._session_options()
         if dropout_rate is not None and isinstance(self.dropout if dropout is None else dropout, Dropout):
             raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")
@@ -75,6 +80,10 @@ class Settings(BaseEstimator):
             chosen.check(places)
         return {"policy": chosen, "averaged": chosen.averaged(self.epochs), "device": device(self.device),
                 "schedule": schedule.named(self.schedule, self.epochs), "early_stopping": self.early_stopping}
+
+    def _criterion(self) -> Loss:
+        """The loss that the parameter means, or ValueError."""
+        return loss_named(self.loss, self.losses)
 
     def _places(self, chosen: Dropout) -> int | None:
         """How many places a policy has rates for; None: that is known when the layers are made."""

@@ -177,7 +177,7 @@ class SparseLinear(Layer):
     def sites(self):
         """Those of a `Linear`, so that the sites of a model keep their numbers if it becomes sparse; "tiles" takes no plan."""
         shape = self.out_features, self.in_features
-        return Site("output", "output", shape, (AxisPlan, BernoulliPlan)), Site("tiles", "tiles", shape)
+        return Site("output", "output", shape, (AxisPlan, BernoulliPlan)), Site("tiles", "tiles", shape, ())
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
         """act(x wᵀ + b), act the identity or ReLU, of the kept neurons where there is a plan; its scale is pending."""

@@ -22,14 +22,14 @@ class Site(NamedTuple):
                             # input matrix of a convolution; "tiles", parts of the weight; "recurrent", what comes back
                             # through time; "gates", what the backward pass computes of the gates' gradients
     shape: tuple[int, ...]  # of the weight there
-    takes: tuple[type[Plan], ...] = ()  # which plans the layer knows there
+    takes: tuple[type[Plan], ...] | None = None  # which plans the layer knows there; None: any
     chosen: bool = False    # whether the layer lets a policy choose in the pass (`Dropout.look`)
     per_batch: bool = False  # whether plans are made for the samples of one batch, not for the weight
     number: int = 0         # which of the model's sites of its kind, from 0: policies with a rate for each go by it
 
     def check(self, plan: Plan, layer: Any, shape: tuple[int, ...] | None = None) -> None:
         """TypeError unless the layer knows such a plan there, ValueError unless it is made for the weight, or for a shape."""
-        if not isinstance(plan, self.takes):
+        if self.takes is not None and not isinstance(plan, self.takes):
             known = [kind.__name__ for kind in self.takes]
             raise TypeError(f"{layer!r}: it does not know the plan {plan!r} at {self.path}; it takes "
                             f"{' or '.join(filter(None, (', '.join(known[:-1]), known[-1]))) if known else 'none there'}")

@@ -25,7 +25,7 @@ APART = 64  # numbers between the starts of two lists: 256 bytes, as a device al
 class Kept:
     """A plan on a device; `place` is where its lists lie, if not in an array of its own.
 
-    All plans of a kind fit into the same place, so that recorded launches find what is kept now (`training.replay`).
+    All plans of a kind fit into the same place, so that recorded launches find what is kept now (`training.recorder`).
     """
 
     def __init__(self, plan: Plan, dev: Device, place: Any = None) -> None:

@@ -46,11 +46,12 @@ class Trainer:
     def __post_init__(self) -> None:
         self.epoch, self.current = 0, self.policy   # the policy of the present epoch
         self._ahead: tuple[int, Dropout] = (-1, self.policy)  # that of another one, for which plans were drawn already
-        self.tree, self.recorder = Tree(self.model), Recorder(self.dev, self.model)
+        self.recorder = Recorder(self.dev, self.model)
         self.state: dict[Any, Any] | None = {} if self.task.carries else None  # of recurrent layers
         self.packed: dict[Tensor, Any] = {}     # by weight, what the last update packed for the next step
         self._counted: dict[tuple, float] = {}  # FLOPs of steps
         self._nothing = Plans(self.dev)         # is left out
+        self._look_around()
 
     def enter(self, epoch: int, policy: Dropout) -> None:
         """Begin an epoch, counted from 0, with a policy's rates of it."""

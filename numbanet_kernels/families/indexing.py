@@ -294,11 +294,12 @@ def _hashable(key, shape):
 
 
 def getitem_cuda(x, key):
-    """y = x[key], copied so that it is contiguous."""
-    expect("getitem (cuda)", x=x)
+    """y = x[key], copied so that it is contiguous; x of float32 or int32."""
+    expect("getitem (cuda)", x=(x, None, INT32 if x.dtype == INT32 else np.float32))
     positions, shape = _positions(x.shape, _hashable(key, x.shape))
-    y = empty_cuda(shape)
-    launch(_copies()[1], blocks_for(y.size), THREADS, flat(x), positions, flat(y))
+    y = empty_cuda(shape, x.dtype)
+    bits = [flat(array).view(np.float32) for array in (x, y)]
+    launch(_copies()[1], blocks_for(y.size), THREADS, bits[0], positions, bits[1])
     return y
 
 
