@@ -126,8 +126,10 @@ class Supervised(Estimator):
         """X, or X and y, as training takes them; layers that were given may take samples of any shape, and integers."""
         own = self._given_layers() or isinstance(self.layers, str)
         symbols = Sequential(self.layers).symbols if self._given_layers() else None
+        given = not reset and self._given_layers()  # which say themselves what they take (`_takes`)
         found = validate_data(self, X, *y, dtype="numeric" if symbols else np.float32, order="C", reset=reset, allow_nd=own,
-                              accept_sparse=("csr", "csc", "coo"), **(self._y_options() if y else {}), **options)
+                              ensure_2d=not given, accept_sparse=("csr", "csc", "coo"), **(self._y_options() if y else {}),
+                              **options)
         X, *y = found if y else (found,)
         X = X.toarray(order="C") if issparse(X) else X
         X = as_images(X, self.image_shape)
@@ -138,9 +140,17 @@ class Supervised(Estimator):
             X = X.astype(np.int32, copy=False)
         if reset:
             self.input_shape_ = X.shape[1:]
-        elif X.shape[1:] != self.input_shape_:
+        elif X.shape[1:] != self.input_shape_ and not (given and self._takes(X.shape)):
             raise ValueError(f"X has samples of shape {X.shape[1:]}, and {type(self).__name__} expects {self.input_shape_}")
         return (X, *y) if y else X
+
+    def _takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether the trained layers take samples of another shape than those before, such as longer sequences."""
+        try:
+            out = self.model_.cost(Form(shape), Plans())[1].shape
+        except ValueError:
+            return False
+        return len(shape) == 1 + len(self.input_shape_) and out[1:] in ((None,), (self._outputs(),))
 
     def _y_options(self) -> dict[str, Any]:
         return {}
