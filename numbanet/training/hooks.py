@@ -21,6 +21,7 @@ import numpy as np
 from numbanet_kernels.runtime.interrupt import deferred
 
 from .data import Batch
+from .run import Run
 
 
 class Hook:
@@ -59,29 +60,33 @@ class Hook:
 
     @property
     def changes(self) -> bool:
-        return type(self).after_update is not Hook.after_update
+        return self.defines("after_update")
 
-    def fit_start(self, run: Any) -> None:
+    def defines(self, event: str) -> bool:
+        """Whether its class does something at an event, the name of a method."""
+        return getattr(type(self), event) is not getattr(Hook, event)
+
+    def fit_start(self, run: Run) -> None:
         """Training begins: `run.epochs` are the numbers of the epochs, from 0 on in a new fit."""
 
-    def epoch_start(self, run: Any, epoch: int) -> None:
+    def epoch_start(self, run: Run, epoch: int) -> None:
         """An epoch begins, counted from 0; it may be one that is trained again (`loop`)."""
 
-    def before_step(self, run: Any, batch: Batch) -> Batch:
+    def before_step(self, run: Run, batch: Batch) -> Batch:
         """The batch that a step trains on; inputs, targets and weights are arrays of `run.dev`."""
         return batch
 
-    def after_update(self, run: Any) -> None:
+    def after_update(self, run: Run) -> None:
         """An update is done; `run.seen` samples of the epoch were trained on."""
 
-    def epoch_end(self, run: Any, record: dict[str, Any]) -> dict[str, Any] | None:
+    def epoch_end(self, run: Run, record: dict[str, Any]) -> dict[str, Any] | None:
         """The updates of an epoch are done; returns what is added to its record. Call `run.reshaped()` where layers, or shapes
         of weights, have changed."""
 
-    def epoch_recorded(self, run: Any, record: dict[str, Any]) -> None:
+    def epoch_recorded(self, run: Run, record: dict[str, Any]) -> None:
         """The record of an epoch is complete; `run.stop()` ends training."""
 
-    def fit_end(self, run: Any) -> None:
+    def fit_end(self, run: Run) -> None:
         """Training ends: by itself, by an interrupt or by an error, maybe within an epoch."""
 
     def state(self) -> Any:
