@@ -64,7 +64,7 @@ class Attack:
 
 
 def layer(kind, **arguments):
-    return {"layer": kind, "with": {"dict": list(map(list, arguments.items()))}}
+    return {"layer": kind, "with": arguments}
 
 
 def crafted(path, arrays=None, **options):
