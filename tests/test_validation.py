@@ -97,7 +97,7 @@ def test_a_scorer_is_given_what_the_user_gave(case):
         assert set(y) <= set(names)
 
 
-@pytest.mark.parametrize("scoring", ["no such thing", 3, log_loss, ["accuracy"]], ids=repr)
+@pytest.mark.parametrize("scoring", ["no such thing", 3, log_loss, ["accuracy"]], ids=["name", "number", "loss", "list"])
 def test_what_is_no_scorer_is_refused(scoring):
     with pytest.raises(ValueError, match="scoring must be None, the name of a scikit-learn scorer or a function"):
         Net(**SMALL, scoring=scoring).fit(X, Y)
