@@ -46,6 +46,7 @@ class BaseNet(Settings):
     """What classifier and regressor share: checking data, building, training."""
 
     least_to_score = 1  # samples
+    _by_step = False    # whether each time step has a target
 
     # --- public -------------------------------------------------------------------------------------------------------
     @whole
@@ -70,7 +71,7 @@ class BaseNet(Settings):
             Finite numbers; (n_samples, …) for layers that take samples of such a shape. A sparse matrix is made dense.
         y : array_like of shape (n_samples,)
             Labels, or target values; (n_samples, n_outputs) for a regressor with several outputs, or 0 and 1 for labels of
-            which a sample may have several.
+            which a sample may have several; (n_samples, n_steps) for a classifier whose layers give outputs for each time step.
         sample_weight : array_like of shape (n_samples,), optional
             How much each sample counts, not negative.
         dropout, dropout_rate : optional
@@ -178,7 +179,7 @@ class BaseNet(Settings):
                 raise ValueError("sample_weight must not be zero for every sample")
         if len(y) <= self.batch_size and self._criterion().weighs:
             X, y, weights = merged(X, y, weights)
-        return X, *self._check_target(y, weights, reset, **target_options)
+        return X, *self._check_target(X, y, weights, reset, **target_options)
 
     def _check_same(self, y) -> None:
         """ValueError unless `warm_start` can go on with these targets; where they are numbers, all will do."""
@@ -256,8 +257,9 @@ class BaseNet(Settings):
         if not any(tensor.requires_grad for tensor in model.parameters()):
             raise ValueError(f"layers: there is nothing to train in {model}")
         shape = model.cost(Form((self.batch_size, *self.input_shape_)), Plans())[1].shape
-        if len(shape) != 2 or shape[1] not in (None, self._outputs()):
-            raise ValueError(f"layers: the last one must give {self._outputs()} outputs, not {shape[1:]} a sample; got {model}")
+        if len(shape) != 2 + self._by_step or shape[-1] not in (None, self._outputs()):
+            which = f"{self._outputs()} outputs{' for each time step' * self._by_step}"
+            raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} a sample; got {model}")
 
     def _prepare(self, X, y, weights, epochs, settings, validation_data, goes_on) -> tuple[Run, Data]:
         """What `train` takes."""
@@ -320,7 +322,7 @@ class BaseNet(Settings):
         except (TypeError, ValueError):
             raise ValueError("validation_data must be a pair (X, y)") from None
         X, y = self._checked(X, y, ensure_min_samples=self.least_to_score)
-        return X, *self._check_target(y, None, reset=False)
+        return X, *self._check_target(X, y, None, reset=False)
 
     def _split(self, y):
         """The numbers of the training samples, and of the validation samples held out of them."""
