@@ -17,10 +17,12 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 
 from ..device import device
 from ..dropout import Dropout, Rate
+from ..layers import Sequential
 from ..losses import OF_CLASSES, OF_NUMBERS, CrossEntropy
 from ..training.loop import train
-from ..training.task import Classification, Labelling, Regression
+from ..training.task import Classification, Labelling, Regression, StepClassification
 from ..training.warned import warn
+from . import steps
 from .parameters import SHARED, Parameter, by_name, changed, documented, storing
 from .supervised import Supervised
 from .whole import whole
@@ -107,29 +109,44 @@ class Net(ClassifierMixin, Supervised):
         train(*self._continued(X, y, sample_weight, dropout, dropout_rate, classes=classes))
         return self
 
+    def score(self, X, y, sample_weight=None) -> float:
+        """The share of labels that are right; where each time step has one, of all steps of all sequences, without their
+        padding; where a sample may have several, of samples of which all are right."""
+        if not self._by_step:
+            return super().score(X, y, sample_weight)
+        X, y = self._checked(X, y)
+        y, counted = steps.labels(X, y), steps.counted(X, self.model_)
+        weights = None if sample_weight is None else np.broadcast_to(np.reshape(sample_weight, (-1, 1)), y.shape)[counted]
+        return float(np.average((y == self.predict(X))[counted], weights=weights))
+
     def predict_proba(self, X) -> np.ndarray:
         """Probability of each class, (n_samples, n_classes) float32, columns in the order of `classes_`; of each label by
-        itself, where a sample may have several."""
+        itself, where a sample may have several; (n_samples, n_steps, n_classes), where each time step has a label."""
         output, cpu = self._output(X), device("cpu")
         return cpu.sigmoid(output) if self._several else self._task().probabilities(cpu, output)
 
     def predict_log_proba(self, X) -> np.ndarray:
-        """log(predict_proba(X)), (n_samples, n_classes) float32, also where the probability is too small for a number."""
+        """log(predict_proba(X)), of its shape, float32, also where the probability is too small for a number."""
         output = self._output(X)
         if self._several:
             return log_expit(output)
         linked = self._task().linked(device("cpu"), output)
-        return log_softmax(output, axis=1) if linked is None else np.log(linked)
+        return log_softmax(output, axis=-1) if linked is None else np.log(linked)
 
     def predict(self, X) -> np.ndarray:
         """The most probable label of each sample, (n_samples,); 1 for each label that is more probable than not, else 0,
-        (n_samples, n_classes), where a sample may have several."""
+        (n_samples, n_classes), where a sample may have several. That of each time step, (n_samples, n_steps), where each has
+        one: what it is after a sequence's end says nothing."""
         output = self._output(X)
         return (output > 0).astype(np.int64) if self._several else self.classes_[self._task().answer(device("cpu"), output)]
 
     # --- what a classifier is -----------------------------------------------------------------------------------------
-    def _check_target(self, y, weights, reset, classes=None):
+    def _check_target(self, X, y, weights, reset, classes=None):
         """Labels as positions in `classes_`, int32, and the weights of the samples times those of their classes."""
+        if reset:
+            self._by_step = self._given_layers() and steps.given(self.layers, X, y, self.batch_size)
+        if self._by_step:
+            return self._check_steps(X, y, weights, reset, classes)
         check_classification_targets(y)
         several = type_of_target(y) == "multilabel-indicator"
         if reset:
@@ -144,6 +161,24 @@ class Net(ClassifierMixin, Supervised):
         if y.ndim > 1:
             raise ValueError(f"y has shape {y.shape} and more than two values: give one label a sample, or 0 and 1 for each "
                              "label")
+        places = self._positions(y, reset, classes)
+        return places, self._weighted(places, weights)
+
+    def _check_steps(self, X, y, weights, reset, classes):
+        """The same for each time step, (n, T) both; steps after a sequence's end have a label of others, and no weight."""
+        y, counted = steps.labels(X, y), steps.counted(X, Sequential(self.layers) if reset else self.model_)
+        check_classification_targets(y[counted])
+        self._several = False
+        found = self._positions(y[counted], reset, classes)
+        places = np.full(y.shape, found[0])
+        places[counted] = found
+        if weights is not None or not counted.all():
+            weights = counted * (np.ones(len(y), np.float32) if weights is None else weights)[:, None]
+        weights = self._weighted(places.reshape(-1), None if weights is None else weights.reshape(-1))
+        return places, None if weights is None else weights.reshape(places.shape)
+
+    def _positions(self, y, reset, classes):
+        """Labels (n,) as positions in `classes_`, int32."""
         if classes is not None and not reset and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(f"partial_fit: classes={np.unique(classes).tolist()} differ from those of the first call, "
                              f"{self.classes_.tolist()}")
@@ -157,7 +192,7 @@ class Net(ClassifierMixin, Supervised):
             raise ValueError(f"y has labels that are not among the classes {self.classes_.tolist()}: {unseen.tolist()}; "
                              "fit on samples of all classes, without warm_start, or name them in the first "
                              "partial_fit(X, y, classes=...)")
-        return places.astype(np.int32), self._weighted(places, weights)
+        return places.astype(np.int32)
 
     def _check_same(self, y):
         missing = [] if self._several else np.setdiff1d(np.arange(len(self.classes_)), y)
@@ -188,7 +223,7 @@ class Net(ClassifierMixin, Supervised):
         return weights
 
     def _task(self):
-        return Labelling() if self._several else Classification(self._loss())
+        return Labelling() if self._several else (StepClassification if self._by_step else Classification)(self._loss())
 
     def _y_options(self):
         return {"multi_output": True}
@@ -288,7 +323,7 @@ class NetRegressor(RegressorMixin, Supervised):
     def _y_options(self):
         return {"multi_output": True, "y_numeric": True}
 
-    def _check_target(self, y, weights, reset):
+    def _check_target(self, X, y, weights, reset):
         """Standardised targets, (n, outputs) float32, and the weights of the samples."""
         flat, y = y.ndim == 1, np.asarray(y, np.float64).reshape(len(y), -1)
         if reset:

@@ -27,7 +27,7 @@ from .described import described, described_layer, made, made_layer
 
 ENTRY, VERSION = "numbanet", 1
 MADE_ANEW = ("model_", "optimizer_")
-HIDDEN = ("_flat_target", "_several")  # learned, and needed for predictions
+HIDDEN = ("_by_step", "_flat_target", "_several")  # learned, and needed for predictions
 
 
 # --- saving -----------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class Supervised(Estimator):
     """What classifier and regressor share: checking data, building, training."""
 
     least_to_score = 1  # samples
+    _by_step = False    # whether each time step has a target
     losses: ClassVar[Mapping[str, type[Loss]]]  # that may be named
 
     # --- public -------------------------------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ class Supervised(Estimator):
             Finite numbers; (n_samples, …) for layers that take samples of such a shape. A sparse matrix is made dense.
         y : array_like of shape (n_samples,)
             Labels, or target values; (n_samples, n_outputs) for a regressor with several outputs, or 0 and 1 for labels of
-            which a sample may have several.
+            which a sample may have several; (n_samples, n_steps) for a classifier whose layers give outputs for each time step.
         sample_weight : array_like of shape (n_samples,), optional
             How much each sample counts, not negative.
         dropout, dropout_rate : optional
@@ -117,7 +118,7 @@ class Supervised(Estimator):
                 raise ValueError("sample_weight must not be zero for every sample")
         if len(y) <= self.batch_size and self._criterion().weighs:
             X, y, weights = merged(X, y, weights)
-        return X, *self._check_target(y, weights, reset, **target_options)
+        return X, *self._check_target(X, y, weights, reset, **target_options)
 
     def _check_same(self, y) -> None:
         """ValueError unless `warm_start` can go on with these targets; where they are numbers, all will do."""
@@ -150,7 +151,8 @@ class Supervised(Estimator):
             out = self.model_.cost(Form(shape), Plans())[1].shape
         except ValueError:
             return False
-        return len(shape) == 1 + len(self.input_shape_) and out[1:] in ((None,), (self._outputs(),))
+        outputs = ((None,), (self._outputs(),))
+        return len(shape) == 1 + len(self.input_shape_) and out[1 + self._by_step:] in outputs
 
     def _y_options(self) -> dict[str, Any]:
         return {}
@@ -231,9 +233,9 @@ class Supervised(Estimator):
         if not any(tensor.requires_grad for tensor in model.parameters()):
             raise ValueError(f"layers: there is nothing to train in {model!r}")
         shape = model.cost(Form((self.batch_size, *self.input_shape_)), Plans())[1].shape
-        if len(shape) != 2 or shape[1] not in (None, self._outputs()):
-            raise ValueError(f"layers: the last one must give {self._outputs()} outputs, not {shape[1:]} a sample; got "
-                             f"{model!r}")
+        if len(shape) != 2 + self._by_step or shape[-1] not in (None, self._outputs()):
+            which = f"{self._outputs()} outputs{' for each time step' * self._by_step}"
+            raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} a sample; got {model!r}")
 
     # --- training -----------------------------------------------------------------------------------------------------
     def _continued(self, X, y, sample_weight, dropout, dropout_rate, **target_options) -> tuple[Run, Data]:
@@ -279,7 +281,7 @@ class Supervised(Estimator):
         except (TypeError, ValueError):
             raise ValueError("validation must be a pair (X, y)") from None
         X, y = self._checked(X, y, ensure_min_samples=self.least_to_score)
-        return X, *self._check_target(y, None, reset=False)
+        return X, *self._check_target(X, y, None, reset=False)
 
     def _split(self, y):
         """The numbers of the training samples, and of the validation samples held out of them."""

@@ -42,6 +42,7 @@ class Layer:
     chain: ClassVar[bool] = False            # whether it is its children, one after the other, and nothing else
     symbols: int | None = None               # it takes integers below this; None: numbers
     seed: int | None = None                  # of the initial weights, where the layer was made without `rng`
+    padding: int | None = None               # which of them fills up sequences; None: none does
 
     def __call__(self, x: Tensor, context: Context | Mapping[Any, Plan] | None = None) -> Tensor:
         """The output for a tensor, dense; `context`, or the plans of one, says what is kept."""

@@ -11,6 +11,12 @@ from .base import Layer, only
 from .flow import DENSE, Columns, Cost, Form, Symbols, Tags
 
 
+def sequence_lengths(ids: np.ndarray, padding: int) -> np.ndarray:
+    """How long sequences of symbols (N, T) are, without the padding at their ends: at least 1."""
+    there = ids != padding
+    return np.where(there.any(axis=1), ids.shape[1] - np.argmax(there[:, ::-1], axis=1), 1)
+
+
 class Embedding(Layer):
     """y[…, d] = weight[x[…], d].   x (…) integers -> y (…, D)
 
@@ -72,6 +78,10 @@ class Embedding(Layer):
     def symbols(self) -> int:
         return self.weight.shape[0]
 
+    @property
+    def padding(self) -> int | None:
+        return self.padding_idx
+
     def sites(self):
         return (Site("output", "output", self.weight.shape[::-1], (AxisPlan, BernoulliPlan)),)
 
@@ -89,8 +99,7 @@ class Embedding(Layer):
         if self.padding_idx is None or flow.x.ndim != 2:
             return flow.tags
         ids = np.asarray(flow.x.device.download(flow.x.data)) if host is None else host
-        there = ids != self.padding_idx
-        return Tags(np.where(there.any(axis=1), ids.shape[1] - np.argmax(there[:, ::-1], axis=1), 1))
+        return Tags(sequence_lengths(ids, self.padding_idx))
 
     def cost(self, form, plans):
         width, plan = self.weight.shape[1], plans.of(self)
