@@ -228,7 +228,7 @@ def lazily(monkeypatch, lazy, action):
     """The weights that an action leaves, with updates left undone where nobody reads, or with all done in every step."""
     with monkeypatch.context() as patch:
         if not lazy:
-            patch.setattr(Sequential, "reads", lambda self, step: {})
+            patch.setattr(Sequential, "reads", lambda self, plans, symbols=None: {})
         return action()
 
 
