@@ -150,7 +150,7 @@ def _epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, data: Da
               device=chosen["device"], random_state=seed, **variant)
     with warnings.catch_warnings(), contextlib.suppress(FloatingPointError):
         warnings.filterwarnings("ignore", "the loss was not finite")
-        net.fit(X, y, validation_data=(X_test, y_test))
+        net.fit(X, y, validation=(X_test, y_test))
     records = _records("accuracy", "validation_score", net)
     if records and chosen.get("predict"):
         records[-1].update(_prediction(net, X, y, X_test, chosen["predict"]))

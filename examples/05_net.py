@@ -57,7 +57,7 @@ print("the last epoch:", {name: round(value, 5) for name, value in net.history_[
 #
 # `dropout` is a name: `"none"`, `"bernoulli"` (conventional), `"rdp"` (rows) or `"tdp"` (tiles). The patterns change in
 # each step and in each layer, as walkthrough 4 shows. `flops_share` in the history is the work that an epoch did,
-# relative to dense training; `validation_data` adds a test score to each epoch.
+# relative to dense training; `validation` adds a test score to each epoch.
 
 # %%
 EPOCHS, SEEDS = 10, 3
@@ -65,7 +65,7 @@ histories = {}
 print(f"{'dropout':10s} {'test':>7s} {'from':>7s} {'to':>7s} {'training loss':>14s} {'seconds':>8s} {'share of FLOPs':>15s}")
 for dropout in COLOURS:
     nets = [Net((384, 384), dropout=dropout, dropout_rate=0.5, epochs=EPOCHS, learning_rate=0.02, random_state=seed)
-            .fit(X_train, y_train, validation_data=(X_test, y_test)) for seed in range(SEEDS)]
+            .fit(X_train, y_train, validation=(X_test, y_test)) for seed in range(SEEDS)]
     histories[dropout] = [net.history_ for net in nets]
     last = np.array([[history[-1][key] for key in ("validation_score", "loss")] for history in histories[dropout]])
     seconds = np.mean([sum(record["seconds"] for record in history) for history in histories[dropout]])

@@ -221,7 +221,7 @@ fig, ax = plt.subplots(figsize=(6.8, 3.8), layout="constrained")
 print(f"{'':25s} {'test':>7s} {'seconds':>8s} {'share of FLOPs':>15s}")
 for (name, dropout), colour, style in zip(ways.items(), (GREY, BLUE, ORANGE, "#5b8c5a"), ("x:", "o-", "s-.", "^--")):
     net = Net("lenet5", dropout=dropout, epochs=EPOCHS, batch_size=32, learning_rate=0.02, random_state=0)
-    history = net.fit(X_train, y_train, validation_data=(X_test, y_test)).history_
+    history = net.fit(X_train, y_train, validation=(X_test, y_test)).history_
     print(f"{name:25s} {history[-1]['validation_score']:7.1%} {sum(record['seconds'] for record in history):8.2f} "
           f"{np.mean([record['flops_share'] for record in history]):15.1%}")
     ax.plot(range(1, EPOCHS + 1), [1 - record["validation_score"] for record in history], style, color=colour,

@@ -114,7 +114,7 @@ for sparsity in (GroupLasso(0.1), GroupLasso(0.1, "tiles"), MagnitudePruning()):
     Net((64,), sparsity=sparsity, epochs=2, random_state=0).fit(X_train[:200], y_train[:200])
 
 net = Net((160, 160), sparsity=GroupLasso(5e-4, groups=("rows", "columns")), callbacks=[look], **options)
-net.fit(X_train, y_train, validation_data=(X_test, y_test))
+net.fit(X_train, y_train, validation=(X_test, y_test))
 for epoch in range(1, EPOCHS + 1):
     print(f"epoch {epoch:2d}:", "-".join(str(n) for n in (len(drawn[epoch][0]), *(len(w) for w in drawn[epoch][1]))))
 print(net.model_)

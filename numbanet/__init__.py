@@ -31,6 +31,7 @@ from .dropout import (
 )
 from .layers import (
     GELU,
+    GRU,
     LSTM,
     AdaptiveAvgPool2d,
     AvgPool2d,
@@ -59,12 +60,15 @@ from .losses import AbsoluteError, CrossEntropy, FunctionLoss, Huber, Loss, Quan
 from .ops import Order, concatenate, where
 from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, Plans, RowPlan, SamplePlan, Site, TilePlan, TimePlan
 from .tensor import Tensor, from_dlpack
+from .training.adam import Adam, AdamW
 from .training.augment import FlipsAndCrops
+from .training.checkpoint import ModelCheckpoint
 from .training.hooks import Hook
 from .training.lasso import GroupLasso
-from .training.optim import SGD, Adam, AdamW, Optimizer
+from .training.optim import SGD, Optimizer
 from .training.pruning import MagnitudePruning
 from .training.rewiring import Rewire
+from .training.schedule import ReduceLROnPlateau
 
 __version__ = "0.1.0"
 
@@ -74,6 +78,7 @@ _LATER = {"LanguageModel": "language", "Net": "net", "NetRegressor": "net", "Voc
 
 __all__ = [
     "GELU",
+    "GRU",
     "LSTM",
     "SGD",
     "AbsoluteError",
@@ -113,6 +118,7 @@ __all__ = [
     "Loss",
     "MagnitudePruning",
     "MaxPool2d",
+    "ModelCheckpoint",
     "Net",
     "NetRegressor",
     "NoDropout",
@@ -123,6 +129,7 @@ __all__ = [
     "Plans",
     "Quantile",
     "ReLU",
+    "ReduceLROnPlateau",
     "Rewire",
     "RowDropout",
     "RowPlan",

@@ -105,8 +105,7 @@ def backward(root: Tensor, dy: Any = None) -> None:
     order = _topological(root)
     accumulate(root, One(root.shape) if dy is None else Dense(_given(root, dy)), "backward")
     for tensor in reversed(order):
-        node, gradient = tensor.node, tensor.gradient
-        tensor.node, tensor.gradient = FREED, None
+        node, gradient = tensor.release(FREED)
         if not node.fuses:
             pending = profile.ENABLED and isinstance(gradient, Pending)
             with profile.timed(f"{node.op}.backward", (), node.static) if pending else profile.NOTHING:
@@ -126,12 +125,7 @@ def accumulate(x: Tensor, dx: Any, name: str) -> None:
         dx = Dense(dx)
     if dx.shape != x.shape:
         raise ValueError(f"{name}: a vjp gives a gradient of shape {dx.shape} for an input of shape {x.shape}")
-    if x.gradient is not None:
-        x.gradient = x.gradient.add(dx, x.device)
-    elif isinstance(dx, (Pending, One)) and x.node is None:  # a leaf: nothing will ask for the product
-        x.gradient = Dense(dx.dense(x.device))
-    else:
-        x.gradient = dx
+    x.receive(dx)
 
 
 def _given(root: Tensor, dy: Any) -> Any:

@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--rate", default="0.5", type=_list_of(float), help="dropout rate, or one for each hidden layer")
     train.add_argument("--epochs", default=20, type=int)
     train.add_argument("--batch-size", default=128, type=int)
-    train.add_argument("--learning-rate", default=0.01, type=float)
+    train.add_argument("--learning-rate", type=float, help="0.01 for sgd and 0.001 for adam if it is not given")
     train.add_argument("--momentum", default=0.9, type=float)
     train.add_argument("--optimizer", default="sgd", help="sgd, adam or adamw")
     train.add_argument("--device", default="auto", help="auto, cpu, cuda or emulated")
@@ -155,7 +155,7 @@ def _train(options: argparse.Namespace) -> int:
     X, y, X_test, y_test = getattr(datasets, f"load_{options.data.replace('-', '_')}")()
     interrupted = False
     try:
-        net.fit(X, y, validation_data=(X_test, y_test))
+        net.fit(X, y, validation=(X_test, y_test))
     except KeyboardInterrupt as error:
         if not hasattr(net, "model_"):
             raise  # nothing was learned

@@ -36,7 +36,7 @@ def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tupl
             continue
         net = Net(layers, dropout=name, dropout_rate=RATE, epochs=epochs, device=device, random_state=0, verbose=1)
         try:
-            histories[name] = net.fit(X, y, validation_data=(X_test, y_test)).history_
+            histories[name] = net.fit(X, y, validation=(X_test, y_test)).history_
         except KeyboardInterrupt:
             interrupted = True
             break

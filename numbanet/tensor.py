@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .device import Device, device as named, problem  # parameters are called `device`
-from .gradients import Gradient
+from .gradients import Dense, Gradient, One, Pending
 
 
 class Tensor:
@@ -52,18 +52,17 @@ class Tensor:
         except (TypeError, ValueError) as error:
             raise TypeError(f"Tensor: cannot read {type(data).__name__} as float32 numbers ({error})") from error
         host = host if host.flags.writeable else host.copy()
-        self._set(self.device.upload(host), requires_grad)
+        self._set(self.device, self.device.upload(host), requires_grad)
 
-    def _set(self, data: Any, requires_grad: bool = False, node: Any = None) -> None:
-        self.data, self.requires_grad, self.node = data, requires_grad, node
+    def _set(self, dev: Device, data: Any, requires_grad: bool = False, node: Any = None) -> None:
+        self.device, self.data, self.requires_grad, self.node = dev, data, requires_grad, node
         self.gradient: Gradient | None = None
 
     @classmethod
     def wrap(cls, array: Any, dev: Device, requires_grad: bool = False, node: Any = None) -> Tensor:
         """A tensor around an array that lives on the device already; `node` says how it was computed (`autograd`)."""
         tensor = cls.__new__(cls)
-        tensor.device = dev
-        tensor._set(array, requires_grad, node)
+        tensor._set(dev, array, requires_grad, node)
         return tensor
 
     # --- what it is ---------------------------------------------------------------------------------------------------
@@ -134,8 +133,7 @@ class Tensor:
     def move(self, other: Device) -> None:
         """Take this tensor itself to another device; its gradient is forgotten."""
         if other is not self.device:
-            host, self.device = self.numpy(), other
-            self._set(other.upload(host), self.requires_grad)
+            self._set(other, other.upload(self.numpy()), self.requires_grad)
 
     def assign(self, values: Any) -> None:
         """Take other values, an array of this tensor's device: floats of its shape in the memory it has, which recorded
@@ -143,7 +141,7 @@ class Tensor:
         if self.dtype == np.float32 and self.shape == tuple(values.shape):
             self.device.copy(values, out=self.data)
         else:
-            self._set(self.device.copy(values), self.requires_grad)
+            self._set(self.device, self.device.copy(values), self.requires_grad)
 
     def detach(self) -> Tensor:
         """The same memory, outside the graph."""
@@ -163,6 +161,21 @@ class Tensor:
     def zero_grad(self) -> None:
         """Forget the gradient."""
         self.gradient = None
+
+    def receive(self, gradient: Gradient) -> None:
+        """Add to the gradient."""
+        if self.gradient is not None:
+            self.gradient = self.gradient.add(gradient, self.device)
+        elif self.node is None and isinstance(gradient, (Pending, One)):  # a leaf: nothing will ask for the product
+            self.gradient = Dense(gradient.dense(self.device))
+        else:
+            self.gradient = gradient
+
+    def release(self, freed: Any) -> tuple[Any, Gradient | None]:
+        """(how it was computed, its gradient), both gone afterwards; `freed` stands for the former then."""
+        node, gradient = self.node, self.gradient
+        self.node, self.gradient = freed, None
+        return node, gradient
 
     def backward(self, dy: Any = None) -> None:
         """Add d(sum(dy * self)) / dx to the gradient of every tensor x that requires one.

@@ -193,8 +193,8 @@ def test_rates_are_compared_after_the_first_and_the_last_epoch(tmp_path, monkeyp
     found = lstm_rates.experiments(Options())
     assert len({experiment.key for experiment in found}) == len(found) == 8
     assert {experiment.settings["epochs"] for experiment in found} >= {LanguageModel().epochs}
-    default = LanguageModel()
-    assert f"{default.learning_rate:g}, clipped to {default.clip_norm:g}" in {experiment.name for experiment in found}
+    rate, norm = LanguageModel.rates["sgd"], LanguageModel().clip_norm
+    assert f"{rate:g}, clipped to {norm:g}" in {experiment.name for experiment in found}
     monkeypatch.setattr(joblib, "parallel_config", here)
     monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr(lstm_rates, "TEXTS", {500: 3})

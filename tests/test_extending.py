@@ -10,9 +10,11 @@ from numbanet import (
     SGD,
     AxisPlan,
     Dropout,
+    Hook,
     IndexPlan,
     Layer,
     Linear,
+    Loss,
     Net,
     Optimizer,
     Plan,
@@ -118,6 +120,33 @@ class RMSprop(Optimizer):
             dev.sub(w, dev.affine(dev.div(g, dev.affine(dev.sqrt(s), add=1e-6)), mul=self.learning_rate), out=w)
 
 
+# --- a hook, and a loss -----------------------------------------------------------------------------------------------
+class WarmUp(Hook):
+    """The learning rate grows to its full size in the first epochs."""
+
+    watches = False  # weights stay as they are
+
+    def __init__(self, epochs):
+        self.epochs = epochs
+
+    def epoch_start(self, run, epoch):
+        self.factor = min(1.0, (epoch + 1) / self.epochs)
+        self.whole = run.optimizer.learning_rate
+        run.optimizer.learning_rate = self.whole * self.factor
+
+    def epoch_end(self, run, record):
+        run.optimizer.learning_rate = self.whole
+        return {"warmth": self.factor}
+
+
+class Focal(Loss):
+    """-(1 - p)² log p of the right class's probability p: what is right already counts little (Lin et al. 2017, eq. 4)."""
+
+    def __call__(self, output, target):
+        p = (output.softmax() * np.eye(output.shape[1])[target.numpy()]).sum(1)
+        return -((1.0 - p) ** 2) * (p + 1e-7).log()
+
+
 # --- they work --------------------------------------------------------------------------------------------------------
 CASES = {
     "op and layer": {"layers": lambda: [Linear(6, 9, rng=0), Swish(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4)},
@@ -125,6 +154,10 @@ CASES = {
         Linear(6, 9, rng=0), SkipConnection(9), Linear(9, 40, rng=1), ReLU(), Linear(40, 3, rng=4)]},
     "plan and policy": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RunDropout(0.5)},
     "policy that looks": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": LoudDropout(0.5)},
+    "hook": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4),
+             "callbacks": [WarmUp(10)], "learning_rate": 0.02},
+    "loss": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4), "loss": Focal(),
+             "learning_rate": 0.03},
     "optimiser": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4),
                   "optimizer": RMSprop, "learning_rate": 0.01},
 }
@@ -145,6 +178,21 @@ def test_it_fits_predicts_pickles_and_counts(name, rng):
     shares = [record["flops_share"] for record in net.history_]
     assert all(0 < share <= 1 for share in shares) and np.mean(shares) < 0.9
     assert np.array_equal(net.partial_fit(X, y).predict(X), net.predict(X))
+
+
+def test_a_hook_changes_training_and_says_so(rng):
+    net, *_ = fitted("hook", rng, epochs=12)
+    assert [record["learning_rate"] for record in net.history_] == pytest.approx([0.02 * min(1, n / 10) for n in range(1, 13)])
+    assert [record["warmth"] for record in net.history_][:2] == [0.1, 0.2] and net.optimizer_.learning_rate == 0.02
+
+
+def test_a_loss_has_the_right_value_and_gradient(dev, rng):
+    x, target = Tensor(rng.standard_normal((5, 3)), dev, requires_grad=True), rng.integers(0, 3, 5)
+    loss = Focal().mean(x, dev.upload(target.astype(np.int32)), None)
+    z = np.float64(x.numpy())
+    p = (np.exp(z) / np.exp(z).sum(1, keepdims=True))[np.arange(5), target]
+    assert loss.item() == pytest.approx((-(1 - p) ** 2 * np.log(p)).mean(), rel=1e-5)
+    check_grad(lambda x: Focal().mean(x, dev.upload(target.astype(np.int32)), None), [x])
 
 
 def test_a_layer_costs_what_the_layers_that_it_holds_do():
@@ -189,7 +237,8 @@ def test_the_op_has_the_right_gradient(dev, rng):
     check_grad(swish, [Tensor(rng.standard_normal((4, 3)), dev, requires_grad=True), Tensor([0.7], dev, requires_grad=True)])
 
 
-@pytest.mark.parametrize("written", [swish.__wrapped__, Swish, SkipConnection, Run, RunDropout, LoudDropout, RMSprop])
+@pytest.mark.parametrize("written", [swish.__wrapped__, Swish, SkipConnection, Run, RunDropout, LoudDropout, RMSprop,
+                                     WarmUp, Focal])
 def test_it_is_short(written):
     assert len(inspect.getsource(written).splitlines()) <= 40
 

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 from numbanet import LanguageModel, Net, NetRegressor, RowDropout, cli, demo
 from numbanet.datasets import load_digits
-from numbanet.estimators import base
+from numbanet.estimators import supervised
 from numbanet.training import loop, recovery
 from numbanet.training.run import Run
 from numbanet_kernels.runtime import interrupt
@@ -165,7 +165,7 @@ def test_early_stopping_keeps_the_best_weights_so_far():
     scores = []
     watched = Net(**options, callbacks=[lambda net, record: scores.append(net.score(X_TEST, Y_TEST)), After(8)])
     with pytest.raises(KeyboardInterrupt):
-        watched.fit(X, Y, validation_data=(X_TEST, Y_TEST))
+        watched.fit(X, Y, validation=(X_TEST, Y_TEST))
     assert watched.score(X_TEST, Y_TEST) == pytest.approx(max(scores), abs=2e-4) and watched.n_iter_ == 8
 
 
@@ -228,7 +228,7 @@ def test_a_callback_is_interrupted_at_once(time_out):
 @pytest.mark.parametrize("number, kept", [(signal.SIGINT, True), (signal.SIGTERM, False)], ids=["Ctrl-C", "time-out"])
 def test_at_the_very_end(number, kept, time_out, monkeypatch):
     """Ctrl-C comes too late to undo a call; a time-out undoes it."""
-    monkeypatch.setattr(base, "verdict", lambda *given: signal.raise_signal(number))
+    monkeypatch.setattr(supervised, "verdict", lambda *given: signal.raise_signal(number))
     net = Net(**{**SMALL, "epochs": 2})
     with pytest.raises(KeyboardInterrupt if kept else TimeOut):
         net.fit(X, Y)

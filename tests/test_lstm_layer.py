@@ -33,7 +33,7 @@ from numbanet import (
 from numbanet.dropout import Together, recurrent
 from numbanet.gradients import Packed
 from numbanet.layers import Flow, Form, Tags, Tree
-from numbanet.training.optim import Adam
+from numbanet.training.adam import Adam
 from numbanet_kernels.runtime import pool
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")

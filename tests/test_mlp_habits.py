@@ -24,7 +24,7 @@ TEXTS = np.float32(StandardScaler().fit_transform(TEXTS))
 @pytest.mark.parametrize("dropout", ["none", "rdp"])
 def test_several_labels_are_learned_as_by_scikit_learn(dropout):
     net = Net((64,), epochs=60, learning_rate=0.05, random_state=0, dropout=dropout)
-    net.fit(TEXTS[:500], LABELS[:500], validation_data=(TEXTS[500:], LABELS[500:]))
+    net.fit(TEXTS[:500], LABELS[:500], validation=(TEXTS[500:], LABELS[500:]))
     theirs = MLPClassifier((64,), max_iter=300, random_state=0).fit(TEXTS[:500], LABELS[:500])
     ours = f1_score(LABELS[500:], net.predict(TEXTS[500:]), average="micro")
     assert ours > f1_score(LABELS[500:], theirs.predict(TEXTS[500:]), average="micro") - 0.04
@@ -86,8 +86,8 @@ def test_labels_that_do_not_fit_are_named(call, message):
 @pytest.mark.parametrize("kind", [sparse.csr_matrix, sparse.csc_array, sparse.coo_matrix, sparse.lil_array])
 @pytest.mark.parametrize("estimator", [Net, NetRegressor])
 def test_a_sparse_matrix_trains_what_a_dense_one_trains(kind, estimator):
-    dense = estimator((16,), **FAST).fit(X, Y, validation_data=(X_TEST, Y_TEST))
-    net = estimator((16,), **FAST).fit(kind(X), Y, validation_data=(kind(X_TEST), Y_TEST))
+    dense = estimator((16,), **FAST).fit(X, Y, validation=(X_TEST, Y_TEST))
+    net = estimator((16,), **FAST).fit(kind(X), Y, validation=(kind(X_TEST), Y_TEST))
     np.testing.assert_array_equal(net.predict(kind(X_TEST)), dense.predict(X_TEST))
     assert [r["validation_score"] for r in net.history_] == [r["validation_score"] for r in dense.history_]
     np.testing.assert_array_equal(net.partial_fit(kind(X), Y).predict(X_TEST), dense.partial_fit(X, Y).predict(X_TEST))

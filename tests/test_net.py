@@ -177,8 +177,8 @@ BAD_FITS = {
     "classes": (lambda net: net.partial_fit(X, Y, classes=[0, 1]), "differ"),
     "sample_weight": (lambda net: net.fit(X, Y, sample_weight=-np.ones(len(Y))), "[Nn]egative"),
     "sample_weight 0": (lambda net: net.fit(X, Y, sample_weight=np.zeros(len(Y))), "zero for every sample|non-zero"),
-    "validation_data": (lambda net: net.fit(X, Y, validation_data=3), "pair"),
-    "validation width": (lambda net: net.fit(X, Y, validation_data=(X[:, 1:], Y)), "63 features"),
+    "validation": (lambda net: net.fit(X, Y, validation=3), "pair"),
+    "validation width": (lambda net: net.fit(X, Y, validation=(X[:, 1:], Y)), "63 features"),
     **{f"{name}={getattr(value, '__name__', value)!r}":
        (lambda net, name=name, value=value: net.set_params(**{name: value}).fit(X, Y), message) for name, value, message in [
         ("epochs", 0, "epochs"), ("batch_size", 1.5, "batch_size"), ("learning_rate", -1, "learning_rate"),
@@ -312,7 +312,7 @@ def test_early_stopping_keeps_the_best_weights():
     scores = [record["validation_score"] for record in net.history_]
     assert net.n_iter_ < 200 and max(scores[-3:]) <= max(scores[:-3]) + 1e-4
     watched = Net((64,), epochs=200, early_stopping=True, patience=3, random_state=0)
-    watched.fit(X, Y, validation_data=(X_TEST, Y_TEST))
+    watched.fit(X, Y, validation=(X_TEST, Y_TEST))
     best = max(record["validation_score"] for record in watched.history_)
     assert watched.score(X_TEST, Y_TEST) == pytest.approx(best, abs=2e-4)
 
@@ -448,7 +448,7 @@ def test_a_regressor_needs_two_samples_to_score():
     with pytest.raises(ValueError, match="held-out"):
         NetRegressor(early_stopping=True).fit(X[:10], Y[:10])
     with pytest.raises(ValueError, match="minimum of 2"):
-        NetRegressor(epochs=1).fit(X, Y, validation_data=(X[:1], Y[:1]))
+        NetRegressor(epochs=1).fit(X, Y, validation=(X[:1], Y[:1]))
 
 
 def test_a_rate_beside_a_policy_object_is_refused():

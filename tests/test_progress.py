@@ -22,7 +22,7 @@ def language(**options):
 
 FITS = {  # what is fitted: what each line says after its epoch
     "none": (lambda: Net(**SMALL).fit(X, Y), f"none  loss {NUMBER}  score {NUMBER}  {SPEED}"),
-    "validation": (lambda: Net(**SMALL).fit(X, Y, validation_data=(X_TEST, Y_TEST)),
+    "validation": (lambda: Net(**SMALL).fit(X, Y, validation=(X_TEST, Y_TEST)),
                    f"none  loss {NUMBER}  score {NUMBER}  validation {NUMBER}  {SPEED}"),
     "rdp": (lambda: Net(**SMALL, dropout="rdp").fit(X, Y), rf"rdp  loss {NUMBER}  score {NUMBER}  \d+% FLOPs skipped  {SPEED}"),
     "for one fit": (lambda: Net(**SMALL).fit(X, Y, dropout="bernoulli"), f"bernoulli  loss {NUMBER}  score {NUMBER}  {SPEED}"),
@@ -45,7 +45,7 @@ def test_a_file_has_one_line_an_epoch(capsys, name):
 
 
 def test_the_lines_are_those_of_the_records(capsys):
-    net = Net(**{**SMALL, "epochs": 10}, dropout="rdp").fit(X, Y, validation_data=(X_TEST, Y_TEST))
+    net = Net(**{**SMALL, "epochs": 10}, dropout="rdp").fit(X, Y, validation=(X_TEST, Y_TEST))
     for record, line in zip(net.history_, capsys.readouterr().out.splitlines(), strict=True):
         assert line.startswith(f"epoch {record['epoch']:2}/10  rdp  loss {record['loss']:.3f}  score {record['score']:.4f}  "
                                f"validation {record['validation_score']:.4f}  {1 - record['flops_share']:.0%} FLOPs skipped  ")
@@ -68,7 +68,7 @@ def terminal(monkeypatch):
 
 
 def test_a_terminal_has_a_bar(terminal, capsys):
-    net = Net(**SMALL, dropout="rdp").fit(X, Y, validation_data=(X_TEST, Y_TEST))
+    net = Net(**SMALL, dropout="rdp").fit(X, Y, validation=(X_TEST, Y_TEST))
     last, shown = net.history_[-1], terminal()
     assert capsys.readouterr().out == "" and "━" in shown and len(shown) <= 80 and shown.startswith("rdp 3 ")
     assert (f"loss {last['loss']:.3f} score {last['score']:.4f} validation {last['validation_score']:.4f} "

@@ -292,3 +292,26 @@ def test_a_model_is_printed_as_a_table():
     assert rows["3.0"].split()[3:] == ["2", "66", "384"]  # the answer
     total = model.cost(Form((1, 12)), Plans())[0].flops
     assert f"{total / 1000:.3g} k" in rows["2,658"] and repr(model).startswith("Sequential([Linear(12, 32), ")
+
+
+# --- sequences of other lengths ---------------------------------------------------------------------------------------
+def test_sequences_may_have_other_lengths_than_those_of_fit(rng):
+    X = np.where(np.arange(9) < rng.integers(2, 10, (60, 1)), rng.integers(1, 6, (60, 9)), 0)
+    y = X[:, 0] > 2
+    net = Net([Embedding(6, 5, padding_idx=0, rng=0), Linear(5, 5, rng=1), LSTM(5, 6, batch_first=True, rng=2), LastStep(),
+               Linear(6, 2, rng=3)], epochs=2, random_state=0, device="cpu").fit(X, y)
+    expected = net.predict_proba(X)
+    np.testing.assert_allclose(net.predict_proba(np.pad(X, ((0, 0), (0, 4)))), expected, rtol=1e-5)
+    short = X[(X[:, 4:] == 0).all(1)]
+    np.testing.assert_allclose(net.predict_proba(short[:, :4]), expected[(X[:, 4:] == 0).all(1)], rtol=1e-5)
+    assert net.partial_fit(X[:, :5], y).predict(X).shape == (60,)
+    with pytest.raises(ValueError, match=r"X has samples of shape \(9, 2\), and Net expects \(9,\)"):
+        net.predict(np.zeros((3, 9, 2), int))
+
+
+def test_features_may_not_be_others_than_those_of_fit(rng):
+    X, y = samples()
+    net = Net([Linear(12, 4, rng=0), ReLU(), Linear(4, 2, rng=1)], epochs=1, device="cpu").fit(X, y)
+    for other in (X[:, :7], X[0], X[:, :, None]):
+        with pytest.raises(ValueError, match=r"X has samples of shape .*, and Net expects \(12,\)"):
+            net.predict(other)

@@ -213,7 +213,8 @@ def texts(dev="cpu"):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_net_learns_from_integers(rng, optimizer):
     X, y = words(rng)
-    net = Net(texts(), dropout=RowDropout(0.3), optimizer=optimizer, epochs=60, batch_size=16, random_state=0).fit(X, y)
+    net = Net(texts(), dropout=RowDropout(0.3), optimizer=optimizer, learning_rate=0.01, epochs=60, batch_size=16,
+              random_state=0).fit(X, y)
     assert net.score(*words(rng)) > 0.8
     again = pickle.loads(pickle.dumps(net))
     np.testing.assert_array_equal(again.predict(X), net.predict(X))

@@ -80,7 +80,8 @@ def merged(X, y, weights):
     and this makes the result depend on nothing else, to the last bit.
     """
     weights = np.ones(len(y), np.float32) if weights is None else weights
-    codes = np.unique(y, axis=0, return_inverse=True)[1].reshape(-1, 1)
+    known = y if y.dtype != object else np.unique(y, return_inverse=True)[1].reshape(y.shape)  # rows of objects have no order
+    codes = np.unique(known, axis=0, return_inverse=True)[1].reshape(-1, 1)
     counted = np.flatnonzero(weights)
     samples = np.hstack([X.reshape(len(X), -1), codes])[counted]
     _, first, place = np.unique(samples, axis=0, return_index=True, return_inverse=True)

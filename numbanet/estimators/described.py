@@ -16,12 +16,13 @@ from ..training.augment import FlipsAndCrops
 from ..training.lasso import GroupLasso
 from ..training.pruning import MagnitudePruning
 from ..training.rewiring import Rewire
+from ..training.schedule import ReduceLROnPlateau
 from .vocabulary import Vocabulary
 
 # what estimators are given, or learn; each keeps the arguments of its constructor as attributes
 SETTINGS = {kind.__name__: kind for kind in (*POLICIES.values(), ConstantSchedule, FlipsAndCrops, GateSparsity, GroupLasso,
-                                             MagnitudePruning, Rewire, SkewNormalSchedule, Vocabulary, *OF_NUMBERS.values(),
-                                             *OF_CLASSES.values())}
+                                             MagnitudePruning, ReduceLROnPlateau, Rewire, SkewNormalSchedule,
+                                             Vocabulary, *OF_NUMBERS.values(), *OF_CLASSES.values())}
 SET_ON_COPIES = ("kind", "steps", "answer")  # attributes of policies that are no arguments (`recurrent`)
 
 

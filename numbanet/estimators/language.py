@@ -5,10 +5,11 @@
 """
 from __future__ import annotations
 
-import copy
+import dataclasses
 import math
 import numbers
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,40 +19,84 @@ from sklearn.utils.validation import check_is_fitted
 from numbanet_kernels.runtime.interrupt import deferred
 
 from ..autograd import no_grad
+from ..device import device
 from ..dropout import Dropout, GateSparsity, Rate, RowDropout, TileDropout, Together, policy, recurrent
-from ..layers import LSTM, Context, Embedding, Flow, Linear, Sequential, Symbols, to
+from ..layers import LSTM, Context, Embedding, Flow, Linear, Sequential, Symbols
 from ..tensor import Tensor
 from ..training.data import Data
 from ..training.loop import train
-from ..training.streams import Streams
+from ..training.run import Run
 from ..training.task import LanguageModelling
 from ..training.trainer import Trainer
+from ..training.validation import Validation
 from ..training.warned import warn
-from .base import BaseNet
-from .parameters import PARAMETERS, SHARED, storing
+from .base import Estimator
+from .parameters import SHARED, Parameter, by_name, documented, storing
+from .settings import FitSettings
 from .vocabulary import Vocabulary, checked_tokens
 from .whole import whole
 
-LEFT_OUT = ("activation", "warm_start", "sparsity", "augment", "image_shape", "early_stopping", "validation_fraction",
-            "patience")
-OWN = {"steps": 35, "embedding": None, "vocabulary_size": None, "unknown": "<unk>", "tied": False, "recurrent_dropout": "none",
-       "recurrent_dropout_rate": 0.25, "recurrent_sampling": "sequence", "gate_sparsity": 0.0,
-       "gate_mode": "columns", "gate_schedule": 0.8}
-CHANGED = {"batch_size": 20, "learning_rate": 5.0, "momentum": 0.0, "clip_norm": 0.25}
+OWN = by_name(
+    Parameter("hidden", (650, 650), "int or tuple of int", """
+        Widths of the LSTM layers."""),
+    Parameter("steps", 35, "int", """
+        Words that gradients flow back through."""),
+    Parameter("embedding", None, "int or None", """
+        Length of a word's vector; None for the width of the first layer."""),
+    Parameter("vocabulary_size", None, "int or None", """
+        So many words at most, the most frequent ones; all others are `unknown`. None for all words of the text. Where the text
+        is integers, how many there are."""),
+    Parameter("unknown", "<unk>", "str", """
+        The word for words that are not in the vocabulary."""),
+    Parameter("tied", False, "bool", """
+        Whether the last layer's weight is the embedding's (Press & Wolf 2017); `embedding` is then the last layer's width."""),
+    Parameter("recurrent_dropout", "none", '{"none", "rdp", "batchwise"} or Dropout', """
+        What of h[t-1] the product with W_hh does not see (`LSTM`), the same for all samples of a batch."""),
+    Parameter("recurrent_dropout_rate", 0.25, "float", """
+        Its rate, unless it is a policy object."""),
+    Parameter("recurrent_sampling", "sequence", '{"sequence", "step"}', """
+        Whether what is dropped is the same for all time steps of a batch, which saves most, or drawn at each ("rdp")."""),
+    Parameter("gate_sparsity", 0.0, "float or GateSparsity", """
+        Share of the gate gradients that backward passes leave out; or a policy object, which brings its own mode and
+        schedule."""),
+    Parameter("gate_mode", "columns", '{"columns", "threshold"}', """
+        How they are left out (`GateSparsity`)."""),
+    Parameter("gate_schedule", 0.8, "float or callable", """
+        In which steps: in the first 0.8 of them by default (`GateSparsity`)."""),
+    Parameter("dropout", "none", '{"none", "bernoulli", "rdp", "tdp", "batchwise"} or Dropout', """
+        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. "rdp" and "tdp" by
+        name have scale="pattern", so that a step's logits are as large as without dropout, whatever it keeps."""),
+    Parameter("dropout_rate", 0.5, "float, callable, or sequence of these", """
+        Probability to drop, in [0, 1): one, or one for the embedding and each LSTM layer; or a function of the epoch."""),
+    Parameter("learning_rate", None, "float or None", """
+        Step size; None for what suits the optimiser: 5.0 for SGD without momentum and with clipping, which bounds how far a
+        step goes, 0.003 for Adam, with which small texts are learned about as fast. With 5.0, what is learned in the first
+        epoch hardly depends on the seed; the recorded runs (`lstm-rates`) end lower than those with 20 in the mean, on a small
+        text after the default epochs and on a larger one after four. There 10, or 20 with clip_norm=0.1, learn sooner.
+        Optimisers of one's own are given that of SGD."""),
+    Parameter("momentum", 0.0, "float", """
+        Of SGD, in [0, 1)."""),
+    Parameter("batch_size", 20, "int", """
+        Pieces of the text that are read side by side."""),
+    Parameter("clip_norm", 0.25, "float or None", """
+        Largest norm of all gradients as one vector: larger ones are scaled down to it."""),
+    Parameter("warm_start", False, "bool", """
+        Whether `fit` trains on from the weights and the vocabulary that it finds, where there are some, with a new optimiser
+        and a new history, in place of new weights; what makes the network must not have changed."""),
+    Parameter("sparsity", None, "Sparsity or None", """
+        How the network becomes sparse while it learns: `MagnitudePruning` zeroes weights of LSTM layers."""),
+    Parameter("early_stopping", False, "bool", """
+        Whether to stop when validation_score does not improve for `patience` epochs, and to keep the best weights."""),
+    Parameter("validation_fraction", 0.1, "float", """
+        Share of the text, its end, held out for early stopping, in (0, 1); not used if `fit` is given `validation`."""),
+    Parameter("scoring", None, "callable or None", """
+        What validation_score and early stopping go by: scoring(model, tokens), larger is better; None for `score`."""))
+PARAMETERS = {**OWN, **{name: SHARED[name] for name in (
+    "optimizer", "nesterov", "weight_decay", "schedule", "epochs", "patience", "callbacks", "device", "precision", "n_jobs",
+    "random_state", "verbose")}}
 
 
-def _described(*names: str) -> str:
-    """The paragraphs of the shared parameters that these estimators have, too."""
-    parts, kept = PARAMETERS.strip("\n").split("\n    ")[2:], []
-    for line in parts:
-        if not line.startswith(" "):
-            keep = line.split(" ")[0].rstrip(",") in names
-        if keep:
-            kept.append(line)
-    return "\n    ".join(kept)
-
-
-class LanguageModel(BaseNet):
+class LanguageModel(Estimator):
     __doc__ = f"""Predicts the next word of a text: an embedding, LSTM layers, and a linear layer over the vocabulary.
 
     Trained by truncated back-propagation through time: the text is cut into `batch_size` pieces, which are read side by side,
@@ -60,49 +105,7 @@ class LanguageModel(BaseNet):
     W_ih and of the last layer's weight). Clipping is near theirs, too: their 5.0 is for a loss that is summed over 35 time
     steps, which for the mean is 0.14. So is their step size 1.0, then 35, with which smaller texts are learned less surely.
 
-    Parameters
-    ----------
-    hidden : int or tuple of int, default=(650, 650)
-        Widths of the LSTM layers.
-    steps : int, default=35
-        Words that gradients flow back through.
-    embedding : int or None, default=None
-        Length of a word's vector; None for the width of the first layer.
-    vocabulary_size : int or None, default=None
-        So many words at most, the most frequent ones; all others are `unknown`. None for all words of the text. Where the text
-        is integers, how many there are.
-    unknown : str, default="<unk>"
-        The word for words that are not in the vocabulary.
-    tied : bool, default=False
-        Whether the last layer's weight is the embedding's (Press & Wolf 2017); `embedding` is then the last layer's width.
-    recurrent_dropout : {{"none", "rdp", "batchwise"}} or Dropout, default="none"
-        What of h[t-1] the product with W_hh does not see (`LSTM`), the same for all samples of a batch.
-    recurrent_dropout_rate : float, default=0.25
-        Its rate, unless it is a policy object.
-    recurrent_sampling : {{"sequence", "step"}}, default="sequence"
-        Whether what is dropped is the same for all time steps of a batch, which saves most, or drawn at each ("rdp" alone).
-    gate_sparsity : float or GateSparsity, default=0.0
-        Share of the gate gradients that backward passes leave out; or a policy object, which brings its own mode and schedule.
-    gate_mode, gate_schedule
-        How, and in which steps: by "columns", in the first 0.8 of them by default (`GateSparsity`).
-    dropout : {{"none", "bernoulli", "rdp", "tdp", "batchwise"}} or Dropout, default="none"
-        What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. "rdp" and "tdp" by
-        name have scale="pattern", so that a step's logits are as large as without dropout, whatever it keeps.
-    dropout_rate : float, callable, or sequence of these, default=0.5
-        Probability to drop, in [0, 1): one, or one for the embedding and each LSTM layer; or a function of the epoch.
-    learning_rate : float, default=5.0
-        Step size: for SGD without momentum and with clipping, which bounds how far a step goes. Small enough that what is
-        learned in the first epoch hardly depends on the seed; the recorded runs (`lstm-rates`) end lower than those with 20 in
-        the mean, on a small text after the default epochs and on a larger one after four. There 10, or 20 with clip_norm=0.1,
-        learn sooner.
-    momentum : float, default=0.0
-        Of SGD, in [0, 1).
-    clip_norm : float or None, default=0.25
-        Largest norm of all gradients as one vector: larger ones are scaled down to it.
-    batch_size : int, default=20
-        Pieces of the text that are read side by side.
-    {_described("optimizer", "nesterov", "weight_decay", "schedule", "epochs", "callbacks", "device", "precision", "n_jobs",
-                "random_state", "verbose")}
+    {documented(PARAMETERS.values())}
 
     Attributes
     ----------
@@ -112,10 +115,14 @@ class LanguageModel(BaseNet):
     history_ : list of dict
         One record an epoch: epoch, loss, score (the share of words that were predicted), perplexity, tokens_per_second,
         seconds, flops_share, learning_rate, dropout_rate, with sparse gate gradients gates_kept and gates_cosine
-        (`GateSparsity.report`), and, where there is validation text, validation_score (minus its mean cross-entropy) and
-        validation_perplexity.
+        (`GateSparsity.report`), and, where there is validation text, validation_loss (its mean cross-entropy),
+        validation_score (minus that, unless there is `scoring`) and validation_perplexity.
     n_iter_ : int
         Epochs trained.
+    best_epoch_ : int or None
+        The epoch with the best validation_score, with early stopping the one whose weights stayed; None without validation.
+    policy_ : Dropout
+        The policy that trained.
 
     Examples
     --------
@@ -126,22 +133,24 @@ class LanguageModel(BaseNet):
     True
     """
 
-    __init__ = storing({**{k: v for k, v in SHARED.items() if k not in LEFT_OUT}, **OWN, **CHANGED}, "hidden", (650, 650))
-    activation, warm_start, sparsity, augment, image_shape, early_stopping, validation_fraction, patience = (
-        SHARED[name] for name in LEFT_OUT)
+    flags = (*Estimator.flags, "tied")
+    rates = MappingProxyType({"sgd": 5.0, "adam": 0.003})
+    __init__ = storing(PARAMETERS)
 
-    # --- public -------------------------------------------------------------------------------------------------------
+    # --- training -----------------------------------------------------------------------------------------------------
     @whole
     def fit(self, tokens: Iterable[Any], *, validation: Iterable[Any] | None = None, dropout: str | Dropout | None = None,
             dropout_rate: Rate | None = None) -> LanguageModel:
-        """Train on a text from new weights. Ctrl-C ends training, keeps what was learned and raises, as for `Net`.
+        """Train on a text from new weights, or with `warm_start` from those that are there.
+
+        Ctrl-C ends training, keeps what was learned and raises, as for `Net`; `partial_fit` goes on.
 
         Parameters
         ----------
         tokens : list of str, or integers (T,)
             The text: words, characters, or whatever comes one after the other.
         validation : the same, optional
-            Another text, whose perplexity is taken after every epoch.
+            Another text, whose loss and perplexity are taken after every epoch.
         dropout, dropout_rate : optional
             Replace the model's own for this call.
 
@@ -158,33 +167,54 @@ class LanguageModel(BaseNet):
             If it is interrupted.
         """
         settings = self._settings(dropout, dropout_rate)
-        text = checked_tokens(tokens, least=self.batch_size + 1)
-        self.vocabulary_ = Vocabulary.of(text, self.vocabulary_size, self.unknown)
-        symbols = self.vocabulary_.encode(text)
-        held = None if validation is None else self._encoded("validation", validation)
-        self._streams = Streams.from_seed(check_random_state(self.random_state).randint(2**31))
-        self.model_, self.history_ = self._layers(), []
-        to(self.model_, settings["device"])
-        self.optimizer_ = self._new_optimizer(self.model_)
-        if self.recurrent_sampling != "sequence" and policy(self.recurrent_dropout).name == "none":
-            warn(f"recurrent_sampling={self.recurrent_sampling!r} draws nothing where recurrent_dropout is 'none': choose "
-                 "'rdp'")
-        self._thinning, data = None, Data(symbols, symbols)
-        self._undo.forget()
-        run = self._new_run(self._trainer(settings["policy"]), self.epochs)
-        run.add(*self._hooks(data, None if held is None else Data(held, held), settings, run))
-        train(run, data)
+        trained = bool(self.warm_start) and self._goes_on("warm_start")
+        symbols = self._symbols(tokens, new=not trained)
+        self._start(settings, self.model_ if trained else None)
+        train(*self._prepare(symbols, settings, self.epochs, trained, validation))
         return self
 
+    @whole
+    def partial_fit(self, tokens: Iterable[Any], *, dropout: str | Dropout | None = None,
+                    dropout_rate: Rate | None = None) -> LanguageModel:
+        """One pass over a text, going on from the present weights and optimiser state, from an empty memory; parameters and
+        errors as for `fit`.
+
+        The first call, where nothing was trained, takes the vocabulary from its text. What later texts have besides is the
+        unknown word.
+        """
+        settings = dataclasses.replace(self._settings(dropout, dropout_rate), patience=None)
+        trained = self._goes_on("partial_fit")
+        symbols = self._symbols(tokens, new=not trained)
+        if trained:
+            self._warn_of_sparsity()
+        else:
+            self._start(settings)
+        train(*self._prepare(symbols, settings, 1, trained))
+        return self
+
+    # --- answers ------------------------------------------------------------------------------------------------------
     @deferred
     def perplexity(self, tokens: Iterable[Any]) -> float:
         """exp of the mean cross-entropy of a text: of how many words, equally probable, the model would have to guess.
 
         The text is read as in training, in `batch_size` pieces (in fewer where it is short), each from an empty memory.
         """
+        return math.exp(-self.score(tokens))
+
+    @deferred
+    def score(self, tokens: Iterable[Any]) -> float:
+        """Minus the mean cross-entropy of a text, which is -log(perplexity): larger is better, 0 is best."""
         check_is_fitted(self, "model_")
-        symbols, trainer = self._encoded("text", tokens), self._trainer(policy("none"))
-        return math.exp(trainer.task.validate(trainer, Data(symbols, symbols))[0])
+        symbols = self._encoded("text", tokens)
+        trainer = Trainer(self.model_, self.optimizer_, policy("none"), self._task(), self._streams, self._device(),
+                          self.batch_size, self._session_options())
+        return trainer.task.validate(trainer, Data(symbols, symbols))[1]
+
+    @deferred
+    def predict_proba(self, prompt: Iterable[Any]) -> np.ndarray:
+        """The probability of each word to come after a prompt, (words,) float32, in the order of the vocabulary."""
+        check_is_fitted(self, "model_")
+        return device("cpu").softmax(self._read(self._encoded("prompt", prompt, 1), {})[None])[0]
 
     @deferred
     def predict_next(self, prompt: Iterable[Any], n: int = 1) -> list[Any]:
@@ -234,34 +264,41 @@ class LanguageModel(BaseNet):
             given = np.array([chosen], np.int32)
         return self.vocabulary_.decode(found)
 
-    # --- checking and building ----------------------------------------------------------------------------------------
+    # --- checking -----------------------------------------------------------------------------------------------------
     def _settings(self, dropout, dropout_rate):
         for name in ("hidden", "embedding", "steps", "vocabulary_size"):
             value = getattr(self, name)
             for size in value if isinstance(value, Sequence) and name == "hidden" and len(value) else (value,):
                 if not (size is None and name in ("embedding", "vocabulary_size")):
                     _count(name, size)
-        if not isinstance(self.tied, (bool, np.bool_)):
-            raise ValueError(f"tied must be True or False, got {self.tied!r}")
-        settings = super()._settings(dropout, dropout_rate)
-        chosen = copy.copy(settings["policy"])
-        if isinstance(chosen, TileDropout):
-            chosen.answer = True  # it thins out what leaves the last LSTM layer, as rdp does
-        if isinstance(self.dropout if dropout is None else dropout, str) and isinstance(chosen, (RowDropout, TileDropout)):
-            chosen.scale = "pattern"
-        back = policy(self.recurrent_dropout, self.recurrent_dropout_rate)
         if self.recurrent_sampling not in ("sequence", "step"):
             raise ValueError(f"recurrent_sampling must be 'sequence' or 'step', got {self.recurrent_sampling!r}")
-        steps = self.steps if self.recurrent_sampling == "step" else None
-        gates = self.gate_sparsity
-        if not isinstance(gates, GateSparsity):
-            gates = GateSparsity(gates, self.gate_mode, self.gate_schedule)
-        policies = [chosen, *([] if back.name == "none" else [recurrent(back, steps)]),
-                    *([gates.over(self.epochs)] if gates.sparsity else [])]
-        settings["policy"] = Together(*policies) if len(policies) > 1 else chosen
         if self.tied and self.embedding not in (None, self._hidden()[-1]):
             raise ValueError(f"tied: embedding must be the width of the last layer, {self._hidden()[-1]}, got {self.embedding}")
-        return settings
+        settings, gates = super()._settings(dropout, dropout_rate), self.gate_sparsity
+        policies = [settings.policy]
+        if not isinstance(gates, GateSparsity):
+            gates = GateSparsity(gates, self.gate_mode, self.gate_schedule)
+        back = policy(self.recurrent_dropout, self.recurrent_dropout_rate)
+        if back.name != "none":
+            policies.append(recurrent(back, self.steps if self.recurrent_sampling == "step" else None))
+        if gates.sparsity:
+            policies.append(gates.over(self.epochs))
+        return dataclasses.replace(settings, policy=Together(*policies)) if len(policies) > 1 else settings
+
+    def _policy(self, dropout, dropout_rate):
+        named = isinstance(self.dropout if dropout is None else dropout, str)
+        chosen = super()._policy(dropout, dropout_rate)
+        if named and isinstance(chosen, (RowDropout, TileDropout)):
+            chosen = type(chosen)(chosen.rate, scale="pattern")
+        if isinstance(chosen, TileDropout):
+            chosen = chosen.changed(answer=True)  # it thins out what leaves the last LSTM layer, as rdp does
+        return chosen
+
+    def _scorer(self):
+        if self.scoring is not None and not callable(self.scoring):
+            raise ValueError(f"scoring must be None or a function scoring(model, tokens), got {self.scoring!r}")
+        return self.scoring
 
     def _hidden(self) -> tuple[int, ...]:
         return (self.hidden,) if isinstance(self.hidden, numbers.Integral) else tuple(self.hidden)
@@ -276,22 +313,63 @@ class LanguageModel(BaseNet):
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from error
 
+    def _symbols(self, tokens: Iterable[Any], new: bool) -> np.ndarray:
+        """Symbols of a text to train on, of a new vocabulary or of the one that is there."""
+        text = checked_tokens(tokens, least=self.batch_size + 1)
+        if new:
+            self.vocabulary_ = Vocabulary.of(text, self.vocabulary_size, self.unknown)
+        return self.vocabulary_.encode(text)
+
+    def _task(self):
+        return LanguageModelling(self.steps)
+
+    def _architecture(self):
+        return {"hidden": self._hidden(), **{name: getattr(self, name) for name in (
+            "embedding", "tied", "vocabulary_size", "unknown")}}
+
+    # --- building -----------------------------------------------------------------------------------------------------
+    def _start(self, settings: FitSettings, model: Sequential | None = None) -> None:
+        """Begin with a new model, unless one is given."""
+        fresh, self._streams = model is None, self._new_streams()
+        self._adopt(self._layers() if fresh else model, settings, (self.steps, self.batch_size), fresh)
+        if self.recurrent_sampling != "sequence" and policy(self.recurrent_dropout).name == "none":
+            warn(f"recurrent_sampling={self.recurrent_sampling!r} draws nothing where recurrent_dropout is 'none': choose "
+                 "'rdp'")
+
+    def _prepare(self, symbols: np.ndarray, settings: FitSettings, epochs: int, trained: bool,
+                 validation: Iterable[Any] | None = None) -> tuple[Run, Data]:
+        """What `train` takes."""
+        run, watched = self._run(settings, epochs, trained), None
+        if validation is not None:
+            validation = validation if isinstance(validation, (Sequence, np.ndarray)) else list(validation)
+            watched = self._watched(self._encoded("validation", validation), validation, settings)
+        elif settings.patience:
+            kept = len(symbols) - max(2, round(self.validation_fraction * len(symbols)))
+            if kept <= self.batch_size:
+                raise ValueError(f"early_stopping: a text of {len(symbols)} tokens cannot be split with validation_fraction="
+                                 f"{self.validation_fraction}: batch_size={self.batch_size} needs {self.batch_size + 1}")
+            symbols, held = symbols[:kept], symbols[kept:]
+            watched = self._watched(held, self.vocabulary_.decode(held), settings)
+        data = Data(symbols, symbols)
+        self._hook(run, settings, data, watched)
+        return run, data
+
+    def _watched(self, symbols: np.ndarray, tokens: Sequence[Any], settings: FitSettings) -> Validation:
+        """Validation by a text, which a scorer takes as it was given."""
+        return Validation(Data(symbols, symbols), settings.scorer and (lambda: settings.scorer(self, tokens)))
+
     def _layers(self) -> Sequential:
         """New layers, their weights as in Zaremba et al.: uniform, small."""
         hidden, rng, words = self._hidden(), self._streams.weights, len(self.vocabulary_)
         width = hidden[-1] if self.tied else self.embedding or hidden[0]
         first, last = Embedding(words, width, rng=rng), Linear(hidden[-1], words, init="glorot", rng=rng)
-        first.weight = Tensor(rng.uniform(-0.1, 0.1, (words, width)), requires_grad=True)
+        first.weight.assign(rng.uniform(-0.1, 0.1, (words, width)).astype(np.float32))
         if self.tied:
             last.weight = first.weight
         alike = len(set(hidden)) == 1
         cells = [LSTM(width, hidden[0], len(hidden), rng=rng)] if alike else [
             LSTM(inputs, outputs, rng=rng) for inputs, outputs in zip((width, *hidden), hidden)]
         return Sequential([first, *cells, last])
-
-    def _trainer(self, chosen: Dropout) -> Trainer:
-        return Trainer(self.model_, self.optimizer_, chosen, LanguageModelling(self.steps), self._streams, self._device(),
-                       self.batch_size, self._session_options())
 
     def _device(self):
         return next(self.model_.parameters()).device

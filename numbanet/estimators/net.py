@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import numbers
+from types import MappingProxyType
 
 import numpy as np
 from scipy.sparse import issparse
@@ -16,23 +17,37 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 
 from ..device import device
 from ..dropout import Dropout, Rate
+from ..layers import Sequential
 from ..losses import OF_CLASSES, OF_NUMBERS, CrossEntropy
-from ..training.task import Classification, Labelling, Regression
+from ..training.loop import train
+from ..training.task import Classification, Labelling, Regression, StepClassification
 from ..training.warned import warn
-from .base import BaseNet
-from .parameters import PARAMETERS, SHARED, storing
+from . import steps
+from .parameters import SHARED, Parameter, by_name, changed, documented, storing
+from .supervised import Supervised
 from .whole import whole
 
-
-class Net(ClassifierMixin, BaseNet):
-    __doc__ = f"""A neural network that classifies, trained with dropout that saves time.
-{PARAMETERS}
-    loss : {{"cross_entropy"}}, Loss or callable, default="cross_entropy"
+CLASSIFIER = {**SHARED, **by_name(
+    Parameter("loss", "cross_entropy", '{"cross_entropy"}, Loss or callable', """
         What training makes small, such as `CrossEntropy(label_smoothing=0.1)`; or a function of tensors, loss(output, target),
         of outputs (N, classes) and positions of the classes (N,) int32, that gives the losses of the samples (N,), or their
-        mean. `predict_proba` is softmax(output), unless a `Loss` has another `inverse_link`.
-    class_weight : dict, "balanced" or None, default=None
-        Weight of each class, multiplied into the weight of its samples.
+        mean. `predict_proba` is softmax(output), unless a `Loss` has another `inverse_link`."""),
+    Parameter("class_weight", None, 'dict, "balanced" or None', """
+        Weight of each class, multiplied into the weight of its samples."""))}
+REGRESSOR = {**changed(SHARED, optimizer="adam"), **by_name(
+    SHARED["learning_rate"]._replace(text="""
+        Step size; None for 0.001, whatever the optimiser."""),
+    Parameter("loss", "squared_error", '{"squared_error", "absolute_error", "huber", "quantile"}, Loss or callable', """
+        What training makes small: "squared_error" predicts means, "absolute_error" medians, "huber" something between the two
+        (`Huber(delta)`, in deviations of y), "quantile" a quantile (`Quantile(level)`). Or a function of tensors, loss(output,
+        target), both (N, outputs), that gives the losses of the samples (N,), or their mean; a `Loss` may have an
+        `inverse_link` between outputs and predictions, such as the exponential."""))}
+
+
+class Net(ClassifierMixin, Supervised):
+    __doc__ = f"""A neural network that classifies, trained with dropout that saves time.
+
+    {documented(CLASSIFIER.values())}
 
     Attributes
     ----------
@@ -46,13 +61,16 @@ class Net(ClassifierMixin, BaseNet):
     history_ : list of dict
         One record an epoch: epoch, loss (by default cross-entropy, of several labels the sum over them), score (of the
         predictions made while training), seconds, flops_share (FLOPs done over those of dense training), learning_rate,
-        dropout_rate (the mean over layers), of "rsdp" and "bsdp" dropped and sensitive (shares by convolution),
-        validation_score where there is validation; of `GroupLasso` weights_kept (share of the weights of products that are not
-        zero), and sparsity_loss and time_loss, the parts of its penalty with norms as they are, which with loss make the fused
-        loss (adaptive=True, the default, follows another penalty, of weighed norms); of `Rewire` rewired (share of the
-        entries). FLOPs are compared with those of the network as it was at first.
+        dropout_rate (the mean over layers), of "rsdp" and "bsdp" dropped and sensitive (shares by convolution); with
+        validation, validation_loss and validation_score (accuracy, or what `scoring` gives); of `GroupLasso` weights_kept
+        (share of the weights of products that are not zero), and sparsity_loss and time_loss, the parts of its penalty with
+        norms as they are, which with loss make the fused loss (adaptive=True, the default, follows another penalty, of weighed
+        norms); of `Rewire` rewired (share of the entries); and what hooks add. FLOPs are compared with those of the network as
+        it was at first.
     n_iter_ : int
         Epochs trained.
+    best_epoch_ : int or None
+        The epoch with the best validation_score, with early stopping the one whose weights stayed; None without validation.
     policy_ : Dropout
         The policy that trained, with what it found out about the data (`SensitiveDropout`, thresholds).
 
@@ -68,7 +86,8 @@ class Net(ClassifierMixin, BaseNet):
 
     losses = OF_CLASSES
     _several = False  # whether a sample may have several labels
-    __init__ = storing({**SHARED, "loss": "cross_entropy", "class_weight": None})
+    rates = MappingProxyType({"sgd": 0.01, "adam": 0.001})
+    __init__ = storing(CLASSIFIER)
 
     @whole
     def partial_fit(self, X, y, classes=None, sample_weight=None, *, dropout: str | Dropout | None = None,
@@ -87,31 +106,47 @@ class Net(ClassifierMixin, BaseNet):
         ValueError
             As for `fit`, and if y has a label that is not among the classes.
         """
-        return self._partial_fit(X, y, sample_weight, dropout, dropout_rate, classes=classes)
+        train(*self._continued(X, y, sample_weight, dropout, dropout_rate, classes=classes))
+        return self
+
+    def score(self, X, y, sample_weight=None) -> float:
+        """The share of labels that are right; where each time step has one, of all steps of all sequences, without their
+        padding; where a sample may have several, of samples of which all are right."""
+        if not self._by_step:
+            return super().score(X, y, sample_weight)
+        X, y = self._checked(X, y)
+        y, counted = steps.labels(X, y), steps.counted(X, self.model_)
+        weights = None if sample_weight is None else np.broadcast_to(np.reshape(sample_weight, (-1, 1)), y.shape)[counted]
+        return float(np.average((y == self.predict(X))[counted], weights=weights))
 
     def predict_proba(self, X) -> np.ndarray:
         """Probability of each class, (n_samples, n_classes) float32, columns in the order of `classes_`; of each label by
-        itself, where a sample may have several."""
+        itself, where a sample may have several; (n_samples, n_steps, n_classes), where each time step has a label."""
         output, cpu = self._output(X), device("cpu")
         return cpu.sigmoid(output) if self._several else self._task().probabilities(cpu, output)
 
     def predict_log_proba(self, X) -> np.ndarray:
-        """log(predict_proba(X)), (n_samples, n_classes) float32, also where the probability is too small for a number."""
+        """log(predict_proba(X)), of its shape, float32, also where the probability is too small for a number."""
         output = self._output(X)
         if self._several:
             return log_expit(output)
         linked = self._task().linked(device("cpu"), output)
-        return log_softmax(output, axis=1) if linked is None else np.log(linked)
+        return log_softmax(output, axis=-1) if linked is None else np.log(linked)
 
     def predict(self, X) -> np.ndarray:
         """The most probable label of each sample, (n_samples,); 1 for each label that is more probable than not, else 0,
-        (n_samples, n_classes), where a sample may have several."""
+        (n_samples, n_classes), where a sample may have several. That of each time step, (n_samples, n_steps), where each has
+        one: what it is after a sequence's end says nothing."""
         output = self._output(X)
         return (output > 0).astype(np.int64) if self._several else self.classes_[self._task().answer(device("cpu"), output)]
 
     # --- what a classifier is -----------------------------------------------------------------------------------------
-    def _check_target(self, y, weights, reset, classes=None):
+    def _check_target(self, X, y, weights, reset, classes=None):
         """Labels as positions in `classes_`, int32, and the weights of the samples times those of their classes."""
+        if reset:
+            self._by_step = self._given_layers() and steps.given(self.layers, X, y, self.batch_size)
+        if self._by_step:
+            return self._check_steps(X, y, weights, reset, classes)
         check_classification_targets(y)
         several = type_of_target(y) == "multilabel-indicator"
         if reset:
@@ -126,6 +161,24 @@ class Net(ClassifierMixin, BaseNet):
         if y.ndim > 1:
             raise ValueError(f"y has shape {y.shape} and more than two values: give one label a sample, or 0 and 1 for each "
                              "label")
+        places = self._positions(y, reset, classes)
+        return places, self._weighted(places, weights)
+
+    def _check_steps(self, X, y, weights, reset, classes):
+        """The same for each time step, (n, T) both; steps after a sequence's end have a label of others, and no weight."""
+        y, counted = steps.labels(X, y), steps.counted(X, Sequential(self.layers) if reset else self.model_)
+        check_classification_targets(y[counted])
+        self._several = False
+        found = self._positions(y[counted], reset, classes)
+        places = np.full(y.shape, found[0])
+        places[counted] = found
+        if weights is not None or not counted.all():
+            weights = counted * (np.ones(len(y), np.float32) if weights is None else weights)[:, None]
+        weights = self._weighted(places.reshape(-1), None if weights is None else weights.reshape(-1))
+        return places, None if weights is None else weights.reshape(places.shape)
+
+    def _positions(self, y, reset, classes):
+        """Labels (n,) as positions in `classes_`, int32."""
         if classes is not None and not reset and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(f"partial_fit: classes={np.unique(classes).tolist()} differ from those of the first call, "
                              f"{self.classes_.tolist()}")
@@ -139,7 +192,7 @@ class Net(ClassifierMixin, BaseNet):
             raise ValueError(f"y has labels that are not among the classes {self.classes_.tolist()}: {unseen.tolist()}; "
                              "fit on samples of all classes, without warm_start, or name them in the first "
                              "partial_fit(X, y, classes=...)")
-        return places.astype(np.int32), self._weighted(places, weights)
+        return places.astype(np.int32)
 
     def _check_same(self, y):
         missing = [] if self._several else np.setdiff1d(np.arange(len(self.classes_)), y)
@@ -170,7 +223,7 @@ class Net(ClassifierMixin, BaseNet):
         return weights
 
     def _task(self):
-        return Labelling() if self._several else Classification(self._loss())
+        return Labelling() if self._several else (StepClassification if self._by_step else Classification)(self._loss())
 
     def _y_options(self):
         return {"multi_output": True}
@@ -205,6 +258,9 @@ class Net(ClassifierMixin, BaseNet):
             raise ValueError(f"class_weight {self.class_weight!r} leaves no sample any weight")
         return weighted
 
+    def _as_given(self, y):
+        return y.astype(np.int64) if self._several else self.classes_[y]
+
     def _outputs(self) -> int:
         return len(self.classes_)
 
@@ -213,21 +269,17 @@ class Net(ClassifierMixin, BaseNet):
         alone = [] if y.ndim > 1 else np.flatnonzero(np.bincount(y) == 1)
         if len(alone):
             warn(f"early_stopping: class {self.classes_[alone[0]]} has one distinct sample, which may be held out: samples are "
-                 "held out without strata, in other shares than classes have; give it more, or fit validation_data")
+                 "held out without strata, in other shares than classes have; give it more, or fit with validation")
         return None if y.ndim > 1 or len(alone) else y
 
 
-class NetRegressor(RegressorMixin, BaseNet):
+class NetRegressor(RegressorMixin, Supervised):
     __doc__ = f"""A neural network that predicts numbers, by least squares or else, trained with dropout that saves time.
 
     Targets are standardised for training and predictions scaled back, so that learning rates mean the same whatever the unit;
     mean and scale are those of the first call of `fit` or `partial_fit`. For losses of one's own they stay as they are.
-{PARAMETERS}
-    loss : {{"squared_error", "absolute_error", "huber", "quantile"}}, Loss or callable, default="squared_error"
-        What training makes small: "squared_error" predicts means, "absolute_error" medians, "huber" something between the two
-        (`Huber(delta)`, in deviations of y), "quantile" a quantile (`Quantile(level)`). Or a function of tensors, loss(output,
-        target), both (N, outputs), that gives the losses of the samples (N,), or their mean; a `Loss` may have an
-        `inverse_link` between outputs and predictions, such as the exponential.
+
+    {documented(REGRESSOR.values())}
 
     Attributes
     ----------
@@ -244,18 +296,20 @@ class NetRegressor(RegressorMixin, BaseNet):
         for losses of one's own.
     n_iter_ : int
         Epochs trained.
+    best_epoch_ : int or None
+        As for `Net`.
     policy_ : Dropout
         The policy that trained, with what it found out about the data (`SensitiveDropout`, thresholds).
     """
 
     losses = OF_NUMBERS
-    __init__ = storing({**SHARED, "optimizer": "adam", "learning_rate": 0.001, "loss": "squared_error"})
+    rates = MappingProxyType({"sgd": 0.001, "adam": 0.001})
+    __init__ = storing(REGRESSOR)
     least_to_score = 2  # R² of one sample is not defined
 
     def predict(self, X) -> np.ndarray:
         """The predicted values, (n_samples,), or (n_samples, n_outputs) where y had several columns."""
-        values = self._task().answer(device("cpu"), self._output(X)) * self.target_scale_ + self.target_mean_
-        return values.reshape(len(values)) if self._flat_target else values
+        return self._as_given(self._task().answer(device("cpu"), self._output(X)))
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -269,7 +323,7 @@ class NetRegressor(RegressorMixin, BaseNet):
     def _y_options(self):
         return {"multi_output": True, "y_numeric": True}
 
-    def _check_target(self, y, weights, reset):
+    def _check_target(self, X, y, weights, reset):
         """Standardised targets, (n, outputs) float32, and the weights of the samples."""
         flat, y = y.ndim == 1, np.asarray(y, np.float64).reshape(len(y), -1)
         if reset:
@@ -282,6 +336,10 @@ class NetRegressor(RegressorMixin, BaseNet):
         elif y.shape[1] != self.n_outputs_:
             raise ValueError(f"y has {y.shape[1]} outputs, but the first call had {self.n_outputs_}")
         return ((y - self.target_mean_) / self.target_scale_).astype(np.float32), weights
+
+    def _as_given(self, y):
+        values = y * self.target_scale_ + self.target_mean_
+        return values.reshape(len(values)) if self._flat_target else values
 
     def _outputs(self) -> int:
         return self.n_outputs_

@@ -8,6 +8,7 @@ Every reader of safetensors finds the arrays. Nothing in a file is run, or made 
 """
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -17,18 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from ..device import Device
-from ..layers import Sequential, Tree, to
+from ..layers import Sequential, Tree
 from ..tensor import Tensor
-from ..training.streams import Streams
 from .described import described, described_layer, made, made_layer
 
 ENTRY, VERSION = "numbanet", 1
 MADE_ANEW = ("model_", "optimizer_")
-HIDDEN = ("_flat_target", "_several")  # learned, and needed for predictions
+HIDDEN = ("_by_step", "_flat_target", "_several")  # learned, and needed for predictions
 
 
 # --- saving -----------------------------------------------------------------------------------------------------------
@@ -76,6 +75,8 @@ def _told(net: Any) -> dict[str, Any]:
         if name == "layers" and net._given_layers():
             found["given"] = True  # the trained ones stand for them
             continue
+        if name == "callbacks":
+            value = _nameable(value)
         try:
             found["parameters"][name] = described(value)
         except TypeError as error:
@@ -91,6 +92,16 @@ def _told(net: Any) -> dict[str, Any]:
                 continue  # predictions do without it
             raise TypeError(f"save: {name} cannot be written: {error}; keep net.model_.state_dict()") from None
     return found
+
+
+def _nameable(callbacks: Sequence[Any] | None) -> list[Any] | None:
+    """Those that a file can name; None where there are none."""
+    found = []
+    for callback in callbacks or ():
+        with contextlib.suppress(TypeError):
+            described(callback)
+            found.append(callback)
+    return found or None
 
 
 def _is_learned(name: str) -> bool:
@@ -137,12 +148,7 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
         raise ValueError(f"{name} does not hold what this version of numbanet can read: {why}") from error
     if device is not None:
         net.set_params(device=device)
-    settings = net._settings(None, None)
-    to(model, settings["device"])
-    net.model_, net.optimizer_ = model, net._new_optimizer(model)
-    net.policy_ = getattr(net, "policy_", settings["policy"])
-    net._streams = Streams.from_seed(check_random_state(net.random_state).randint(2**31))
-    net._sparsity, net._thinning = None, None
+    net._resume(model, net._settings(None, None))
     return net
 
 

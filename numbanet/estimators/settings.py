@@ -1,37 +1,67 @@
 """Settings: the parameters of an estimator, and what is wrong with them."""
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator
+from sklearn.metrics import check_scoring
 
-from ..device import device
+from ..device import Device, device
 from ..dropout import Dropout, policy
-from ..layers import ACTIVATIONS, Layer, Sequential
-from ..losses import Loss, loss_named
 from ..training import schedule
+from ..training.adam import Adam, AdamW
 from ..training.hooks import Hook
-from ..training.optim import SGD, Adam, AdamW, Optimizer
+from ..training.optim import SGD, Optimizer
 from ..training.sparsity import Sparsity
-from .parameters import SHARED, hint, storing
-from .zoo import MODELS
+from .parameters import hint
 
 PRECISIONS = ("float32", "tf32")
-FLAGS = ("nesterov", "early_stopping", "warm_start")
+
+
+@dataclasses.dataclass(frozen=True)
+class FitSettings:
+    """The checked parameters of one call of `fit` or `partial_fit`.
+
+    Attributes
+    ----------
+    policy : Dropout
+    averaged : Dropout
+        The policy with the means of its rates, for which initial weights are made.
+    device : Device
+    session : dict
+        What sessions of the device are asked for (`Trainer`).
+    schedule : callable or None
+        Factor on the learning rate by epoch.
+    patience : int or None
+        Of early stopping; None without it.
+    scorer : callable or None
+        scorer(estimator, X, y); None for the estimator's own score.
+    """
+
+    policy: Dropout
+    averaged: Dropout
+    device: Device
+    session: dict[str, Any]
+    schedule: Callable[[int], float] | None = None
+    patience: int | None = None
+    scorer: Callable[..., float] | None = None
 
 
 class Settings(BaseEstimator):
-    """Base of the estimators: parameters that are stored as they come, and checked when they are used."""
+    """Base of the estimators: parameters that are stored as they come, and checked when they are used.
 
-    losses: ClassVar[dict[str, type[Loss]]] = {}    # that may be named; without any there is no such parameter
-    __init__ = storing(SHARED)
+    A subclass says its `rates`, the learning rates that suit optimisers by name, and its `flags`, parameters that are True or
+    False; and how many places a dropout policy finds in its network (`_places`).
+    """
 
-    def __getstate__(self):
-        return {name: value for name, value in super().__getstate__().items() if name != "_undo"}
+    rates: ClassVar[Mapping[str, float]]
+    flags: ClassVar[tuple[str, ...]] = ("nesterov", "early_stopping", "warm_start")
 
     def set_params(self, **parameters):
         """Set parameters by name, as scikit-learn does; ValueError names one that has another name here."""
@@ -44,54 +74,51 @@ class Settings(BaseEstimator):
         """Raise what `fit` would raise for the parameters, before any data is at hand."""
         self._settings(None, None)
 
-    def _settings(self, dropout, dropout_rate) -> dict[str, Any]:
+    def _settings(self, dropout, dropout_rate) -> FitSettings:
         """The checked parameters of one fit, before anything is changed."""
         for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
                 raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
-        for name in FLAGS:
+        for name in self.flags:
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not isinstance(self.verbose, (numbers.Integral, np.bool_)):
             raise ValueError(f"verbose must be 0 or 1, got {self.verbose!r}")
         if not (isinstance(self.validation_fraction, numbers.Real) and 0 < self.validation_fraction < 1):
             raise ValueError(f"validation_fraction must be a number in (0, 1), got {self.validation_fraction!r}")
-        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
-            raise ValueError(f"there is no activation {self.activation!r}; choose one of {', '.join(map(repr, ACTIVATIONS))}")
         if self.callbacks is not None and not (isinstance(self.callbacks, Sequence) and all(
                 isinstance(callback, Hook) or callable(callback) for callback in self.callbacks)):
             raise ValueError("callbacks must be a list of functions callback(estimator, record) and of Hook objects, got "
                              f"{self.callbacks!r}")
-        if self.augment is not None and not callable(self.augment):
-            raise ValueError(f"augment must be a function augment(x, rng, dev), such as FlipsAndCrops(), got {self.augment!r}")
         if self.sparsity is not None and not isinstance(self.sparsity, Sparsity):
             raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
         self._make_optimizer([])
-        if self.losses:
-            self._criterion()
-        self._session_options()
-        if dropout_rate is not None and isinstance(self.dropout if dropout is None else dropout, Dropout):
-            raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")
-        chosen = policy(self.dropout if dropout is None else dropout,
-                        self.dropout_rate if dropout_rate is None else dropout_rate)
+        chosen = self._policy(dropout, dropout_rate)
         if (places := self._places(chosen)) is not None:
             chosen.check(places)
-        return {"policy": chosen, "averaged": chosen.averaged(self.epochs), "device": device(self.device),
-                "schedule": schedule.named(self.schedule, self.epochs), "early_stopping": self.early_stopping}
+        return FitSettings(chosen, chosen.averaged(self.epochs), device(self.device), self._session_options(),
+                           schedule.named(self.schedule, self.epochs), self.patience if self.early_stopping else None,
+                           self._scorer())
 
-    def _criterion(self) -> Loss:
-        """The loss that the parameter means, or ValueError."""
-        return loss_named(self.loss, self.losses)
+    def _policy(self, dropout, dropout_rate) -> Dropout:
+        """The policy of a call, whose arguments stand for the parameters."""
+        dropout = self.dropout if dropout is None else dropout
+        if dropout_rate is not None and isinstance(dropout, Dropout):
+            raise ValueError("dropout_rate cannot change a policy object; give its rate to the policy")
+        return policy(dropout, self.dropout_rate if dropout_rate is None else dropout_rate)
 
-    def _places(self, chosen: Dropout) -> int | None:
-        """How many places a policy has rates for; None: that is known when the layers are made."""
-        if not isinstance(self.layers, str):
-            given = self._given_layers()
-            return len(chosen.sites(Sequential(self.layers)) if given else self._widths() * (chosen.kind != "patches"))
-        if self.layers not in MODELS:
-            raise ValueError(f"there is no network {self.layers!r}; choose {', '.join(map(repr, MODELS))}, or give layers")
-        return None
+    def _scorer(self) -> Callable[..., float] | None:
+        """scorer(estimator, X, y), or None for the estimator's own."""
+        if self.scoring is None:
+            return None
+        try:
+            if not (isinstance(self.scoring, str) or callable(self.scoring)):
+                raise TypeError(f"it is a {type(self.scoring).__name__}")
+            return check_scoring(self, self.scoring)
+        except (TypeError, ValueError) as error:
+            raise ValueError("scoring must be None, the name of a scikit-learn scorer or a function scorer(estimator, X, y), "
+                             f"got {self.scoring!r}: {error}") from error
 
     def _session_options(self) -> dict:
         """What sessions of the device are asked for (`Trainer`), or ValueError."""
@@ -103,25 +130,17 @@ class Settings(BaseEstimator):
             raise ValueError(f"n_jobs must be None or an integer other than 0, got {self.n_jobs!r}")
         return {"limit": effective_n_jobs(int(self.n_jobs)), "precision": self.precision}
 
-    def _given_layers(self) -> bool:
-        return isinstance(self.layers, Sequence) and len(self.layers) > 0 and all(isinstance(x, Layer) for x in self.layers)
-
-    def _widths(self) -> tuple[int, ...]:
-        """Widths of the hidden layers, or ValueError."""
-        widths = (self.layers,) if isinstance(self.layers, numbers.Integral) else self.layers
-        if isinstance(widths, (str, bytes)) or not isinstance(widths, (Sequence, np.ndarray)) or not all(
-                isinstance(n, numbers.Integral) and not isinstance(n, bool) and n > 0 for n in widths):
-            raise ValueError(f"layers must be the widths of the hidden layers, such as (256, 256), or a list of layers; "
-                             f"got {self.layers!r}")
-        return tuple(int(n) for n in widths)
-
     def _make_optimizer(self, parameters) -> Optimizer:
-        if self.optimizer == "sgd":
-            return SGD(parameters, self.learning_rate, self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay,
+        chosen, rate = self.optimizer, self.learning_rate
+        if rate is None:
+            adam = chosen in ("adam", "adamw") or (inspect.isclass(chosen) and issubclass(chosen, Adam))
+            rate = self.rates["adam" if adam else "sgd"]
+        if chosen == "sgd":
+            return SGD(parameters, rate, self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay,
                        clip_norm=self.clip_norm)
-        if self.optimizer in ("adam", "adamw"):
-            kind = Adam if self.optimizer == "adam" else AdamW
-            return kind(parameters, self.learning_rate, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
-        if callable(self.optimizer):
-            return self.optimizer(parameters, self.learning_rate)
-        raise ValueError(f"there is no optimizer {self.optimizer!r}; choose 'sgd', 'adam' or 'adamw', or give a class")
+        if chosen in ("adam", "adamw"):
+            kind = Adam if chosen == "adam" else AdamW
+            return kind(parameters, rate, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+        if callable(chosen):
+            return chosen(parameters, rate)
+        raise ValueError(f"there is no optimizer {chosen!r}; choose 'sgd', 'adam' or 'adamw', or give a class")

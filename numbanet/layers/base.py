@@ -41,6 +41,8 @@ class Layer:
     unitwise: ClassVar[bool] = False         # see `passes_units`
     chain: ClassVar[bool] = False            # whether it is its children, one after the other, and nothing else
     symbols: int | None = None               # it takes integers below this; None: numbers
+    seed: int | None = None                  # of the initial weights, where the layer was made without `rng`
+    padding: int | None = None               # which of them fills up sequences; None: none does
 
     def __call__(self, x: Tensor, context: Context | Mapping[Any, Plan] | None = None) -> Tensor:
         """The output for a tensor, dense; `context`, or the plans of one, says what is kept."""
@@ -66,7 +68,7 @@ class Layer:
         total, (calls, shape) = Cost(), _tried(self, form.shape)
         for i, (layer, given) in enumerate(calls):
             total = total.plus(layer.cost(Form(given, None, form.differentiable or i > 0), plans)[0])
-        return total, Form((form.shape[0], *shape[1:]), None, form.differentiable or any(self.parameters()))
+        return total, Form((form.shape[0], *shape[1:]), None, form.differentiable or next(self.parameters(), None) is not None)
 
     def reads(self, plans: Plans, symbols: np.ndarray | None = None) -> dict[Tensor, Kept]:
         """By weight, the part that a pass reads, for those of which it does not read all; symbols are the integers that come to
@@ -97,6 +99,32 @@ class Layer:
             if "forward" in vars(kind) or "__call__" in vars(kind):
                 return False
         return False
+
+    # --- initial weights ----------------------------------------------------------------------------------------------
+    def generator(self, rng: np.random.Generator | int | None) -> np.random.Generator:
+        """Where a constructor draws from: what it is given, or a seed that the layer keeps (`redraw`)."""
+        if rng is None:
+            rng = self.seed = np.random.SeedSequence().entropy
+        return np.random.default_rng(rng)
+
+    def initial(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Initial values of the tensors that are drawn, by their attributes."""
+        return {}
+
+    def redraw(self, rng: np.random.Generator) -> None:
+        """Draw initial weights anew, if the layer was made without `rng` and they are still those that it drew then: what was
+        trained or loaded stays. So do the layers that it holds."""
+        for _, layer in self.children():
+            layer.redraw(rng)
+        if self.seed is None:
+            return
+        own = self.initial(np.random.default_rng(self.seed))
+        if all(np.array_equal(getattr(self, name).numpy(), values.astype(getattr(self, name).dtype))
+               for name, values in own.items()):
+            for name, values in self.initial(rng).items():
+                tensor = getattr(self, name)
+                tensor.assign(tensor.device.upload(values.astype(tensor.dtype)))
+            self.seed = None
 
     # --- what it is made of -------------------------------------------------------------------------------------------
     def children(self) -> Iterator[tuple[str, Layer]]:

@@ -82,11 +82,14 @@ class Conv2d(Layer):
         if min(*self.window.kernel, *self.window.stride, *self.window.dilation) < 1 or min(self.window.padding) < 0:
             raise ValueError(f"Conv2d: kernel_size, stride and dilation must be positive, and padding from 0 on: {self.window}")
         self.groups = int(groups)
-        shape = (out_channels, in_channels // groups, *self.window.kernel)
+        self._shape = (out_channels, in_channels // groups, *self.window.kernel)
         taps = math.prod(self.window.kernel)
-        bound = math.sqrt(6 / (shape[1] * taps + (0 if init == "he" else out_channels // groups * taps)))
-        self.weight = Tensor(np.random.default_rng(rng).uniform(-bound, bound, shape), device, requires_grad=True)
+        self._bound = math.sqrt(6 / (self._shape[1] * taps + (0 if init == "he" else out_channels // groups * taps)))
+        self.weight = Tensor(self.initial(self.generator(rng))["weight"], device, requires_grad=True)
         self.bias = Tensor(np.zeros(out_channels), device, requires_grad=True) if bias else None
+
+    def initial(self, rng):
+        return {"weight": rng.uniform(-self._bound, self._bound, self._shape)}
 
     @property
     def out_channels(self) -> int:

@@ -11,6 +11,12 @@ from .base import Layer, only
 from .flow import DENSE, Columns, Cost, Form, Symbols, Tags
 
 
+def sequence_lengths(ids: np.ndarray, padding: int) -> np.ndarray:
+    """How long sequences of symbols (N, T) are, without the padding at their ends: at least 1."""
+    there = ids != padding
+    return np.where(there.any(axis=1), ids.shape[1] - np.argmax(there[:, ::-1], axis=1), 1)
+
+
 class Embedding(Layer):
     """y[…, d] = weight[x[…], d].   x (…) integers -> y (…, D)
 
@@ -52,12 +58,16 @@ class Embedding(Layer):
             raise ValueError(f"Embedding: sizes must be positive, got num_embeddings={num_embeddings}, "
                              f"embedding_dim={embedding_dim}")
         self.padding_idx = ops.padding_row("Embedding: padding_idx", padding_idx, num_embeddings)
-        values = np.random.default_rng(rng).standard_normal((num_embeddings, embedding_dim), np.float32)
-        if self.padding_idx is not None:
-            values[self.padding_idx] = 0
-        self.weight = Tensor(values, device, requires_grad=True)
+        self._shape = int(num_embeddings), int(embedding_dim)
+        self.weight = Tensor(self.initial(self.generator(rng))["weight"], device, requires_grad=True)
 
     recordable = True
+
+    def initial(self, rng):
+        values = rng.standard_normal(self._shape, np.float32)
+        if self.padding_idx is not None:
+            values[self.padding_idx] = 0
+        return {"weight": values}
 
     @property
     def records(self) -> bool:
@@ -67,6 +77,10 @@ class Embedding(Layer):
     @property
     def symbols(self) -> int:
         return self.weight.shape[0]
+
+    @property
+    def padding(self) -> int | None:
+        return self.padding_idx
 
     def sites(self):
         return (Site("output", "output", self.weight.shape[::-1], (AxisPlan, BernoulliPlan)),)
@@ -85,8 +99,7 @@ class Embedding(Layer):
         if self.padding_idx is None or flow.x.ndim != 2:
             return flow.tags
         ids = np.asarray(flow.x.device.download(flow.x.data)) if host is None else host
-        there = ids != self.padding_idx
-        return Tags(np.where(there.any(axis=1), ids.shape[1] - np.argmax(there[:, ::-1], axis=1), 1))
+        return Tags(sequence_lengths(ids, self.padding_idx))
 
     def cost(self, form, plans):
         width, plan = self.weight.shape[1], plans.of(self)

@@ -52,3 +52,6 @@ class LastStep(Layer):
 
     def commutes(self, plan):
         return isinstance(plan, AxisPlan)
+
+    def __repr__(self) -> str:
+        return f"LastStep({'bidirectional=True' * self.bidirectional})"

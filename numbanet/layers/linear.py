@@ -37,7 +37,7 @@ class Linear(Layer):
         share 1 - p of the products is left and scaled by 1 / (1 - p), it is 1 - p (Hendrycks & Gimpel 2016, "Adjusting for
         dropout variance in batch normalization and weight initialization").
     rng : numpy.random.Generator or int, optional
-        Where the initial weights come from.
+        Where the initial weights come from; without, an estimator's `random_state` says it.
     device : str or Device, default="cpu"
         Where the parameters live.
 
@@ -58,10 +58,12 @@ class Linear(Layer):
         if not 0 < keep <= 1:
             raise ValueError(f"Linear: keep must be in (0, 1], got {keep!r}")
         variance = keep * (2 / in_features if init == "he" else 2 / (in_features + out_features))
-        bound = math.sqrt(3 * variance)
-        values = np.random.default_rng(rng).uniform(-bound, bound, (out_features, in_features))
-        self.weight = Tensor(values, device, requires_grad=True)
+        self._bound, self._shape = math.sqrt(3 * variance), (out_features, in_features)
+        self.weight = Tensor(self.initial(self.generator(rng))["weight"], device, requires_grad=True)
         self.bias = Tensor(np.zeros(out_features), device, requires_grad=True) if bias else None
+
+    def initial(self, rng):
+        return {"weight": rng.uniform(-self._bound, self._bound, self._shape)}
 
     @property
     def out_features(self) -> int:

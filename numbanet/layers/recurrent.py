@@ -50,9 +50,14 @@ class Recurrent(Layer, abc.ABC):
                 raise ValueError(f"{type(self).__name__}: {name} must be a positive integer, got {value!r}")
         self.input_size, self.hidden_size, self.num_layers = int(input_size), int(hidden_size), int(num_layers)
         self.has_bias, self.batch_first, self.bidirectional = bool(bias), bool(batch_first), bool(bidirectional)
-        rng, bound = np.random.default_rng(rng), 1 / math.sqrt(hidden_size)
-        for name, shape in self._shapes(self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.has_bias):
-            setattr(self, name, Tensor(rng.uniform(-bound, bound, shape), device, requires_grad=True))
+        for name, values in self.initial(self.generator(rng)).items():
+            setattr(self, name, Tensor(values, device, requires_grad=True))
+
+    def initial(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Initial values of the parameters, by name."""
+        bound, sizes = 1 / math.sqrt(self.hidden_size), (self.input_size, self.hidden_size, self.num_layers)
+        return {name: rng.uniform(-bound, bound, shape)
+                for name, shape in self._shapes(*sizes, self.bidirectional, self.has_bias)}
 
     @classmethod
     def _shapes(cls, inputs: int, hidden: int, layers: int, bidirectional: bool,

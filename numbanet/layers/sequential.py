@@ -51,6 +51,10 @@ class Sequential(Layer):
         return self.layers[0].symbols if self.layers else None
 
     @property
+    def padding(self) -> int | None:
+        return self.layers[0].padding if self.layers else None
+
+    @property
     def records(self) -> bool:
         return super().records and all(layer.records for layer in self.layers)
 

@@ -77,7 +77,8 @@ class SparseLinear(Layer):
                  device: str | Device = "cpu") -> None:
         shape, dev = (out_features, in_features), named(device)
         if weight is None:
-            weight = drawn(shape, density, init, keep, np.random.default_rng(rng))
+            self._drawn = shape, density, init, keep
+            weight = drawn(*self._drawn, self.generator(rng))
         elif not isinstance(weight, (CSR, ELL, BSR)):
             raise TypeError(f"SparseLinear: weight must be a CSR, ELL or BSR, got {type(weight).__name__}; "
                             "CSR.from_dense or CSR.from_scipy makes one")
@@ -93,6 +94,10 @@ class SparseLinear(Layer):
                                                for part in (weight.indptr, weight.indices))
         self.values = Tensor(weight.values, device, requires_grad=True)
         self.bias = Tensor(np.zeros(out_features), device, requires_grad=True) if bias else None
+
+    def initial(self, rng):
+        weight = drawn(*self._drawn, rng)
+        return {"crow_indices": weight.indptr, "col_indices": weight.indices, "values": weight.values}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_made": None, "trace": None}
@@ -133,12 +138,16 @@ class SparseLinear(Layer):
             self._made = of, ops.Layout(matrix, self.values.device)
         return self._made[1]
 
+    def keep_trace(self, keep: bool) -> None:
+        """Whether backward passes leave what `rewire` needs; what they have left is forgotten."""
+        self.trace = [] if keep else None
+
     def rewire(self, count: int) -> np.ndarray:
         """Drop the entries of smallest size, and grow as many where the gradient of the last backward pass is largest.
 
         It is the step of RigL (Evci et al. 2020, "Rigging the lottery: making all tickets winners", algorithm 1). SET (Mocanu
         et al. 2018) needs no gradient and grows at random; the former paper finds it less accurate for as many FLOPs. New
-        values are 0. Set `trace` to a list before the pass: it keeps dz and x, of which the dense gradient is made here.
+        values are 0. Call `keep_trace` before the pass: it leaves dz and x, of which the dense gradient is made here.
 
         Parameters
         ----------
@@ -161,7 +170,7 @@ class SparseLinear(Layer):
         if self.tile is not None:
             raise TypeError("SparseLinear.rewire: single entries are dropped and grown, and this weight is one of tiles")
         if not self.trace:
-            raise ValueError("SparseLinear.rewire: no gradient is known; set trace = [] before a backward pass")
+            raise ValueError("SparseLinear.rewire: no gradient is known; call keep_trace(True) before a backward pass")
         dev = self.values.device
         gradient = np.array(dev.download(dev.gemm(*self.trace, ta=True)))
         crow, col, places = rewired(self.weight, gradient, count)

@@ -6,6 +6,7 @@ x, y, a, b, w are tensors; dy is the gradient of the result. Shapes are in the d
 from .compare import *
 from .conv import *
 from .elementwise import *
+from .gru import *
 from .linear import *
 from .loss import *
 from .norm import *

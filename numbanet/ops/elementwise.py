@@ -1,6 +1,7 @@
 """Elementwise operations, with broadcasting; dy is the gradient of the result."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from .shape import broadcast_shape, broadcast_to
 
 def _binary(equal_shapes: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
     """An op on two tensors of one shape, with broadcasting before it: so the derivative of broadcasting is written once."""
+    @functools.wraps(equal_shapes, ("__name__", "__doc__"), ())
     def run(a: Any, b: Any) -> Tensor:
         name = equal_shapes.__name__.strip("_")
         dev = common_device(name, (a, b))
@@ -21,7 +23,7 @@ def _binary(equal_shapes: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]
             a, b = (x if x.shape == shape else broadcast_to(x, shape=shape) for x in (a, b))
         return equal_shapes(a, b)
 
-    run.__name__, run.__doc__ = equal_shapes.__name__, equal_shapes.__doc__
+    del run.__wrapped__  # its signature is that of `run`
     return run
 
 

@@ -28,14 +28,14 @@ class Kept:
     All plans of a kind fit into the same place, so that recorded launches find what is kept now (`training.recorder`).
     """
 
-    def __init__(self, plan: Plan, dev: Device, place: Any = None) -> None:
+    def __init__(self, plan: Plan, dev: Device, place: Any = None, host: tuple[np.ndarray, ...] | None = None) -> None:
         self.plan, self.device, self._place = plan, dev, place
+        if host is not None:
+            self._host = host
 
     def at(self, place: Any) -> Kept:
-        """The same plan, its lists in a place: whoever has one copies them there."""
-        found = type(self)(self.plan, self.device, place)
-        found._host = self._host  # worked out once
-        return found
+        """The same plan, its lists, which are worked out once, in a place: whoever has one copies them there."""
+        return type(self)(self.plan, self.device, place, self._host)
 
     @property
     def fixed(self) -> bool:

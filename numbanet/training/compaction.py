@@ -250,7 +250,7 @@ def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
     sums = weight.reshape(*weight.shape[:2], -1).sum(axis=2)[:, inputs] @ np.float64(values.reshape(inputs.size, -1)[inputs, 0])
     target, sign = (reader.bias, 1) if reader.bias is not None else (getattr(joint.after, "running_mean", None), -1)
     if sums.any():
-        target.data = target.device.upload(np.float32(np.float64(target.numpy()) + sign * sums))
+        target.assign(target.device.upload(np.float32(np.float64(target.numpy()) + sign * sums)))
 
 
 # --- counting ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ class Data:
     X: Any                              # (n, …) float32 on the device; or integers, which stay on the host: there it is known
                                         # which rows of a table they name
     y: np.ndarray                       # (n, …) targets
-    weights: np.ndarray | None = None   # (n,) how much each sample counts
+    weights: np.ndarray | None = None   # (n,) how much each sample counts, or (n, T) each of its time steps
     rows: np.ndarray | None = None      # which of them belong here; None: all
 
     def __len__(self) -> int:
@@ -68,7 +68,8 @@ def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[
         weights = data.weights[order]
         totals = [float(weights[start:start + size].sum()) for start in starts]
         lengths = [min(size, len(order) - start) for start in starts]
-        shares = dev.upload(weights / np.repeat(np.array([total or 1.0 for total in totals], np.float32), lengths), np.float32)
+        sums = np.repeat(np.array([total or 1.0 for total in totals], np.float32), lengths)
+        shares = dev.upload(weights / sums.reshape(-1, *[1] * (weights.ndim - 1)), np.float32)
     for i, start in enumerate(starts):
         some = slice(start, min(start + size, len(order)))
         total = some.stop - start if totals is None else totals[i]

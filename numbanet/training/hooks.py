@@ -14,16 +14,14 @@ An epoch whose loss is not finite has no `epoch_end` and no `epoch_recorded`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from numbanet_kernels.runtime.interrupt import deferred
 
 from .data import Batch
-
-if TYPE_CHECKING:
-    from .run import Run
+from .run import Run
 
 
 class Hook:
@@ -62,7 +60,11 @@ class Hook:
 
     @property
     def changes(self) -> bool:
-        return type(self).after_update is not Hook.after_update
+        return self.defines("after_update")
+
+    def defines(self, event: str) -> bool:
+        """Whether its class does something at an event, the name of a method."""
+        return getattr(type(self), event) is not getattr(Hook, event)
 
     def fit_start(self, run: Run) -> None:
         """Training begins: `run.epochs` are the numbers of the epochs, from 0 on in a new fit."""

@@ -167,7 +167,7 @@ class GroupLasso(Sparsity):
     def begin(self, model, shape, epochs, dev):
         for kind in self.kinds:
             if not dataclasses.replace(self, groups=kind).of(model, shape):
-                raise ValueError(f"GroupLasso: there are no {kind} that could leave {model}")
+                raise ValueError(f"GroupLasso: there are no {kind} that could leave {model!r}")
         costs = seconds(model, shape, dev) if self.cost_weight else {}
         return Lasso(self, model, shape, epochs, costs)
 

@@ -1,8 +1,7 @@
 """Optimisers: how parameters follow their gradients. One fused kernel for all; a packed gradient is never made dense.
 
     SGD    g += decay w;  v = momentum v + g;  w -= lr v        (Nesterov: w -= lr (g + momentum v))
-    Adam   m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;  w -= lr m' / (sqrt(s') + eps), m', s' corrected for their start at 0
-    AdamW  w -= lr decay w, in place of g += decay w; then as Adam
+    Adam   m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;  w -= lr m' / (sqrt(s') + eps)        (`adam`)
 
 A step is prepare -> forward and backward passes -> reduce -> launch -> advance; `step` is all of it but the passes.
 """
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbanet_kernels.layouts.packed import AdamUpdate, Packing, SGDUpdate
+from numbanet_kernels.layouts.packed import Packing, SGDUpdate
 from numbanet_kernels.runtime.interrupt import deferred
 
 from ..device import Device
@@ -26,7 +25,7 @@ from ..tensor import Tensor
 from .lazy import Missed
 
 
-def _check(name: str, value: Any, low: float, high: float = math.inf) -> float:
+def check_number(name: str, value: Any, low: float, high: float = math.inf) -> float:
     """The value as a float, or ValueError unless low <= value < high."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= value < high:
         raise ValueError(f"{name} must be a number in [{low:g}, {high:g}), got {value!r}")
@@ -73,9 +72,9 @@ class Optimizer(abc.ABC):
                 raise TypeError(f"parameters must be tensors made with requires_grad=True, got {p!r}; leave out what is "
                                 "frozen, or freeze it after the optimiser is made")
         self.parameters = list(dict.fromkeys(self.parameters))  # one that is given twice takes one step
-        self.learning_rate = _check("learning_rate", learning_rate, 0)
-        self.weight_decay = _check("weight_decay", weight_decay, 0)
-        self.clip_norm = None if clip_norm is None else _check("clip_norm", clip_norm, 1e-30)
+        self.learning_rate = check_number("learning_rate", learning_rate, 0)
+        self.weight_decay = check_number("weight_decay", weight_decay, 0)
+        self.clip_norm = None if clip_norm is None else check_number("clip_norm", clip_norm, 1e-30)
         self.steps = 0
         self.state: list[list[Any]] = []
         self.counts: list[int] = []  # of the steps, those in which each parameter had a gradient
@@ -181,7 +180,7 @@ class Optimizer(abc.ABC):
         """Replace a parameter's array by change(array), of another shape, and the arrays of its state in the same way."""
         self.settle(parameter)
         parameter.zero_grad()
-        parameter.data = change(parameter.data)
+        parameter.assign(change(parameter.data))
         for own, state in zip(self.parameters, self.state):
             if own is parameter:
                 state[:] = map(change, state)
@@ -192,6 +191,11 @@ class Optimizer(abc.ABC):
         self.parameters = [other if own is parameter else own for own in self.parameters]
 
     # --- state --------------------------------------------------------------------------------------------------------
+    def adjust(self, learning_rate: float) -> float:
+        """Take another learning rate; returns the one before."""
+        before, self.learning_rate = self.learning_rate, learning_rate
+        return before
+
     def zero_grad(self) -> None:
         """Forget all gradients."""
         for parameter in self.parameters:
@@ -251,7 +255,7 @@ class SGD(Optimizer):
     def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.01, momentum: float = 0.0, *,
                  nesterov: bool = False, weight_decay: float = 0.0, clip_norm: float | None = None) -> None:
         super().__init__(parameters, learning_rate, weight_decay, clip_norm)
-        self.momentum = _check("momentum", momentum, 0, 1)
+        self.momentum = check_number("momentum", momentum, 0, 1)
         self.nesterov = bool(nesterov)
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
@@ -351,78 +355,3 @@ class SGD(Optimizer):
 
     def __getstate__(self):
         return {**super().__getstate__(), "missed": {}, "stepping": [], "rates": {}}
-
-
-class Adam(Optimizer):
-    """Adam (Kingma & Ba 2015, algorithm 1), as PyTorch defines it.
-
-    Never lazy: its step without a gradient is not linear (a square root, eps, and corrections that change every step), so
-    missed steps cannot be done as one without another result. t is counted for each parameter by itself: a step in which it
-    has no gradient leaves it, its means and its t as they are.
-
-    Parameters
-    ----------
-    parameters : iterable of Tensor
-    learning_rate : float, default=0.001
-    betas : tuple of float, default=(0.9, 0.999)
-        How slowly the means of g and g² move, each in [0, 1).
-    eps : float, default=1e-8
-        Keeps the division finite.
-    weight_decay : float, default=0.0
-        L2 penalty: weight_decay * w is added to the gradient.
-    clip_norm : float, optional
-        As for `SGD`.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
-    """
-
-    states = 2
-    decoupled = False  # whether the decay is taken off the weights, in place of being added to the gradient
-
-    def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.001, betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 0.0, *, clip_norm: float | None = None) -> None:
-        super().__init__(parameters, learning_rate, weight_decay, clip_norm)
-        self.betas = tuple(_check("betas", b, 0, 1) for b in betas)
-        self.eps = _check("eps", eps, 0)
-
-    def update(self, dev, due):
-        counts, together = dict(zip(self.parameters, self.counts, strict=True)), {}
-        for d in due:  # nearly always all have the same count, and are one call
-            together.setdefault(counts[d.parameter], []).append(AdamUpdate(*d.arrays, d.g, d.packing))
-        for count, updates in together.items():
-            dev.adam(updates, self.learning_rate, *self.betas, self.eps, count + 1, self.weight_decay, self.decoupled)
-
-
-class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), as PyTorch defines it.
-
-    In each step a weight first loses a share of itself, learning_rate * weight_decay, whatever its gradient has been. As a part
-    of the gradient, as in `Adam`, the decay would be divided by the root of s', so that weights with large gradients would
-    decay least.
-
-    Parameters
-    ----------
-    parameters : iterable of Tensor
-    learning_rate : float, default=0.001
-    betas : tuple of float, default=(0.9, 0.999)
-    eps : float, default=1e-8
-        These as for `Adam`.
-    weight_decay : float, default=0.01
-        Share that a weight loses in a step, divided by the learning rate; 0.01 as in PyTorch.
-    clip_norm : float, optional
-        As for `SGD`.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
-    """
-
-    decoupled = True
-
-    def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.001, betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 0.01, *, clip_norm: float | None = None) -> None:
-        super().__init__(parameters, learning_rate, betas, eps, weight_decay, clip_norm=clip_norm)

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..layers import Layer, Linear, Sequential
+from ..layers import LSTM, Layer, Linear, Sequential, Tree
+from ..tensor import Tensor
 from . import compaction
 from .lasso import check_share
 from .sparsity import Sparsity, Thinning
@@ -25,10 +26,11 @@ def cubic(progress: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class MagnitudePruning(Sparsity):
-    """Unstructured sparsity: of each weight of a `Linear` or `Conv2d` layer but the last one the smallest entries become zero.
+    """Unstructured sparsity: the smallest entries of the weights of `Linear`, `Conv2d` and `LSTM` layers become zero, but for
+    those of the last layer.
 
     They are zeroed at the ends of epochs, a few more each time, and stay zero. When the last ones are, each such `Linear` layer
-    becomes a `SparseLinear`, which is fine-tuned; convolutions keep a mask.
+    becomes a `SparseLinear`, which is fine-tuned; convolutions and LSTMs keep a mask.
 
     Parameters
     ----------
@@ -58,15 +60,22 @@ class MagnitudePruning(Sparsity):
             raise ValueError(f"MagnitudePruning: schedule must be a function of the share of epochs, got {self.schedule!r}")
 
     def begin(self, model, shape, epochs, dev):
-        if not _layers(model):
-            raise ValueError(f"MagnitudePruning: there is no layer to prune in {model}")
+        if not _weights(model):
+            raise ValueError(f"MagnitudePruning: there is no layer to prune in {model!r}")
         return Pruning(self, model, shape, epochs)
 
 
 def _layers(model: Sequential) -> list[Layer]:
     """Those that can be pruned, front to back."""
     found = compaction.trainable(model)
-    return [layer for layer in model.layers if layer in found][:-1]
+    return [layer for layer in model.layers if layer in found or type(layer) is LSTM][:-1]
+
+
+def _weights(model: Sequential) -> list[Tensor]:
+    """What is pruned: matrices that train, and are used in one place."""
+    shared = Tree(model).shared
+    return [tensor for layer in _layers(model) for name, tensor, _ in layer.named()
+            if name.startswith("weight") and tensor.requires_grad and tensor not in shared]
 
 
 class Pruning(Thinning):
@@ -82,25 +91,25 @@ class Pruning(Thinning):
         if not math.isclose(self.shares[-1], 1):
             raise ValueError(f"MagnitudePruning: the schedule must give 1 at 1, not {self.shares[-1]!r}")
         self._left = 1.0
-        self._masks: dict[Layer, Any] = {}
+        self._masks: dict[Tensor, Any] = {}
 
     def epoch_start(self, run, epoch):
         self.final = epoch >= self.until
         self.share = compaction.flops(run.model, self.shape) / self.first[1]
-        self._masks = {layer: layer.weight.device.upload(np.float32(layer.weight.numpy() != 0))
-                       for layer in _layers(run.model)} if epoch else {}
+        self._masks = {weight: weight.device.upload(np.float32(weight.numpy() != 0))
+                       for weight in _weights(run.model)} if epoch else {}
         self.changes = not self.final or bool(self._masks)
 
     def after_update(self, run):
-        for layer, mask in self._masks.items():
-            layer.weight.device.mul(layer.weight.data, mask, out=layer.weight.data)
+        for weight, mask in self._masks.items():
+            weight.device.mul(weight.data, mask, out=weight.data)
 
     def compact(self, run):
-        layers, linear = _layers(run.model), []
+        linear = []
         if not self.final:
-            for layer in layers:
-                _zero(layer, self.chosen.sparsity * self.shares[run.epoch])
-            linear = [layer for layer in layers if type(layer) is Linear and run.epoch + 1 == self.until]
+            for weight in _weights(run.model):
+                _zero(weight, self.chosen.sparsity * self.shares[run.epoch])
+            linear = [layer for layer in _layers(run.model) if type(layer) is Linear and run.epoch + 1 == self.until]
         for layer in linear:
             compaction.to_sparse(run.model, layer, run.optimizer)
         self._left = compaction.kept(run.model) / self.first[0]
@@ -113,8 +122,8 @@ class Pruning(Thinning):
         return {**vars(self), "_masks": {}}
 
 
-def _zero(layer: Layer, share: float) -> None:
+def _zero(weight: Tensor, share: float) -> None:
     """Make a share of a weight's entries zero, the smallest ones; those that are zero already are among them."""
-    values = np.array(layer.weight.numpy())
+    values = np.array(weight.numpy())
     values.reshape(-1)[np.argsort(np.abs(values), None)[:round(share * values.size)]] = 0
-    layer.weight.device.copy(layer.weight.device.upload(values), out=layer.weight.data)
+    weight.assign(weight.device.upload(values))

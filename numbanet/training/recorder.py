@@ -172,7 +172,9 @@ class Recorder:
             return work()
         found.graph.replay()
         for parameter, gradient in zip(self.model.parameters(), found.gradients, strict=True):
-            parameter.gradient = gradient
+            parameter.zero_grad()
+            if gradient is not None:
+                parameter.receive(gradient)
         return tuple(self.dev.copy(array) for array in found.graph.result)  # the next replay writes to the same memory
 
     def _record(self, work: Callable[[], Sequence[Any]], arrays: list[Any]) -> _Pass | tuple[()]:

@@ -52,13 +52,13 @@ class Rewire(Sparsity):
 
     def begin(self, model, shape, epochs, dev):
         if not _learning(model):
-            raise ValueError(f"Rewire: there is no SparseLinear of single entries that learns in {model}")
+            raise ValueError(f"Rewire: there is no SparseLinear of single entries that learns in {model!r}")
         uses = collections.Counter(tensor for _, tensor, _ in model.named())
         for layer in _layers(model):
             if uses[layer.values] > 1:
                 raise ValueError(f"Rewire: {layer!r} is used in several places; its gradient is known of one alone")
         for layer in _learning(model):
-            layer.trace = []  # before the trainer asks whether steps may be recorded
+            layer.keep_trace(True)  # before the trainer asks whether steps may be recorded
         return Rewiring(self, max(1, round(self.until * epochs)))
 
 
@@ -71,7 +71,7 @@ class Rewiring(Thinning):
     def epoch_start(self, run, epoch):
         self.changes, self._rewired = epoch < self.until, 0.0
         for layer in _learning(run.model):
-            layer.trace = [] if self.changes else None
+            layer.keep_trace(self.changes)
 
     def after_update(self, run):
         if not self.changes or run.optimizer.steps % self.chosen.every:
@@ -93,7 +93,7 @@ class Rewiring(Thinning):
 
     def fit_end(self, run):
         for layer in _layers(run.model):
-            layer.trace = None  # activations of the last batch
+            layer.keep_trace(False)  # activations of the last batch
 
 
 def _layers(model: Sequential) -> list[SparseLinear]:

@@ -13,7 +13,6 @@ from ..device import Device
 from ..layers import Layer, Sequential, to
 from ..tensor import Tensor
 from .data import Batch
-from .hooks import Hook
 from .optim import Optimizer
 from .streams import Streams
 from .trainer import Trainer
@@ -57,7 +56,7 @@ class Snapshot:
     random: list[Any]
     epoch: int
     drawn: Any
-    hooks: list[tuple[Hook, Any]]
+    hooks: list[tuple[Any, Any]]
 
     @property
     def arrays(self) -> Iterable[Any]:
@@ -99,7 +98,7 @@ class Run:
     epochs : range
         The numbers of the epochs of this call, counted from 0.
     hooks : sequence of Hook
-        In the order in which they are called.
+        In the order in which they are called (`hooks`, which knows this file).
     estimator : object
         What is trained, for callbacks.
     seen : int
@@ -111,7 +110,7 @@ class Run:
     stepper: Trainer
     history: list[dict]
     epochs: range
-    hooks: Sequence[Hook] = ()
+    hooks: Sequence[Any] = ()
     estimator: Any = None
     seen: int = 0
     stopping: bool = False
@@ -161,7 +160,7 @@ class Run:
         """A stretch of work on the device, with the threads and the precision of the estimator."""
         return self.dev.session(**self.stepper.session_options)
 
-    def add(self, *hooks: Hook) -> None:
+    def add(self, *hooks: Any) -> None:
         """Put hooks before those that there are."""
         self.hooks = [*hooks, *self.hooks]
 
@@ -175,8 +174,8 @@ class Run:
         self.seen = 0
         for hook in self.hooks:
             hook.epoch_start(self, self.epoch)
-        self._after = [hook for hook in self.hooks if type(hook).after_update is not Hook.after_update]
-        change = [hook for hook in self.hooks if type(hook).before_step is not Hook.before_step]
+        self._after = [hook for hook in self.hooks if hook.defines("after_update")]
+        change = [hook for hook in self.hooks if hook.defines("before_step")]
 
         def changed(batch: Batch) -> Batch:
             for hook in change:
@@ -236,7 +235,7 @@ class Run:
                         None if weights_only else optimizer.snapshot(copied), self.streams.state(), self.epoch,
                         self.stepper.drawn, self.states())
 
-    def states(self) -> list[tuple[Hook, Any]]:
+    def states(self) -> list[tuple[Any, Any]]:
         """The states of the hooks."""
         return [(hook, hook.state()) for hook in self.hooks]
 

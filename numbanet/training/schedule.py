@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .hooks import Hook
+from .monitor import check_count, value
 
 
 def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
@@ -51,13 +52,79 @@ class LearningRate(Hook):
 
     def epoch_start(self, run, epoch):
         factor = factor_of(self.schedule, epoch)
-        self.rate = run.optimizer.learning_rate
-        run.optimizer.learning_rate = self.rate * factor
+        self.rate = run.optimizer.adjust(run.optimizer.learning_rate * factor)
 
     def epoch_end(self, run, record):
         self.fit_end(run)
 
     def fit_end(self, run):
         if self.rate is not None:
-            run.optimizer.learning_rate = self.rate
+            run.optimizer.adjust(self.rate)
             self.rate = None
+
+
+class ReduceLROnPlateau(Hook):
+    """Multiplies the learning rate by a factor where a figure has not improved for some epochs, for
+    `callbacks=[ReduceLROnPlateau()]`. A `schedule` multiplies what this leaves. Names and defaults are PyTorch's.
+
+    Parameters
+    ----------
+    factor : float, default=0.1
+        In (0, 1).
+    patience : int, default=10
+        Epochs without improvement that are put up with: the rate falls after the next one.
+    monitor : str or None, default=None
+        The figure of the record; what ends in "loss", "perplexity" or "seconds" is better if it is smaller. None for
+        validation_score if there is validation, else loss.
+    threshold : float, default=1e-4
+        By how much the figure has to be better than the best one.
+    cooldown : int, default=0
+        Epochs after the rate fell that do not count.
+    min_lr : float, default=0.0
+        The rate falls no further.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range; in training, if the record has no such figure.
+    """
+
+    watches = False
+
+    def __init__(self, factor: float = 0.1, patience: int = 10, monitor: str | None = None, threshold: float = 1e-4,
+                 cooldown: int = 0, min_lr: float = 0.0) -> None:
+        for name, given, fits, wanted in (("factor", factor, lambda x: 0 < x < 1, "in (0, 1)"),
+                                          ("threshold", threshold, lambda x: 0 <= x < math.inf, "not negative"),
+                                          ("min_lr", min_lr, lambda x: 0 <= x < math.inf, "not negative")):
+            if isinstance(given, bool) or not (isinstance(given, numbers.Real) and fits(given)):
+                raise ValueError(f"ReduceLROnPlateau: {name} must be a number, {wanted}, got {given!r}")
+        check_count("ReduceLROnPlateau: patience", patience, 0)
+        check_count("ReduceLROnPlateau: cooldown", cooldown, 0)
+        self.factor, self.patience, self.monitor, self.threshold = factor, patience, monitor, threshold
+        self.cooldown, self.min_lr = cooldown, min_lr
+        self._begin()
+
+    def _begin(self) -> None:
+        self.best, self.waited, self.cooling = -math.inf, 0, 0
+
+    def fit_start(self, run):
+        if run.epoch == 0:
+            self._begin()
+
+    def epoch_recorded(self, run, record):
+        found, rate = value("ReduceLROnPlateau", record, self.monitor), run.optimizer.learning_rate
+        if found > self.best + self.threshold:
+            self.best, self.waited = found, 0
+        else:
+            self.waited += 1
+        if self.cooling:
+            self.cooling, self.waited = self.cooling - 1, 0
+        if self.waited > self.patience:
+            run.optimizer.adjust(max(rate * self.factor, min(self.min_lr, rate)))
+            self.cooling, self.waited = self.cooldown, 0
+
+    def state(self):
+        return self.best, self.waited, self.cooling
+
+    def restore(self, state):
+        self.best, self.waited, self.cooling = state

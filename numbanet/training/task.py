@@ -163,6 +163,34 @@ class Classification(Supervised):
         return Constant("the most frequent class", float(counts.max() / counts.sum()), loss)
 
 
+class StepClassification(Classification):
+    """One of several classes at each time step: as `Classification` of all steps, each a sample of its own. The model gives
+    (n, T, classes); targets are (n, T), and so are weights, 0 for steps after a sequence's end, or None: all count the same.
+
+    Parameters
+    ----------
+    loss : Loss, str or callable, default="cross_entropy"
+        Of outputs (n T, classes) and targets (n T,).
+    """
+
+    recordable = True
+
+    def loss(self, output, targets, weights):
+        steps, dev = math.prod(output.shape[:2]), output.device
+        targets, weights = (None if x is None else dev.reshape(x, (steps,)) for x in (targets, weights))
+        return super().loss(output.reshape(steps, output.shape[2]), targets, weights)
+
+    def linked(self, dev, output):
+        found = super().linked(dev, dev.reshape(output, (math.prod(output.shape[:2]), output.shape[2])))
+        return None if found is None else dev.reshape(found, output.shape)
+
+    def score(self, targets, answers, weights):
+        return super().score(targets.reshape(-1), answers.reshape(-1), None if weights is None else weights.reshape(-1))
+
+    def constant(self, targets, weights):
+        return super().constant(targets.reshape(-1), None if weights is None else weights.reshape(-1))
+
+
 class Labelling(Task):
     """Any of several labels, each by itself: sigmoid cross-entropy, summed over labels as scikit-learn has it, so that each is
     learned as fast as one alone; those more probable than not; the share of samples of which all are right. Targets are 0 and
@@ -273,8 +301,7 @@ class LanguageModelling(Task):
         most, (steps, n) = self._most(model, x), x.shape[:2]
         for start in range(0, steps, most):
             stop = min(start + most, steps)
-            own = Tensor.wrap(x.device.part(x.data, start, stop), x.device)
-            own.requires_grad = x.requires_grad
+            own = Tensor.wrap(x.device.part(x.data, start, stop), x.device, x.requires_grad)
             yield own, slice(start * n, stop * n)
 
     def loss(self, output, targets, weights):

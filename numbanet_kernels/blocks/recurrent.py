@@ -37,12 +37,19 @@ SMALL, FEW = 128, 4               # units of a layer that a block walks through 
 ROWS, ACROSS, SHARES = 8, 32, 32  # of scores: threads down and across, and blocks that share the time steps
 
 
-def _cells():
-    """(forward, backward): unit u of sample n in step t. Their factory makes them anew, as `inlined` says."""
+def sigmoids():
+    """e^min(x, 0) / (1 + e^-|x|), made anew for each factory, as `inlined` says."""
     @inlined
     def sigmoid(x):
         e = math.exp(-math.fabs(x))
         return (float32(1) if x > float32(0) else e) / (float32(1) + e)
+
+    return sigmoid
+
+
+def _cells():
+    """(forward, backward): unit u of sample n in step t. Their factory makes them anew, as `inlined` says."""
+    sigmoid = sigmoids()
 
     @inlined
     def cell(z, c, h, lengths, t, n, u, i, f, g, o):

@@ -115,6 +115,13 @@ def check(op, gates, w, units=None, lengths=None, columns=None, **states):
     return steps, n, hidden
 
 
+def check_seen(op, h, units):
+    """ValueError unless each step of h (T, N, H) has a list of at most H units."""
+    found = expect(op, h=(h, AFTER), units=(units, ("T", "K"), INT32))
+    if found["K"] > found["H"]:
+        raise ValueError(f"{op}: units {units.shape} must have at most {found['H']} units a row")
+
+
 STATE, AFTER = ("N", "H"), ("T", "N", "H")
 
 
@@ -151,7 +158,7 @@ def lstm_scores_cpu(dy, gates, c, lengths=None):
 
 def lstm_seen_cpu(h, units):
     """y[t, n, u] = h[t, n, u] for the units u of step t, else 0"""
-    expect("lstm_seen (cpu)", h=(h, AFTER), units=(units, ("T", "K"), INT32))
+    check_seen("lstm_seen (cpu)", h, units)
     return recurrence.seen(h, units)
 
 
@@ -211,7 +218,7 @@ def lstm_scores_cuda(dy, gates, c, lengths=None):
 
 
 def lstm_seen_cuda(h, units):
-    expect("lstm_seen (cuda)", h=(h, AFTER), units=(units, ("T", "K"), INT32))
+    check_seen("lstm_seen (cuda)", h, units)
     y = full_cuda(h.shape, 0.0)
     launch(recurrent.seen(), blocks_for(units.size * h.shape[1]), THREADS, h, units, y)
     return y

@@ -89,6 +89,11 @@ def test_what_each_step_sees(suffix, put, get, rng, size):
     np.testing.assert_array_equal(get(getattr(lstm, f"lstm_seen_{suffix}")(put(h), put(units))), expected)
 
 
+def test_a_step_sees_no_more_units_than_there_are(suffix, put):
+    with pytest.raises(ValueError, match=r"lstm_seen .*: units \(2, 4\) must have at most 3 units a row"):
+        getattr(lstm, f"lstm_seen_{suffix}")(put(np.ones((2, 5, 3))), put(np.zeros((2, 4), np.int32)))
+
+
 def test_gradients_are_those_of_the_formula():
     """Against differences of the forward pass in float64."""
     rng = np.random.default_rng(0)

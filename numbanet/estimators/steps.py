@@ -1,0 +1,35 @@
+"""Steps: sequences of which each time step has a label, (n, T), as training takes them."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..layers import Form, Layer, Sequential, sequence_lengths
+from ..plans import Plans
+
+
+def given(layers: Sequence[Layer], X: np.ndarray, y: np.ndarray, batch: int) -> bool:
+    """Whether labels y are of time steps: the layers give outputs for each step of X (n, T, …)."""
+    if X.ndim < 2 or (y.ndim < 2 and X.shape[1] != 1):
+        return False
+    shape = Sequential(layers).cost(Form((batch, *X.shape[1:])), Plans())[1].shape
+    return len(shape) == 3 and shape[1] in (None, X.shape[1])
+
+
+def labels(X: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """y as (n, T); ValueError where that is not its shape."""
+    if y.ndim == 1 and X.shape[1] == 1:
+        return y.reshape(-1, 1)
+    if y.shape != X.shape[:2]:
+        raise ValueError(f"y has shape {y.shape}, and the layers give an answer for each of the {X.shape[1]} time steps of X "
+                         f"{X.shape}: give a label for each, {X.shape[:2]}")
+    return y
+
+
+def counted(X: np.ndarray, model: Sequential) -> np.ndarray:
+    """(n, T) bool: which steps sequences have, where the first layer says what fills them up (`Embedding`, padding_idx)."""
+    steps = np.arange(X.shape[1])
+    if model.padding is None or X.ndim != 2:
+        return np.ones(X.shape[:2], bool)
+    return steps < sequence_lengths(X, model.padding)[:, None]

@@ -1,0 +1,64 @@
+"""ModelCheckpoint: the estimator in a file after each epoch, or after each that is the best so far."""
+from __future__ import annotations
+
+import math
+import os
+
+from .hooks import Hook
+from .monitor import value
+
+
+class ModelCheckpoint(Hook):
+    """Saves the estimator while it trains, for `callbacks=[ModelCheckpoint("best.safetensors")]`; `Net.load` reads the file.
+
+    Parameters
+    ----------
+    path : str or path
+        The file, which is replaced as a whole. Fields in braces are filled from the record: "epoch-{epoch:03d}.safetensors"
+        has a file for each epoch.
+    monitor : str or None, default=None
+        The figure of the record that says which epoch is best; what ends in "loss", "perplexity" or "seconds" is better if it
+        is smaller. None for validation_score if there is validation, else loss.
+    save_best_only : bool, default=True
+        Whether to save only epochs that are better than all before in this fit. Epochs whose network cannot be the result, as
+        it is still becoming sparse, are then left out.
+
+    Raises
+    ------
+    ValueError
+        If save_best_only is no bool; in training, if the record has no such figure, or a field of the path is none.
+    TypeError, OSError
+        In training, as from the estimator's `save`.
+
+    Notes
+    -----
+    Files hold no hook that writes files: a loaded estimator has none of these in its callbacks.
+    """
+
+    def __init__(self, path: str | os.PathLike, monitor: str | None = None, save_best_only: bool = True) -> None:
+        if not isinstance(save_best_only, bool):
+            raise ValueError(f"ModelCheckpoint: save_best_only must be True or False, got {save_best_only!r}")
+        self.path, self.monitor, self.save_best_only = os.fspath(path), monitor, save_best_only
+        self.best = -math.inf
+
+    def fit_start(self, run):
+        if run.epoch == 0:
+            self.best = -math.inf
+
+    def epoch_recorded(self, run, record):
+        if self.save_best_only:
+            found = value("ModelCheckpoint", record, self.monitor)
+            if not (run.final and found > self.best):
+                return
+            self.best = found
+        try:
+            path = self.path.format(**record)
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(f"ModelCheckpoint: path {self.path!r} cannot be filled from the record: {error!r}") from error
+        run.estimator.save(path)
+
+    def state(self):
+        return self.best
+
+    def restore(self, state):
+        self.best = state

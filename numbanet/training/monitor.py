@@ -1,0 +1,33 @@
+"""Monitor: which figure of the records a hook goes by, and whether it has improved."""
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+LESS = ("loss", "perplexity", "seconds")  # what is better if it is smaller ends so
+
+
+def value(hook: str, record: dict[str, Any], name: str | None) -> float:
+    """What a record has under a name, larger is better, -inf if it is no number; None stands for validation_score if that is
+    recorded, else for loss.
+
+    Raises
+    ------
+    ValueError
+        If the record has no such figure.
+    """
+    name = name or ("validation_score" if "validation_score" in record else "loss")
+    if not isinstance(record.get(name), numbers.Real):
+        known = ", ".join(key for key, found in record.items() if isinstance(found, numbers.Real))
+        raise ValueError(f"{hook}: there is no figure {name!r} in the record, which has {known}; fit with validation=... for "
+                         "validation_loss and validation_score")
+    found = -record[name] if name.endswith(LESS) else record[name]
+    return -math.inf if math.isnan(found) else float(found)
+
+
+def check_count(name: str, count: Any, least: int) -> int:
+    """The count, or ValueError unless it is an integer of at least so much."""
+    if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}")
+    return int(count)

@@ -1,0 +1,112 @@
+"""Rates that hold, networks that are saved from within, and networks that are not gone on with as other ones."""
+import numpy as np
+import pytest
+
+from numbanet import SGD, Adam, Hook, Linear, Net, NetRegressor, ReduceLROnPlateau, ReLU
+from numbanet.cli import main
+from numbanet.datasets import load_digits
+
+X, Y, X_TEST, Y_TEST = load_digits()
+SMALL = {"layers": (32, 32), "epochs": 4, "random_state": 0, "device": "cpu"}
+
+
+def rates(net):
+    return [record["learning_rate"] for record in net.history_]
+
+
+# --- learning rates ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind, optimizer, rate", [
+    (Net, "sgd", 0.01), (Net, "adam", 0.001), (Net, SGD, 0.01), (Net, Adam, 0.001), (Net, type("Own", (Adam,), {}), 0.001),
+    (Net, lambda parameters, rate: Adam(parameters, rate), 0.01), (NetRegressor, "sgd", 0.001), (NetRegressor, "adam", 0.001)])
+def test_a_rate_that_is_not_given_follows_the_optimiser(kind, optimizer, rate):
+    net = kind(**SMALL, optimizer=optimizer).fit(X, Y)
+    assert rates(net) == [rate] * 4 and net.learning_rate is None
+    assert rates(kind(**SMALL, optimizer=optimizer, learning_rate=0.003).fit(X, Y)) == [0.003] * 4
+
+
+def test_the_command_line_follows_the_optimiser_too(capsys):
+    assert main(["train", "--layers", "16", "--epochs", "6", "--optimizer", "adam", "--quiet"]) == 0
+    found = capsys.readouterr().out
+    net = Net((16,), dropout="rdp", epochs=6, optimizer="adam", random_state=0).fit(X, Y)
+    assert f"{net.score(X_TEST, Y_TEST):.2%}" in found and net.history_[0]["learning_rate"] == 0.001
+
+
+@pytest.mark.parametrize("schedule, factors", [(None, [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25])])
+@pytest.mark.parametrize("verb", ["sets", "halves"])
+def test_a_rate_that_a_callback_gives_holds(schedule, factors, verb):
+    def change(net, record):
+        if record["epoch"] == 2:
+            net.optimizer_.learning_rate = 0.05 if verb == "sets" else net.optimizer_.learning_rate / 2
+
+    net = Net(**SMALL, learning_rate=0.01, schedule=schedule, callbacks=[change]).fit(X, Y)
+    late = 0.05 if verb == "sets" else 0.005
+    assert rates(net) == pytest.approx([base * factor for base, factor in zip((0.01, 0.01, late, late), factors)])
+    assert net.optimizer_.learning_rate == late
+    assert rates(net.set_params(callbacks=None).partial_fit(X, Y))[-1] == pytest.approx(late * factors[-1])
+    assert rates(net.fit(X, Y))[0] == 0.01
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+class Mine(Hook):
+    """A hook that no file can name."""
+
+    watches = False
+
+
+def test_a_network_with_any_callback_is_saved(tmp_path):
+    net = Net(**SMALL, callbacks=[print, lambda net, record: None, Mine()]).fit(X, Y)
+    net.save(tmp_path / "a")
+    again = Net.load(tmp_path / "a")
+    assert again.callbacks is None and len(net.callbacks) == 3
+    np.testing.assert_array_equal(again.predict_proba(X_TEST), net.predict_proba(X_TEST))
+    net.set_params(callbacks=[print, ReduceLROnPlateau(0.3, patience=4)]).save(tmp_path / "a")
+    (hook,) = Net.load(tmp_path / "a").callbacks
+    assert (hook.factor, hook.patience, hook.monitor) == (0.3, 4, None)
+
+
+@pytest.mark.parametrize("dropout", ["none", "rdp", "dsg"])
+@pytest.mark.filterwarnings("ignore:dsg")
+def test_a_network_is_saved_within_a_callback(tmp_path, dropout):
+    proba = {}
+
+    def save(net, record):
+        assert net.n_iter_ == record["epoch"] == len(net.history_)
+        net.save(tmp_path / str(record["epoch"]))
+        proba[record["epoch"]] = net.predict_proba(X_TEST)
+
+    net = Net(**SMALL, dropout=dropout, callbacks=[save]).fit(X, Y)
+    for epoch, found in proba.items():
+        again = Net.load(tmp_path / str(epoch))
+        assert again.n_iter_ == epoch and again.history_ == net.history_[:epoch]
+        np.testing.assert_array_equal(again.predict_proba(X_TEST), found)
+        assert again.partial_fit(X, Y).n_iter_ == epoch + 1
+
+
+# --- another network --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("change", [{"layers": (32, 16)}, {"layers": 32}, {"layers": "lenet5"}, {"activation": "tanh"},
+                                    {"layers": [Linear(64, 8, rng=0), ReLU(), Linear(8, 10, rng=1)]}], ids=str)
+@pytest.mark.parametrize("call", ["fit", "partial_fit"])
+def test_another_network_is_not_gone_on_with(change, call, tmp_path):
+    net = Net(**SMALL, warm_start=True).fit(X, Y)
+    net.save(tmp_path / "a")
+    (name, _), kept = next(iter(change.items())), net.predict_proba(X_TEST)
+    for one in (net, Net.load(tmp_path / "a")):
+        with pytest.raises(ValueError, match=rf"network was made with {name}=.*fit it without warm_start, or set {name} back"):
+            getattr(one.set_params(**change), call)(X, Y)
+        np.testing.assert_array_equal(one.predict_proba(X_TEST), kept)
+        one.set_params(layers=np.array([32, 32]), activation="relu")  # the same widths
+        assert getattr(one, call)(X, Y) is one
+    if change != {"layers": "lenet5"}:
+        assert net.set_params(warm_start=False, **change).fit(X, Y).n_iter_ == 4
+
+
+def test_given_layers_are_gone_on_with_while_they_are_the_same(tmp_path):
+    layers = [Linear(64, 8, rng=0), ReLU(), Linear(8, 10, rng=1)]
+    net = Net(layers, epochs=1, random_state=0, warm_start=True).fit(X, Y)
+    net.save(tmp_path / "a")
+    assert net.fit(X, Y).partial_fit(X, Y).n_iter_ == 2
+    again = Net.load(tmp_path / "a")
+    assert again.fit(X, Y).partial_fit(X, Y).n_iter_ == 2
+    layers.insert(1, ReLU())
+    with pytest.raises(ValueError, match="network was made with layers="):
+        net.fit(X, Y)

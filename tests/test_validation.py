@@ -1,0 +1,225 @@
+"""Validation: its loss and score, what they are watched by, learning rates that fall on a plateau, files of the best epoch."""
+import math
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import f1_score, log_loss, make_scorer
+
+from numbanet import GroupLasso, Hook, LanguageModel, ModelCheckpoint, Net, NetRegressor, ReduceLROnPlateau
+from numbanet.datasets import load_digits
+
+X, Y, X_TEST, Y_TEST = load_digits()
+SMALL = {"layers": (32, 32), "epochs": 3, "random_state": 0, "device": "cpu"}
+WORDS = "the cat sat on the mat and the dog sat on the rug .".split() * 40
+LANGUAGE = {"hidden": (8,), "epochs": 3, "batch_size": 4, "steps": 7, "random_state": 0, "device": "cpu"}
+
+
+def figures(net, name):
+    return [record[name] for record in net.history_]
+
+
+def weights(net):
+    return list(net.model_.state_dict().values())
+
+
+def test_the_loss_of_validation_is_recorded_beside_its_score():
+    seen = []
+    net = Net(**SMALL, callbacks=[lambda net, record: seen.append((log_loss(Y_TEST, net.predict_proba(X_TEST)),
+                                                                   net.score(X_TEST, Y_TEST)))])
+    net.fit(X, Y, validation=(X_TEST, Y_TEST))
+    assert figures(net, "validation_loss") == pytest.approx([loss for loss, _ in seen], rel=1e-4)
+    assert figures(net, "validation_score") == [score for _, score in seen]
+    values = X[:, 20] * 3
+    regressor = NetRegressor(**SMALL).fit(X, values, validation=(X_TEST, X_TEST[:, 20] * 3))
+    error = ((regressor.predict(X_TEST) - X_TEST[:, 20] * 3) / regressor.target_scale_) ** 2
+    assert regressor.history_[-1]["validation_loss"] == pytest.approx(error.mean(), rel=1e-4)
+    model = LanguageModel(**LANGUAGE).fit(WORDS, validation=WORDS[:99])
+    assert model.history_[-1]["validation_loss"] == -model.history_[-1]["validation_score"] == pytest.approx(
+        math.log(model.perplexity(WORDS[:99])))
+
+
+def test_held_out_samples_have_a_loss_too():
+    net = Net(**SMALL, early_stopping=True).fit(X, Y)
+    assert all(math.isfinite(loss) for loss in figures(net, "validation_loss"))
+
+
+SCORERS = {"name": ("f1_macro", lambda net, X, y: f1_score(y, net.predict(X), average="macro")),
+           "loss by name": ("neg_log_loss", lambda net, X, y: -log_loss(y, net.predict_proba(X))),
+           "made": (make_scorer(f1_score, average="macro"), lambda net, X, y: f1_score(y, net.predict(X), average="macro")),
+           "function": (lambda net, X, y: float(np.mean(net.predict(X) == y)), lambda net, X, y: net.score(X, y))}
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_scoring_says_what_is_watched(name):
+    scoring, formula = SCORERS[name]
+    seen = []
+    net = Net(**SMALL, scoring=scoring, callbacks=[lambda net, record: seen.append(formula(net, X_TEST, Y_TEST))])
+    net.fit(X, Y, validation=(X_TEST, Y_TEST))
+    assert figures(net, "validation_score") == pytest.approx(seen, rel=1e-6)
+    held = Net(**{**SMALL, "epochs": 6}, scoring=scoring, early_stopping=True, patience=2).fit(X, Y)
+    plain = Net(**{**SMALL, "epochs": 6}, early_stopping=True, patience=2).fit(X, Y)
+    ours, theirs = figures(held, "validation_score"), figures(plain, "validation_score")
+    assert (ours[:3] == pytest.approx(theirs[:3])) == (name == "function")  # the same samples, with their own labels
+
+
+@pytest.mark.filterwarnings("error:X does not have valid feature names")
+@pytest.mark.parametrize("case", ["labels", "named", "images", "several", "regressor", "few"])
+def test_a_scorer_is_given_what_the_user_gave(case):
+    seen = []
+
+    def scoring(net, X, y):
+        seen.append((X.shape[1:], np.asarray(y), net.predict(X).shape == y.shape))
+        return 0.0
+
+    options = {**SMALL, "epochs": 2, "scoring": scoring, "early_stopping": True}
+    names = np.array([f"digit {n}" for n in range(10)])
+    if case == "labels":
+        Net(**options).fit(X, names[Y])
+    elif case == "named":
+        Net(**options).fit(pd.DataFrame(X, columns=[f"pixel {n}" for n in range(64)]), names[Y])
+    elif case == "images":
+        Net(**{**options, "layers": "lenet5", "epochs": 1}, image_shape=(1, 16, 16)).fit(np.tile(X[:200], 4), names[Y[:200]])
+    elif case == "several":
+        Net(**options).fit(X, np.stack([Y > 4, Y % 2], 1))
+    elif case == "regressor":
+        NetRegressor(**options).fit(X, 1e3 + 5.0 * Y)
+    else:  # all in one batch: samples are merged and put in order
+        Net(**{**options, "batch_size": 300, "validation_fraction": 0.2}).fit(X[:200], names[Y[:200]])
+    shape, y, fits = seen[-1]
+    assert fits and shape == ((256,) if case == "images" else (64,))
+    if case == "regressor":
+        assert np.isin(np.round(y, 3), 1e3 + 5.0 * np.arange(10)).all()
+    elif case == "several":
+        assert y.shape[1] == 2 and set(np.unique(y)) <= {0, 1}
+    else:
+        assert set(y) <= set(names)
+
+
+@pytest.mark.parametrize("scoring", ["no such thing", 3, log_loss, ["accuracy"]], ids=["name", "number", "loss", "list"])
+def test_what_is_no_scorer_is_refused(scoring):
+    with pytest.raises(ValueError, match="scoring must be None, the name of a scikit-learn scorer or a function"):
+        Net(**SMALL, scoring=scoring).fit(X, Y)
+    with pytest.raises(ValueError, match=r"scoring must be None or a function scoring\(model, tokens\)"):
+        LanguageModel(**LANGUAGE, scoring="accuracy").fit(WORDS)
+
+
+def test_a_score_that_is_no_number_is_named():
+    net = Net(**SMALL, scoring=lambda net, X, y: "good")
+    with pytest.raises(TypeError, match="scoring must give a number, larger is better, and gave 'good'"):
+        net.fit(X, Y, validation=(X_TEST, Y_TEST))
+    assert not hasattr(net, "model_")
+
+
+def test_the_best_epoch_is_known():
+    net = Net(**{**SMALL, "epochs": 40}, learning_rate=0.05, early_stopping=True, patience=3).fit(X, Y)
+    scores = figures(net, "validation_score")
+    assert net.best_epoch_ == 1 + next(n for n, score in enumerate(scores) if score >= max(scores) - 1e-4)
+    assert net.best_epoch_ == net.n_iter_ - 3 < 40
+    plain = Net(**SMALL).fit(X, Y)
+    assert plain.best_epoch_ is None
+    seen = []
+    watched = Net(**SMALL, callbacks=[lambda net, record: seen.append(net.best_epoch_)])
+    watched.fit(X, Y, validation=(X_TEST, Y_TEST))
+    assert watched.best_epoch_ == 1 + int(np.argmax(figures(watched, "validation_score"))) and len(seen) == 3
+    assert pickle.loads(pickle.dumps(watched.set_params(callbacks=None))).best_epoch_ == watched.best_epoch_
+
+
+# --- plateaus ---------------------------------------------------------------------------------------------------------
+class Figure(Hook):
+    """Records figures that are given."""
+
+    watches = False
+
+    def __init__(self, values):
+        self.values = values
+
+    def epoch_end(self, run, record):
+        return {"figure": self.values[run.epoch]}
+
+
+@pytest.mark.parametrize("values, options, rates", [
+    ([1, 2, 2, 2, 3, 3, 3, 3], {"patience": 1}, [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25]),
+    ([1, 2, 2, 2, 3, 3, 3, 3], {"patience": 0}, [1, 1, 1, 0.5, 0.25, 0.25, 0.125, 0.0625]),
+    ([1, 1, 1, 1, 1, 1, 1, 1], {"patience": 0, "min_lr": 0.002}, [1, 1, 0.5, 0.25, 0.2, 0.2, 0.2, 0.2]),
+    ([1, 1, 1, 1, 1, 1, 1, 1], {"patience": 0, "cooldown": 2}, [1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]),
+    ([0, 0.05, 0.15, 0.2, 0.4, 0.45, 0.6, 0.9], {"patience": 0, "threshold": 0.1}, [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125])])
+@pytest.mark.parametrize("schedule", [None, "linear"])
+def test_the_rate_falls_where_nothing_improves(values, options, rates, schedule):
+    hooks = [Figure(values), ReduceLROnPlateau(0.5, monitor="figure", **options)]
+    net = Net(**{**SMALL, "epochs": 8}, learning_rate=0.01, schedule=schedule, callbacks=hooks).fit(X[:200], Y[:200])
+    factors = [1 - epoch / 8 for epoch in range(8)] if schedule else [1] * 8
+    assert figures(net, "learning_rate") == pytest.approx([0.01 * a * b for a, b in zip(rates, factors)])
+    torch = pytest.importorskip("torch")
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], 0.01)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", 0.5, threshold_mode="abs",
+                                                        **{"threshold": 1e-4, **options})
+    found = []
+    for value in values:
+        found.append(optimizer.param_groups[0]["lr"] / 0.01)
+        theirs.step(value)
+    assert found == pytest.approx(rates)
+
+
+def test_a_plateau_is_counted_anew_by_fit_and_on_by_partial_fit():
+    hook = ReduceLROnPlateau(0.5, patience=2, monitor="figure")
+    net = Net(**SMALL, callbacks=[Figure([1] * 9), hook]).fit(X, Y)
+    assert net.optimizer_.learning_rate == 0.01
+    net.partial_fit(X, Y)
+    assert net.optimizer_.learning_rate == 0.01 / 2
+    assert net.fit(X, Y).optimizer_.learning_rate == 0.01
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"factor": 1.0}, "factor"), ({"factor": True}, "factor"), ({"patience": -1}, "patience"), ({"patience": 1.5}, "patience"),
+    ({"threshold": -1}, "threshold"), ({"cooldown": -1}, "cooldown"), ({"min_lr": -1}, "min_lr")], ids=str)
+def test_what_is_no_plateau_is_refused(options, message):
+    with pytest.raises(ValueError, match=f"ReduceLROnPlateau: {message} must be"):
+        ReduceLROnPlateau(**options)
+
+
+@pytest.mark.parametrize("hook", [ReduceLROnPlateau(monitor="val_loss"), ModelCheckpoint("a", monitor="val_loss")],
+                         ids=lambda hook: type(hook).__name__)
+def test_a_figure_that_is_not_recorded_is_named(hook):
+    net = Net(**SMALL, callbacks=[hook])
+    with pytest.raises(ValueError, match="no figure 'val_loss' in the record, which has epoch, loss, .*validation=..."):
+        net.fit(X, Y)
+    assert not hasattr(net, "model_")
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+def test_the_best_epoch_stands_in_a_file(tmp_path):
+    seen = []
+    hook = ModelCheckpoint(tmp_path / "best.safetensors", monitor="validation_loss")
+    net = Net(**{**SMALL, "epochs": 30}, learning_rate=0.3, callbacks=[hook, lambda net, record: seen.append(weights(net))])
+    net.fit(X, Y, validation=(X_TEST, Y_TEST))
+    best = int(np.argmin(figures(net, "validation_loss")))
+    loaded = Net.load(tmp_path / "best.safetensors")
+    assert best < 29 and loaded.n_iter_ == best + 1 and loaded.callbacks is None
+    for ours, theirs in zip(weights(loaded), seen[best], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(loaded.predict(X_TEST), loaded.predict(X_TEST))
+
+
+def test_every_epoch_may_have_a_file(tmp_path):
+    Net(**SMALL, callbacks=[ModelCheckpoint(tmp_path / "{epoch:02d}", save_best_only=False)]).fit(X, Y)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["01", "02", "03"]
+    model = LanguageModel(**LANGUAGE, callbacks=[ModelCheckpoint(tmp_path / "words")]).fit(WORDS)
+    assert LanguageModel.load(tmp_path / "words").n_iter_ == 1 + int(np.argmin(figures(model, "loss")))
+
+
+def test_networks_that_are_still_becoming_sparse_are_not_the_best(tmp_path):
+    net = Net((48, 48), epochs=6, batch_size=32, learning_rate=0.02, sparsity=GroupLasso(8e-3), random_state=0, device="cpu",
+              callbacks=[ModelCheckpoint(tmp_path / "best", monitor="weights_kept")]).fit(X, Y)
+    assert figures(net, "weights_kept")[0] > figures(net, "weights_kept")[-1]
+    assert Net.load(tmp_path / "best").n_iter_ == 4  # the first of fine-tuning
+
+
+@pytest.mark.parametrize("path, error", [("{figure}", ValueError), ("{", ValueError), ("no/such/folder", FileNotFoundError)])
+def test_a_path_that_cannot_be_is_named(tmp_path, path, error):
+    with pytest.raises(error, match="cannot be filled|no folder"):
+        Net(**SMALL, callbacks=[ModelCheckpoint(tmp_path / path)]).fit(X, Y)
+    with pytest.raises(ValueError, match="save_best_only"):
+        ModelCheckpoint("a", save_best_only="yes")
