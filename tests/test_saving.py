@@ -15,6 +15,7 @@ from sklearn.exceptions import NotFittedError
 import numbanet
 from numbanet import (
     GELU,
+    GRU,
     LSTM,
     AdaptiveAvgPool2d,
     AvgPool2d,
@@ -223,8 +224,8 @@ def test_an_interrupted_fit_can_be_kept(tmp_path):
     assert Net.load(tmp_path / "a").n_iter_ == 1
 
 
-LAYERS = [*convolutions(), *sequences(), GELU(), LayerNorm((3, 4)), Select(5, [0, 3]), Shuffle([1, 0, 2], [0.5, 1.0, 2.0]),
-          Sigmoid(), SPARSE]
+LAYERS = [*convolutions(), *sequences(), GELU(), GRU(3, 4, 2, bidirectional=True), LayerNorm((3, 4)), Select(5, [0, 3]),
+          Shuffle([1, 0, 2], [0.5, 1.0, 2.0]), Sigmoid(), SPARSE]
 
 
 def test_every_layer_and_setting_of_the_library_can_be_saved():

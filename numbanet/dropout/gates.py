@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,11 @@ from .schedule import is_rate
 
 MODES = ("columns", "threshold")
 SAMPLES = 1 << 16  # elements that tell a quantile
+
+
+def _of_the_first(count: float, epoch: int) -> float:
+    """The share of an epoch's steps that are among those of the first epochs, so many."""
+    return float(np.clip(count - epoch, 0, 1))
 
 
 class GateSparsity(Dropout):
@@ -70,7 +76,7 @@ class GateSparsity(Dropout):
     def over(self, epochs: int) -> GateSparsity:
         """For a fit of so many epochs: the schedule as a function of the epoch."""
         share = self.schedule
-        return self if callable(share) else self.changed(schedule=lambda epoch: float(np.clip(share * epochs - epoch, 0, 1)))
+        return self if callable(share) else self.changed(schedule=functools.partial(_of_the_first, share * epochs))
 
     def share(self, epoch: int) -> float:
         """Which share of the steps of an epoch, counted from 0, is sparse; ValueError where a function gives none."""
