@@ -1,7 +1,7 @@
 """Kernel: one operation in isolation, on numbanet's device table and as the PyTorch op that a user would call instead.
 
-The suite of a family has its operations from the examples that the family names (`numbanet_kernels.examples`). A file
-`bench/<family>.py` says what else there is to know, none of it needed:
+The suite of a family has its operations from the examples that the family names (`numbanet_kernels.examples`). A file whose
+SUITE is the family's name says what else there is to know, none of it needed:
 
     PEERS     {example: what PyTorch has in its place, a function (torch, *its arrays)}
     SIZES     (N, I, O) of the examples
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -22,8 +20,9 @@ import numpy as np
 
 from numbanet_kernels import cpu, examples
 
-from .harness import Case, Implementation, Options, relative_error
-from .worker import Task, numbanet_on, torch_on
+from ..machinery.harness import Case, Implementation, Options, relative_error
+from ..machinery.suites import family_of, files
+from ..machinery.worker import Task, numbanet_on, torch_on
 
 SEED = 20
 
@@ -80,17 +79,9 @@ class Kernel:
 SIZES = (128, 2048, 2048), (2048, 2048, 2048)  # N, I, O
 
 
-def families() -> dict[str, str]:
-    """{family: what its suite measures}"""
-    modules = dict.fromkeys(module for module in examples.families().values() if ".families." in module.__name__)
-    found = {module.__name__.rpartition(".")[2]: module for module in modules}
-    return {name: (own(name) or module).__doc__.splitlines()[0] for name, module in found.items()}
-
-
 def own(family: str) -> ModuleType | None:
     """The file of the bench for a family."""
-    name = f"{__package__}.{family}"
-    return importlib.import_module(name) if importlib.util.find_spec(name) else None
+    return files().get(family)
 
 
 def shaped(family: str) -> bool:
@@ -107,7 +98,7 @@ def suite(family: str, options: Options) -> Iterator[Case]:
     sizes = options.sizes((32, 48, 64), *getattr(file, "SIZES", SIZES))
     seen = set()
     for name, module in examples.families().items():
-        for size in sizes if module.__name__.endswith(f".families.{family}") and name.partition(",")[0] not in covered else ():
+        for size in sizes if family_of(module) == family and name.partition(",")[0] not in covered else ():
             call = examples.example(name, size)
             key = name, tuple(array.shape for array in _arrays(call))
             if key not in seen:  # some are of one size
@@ -156,7 +147,7 @@ def _kernel(family: str, op: str) -> Kernel:
     return getattr(own(family), "KERNELS", {}).get(op) or _of_example(family, op)
 
 
-def _inputs(kernel: Kernel, sizes: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
+def inputs_of(kernel: Kernel, sizes: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
     return kernel.inputs(np.random.default_rng(SEED), **sizes)
 
 
@@ -171,7 +162,7 @@ def numbanet_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> T
     kernel, dev = _kernel(family, op), named(device)
 
     def fresh():
-        return kernel.numbanet(dev, *(dev.upload(a) for a in _inputs(kernel, sizes)), **sizes)
+        return kernel.numbanet(dev, *(dev.upload(a) for a in inputs_of(kernel, sizes)), **sizes)
 
     return Task(fresh(), lambda: {"result": [np.array(dev.download(a)) for a in _tuple(fresh()())]},
                 **numbanet_on(dev))
@@ -184,7 +175,7 @@ def torch_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> Task
     kernel = _kernel(family, op)
 
     def fresh():
-        return kernel.torch(torch, *(torch.from_numpy(a).to(device) for a in _inputs(kernel, sizes)), **sizes)
+        return kernel.torch(torch, *(torch.from_numpy(a).to(device) for a in inputs_of(kernel, sizes)), **sizes)
 
     return Task(fresh(), lambda: {"result": [a.detach().cpu().numpy() for a in _tuple(fresh()())], "peer": True},
                 **torch_on(torch, device))
@@ -193,7 +184,7 @@ def torch_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> Task
 def _error(family: str, op: str, sizes: dict[str, Any], outputs: Mapping[str, Any]) -> float:
     """The largest relative error of a result."""
     kernel = _kernel(family, op)
-    inputs, result = _inputs(kernel, sizes), outputs["result"]
+    inputs, result = inputs_of(kernel, sizes), outputs["result"]
     if kernel.error is not None:
         return kernel.error(result, inputs, **sizes)
     reference = kernel.peer_reference if "peer" in outputs and kernel.peer_reference else kernel.reference

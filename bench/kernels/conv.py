@@ -19,10 +19,12 @@ from numbanet_kernels.families.norm import batch_norm_grad_reference, batch_norm
 from numbanet_kernels.families.pooling import max_pool_grad_reference, max_pool_reference
 from numbanet_kernels.layouts.windows import Blocks, Window
 
-from . import kernels
-from .harness import Case, Options
-from .kernels import Kernel
+from .. import kernels
+from ..machinery.harness import Case, Options
+from . import Kernel
 
+SUITE = "conv"
+RECORDED = ("--against torch --json bench/results/conv.json",)
 RATE, EPS, POOL = 0.6, 1e-5, Window((2, 2), (2, 2))
 LAYERS = (  # n images of side x side pixels, c channels, o filters of k x k, padding p
     (128, 28, 1, 6, 5, 2), (128, 14, 6, 16, 5, 0),  # LeNet-5
@@ -267,4 +269,4 @@ def cases(options: Options) -> Iterator[Case]:
               if kernel.flops and (name != "materialised" or options.device == "cuda")]
     chosen += [(name, dict(zip(("n", "side", "c"), shape)))
                for shape in images for name, kernel in KERNELS.items() if not kernel.flops]
-    return kernels.cases("conv", chosen, options)
+    return kernels.cases(SUITE, chosen, options)

@@ -17,11 +17,13 @@ import numpy as np
 from numbanet_kernels.layouts.entries import Entries
 from numbanet_kernels.layouts.sparse import BSR, CSR
 
-from . import kernels
-from .harness import Case, Implementation, Options
-from .kernels import Kernel
-from .worker import Task, numbanet_on
+from .. import kernels
+from ..machinery.harness import Case, Implementation, Options
+from ..machinery.worker import Task, numbanet_on
+from . import Kernel
 
+SUITE = "csr"
+RECORDED = ("--against torch --json bench/results/csr.json --plot csr.png",)
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99)
 TILE = 32
 SIZES: tuple = ()  # examples are not timed: all operations are in KERNELS
@@ -103,7 +105,7 @@ def scipy_task(op: str, sizes: dict[str, Any]) -> Task:
     """SciPy's product."""
     form, _, which = op.partition("_")
     weight = _weight(form, sizes["o"], sizes["i"], sizes["sparsity"])
-    w, (array,) = (_turned(weight) if which else weight).to_scipy(), kernels._inputs(KERNELS[op], sizes)
+    w, (array,) = (_turned(weight) if which else weight).to_scipy(), kernels.inputs_of(KERNELS[op], sizes)
 
     def run():
         return (w @ array.T).T
@@ -117,7 +119,7 @@ def dense_task(op: str, device: str, sizes: dict[str, Any]) -> Task:
 
     (form, _, which), dev = op.partition("_"), named(device)
     weight = _weight(form, sizes["o"], sizes["i"], sizes["sparsity"])
-    arrays, w = [dev.upload(a) for a in kernels._inputs(KERNELS[op], sizes)], dev.upload(weight.dense())
+    arrays, w = [dev.upload(a) for a in kernels.inputs_of(KERNELS[op], sizes)], dev.upload(weight.dense())
     run = {"": lambda: dev.gemm(arrays[0], w, tb=True), "dx": lambda: dev.gemm(arrays[0], w),
            "dw": lambda: dev.gemm(*arrays, ta=True)}[which]
 
@@ -138,7 +140,7 @@ def cases(options: Options) -> Iterator[Case]:
     shape = {"n": n, "o": o, "i": i}
     chosen = [(op, {**shape, "sparsity": sparsity}) for op in KERNELS
               for sparsity in (SPARSITIES[3:4] if options.quick else SPARSITIES)]
-    for case, (op, sizes) in zip(kernels.cases("csr", chosen, options), chosen, strict=True):
+    for case, (op, sizes) in zip(kernels.cases(SUITE, chosen, options), chosen, strict=True):
         ours = case.implementations[0]
         if options.against:
             yield case
@@ -186,10 +188,10 @@ def crossing(sparse: dict[float, float], dense: dict[float, float]) -> float | N
 
 def plot(results: Any, path: Path) -> None:
     """Times against sparsity: a panel for each operation."""
-    from .plots import _figure
+    from ..machinery.plots import figure_of
 
     by_op = times(results.rows)
-    figure = _figure(15, 5)
+    figure = figure_of(15, 5)
     for axes, (op, lines) in zip(figure.subplots(1, len(by_op), squeeze=False)[0], by_op.items(), strict=True):
         for name, points in lines.items():
             style = "k-" if name == "dense" else "--" if "," in name else "-"

@@ -1,6 +1,7 @@
 """Elementwise maps and their backward maps on activations, against PyTorch. Memory binds them."""
 from __future__ import annotations
 
+SUITE = "elementwise"
 PEERS = {
     "relu": lambda t, x: t.relu(x),
     "gelu": lambda t, x: t.nn.functional.gelu(x),

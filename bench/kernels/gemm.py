@@ -10,10 +10,11 @@ import numpy as np
 
 from numbanet_kernels.families.gemm import gemm_reference, gemm_version
 
-from . import kernels
-from .harness import Case, Options
-from .kernels import Kernel
+from .. import kernels
+from ..machinery.harness import Case, Options
+from . import Kernel
 
+SUITE = "gemm"
 LADDER = {"linear_naive": ("naive", 16), "linear_tiled": ("tiled", 32), "linear_register": ("register", 64),
           "linear_block": ("block", 128), "linear_tensor": ("tensor", None)}
 
@@ -70,4 +71,4 @@ def cases(options: Options) -> Iterator[Case]:
     """The products of the layers of 784-2048-2048-10 at batch 128, and square ones."""
     shapes = options.sizes((32, 48, 64), (128, 784, 2048), (128, 2048, 2048), (128, 2048, 10), (1024, 1024, 1024))
     ops = [op for op in KERNELS if op not in LADDER or options.device == "cuda"]
-    return kernels.cases("gemm", [(op, {"n": n, "o": o, "i": i}) for op in ops for n, i, o in shapes], options)
+    return kernels.cases(SUITE, [(op, {"n": n, "o": o, "i": i}) for op in ops for n, i, o in shapes], options)

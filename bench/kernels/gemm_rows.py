@@ -15,10 +15,11 @@ import numpy as np
 from numbanet.plans import RowPlan, kept
 from numbanet_kernels.families.gemm_rows import gemm_rows_masked
 
-from . import kernels
-from .harness import Case, Options
-from .kernels import Kernel
+from .. import kernels
+from ..machinery.harness import Case, Options
+from . import Kernel
 
+SUITE = "gemm_rows"
 PERIODS = (1, 2, 4, 8)
 
 
@@ -135,4 +136,4 @@ def cases(options: Options) -> Iterator[Case]:
     [(n, i, o)] = options.sizes((32, 48, 64), (128, 2048, 2048))
     ops = [op for op in KERNELS if op != "masked" or options.device == "cuda"]
     chosen = [(op, {"n": n, "o": o, "i": i, "dp": dp}) for op in ops for dp in PERIODS]
-    return kernels.cases("gemm_rows", chosen, options)
+    return kernels.cases(SUITE, chosen, options)

@@ -13,10 +13,11 @@ from numbanet.plans import TilePlan, kept
 from numbanet_kernels.families.gemm_tiles import gemm_tiles_dw_reference, gemm_tiles_masked
 from numbanet_kernels.families.packed import unpack_gradient_reference
 
-from . import kernels
-from .harness import Case, Options
-from .kernels import Kernel
+from .. import kernels
+from ..machinery.harness import Case, Options
+from . import Kernel
 
+SUITE = "gemm_tiles"
 PERIODS, TILE = (1, 2, 4, 8), 32
 
 
@@ -101,4 +102,4 @@ def cases(options: Options) -> Iterator[Case]:
     [(n, i, o)] = options.sizes((32, 160, 96), (128, 2048, 2048))
     ops = [op for op in KERNELS if op != "masked" or options.device == "cuda"]
     chosen = [(op, {"n": n, "o": o, "i": i, "dp": dp}) for op in ops for dp in PERIODS]
-    return kernels.cases("gemm_tiles", chosen, options)
+    return kernels.cases(SUITE, chosen, options)

@@ -8,10 +8,11 @@ import numpy as np
 
 from numbanet_kernels.families.gru import gru_cell_grad_reference, gru_cell_reference
 
-from . import kernels
-from .harness import Case, Options
-from .kernels import Kernel
+from .. import kernels
+from ..machinery.harness import Case, Options
+from . import Kernel
 
+SUITE = "gru"
 STEPS = 3
 
 
@@ -61,4 +62,4 @@ KERNELS = {
 def cases(options: Options) -> Iterator[Case]:
     """Both directions."""
     sizes = options.sizes((32, 48, 64), *kernels.SIZES)
-    yield from kernels.cases("gru", [(op, dict(zip("nio", size))) for op in KERNELS for size in sizes], options)
+    yield from kernels.cases(SUITE, [(op, dict(zip("nio", size))) for op in KERNELS for size in sizes], options)

@@ -7,9 +7,11 @@ import numpy as np
 
 from numbanet.plans import RowPlan, kept
 
-from . import kernels
-from .harness import Case, Options
-from .kernels import Kernel
+from .. import kernels
+from ..machinery.harness import Case, Options
+from . import Kernel
+
+SUITE = "indexing"
 
 
 def _matrix(rng, n, width):
@@ -87,4 +89,4 @@ def cases(options: Options) -> Iterator[Case]:
     batch = {"n": 128, "width": 784, "samples": 60000} if usual else {**shapes[0], "samples": 4 * shapes[0]["n"]}
     chosen = [("take_rows", batch), *((op, shape) for op in ("copy", "transpose") for shape in shapes)]
     chosen += [(op, {**shapes[0], "dp": dp}) for op in ("compact", "expand") for dp in (2, 4)]
-    return kernels.cases("indexing", chosen, options)
+    return kernels.cases(SUITE, chosen, options)

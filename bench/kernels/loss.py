@@ -7,9 +7,11 @@ import numpy as np
 
 from numbanet_kernels.families import loss as L
 
-from . import kernels
-from .harness import Case, Options
-from .kernels import Kernel
+from .. import kernels
+from ..machinery.harness import Case, Options
+from . import Kernel
+
+SUITE = "loss"
 
 
 def _labels(rng, n, width):
@@ -65,4 +67,4 @@ KERNELS = {
 def cases(options: Options) -> Iterator[Case]:
     """Each loss for ten outputs, and for many."""
     shapes = options.sizes((32, 1, 10), (128, 1, 10), (128, 1, 10000))  # a loss has no inputs but these outputs
-    return kernels.cases("loss", [(op, {"n": n, "width": width}) for op in KERNELS for n, _, width in shapes], options)
+    return kernels.cases(SUITE, [(op, {"n": n, "width": width}) for op in KERNELS for n, _, width in shapes], options)

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from . import kernels
-from .harness import Case, Options, relative_error
-from .kernels import Kernel
+from .. import kernels
+from ..machinery.harness import Case, Options, relative_error
+from . import Kernel
 
+SUITE = "random"
 SIGMAS = 6.0
 
 
@@ -77,4 +78,4 @@ def cases(options: Options) -> Iterator[Case]:
     [(n, width, _)] = options.sizes((32, 64, 1), (128, 2048, 1))
     size = {"n": n, "width": width}
     rates = [("dropout", {**size, "rate": rate}) for rate in (0.3, 0.5, 0.7)]
-    return kernels.cases("random", [*rates, ("uniform", size), ("normal", size)], options)
+    return kernels.cases(SUITE, [*rates, ("uniform", size), ("normal", size)], options)

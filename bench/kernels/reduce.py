@@ -1,6 +1,7 @@
 """Reductions of activations and of a large array, against PyTorch. One pass: memory binds them."""
 from __future__ import annotations
 
+SUITE = "reduce"
 SIZES = (128, 2048, 10), (128, 2048, 2048), (2048, 2048, 2048)
 PEERS = {
     "sum, all": lambda t, x: x.sum(),

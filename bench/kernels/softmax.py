@@ -1,6 +1,7 @@
 """Softmax, its logarithm and their backward maps over the outputs of a classifier and wide rows, against PyTorch."""
 from __future__ import annotations
 
+SUITE = "softmax"
 SIZES = (128, 2048, 10), (128, 2048, 2048)
 PEERS = {
     "softmax": lambda t, x: t.softmax(x, 1),

@@ -15,10 +15,11 @@ from numbanet.plans.kept import packing
 from numbanet_kernels.families.update import adam_reference, sgd_reference
 from numbanet_kernels.layouts.packed import AdamUpdate, SGDUpdate
 
-from . import kernels
-from .harness import Case, Options
-from .kernels import Kernel
+from .. import kernels
+from ..machinery.harness import Case, Options
+from . import Kernel
 
+SUITE = "update"
 PERIODS, TILE = (2, 4, 8), 32
 RATE, MOMENTUM, ADAM = 0.01, 0.9, (0.001, 0.9, 0.999, 1e-8)
 
@@ -143,4 +144,4 @@ def cases(options: Options) -> Iterator[Case]:
     [(_, i, o)] = options.sizes((1, 96, 64), (1, 2048, 2048))
     size = {"o": o, "i": i}
     packed = [(op, {**size, "dp": dp}) for op in ("sgd_rows", "sgd_tiles") for dp in PERIODS]
-    return kernels.cases("update", [("sgd", size), *packed, ("adam", size)], options)
+    return kernels.cases(SUITE, [("sgd", size), *packed, ("adam", size)], options)

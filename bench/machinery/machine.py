@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def threads() -> int:
@@ -29,7 +29,7 @@ def machine() -> dict[str, Any]:
 def checkout(root: Path = ROOT) -> bool:
     """Whether this is a checkout, with its results and its tests, not an installed package (whose folder may well lie in
     somebody's repository)."""
-    return all((root / name).is_file() for name in ("setup.py", "numbanet/__init__.py", "bench/worker.py"))
+    return all((root / name).is_file() for name in ("setup.py", "numbanet/__init__.py", "bench/machinery/worker.py"))
 
 
 def commit(root: Path = ROOT) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .training import TORCH, case_of, clocked, measure, whole
+from .runs import TORCH, case_of, clocked, measure, whole
 
 COLOURS = {name: f"C{i}" for i, name in enumerate(("bernoulli", "rdp", "tdp", TORCH, "none", "rdp + recurrent rdp",
                                                    "gate columns 50%", "gate threshold 50%", "batchwise"))}
@@ -16,7 +16,7 @@ MARKS = "os^vDP*X<>dph"  # no two ways to drop look alike in grey
 Row = dict[str, Any]
 
 
-def _figure(width: float, height: float) -> Any:
+def figure_of(width: float, height: float) -> Any:
     """A figure that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ def plot_ratios(rows: Sequence[Row], path: Path) -> None:
     rows = [row for row in rows if row.get("ratio") is not None]
     if not rows:
         raise ValueError("--plot: there are no ratios to draw; give a peer, --against torch")
-    figure = _figure(9, 1.5 + 0.28 * len(rows))
+    figure = figure_of(9, 1.5 + 0.28 * len(rows))
     axes = figure.subplots()
     y = np.arange(len(rows))
     ratio = np.array([row["ratio"] for row in rows])
@@ -49,7 +49,7 @@ def plot_ratios(rows: Sequence[Row], path: Path) -> None:
 
 def plot_scaling(rows: Sequence[Row], path: Path) -> None:
     """Time above the fixed time against FLOPs, and the lines that `mlp_scaling.fits` found."""
-    figure = _figure(7, 5)
+    figure = figure_of(7, 5)
     axes = figure.subplots()
     for fit in (row for row in rows if "slope" in row):
         timed = [(row["flops"], row["median_ms"] - fit["fixed_ms"]) for row in rows
@@ -67,7 +67,7 @@ def plot_scaling(rows: Sequence[Row], path: Path) -> None:
 
 def plot_memory(rows: Sequence[Row], path: Path) -> None:
     """A bar for the peak of each implementation, a mark for what was counted."""
-    figure = _figure(9, 1.5 + 0.28 * len(rows))
+    figure = figure_of(9, 1.5 + 0.28 * len(rows))
     axes = figure.subplots()
     y = np.arange(len(rows))
     axes.barh(y, [row["peak_mib"] or 0 for row in rows], color="tab:blue", alpha=0.8, label="measured peak")
@@ -82,7 +82,7 @@ def plot_memory(rows: Sequence[Row], path: Path) -> None:
 
 def plot_layers(rows: Sequence[Row], path: Path) -> None:
     """Shares of the inputs that are not 0 yet before each layer, and the time of each layer by each way."""
-    figure = _figure(11, 4)
+    figure = figure_of(11, 4)
     left, right = figure.subplots(1, 2)
     layers = np.arange(1, len(rows[0]["live"]) + 1)
     left.step(layers, np.array(rows[0]["live"]) / rows[0]["inputs"], where="mid", color="black")
@@ -112,7 +112,7 @@ def plot_runs(runs: Sequence[Row], path: Path) -> None:
     if not cases:
         raise ValueError("--plot: there are no training runs to draw")
     labels = ("epoch", "seconds of training")[:2 if any(map(clocked, cases.values())) else 1]
-    figure = _figure(5.5 * len(labels), 4.5 * len(cases))
+    figure = figure_of(5.5 * len(labels), 4.5 * len(cases))
     for panels, (case, found) in zip(figure.subplots(len(cases), len(labels), squeeze=False), cases.items(), strict=True):
         what = measure(found[0]["settings"])
         for axes, label in zip(panels, labels, strict=True):
@@ -156,7 +156,7 @@ def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
         raise ValueError("--plot: there are no training runs to draw")
     across = min(4, len(by_case))
     down = -(-len(by_case) // across)
-    figure = _figure(4 * across, 4 + 3 * down)
+    figure = figure_of(4 * across, 4 + 3 * down)
     above, below = figure.subfigures(2, 1, height_ratios=(4, 3 * down))
     _draw_speedups(above.subplots(), {case: named for case, named in by_case.items()
                                       if all(row["seconds_per_epoch"] for row in named.values())})
@@ -208,7 +208,7 @@ def plot_rates(rows: Sequence[Row], path: Path) -> None:
     names = list(dict.fromkeys(name for named in by_case.values() for name in named))
     across = min(3, len(by_case))
     down = -(-len(by_case) // across)
-    figure = _figure(5 * across + 2, 4.5 * down)
+    figure = figure_of(5 * across + 2, 4.5 * down)
     panels = figure.subplots(down, across, squeeze=False)
     lines: dict[str, Any] = {}
     for axes in panels.ravel()[len(by_case):]:
@@ -247,7 +247,7 @@ def plot_quality(rows: Sequence[Row], path: Path) -> None:
         raise ValueError("--plot: there are no rows to draw")
     marks = dict(zip(dict.fromkeys(row["share"] for row in rows), "os^"))
     colours = {rate: f"C{i}" for i, rate in enumerate(sorted({row["rate"] for row in rows}))}
-    figure = _figure(4 * len(cases) + 4, 4)
+    figure = figure_of(4 * len(cases) + 4, 4)
     *panels, last = figure.subplots(1, len(cases) + 1)
     for axes, case in zip(panels, cases, strict=True):
         mine = [row for row in rows if row["case"] == case]
@@ -273,12 +273,10 @@ def plot_quality(rows: Sequence[Row], path: Path) -> None:
 
 def plot_fssl(rows: Sequence[Row], runs: Sequence[dict[str, Any]], path: Path) -> None:
     """Test accuracy by seconds of training, the first seed of each kind, and by how many times shorter prediction takes."""
-    from .training import case_of
-
     cases = list(dict.fromkeys(row["case"] for row in rows))
     if not cases:
         raise ValueError("--plot: there are no training runs to draw")
-    figure = _figure(11, 4 * len(cases))
+    figure = figure_of(11, 4 * len(cases))
     for (left, right), case in zip(figure.subplots(len(cases), 2, squeeze=False), cases, strict=True):
         for number, row in enumerate(row for row in rows if row["case"] == case):
             name, colour = row["implementation"], f"C{number}"

@@ -9,12 +9,14 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import cnn, mlp_memory
-from .harness import Options
-from .mlp_memory import plot  # noqa: F401  drawn the same way
-from .results import Results
-from .worker import Task
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from ..machinery.worker import Task
+from ..steps import cnn
+from . import measured, plot, rows_of  # noqa: F401  plot is drawn the same way
 
+SUITE = "cnn-memory"
+RECORDED = ("--against torch --json bench/results/cnn-memory.json --plot cnn-memory.png",)
 STEPS, SMALL = 6, ("lenet5", *cnn.QUICK["lenet5"])
 
 
@@ -30,7 +32,7 @@ def torch_peak(name: str, shape: cnn.Shape, batch: int, steps: int) -> Task:
 
 def _measured(make: Callable[..., Task], sizes: tuple, steps: int) -> Task:
     momentum = sum(4 * p.size for p in cnn.network(*sizes[:2]).parameters())
-    return mlp_memory.measured(make(*SMALL), lambda: make(*sizes), steps, momentum)
+    return measured(make(*SMALL), lambda: make(*sizes), steps, momentum)
 
 
 def counted(name: str, shape: cnn.Shape, batch: int) -> float:
@@ -62,14 +64,14 @@ def _implementations(options: Options, name: str, shape: cnn.Shape, batch: int) 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure all; returns the rows."""
     if options.device != "cpu":
-        raise ValueError("cnn-memory reads the memory of a process: --device cpu")
+        raise ValueError(f"{SUITE} reads the memory of a process: --device cpu")
     rows = []
     for name in SMALL[:1] if options.quick else cnn.NETWORKS:
         shape, batch = (cnn.QUICK if options.quick else cnn.NETWORKS)[name]
         case = f"{name} on {'x'.join(map(str, shape))}, batch {batch}"
         if not options.wants(case):
             continue
-        say(f"cnn-memory: {case}")
-        rows += mlp_memory.rows_of("cnn-memory", case, _implementations(options, name, shape, batch))
+        say(f"{SUITE}: {case}")
+        rows += rows_of(SUITE, case, _implementations(options, name, shape, batch))
     results.add(rows)
     return rows

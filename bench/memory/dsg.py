@@ -14,11 +14,13 @@ import numpy as np
 
 from numbanet.dropout import Dropout, DynamicSparseGraph, NoDropout
 
-from . import mlp, mlp_memory
-from .harness import Options
-from .mlp_memory import MIB, plot  # noqa: F401  drawn the same way
-from .results import Results
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from ..steps import mlp_model
+from . import numbanet_peak, plot, rows_of  # noqa: F401  plot is drawn the same way
 
+SUITE = "dsg-memory"
+RECORDED = ("--json bench/results/dsg-memory.json",)
 HIDDEN, BATCH, RATES, STEPS, SHARES = 2048, 1024, (0.5, 0.8, 0.9), 20, ("batch", "tile", "sample")
 
 
@@ -28,7 +30,7 @@ def stored(policy: Dropout, hidden: int, batch: int) -> int:
     from numbanet.layers import Context, Tree
     from numbanet.plans import Plans
 
-    model, x = mlp.network(hidden), Tensor(mlp.samples()[0][:batch])
+    model, x = mlp_model.network(hidden), Tensor(mlp_model.samples()[0][:batch])
     y = model(x, Context("cpu", Plans("cpu", Tree(model).sites, choose=policy.choosing(model, None)), training=True))
     known = [x.data, *(parameter.data for parameter in model.parameters())]
     return sum(array.nbytes for array in _arrays(y) if not any(np.shares_memory(array, other) for other in known))
@@ -71,15 +73,15 @@ def policies() -> Iterator[tuple[str, Dropout]]:
 def run(options: Options, results: Results, say: Any) -> list[dict[str, Any]]:
     """Measure all; returns the rows."""
     if options.device != "cpu":
-        raise ValueError("dsg-memory reads the memory of a process: --device cpu")
+        raise ValueError(f"{SUITE} reads the memory of a process: --device cpu")
     hidden, batch, steps = (128, 64, 3) if options.quick else (HIDDEN, BATCH, STEPS)
     case = f"784-{hidden}-{hidden}-10, batch {batch}"
     if not options.wants(case):
         return []
     common = {"hidden": hidden, "rate": 0.5, "batch": batch, "steps": steps}
-    given = [(name, mlp_memory.numbanet_peak, {**common, "dropout": policy}, None if name == "none" else "none",
+    given = [(name, numbanet_peak, {**common, "dropout": policy}, None if name == "none" else "none",
               stored(policy, hidden, batch)) for name, policy in policies()]
-    say(f"dsg-memory: {case}")
-    rows = mlp_memory.rows_of("dsg-memory", case, given)
+    say(f"{SUITE}: {case}")
+    rows = rows_of(SUITE, case, given)
     results.add(rows)
     return rows

@@ -6,8 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from .worker import Task, numbanet_on, torch_on
+from ..machinery.worker import Task, numbanet_on, torch_on
 
+FEATURES, CLASSES, BATCH = 784, 10, 128
+RATE, MOMENTUM = 0.01, 0.9
+TOLERANCE = 1e-2  # of `update_error`: above what ReLU's kink explains, far below any wrong mask or scale
+TF32_TOLERANCE = 3e-2  # it keeps 10 bits of the mantissa
 CHECKED = 3  # steps, so that momentum counts, and weights that are not updated in every step
 
 

@@ -21,10 +21,12 @@ from numbanet.sparse import ChallengeData, RadixNet, load_challenge
 from numbanet.sparse.challenge import WAYS, Prepared, generated
 from numbanet.sparse.radixnet import CEILING
 
-from .harness import Case, Implementation, Options, run_cases
-from .results import Results
-from .worker import Task
+from ..machinery.harness import Case, Implementation, Options, run_cases
+from ..machinery.results import Results
+from ..machinery.worker import Task
 
+SUITE = "challenge"
+RECORDED = ("--json bench/results/challenge.json --plot challenge.png",)
 SUITE, LANES = "challenge", 64
 
 
@@ -104,7 +106,7 @@ def graphblas_task(size: Size) -> Task:
     """SuiteSparse:GraphBLAS, on as many threads as numbanet has."""
     import graphblas as gb
 
-    from .machine import threads
+    from ..machinery.machine import threads
 
     gb.ss.config["nthreads"] = threads()
     images, layers = _matrices(size)
@@ -190,20 +192,20 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     one, other = (timed.get(_name(size)) for size in GROWTH)
     if one and other:
         slope = math.log(other["median_ms"] / one["median_ms"]) / math.log(other["flops"] / one["flops"])
-        results.add([{"suite": "challenge-slope", "case": f"from {GROWTH[0].neurons} to {GROWTH[1].neurons} neurons",
+        results.add([{"suite": f"{SUITE}-slope", "case": f"from {GROWTH[0].neurons} to {GROWTH[1].neurons} neurons",
                       "implementation": "compact", "slope": slope}])
         say(f"challenge: from {GROWTH[0].neurons} to {GROWTH[1].neurons} neurons time grows with multiplications to the power "
             f"of {slope:.2f}")
     size = QUICK if options.quick else OFFICIAL
     for way in ("compact", "filter", "buffer", "saturated"):
         found = by_layer(size, way, options.device)
-        results.add([{"suite": "challenge-layers", "case": _name(size), "implementation": way, "inputs": size.inputs,
+        results.add([{"suite": f"{SUITE}-layers", "case": _name(size), "implementation": way, "inputs": size.inputs,
                       **{name: np.asarray(found[name]).tolist() for name in ("live", "seconds", "multiplications")}}])
     return rows
 
 
 def plot(results: Results, path: Path) -> None:
     """Live inputs by layer, and what each way takes for it."""
-    from .plots import plot_layers
+    from ..machinery.plots import plot_layers
 
     plot_layers([row for row in results.rows if row["suite"] == "challenge-layers"], path)

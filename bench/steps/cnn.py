@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from . import steps
-from .harness import Case, Implementation, Options
-from .mlp import CLASSES, MOMENTUM, RATE, TF32_TOLERANCE, TOLERANCE
-from .worker import Task
+from .. import steps
+from ..machinery.harness import Case, Implementation, Options
+from ..machinery.worker import Task
+from . import CLASSES, MOMENTUM, RATE, TF32_TOLERANCE, TOLERANCE
 
+SUITE = "cnn"
+RECORDED = ("--against torch --json bench/results/cnn.json --plot cnn.png",)
 Shape = tuple[int, int, int]
 NETWORKS = {"lenet5": ((1, 28, 28), 128), "alexnet": ((1, 28, 28), 128), "vgg19": ((3, 32, 32), 64)}  # images, batch
 QUICK = {"lenet5": ((1, 12, 12), 16), "alexnet": ((1, 8, 8), 4)}
@@ -243,5 +245,5 @@ def cases(options: Options) -> Iterator[Case]:
             flops = mean_flops(name, shape, batch, dropout, rate)
             ours.append(Implementation(f"{dropout} p={rate}", numbanet_task, {**common, "dropout": dropout, "rate": rate}, peer,
                                        dense / flops, flops))
-        yield Case("cnn", f"{name} on {'x'.join(map(str, shape))}, batch {batch}", (*ours, *torch),
+        yield Case(SUITE, f"{name} on {'x'.join(map(str, shape))}, batch {batch}", (*ours, *torch),
                    functools.partial(update_error, name, shape, batch), TOLERANCES[name], 2 if options.quick else LEAST[name])

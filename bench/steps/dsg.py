@@ -9,90 +9,25 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from numbanet.dropout import DynamicSparseGraph
-from numbanet.dropout.graph import Guesses
 
-from . import mlp
-from .harness import Case, Implementation, Options, relative_error
-from .worker import Task, numbanet_on
+from ..machinery.harness import Case, Implementation, Options, relative_error
+from ..machinery.worker import Task, numbanet_on
+from . import TOLERANCE, mlp_model
+from .dsg_model import SHARES, WIDTH, Oracle, RandomChoice, layer_inputs
 
-WIDTH, BATCH, RATES, STEP_RATE = 2048, 128, (0.5, 0.8, 0.9), 0.8
-SHARES = ("batch", "tile", "sample")
+SUITE = "dsg"
+RECORDED = ("--against torch --json bench/results/dsg.json",)
+BATCH, RATES, STEP_RATE = 128, (0.5, 0.8, 0.9), 0.8
 LEAST = 50  # repetitions of a turn: as many as there are from one projection of the weights to the next
 STEP_PAIRS, FORWARD_PAIRS = 7, 11
-SHAPED = False  # projections need wide layers
-
-
-# --- what projections are compared with -------------------------------------------------------------------------------
-class Truth(Guesses):
-    """The outputs themselves."""
-
-    def _before(self, x, w):
-        self._flops += 2.0 * x.shape[0] * w.size
-        return x, w.device.reshape(w.data, (w.shape[0], -1)), None
-
-
-class Chance(Guesses):
-    """Numbers that have nothing to do with the outputs."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.rng = np.random.default_rng(self.seed)
-
-    def scores(self, sets, w, bias):
-        return w.device.upload(self.rng.random((len(sets), w.shape[0]), np.float32))
-
-    def outputs(self, x, w, bias):
-        return w.device.upload(self.rng.random((x.shape[0], w.shape[0]), np.float32))
-
-
-class Otherwise(DynamicSparseGraph):
-    """Base: the choice is by other numbers than projections give."""
-
-    guesses: ClassVar[type[Guesses]]
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self._guesses = self.guesses(self.epsilon, self.refresh, self.seed)
-
-    def changed(self, **attributes):
-        policy = super().changed(**attributes)
-        if "_guesses" in attributes:
-            policy._guesses = self.guesses(policy.epsilon, policy.refresh, policy.seed)
-        return policy
-
-
-class Oracle(Otherwise):
-    """The neurons whose true outputs, of all samples, are largest."""
-
-    name, guesses = "oracle", Truth
-
-    def __init__(self, rate: Any = 0.5, share: str = "batch", **options: Any) -> None:
-        super().__init__(rate, share=share, samples=1 << 20, **options)
-
-
-class RandomChoice(Otherwise):
-    """As many neurons, by chance."""
-
-    name, guesses = "random", Chance
-
-
-KINDS = {"dsg": DynamicSparseGraph, "oracle": Oracle, "random": RandomChoice}
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
-@functools.lru_cache(maxsize=1)
-def layer_inputs(width: int, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x as a ReLU gives it, w, b."""
-    rng = np.random.default_rng(7)
-    x = np.maximum(rng.standard_normal((batch, width), np.float32), 0)
-    return x, rng.standard_normal((width, width), np.float32) / np.float32(np.sqrt(width)), rng.random(width, np.float32) - 0.5
-
-
 def forward_task(device: str, width: int, batch: int, policy: DynamicSparseGraph | None) -> Task:
     """ReLU(x wᵀ + b), as far as the policy keeps it, without gradients."""
     from numbanet import Linear, Sequential, Tensor, device as named, no_grad
@@ -148,7 +83,7 @@ def looks(policy: DynamicSparseGraph, model: Any, x: np.ndarray) -> tuple[float,
 
 def step_flops(hidden: int, batch: int, policy: DynamicSparseGraph) -> float:
     """FLOPs of a training step, everything counted."""
-    return sum(looks(policy, mlp.network(hidden), mlp.samples()[0][:batch]))
+    return sum(looks(policy, mlp_model.network(hidden), mlp_model.samples()[0][:batch]))
 
 
 def forward_flops(width: int, batch: int, policy: DynamicSparseGraph) -> float:
@@ -182,20 +117,20 @@ def _forward(options: Options, width: int, batch: int, rate: float) -> Case:
     for name, policy in _policies(rate, options):
         flops = forward_flops(width, batch, policy)
         ours.append(Implementation(name, forward_task, {**common, "policy": policy}, "dense", dense / flops, flops))
-    return Case("dsg", f"forward {width}-{width}, batch {batch}, rate {rate}", tuple(ours),
+    return Case(SUITE, f"forward {width}-{width}, batch {batch}, rate {rate}", tuple(ours),
                 functools.partial(forward_error, width, batch), least=1 if options.quick else LEAST, pairs=FORWARD_PAIRS)
 
 
 def _step(options: Options, hidden: int, batch: int) -> Case:
-    dense, torch = mlp.mean_flops(hidden, batch, "none", 0.0), options.against == "torch"
+    dense, torch = mlp_model.mean_flops(hidden, batch, "none", 0.0), options.against == "torch"
     common, peer = {"device": options.device, "hidden": hidden, "batch": batch}, "torch" if torch else "none"
-    ours = [Implementation("none", mlp.numbanet_task, {**common, "dropout": "none", "rate": 0.0}, peer if torch else None,
+    ours = [Implementation("none", mlp_model.numbanet_task, {**common, "dropout": "none", "rate": 0.0}, peer if torch else None,
                            1.0 if torch else None, dense)]
     if torch:
-        ours.append(Implementation("torch", mlp.torch_task, {**common, "rate": None}, flops=dense))
+        ours.append(Implementation("torch", mlp_model.torch_task, {**common, "rate": None}, flops=dense))
     for name, policy in _policies(STEP_RATE, options):
         flops = step_flops(hidden, batch, policy)
-        ours.append(Implementation(name, mlp.numbanet_task, {**common, "dropout": policy, "rate": STEP_RATE}, peer,
+        ours.append(Implementation(name, mlp_model.numbanet_task, {**common, "dropout": policy, "rate": STEP_RATE}, peer,
                                    dense / flops, flops))
-    return Case("dsg", f"step 784-{hidden}-{hidden}-10, batch {batch}, rate {STEP_RATE}", tuple(ours),
-                functools.partial(mlp.update_error, hidden, batch), mlp.TOLERANCE, 1 if options.quick else LEAST, STEP_PAIRS)
+    return Case(SUITE, f"step 784-{hidden}-{hidden}-10, batch {batch}, rate {STEP_RATE}", tuple(ours),
+                functools.partial(mlp_model.update_error, hidden, batch), TOLERANCE, 1 if options.quick else LEAST, STEP_PAIRS)

@@ -16,9 +16,11 @@ import numpy as np
 
 from numbanet_kernels.families import lstm as lstm_family
 
-from . import kernels, lstm_reference, steps
-from .harness import Case, Implementation, Options, relative_error
-from .kernels import Kernel
+from .. import kernels, steps
+from ..kernels import Kernel
+from ..machinery.harness import Case, Implementation, Options, relative_error
+from ..machinery.worker import Task
+from . import TF32_TOLERANCE, lstm_reference
 from .lstm_model import (
     GATES,
     LAYERS,
@@ -34,14 +36,14 @@ from .lstm_model import (
     torch_pass,
     torch_task,
 )
-from .worker import Task
 
+SUITE = "lstm"
+RECORDED = ("--against torch --json bench/results/lstm.json --plot lstm.png",)
 FULL = Size(1500, 8800, 20, 35, 5.0, 1)      # norms of the first steps are below 5, as most are in training
 QUICK = Size(64, 96, 4, 5, 0.02, 3)          # above 0.02; tiles fit
 RATES, DROPOUTS = (0.3, 0.5, 0.7), ("rdp", "tdp", "batchwise", "rdp + recurrent rdp")
 PAIRS, LEAST = 7, 3  # turns, and steps of a turn under random plans
 TOLERANCE, OF_GRADIENT = 1e-2, 1e-4  # of `steps.update_error`: changes are so small that float32 rounds them to 3 digits
-TF32_TOLERANCE = 3e-2
 SIZES = ((FULL.batch, FULL.hidden, 2 * FULL.hidden),)  # of examples, whose H is half of O
 SHAPED = False  # H is half of O
 DRAWN = 200         # plans whose FLOPs are averaged
@@ -124,7 +126,7 @@ def cases(options: Options) -> Iterator[Case]:
     for alone, back in itertools.product((False, True), repeat=2):
         yield from _passes(options, size, alone, back)
     sizes = {"n": 4, "h": 16, "t": 3} if options.quick else {"n": size.batch, "h": size.hidden, "t": 5}
-    yield from kernels.cases("lstm", [(name, sizes) for name in KERNELS], options)
+    yield from kernels.cases(SUITE, [(name, sizes) for name in KERNELS], options)
 
 
 def _name(size: Size, what: str) -> str:
@@ -149,7 +151,7 @@ def _steps(options: Options, size: Size) -> Iterator[Case]:
     flops = mean_flops(size, gates=True).sum()
     half = Implementation(f"gate columns {GATES:.0%}", numbanet_task, {**common, "gates": True}, "torch" if torch else "none",
                           dense / flops, flops)
-    yield Case("lstm", _name(size, "step"), (none, half, *_torches(options, torch_task, common, dense)), error, TOLERANCE,
+    yield Case(SUITE, _name(size, "step"), (none, half, *_torches(options, torch_task, common, dense)), error, TOLERANCE,
                pairs=PAIRS)
     for rate in RATES[1:2] if options.quick else RATES:
         name, ours = "torch with dropout", []
@@ -158,7 +160,7 @@ def _steps(options: Options, size: Size) -> Iterator[Case]:
             ours.append(Implementation(dropout, numbanet_task, {**common, "dropout": dropout, "rate": rate},
                                        name if torch else "none", dense / flops, flops))
         theirs = _torches(options, torch_task, {**common, "rate": rate}, dense, name) or [none]
-        yield Case("lstm", _name(size, f"step p={rate}"), (*ours, *theirs), error, TOLERANCE, 1 if options.quick else LEAST,
+        yield Case(SUITE, _name(size, f"step p={rate}"), (*ours, *theirs), error, TOLERANCE, 1 if options.quick else LEAST,
                    PAIRS)
 
 
@@ -173,11 +175,11 @@ def _passes(options: Options, size: Size, alone: bool, back: bool) -> Iterator[C
     half = Implementation(f"gate columns {GATES:.0%}", numbanet_pass, {**common, "gates": True}, "torch", dense / sparse,
                           sparse)
     if theirs or not back:
-        yield Case("lstm", name, (none, *([half] if back else []), *theirs), error, OF_GRADIENT, pairs=PAIRS)
+        yield Case(SUITE, name, (none, *([half] if back else []), *theirs), error, OF_GRADIENT, pairs=PAIRS)
     if back and (alone or not theirs):
         own = Implementation("none", numbanet_pass, common, flops=dense)
         against = Implementation(half.name, numbanet_pass, half.parameters, "none", half.ceiling, sparse)
-        yield Case("lstm", f"{name}, against numbanet's", (against, own), error, OF_GRADIENT, pairs=PAIRS)
+        yield Case(SUITE, f"{name}, against numbanet's", (against, own), error, OF_GRADIENT, pairs=PAIRS)
 
 
 # --- kernels: they write over the gates, and each repetition has a copy ----------------------------------------------

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import steps
-from .worker import Task, numbanet_on, torch_on
+from .. import steps
+from ..machinery.worker import Task, numbanet_on, torch_on
 
 LAYERS, LEARNING_RATE = 2, 1.0
 GATES = 0.5  # share of the gate columns that is left out

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from . import mlp
-from .harness import Case, Implementation, Options, Schedule, run_cases
-from .results import Results
-from .worker import Task, torch_on
+from ..machinery.harness import Case, Implementation, Options, Schedule, run_cases
+from ..machinery.results import Results
+from ..machinery.worker import Task, torch_on
+from . import BATCH, CLASSES, FEATURES, MOMENTUM, mlp_model
 
+SUITE = "mlp-epochs"
+RECORDED = ("--against torch --json bench/results/mlp-epochs.json", "--json bench/results/mlp-epochs-own.json")
 HIDDEN, RATE, STEPS, EPOCHS = 4096, 0.7, 12, 10
 FEW = Schedule(pairs=15, turn=0.05, warm_up=1)  # a turn is a whole fit
 
@@ -22,11 +24,11 @@ def numbanet_task(device: str, hidden: int, steps: int, epochs: int) -> Task:
     """Fits of a `Net`. What is checked: that nobody looks at the weights between epochs changes them by rounding alone."""
     from numbanet import Net
 
-    X, y = (part[:steps * mlp.BATCH] for part in mlp.samples())
+    X, y = (part[:steps * BATCH] for part in mlp_model.samples())
 
     def fit(epochs=epochs, **options):
-        return Net((hidden, hidden), dropout="rdp", dropout_rate=RATE, epochs=epochs, batch_size=mlp.BATCH, device=device,
-                   learning_rate=mlp.RATE, momentum=mlp.MOMENTUM, random_state=0, **options).fit(X, y)
+        return Net((hidden, hidden), dropout="rdp", dropout_rate=RATE, epochs=epochs, batch_size=BATCH, device=device,
+                   learning_rate=mlp_model.RATE, momentum=MOMENTUM, random_state=0, **options).fit(X, y)
 
     def outputs():
         some = min(epochs, 3)  # of more steps with random labels, rounding decides what is learned
@@ -41,17 +43,17 @@ def torch_task(device: str, hidden: int, steps: int, epochs: int) -> Task:
     """The same in PyTorch: layers as PyTorch makes them, batches by index, the loss looked at once an epoch."""
     import torch
 
-    X, y = (torch.from_numpy(part[:steps * mlp.BATCH]) for part in mlp.samples())
+    X, y = (torch.from_numpy(part[:steps * BATCH]) for part in mlp_model.samples())
     X, y = X.to(device), y.long().to(device)
 
     def fit():
         model = torch.nn.Sequential(
-            torch.nn.Linear(mlp.FEATURES, hidden), torch.nn.ReLU(), torch.nn.Dropout(RATE), torch.nn.Linear(hidden, hidden),
-            torch.nn.ReLU(), torch.nn.Dropout(RATE), torch.nn.Linear(hidden, mlp.CLASSES)).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=mlp.RATE, momentum=mlp.MOMENTUM)
+            torch.nn.Linear(FEATURES, hidden), torch.nn.ReLU(), torch.nn.Dropout(RATE), torch.nn.Linear(hidden, hidden),
+            torch.nn.ReLU(), torch.nn.Dropout(RATE), torch.nn.Linear(hidden, CLASSES)).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=mlp_model.RATE, momentum=MOMENTUM)
         for _ in range(epochs):
             total = 0.0
-            for rows in torch.randperm(len(X), device=X.device).split(mlp.BATCH):
+            for rows in torch.randperm(len(X), device=X.device).split(BATCH):
                 optimizer.zero_grad()
                 loss = torch.nn.functional.cross_entropy(model(X[rows]), y[rows])
                 loss.backward()
@@ -75,9 +77,9 @@ def cases(options: Options) -> Iterator[Case]:
     peer = Implementation("torch nn.Dropout", torch_task, short) if options.against == "torch" else Implementation(
         "rdp, one epoch", numbanet_task, long)
     own = Implementation("rdp", numbanet_task, short, peer.name)
-    yield Case("mlp-epochs", f"{name}, {'whole fit' if options.against else 'against one epoch'}", (own, peer), _error)
+    yield Case(SUITE, f"{name}, {'whole fit' if options.against else 'against one epoch'}", (own, peer), _error)
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Time the fits; returns the rows."""
-    return run_cases("mlp-epochs", cases(options), options, results, say, FEW)
+    return run_cases(SUITE, cases(options), options, results, say, FEW)

@@ -1,30 +1,23 @@
-"""Training step of the multilayer perceptron 784-H-H-10: batch 128 (at H = 2048 also 20 and 1024), SGD with momentum 0.9.
+"""The network of the suites `mlp…`, 784-H-H-10: steps in numbanet, PyTorch and scikit-learn as tasks, and in float64.
 
-`none` is compared with PyTorch without dropout; bernoulli, rdp, tdp and batchwise with PyTorch and nn.Dropout(p): same model,
-optimiser and batches, taken by index from the data set on both sides. scikit-learn's MLPClassifier, which has no dropout,
-stands beside them. Without --against torch, numbanet's own `none` is the peer.
+Same model, optimiser and batches, taken by index from the data set on all sides.
 """
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from . import steps
-from .harness import Case, Implementation, Options
-from .worker import Task, torch_on
+from .. import steps
+from ..machinery.harness import Implementation, Options
+from ..machinery.worker import Task, torch_on
+from . import BATCH, CLASSES, FEATURES, MOMENTUM, RATE, TOLERANCE
 
-FEATURES, CLASSES, BATCH = 784, 10, 128
-RATE, MOMENTUM = 0.01, 0.9
-WIDTHS, RATES, DROPOUTS = (1024, 2048, 4096), (0.3, 0.5, 0.7), ("bernoulli", "rdp", "tdp", "batchwise")
-OTHER_BATCHES, THEIR_WIDTH, THEIR_RATE = (20, 1024), 2048, 0.5
 SAMPLES = 20000  # 63 MB: like a real data set, more than a cache holds
-TOLERANCE = 1e-2  # of `steps.update_error`: above what ReLU's kink explains, far below any wrong mask or scale
-LEAST_STEPS, FEWER_STEPS, WIDE = 20, 10, 4096  # of a turn, because the cost of a step under a random pattern is random
+LEAST_STEPS = 20  # of a turn, because the cost of a step under a random pattern is random
 KINK = 1e-6       # how near a pre-activation must be to 0 for float32 to see it on the other side
-TF32_TOLERANCE = 3e-2  # it keeps 10 bits of the mantissa
 
 
 # --- what both sides share --------------------------------------------------------------------------------------------
@@ -261,7 +254,7 @@ def update_error(hidden: int, batch: int, outputs: Mapping[str, Any]) -> float:
     return found if found <= TOLERANCE else min(found, error(KINK), error(-KINK))
 
 
-# --- work and cases ---------------------------------------------------------------------------------------------------
+# --- work -------------------------------------------------------------------------------------------------------------
 @functools.cache
 def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
     """FLOPs of the matrix products of a step, averaged exactly over the policy's patterns."""
@@ -299,52 +292,3 @@ def numbanet_implementation(options: Options, hidden: int, batch: int, dropout: 
     ceiling = None if peer is None else mean_flops(hidden, batch, "none", 0.0) / flops
     name, how = (dropout, {}) if replayed else (f"{dropout}, launch by launch", {"replayed": False})
     return Implementation(name, numbanet_task, {**parameters, **how}, peer, ceiling, flops)
-
-
-def _numbanets(options: Options, hidden: int, batch: int, dropout: str, rate: float, peer: str | None) -> list[Implementation]:
-    """On CUDA, where passes are replayed, both ways."""
-    both = options.device == "cuda" and dropout != "bernoulli"
-    return [numbanet_implementation(options, hidden, batch, dropout, rate, peer, replayed)
-            for replayed in ((True, False) if both else (True,))]
-
-
-def _torches(options: Options, hidden: int, batch: int, rate: float | None) -> list[Implementation]:
-    """PyTorch, on CUDA with TF32 off and on, and compiled to graphs, which takes long, for one case of most work."""
-    name = "torch" if rate is None else "torch nn.Dropout"
-    parameters = {"device": options.device, "hidden": hidden, "rate": rate, "batch": batch}
-    found = [Implementation(name, torch_task, parameters, flops=mean_flops(hidden, batch, "none", 0.0))]
-    if options.device == "cuda":
-        found.append(Implementation(f"{name}, TF32", torch_task, {**parameters, "tf32": True}, name,
-                                    tolerance=TF32_TOLERANCE))
-    if options.device == "cuda" and hidden == max(WIDTHS) and rate == max(RATES):
-        found.append(Implementation(f"{name}, compiled", torch_task, {**parameters, "compiled": True}, name))
-    return found
-
-
-def cases(options: Options) -> Iterator[Case]:
-    """Each width without dropout, and with each policy at each rate; one of them with other batches."""
-    if options.quick:
-        yield from _cases(options, 256, BATCH, (0.5,))
-        return
-    for hidden in WIDTHS:
-        yield from _cases(options, hidden, BATCH, RATES)
-    for batch in OTHER_BATCHES:
-        yield from _cases(options, THEIR_WIDTH, batch, (THEIR_RATE,))
-
-
-def _cases(options: Options, hidden: int, batch: int, rates: Sequence[float]) -> Iterator[Case]:
-    torch, heavy = options.against == "torch", hidden >= WIDE or batch > BATCH
-    least = 2 if options.quick else FEWER_STEPS if heavy else LEAST_STEPS
-    error = functools.partial(update_error, hidden, batch)
-    size = f"784-{hidden}-{hidden}-10{'' if batch == BATCH else f', batch {batch}'}"
-    dense = _numbanets(options, hidden, batch, "none", 0.0, "torch" if torch else None)
-    theirs = _torches(options, hidden, batch, None) if torch else []
-    if options.device == "cpu":
-        theirs.append(Implementation("scikit-learn", sklearn_task, {"hidden": hidden, "batch": batch},
-                                     "torch" if torch else "none", flops=dense[0].flops))
-    yield Case("mlp", f"{size} without dropout", (*dense, *theirs), error, TOLERANCE, least)
-    for rate in rates:
-        peer = "torch nn.Dropout" if torch else "none"
-        ours = [found for dropout in DROPOUTS for found in _numbanets(options, hidden, batch, dropout, rate, peer)]
-        yield Case("mlp", f"{size} p={rate}", (*ours, *(_torches(options, hidden, batch, rate) if torch else dense)),
-                   error, TOLERANCE, least)

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from . import mlp
-from .harness import Case, Options, Schedule, run_cases
-from .results import Results
+from ..machinery.harness import Case, Options, Schedule, run_cases
+from ..machinery.results import Results
+from . import BATCH, TOLERANCE, mlp_model
 
+SUITE = "mlp-scaling"
+RECORDED = ("--json bench/results/mlp-scaling.json --plot scaling.png",)
 TINY, WIDTHS, RATE, DROPOUTS = 32, (512, 1024, 2048, 4096, 8192), 0.5, ("rdp", "tdp")
 STEPS, FEWER_STEPS, WIDE = 20, 6, 4096  # of a turn
 LONG = Schedule(pairs=9, turn=0.5)  # so that waking up, which a small step feels and a large one does not, is next to nothing
@@ -24,11 +26,11 @@ LONG = Schedule(pairs=9, turn=0.5)  # so that waking up, which a small step feel
 def cases(options: Options) -> Iterator[Case]:
     """Each width with no dropout, which is the peer, and with the patterns."""
     for hidden in (TINY, 128, 256) if options.quick else (TINY, *WIDTHS):
-        implementations = [mlp.numbanet_implementation(options, hidden, mlp.BATCH, "none", 0.0, None)]
-        implementations += [mlp.numbanet_implementation(options, hidden, mlp.BATCH, name, RATE, "none") for name in DROPOUTS]
+        implementations = [mlp_model.numbanet_implementation(options, hidden, BATCH, "none", 0.0, None)]
+        implementations += [mlp_model.numbanet_implementation(options, hidden, BATCH, name, RATE, "none") for name in DROPOUTS]
         steps = 2 if options.quick else FEWER_STEPS if hidden >= WIDE else STEPS
-        yield Case("mlp-scaling", f"784-{hidden}-{hidden}-10 p={RATE}", tuple(implementations),
-                   functools.partial(mlp.update_error, hidden, mlp.BATCH), mlp.TOLERANCE, steps)
+        yield Case(SUITE, f"784-{hidden}-{hidden}-10 p={RATE}", tuple(implementations),
+                   functools.partial(mlp_model.update_error, hidden, BATCH), TOLERANCE, steps)
 
 
 def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -42,7 +44,7 @@ def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         flops, ms = np.array(others).T
         x, y = np.log(flops), np.log(np.maximum(ms - fixed, 1e-6))
         slope, start = np.polyfit(x, y, 1)
-        found.append({"suite": "mlp-scaling-fit", "case": f"{len(others)} widths", "implementation": name, "fixed_ms": fixed,
+        found.append({"suite": f"{SUITE}-fit", "case": f"{len(others)} widths", "implementation": name, "fixed_ms": fixed,
                       "slope": float(slope), "start": float(start),
                       "worst": float(np.exp(np.max(np.abs(y - start - slope * x))) - 1)})
     return found
@@ -50,13 +52,13 @@ def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Time the widths and fit; returns the rows of the fit."""
-    found = fits(run_cases("mlp-scaling", cases(options), options, results, say, LONG))
+    found = fits(run_cases(SUITE, cases(options), options, results, say, LONG))
     results.add(found)
     return found
 
 
 def plot(results: Results, path: Path) -> None:
     """Time above the fixed time against FLOPs, on logarithmic axes, with the lines."""
-    from .plots import plot_scaling
+    from ..machinery.plots import plot_scaling
 
     plot_scaling(results.rows, path)

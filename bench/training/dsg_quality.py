@@ -15,27 +15,31 @@ from typing import Any
 
 import numpy as np
 
-from numbanet import Linear, Net, Sequential, Tensor, datasets, no_grad
+from numbanet import Linear, Sequential, Tensor, datasets, no_grad
 from numbanet.dropout import DynamicSparseGraph
 from numbanet.dropout.graph import johnson_lindenstrauss, kept_of
 from numbanet.layers import Flow
 from numbanet_kernels.families.projection import project_cpu
 from numbanet_kernels.layouts.ternary import ternary
 
-from . import mlp
-from .dsg import SHARES, WIDTH, Oracle, layer_inputs
-from .harness import Options
-from .results import Results
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from ..steps import MOMENTUM, RATE
+from ..steps.dsg_model import SHARES, WIDTH, Oracle, layer_inputs
 
+SUITE = "dsg-quality"
+RECORDED = ("--json bench/results/dsg-quality.json --plot dsg-quality.png",)
 RATES, EPSILONS = (0.5, 0.8, 0.9), (0.3, 0.5, 0.7, 0.9)
 HIDDEN, EPOCHS, BATCH, BATCHES = (1024, 1024), 2, 128, 8
 
 
 def layers(quick: bool) -> Iterator[tuple[str, Linear, list[np.ndarray]]]:
     """(name, layer, batches of what comes to it)"""
+    from numbanet import Net  # loads scikit-learn
+
     X, y, X_test, _ = datasets.load_fashion_mnist()
     hidden, epochs, samples, batches = ((256, 256), 1, 2000, 1) if quick else (HIDDEN, EPOCHS, len(X), BATCHES)
-    net = Net(hidden, dropout="none", epochs=epochs, batch_size=mlp.BATCH, learning_rate=mlp.RATE, momentum=mlp.MOMENTUM,
+    net = Net(hidden, dropout="none", epochs=epochs, batch_size=BATCH, learning_rate=RATE, momentum=MOMENTUM,
               device="cpu", random_state=0).fit(X[:samples], y[:samples])
     first, relu, second = net.model_.layers[:3]
     x = np.float32(X_test[:batches * BATCH])
@@ -79,16 +83,16 @@ def bound(outputs: int, epsilon: float) -> float:
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure all; returns the rows."""
     if options.device != "cpu":
-        raise ValueError("dsg-quality counts what is found, which is the same on every device: --device cpu")
+        raise ValueError(f"{SUITE} counts what is found, which is the same on every device: --device cpu")
     rates, epsilons = (RATES[1:2], EPSILONS[2:]) if options.quick else (RATES, EPSILONS)
     rows: list[dict[str, Any]] = []
     for name, layer, batches in layers(options.quick):
         n, case = layer.out_features, f"{name}, batch {BATCH}"
         if not options.wants(case):
             continue
-        say(f"dsg-quality: {case}")
+        say(f"{SUITE}: {case}")
         for epsilon in epsilons:
-            common = {"suite": "dsg-quality", "case": case, "epsilon": epsilon, "projected": johnson_lindenstrauss(n, epsilon),
+            common = {"suite": SUITE, "case": case, "epsilon": epsilon, "projected": johnson_lindenstrauss(n, epsilon),
                       "within": within(layer, np.concatenate(batches), epsilon), "bound": bound(n, epsilon)}
             own = [{**common, "implementation": f"{share} rate {rate}", "share": share, "rate": rate,
                     "found": found(layer, batches, rate, share, epsilon), "chance": kept_of(n, rate) / n}
@@ -100,6 +104,6 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
 
 def plot(results: Results, path: Path) -> None:
     """What is found, by epsilon, and how far guesses are off."""
-    from .plots import plot_quality
+    from ..machinery.plots import plot_quality
 
     plot_quality(results.rows, path)

@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from . import training
-from .harness import Options
-from .results import Results
-from .training import Experiment, Run
+from .. import training
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from ..machinery.runs import Run, case_of, whole
+from . import Experiment
 
+SUITE = "lstm-rates"
+RECORDED = ("--json bench/results/lstm-rates.json",)
 HIDDEN, VOCABULARY, VALIDATION = (128, 128), 2000, 10_000
 TEXTS = {50_000: 20, 200_000: 4}  # words: epochs, 20 by default
 STEPS = ((20.0, 0.25), (10.0, 0.25), (5.0, 0.25), (20.0, 0.1))  # learning rate, clip_norm
@@ -37,7 +40,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     """Train what is not trained yet; returns the rows of `ends`."""
     every = experiments(options)
     try:
-        training.run(options, results, say, "lstm-rates", every, (), alone=0)
+        training.run(options, results, say, SUITE, every, (), alone=0)
     finally:  # an interrupted command, too, reports what is finished
         found = ends(results.runs, every)
         results.add(found)
@@ -51,8 +54,8 @@ def ends(runs: Sequence[Run], every: Sequence[Experiment]) -> list[dict[str, Any
         mine = [run for run in runs if (run["settings"], run["dropout"]) == (experiment.settings, experiment.name)]
         if not mine:
             continue
-        row = {"suite": "lstm-rates-ends", "case": training.case_of(experiment.settings), "seeds": len(mine),
-               "implementation": experiment.name, "diverged": sum(not training.whole(run) for run in mine),
+        row = {"suite": f"{SUITE}-ends", "case": case_of(experiment.settings), "seeds": len(mine),
+               "implementation": experiment.name, "diverged": sum(not whole(run) for run in mine),
                "first": None, "last": None}
         for name, at in (("first", 0), ("last", -1)) if not row["diverged"] else ():
             values = [run["epochs"][at]["perplexity"] for run in mine]
@@ -63,6 +66,6 @@ def ends(runs: Sequence[Run], every: Sequence[Experiment]) -> list[dict[str, Any
 
 def plot(results: Results, path: Path) -> None:
     """Validation perplexity by epoch, and by seconds where all runs had the machine to themselves."""
-    from .plots import plot_runs
+    from ..machinery.plots import plot_runs
 
     plot_runs(results.runs, path)

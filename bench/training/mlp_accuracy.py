@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from . import training
-from .harness import Options
-from .results import Results
-from .training import SEEDS, Experiment, Run
+from .. import training
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from ..machinery.runs import Run, case_of, clocked, difference, whole
+from . import SEEDS, Experiment
 
+SUITE = "mlp-accuracy"
+RECORDED = ("--json bench/results/mlp-accuracy.json --plot accuracy.png",)
 SUITE, RATES, FALLING, HELD, PATIENCE = "mlp-accuracy", (0.3, 0.5, 0.7), 0.5, 1 / 12, 5
 DROPOUTS = ("bernoulli", "rdp", "tdp", "batchwise")
 CASES = tuple((data, width, samples, epochs, seeds) for width, samples, epochs, seeds in (
@@ -50,7 +53,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     """Train what is not trained yet; returns the rows."""
     every = list(experiments(options))
     rows = training.run(options, results, say, SUITE, every, (), alone=1)
-    cases = {(training.case_of(one.settings), one.name): one for one in every}
+    cases = {(case_of(one.settings), one.name): one for one in every}
     for row in rows:
         if row["accuracy"] is not None:
             row.update(_stopped(cases[row["case"], row["implementation"]], results.runs))
@@ -72,13 +75,13 @@ def stopped(run: Run) -> tuple[int, int]:
 
 def _stopped(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
     """Of a row: accuracy and seconds where runs stop early, and points above what it is compared with after equal seconds."""
-    pair = [run for run in runs if run["settings"] == experiment.settings and training.whole(run)
+    pair = [run for run in runs if run["settings"] == experiment.settings and whole(run)
             and run["dropout"] in (experiment.name, experiment.against)]
-    mine, clocked = [run for run in pair if run["dropout"] == experiment.name], training.clocked(pair)
+    mine, comparable = [run for run in pair if run["dropout"] == experiment.name], clocked(pair)
     values = [run["epochs"][stopped(run)[1] - 1]["accuracy"] for run in mine]
-    ours, theirs = ([run for run in clocked if run["dropout"] == name] for name in (experiment.name, experiment.against))
+    ours, theirs = ([run for run in comparable if run["dropout"] == name] for name in (experiment.name, experiment.against))
     seconds = [sum(epoch["seconds"] for epoch in run["epochs"][:stopped(run)[0]]) for run in ours]
-    ahead = None if experiment.name == experiment.against else training.difference(
+    ahead = None if experiment.name == experiment.against else difference(
         ours, theirs, lambda epoch: 100 * epoch["accuracy"], in_time=True)
     return {"stopped": float(np.mean(values)), "stopped_min": min(values), "stopped_max": max(values),
             "stopped_seconds": float(np.mean(seconds)) if seconds else None, "points_in_time": ahead}
@@ -86,6 +89,6 @@ def _stopped(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
 
 def plot(results: Results, path: Path) -> None:
     """Test error by rate, a panel for each case."""
-    from .plots import plot_rates
+    from ..machinery.plots import plot_rates
 
     plot_rates([row for row in results.rows if row["suite"] == SUITE], path)

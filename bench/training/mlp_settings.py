@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import training
-from .harness import Options
-from .results import Results
-from .training import Experiment
+from .. import training
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from ..machinery.runs import case_of
+from . import Experiment
 
+SUITE = "mlp-settings"
+RECORDED = ("--json bench/results/mlp-settings.json",)
 SCALES, DATA, KINDS = ("pattern", "root", "rate"), ("mnist", "fashion-mnist"), ("rdp", "tdp")
 PERIODS = {0.5: (3, 4, 8, 16), 0.7: (4, 5, 8, 16)}
 HIDDEN, RATES, EPOCHS = 1024, (0.7, 0.5), 10
@@ -40,7 +43,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     experiments = [Experiment(training.settings(options, HIDDEN, rate, EPOCHS, data), name, variant)
                    for data in DATA for rate in RATES for name, variant in variants(rate)]
     try:
-        training.run(options, results, say, "mlp-settings", experiments, (), alone=0)
+        training.run(options, results, say, SUITE, experiments, (), alone=0)
     finally:  # an interrupted command, too, reports what is finished
         found = points(results.rows, experiments)
         results.add(found)
@@ -52,13 +55,13 @@ def points(rows: Sequence[dict[str, Any]], experiments: Sequence[Experiment]) ->
     found = {(row["case"], row["implementation"]): row for row in rows}
     table: dict[str, dict[str, Any]] = {}
     for experiment in experiments:
-        row = found.get((training.case_of(experiment.settings), experiment.name))
+        row = found.get((case_of(experiment.settings), experiment.name))
         if row is not None and experiment.name != "bernoulli":
             kind, setting = experiment.name.split(" ", 1)
             line = table.setdefault(f"{experiment.settings['data']}, {setting}", {})
             line[f"{kind} p={experiment.settings['dropout_rate']}"] = row
     columns = [f"{kind} p={rate}" for kind in KINDS for rate in RATES]
-    return [{"suite": "mlp-settings-points", "case": case, "seeds": min(row["seeds"] for row in table[case].values()),
+    return [{"suite": f"{SUITE}-points", "case": case, "seeds": min(row["seeds"] for row in table[case].values()),
              "points_of": {name: _points(table[case].get(name)) for name in columns}} for case in sorted(table, key=_order)]
 
 
@@ -75,6 +78,6 @@ def _points(row: dict[str, Any] | None) -> float | str | None:
 
 def plot(results: Results, path: Path) -> None:
     """Test accuracy by epoch and by seconds."""
-    from .plots import plot_runs
+    from ..machinery.plots import plot_runs
 
     plot_runs(results.runs, path)

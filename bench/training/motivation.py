@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,13 @@ import numpy as np
 from numbanet import ops
 from numbanet.layers import CHANNELS_LAST, Conv2d, Cost, Layer
 
-from . import training
-from .harness import Options
-from .papers_cnn import IMAGES, plot  # noqa: F401  drawn the same way
-from .results import Results
-from .training import SEEDS, Experiment
+from .. import training
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from . import IMAGES, SEEDS, Experiment
 
+SUITE = "motivation"
+RECORDED = ("--json bench/results/motivation.json --plot motivation.png",)
 DATA, EPOCHS, SAMPLES, TARGETS = "mnist", 5, 10000, (0.95,)
 RATES = (0.2, 0.4, 0.6, 0.8)
 PARTS = {"largest": (0.75, 1.0), "middle": (0.25, 0.75), "least": (0.0, 0.25)}  # quantiles of the magnitudes in a sample
@@ -116,4 +118,11 @@ def _parameters(layers: Callable[[int], list[Layer]]) -> dict[str, Any]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows."""
-    return training.run(options, results, say, "motivation", list(experiments(options)), (), alone=0)
+    return training.run(options, results, say, SUITE, list(experiments(options)), (), alone=0)
+
+
+def plot(results: Results, path: Path) -> None:
+    """Test error by rate."""
+    from ..machinery.plots import plot_rates
+
+    plot_rates(results.rows, path)

@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import training
-from .harness import Options
-from .results import Results
-from .training import SEEDS, Experiment
+from .. import training
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from . import IMAGES, SEEDS, Experiment
 
+SUITE = "papers-cnn"
+RECORDED = ("--json bench/results/papers-cnn.json --plot papers-cnn.png",)
 RATES, LAST = (0.3, 0.4, 0.5, 0.6), 0.6
 CONVOLUTIONS = {"lenet5": 2, "alexnet": 5, "vgg19": 16}
-IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 CASES = (  # network, data, epochs, rates, those with all seeds, accuracies to which the time is told
     ("lenet5", "mnist", 5, RATES, (0.6,), (0.98, 0.985)), ("lenet5", "cifar10", 15, RATES, (0.4,), (0.45,)),
     ("alexnet", "cifar10", 6, (0.4,), (), (0.45,)))
@@ -62,11 +63,11 @@ def experiments(options: Options) -> Iterator[Experiment]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows."""
-    return training.run(options, results, say, "papers-cnn", list(experiments(options)), (), alone=0)
+    return training.run(options, results, say, SUITE, list(experiments(options)), (), alone=0)
 
 
 def plot(results: Results, path: Path) -> None:
     """Test error by rate, a panel for each data set and network."""
-    from .plots import plot_rates
+    from ..machinery.plots import plot_rates
 
     plot_rates(results.rows, path)

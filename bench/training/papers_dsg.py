@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import training
-from .harness import Options
-from .results import Results
-from .training import SEEDS, Experiment
+from .. import training
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from . import SEEDS, Experiment
 
+SUITE = "papers-dsg"
+RECORDED = ("--json bench/results/papers-dsg.json --plot papers-dsg.png",)
 RATES, ONE, EPSILONS, SAMPLES, SHARES = (0.5, 0.6, 0.8, 0.9), 0.6, (0.3, 0.7, 0.9), (32, 64), ("batch", "tile", "sample")
 HIDDEN, EPOCHS, VGG_SAMPLES = (1024, 1024), 6, 10_000
 VGG8 = ((64, 64), (128, 128), (256, 256))  # filters of each group before its pooling; two linear layers follow
@@ -33,7 +35,7 @@ def _but_at_last(rate: float, epoch: int) -> float:
 
 def _dsg(kind: str, rate: float, **options: Any) -> dict[str, Any]:
     """Parameters of a Net."""
-    from .dsg import KINDS
+    from ..steps.dsg_model import KINDS
 
     extra = {name: options.pop(name) for name in ("image_shape", "layers") if name in options}
     return {"dropout": KINDS[kind](rate, **options), **extra}
@@ -122,11 +124,11 @@ def experiments(options: Options) -> Iterator[Experiment]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows."""
-    return training.run(options, results, say, "papers-dsg", list(experiments(options)), (), alone=0)
+    return training.run(options, results, say, SUITE, list(experiments(options)), (), alone=0)
 
 
 def plot(results: Results, path: Path) -> None:
     """Test error by rate, a panel for each data set and network."""
-    from .plots import plot_rates
+    from ..machinery.plots import plot_rates
 
     plot_rates(results.rows, path)

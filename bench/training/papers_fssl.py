@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import training
-from .harness import Options
-from .mlp import BATCH
-from .results import Results
-from .training import SEEDS, Experiment
+from .. import training
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from ..machinery.runs import case_of, timed
+from ..steps import BATCH
+from . import SEEDS, Experiment
 
+SUITE = "papers-fssl"
+RECORDED = ("--json bench/results/papers-fssl.json --plot papers-fssl.png",)
 TURNS = 9           # of prediction, by each of the two networks
 EQUAL = 0.001       # of accuracy: as far as two are called equal
 PRUNED = 0.9, 0.95
@@ -82,7 +85,7 @@ def experiments(options: Options) -> Iterator[Experiment]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows."""
-    rows = training.run(options, results, say, "papers-fssl", list(experiments(options)), (), alone=1)
+    rows = training.run(options, results, say, SUITE, list(experiments(options)), (), alone=1)
     for row in rows:
         row.update(_compared(row, results.runs))
     for row in rows:
@@ -93,10 +96,10 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
 
 def _compared(row: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Means over the seeds of a row: the share of weights kept, seconds of training, and dense over own time."""
-    of_case = [run for run in runs if training.case_of(run["settings"]) == row["case"]]
+    of_case = [run for run in runs if case_of(run["settings"]) == row["case"]]
 
     def of(name: str) -> dict[int, dict[str, Any]]:
-        return {run["seed"]: run for run in training.timed(of_case) if run["dropout"] == name}
+        return {run["seed"]: run for run in timed(of_case) if run["dropout"] == name}
 
     mine, dense = of(row["implementation"]), of("none")
     last = [run["epochs"][-1] for run in mine.values()]
@@ -130,6 +133,6 @@ def _gain(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
 
 def plot(results: Results, path: Path) -> None:
     """Accuracy by seconds of training, and by time of prediction, a row of panels for each network."""
-    from .plots import plot_fssl
+    from ..machinery.plots import plot_fssl
 
     plot_fssl(results.rows, results.runs, path)

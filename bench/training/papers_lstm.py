@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import training
-from .harness import Options
-from .results import Results
-from .training import SEEDS, Experiment
+from .. import training
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from . import SEEDS, Experiment
 
+SUITE = "papers-lstm"
+RECORDED = ("--json bench/results/papers-lstm.json --plot papers-lstm.png",)
 HIDDEN, WORDS, EPOCHS, HALVED_AFTER = (256, 256), 50_000, 20, 10
 RATE, TARGETS = 0.3, (250, 200, 180)
 PATTERN = {"dp_max": 2, "scale": "pattern"}
@@ -49,11 +51,11 @@ def experiments(options: Options) -> Iterator[Experiment]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows."""
-    return training.run(options, results, say, "papers-lstm", list(experiments(options)), (), alone=1)
+    return training.run(options, results, say, SUITE, list(experiments(options)), (), alone=1)
 
 
 def plot(results: Results, path: Path) -> None:
     """Validation perplexity by epoch and by seconds."""
-    from .plots import plot_runs
+    from ..machinery.plots import plot_runs
 
     plot_runs(results.runs, path)

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import training
-from .harness import Options
-from .results import Results
-from .training import SEEDS, TORCH, Experiment
+from .. import training
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from ..machinery.runs import TORCH
+from . import SEEDS, Experiment
 
+SUITE = "papers-mlp"
+RECORDED = ("--against torch --json bench/results/papers-mlp.json --plot papers.png",)
 DROPOUTS, EPOCHS, TARGETS = ("bernoulli", "rdp", "tdp"), 15, (0.97, 0.975, 0.98)
 WIDTHS, RATES = (2048, 2048), ((0.3, 0.3), (0.5, 0.5), (0.7, 0.7), (0.3, 0.7), (0.7, 0.3))
 SIZES, THEIR_RATES = ((1024, 64), (1024, 1024), (4096, 4096)), (0.7, 0.7)  # 2048x2048 is among the above
@@ -45,11 +48,11 @@ def _variant(name: str, rates: tuple[float, float]) -> dict[str, Any]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows."""
-    return training.run(options, results, say, "papers-mlp", list(experiments(options)), TARGETS)
+    return training.run(options, results, say, SUITE, list(experiments(options)), TARGETS)
 
 
 def plot(results: Results, path: Path) -> None:
     """Speed-up by case with its ceiling, and accuracy by seconds of each case."""
-    from .plots import plot_papers
+    from ..machinery.plots import plot_papers
 
     plot_papers(results.rows, results.runs, path)
