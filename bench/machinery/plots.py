@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from numbanet.dropout import POLICIES
+
 from .runs import TORCH, case_of, clocked, measure, whole
 
-COLOURS = {name: f"C{i}" for i, name in enumerate(("bernoulli", "rdp", "tdp", TORCH, "none", "rdp + recurrent rdp",
-                                                   "gate columns 50%", "gate threshold 50%", "batchwise"))}
+COLOURS = {**{name: policy.style.colour for name, policy in POLICIES.items()},
+           TORCH: "C3", "rdp + recurrent rdp": "C5", "gate columns 50%": "C6", "gate threshold 50%": "C7"}
 
 MARKS = "os^vDP*X<>dph"  # no two ways to drop look alike in grey
 Row = dict[str, Any]

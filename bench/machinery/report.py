@@ -5,6 +5,10 @@
     <!-- ratios:NAME PATTERN -->                ratios of all suites in one table, a column for each processor; the pattern is
                                                 looked for in "SUITE CASE: IMPLEMENTATION"
     <!-- parameters:NAME -->                    what the estimator of that name is given, from its docstring
+    <!-- policies:NAME -->                      the kinds of dropout by name: what each drops and saves
+    <!-- suites:NAME -->                        the suites: what each measures, and the command that recorded it
+    <!-- sections:NAME -->                      the tables of all suites with results that have no mark on the page, each under
+                                                a heading
 
 Pattern and heading may be left out. A section that has its heading in the mark is empty as long as there are no results.
 """
@@ -13,17 +17,18 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import drawings
+from . import drawings, suites
 from .machine import ROOT
 from .results import load
 from .table import markdown, markdown_of
 
-MARKED = re.compile(r"(?P<start><!-- (?P<what>bench|ratios|parameters):(?P<name>[\w-]+)(?: (?P<pattern>(?!#)[^\n]+?))?"
-                    r"(?: (?P<heading>#+ [^\n]+?))? -->)\n.*?(?P<end><!-- /(?P=what):(?P=name) -->)", re.S)
+MARKED = re.compile(r"(?P<start><!-- (?P<what>bench|ratios|parameters|policies|suites|sections):(?P<name>[\w-]+)"
+                    r"(?: (?P<pattern>(?!#)[^\n]+?))?(?: (?P<heading>#+ [^\n]+?))? -->)\n.*?"
+                    r"(?P<end><!-- /(?P=what):(?P=name) -->)", re.S)
 PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md")
 FOLDER = ROOT / "bench" / "results"
 
@@ -93,15 +98,47 @@ def parameters(name: str, pattern: str, records: Records) -> str:
     return markdown_of(lines)
 
 
-WRITERS: dict[str, Callable[[str, str, Records], str]] = {"bench": tables, "ratios": ratios, "parameters": parameters}
+def policies(name: str, pattern: str, records: Records) -> str:
+    """A line for each kind of dropout, as its class describes it."""
+    from numbanet.dropout import POLICIES
+
+    lines = [["`dropout=`", "what is dropped in a step", "FLOPs at rate p"]]
+    return markdown_of([*lines, *([f'`"{kind}"`', policy.drops, policy.computes] for kind, policy in POLICIES.items())])
+
+
+def listed(name: str, pattern: str, records: Records) -> str:
+    """A line for each suite that has a file, and the names of the other families of kernels."""
+    lines = [["suite", "what it measures", "recorded by"]]
+    for suite in suites.files():
+        commands = (f"`python -m bench {suite} {arguments}`" for arguments in suites.recorded(suite))
+        lines.append([f"`{suite}`", suites.suites()[suite], "<br>".join(commands)])
+    others = ", ".join(f"`{family}`" for family in suites.families() if family not in suites.files())
+    return f"{markdown_of(lines)}\n\n{textwrap.fill(f'Families of kernels, measured by their examples: {others}.', 128)}"
+
+
+def sections(marked: Collection[str], records: Records) -> str:
+    """Heading and tables of the suites that have results, and no mark of theirs or of what begins with their name."""
+    known = suites.suites()
+    shown = {max((suite for suite in known if f"{name}-".startswith(f"{suite}-")), key=len, default=name) for name in marked}
+    found = ((suite, tables(suite, "", records)) for suite in known if suite not in shown)
+    return "\n\n".join(f"## `{suite}`\n\n{known[suite]}\n\n{table}" for suite, table in found if table)
+
+
+WRITERS: dict[str, Callable[[str, str, Records], str]] = {
+    "bench": tables, "ratios": ratios, "parameters": parameters, "policies": policies, "suites": listed}
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
 def rewrite(text: str, records: Records) -> str:
     """The text with every marked part made anew; all else as it is."""
+    marked = {mark["name"] for mark in MARKED.finditer(text) if mark["what"] == "bench"}
+
     def anew(mark: re.Match) -> str:
-        found, heading = WRITERS[mark["what"]](mark["name"], mark["pattern"] or "", records), mark["heading"]
-        parts = [part for part in (heading, found) if part] if found else [] if heading else ["_No results recorded yet._"]
+        if mark["what"] == "sections":
+            parts = list(filter(None, [sections(marked, records)]))
+        else:
+            found, heading = WRITERS[mark["what"]](mark["name"], mark["pattern"] or "", records), mark["heading"]
+            parts = [part for part in (heading, found) if part] if found else [] if heading else ["_No results recorded yet._"]
         return "\n\n".join([mark["start"], *parts, mark["end"]]) if parts else f"{mark['start']}\n{mark['end']}"
 
     return MARKED.sub(anew, text)

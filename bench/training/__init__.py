@@ -274,7 +274,7 @@ def _trained(experiment: Experiment, seed: int) -> Run:
     from numbanet import datasets
 
     chosen = experiment.settings
-    parts = getattr(datasets, f"load_{chosen['data'].replace('-', '_')}")()
+    parts = datasets.load(chosen["data"])
     sizes = (chosen["samples"], chosen["validation"]) if "vocabulary" in chosen else (*[chosen["samples"]] * 2, None, None)
     return train(experiment, seed, tuple(part[:size] for part, size in zip(parts, sizes)))
 
