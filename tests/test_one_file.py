@@ -1,4 +1,4 @@
-"""A policy, a layer, a data set and a suite are each one file and its export: everything else that names them finds them there."""
+"""A policy, a layer, a data set and a suite are each one file and its export: help, docstrings, tables and plots follow."""
 import os
 import shutil
 import subprocess
@@ -67,7 +67,7 @@ def changed(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
     _export(folder, "numbanet/dropout/halves.py", POLICY, "numbanet/dropout/registry.py", "HalvesDropout")
     _export(folder, "numbanet/layers/twice.py", LAYER, "numbanet/layers/registry.py", "Twice")
-    _export(folder, "datasets/stripes.py", DATA, "numbanet/datasets.py", "load_stripes", "from numbanet.datasets.stripes import")
+    _export(folder, "datasets/stripes.py", DATA, "numbanet/datasets.py", "load_stripes", "numbanet.datasets.stripes")
     path = folder / "numbanet/datasets.py"
     path.write_text(path.read_text(encoding="utf-8").replace('IMAGES = (', 'IMAGES = ("stripes", ', 1), encoding="utf-8")
     (folder / "bench/steps/nothing.py").write_text(SUITE.lstrip(), encoding="utf-8")
@@ -83,20 +83,19 @@ def changed(tmp_path_factory):
     return run
 
 
-def _export(folder, path, text, registry, name, imports=None):
-    """Write a file, and its name into the import and the `__all__` of a registry."""
+def _export(folder, path, text, registry, name, module=None):
+    """Write a file; import a name from it in a registry, and add that to its `__all__`."""
     (folder / path).write_text(text, encoding="utf-8")
     found = (folder / registry).read_text(encoding="utf-8")
     before, mark, after = found.partition("\n__all__ = [")
     assert mark
-    after = after.replace("]", f', "{name}"]' if '"]' in after.partition("]")[0] + "]" else f'    "{name}",\n]', 1)
-    line = f"{imports or f'from .{Path(path).stem} import'} {name}\n"
-    (folder / registry).write_text(before + line + mark + after, encoding="utf-8")
+    line = f"from {module or f'.{Path(path).stem}'} import {name}\n"
+    (folder / registry).write_text(f'{before}{line}{mark}"{name}", {after}', encoding="utf-8")
 
 
 def test_a_policy_stands_in_help_docstrings_tables_and_plots(changed):
     assert "halves" in changed("-m", "numbanet", "train", "--help")
-    said = changed("-c", "import numbanet; print(numbanet.HalvesDropout.name, numbanet.Net.__doc__, numbanet.LanguageModel.__doc__)")
+    said = changed("-c", "from numbanet import *; print(HalvesDropout.name, Net.__doc__, LanguageModel.__doc__)")
     assert said.startswith("halves") and said.count('"halves"') == 3  # of dropout twice, of recurrent_dropout once
     assert '| `"halves"` | neurons: one half, of two | a quarter |' in changed(
         "-c", "from bench.machinery import report; print(report.policies('', '', []))")
