@@ -9,11 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import gpu, harness, kernels, mlp, mlp_memory, mlp_scaling, mlp_settings, papers_mlp, plots, training
-from bench.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
-from bench.results import Results, load
-from bench.table import markdown
-from bench.worker import Task, Worker, WorkerError, Workers
+from bench import kernels, training
+from bench.machinery import gpu, harness, plots, runs, suites
+from bench.machinery.harness import Case, Implementation, Schedule, measure, quantiles, relative_error
+from bench.machinery.results import Results, load
+from bench.machinery.table import markdown
+from bench.machinery.worker import Task, Worker, WorkerError, Workers
+from bench.memory import mlp as mlp_memory
+from bench.steps import BATCH, TOLERANCE, mlp_model, mlp_scaling
+from bench.training import mlp_settings, papers_mlp
 from numbanet import Net
 from numbanet_kernels import examples
 
@@ -153,7 +157,7 @@ def _rows(path):
     return record["rows"]
 
 
-@pytest.mark.parametrize("family", kernels.families())
+@pytest.mark.parametrize("family", suites.families())
 def test_the_suite_of_a_family_has_all_its_operations_and_their_references(family):
     ops = {name.partition(",")[0] for name, module in examples.families().items() if module.__name__.endswith(f".{family}")}
     for case in kernels.suite(family, harness.Options(quick=True)):
@@ -199,7 +203,7 @@ def test_bad_arguments(arguments, message):
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("family", list(filter(kernels.shaped, kernels.families())))
+@pytest.mark.parametrize("family", list(filter(kernels.shaped, suites.families())))
 def test_kernels_at_a_shape(family):
     found = [dict(ours.parameters.get("sizes", {})) for case in kernels.suite(family, harness.Options(shape=(37, 21, 43)))
              for ours in case.implementations]
@@ -218,21 +222,21 @@ def test_only_some_of_the_cases():
 
 
 def test_step_of_a_wrong_model_is_seen():
-    weights = mlp.reference_steps(8, mlp.BATCH, [[(1.0, 1.0)] * 2] * 2)
+    weights = mlp_model.reference_steps(8, BATCH, [[(1.0, 1.0)] * 2] * 2)
     outputs = {"weights": [w.astype(np.float32) for w in weights], "factors": [[(1.0, 1.0)] * 2] * 2}
-    assert mlp.update_error(8, mlp.BATCH, outputs) < 1e-3  # the weights are rounded to float32, and they changed by little
+    assert mlp_model.update_error(8, BATCH, outputs) < 1e-3  # the weights are rounded to float32, and they changed by little
     outputs["weights"][3][2] += 1e-3  # one bias of the second layer
-    assert mlp.update_error(8, mlp.BATCH, outputs) > 1e-2
+    assert mlp_model.update_error(8, BATCH, outputs) > 1e-2
 
 
 def test_a_neuron_near_its_kink_may_be_seen_on_either_side(monkeypatch):
     factors = [[(1.0, 1.0)] * 2]
     for kink in (0.3, -0.3):
-        outputs = {"weights": mlp.reference_steps(8, mlp.BATCH, factors, kink=kink), "factors": factors}
-        monkeypatch.setattr(mlp, "KINK", 0.3)
-        assert mlp.update_error(8, mlp.BATCH, outputs) == pytest.approx(0, abs=1e-9)
-        monkeypatch.setattr(mlp, "KINK", 1e-6)
-        assert mlp.update_error(8, mlp.BATCH, outputs) > mlp.TOLERANCE
+        outputs = {"weights": mlp_model.reference_steps(8, BATCH, factors, kink=kink), "factors": factors}
+        monkeypatch.setattr(mlp_model, "KINK", 0.3)
+        assert mlp_model.update_error(8, BATCH, outputs) == pytest.approx(0, abs=1e-9)
+        monkeypatch.setattr(mlp_model, "KINK", 1e-6)
+        assert mlp_model.update_error(8, BATCH, outputs) > TOLERANCE
 
 
 @pytest.mark.parametrize("dropout", ["rdp", "tdp"])
@@ -240,11 +244,11 @@ def test_mean_flops_agree_with_drawn_plans(dropout):
     from numbanet.dropout import policy
     from numbanet.layers import Context, Form
 
-    model, chosen, rng = mlp.network(64), policy(dropout, 0.5), np.random.default_rng(0)
+    model, chosen, rng = mlp_model.network(64), policy(dropout, 0.5), np.random.default_rng(0)
     steps = [Context(plans={site: chosen.plan(site, rng) for site in model.droppable()}, model=model) for _ in range(4000)]
-    drawn = [model.cost(Form((mlp.BATCH, 784)), step.plans)[0].flops for step in steps]
+    drawn = [model.cost(Form((BATCH, 784)), step.plans)[0].flops for step in steps]
     spread = np.std(drawn) / np.sqrt(len(drawn))
-    assert abs(np.mean(drawn) - mlp.mean_flops(64, mlp.BATCH, dropout, 0.5)) < 5 * spread
+    assert abs(np.mean(drawn) - mlp_model.mean_flops(64, BATCH, dropout, 0.5)) < 5 * spread
 
 
 def test_slope_above_the_fixed_time_is_found():
@@ -271,8 +275,8 @@ def test_panels_by_seconds_are_drawn_where_some_can_be_compared(alone, across, t
     monkeypatch.setattr(plots, "clocked", lambda found: found if alone else [])
     monkeypatch.setattr(plots, "case_of", lambda settings: "a text")
     monkeypatch.setattr(plots, "measure", lambda settings: "perplexity")
-    figure = plots._figure
-    monkeypatch.setattr(plots, "_figure", lambda *size: drawn.append(figure(*size)) or drawn[-1])
+    figure = plots.figure_of
+    monkeypatch.setattr(plots, "figure_of", lambda *size: drawn.append(figure(*size)) or drawn[-1])
     plots.plot_runs(runs, tmp_path / "a.png")
     assert len(drawn[0].axes) == across and all(axes.lines for axes in drawn[0].axes)
 
@@ -335,7 +339,7 @@ def test_settings_suite_names_every_variant_rate_and_data_set(tmp_path, monkeypa
 
 
 def test_papers_suite_has_every_case_and_compares_times_to_accuracy(tmp_path, monkeypatch):
-    seconds = {"bernoulli": 4.0, "rdp": 2.0, "tdp": 3.0, training.TORCH: 8.0}
+    seconds = {"bernoulli": 4.0, "rdp": 2.0, "tdp": 3.0, runs.TORCH: 8.0}
     monkeypatch.setattr(training, "train", lambda experiment, seed, data: _trained(
         experiment, seed, 0.98 - 0.02 * (experiment.name == "tdp"), experiment.settings["epochs"], seconds[experiment.name]))
     monkeypatch.setattr("numbanet.datasets.load_mnist", lambda: (np.zeros((3, 784)),) * 4)
@@ -347,8 +351,8 @@ def test_papers_suite_has_every_case_and_compares_times_to_accuracy(tmp_path, mo
     assert "784-2048-2048-10 p=0.3, 0.7, 15 epochs" in cases and "784-1024-64-10 p=0.7, 15 epochs" in cases
     shorter = {(row["implementation"], row["peer"]): row["times"][1]["shorter"] for row in rows}
     assert shorter == {("bernoulli", None): None, ("rdp", "bernoulli"): 2.0, ("tdp", "bernoulli"): None,
-                       ("bernoulli", training.TORCH): 2.0, ("rdp", training.TORCH): 4.0, ("tdp", training.TORCH): None,
-                       (training.TORCH, None): None}
+                       ("bernoulli", runs.TORCH): 2.0, ("rdp", runs.TORCH): 4.0, ("tdp", runs.TORCH): None,
+                       (runs.TORCH, None): None}
     assert "| torch nn.Dropout | 0.97: 2.0 (4.00), 0.975: 2.0 (4.00), 0.98: 2.0 (4.00) |" in markdown(rows)
     assert "| bernoulli | 0.97: 0 of 3, 0.975: 0 of 3, 0.98: 0 of 3 |" in markdown(rows)
     papers_mlp.plot(results, tmp_path / "a.png")

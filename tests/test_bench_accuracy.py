@@ -4,9 +4,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bench import harness, mlp_accuracy, training
-from bench.results import Results, load
-from bench.table import markdown
+from bench import training
+from bench.machinery import harness
+from bench.machinery.results import Results, load
+from bench.machinery.table import markdown
+from bench.training import mlp_accuracy
 from numbanet import Net
 
 NAMES = ["none", *(f"{kind} p={rate}" for rate in (0.3, 0.5, 0.7) for kind in mlp_accuracy.DROPOUTS),

@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.harness import Case, Implementation, Schedule, measure, with_before
-from bench.results import load
-from bench.worker import Workers
+from bench.machinery.harness import Case, Implementation, Schedule, measure, with_before
+from bench.machinery.results import load
+from bench.machinery.worker import Workers
 
 
 def test_another_checkout_is_the_peer(monkeypatch, tmp_path):
@@ -14,7 +14,7 @@ def test_another_checkout_is_the_peer(monkeypatch, tmp_path):
     for name, value in (("now", 2.0), ("before", 1.0)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "measured_here.py").write_text(
-            f"from bench.worker import Task\n\n\ndef build():\n    return Task(int, lambda: {{'result': {value}}})\n")
+            f"from bench.machinery.worker import Task\n\n\ndef build():\n    return Task(int, lambda: {{'result': {value}}})\n")
     monkeypatch.syspath_prepend(tmp_path / "now")
     build = importlib.import_module("measured_here").build
     alone = Case("suite", "case", (Implementation("numbanet", build),), lambda outputs: outputs["result"], 9.0)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import challenge
-from bench.harness import Options
+from bench.machinery.harness import Options
+from bench.steps import challenge
 from numbanet.sparse.challenge import WAYS
 
 ROOT = Path(__file__).resolve().parent.parent

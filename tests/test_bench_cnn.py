@@ -6,10 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import cnn, cnn_memory, conv, motivation, papers_cnn, training
-from bench.harness import Options
-from bench.results import Results, load
-from bench.table import markdown
+from bench import training
+from bench.kernels import conv
+from bench.machinery.harness import Options
+from bench.machinery.results import Results, load
+from bench.machinery.table import markdown
+from bench.memory import cnn as cnn_memory
+from bench.steps import TOLERANCE, cnn
+from bench.training import motivation, papers_cnn
 from numbanet import Net, Tensor
 from numbanet.layers import Context, Conv2d, Flow, Form, Tree
 
@@ -67,9 +71,9 @@ def test_steps_agree_with_the_reference_and_wrong_ones_do_not(dropout, rate):
     for layer, name in thinned[:1]:
         for step in plans:
             step[layer][name] = None
-        assert cnn.update_error(NAME, SHAPE, BATCH, {**outputs, "plans": plans}) > cnn.TOLERANCE
+        assert cnn.update_error(NAME, SHAPE, BATCH, {**outputs, "plans": plans}) > TOLERANCE
     outputs["weights"][2] = outputs["weights"][2] + 1e-3  # the second convolution's
-    assert cnn.update_error(NAME, SHAPE, BATCH, outputs) > cnn.TOLERANCE
+    assert cnn.update_error(NAME, SHAPE, BATCH, outputs) > TOLERANCE
 
 
 @pytest.mark.parametrize("dropout, rate", DROPOUTS)

@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from bench import csr
 from bench.__main__ import main
-from bench.harness import Options
+from bench.kernels import csr
+from bench.machinery.harness import Options
 
 
 def test_every_peer_computes_the_same():

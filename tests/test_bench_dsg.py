@@ -2,10 +2,12 @@
 import numpy as np
 import pytest
 
-from bench import dsg, dsg_memory, dsg_quality, mlp, papers_dsg
-from bench.harness import Options
-from bench.results import Results
-from bench.table import cells
+from bench.machinery.harness import Options
+from bench.machinery.results import Results
+from bench.machinery.table import cells
+from bench.memory import dsg as dsg_memory
+from bench.steps import TOLERANCE, dsg, mlp_model
+from bench.training import dsg_quality, papers_dsg
 from numbanet import DynamicSparseGraph, Linear
 from numbanet.dropout import NoDropout
 
@@ -27,10 +29,10 @@ def test_forward_products_agree_with_the_reference_and_wrong_ones_do_not(policy)
 
 @pytest.mark.parametrize("policy", [policy for _, policy in POLICIES], ids=NAMES)
 def test_steps_agree_with_the_masked_reference(policy):
-    outputs = mlp.numbanet_task("cpu", 64, policy, 0.75, 32).outputs()
-    assert mlp.update_error(64, 32, outputs) < 1e-3
+    outputs = mlp_model.numbanet_task("cpu", 64, policy, 0.75, 32).outputs()
+    assert mlp_model.update_error(64, 32, outputs) < 1e-3
     outputs["factors"] = [[(1.0, 1.0)] * 2 for _ in outputs["factors"]]
-    assert mlp.update_error(64, 32, outputs) > mlp.TOLERANCE
+    assert mlp_model.update_error(64, 32, outputs) > TOLERANCE
 
 
 def test_the_oracle_finds_the_largest_and_chance_does_not():
@@ -44,7 +46,7 @@ def test_the_oracle_finds_the_largest_and_chance_does_not():
 
 def test_flops_count_what_is_looked_at():
     """Of wide layers few more than the products; what knows the outputs computes all of them."""
-    dense = mlp.mean_flops(512, 64, "none", 0.0)
+    dense = mlp_model.mean_flops(512, 64, "none", 0.0)
     flops = {name: dsg.step_flops(512, 64, policy) / dense for name, policy in POLICIES}
     assert 0.15 < flops["random"] < flops["batch"] < flops["tile"] + 1e-9 < flops["sample"] < 1
     assert flops["oracle"] == pytest.approx(flops["random"] + 2 * 64 * (784 + 512) * 512 / dense, rel=1e-3)

@@ -2,10 +2,11 @@
 import numpy as np
 import pytest
 
-from bench import papers_fssl, training
-from bench.harness import Options
-from bench.results import Results, load
-from bench.table import markdown
+from bench import training
+from bench.machinery.harness import Options
+from bench.machinery.results import Results, load
+from bench.machinery.table import markdown
+from bench.training import papers_fssl
 from numbanet import Net
 
 SECONDS = {"none": 4.0, "rows": 1.0, "pruned 0.9": 3.0}

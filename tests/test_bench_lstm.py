@@ -7,10 +7,12 @@ import joblib
 import numpy as np
 import pytest
 
-from bench import lstm, lstm_model, lstm_rates, papers_lstm, training
-from bench.harness import Options
-from bench.results import Results, load
-from bench.table import markdown
+from bench import training
+from bench.machinery.harness import Options
+from bench.machinery.results import Results, load
+from bench.machinery.table import markdown
+from bench.steps import lstm, lstm_model
+from bench.training import lstm_rates, papers_lstm
 from numbanet import LanguageModel
 from numbanet.layers import Context, Form, Tree
 

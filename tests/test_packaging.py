@@ -31,7 +31,7 @@ def test_the_wheel_holds_the_packages_and_no_other(built):
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"numbanet", "numbanet_kernels"}
     sources = {str(path.relative_to(ROOT)) for top in tops for path in (ROOT / top).rglob("*.py")}
-    sources |= {f"numbanet/bench/{path.name}" for path in (ROOT / "bench").glob("*.py")}
+    sources |= {f"numbanet/{path.relative_to(ROOT)}" for path in (ROOT / "bench").rglob("*.py")}
     assert not [name for name in names if "bench/results/" in name]
     assert sources | {"numbanet/datasets/mnist.py", "numbanet/py.typed", "numbanet_kernels/py.typed"} <= set(names)
 

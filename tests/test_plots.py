@@ -66,4 +66,5 @@ def test_any_history_is_drawn(drawn, epochs):
 def test_grey_tells_the_kinds_of_dropout_apart(drawn):
     lines = drawn(plots.learning_curves, {name: _history(3, 0.1) for name in SHOWN}).axes[0].lines
     assert len(lines) == len(SHOWN) >= 4
-    assert len({str(plots.STYLES[name][0]) for name in SHOWN}) == len({line.get_marker() for line in lines}) == len(SHOWN)
+    assert len({str(POLICIES[name].style.dashes) for name in SHOWN}) == len({line.get_marker() for line in lines}) == len(SHOWN)
+    assert len({line.get_color() for line in lines}) == len(SHOWN)

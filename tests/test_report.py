@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import drawings, report
-from bench.results import Results
+from bench.machinery import drawings, report, suites
+from bench.machinery.results import Results
 from numbanet import Net
 from numbanet.estimators.parameters import SHARED
 
@@ -81,6 +81,28 @@ def test_the_chart_has_a_bar_for_each_kind_width_and_rate(results):
     assert drawings.charts([{**record, "rows": []}]) == {}
 
 
+def test_results_without_a_mark_of_their_own_have_a_section(results):
+    """A suite has its own where a mark says its name, or a name that begins with it and with no longer one of a suite."""
+    facts, mark = results.facts, "<!-- sections:others -->\n<!-- /sections:others -->"
+    names = ("loss", "mlp-small", "mlp-settings", "mlp-settings-points")
+    records = [{**facts, "rows": [{**ROW, "suite": name} for name in names]}]
+    text = report.rewrite(f"<!-- bench:mlp-settings-points ## Points -->\n<!-- /bench:mlp-settings-points -->\n{mark}", records)
+    assert text.count("## `") == 2 and all(f"## `{name}`\n\n{suites.suites()[name]}\n\n_cpu: " in text for name in names[:2])
+    assert report.rewrite(text, records) == text
+    assert report.rewrite(f"<!-- bench:loss -->\n<!-- /bench:loss -->\n{mark}", records).count("## `") == 2
+    assert report.rewrite(mark, []) == mark
+
+
+def test_the_recorded_files_are_those_of_the_commands_that_are_told():
+    """Each command writes a file of results that is there, and has rows of its suite."""
+    for suite in suites.files():
+        for command in suites.recorded(suite):
+            name = command.split("--json ")[1].split()[0]
+            record = report.load(ROOT / name)
+            assert {row["suite"] for row in record["rows"]} >= {suite} and not record["quick"], name
+            assert ("--against torch" in command) == (record["against"] == "torch"), name
+
+
 # --- what the repository holds ----------------------------------------------------------------------------------------
 def test_the_pages_and_charts_are_those_of_the_recorded_files(tmp_path):
     records = [report.load(path) for path in sorted(report.FOLDER.glob("*.json"))]
@@ -90,7 +112,8 @@ def test_the_pages_and_charts_are_those_of_the_recorded_files(tmp_path):
         assert report.rewrite(text, records) == text, f"{page.name}: run `python -m bench report`"
     for name, text in drawings.charts(records).items():
         assert (report.FOLDER / name).read_text(encoding="utf-8") == text, f"{name}: run `python -m bench report`"
-    assert (ROOT / "bench" / "step.svg").read_text(encoding="utf-8") == drawings.step(), "run `python -m bench.drawings`"
+    drawn = (ROOT / "bench" / "step.svg").read_text(encoding="utf-8")
+    assert drawn == drawings.step(), "run `python -m bench.machinery.drawings`"
 
 
 def test_every_parameter_of_net_is_in_the_readme():
