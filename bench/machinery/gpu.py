@@ -37,11 +37,11 @@ class Step(NamedTuple):
 def steps(path: Path) -> list[Step]:
     """What there is to run here; figures go to a file."""
     pytest = ["-m", "pytest", "-q", "-k", "cuda and not emulated"]
-    found = [Step("tests", [sys.executable, *pytest, "tests/kernels", "tests/test_ops.py", "tests/test_planned.py",
-                            "tests/test_cuda_net.py", "tests/test_replay.py"], 150)]
+    found = [Step("tests", [sys.executable, *pytest, "tests/kernels", "tests/core/test_ops.py", "tests/core/test_planned.py",
+                            "tests/estimators/test_cuda_net.py", "tests/training/test_replay.py"], 150)]
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer:
-        small = [sys.executable, *pytest, "tests/kernels/test_gemm_rows.py", "tests/kernels/test_update.py"]
+        small = [sys.executable, *pytest, "tests/kernels/families/test_gemm_rows.py", "tests/kernels/families/test_update.py"]
         found += [Step(f"{tool} of compute-sanitizer", [sanitizer, "--tool", tool, "--error-exitcode", "1", *small], 40)
                   for tool in ("memcheck", "racecheck")]
     against = ["--against", "torch"] if importlib.util.find_spec("torch") else []
