@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from numbanet_kernels import cpu, examples
+from numbanet_kernels.tables import family_of
 
 from .harness import Case, Implementation, Options, relative_error
 from .worker import Task, numbanet_on, torch_on
@@ -83,7 +84,9 @@ SIZES = (128, 2048, 2048), (2048, 2048, 2048)  # N, I, O
 def families() -> dict[str, str]:
     """{family: what its suite measures}"""
     modules = dict.fromkeys(module for module in examples.families().values() if ".families." in module.__name__)
-    found = {module.__name__.rpartition(".")[2]: module for module in modules}
+    found = {}
+    for module in modules:  # of a room `family` comes first
+        found.setdefault(family_of(module), module)
     return {name: (own(name) or module).__doc__.splitlines()[0] for name, module in found.items()}
 
 
@@ -107,7 +110,7 @@ def suite(family: str, options: Options) -> Iterator[Case]:
     sizes = options.sizes((32, 48, 64), *getattr(file, "SIZES", SIZES))
     seen = set()
     for name, module in examples.families().items():
-        for size in sizes if module.__name__.endswith(f".families.{family}") and name.partition(",")[0] not in covered else ():
+        for size in sizes if family_of(module) == family and name.partition(",")[0] not in covered else ():
             call = examples.example(name, size)
             key = name, tuple(array.shape for array in _arrays(call))
             if key not in seen:  # some are of one size

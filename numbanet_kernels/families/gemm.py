@@ -22,7 +22,7 @@ from numba import float32
 from ..blocks import gemm_block
 from ..host import blas, threads
 from ..host.threads import WHOLE
-from ..host.transposition import NOTHING, turn_back
+from ..host.transpose import NOTHING, turn_back
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import shapes
 from ..runtime.launch import ceil_div, launch

@@ -21,9 +21,9 @@ import numpy as np
 from numba import float32, int32
 from numba.extending import intrinsic
 
-from ..blocks.recurrent import sigmoids
+from ..blocks.intrinsics import sigmoids
 from ..host import threads
-from ..host.lanes import NUMBER, WIDTH, below, data_of, load, store
+from ..host.simd import NUMBER, WIDTH, below, data_of, load, store
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import launch

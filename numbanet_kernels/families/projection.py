@@ -18,9 +18,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..host import threads
-from ..host.lanes import FLOATS, NUMBER, REAL, WIDTH, data_of
-from ..host.narrow import aligned
-from ..host.transposition import _turn
+from ..host.simd import FLOATS, NUMBER, REAL, WIDTH, aligned, data_of
+from ..host.transpose import _turn
 from ..layouts.ternary import PIECE, dense, ternary
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import INT32, expect

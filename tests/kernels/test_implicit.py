@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from assembly import PROBLEM, assembled
 
-from numbanet_kernels.blocks import im2col, implicit, kept
+from numbanet_kernels.blocks import index_views
 from numbanet_kernels.families import gemm
+from numbanet_kernels.families.conv import cuda_im2col as im2col, cuda_implicit_gemm as implicit
 from numbanet_kernels.layouts.windows import Blocks, Window
 from numbanet_kernels.runtime import availability, emulation
 from numbanet_kernels.runtime.memory import upload_cuda
@@ -184,7 +185,7 @@ def test_the_weight_is_turned_and_turned_back(on_cuda, put, get, rng, shape):
 def test_places_of_rows(on_cuda, put, get, rows, total):
     expected = np.full(total, -1)
     expected[rows] = np.arange(len(rows))
-    np.testing.assert_array_equal(get(kept.row_places(put(np.array(rows, np.int32)), total)), expected)
+    np.testing.assert_array_equal(get(index_views.row_places(put(np.array(rows, np.int32)), total)), expected)
 
 
 @pytest.mark.parametrize("count, columns, q", [(1, 1, 1), (7, 5, 2), (300, 9, 4), (520, 3, 0)])
@@ -195,8 +196,8 @@ def test_places_of_blocks(on_cuda, put, get, rng, count, columns, q):
     places = np.full((count, columns), -1)
     for b, found in enumerate(table):
         places[b, found] = np.arange(q)
-    np.testing.assert_array_equal(get(kept.block_places(blocks, depth)), places)
-    lists, counts = map(get, kept.block_columns(blocks, depth))
+    np.testing.assert_array_equal(get(index_views.block_places(blocks, depth)), places)
+    lists, counts = map(get, index_views.block_columns(blocks, depth))
     for j in range(columns):
         np.testing.assert_array_equal(lists[j, :counts[j]], np.flatnonzero(places[:, j] >= 0))
 

@@ -11,7 +11,7 @@ from numbanet_kernels.runtime import declare, files
 
 LOOP = '''
 from ..runtime.declare import host_kernel
-from .transposition import _turn
+from .transpose import _turn
 
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1])")
@@ -53,7 +53,7 @@ def said(package, **environment):
 
 def edited(package, before="= a[n, i]", after="= a[n, i] + a[n, i]"):
     """The function of the other file does something else; its file is as old and as long as it was."""
-    path = package / "host" / "transposition.py"
+    path = package / "host" / "transpose.py"
     text, times = path.read_text(), path.stat()
     assert before in text
     path.write_text(text.replace(before, after))
