@@ -1,15 +1,15 @@
 """Convolutions on the CPU, WIDTH images abreast, each in a lane of its own.
 
 Where a patch has few columns or the weight few outputs, to gather patches takes as long as to multiply them, and SGEMM is slow
-on matrices so narrow. Here the images of a tile are turned, pixels first, so that a vector has the same pixel of each of them.
+on matrices so narrow. Here the images of a tile are transposed, pixels first: a vector has the same pixel of each of them.
 Then nothing is gathered: a patch is multiplied where it lies, by factors that are the same in all lanes, and all vectors are
 full, however few channels there are.
 
     out[p, o] = sum_k pixels[base[p] + offset[k]] w[k, o]       vectors of WIDTH images; positions p, columns k, outputs o
 
-`bases` says where the patch of a position begins among the turned pixels, `offsets` where its columns lie from there, `targets`
-where its outputs go. What a tile leaves out is missing in its list of positions: it takes no time at all. Lists of positions
-are padded with one whose outputs nobody reads, those of columns with one whose gradient nobody reads.
+`bases` says where the patch of a position begins among the transposed pixels, `offsets` where its columns lie from there,
+`targets` where its outputs go. What a tile leaves out is missing in its list of positions: it takes no time at all. Lists of
+positions are padded with one whose outputs nobody reads, those of columns with one whose gradient nobody reads.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ...host.simd import FLOATS, NUMBER, REAL, WIDTH, data_of, multiply_add, spread, vector_at
-from ...host.transpose import _turn
+from ...host.transpose import transpose_block
 from ...runtime.declare import host_function, host_kernel
 from .cpu_im2col_loops import clear
 
@@ -202,19 +202,19 @@ def _chunk(left, most):
 
 
 @host_function
-def _read(x, where, gated, n0, n1, geometry, line, turned):
-    """Images n0 … n1 - 1 into lanes of the turned pixels, inside their padding; given `where`, 0 unless where > 0."""
+def _read(x, where, gated, n0, n1, geometry, line, transposed):
+    """Images n0 … n1 - 1 into lanes of the transposed pixels, inside their padding; given `where`, 0 unless where > 0."""
     height, width, padded, above, left = geometry[0], geometry[1], geometry[2], geometry[3], geometry[4]
     for h in range(height):
         c0, row = h * width, (h + above) * padded + left
         if not gated:
-            _turn(x, n0, n1, c0, c0 + width, turned, row, 0, True)
+            transpose_block(x, n0, n1, c0, c0 + width, transposed, row, 0, True)
             continue
         for n in range(n0, n1):
             values, gate, out = x[n, c0:c0 + width], where[n, c0:c0 + width], line[n - n0, :width]
             for c in range(out.size):
                 out[c] = values[c] if gate[c] > 0 else float32(0)
-        _turn(line, 0, n1 - n0, 0, width, turned, row, 0, True)
+        transpose_block(line, 0, n1 - n0, 0, width, transposed, row, 0, True)
 
 
 @host_function
@@ -237,17 +237,17 @@ ROOMS = "f4[:, ::1], f4[:, ::1], f4[:, ::1]"
 
 
 @host_kernel(f"void({IMAGES}, f4[:, ::1], f4[::1], f4, {ROOMS}, f4[:, ::1], i8, i8, i8)")
-def forward(x, where, gated, geometry, bases, targets, starts, listed, offsets, w, bias, low, line, turned, out, y, bands,
+def forward(x, where, gated, geometry, bases, targets, starts, listed, offsets, w, bias, low, line, transposed, out, y, bands,
             first, stop):
     """y (N, P O) = max(A w + bias, low) of images x (N, H W C), and 0 at positions that are not listed: of the tiles
     first … stop - 1; or, where each is cut into `bands` of positions as tiles cannot be shared equally, of those bands."""
     outs, last = w.shape[1], y.shape[1]
-    clear(turned, 0, turned.shape[0])  # padding stays 0
+    clear(transposed, 0, transposed.shape[0])  # padding stays 0
     for number in range(first, stop):
         tile, band = number // bands, number % bands
         n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, x.shape[0]), _list_of(starts, listed, tile)
         if band == 0 or number == first:
-            _read(x, where, gated, n0, n1, geometry, line, turned)
+            _read(x, where, gated, n0, n1, geometry, line, transposed)
         if listed:
             clear(out, 0, out.shape[0])
         own, count = begin, (end - begin) // POSITIONS
@@ -255,11 +255,11 @@ def forward(x, where, gated, geometry, bases, targets, starts, listed, offsets, 
         o = int64(0)
         while o < outs:
             size = _chunk(outs - o, OUTPUTS)
-            _multiply(turned, bases[begin:end], targets[begin:end], end - begin, offsets, w.shape[0], w, outs, o, size, bias,
-                      low, out)
+            _multiply(transposed, bases[begin:end], targets[begin:end], end - begin, offsets, w.shape[0], w, outs, o, size,
+                      bias, low, out)
             o += size
         c0, c1 = (0, last) if bands == 1 else ((begin - own) * outs, min((end - own) * outs, last))
-        _turn(out, c0, c1, 0, n1 - n0, y, n0, c0, False)
+        transpose_block(out, c0, c1, 0, n1 - n0, y, n0, c0, False)
 
 
 @host_kernel(f"void({IMAGES}, f4[:, ::1], {ROOMS}, i8[::1], f4[:, ::1], i8, i8)")
@@ -281,30 +281,30 @@ def spread_back(dz, where, gated, geometry, bases, targets, starts, listed, offs
                 o += size
         for h in range(height):
             row = (h + above) * padded + left
-            _turn(changes, row, row + width, 0, n1 - n0, dx, n0, h * width, False)
+            transpose_block(changes, row, row + width, 0, n1 - n0, dx, n0, h * width, False)
 
 
 @host_kernel(f"void({IMAGES}, i8[::1], f4[:, ::1], {ROOMS}, f4[:, :, ::1], f4[:, ::1], i8, i8)")
-def gradient(dz, where, gated, geometry, bases, targets, starts, listed, offsets, pixels, x, line, turned, slopes, dw, db,
+def gradient(dz, where, gated, geometry, bases, targets, starts, listed, offsets, pixels, x, line, transposed, slopes, dw, db,
              first, stop):
     """dw (K, O, WIDTH) and db (O, WIDTH), each lane by itself, to which those of the tiles first … stop - 1 are added: of
     slopes dz (N, P O), and images x (N, H W C) of the geometry `pixels`."""
     outs = db.shape[0]
-    clear(turned, 0, turned.shape[0])  # padding stays 0
+    clear(transposed, 0, transposed.shape[0])  # padding stays 0
     for tile in range(first, stop):
         n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, dz.shape[0]), _list_of(starts, listed, tile)
         if n1 - n0 < WIDTH:  # lanes without an image
             clear(slopes, 0, slopes.shape[0])
-            clear(turned, 0, turned.shape[0])
+            clear(transposed, 0, transposed.shape[0])
         _read(dz, where, gated, n0, n1, geometry, line, slopes)
-        _read(x, x, False, n0, n1, pixels, line, turned)
+        _read(x, x, False, n0, n1, pixels, line, transposed)
         end = _without_padding(targets, begin, end, slopes.shape[0] // outs - 1)
         for i in range(begin, end, STRETCH):
             own, goals = bases[i:min(i + STRETCH, end)], targets[i:min(i + STRETCH, end)]
             o = int64(0)
             while o < outs:
                 size = _chunk(outs - o, ROWS)
-                _add_products(turned, own, goals, own.size, offsets, offsets.size, slopes, outs, o, size, dw)
+                _add_products(transposed, own, goals, own.size, offsets, offsets.size, slopes, outs, o, size, dw)
                 _add_slopes(goals, own.size, slopes, outs, o, size, db)
                 o += size
 
