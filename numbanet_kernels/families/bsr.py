@@ -15,7 +15,7 @@ import numpy as np
 from numba import float32, int32
 
 from ..host import blas, threads
-from ..host.transpose import _turn
+from ..host.transpose import EMPTY, NO_INDICES, transpose_block
 from ..layouts.entries import Entries, entries
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import INT32, expect
@@ -86,7 +86,7 @@ def _width(op, **array):
 def _product(entry, x, values, starts, stops, ids, places, back, bias, biased, relu, first, stop, y):
     """Block columns first … stop - 1 of y: of x w.T + bias, or, back, of x w."""
     tile, blocks = values.shape[1], -(-x.shape[1] // values.shape[1])
-    turned = np.empty((tile, tile), np.float32)  # BLAS is faster with it than when it is told to turn a small matrix
+    transposed = np.empty((tile, tile), np.float32)  # BLAS is faster with it than when it is told to turn a small matrix
     for r in range(first, stop):
         own = y[:, r * tile:min((r + 1) * tile, y.shape[1])]
         width = own.shape[1]
@@ -98,8 +98,8 @@ def _product(entry, x, values, starts, stops, ids, places, back, bias, biased, r
             there = x[:, c * tile:min((c + 1) * tile, x.shape[1])]
             depth = there.shape[1]
             if not back:
-                _turn(values[k], 0, width, 0, depth, turned, 0, 0, True)
-            blas.multiply(entry, there, (values[k] if back else turned)[:depth, :width], own, False, False, 1.0)
+                transpose_block(values[k], 0, width, 0, depth, transposed, 0, 0, True)
+            blas.multiply(entry, there, (values[k] if back else transposed)[:depth, :width], own, False, False, 1.0)
         if relu:
             for n in range(own.shape[0]):
                 for j in range(width):
@@ -120,9 +120,6 @@ def _gradients(entry, dy, x, starts, stops, ids, first, stop, dw):
             blas.multiply(entry, slopes, there, dw[k, :slopes.shape[1], :there.shape[1]], True, False, 0.0)
 
 
-NONE, NOTHING = np.zeros(0, np.int32), np.zeros(0, np.float32)
-
-
 def _shared(loop, count, flops, *given):
     """The loop over `count` block rows, by all threads."""
     def work(part):
@@ -137,7 +134,7 @@ def bsr_cpu(x, values, at, outputs, bias=None, relu=False):
     """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]) with the tiles of w alone"""
     _check("bsr (cpu)", at, _side("bsr (cpu)", values), outputs, _width("bsr (cpu)", x=x), values=(values, ("B", "T", "T")),
            bias=(bias, (outputs,)))
-    given = at.starts, at.stops, at.ids, NONE, False, NOTHING if bias is None else bias, bias is not None, relu
+    given = at.starts, at.stops, at.ids, NO_INDICES, False, EMPTY if bias is None else bias, bias is not None, relu
     return _shared(_product, at.starts.size, 2 * x.shape[0] * values.size, x, values, *given,
                    empty_cpu((x.shape[0], outputs)))
 
@@ -146,7 +143,7 @@ def bsr_dx_cpu(dy, values, at, inputs):
     """dx[n, i] = sum_o dy[n, o] w[o, i] with the tiles of w alone"""
     _check("bsr_dx (cpu)", at, _side("bsr_dx (cpu)", values), _width("bsr_dx (cpu)", dy=dy), inputs,
            values=(values, ("B", "T", "T")))
-    given = at.col_starts, at.col_stops, at.col_ids, at.places, True, NOTHING, False, False
+    given = at.col_starts, at.col_stops, at.col_ids, at.places, True, EMPTY, False, False
     return _shared(_product, at.col_starts.size, 2 * dy.shape[0] * values.size, dy, values, *given,
                    empty_cpu((dy.shape[0], inputs)))
 
@@ -181,7 +178,7 @@ def _product_kernel(tile=16):
             if back:
                 ws[ty, tx] = values[k, ty, tx]
             else:
-                ws[tx, ty] = values[k, ty, tx]  # the row of the tile that is output ty, turned
+                ws[tx, ty] = values[k, ty, tx]  # the row of the tile that is output ty, transposed
             cuda.syncthreads()
             for i in range(tile):
                 if first + i < x.shape[1]:  # what a tile holds beyond the edge is never read

@@ -6,7 +6,7 @@
 
 Scores are what outputs give on to the next layer after ReLU, summed over samples; the product (N, O) is never kept on the CPU,
 and on CUDA until it is summed. The k-th largest is found by halving: floats are ordered as the integers that their bits are, of
-negative ones those of the rest turned.
+negative ones with all bits but the sign inverted.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numba import float32, int32, int64
 from ..host import packed_gemm, threads
 from ..host.packed_gemm import multiply_panel
 from ..host.simd import WIDTH
-from ..host.transpose import NOTHING
+from ..host.transpose import EMPTY
 from ..layouts.samples import WORD, sample_lists
 from ..runtime.declare import cuda, host_function, host_kernel, inlined, kernel, kernels
 from ..runtime.expect import expect, shapes
@@ -111,7 +111,7 @@ def scores_cpu(x, w, bias=None, packed=None):
 
     def work(part):
         own = part.of(packed.shape[1])
-        _scores(tiles, n, packed, rows[0], NOTHING if bias is None else bias, bias is not None, sums, own.start, own.stop)
+        _scores(tiles, n, packed, rows[0], EMPTY if bias is None else bias, bias is not None, sums, own.start, own.stop)
 
     threads.share(work, flops=2 * x.size * outputs)
     return sums

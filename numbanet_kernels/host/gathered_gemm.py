@@ -18,12 +18,11 @@ from numba.extending import intrinsic
 from ..runtime.declare import host_function, host_kernel
 from . import threads
 from .simd import FLOATS, LINE, NUMBER, WIDTH, aligned, copy_floats, data_of, fetch, multiply_add, spread, vector_at
-from .transpose import NOTHING, _turn
+from .transpose import EMPTY, NO_INDICES, transpose_block
 
 ROWS = 16 if WIDTH == 16 else 12    # as many sums as there are registers for
 BLOCK = 256  # columns that are together: ROWS of them are 16 KiB, as is what WIDTH samples have there
 UNROLL = 4  # a multiple of which BLOCK is
-ALL = np.zeros(0, np.int32)
 
 
 @intrinsic
@@ -84,7 +83,7 @@ def _pack_samples(x, tiles, first, stop):
         if n1 - n0 < WIDTH:
             tile[:] = 0
         tile[depth:] = 0
-        _turn(x, n0, n1, 0, depth, tile, 0, 0, True)
+        transpose_block(x, n0, n1, 0, depth, tile, 0, 0, True)
 
 
 @host_function
@@ -95,7 +94,7 @@ def _finish(sums, k0, k1, first, n0, n1, bias, relu, scale, out):
         for n in range(n1 - n0):
             value = row[n] + added
             row[n] = scale * (np.float32(0) if relu and value < 0 else value)  # not max(): NaN stays NaN
-    _turn(sums, k0 - first, k1 - first, 0, n1 - n0, out, n0, k0, False)
+    transpose_block(sums, k0 - first, k1 - first, 0, n1 - n0, out, n0, k0, False)
 
 
 @host_function
@@ -150,10 +149,10 @@ def multiply_listed(x, w, rows, cols, out, bias=None, relu=False, scale=1.0, alo
     """out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[k]); lists of int32, cols None for all. No index lies
     outside of w: nobody looks. Alone, it is done by the thread that calls.
 
-    Each thread has as many squares of a block of rows and a tile of samples as the others, and turns the samples that it needs:
-    to wait until others have turned theirs takes as long. It takes the interpreter once, because two threads would wait for it.
+    Each thread has as many squares of a block of rows and a tile of samples as the others, and transposes the samples that it
+    needs: waiting for other threads takes as long. It is one compiled call a thread, so that the GIL is taken once.
     """
-    (n, depth), flops, added = x.shape, 2 * out.size * x.shape[1], NOTHING if bias is None else bias
+    (n, depth), flops, added = x.shape, 2 * out.size * x.shape[1], EMPTY if bias is None else bias
     blocks, count = -(-rows.size // ROWS), -(-n // WIDTH)
     across, squares = count > blocks, blocks * count
     with contextlib.nullcontext() if alone else threads.held(flops):
@@ -166,8 +165,8 @@ def multiply_listed(x, w, rows, cols, out, bias=None, relu=False, scale=1.0, alo
         def work(part):
             own, t = part.of(squares), part.number
             if own.stop > own.start:
-                _multiply_squares(x, w, rows, ALL if cols is None else cols, cols is not None, added, relu, scale, out, across,
-                                  own.start, own.stop, tiles[t], room[t], sums[t])
+                _multiply_squares(x, w, rows, NO_INDICES if cols is None else cols, cols is not None, added, relu, scale, out,
+                                  across, own.start, own.stop, tiles[t], room[t], sums[t])
 
         if parts > 1:
             threads.share(work)

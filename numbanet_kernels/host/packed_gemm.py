@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 from ..runtime.declare import host_kernel
 from .simd import FLOATS, NUMBER, REAL, WIDTH, aligned, below, data_of, fetch, load, multiply_add, spread, store, vector_at
-from .transpose import _turn
+from .transpose import transpose_block
 
 SIZES = (20, 16, 12, 10, 8, 4, 2, 1) if WIDTH == 16 else (12, 10, 8, 4, 2, 1)  # samples of a tile: registers
 CHAINS = 8  # multiply-adds that go on at the same time, at least: as many as hide how long one takes
@@ -81,9 +81,9 @@ def _pack_outputs(w, kept, panels, first, stop):
             for k in range(inner if width < WIDTH else 0):
                 panel[k] = 0
             if inner == depth:
-                _turn(w, n, n + width, 0, depth, panel, 0, 0, False)
+                transpose_block(w, n, n + width, 0, depth, panel, 0, 0, False)
             elif inner:
-                _turn(w, n, n + width, 0, depth, room, 0, 0, False)
+                transpose_block(w, n, n + width, 0, depth, room, 0, 0, False)
                 for k in range(inner):
                     _copy_row(room, kept[k] * WIDTH, panels, ((g * panels.shape[1] + b) * (inner + 1) + k) * WIDTH, width)
             panel[inner] = 0

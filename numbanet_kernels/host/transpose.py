@@ -1,10 +1,10 @@
-"""Turned activations on the CPU: (N, K) with features first, (K, N), and back; what both GEMM families stand on.
+"""Transposed activations on the CPU: (N, K) with features first, (K, N), and back; what both GEMM families stand on.
 
 BLAS is faster with the features first, and in the order of a tile pattern's classes each class is one dense block there. What
 else passes over an activation is done on the way: bias, ReLU, their gradients.
 
-A piece of COLUMNS x SAMPLES is turned into a buffer in the nearest cache, 8 x 8 at a time in registers, and all else is done
-there along its rows, in loops that the compiler makes into vector instructions. COLUMNS are two cache lines: rows of 2048
+A piece of COLUMNS x SAMPLES is transposed into a buffer in the nearest cache, 8 x 8 at a time in registers, and all else is
+done there along its rows, in loops that the compiler makes into vector instructions. COLUMNS are two cache lines: rows of 2048
 floats lie in different pages, whose lines all fall on the same few places of that cache, so what is there is used at once.
 """
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import threads
 
 COLUMNS, SAMPLES = 32, 128  # of a buffer: 16 KiB
 VECTOR = 8
-NOTHING = np.zeros(0, np.float32)
+EMPTY, NO_INDICES = np.zeros(0, np.float32), np.zeros(0, np.int32)  # for loops, in place of None
 
 
 @intrinsic
@@ -64,7 +64,7 @@ def _compiled_transpose(a, n, i, b, r, c):
 
 
 @host_function
-def _turn(a, n0, n1, i0, i1, b, r0, c0, reading):
+def transpose_block(a, n0, n1, i0, i1, b, r0, c0, reading):
     """b[r0 + i - i0, c0 + n - n0] = a[n, i] for n0 <= n < n1, i0 <= i < i1; row by row of a if reading, else of b."""
     n8, i8 = n1 - VECTOR, i1 - VECTOR  # where the last square begins: it may overlap the one before
     if n8 < n0 or i8 < i0:
@@ -82,17 +82,17 @@ def _turn(a, n0, n1, i0, i1, b, r0, c0, reading):
 
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], b1, i8[::1], f4, i8, i8, f4[:, ::1], f4[::1])")
-def _turn_in(x, y, gated, place, scale, first, stop, turned, sums):
-    """turned[place[i], n] = scale * z[n, i], but not where place < 0, and sums[i] += sum_n z[n, i] unless sums is empty, for
-    first <= i < stop; z[n, i] = x[n, i], but 0 where gated and y[n, i] is not above 0."""
+def _transpose_in(x, y, gated, place, scale, first, stop, transposed, sums):
+    """transposed[place[i], n] = scale * z[n, i], but not where place < 0, and sums[i] += sum_n z[n, i] unless sums is empty,
+    for first <= i < stop; z[n, i] = x[n, i], but 0 where gated and y[n, i] is not above 0."""
     xs, ys = np.empty((COLUMNS, SAMPLES), np.float32), np.empty((COLUMNS, SAMPLES), np.float32)
     for n0 in range(0, x.shape[0], SAMPLES):
         n1 = min(n0 + SAMPLES, x.shape[0])
         for i0 in range(first, stop, COLUMNS):
             i1 = min(i0 + COLUMNS, stop)
-            _turn(x, n0, n1, i0, i1, xs, 0, 0, True)
+            transpose_block(x, n0, n1, i0, i1, xs, 0, 0, True)
             if gated:
-                _turn(y, n0, n1, i0, i1, ys, 0, 0, True)
+                transpose_block(y, n0, n1, i0, i1, ys, 0, 0, True)
             for i in range(i0, i1):
                 z, gate, total = xs[i - i0, :n1 - n0], ys[i - i0, :n1 - n0], float32(0)
                 if gated:
@@ -103,26 +103,26 @@ def _turn_in(x, y, gated, place, scale, first, stop, turned, sums):
                         total += z[n]
                     sums[i] += total
                 if place[i] >= 0:
-                    out = turned[place[i], n0:n1]
+                    out = transposed[place[i], n0:n1]
                     for n in range(z.size):
                         out[n] = scale * z[n]
 
 
-def turn_in(x, places, place, scale=1.0, y=None, sums=NOTHING):
-    """turned[place[i], n] = scale * z[n, i] in `places` rows, by all threads; z is x, with a y given only where y > 0, else 0.
-    Adds sum_n z[n, i] to sums[i], where sums is given."""
-    turned = empty_cpu((places, x.shape[0]))
+def transpose_in(x, places, place, scale=1.0, y=None, sums=EMPTY):
+    """transposed[place[i], n] = scale * z[n, i] in `places` rows, by all threads; z is x, with a y given only where y > 0, else
+    0. Adds sum_n z[n, i] to sums[i], where sums is given."""
+    transposed = empty_cpu((places, x.shape[0]))
 
     def work(part):
         own = part.of(x.shape[1])
-        _turn_in(x, x if y is None else y, y is not None, place, scale, own.start, own.stop, turned, sums)
+        _transpose_in(x, x if y is None else y, y is not None, place, scale, own.start, own.stop, transposed, sums)
 
     threads.share(work, x.size)
-    return turned
+    return transposed
 
 
 @host_kernel("void(f4[:, :, ::1], i8[::1], f4[:, ::1], i8, i8, f4[::1], b1, b1, f4, f4)")
-def _turn_back(terms, place, c, first, stop, bias, biased, relu, scale, alpha):
+def _transpose_back(terms, place, c, first, stop, bias, biased, relu, scale, alpha):
     """c[m, n] = scale * act(alpha * sum_t terms[t, place[n], m] + bias[n]) for first <= n < stop; 0 for a place below 0."""
     rows, nothing = np.empty((COLUMNS, SAMPLES), np.float32), np.zeros(SAMPLES, np.float32)
     low = float32(0) if relu else float32(-np.inf)
@@ -142,13 +142,14 @@ def _turn_back(terms, place, c, first, stop, bias, biased, relu, scale, alpha):
                 for m in range(row.size):
                     value = alpha * row[m] + added
                     row[m] = scale * (low if value < low else value)  # in this order NaN passes
-            _turn(rows, 0, n1 - n0, 0, m1 - m0, c, m0, n0, False)
+            transpose_block(rows, 0, n1 - n0, 0, m1 - m0, c, m0, n0, False)
 
 
 _in_order = functools.lru_cache(maxsize=64)(np.arange)
 
 
-def turn_back(terms, c, cols, bias=None, relu=False, scale=1.0, alpha=1.0, place=None):
+def transpose_back(terms, c, cols, bias=None, relu=False, scale=1.0, alpha=1.0, place=None):
     """c[m, n] = scale * act(alpha * sum_t terms[t, place[n], m] + bias[n]) for n in a slice; place None: place[n] = n."""
     place = _in_order(c.shape[1]) if place is None else place
-    _turn_back(terms, place, c, cols.start, cols.stop, NOTHING if bias is None else bias, bias is not None, relu, scale, alpha)
+    _transpose_back(terms, place, c, cols.start, cols.stop, EMPTY if bias is None else bias, bias is not None, relu, scale,
+                    alpha)

@@ -263,10 +263,11 @@ def sparse_sectors(rng, op, nnz):
         at = Entries(*map(arrays.to_device, CSR.from_dense(mask).entries()))
     x, dy, values = put(rng, 64, 64), put(rng, 64, 32), put(rng, nnz)
     with emulation.emulated():
-        turned = {name: csr.csr_turned_cuda(a) for name, a in (("x", x), ("dy", dy))}
-    found = counted({"csr": lambda: csr.csr_cuda(x, values, at, turned=turned["x"]),
-                     "csr_dx": lambda: csr.csr_dx_cuda(dy, values, at, turned=turned["dy"]),
-                     "csr_dw": lambda: csr.csr_dw_cuda(dy, x, at, dy_turned=turned["dy"], x_turned=turned["x"])}[op])
+        transposed = {name: csr.csr_turned_cuda(a) for name, a in (("x", x), ("dy", dy))}
+    found = counted({"csr": lambda: csr.csr_cuda(x, values, at, transposed=transposed["x"]),
+                     "csr_dx": lambda: csr.csr_dx_cuda(dy, values, at, transposed=transposed["dy"]),
+                     "csr_dw": lambda: csr.csr_dw_cuda(dy, x, at, dy_transposed=transposed["dy"],
+                                                         x_transposed=transposed["x"])}[op])
     assert found["bank conflicts"] == 0
     return found["sectors"]
 

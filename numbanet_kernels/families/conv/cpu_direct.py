@@ -13,7 +13,7 @@ from ...host.simd import WIDTH, aligned
 from ...layouts.windows import Window
 from ...runtime.memory import empty_cpu
 from . import cpu_direct_loops as loops
-from .cpu_weight import turned
+from .cpu_weight import transposed
 
 IMAGES = 2 * WIDTH                # at least: lanes that are not filled cost as much as others
 LEAST_POSITIONS = 32              # of an image: the whole weight passes by each of them
@@ -26,7 +26,7 @@ NO_GATE, EACH = np.zeros((1, 1), np.float32), np.ones((WIDTH, 1), np.float32)
 
 
 class Sight(NamedTuple):
-    """What positions see of turned pixels.
+    """What positions see of transposed pixels.
 
     geometry : lines of an image, floats of a line, those with padding, lines of padding above, floats of it on the left
     begins, goals : where a position's patch begins, and which position it is, then those of the padding
@@ -107,7 +107,7 @@ def _flat(x: Any) -> Any:
 
 
 def _floats(seen: Sight, outs: int) -> int:
-    """Of the turned pixels of an image, and of its outputs at all positions."""
+    """Of the transposed pixels of an image, and of its outputs at all positions."""
     return seen.pixels + (seen.count + 1) * outs
 
 
@@ -117,7 +117,7 @@ def _fits(seen: Sight, outs: int) -> bool:
 
 
 def _rooms(parts: int, seen: Sight, outs: int, line: int) -> list[tuple[Any, ...]]:
-    """Of each thread, rooms for a line of each image, for turned pixels, and for the outputs of all positions. They are found
+    """Of each thread, rooms for a line of each image, for transposed pixels, and for the outputs of all positions: allocated
     before threads start, as in Python threads would wait for each other."""
     every, lines = aligned(parts, _floats(seen, outs), WIDTH), empty_cpu((parts, WIDTH, line))
     return [(lines[number], own[:seen.pixels], own[seen.pixels:]) for number, own in enumerate(every)]
@@ -149,9 +149,9 @@ def _products(x, where, seen, lists, wt, bias, low, y):
     return y
 
 
-def _turned(w: Any, scale: float) -> Any:
+def _transposed(w: Any, scale: float) -> Any:
     """scale w as (KH KW C, O)"""
-    wt = turned(w)
+    wt = transposed(w)
     if scale != 1:
         wt *= np.float32(scale)
     return wt
@@ -161,7 +161,7 @@ def convolved(choice, x, w, grid, bias, relu, scale):
     """y of conv2d, whose positions are a grid."""
     added, low = np.zeros(len(w), np.float32) if bias is None else bias, 0.0 if relu else -np.inf
     y = empty_cpu((len(x), *grid, len(w)))
-    return _products(x, None, choice.sight, choice.lists, _turned(w, scale), added, low, y)
+    return _products(x, None, choice.sight, choice.lists, _transposed(w, scale), added, low, y)
 
 
 def gradients(choice, dy, where, x, w, window, scale):
@@ -175,7 +175,7 @@ def gradients(choice, dy, where, x, w, window, scale):
     rooms = _rooms(threads.parts(flops=flops), seen, len(w), int(slopes[1]))
     share = functools.partial(_share, tiles_of(len(x)), flops)
     if choice.dx == "spread":
-        dx = _spread_back(given, x.shape, _turned(w, scale), seen, rooms, share)
+        dx = _spread_back(given, x.shape, _transposed(w, scale), seen, rooms, share)
     return dx, _weight_gradient(given, x, w.shape, seen, rooms, share, scale) if choice.dw else None
 
 

@@ -10,16 +10,16 @@ import numpy as np
 from ...host import blas, threads
 from ...host.simd import VECTOR
 from ...host.threads import Part
-from ...host.transpose import NOTHING
+from ...host.transpose import EMPTY, NO_INDICES
 from ...layouts.windows import Blocks
 from ...runtime.memory import empty_cpu
 from . import cpu_im2col_loops as loops
-from .cpu_weight import turned, turned_back
+from .cpu_weight import transposed, transposed_back
 
 TILE_FLOATS = 1 << 20  # of a thread's tile of A: with its part of y, 4 MB and a little
 TILE_ROWS = 1024       # at most
 SHORT = 32             # floats of a row of y, and of a line of a patch, up to which neighbouring positions are joined
-NO_ROWS, NO_BLOCKS, NO_MATRIX = np.zeros(0, np.int32), np.zeros((0, 1), np.int32), np.zeros((1, 1), np.float32)
+NO_BLOCKS, NO_MATRIX = np.zeros((0, 1), np.int32), np.zeros((1, 1), np.float32)
 _segments = functools.lru_cache(maxsize=256)(loops.segments)
 
 
@@ -66,7 +66,7 @@ class _Work:
 
     def __init__(self, x, w, window, plan, positions):
         groups, rows, blocks = plan
-        self.rows, self.listed = NO_ROWS if rows is None else rows, rows is not None
+        self.rows, self.listed = NO_INDICES if rows is None else rows, rows is not None
         self.images, self.groups, self.kernel, self.step = x.shape[0], groups, window.kernel, window.stride[1]
         self.joined = 1 if self.listed or groups > 1 else _joined(window, *w.shape[:2], positions[1], blocks)
         if self.joined > 1:
@@ -88,24 +88,24 @@ class _Work:
         count = len(self.rows) if self.listed else self.images * self.places
         self.flops = 2 * count * self.inner * self.outs // groups
 
-    def turned(self, w):
+    def transposed(self, w):
         """The weight, (groups K, O / groups)."""
         if self.joined > 1:
             wide = np.zeros(self._wide(w.shape), np.float32)
             for own in self._each(wide):
                 own[...] = w.transpose(2, 3, 1, 0)
             return wide.reshape(self.depth, self.outs)
-        return turned(w, self.groups)
+        return transposed(w, self.groups)
 
-    def turned_back(self, terms, shape):
+    def transposed_back(self, terms, shape):
         """The gradient of a weight of this shape, from terms (T, groups K, O / groups) that are to be added."""
         if self.joined > 1:
             wide = terms.sum(0).reshape(self._wide(shape))
             return np.ascontiguousarray(sum(self._each(wide)).transpose(3, 2, 0, 1))
-        return turned_back(terms, shape, self.groups)
+        return transposed_back(terms, shape, self.groups)
 
     def _wide(self, shape):
-        """That of the weight of joined positions, turned, by axes."""
+        """That of the weight of joined positions, transposed, by axes."""
         outs, channels, height, width = shape
         return height, width + (self.joined - 1) * self.step, channels, self.joined, outs
 
@@ -143,7 +143,7 @@ def convolved(x, w, window, plan, positions, bias, relu, scale):
         return y
     out, entry, pixels = y.reshape(-1, work.outs), blas.entry(), work.x.reshape(-1)
     added = np.zeros(work.outs, np.float32) if bias is None else np.tile(bias, work.joined)
-    wt, jobs = work.turned(w), work.jobs(work.flops)
+    wt, jobs = work.transposed(w), work.jobs(work.flops)
 
     def run(part):
         job = jobs[part.number]
@@ -160,8 +160,8 @@ def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
     entry, slopes, pixels = blas.entry(), dy.reshape(work.images * work.places, work.outs), work.x.reshape(-1)
     gate = slopes if where is None else where.reshape(slopes.shape)
     dx, size = empty_cpu(work.x.shape) if wants_dx else None, math.prod(work.x.shape[1:])
-    changes = NOTHING if dx is None else dx.reshape(-1)
-    wt, jobs = work.turned(w), work.jobs(2 * work.flops)
+    changes = EMPTY if dx is None else dx.reshape(-1)
+    wt, jobs = work.transposed(w), work.jobs(2 * work.flops)
     terms, sums = empty_cpu((len(jobs), *wt.shape)), np.zeros((len(jobs), work.outs))
 
     def run(part):
@@ -171,7 +171,7 @@ def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
                        sums[part.number], *job.rows)
 
     threads.share(run, flops=2 * work.flops)
-    dw, db = work.turned_back(terms, w.shape), sums.reshape(len(sums) * work.joined, w.shape[0]).sum(0).astype(np.float32)
+    dw, db = work.transposed_back(terms, w.shape), sums.reshape(len(sums) * work.joined, w.shape[0]).sum(0).astype(np.float32)
     if wants_dx and work.x is not x:
         (_, height, width, _), (down, across) = x.shape, window.padding
         dx = np.ascontiguousarray(dx[:, down:down + height, across:across + width])

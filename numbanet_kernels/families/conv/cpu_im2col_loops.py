@@ -2,8 +2,8 @@
 
 The input matrix A (N P, K) has a row for each of the P output positions of an image: the patch that the position sees, its
 column k = (kh, kw, c) with the channels fastest. It is never built. Each thread gathers a tile of its rows, multiplies it by
-the turned weight (K, O), and gathers the next tile into the same place. Backward it also adds a tile of dA to the pixels that
-A came from. Dropped rows and blocks of A are never gathered.
+the transposed weight (K, O), and gathers the next tile into the same place. Backward it also adds a tile of dA to the pixels
+that A came from. Dropped rows and blocks of A are never gathered.
 
 Loops take the sizes as one int64 array (`geometry`), where a row's columns lie as a table (`segments`), and a plan as lists:
 `rows`, kept rows of A, or `kept`, the kept block columns of each block row.

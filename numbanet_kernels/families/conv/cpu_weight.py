@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from ...host import threads
-from ...host.transpose import _turn
+from ...host.transpose import transpose_block
 from ...runtime.declare import host_kernel
 from ...runtime.memory import empty_cpu
 
@@ -15,7 +15,7 @@ LINE, CHANNELS = 64, 32
 
 
 @host_kernel("void(f4[:, ::1], i8, i8, f4[:, ::1], i8, i8)")
-def turn(w, taps, groups, wt, first, stop):
+def transpose(w, taps, groups, wt, first, stop):
     """wt[g K + (tap, c), o] = w[g O + o, (c, tap)] for the lines of outputs first … stop - 1, O of a group."""
     depth, outs = w.shape[1], w.shape[0] // groups
     channels, lines = depth // taps, (outs + LINE - 1) // LINE
@@ -25,7 +25,7 @@ def turn(w, taps, groups, wt, first, stop):
         count = min(LINE, outs - o0)
         for c0 in range(0, channels, CHANNELS):
             width = min(CHANNELS, channels - c0)
-            _turn(w, g * outs + o0, g * outs + o0 + count, c0 * taps, (c0 + width) * taps, room, 0, 0, True)
+            transpose_block(w, g * outs + o0, g * outs + o0 + count, c0 * taps, (c0 + width) * taps, room, 0, 0, True)
             for tap in range(taps):
                 for c in range(width):
                     values, out = room[c * taps + tap], wt[g * depth + tap * channels + c0 + c, o0:o0 + count]
@@ -39,16 +39,16 @@ def _lines(part, outs, groups):
     return own.start, own.stop
 
 
-def turned(w, groups=1):
+def transposed(w, groups=1):
     """A weight (O, C / groups, KH, KW) as (groups KH KW C / groups, O / groups)."""
     flat = w.reshape(len(w), math.prod(w.shape[1:]))
     wt = empty_cpu((groups * flat.shape[1], len(w) // groups))
-    threads.share(lambda part: turn(flat, math.prod(w.shape[2:]), groups, wt, *_lines(part, len(w), groups)), w.size)
+    threads.share(lambda part: transpose(flat, math.prod(w.shape[2:]), groups, wt, *_lines(part, len(w), groups)), w.size)
     return wt
 
 
 @host_kernel("void(f4[:, :, ::1], i8, i8, f4[:, ::1], i8, i8)")
-def turn_back(terms, taps, groups, dw, first, stop):
+def transpose_back(terms, taps, groups, dw, first, stop):
     """dw[g O + o, (c, tap)] = the sum of terms[t, g K + (tap, c), o] over t, for the lines of outputs first … stop - 1."""
     depth, outs = dw.shape[1], dw.shape[0] // groups
     channels, lines = depth // taps, (outs + LINE - 1) // LINE
@@ -65,12 +65,12 @@ def turn_back(terms, taps, groups, dw, first, stop):
                         source = terms[t, k, o0:o0 + count]
                         for o in range(source.size):
                             values[o] = values[o] + source[o] if t else source[o]
-            _turn(room, 0, width * taps, 0, count, dw, g * outs + o0, c0 * taps, False)
+            transpose_block(room, 0, width * taps, 0, count, dw, g * outs + o0, c0 * taps, False)
 
 
-def turned_back(terms, shape, groups=1):
+def transposed_back(terms, shape, groups=1):
     """The gradient of a weight of this shape, from terms (T, groups KH KW C / groups, O / groups) that are to be added."""
     dw = empty_cpu(shape)
     flat, taps = dw.reshape(shape[0], math.prod(shape[1:])), math.prod(shape[2:])
-    threads.share(lambda part: turn_back(terms, taps, groups, flat, *_lines(part, shape[0], groups)), terms.size)
+    threads.share(lambda part: transpose_back(terms, taps, groups, flat, *_lines(part, shape[0], groups)), terms.size)
     return dw

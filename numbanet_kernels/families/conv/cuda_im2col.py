@@ -3,7 +3,7 @@
     im2col   A[g, r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, g C / groups + c]
     col2im   dx[n, h, w, c] = scale times the sum of dA[g, r, k] over the (r, k) that see that pixel. A thread looks for them in
              the order of k, so that no atomics are needed. Of a matrix that a plan thins out, what is dropped adds nothing
-    turn     w (O, C, KH, KW) <-> wt (KH KW C, O): the columns of A are k = (kh, kw, c)
+    transpose   w (O, C, KH, KW) <-> wt (KH KW C, O): the columns of A are k = (kh, kw, c)
 """
 from __future__ import annotations
 
@@ -115,18 +115,18 @@ def launch_col2im(matrix, shape, window, scale=1.0, rows=None, blocks=None):
     return dx
 
 
-# --- the weight turned ------------------------------------------------------------------------------------------------
+# --- the weight transposed ------------------------------------------------------------------------------------------------
 SIDE, LINES = 32, 8  # a block's tile, and how many of its rows are read at once
 
 
 @kernels("conv")
-def _turns():
+def _transposes():
     """(w -> wt, wt -> w). A tile goes through shared memory, so that both are read and written along their last axis."""
     pitch = SIDE + 1
 
     def declared(back):
         @kernel("void(f4[:, ::1], f4[:, ::1], i4)")
-        def turn(w, wt, taps):
+        def transpose(w, wt, taps):
             """w (O, C KH KW), whose column c taps + tap is row tap C + c of wt."""
             tile = cuda.shared.array((SIDE, pitch), float32)
             tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
@@ -148,29 +148,29 @@ def _turns():
                     else:
                         wt[k % taps * channels + k // taps, o] = tile[tx, i]
 
-        return turn
+        return transpose
 
     return declared(False), declared(True)
 
 
-def _turn(back, w, wt):
+def _transpose(back, w, wt):
     outs, channels, height, width = w.shape
-    launch(_turns()[back], (ceil_div(outs, SIDE), ceil_div(channels * height * width, SIDE)), (SIDE, LINES),
+    launch(_transposes()[back], (ceil_div(outs, SIDE), ceil_div(channels * height * width, SIDE)), (SIDE, LINES),
            w.reshape(outs, channels * height * width), wt, height * width)
 
 
-def turn_weight(w):
+def transpose_weight(w):
     """wt (KH KW C, O) of w (O, C, KH, KW)."""
-    found = expect("turn_weight (cuda)", w=(w, ("O", "C", "KH", "KW")))
+    found = expect("transpose_weight (cuda)", w=(w, ("O", "C", "KH", "KW")))
     wt = empty_cuda((found["KH"] * found["KW"] * found["C"], found["O"]))
-    _turn(False, w, wt)
+    _transpose(False, w, wt)
     return wt
 
 
-def turn_gradient(dwt, shape, out=None):
+def transpose_gradient(dwt, shape, out=None):
     """dw of that shape (O, C, KH, KW) from dwt (KH KW C, O)."""
     outs, channels, height, width = shape
-    expect("turn_gradient (cuda)", dwt=(dwt, (height * width * channels, outs)), out=(out, tuple(shape)))
+    expect("transpose_gradient (cuda)", dwt=(dwt, (height * width * channels, outs)), out=(out, tuple(shape)))
     out = empty_cuda(shape) if out is None else out
-    _turn(True, out, dwt)
+    _transpose(True, out, dwt)
     return out

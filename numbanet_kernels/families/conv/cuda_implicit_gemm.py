@@ -70,11 +70,13 @@ class Sizes(NamedTuple):
 @kernels("conv")
 def _product(product=FORWARD, listed=NOTHING):
     """One of the four, and which of its axes a plan lists."""
-    along_k, turned = product in (DX, PATCHES), product == DW
-    gates_source, gates_other = along_k, turned  # `where` goes with dy
-    of_a, of_b = layout(TILE, not turned), layout(TILE, along_k)
+    along_k, transposed = product in (DX, PATCHES), product == DW
+    gates_source, gates_other = along_k, transposed  # `where` goes with dy
+    of_a, of_b = layout(TILE, not transposed), layout(TILE, along_k)
     (place_a, gather, _, leave_a), (place_b, _, fetch, leave_b) = loads_of(of_a), loads_of(of_b)
-    entry, inner_entry = (tap_of(False), position_of(False)) if turned else (position_of(product == DX), tap_of(product == DX))
+    entry, inner_entry = position_of(product == DX), tap_of(product == DX)
+    if transposed:
+        entry, inner_entry = tap_of(False), position_of(False)
     side_of, inner_of, col_of = (number_of(listed == axis) for axis in (SIDE, INNER, COLS))
     scattered = listed == SIDE and product != PATCHES  # rows of the result are listed
     corner, zeros, multiply, store, _ = sums_of(4, of_a)
@@ -196,7 +198,7 @@ class _Work:
         self.groups = self.channels // self.own_channels if self.own_channels else 1
         if (self.own_channels * self.taps, self.own_channels * self.groups) != (self.depth, self.channels) \
                 or self.outs % self.groups:
-            raise ValueError(f"{op}: images {tuple(shape)} do not match a turned weight {weight_shape} and {window}")
+            raise ValueError(f"{op}: images {tuple(shape)} do not match a transposed weight {weight_shape} and {window}")
         self.own_outs = self.outs // self.groups
         shapes = {"x": tuple(shape), "wt": (self.depth, self.outs), "bias": (self.outs,)}
         expect(op, rows=(rows, ("R",), INT32), kept=(blocks and blocks.kept, (self.bands, "Q"), INT32),

@@ -21,14 +21,13 @@ from numba.extending import intrinsic
 
 from ...host import threads
 from ...host.simd import FLOATS, NUMBER, REAL, WIDTH, aligned, data_of, multiply_add, spread, vector_at
-from ...host.transpose import COLUMNS, NOTHING, _turn
+from ...host.transpose import COLUMNS, EMPTY, NO_INDICES, transpose_block
 from ...layouts.slabs import LANES
 from ...runtime.declare import host_function, host_kernel
 from ...runtime.memory import empty_cpu
 
 SAMPLES = LANES  # a panel lies as a slab does
 VECTORS = SAMPLES // WIDTH
-NONE = np.zeros(0, np.int32)
 _all = functools.lru_cache(maxsize=64)(functools.partial(np.arange, dtype=np.int32))
 
 
@@ -113,14 +112,14 @@ def _dots(typing_context, panel, inputs, ids, row, first, stop, out, added):
 
 # --- panels -----------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[:, ::1], f4[:, :, ::1], i8, i8)")
-def _turn_in(x, panels, first, stop):
+def _transpose_in(x, panels, first, stop):
     """panels[p, i, s] = x[p SAMPLES + s, i], 0 beyond the samples, for first <= i < stop; some columns at a time, so that what
     is written, too, lies in the nearest cache"""
     for p in range(panels.shape[0]):
         n0, n1 = p * SAMPLES, min((p + 1) * SAMPLES, x.shape[0])
         panel = panels[p]
         for i in range(first, stop, COLUMNS):
-            _turn(x, n0, n1, i, min(i + COLUMNS, stop), panel, i, 0, True)
+            transpose_block(x, n0, n1, i, min(i + COLUMNS, stop), panel, i, 0, True)
         if n1 - n0 < SAMPLES:
             for i in range(first, stop):
                 panel[i, n1 - n0:] = 0
@@ -131,13 +130,13 @@ def panels_of(samples):
     return -(-samples // SAMPLES)
 
 
-def turned(x):
+def transposed(x):
     """x (N, I) as panels (P, I, SAMPLES)"""
     panels = aligned(panels_of(x.shape[0]), x.shape[1], SAMPLES)
 
     def work(part):
         own = part.of(x.shape[1])
-        _turn_in(x, panels, own.start, own.stop)
+        _transpose_in(x, panels, own.start, own.stop)
 
     threads.share(work, x.size)
     return panels
@@ -178,15 +177,15 @@ def _product(panels, starts, stops, ids, values, kept, places, some, bias, biase
                 for s in range(SAMPLES):
                     value = row[s] + added
                     row[s] = low if value < low else value  # in this order NaN passes
-            _turn(out, 0, j1 - j0, 0, n1 - n0, y, n0, j0, False)
+            transpose_block(out, 0, j1 - j0, 0, n1 - n0, y, n0, j0, False)
 
 
 def product(panels, starts, stops, ids, values, y, kept=None, places=None, bias=None, relu=False):
     """y[n, j] = act(sum_k values[k] x[n, ids[k]] + bias[kept[j]]), x as panels; of the inputs that `places` leaves out nothing
     is there."""
     kept = _all(y.shape[1]) if kept is None else kept
-    rest = (kept, NONE if places is None else places, places is not None, NOTHING if bias is None else bias, bias is not None,
-            relu)
+    rest = (kept, NO_INDICES if places is None else places, places is not None, EMPTY if bias is None else bias,
+            bias is not None, relu)
 
     def work(part):
         own = part.of(y.shape[1])
@@ -217,7 +216,7 @@ def _entries(dys, xs, starts, stops, ids, kept, places, some, first, stop, dw):
 
 def entries(dys, xs, starts, stops, ids, dw, kept=None, places=None):
     """dw[k] = sum_n dy[n, j] x[n, ids[k]] at the entries of row kept[j]; elsewhere it stays as it is."""
-    lists = _all(dys.shape[1]) if kept is None else kept, NONE if places is None else places, places is not None
+    lists = _all(dys.shape[1]) if kept is None else kept, NO_INDICES if places is None else places, places is not None
 
     def work(part):
         own = part.of(dys.shape[1])

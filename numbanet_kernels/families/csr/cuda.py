@@ -1,6 +1,6 @@
 """`csr` on CUDA.
 
-Activations come turned, (neurons, samples): the 32 lanes of a warp are 32 samples, so that what an entry brings of x is 128
+Activations come transposed, (neurons, samples): the 32 lanes of a warp are 32 samples, so that what an entry brings of x is 128
 bytes in a row, and its value and index are one read that all lanes share.
 """
 from __future__ import annotations
@@ -27,8 +27,8 @@ def _product():
     @kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], b1, i4[::1], b1, i4[::1], b1, f4[::1], b1, b1, "
             "f4[:, ::1])")
     def csr_product(x, starts, stops, ids, values, through, indirect, kept, listed, places, some, bias, biased, relu, y):
-        """A block: 32 samples and 32 neurons, a warp 4 of these one after the other; it is turned in shared memory, so that y
-        is written along its rows."""
+        """A block: 32 samples and 32 neurons, a warp 4 of these one after the other; transposed in shared memory, so that y is
+        written along its rows."""
         piece = cuda.shared.array((SIDE, padded), float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         n0, j0 = int32(cuda.blockIdx.y) * SIDE, int32(cuda.blockIdx.x) * SIDE
@@ -77,17 +77,17 @@ def _dots():
     return csr_dots
 
 
-def csr_turned_cuda(x):
-    expect("csr_turned (cuda)", x=(x, ("N", "I")))
+def csr_transposed_cuda(x):
+    expect("csr_transposed (cuda)", x=(x, ("N", "I")))
     return transpose_cuda(x, (1, 0))
 
 
-def _columns(op, x, turned):
+def _columns(op, x, transposed):
     """x.T: what was made of it, or a new one."""
-    if turned is None:
+    if transposed is None:
         return transpose_cuda(x, (1, 0))
-    expect(op, turned=(turned, x.shape[::-1]))
-    return turned
+    expect(op, transposed=(transposed, x.shape[::-1]))
+    return transposed
 
 
 def _given(array, dtype=np.float32):
@@ -95,31 +95,31 @@ def _given(array, dtype=np.float32):
     return (empty_cuda((0,), dtype), False) if array is None else (array, True)
 
 
-def _launch(turned, starts, stops, ids, values, through, kept, places, bias, relu, y):
+def _launch(transposed, starts, stops, ids, values, through, kept, places, bias, relu, y):
     """y = act(x w.T + bias); values where they lie, or through a list of places."""
     grid = tuple(ceil_div(n, SIDE) for n in y.shape[::-1])
-    launch(_product(), grid, (SIDE, ROWS), turned, starts, stops, ids, values, *_given(through, INT32),
+    launch(_product(), grid, (SIDE, ROWS), transposed, starts, stops, ids, values, *_given(through, INT32),
            *_given(kept, INT32), *_given(places, INT32), *_given(bias), relu, y)
 
 
-def csr_cuda(x, values, at, bias=None, relu=False, rows=None, cols=None, turned=None):
+def csr_cuda(x, values, at, bias=None, relu=False, rows=None, cols=None, transposed=None):
     found = _check("csr (cuda)", at, rows, cols, x=(x, ("N", "J")), values=(values, ("V",)), bias=(bias, ("O",)))
-    turned, y = _columns("csr (cuda)", x, turned), empty_cuda((found["N"], found["K"]))
-    _launch(turned, at.starts, at.stops, at.ids, values, None, _parts(rows)[0], _parts(cols)[1], bias, relu, y)
+    transposed, y = _columns("csr (cuda)", x, transposed), empty_cuda((found["N"], found["K"]))
+    _launch(transposed, at.starts, at.stops, at.ids, values, None, _parts(rows)[0], _parts(cols)[1], bias, relu, y)
     return y
 
 
-def csr_dx_cuda(dy, values, at, rows=None, cols=None, turned=None):
+def csr_dx_cuda(dy, values, at, rows=None, cols=None, transposed=None):
     found = _check("csr_dx (cuda)", at, rows, cols, dy=(dy, ("N", "K")), values=(values, ("V",)))
-    turned, dx = _columns("csr_dx (cuda)", dy, turned), empty_cuda((found["N"], found["J"]))
-    _launch(turned, at.col_starts, at.col_stops, at.col_ids, values, at.places, _parts(cols)[0], _parts(rows)[1], None, False,
-            dx)
+    transposed, dx = _columns("csr_dx (cuda)", dy, transposed), empty_cuda((found["N"], found["J"]))
+    _launch(transposed, at.col_starts, at.col_stops, at.col_ids, values, at.places, _parts(cols)[0], _parts(rows)[1], None,
+            False, dx)
     return dx
 
 
-def csr_dw_cuda(dy, x, at, rows=None, cols=None, dy_turned=None, x_turned=None):
+def csr_dw_cuda(dy, x, at, rows=None, cols=None, dy_transposed=None, x_transposed=None):
     found = _check("csr_dw (cuda)", at, rows, cols, dy=(dy, ("N", "K")), x=(x, ("N", "J")))
-    dys, xs = _columns("csr_dw (cuda)", dy, dy_turned), _columns("csr_dw (cuda)", x, x_turned)
+    dys, xs = _columns("csr_dw (cuda)", dy, dy_transposed), _columns("csr_dw (cuda)", x, x_transposed)
     dw = empty_cuda((found["V"],)) if rows is None and found["V"] == found["B"] else full_cuda((found["V"],), 0.0)
     launch(_dots(), ceil_div(found["K"], WARPS), (SIDE, WARPS), dys, xs, at.starts, at.stops, at.ids,
            *_given(_parts(rows)[0], INT32), *_given(_parts(cols)[1], INT32), dw)

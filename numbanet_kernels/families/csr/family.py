@@ -5,8 +5,8 @@
     csr_dw    dw[k]     = sum_n dy[n, row of k] x[n, ids[k]]         at the entries alone            dy, x -> (V,)
 
 2 N nnz FLOPs each. An entry brings one float of the weight and its index, and N of the activation: samples are what vectors
-lie along, so activations are turned first (`csr_turned`), neurons before samples, once for the forward pass and dw, and once
-for dx and dw. Sums repeat bit by bit; what is padding has the gradient 0.
+lie along, so activations are transposed first (`csr_transposed`), neurons before samples, once for the forward pass and dw, and
+once for dx and dw. Sums repeat bit by bit; what is padding has the gradient 0.
 
 rows and cols, `layouts.rows.RowLists`, thin out: y and dy hold the kept neurons alone, x and dx the kept inputs, and entries
 of others are left out, with a dw of 0. That is how sparse activations come: as a list of live inputs, which all samples of a
@@ -37,7 +37,7 @@ def _dense_reference(values, at, rows=None, cols=None):
     return w[np.ix_(rows, cols)], of[np.ix_(rows, cols)]
 
 
-def csr_reference(x, values, at, bias=None, relu=False, rows=None, cols=None, turned=None):
+def csr_reference(x, values, at, bias=None, relu=False, rows=None, cols=None, transposed=None):
     """y = act(x w.T + b) in float64, w dense"""
     y = np.float64(x) @ _dense_reference(values, at, rows, cols)[0].T
     if bias is not None:
@@ -45,12 +45,12 @@ def csr_reference(x, values, at, bias=None, relu=False, rows=None, cols=None, tu
     return np.maximum(y, 0) if relu else y
 
 
-def csr_dx_reference(dy, values, at, rows=None, cols=None, turned=None):
+def csr_dx_reference(dy, values, at, rows=None, cols=None, transposed=None):
     """dx = dy w in float64, w dense"""
     return np.float64(dy) @ _dense_reference(values, at, rows, cols)[0]
 
 
-def csr_dw_reference(dy, x, at, rows=None, cols=None, dy_turned=None, x_turned=None):
+def csr_dw_reference(dy, x, at, rows=None, cols=None, dy_transposed=None, x_transposed=None):
     """dy.T x in float64 at the entries, 0 in padding"""
     of, dw = _dense_reference(np.zeros(at.ids.size), at, rows, cols)[1], np.zeros(at.ids.size)
     dw[of[of >= 0]] = (np.float64(dy).T @ np.float64(x))[of >= 0]

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 from ...host import threads
 from ...host.simd import FLOATS, NUMBER, REAL, WIDTH, Lanes, aligned, below, copy_floats, data_of, load, spread
-from ...host.transpose import NOTHING
+from ...host.transpose import EMPTY
 from ...runtime.declare import host_function, host_kernel
 from ...runtime.memory import empty_cpu
 
@@ -191,7 +191,7 @@ def dots(x, w, lists, bias, relu, values):
 
     def work(part):
         own = part.of(lists.width)
-        _dots(x, w, *own_pairs, NOTHING if bias is None else bias, bias is not None, relu, values, own.start, own.stop)
+        _dots(x, w, *own_pairs, EMPTY if bias is None else bias, bias is not None, relu, values, own.start, own.stop)
 
     threads.share(work, flops=2 * values.size * x.shape[1])
     return values

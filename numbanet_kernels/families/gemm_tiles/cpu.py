@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...host import blas, threads
-from ...host.transpose import turn_back, turn_in
+from ...host.transpose import transpose_back, transpose_in
 from ...layouts.packed import Into
 from ...layouts.tiles import elements, packed_tiles, row_places
 from ...runtime.declare import host_kernel
@@ -17,7 +17,7 @@ from ..elementwise import relu_grad_cpu
 from .family import _valid
 
 
-# Rows of w, and activations turned features first, are brought into the order of the classes: then a class is one dense
+# Rows of w, and activations transposed features first, are brought into the order of the classes: then a class is one dense
 # block, and the product a BLAS call a class and thread, on the thread's own rows of the weight (`threads`).
 class _Layout(NamedTuple):
     """Where rows and columns of a weight go in the order of the classes."""
@@ -92,7 +92,7 @@ def tile_inputs_cpu(x, pattern):
     """x (N, I) in the form that the kept tiles of a weight meet it: prepared once for the forward pass and dw."""
     (_, cols), _ = _valid("tile_inputs (cpu)", pattern)
     expect("tile_inputs (cpu)", x=(x, ("N", cols)))
-    return turn_in(x, cols, _layout(pattern).col_place)
+    return transpose_in(x, cols, _layout(pattern).col_place)
 
 
 def tile_outputs_cpu(dy, pattern, scale=1.0, y=None):
@@ -102,7 +102,7 @@ def tile_outputs_cpu(dy, pattern, scale=1.0, y=None):
     dy = dy() if callable(dy) else dy
     expect("tile_outputs (cpu)", dy=(dy, ("N", rows)), y=(y, ("N", rows)))
     sums = full_cpu((rows,), 0.0)
-    return dy, (turn_in(dy, places, _layout(pattern).row_place, scale, y, sums), sums)
+    return dy, (transpose_in(dy, places, _layout(pattern).row_place, scale, y, sums), sums)
 
 
 def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
@@ -112,12 +112,12 @@ def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, in
                  blocks=(blocks, packed), inputs=(inputs, (cols, "N")))
     blocks = tile_blocks_cpu(w, pattern) if blocks is None else blocks
     inputs = tile_inputs_cpu(x, pattern) if inputs is None else inputs
-    turned, place = empty_cpu((1, packed[0], x.shape[0])), _layout(pattern).row_place
+    transposed, place = empty_cpu((1, packed[0], x.shape[0])), _layout(pattern).row_place
 
     def multiply(part):
         for own, kept, width in _products(pattern, part):
-            blas.matmul(blocks[own, :width], inputs[kept], out=turned[0, own])
-        turn_back(turned, out, part.of(rows), b, relu, alpha=scale, place=place)
+            blas.matmul(blocks[own, :width], inputs[kept], out=transposed[0, own])
+        transpose_back(transposed, out, part.of(rows), b, relu, alpha=scale, place=place)
 
     threads.share(multiply, flops=2 * x.shape[0] * blocks.size)
     return out
@@ -126,36 +126,36 @@ def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, in
 def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, where=None, out=None):
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i], given `where` 0 unless where[n, i] > 0"""
     (rows, cols), packed = _valid("gemm_tiles_dx (cpu)", pattern)
-    turned, _ = pair("gemm_tiles_dx (cpu)", "outputs", outputs)
+    transposed, _ = pair("gemm_tiles_dx (cpu)", "outputs", outputs)
     out = output("gemm_tiles_dx (cpu)", empty_cpu, out, ("N", cols), dy=(dy, ("N", rows)), w=(w, (rows, cols)),
-                 where=(where, ("N", cols)), blocks=(blocks, packed), outputs=(turned, (packed[0], "N")))
+                 where=(where, ("N", cols)), blocks=(blocks, packed), outputs=(transposed, (packed[0], "N")))
     blocks = tile_blocks_cpu(w, pattern) if blocks is None else blocks
-    turned = tile_outputs_cpu(dy, pattern, scale)[1][0] if turned is None else turned
+    transposed = tile_outputs_cpu(dy, pattern, scale)[1][0] if transposed is None else transposed
     flops, place = 2 * dy.shape[0] * blocks.size, _layout(pattern).col_place
     with threads.held(flops):
         terms = empty_cpu((threads.parts(flops=flops), cols, dy.shape[0]))
 
         def multiply(part):
             for own, kept, width in _products(pattern, part):
-                blas.matmul(blocks[own, :width].T, turned[own], out=terms[part.number, kept])
+                blas.matmul(blocks[own, :width].T, transposed[own], out=terms[part.number, kept])
 
         threads.share(multiply, flops=flops)
-        threads.share(lambda part: turn_back(terms, out, part.of(cols), place=place), flops=flops)
+        threads.share(lambda part: transpose_back(terms, out, part.of(cols), place=place), flops=flops)
     return out if where is None else relu_grad_cpu(out, where, out=out)
 
 
 def gemm_tiles_dw_cpu(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outputs=None, out=None):
     """(dw, db): dw = scale * (dy.T x) on kept tiles, packed, db[o] = sum_n dy[n, o]"""
     (rows, cols), packed = _valid("gemm_tiles_dw (cpu)", pattern)
-    turned, db = pair("gemm_tiles_dw (cpu)", "outputs", outputs)
+    transposed, db = pair("gemm_tiles_dw (cpu)", "outputs", outputs)
     out = output("gemm_tiles_dw (cpu)", empty_cpu, out, packed, dy=(dy, ("N", rows)), x=(x, ("N", cols)),
-                 inputs=(inputs, (cols, "N")), outputs=(turned, (packed[0], "N")), sums=(db, (rows,)))
+                 inputs=(inputs, (cols, "N")), outputs=(transposed, (packed[0], "N")), sums=(db, (rows,)))
     inputs = tile_inputs_cpu(x, pattern) if inputs is None else inputs
-    turned, db = tile_outputs_cpu(dy, pattern, scale)[1] if turned is None else (turned, db)
+    transposed, db = tile_outputs_cpu(dy, pattern, scale)[1] if transposed is None else (transposed, db)
 
     def multiply(part):
         for own, kept, width in _products(pattern, part):
-            blas.matmul(turned[own], inputs[kept].T, out=out[own, :width])
+            blas.matmul(transposed[own], inputs[kept].T, out=out[own, :width])
 
     threads.share(multiply, flops=2 * dy.shape[0] * out.size)
     return out, db

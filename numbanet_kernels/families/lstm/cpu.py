@@ -7,13 +7,14 @@ import numpy as np
 
 from ...host import blas, packed_gemm, threads
 from ...host.simd import WIDTH
+from ...host.transpose import NO_INDICES
 from ...runtime.expect import INT32, expect
 from ...runtime.memory import copy_cpu, empty_cpu, full_cpu
 from .cpu_steps import add_scores, backward, copy_seen, forward
 from .family import AFTER, STATE, check, check_seen, started
 
 UNITS = 1 << 22  # bytes of a packed weight from which on threads own units: below, all of it passes through each core in time
-NOTHING, NOWHERE = np.zeros(0, np.int32), np.zeros((1, 0), np.int32)
+NOWHERE = np.zeros((1, 0), np.int32)
 
 
 @functools.lru_cache(maxsize=64)
@@ -73,12 +74,12 @@ def lstm_cpu(z, w, h0, c0, units=None, scale=1.0, lengths=None):
         parts, by_units, run = _divided(flops, 4 * hidden * len(kept), n)
         if once:
             run(lambda part: _add_product(z[0], h[0], w, scale, part.of(4 * hidden)))
-            kept, depth = NOTHING, 0
+            kept, depth = NO_INDICES, 0
         panels = packed_gemm.packed_outputs(w, kept, 4, run)
         x = packed_gemm.tiles(n, packed_gemm.tile_of(n, 1 if by_units else parts), depth)
 
         def loop(first, stop, *blocks_and_tiles):
-            forward(z, h, c, panels, rows, place, NOTHING if lengths is None else lengths, scale, x, first - 1, stop - 1,
+            forward(z, h, c, panels, rows, place, NO_INDICES if lengths is None else lengths, scale, x, first - 1, stop - 1,
                     *blocks_and_tiles)
 
         _through(steps + 1, by_units, run, loop, panels.shape[1], x.shape[1])
@@ -100,7 +101,7 @@ def lstm_grad_cpu(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None,
     place = NOWHERE if units is None else _places(units, hidden, None if own else units)
     starts = np.array([0, *outs[WIDTH::WIDTH], hidden], np.int64)
     rows, depth = packed_gemm.all_rows(len(kept))
-    column = NOTHING if columns is None else _places(columns[None], 4 * hidden)[0]
+    column = NO_INDICES if columns is None else _places(columns[None], 4 * hidden)[0]
     dz, dh0 = gates if columns is None else empty_cpu((steps, n, len(kept))), empty_cpu((n, hidden))
     flops = 2 * steps * n * len(outs) * depth
     with threads.held(flops):
@@ -109,7 +110,7 @@ def lstm_grad_cpu(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None,
         x = packed_gemm.tiles(n, packed_gemm.tile_of(n, 1 if by_units else parts), depth)
 
         def loop(*ranges):
-            backward(dy, gates, c, panels, starts, rows, place, NOTHING if lengths is None else lengths, scale, column,
+            backward(dy, gates, c, panels, starts, rows, place, NO_INDICES if lengths is None else lengths, scale, column,
                      threshold, x, dz, dc, dh0, *ranges)
 
         _through(steps + 1, by_units, run, loop, panels.shape[1], x.shape[1])
@@ -125,7 +126,7 @@ def lstm_scores_cpu(dy, gates, c, lengths=None):
 
     def work(part):
         own = part.of(-(-hidden // WIDTH))
-        add_scores(dy, gates, c, NOTHING if lengths is None else lengths, found, own.start * WIDTH,
+        add_scores(dy, gates, c, NO_INDICES if lengths is None else lengths, found, own.start * WIDTH,
                    min(own.stop * WIDTH, hidden))
 
     threads.share(work, gates.size)

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from ...host.packed_gemm import multiply_panel
 from ...host.simd import NUMBER, WIDTH, Lanes, below, data_of, load, store
-from ...host.transpose import _turn
+from ...host.transpose import transpose_block
 from ...runtime.declare import host_function, host_kernel
 
 
@@ -112,7 +112,7 @@ def _hand_over(values, n0, n1, j, width, hidden, place, x):
     """x[place[i], n - n0] = values[n, i] for n0 <= n < n1 and all i, of the units j … j + width - 1, that have a place."""
     for first in range(j, values.shape[1], hidden):
         if place.size == 0:
-            _turn(values, n0, n1, first, first + width, x, first, int64(0), False)
+            transpose_block(values, n0, n1, first, first + width, x, first, int64(0), False)
             continue
         for i in range(first, first + width):
             if place[i] >= 0:

@@ -208,8 +208,8 @@ def sequence():
     cell, _ = _cells()
 
     @kernel("void(f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4[::1], f4, f4[:, :, ::1], f4[:, :, ::1])")
-    def lstm_sequence(z, turned, units, lengths, scale, h, c):
-        """All steps, `turned` = w.T: thread (u, g) sums for gate g of unit u, then is the cell of sample g."""
+    def lstm_sequence(z, transposed, units, lengths, scale, h, c):
+        """All steps, `transposed` = w.T: thread (u, g) sums for gate g of unit u, then is the cell of sample g."""
         states = cuda.shared.array((SMALL, FEW), float32, 16)
         sums = cuda.shared.array((4, SMALL, FEW), float32, 16)
         u, g = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
@@ -224,7 +224,7 @@ def sequence():
             a0 = a1 = a2 = a3 = zero
             for k in range(depth):
                 unit = uint32(units[row, k]) if listed else uint32(k)
-                b = turned[unit, column]
+                b = transposed[unit, column]
                 a0, a1, a2, a3 = (a0 + states[unit, 0] * b, a1 + states[unit, 1] * b, a2 + states[unit, 2] * b,
                                   a3 + states[unit, 3] * b)
             sums[g, u, 0], sums[g, u, 1], sums[g, u, 2], sums[g, u, 3] = a0, a1, a2, a3

@@ -175,9 +175,9 @@ def test_matrix_written_out(on_cuda, put, get, rng, case):
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (6, 3, 5, 5), (33, 5, 3, 3), (40, 70, 1, 1), (3, 0, 2, 2)])
 def test_the_weight_is_turned_and_turned_back(on_cuda, put, get, rng, shape):
     w = rng.standard_normal(shape).astype(np.float32)
-    wt = im2col.turn_weight(put(w))
+    wt = im2col.transpose_weight(put(w))
     np.testing.assert_array_equal(get(wt), w.transpose(2, 3, 1, 0).reshape(-1, shape[0]))
-    np.testing.assert_array_equal(get(im2col.turn_gradient(wt, shape)), w)
+    np.testing.assert_array_equal(get(im2col.transpose_gradient(wt, shape)), w)
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_the_weight_is_turned_side_by_side(rng):
     """Both ways along the last axis, without bank conflicts."""
     with emulation.emulated():
         w = upload_cuda(rng.standard_normal((64, 32, 3, 3)).astype(np.float32))
-        wt = im2col.turn_weight(w)
-    for call in (lambda: im2col.turn_weight(w), lambda: im2col.turn_gradient(wt, w.shape)):
+        wt = im2col.transpose_weight(w)
+    for call in (lambda: im2col.transpose_weight(w), lambda: im2col.transpose_gradient(wt, w.shape)):
         found = counted(call)
         assert found["sectors"] == found["least sectors"] == 2 * w.size // 8 and found["bank conflicts"] == 0
