@@ -156,14 +156,19 @@ def vector_at(builder, data, at, kind=FLOATS):
     return builder.bitcast(builder.gep(data, [at]), kind.as_pointer())
 
 
-def load(builder, data, at, some):
-    """data[at:at + WIDTH] at some lanes, 0 at the others."""
+def load(builder, data, at, some=None):
+    """data[at:at + WIDTH], 0 at the lanes that are not of `some`. Without it all are read: out of cache that is much faster."""
+    if some is None:
+        return Lanes(builder, builder.load(vector_at(builder, data, at), align=4))
     arguments = [vector_at(builder, data, at), ir.IntType(32)(4), some, FLOATS([REAL(0.0)] * WIDTH)]
     return Lanes(builder, _call(builder, f"llvm.masked.load.v{WIDTH}f32.p0", FLOATS, arguments))
 
 
-def store(builder, lanes, data, at, some):
-    """data[at:at + WIDTH] = lanes at some of them."""
+def store(builder, lanes, data, at, some=None):
+    """data[at:at + WIDTH] = lanes, at some of them or at all."""
+    if some is None:
+        builder.store(lanes.value, vector_at(builder, data, at), align=4)
+        return
     arguments = [lanes.value, vector_at(builder, data, at), ir.IntType(32)(4), some]
     _call(builder, f"llvm.masked.store.v{WIDTH}f32.p0", ir.VoidType(), arguments)
 
