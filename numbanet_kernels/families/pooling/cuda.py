@@ -5,6 +5,7 @@ import math
 
 from numba import float32, int32
 
+from ...blocks.kahan import kahan
 from ...layouts.windows import pooled
 from ...runtime.declare import cuda, kernel, kernels
 from ...runtime.expect import INT32, expect
@@ -60,9 +61,11 @@ def _max_kernels(kind="u1"):
 
 @kernels("pooling")
 def _sum_kernel():
+    add = kahan()
+
     @kernel("void(f4[::1], f4[::1], i4[:, ::1], f4[::1], f4[::1], i4[:, ::1], f4[::1], f4[::1], i4)")
     def sums(x, z, rows, outer_row, inner_row, cols, outer_col, inner_col, channels):
-        """One thread, one sum, of sums of FEW pixels; `missed` is what rounding of the last one took away (Kahan)."""
+        """One thread, one sum, of sums of FEW pixels."""
         k = cuda.grid(1)
         if k < z.size:
             c, rest = k % channels, k // channels
@@ -75,10 +78,10 @@ def _sum_kernel():
                     some += inner_row[h] * inner_col[w] * x[at]
                     count += 1
                     if count == FEW:
-                        some -= missed
-                        total, before = total + some, total
-                        missed, some, count = (total - before) - some, float32(0), 0
-            z[k] = outer_row[i] * outer_col[j] * (total + (some - missed))
+                        total, missed = add(total, missed, some)
+                        some, count = float32(0), 0
+            total, _ = add(total, missed, some)
+            z[k] = outer_row[i] * outer_col[j] * total
 
     return sums
 
