@@ -120,7 +120,7 @@ from numbanet_kernels.blocks import gemm_block
 from numbanet_kernels.families.gemm_tiles import cuda_grouped
 from numbanet_kernels.families.update import cuda, lazy_sgd
 
-for kernel in (gemm_block._block(128, False, False, 3, True), cuda_grouped._grouped(), *cuda._updates(), lazy_sgd._settling()):
+for kernel in (gemm_block._block(128, False, False, 3, True), cuda_grouped._grouped(), cuda._sgd_kernel(), cuda._adam_kernel(), lazy_sgd._settling()):
     cells = tuple(cell.cell_contents for cell in kernel.function.__closure__ or ())
     print(kernel.__name__, hashlib.sha256(dumps(cells)).hexdigest())
 """

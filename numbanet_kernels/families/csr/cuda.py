@@ -17,7 +17,7 @@ from .family import _check, _parts
 
 # Lists are not trusted: a number beyond an axis counts as its end, as on the CPU.
 SIDE, ROWS = 32, 8  # samples and neurons of a block's piece of y, and how many of these at the same time
-WARPS = 8           # of a block of `dots`
+WARPS = 8           # of a block of `dots`; no card has confirmed either
 
 
 @kernels("csr")

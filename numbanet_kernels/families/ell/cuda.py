@@ -10,7 +10,7 @@ from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import empty_cuda, flat, full_cuda, upload_cuda
 from .family import _check, _check_samples
 
-GROUPS, SHARE = 4, 4  # of rows: at the same time in a block, and how often
+GROUPS, SHARE = 4, 4  # of rows: at the same time in a block, and how often; no card has confirmed it
 
 
 @kernels("ell")
