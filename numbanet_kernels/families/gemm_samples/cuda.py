@@ -8,7 +8,7 @@ from ...runtime.declare import cuda, inlined, kernel, kernels
 from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import THREADS, blocks_for, empty_cuda, flat
 from ..gemm import gemm_dw_cuda
-from .family import _check
+from .family import check
 
 WARPS, LANES = 4, 32  # words and outputs of a block
 ROOM = WARPS * LANES * (LANES + 1)  # neighbouring rows begin in other banks
@@ -112,18 +112,18 @@ def _launch_move(x, values, lists, expanding):
 
 
 def expand_samples_cuda(values, lists):
-    samples = _check("expand_samples (cuda)", lists, values)
+    samples = check("expand_samples (cuda)", lists, values)
     return _launch_move(empty_cuda((samples, lists.width)), values, lists, True)
 
 
 def compact_samples_cuda(x, lists, kept):
-    _check("compact_samples (cuda)", lists, x=(x, (lists.starts.size - 1, lists.width)))
+    check("compact_samples (cuda)", lists, x=(x, (lists.starts.size - 1, lists.width)))
     return _launch_move(x, empty_cuda((kept,)), lists, False)
 
 
 def gemm_samples_cuda(x, w, lists, kept, bias=None, relu=False):
     samples = lists.starts.size - 1
-    _check("gemm_samples (cuda)", lists, x=(x, (samples, "I")), w=(w, (lists.width, "I")), bias=(bias, (lists.width,)))
+    check("gemm_samples (cuda)", lists, x=(x, (samples, "I")), w=(w, (lists.width, "I")), bias=(bias, (lists.width,)))
     values = empty_cuda((kept,))
     launch(_product_kernels()[0], (samples, ceil_div(ceil_div(lists.width, WORD), WARPS)), (LANES, WARPS), flat(x), flat(w),
            flat(lists.bits), lists.starts, lists.group, lists.width, x.shape[1], values if bias is None else bias,
@@ -132,7 +132,7 @@ def gemm_samples_cuda(x, w, lists, kept, bias=None, relu=False):
 
 
 def gemm_samples_dx_cuda(dy, w, lists):
-    samples = _check("gemm_samples_dx (cuda)", lists, dy, w=(w, (lists.width, "I")))
+    samples = check("gemm_samples_dx (cuda)", lists, dy, w=(w, (lists.width, "I")))
     dx = empty_cuda((samples, w.shape[1]))
     launch(_product_kernels()[1], (samples, blocks_for(w.shape[1])), THREADS, dy, flat(w), flat(lists.bits), lists.starts,
            lists.group, lists.width, w.shape[1], flat(dx))
@@ -140,5 +140,5 @@ def gemm_samples_dx_cuda(dy, w, lists):
 
 
 def gemm_samples_dw_cuda(dy, x, lists):
-    _check("gemm_samples_dw (cuda)", lists, dy, x=(x, (lists.starts.size - 1, "I")))
+    check("gemm_samples_dw (cuda)", lists, dy, x=(x, (lists.starts.size - 1, "I")))
     return gemm_dw_cuda(expand_samples_cuda(dy, lists), x)

@@ -11,7 +11,7 @@ from ...runtime.arrays import device_cache, to_device
 from ...runtime.declare import cuda, kernel, kernels
 from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import THREADS, flat
-from .cpu import _adam_numbers
+from .family import adam_numbers
 from .packed import check_update, packing, unread
 
 # Several weights are one launch: each has blocks of its own, and finds out which weight they belong to. All arrays come flat:
@@ -148,4 +148,4 @@ def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
         lists, widths = packing(w, g, kept)
         if w.size:
             weights.append(((flat(w), flat(m), flat(s), flat(g), *lists), widths))
-    _together(_adam_kernel(), weights, (), _adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled))
+    _together(_adam_kernel(), weights, (), adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled))

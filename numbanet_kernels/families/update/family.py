@@ -57,6 +57,12 @@ def sgd_late_reference(w, v, g, lr, momentum, nesterov, decay, kept, late):
     return new_w, new_v, after
 
 
+def adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled):
+    """What kernels take: the corrections of m and s, what is added to g of w, and what is left of w, by the decay."""
+    of_g, left = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
+    return lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left
+
+
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     return {
