@@ -225,7 +225,7 @@ def described(call):
 
 ARRAYS = {"out", "bias", "b", "where", "weights", "shift", "blocks", "inputs", "outputs", "lists", "y", "kept", "late", "into"}
 STRUCTURES = {("conv2d", "blocks"), ("conv2d_grad", "blocks")}
-UNNAMED = {"getitem", "putitem", "full", "reshape", "random_bits", "uniform", "normal", "dropout"}  # NumPy or `random` says it
+UNNAMED = {"getitem", "putitem", "full", "reshape", "dropout"}  # NumPy or `random` says it
 
 
 def main(device, calls, seed):
