@@ -104,11 +104,11 @@ def _adam_kernel():
     return adam_step
 
 
-def _lateness(late):
+def _lazy_lists(lazy):
     """(behind, after, held, wanted), flat, and (rows of a block or 0, columns of a block, blocks across)"""
-    if late is None:
+    if lazy is None:
         return (unread(np.int32),) * 2 + (unread(np.bool_),) * 2, (0, 1, 1)
-    return tuple(map(flat, late[:4])), (*late.block, late.behind.shape[1])
+    return tuple(map(flat, lazy[:4])), (*lazy.block, lazy.behind.shape[1])
 
 
 @device_cache(maxsize=256)
@@ -131,9 +131,9 @@ def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     weights, powers = [], None
     for update in updates:
         check_update("sgd (cuda)", update)
-    for w, v, g, kept, late, _ in updates:
-        (lists, widths), (states, facts) = packing(w, g, kept), _lateness(late)
-        powers = powers if late is None else late.powers
+    for w, v, g, kept, lazy, _ in updates:
+        (lists, widths), (states, facts) = packing(w, g, kept), _lazy_lists(lazy)
+        powers = powers if lazy is None else lazy.powers
         if w.size:
             weights.append(((flat(w), flat(v), flat(g), *lists, *states), (*widths, *facts)))
     shared = unread(np.float32, 2) if powers is None else powers, _rate(float(lr)) if np.isscalar(lr) else lr

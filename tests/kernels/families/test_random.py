@@ -24,7 +24,8 @@ def test_known_answers(counter, key, words):
 @pytest.mark.parametrize("size", SIZES)
 def test_what_is_kept_is_the_same_everywhere(key, counter, size, suffix, put, get):
     bits = random.random_bits_reference(key, counter, size)
-    for rate in (0.0, *np.float64(bits[-2:]) / 2**32, *np.minimum(np.float64(bits[-2:]) + 1, FULL) / 2**32):  # kept, or just not
+    words = np.float64(bits[-2:])
+    for rate in (0.0, *words / 2**32, *np.minimum(words + 1, FULL) / 2**32):  # kept, and just not
         y = get(getattr(random, f"dropout_{suffix}")(put(np.ones(size)), rate, key, counter, 1.0))
         np.testing.assert_array_equal(y, bits / 2**32 >= rate)
 
