@@ -1,8 +1,9 @@
-"""Recorder: a training step that came before, its passes and with SGD its update, is done again as the device recorded it.
+"""Recorder: a training step that came before, its passes and its update, is done again as the device recorded it.
 
 With plans of the same kinds and the same number of samples a step is the same launches on the same arrays: only what is in them
-is new, the batch and the lists of what the plans keep. So these lie in fixed buffers, which the recorder alone knows. On a card
-a small step takes less time than Python takes to launch it, and a graph (`numbanet_kernels.runtime.graph`) is launched at once.
+is new, the batch and the lists of what the plans keep. So these lie in fixed buffers, which the recorder alone knows. A small
+step takes less time than Python takes to say what to do in it; a graph of a card (`numbanet_kernels.runtime.graph`) or a tape
+of the CPU (`numbanet_kernels.runtime.tape`) is done at once.
 A step that is met for the second time is recorded; as there are few kinds, nearly all steps of a fit are replayed. What they
 compute lies in one memory for all of them, which is used up before the next one is done.
 
@@ -39,6 +40,19 @@ class _Pass(NamedTuple):
     held: list[Any]         # the arrays of its key, so that no other ones are taken for them
 
 
+class Ready(NamedTuple):
+    """A recorded step, passes and update, that is done again while nothing but batches, plans and numbers change."""
+
+    graph: Any
+    numbers: Hashable       # of the optimiser, as it was recorded
+    state: Any              # of the optimiser: another one has other arrays
+    tensors: list[tuple[Tensor, Any, bool]]     # of the model: with their arrays, and whether they are trained
+    trained: list[bool]     # by the parameters of the optimiser, whether they have a gradient
+    inputs: Any             # the buffers that are read
+    targets: Any
+    weights: Any
+
+
 class Recorder:
     """The recorded steps of one training run of a model."""
 
@@ -49,13 +63,14 @@ class Recorder:
 
     def __init__(self, dev: Device, model: Layer) -> None:
         self.dev, self.model = dev, model
-        self.possible = not profile.ENABLED and dev.records()  # False on the CPU, and where every operation shall be seen
+        self.possible = not profile.ENABLED and dev.records()  # False where every operation shall be seen
         self._recorded: list[Any] = []
-        self._failed = 0
+        self._failed, self._replayed = 0, None
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
         self._inputs: dict[tuple, Any] = {}
         self._lists: dict[tuple, Any] = {}
         self._kept: dict[tuple, Kept] = {}
+        self._ready: dict[Hashable, Ready] = {}
 
     # --- fixed buffers ------------------------------------------------------------------------------------------------
     def hold(self, X: Any, batch: Batch, change: Callable[[Batch], Batch] | None) -> Batch:
@@ -107,6 +122,33 @@ class Recorder:
         return self._kept[site, plan]
 
     # --- steps --------------------------------------------------------------------------------------------------------
+    def look_again(self) -> None:
+        """Layers, tensors or arrays may be others: no recorded step is done again before they were compared."""
+        self._ready.clear()
+
+    def ready(self, plans: Plans, batch: Batch, optimizer: Optimizer) -> Ready | None:
+        """The recorded step of such plans and such a batch, before it is fetched, the optimiser prepared for it; None: it takes
+        the longer way, `hold` and `step`."""
+        found = self._ready.get(self._quick_key(plans, batch)) if self._ready else None
+        if found is None or found.state is not optimizer.state or found.numbers != optimizer.renumber():
+            return None
+        return found if all([t.data is array and t.requires_grad is grad for t, array, grad in found.tensors]) else None
+
+    @staticmethod
+    def _quick_key(plans: Plans, batch: Batch) -> Hashable:
+        return (len(batch.rows), batch.weights is None, *((path, plan.kind) for path, plan in plans.assigned.items()))
+
+    def again(self, ready: Ready, X: Any, batch: Batch, plans: Plans) -> list[Any]:
+        """What `step` gives of a step that is ready."""
+        dev = self.dev
+        batch.fetch(X, dev, ready.inputs)
+        dev.copy(batch.targets, out=ready.targets)
+        if ready.weights is not None:
+            dev.copy(batch.weights, out=ready.weights)
+        self.put_plans(plans)
+        ready.graph.replay()
+        return [dev.copy(array) for array in ready.graph.result[0]]
+
     def step(self, passes: Callable[[], Sequence[Any]], optimizer: Optimizer, plans: Plans, batch: Batch, states: list[Any],
              repeatable: bool) -> tuple[Sequence[Any], dict[Tensor, Any]]:
         """(what the passes return, what the update packed for the next step), after an update of the weights.
@@ -140,7 +182,13 @@ class Recorder:
             optimizer.launch()  # last: what fails before leaves the weights as they are
             return results
 
-        return self((key, own[0]), work, states + own[1]), {}
+        results = self((key, own[0]), work, states + own[1])
+        if self._replayed is not None and not states and batch.ids is None:
+            trained = [p.gradient is not None for p in optimizer.parameters]
+            tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
+            self._ready[self._quick_key(plans, batch)] = Ready(
+                self._replayed, own[0], optimizer.state, tensors, trained, batch.inputs, batch.targets, batch.weights)
+        return results, {}
 
     def _key(self, plans: Plans, batch: Batch) -> Hashable | None:
         """What decides which launches the passes are; None where that is not known, or they are more than launches."""
@@ -157,6 +205,7 @@ class Recorder:
         The key, with some arrays and those of the model, says all that decides what is launched, and None that nothing does;
         inputs are in their places.
         """
+        self._replayed = None
         if not self.possible or key is None:
             return work()
         tensors = [tensor for _, tensor, _ in self.model.named()]
@@ -171,23 +220,31 @@ class Recorder:
         if not found:
             return work()
         found.graph.replay()
+        self._replayed = found.graph
         for parameter, gradient in zip(self.model.parameters(), found.gradients, strict=True):
             parameter.zero_grad()
             if gradient is not None:
                 parameter.receive(gradient)
-        return tuple(self.dev.copy(array) for array in found.graph.result)  # the next replay writes to the same memory
+        return tuple(self.dev.copy(array) for array in found.graph.result[0])  # the next replay writes to the same memory
 
     def _record(self, work: Callable[[], Sequence[Any]], arrays: list[Any]) -> _Pass | tuple[()]:
         if len(self._recorded) == self.RECORDED:
             return ()
+        parameters: list[Tensor] = list(self.model.parameters())
+
+        def from_no_gradients() -> tuple[Sequence[Any], list[Any]]:
+            for parameter in parameters:
+                parameter.zero_grad()
+            return work(), [getattr(parameter.gradient, "values", None) for parameter in parameters]
+
         try:
-            graph = self.dev.record(work, *self._recorded[:1], most=self.MOST)
+            graph = self.dev.record(from_no_gradients, *self._recorded[:1], most=self.MOST)
         except Exception as error:  # whatever a driver does not like, or memory that is short: training goes on without
             warnings.warn(f"passes are not replayed: {type(error).__name__}: {error}", stacklevel=2)
             self.possible, graph = False, None
             self._met.clear()
+            self._ready.clear()
             self._recorded.clear()
-        parameters: list[Tensor] = list(self.model.parameters())
         if graph is None:
             for parameter in parameters:
                 parameter.zero_grad()  # nothing was computed

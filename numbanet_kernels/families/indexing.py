@@ -100,7 +100,10 @@ def concatenate_cpu(xs, axis):
 
 def take_rows_cpu(x, rows, out=None):
     """y[k, ...] = x[rows[k], ...], rows (...) of 0 ... len(x) - 1"""
-    return np.take(x, rows, axis=0, out=_taken("take_rows (cpu)", empty_cpu, x, rows, out), mode="clip")
+    if out is None or not (rows.dtype is INT32 and rows.flags.c_contiguous and x.flags.c_contiguous and out.flags.c_contiguous
+                           and out.dtype is x.dtype and len(x) and out.shape == rows.shape + x.shape[1:]):
+        out = _taken("take_rows (cpu)", empty_cpu, x, rows, out)
+    return x.take(rows, axis=0, out=out, mode="clip")
 
 
 @host_kernel("void(f4[:, ::1], i4[::1], f4[::1], f4[:, ::1], i8, i8)")

@@ -12,8 +12,10 @@ With into, on the CPU, the wanted blocks of row r, in order, are written to into
 is room.
 
 sgd and adam take several weights at once: a list of `SGDUpdate` or `AdamUpdate`; all that are late have the same powers. On
-CUDA up to TOGETHER of them are one launch; there sgd takes lr as an array (1,) of the device, too, so that a recorded launch
-can be done with another one.
+CUDA up to TOGETHER of them are one launch. Numbers that change from step to step lie in arrays of the device, so that what is
+recorded can be done with others: sgd takes lr as an array (1,), too, and adam takes what `adam_numbers` gives.
+
+adam_numbers    (lr, b1, b2, eps, 1 / (1 - b1^t), 1 / (1 - b2^t), what of w is added to g, what of w is left)
 """
 from __future__ import annotations
 
@@ -27,10 +29,13 @@ from ..host import threads
 from ..layouts.packed import AdamUpdate, Into, Packing, SGDUpdate
 from ..runtime.arrays import device_cache, to_device
 from ..runtime.declare import cuda, host_function, host_kernel, kernel, kernels
+from ..runtime.expect import expect
 from ..runtime.launch import ceil_div, launch
-from ..runtime.memory import THREADS, flat
+from ..runtime.memory import THREADS, copy_cuda, empty_cpu, empty_cuda, flat, full_cpu, output
 from .late import late_example
 from .packed import check_update, packed_example, packing, unpack_gradient_reference, unread
+
+NUMBERS = 8  # what adam takes besides arrays
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -66,6 +71,11 @@ def sgd_late_reference(w, v, g, lr, momentum, nesterov, decay, kept, late):
     return new_w, new_v, after
 
 
+def adam_numbers_reference(lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
+    of_g, left = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
+    return lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left
+
+
 # --- CPU --------------------------------------------------------------------------------------------------------------
 # Kept columns of a packed gradient are spread over a buffer that stays in the nearest cache. It has one place more than a row,
 # where the entries -1 of `cols` end up, and whatever else lies outside a row. Pieces of rows are taken as arrays of their own,
@@ -83,9 +93,10 @@ def _spread(spread, spread_class, g, cols, place, row_class):
     return row_class
 
 
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, b1, f4, i8, i8)")
-def _sgd(w, v, g, packed, row_pos, row_class, cols, lr, momentum, nesterov, decay, first, stop):
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4[::1], f4, b1, f4, i8, i8)")
+def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, decay, first, stop):
     """Rows first … stop - 1, all of them up to date."""
+    lr = rates[0]
     spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
     for r in range(first, stop):
         row, velocity = w[r], v[r]
@@ -99,10 +110,11 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, lr, momentum, nesterov, deca
 
 
 # Where the kept columns of a block lie side by side in a packed gradient, they are read there.
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4, f4, b1, f4,"
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4[::1], f4, b1, f4,"
              " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, f4[:, ::1], i8[::1])")
-def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum, nesterov, decay,
+def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, rates, momentum, nesterov, decay,
                 behind, after, held, wanted, powers, height, width, into, places_into):
+    lr = rates[0]
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
     spread_class, due = -1, np.empty(behind.shape[1], np.int64)
     for r in range(w.shape[0]):
@@ -176,8 +188,9 @@ def sgd_cpu(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
     for update in updates:
         check_update("sgd (cpu)", update)
+    rates = full_cpu((1,), lr) if np.isscalar(lr) else lr
     for update in updates:
-        _sgd_one(*update, (lr, momentum, nesterov, decay))
+        _sgd_one(*update, (rates, momentum, nesterov, decay))
 
 
 def _sgd_one(w, v, g, kept, late, into, numbers):
@@ -197,10 +210,11 @@ def _sgd_one(w, v, g, kept, late, into, numbers):
     threads.share(work, w.size)
 
 
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, f4, f4, f4, f4,"
-             " f4, f4, i8, i8)")
-def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, correct1, correct2, decay, left, first, stop):
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4[::1], i8, i8)")
+def _adam(w, m, s, g, packed, row_pos, row_class, cols, numbers, first, stop):
     """Rows first … stop - 1."""
+    lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
+    correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
     spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
     for r in range(first, stop):
         if packed:
@@ -213,19 +227,21 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, c
             w[r, c] = left * w[r, c] - lr * (m[r, c] * correct1) / (math.sqrt(s[r, c] * correct2) + eps)
 
 
-def _adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled):
-    """What kernels take: the corrections of m and s, what is added to g of w, and what is left of w, by the decay."""
-    of_g, left = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
-    return lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left
+def adam_numbers_cpu(lr, beta1, beta2, eps, step, decay=0.0, decoupled=False, out=None):
+    """What `adam` takes in step t.   -> (8,)"""
+    if out is None or out.shape != (NUMBERS,):
+        out = output("adam_numbers (cpu)", empty_cpu, out, (NUMBERS,))
+    out[:] = adam_numbers_reference(lr, beta1, beta2, eps, step, decay, decoupled)
+    return out
 
 
-def adam_cpu(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
+def adam_cpu(updates, numbers):
     """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
+    expect("adam (cpu)", numbers=(numbers, (NUMBERS,)))
     for update in updates:
         check_update("adam (cpu)", update)
-    numbers = _adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled)
     for *arrays, g, kept in updates:
-        _share_rows(_adam, arrays, g, kept, numbers)
+        _share_rows(_adam, arrays, g, kept, (numbers,))
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -233,13 +249,13 @@ def adam_cpu(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
 # what a kernel takes has to fit into 4 KiB, and an array with two axes is 16 bytes more.
 TOGETHER = 6
 EACH = 4  # weights a thread
-WEIGHTS, LISTS, FLAGS, NUMBERS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("f4[::1]", "i4[::1]", "b1[::1]", "i4"))
+WEIGHTS, LISTS, FLAGS, COUNTS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("f4[::1]", "i4[::1]", "b1[::1]", "i4"))
 
 
 @kernels("update")
 def _updates():
     @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {FLAGS}, {FLAGS}, f4[:, ::1],"
-            f" f4[::1], {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, f4, b1, f4)")
+            f" f4[::1], {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, f4, b1, f4)")
     def sgd_step(ws, vs, gs, row_places, row_classes, col_places, behinds, afters, helds, wanteds, powers, rates,
                  firsts, widths, g_widths, heights, block_widths, blocks_across, momentum, nesterov, decay):
         """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing. Not lazy: blocks of height 0.
@@ -282,11 +298,12 @@ def _updates():
                     w[i] = powers[missed, 0] * before + powers[missed, 1] * velocity
                     v[i] = powers[missed, 2] * before + powers[missed, 3] * velocity
 
-    @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {NUMBERS}, {NUMBERS}, {NUMBERS},"
-            " f4, f4, f4, f4, f4, f4, f4, f4)")
-    def adam_step(ws, ms, ss, gs, row_places, row_classes, col_places, firsts, widths, g_widths,
-                  lr, beta1, beta2, eps, correct1, correct2, decay, left):
+    @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, f4[::1], {COUNTS}, {COUNTS},"
+            f" {COUNTS})")
+    def adam_step(ws, ms, ss, gs, row_places, row_classes, col_places, numbers, firsts, widths, g_widths):
         """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing."""
+        lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
+        correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
         block = int32(cuda.blockIdx.x)
         k = owner(firsts, block)
         w, m, s, g, width, g_width = (chosen(ws, k), chosen(ms, k), chosen(ss, k), chosen(gs, k), chosen(widths, k),
@@ -350,7 +367,13 @@ def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     _together(_updates()[0], weights, shared, (momentum, nesterov, decay))
 
 
-def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
+def adam_numbers_cuda(lr, beta1, beta2, eps, step, decay=0.0, decoupled=False, out=None):
+    out = output("adam_numbers (cuda)", empty_cuda, out, (NUMBERS,))
+    return copy_cuda(np.float32(adam_numbers_reference(lr, beta1, beta2, eps, step, decay, decoupled)), out)
+
+
+def adam_cuda(updates, numbers):
+    expect("adam (cuda)", numbers=(numbers, (NUMBERS,)))
     weights = []
     for update in updates:
         check_update("adam (cuda)", update)
@@ -358,7 +381,7 @@ def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
         lists, widths = packing(w, g, kept)
         if w.size:
             weights.append(((flat(w), flat(m), flat(s), flat(g), *lists), widths))
-    _together(_updates()[1], weights, (), _adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled))
+    _together(_updates()[1], weights, (numbers,), ())
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
@@ -368,5 +391,6 @@ def examples(dev, a, N, I, O):
         "sgd, packed": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), *packed_example(a, O, I))], 0.1, 0.9),
         "sgd, late": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), *packed_example(a, O, I), late_example(a, O, I))], 0.1, 0.9),
         "adam": lambda: dev.adam([AdamUpdate(a(O, I), a(O, I), a(O, I, above=0.1), *packed_example(a, O, I))],
-                                 0.1, 0.9, 0.999, 1e-8, 3),
+                                 np.float32(adam_numbers_reference(0.1, 0.9, 0.999, 1e-8, 3))),
+        "adam_numbers": lambda: dev.adam_numbers(0.1, 0.9, 0.999, 1e-8, 3, 0.01, True),
     }

@@ -88,19 +88,9 @@ def _available() -> float:
 
 
 # --- the operations ---------------------------------------------------------------------------------------------------
-def records_cpu():
-    """False: on the CPU nothing is gained by recording."""
-    return False
-
-
 def records_cuda():
     """Whether `record` can be had: not on a card that does not do it right when it is tried."""
     return _available()
-
-
-def record_cpu(work, beside=None, most=1 << 30):
-    """None: nothing is recorded on the CPU."""
-    return None
 
 
 def record_cuda(work, beside=None, most=1 << 30):

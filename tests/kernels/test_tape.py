@@ -1,0 +1,170 @@
+"""What is recorded on the CPU is done again to the last bit, and nothing is left out silently."""
+import copy
+
+import numpy as np
+import pytest
+
+from numbanet_kernels import cpu, examples
+from numbanet_kernels.host import blas
+from numbanet_kernels.runtime import pool, tape
+from numbanet_kernels.runtime.declare import host_kernel
+from numbanet_kernels.runtime.launch import NotRecorded
+from numbanet_kernels.tables import collected
+
+EXAMPLES = sorted(name for name in examples.families() if name.partition(",")[0] in tape.OPERATIONS)
+
+
+def floats(value):
+    """The float32 arrays among what an operation is given."""
+    if isinstance(value, np.ndarray):
+        if value.dtype == np.float32:
+            yield value
+    elif isinstance(value, dict):
+        yield from floats(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from floats(part)
+
+
+def taped(work):
+    return tape.Tape(work, pool.Arena(1 << 26, pool.pages))
+
+
+def equal(ours, theirs):
+    ours, theirs = list(tape._arrays(ours)), list(tape._arrays(theirs))
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_operation_is_done_again_to_the_last_bit(name):
+    call = examples.example(name)
+    copy.deepcopy(call).run(cpu)
+    recorded = taped(lambda: call.run(cpu))
+    given = [array.copy() for array in floats((call.arguments, call.options))]
+    for _ in range(2):
+        for array in floats((call.arguments, call.options)):
+            array[...] = np.roll(array, 1, axis=0)
+        alone = copy.deepcopy(call)
+        assert not given or any(np.any(a != b) for a, b in zip(floats((alone.arguments, alone.options)), given, strict=True))
+        expected = alone.run(cpu)
+        recorded.replay()
+        equal(recorded.result, expected)
+        equal(call.arguments, alone.arguments)
+
+
+@pytest.mark.parametrize("op", sorted(collected("cpu").keys() - tape.OPERATIONS))
+def test_all_other_operations_refuse(op):
+    with pytest.raises(NotRecorded, match=f"^{op} cannot be recorded"):
+        taped(getattr(cpu, op))
+
+
+def test_the_operations_are_those_of_the_table():
+    assert tape.OPERATIONS <= collected("cpu").keys()
+
+
+LAYOUTS = {"rows": lambda rng, m, n: rng.standard_normal((m, n), np.float32),
+           "turned": lambda rng, m, n: rng.standard_normal((n, m), np.float32).T,
+           "part of rows": lambda rng, m, n: rng.standard_normal((m, n + 3), np.float32)[:, 1:n + 1],
+           "every other row": lambda rng, m, n: rng.standard_normal((2 * m, n), np.float32)[::2]}
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 5, 7), (5, 1, 7), (5, 7, 1), (1, 7, 1), (1, 1, 9), (2, 2, 2), (3, 4, 5),
+                                   (32, 20, 64), (33, 65, 17), (128, 256, 192), (300, 1, 300), (64, 600, 2), (1, 600, 300)], ids=str)
+@pytest.mark.parametrize("first", LAYOUTS)
+@pytest.mark.parametrize("second", LAYOUTS)
+def test_products_are_those_of_numpy_to_the_last_bit(rng, sizes, first, second):
+    m, k, n = sizes
+    a, b = LAYOUTS[first](rng, m, k), LAYOUTS[second](rng, k, n)
+    with cpu.session(1):
+        recorded = taped(lambda: (out := cpu.empty((m, n)), blas.matmul(a, b, out=out))[0])
+        recorded.replay()
+        expected = np.empty((m, n), np.float32)
+        blas.matmul(a, b, out=expected)
+        equal(recorded.result, expected)
+        np.testing.assert_allclose(expected, a @ b, rtol=1e-4, atol=1e-4)
+        if 1 not in sizes:
+            equal(expected, a @ b)
+
+
+def test_parts_of_a_result_are_products_to_the_last_bit(rng):
+    a, b = rng.standard_normal((6, 40), np.float32), rng.standard_normal((40, 9), np.float32)
+    recorded = taped(lambda: (out := cpu.full((6, 9), 1.0), blas.matmul(a, b[:, 2:5], out=out[:, 2:5]))[0])
+    recorded.replay()
+    expected = np.ones((6, 9), np.float32)
+    np.matmul(a, b[:, 2:5], out=expected[:, 2:5])
+    equal(recorded.result, expected)
+
+
+X = np.linspace(1, 2, 5000, dtype=np.float32)
+NUMPY = {"into an array": lambda: np.multiply(X, 2, out=cpu.empty(X.shape)),
+         "into part of one": lambda: np.multiply(X[:9], 2, out=cpu.empty(X.shape)[:9]),
+         "from one to another": lambda: np.copyto(cpu.empty(X.shape), cpu.empty(X.shape)),
+         "of its own memory": lambda: cpu.relu(2 * X),
+         "that is a result": lambda: 2 * X,
+         "whose number is used": lambda: cpu.affine_like(float(cpu.relu(X).view(np.uint8).sum()))}
+
+
+@pytest.mark.parametrize("work", NUMPY.values(), ids=NUMPY)
+def test_numpy_is_found(monkeypatch, work):
+    @host_kernel("void(f4, f4[::1])")
+    def fill(value, out):
+        out[:] = value
+
+    monkeypatch.setattr(cpu, "affine_like", lambda value: fill(value, cpu.empty(3)), raising=False)
+    work()
+    with pytest.raises(NotRecorded, match="something else than compiled loops"):
+        taped(work)
+    assert cpu.record(work) is None
+
+
+def test_nothing_is_done_while_recording_and_memory_is_used_again():
+    x, found = np.ones((100, 200), np.float32), []
+
+    def work():
+        y = cpu.relu(x, out=x)
+        for _ in range(10):
+            y = cpu.relu(y)
+            found.append(cpu.address(y))
+        return cpu.full((100, 200), 3.0, out=y)
+
+    x[:] = -1
+    arena = pool.Arena(1 << 20, pool.pages)
+    recorded = tape.Tape(work, arena)
+    assert (x == -1).all() and len(set(found[10:])) == 2 and arena.nbytes == 1 << 20
+    recorded.replay()
+    assert not x.any() and (recorded.result == 3).all()
+
+
+def test_there_is_an_end_to_memory():
+    assert cpu.record(lambda: cpu.relu(cpu.empty((1 << 10, 1 << 10))), most=1 << 16) is None
+    assert cpu.record(lambda: cpu.relu(cpu.empty((1 << 10, 1 << 10))), most=1 << 24) is not None
+
+
+def test_a_loop_that_fails_says_so():
+    @host_kernel("void(i8[::1])")
+    def fails(x):
+        if x[0] > 0:
+            raise ValueError("no")
+
+    x = np.zeros(1, np.int64)
+    fails(x)
+    recorded = taped(lambda: fails(x))
+    recorded.replay()
+    x[0] = 1
+    with pytest.raises(RuntimeError, match="fails failed when it was done again"):
+        recorded.replay()
+    x[0] = 0
+    recorded.replay()
+
+
+def test_arrays_that_a_loop_does_not_take_are_refused():
+    @host_kernel("void(f4[:, ::1])")
+    def loop(x):
+        x[0, 0] = 1
+
+    for x in (np.zeros((3, 3)), np.zeros((3, 6), np.float32)[:, ::2], np.zeros(3, np.float32)):
+        with pytest.raises(NotRecorded, match="loop takes a float32 array of 2 axes"):
+            taped(lambda x=x: loop(x))
