@@ -23,7 +23,7 @@ import numba
 import numpy as np
 from numba.extending import intrinsic
 
-from ..runtime.declare import host_kernel
+from ..runtime.declare import host_kernel, tape
 from ..runtime.interrupt import deferred
 from . import blas, thresholds
 
@@ -268,6 +268,8 @@ def share(work: Callable[[Part], Any], elements: int | None = None, flops: int |
         with session():
             share(work)
     elif size > 1:
+        if (writer := tape.get()) is not None:
+            writer.refuse("work that threads share")
         _crew(size).share(work)
     else:
         work(WHOLE)

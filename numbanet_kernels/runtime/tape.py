@@ -31,7 +31,7 @@ from .pool import Arena, Loan, Pool, pages
 
 # What the CPU does by compiled loops alone, or without touching what is in arrays. A test records an example of each.
 OPERATIONS = frozenset((
-    "absolute_error adam address argmax copy empty full gelu gelu_grad gemm gemm_dw huber_error late_pays part "
+    "absolute_error adam address argmax copy empty full gelu gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx huber_error late_pays part "
     "quantile_error records relu relu_grad reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad "
     "softmax_cross_entropy squared_error sum sum_rows tanh tanh_grad upload").split())
 NONE = -2  # what a loop returns that is well, besides 0
@@ -275,5 +275,7 @@ def record_cpu(work, beside=None, most=1 << 30):
     """
     try:
         return Tape(work, Arena(most, pages) if beside is None else beside.arena)
-    except NotRecorded:
+    except NotRecorded as e:
+        import os
+        if os.environ.get("DBG"): print("NotRecorded", e)
         return None
