@@ -152,6 +152,12 @@ def _lists(op, w, rows, cols):
     return rows, None if cols is None else _numbered(op, cols, w.shape[1])
 
 
+def _refuse_views(w, given):
+    """Views are not recorded: with another plan of the same kind they are others."""
+    if given != (None, None) and (writer := tape.get()) is not None:
+        writer.refuse(f"a product with a view of w {w.shape}")
+
+
 def _kept_rows(op, w, rows, cols):
     """part -> its kept rows of w[:, cols], with unit stride along a row: a view where only rows are dropped, else a copy."""
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
@@ -185,8 +191,7 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
             own_bias = empty_cpu(lists[0].shape)
             _gather_entries(bias, lists[0], own_bias)
         return multiply_forward(x, lambda part: kept[part.of(kept.shape[0])], out, own_bias, relu, scale)
-    if given != (None, None) and (writer := tape.get()) is not None:
-        writer.refuse(f"a product with {w.shape} in part")
+    _refuse_views(w, given)
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
@@ -203,9 +208,8 @@ def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
     if (lists := _lists(op, w, *given)) is not None:
         kept = _gathered(op, w, *lists)
         own = lambda part: kept[part.of(kept.shape[0])]  # noqa: E731
-    elif given != (None, None) and (writer := tape.get()) is not None:
-        writer.refuse(f"a product with {w.shape} in part")
     else:
+        _refuse_views(w, given)
         own = _kept_rows(op, w, rows, cols)
     if where is None:
         return multiply_back(dy, own, out, alpha=scale)
@@ -355,7 +359,11 @@ def gemm_rows_masked(x, w, mask, out=None):
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     kept = slice(1, None, 3), slice(0, None, 2)
+    rows, cols = (Period(np.arange(own.start, n, own.step, dtype=np.int32), slice(own.start, n, own.step))
+                  for own, n in zip(kept, (3 * O, I), strict=True))
     return {
         "gemm_rows": lambda: dev.gemm_rows(a(N, ceil_div(I, 2)), a(3 * O, I), *kept, a(3 * O), relu=True),
         "gemm_rows_dx": lambda: dev.gemm_rows_dx(a(N, O), a(3 * O, 2 * I), *kept),
+        "gemm_rows, periods": lambda: dev.gemm_rows(a(N, cols.size), a(3 * O, I), rows, cols, a(3 * O), relu=True),
+        "gemm_rows_dx, periods": lambda: dev.gemm_rows_dx(a(N, rows.size), a(3 * O, I), rows, cols),
     }

@@ -97,6 +97,7 @@ class Pool:
         self.returned: collections.deque[tuple[_Chunk, int, int]] = collections.deque()
         self.chunks: list[_Chunk] = []
         self.allocations = 0
+        self.patient = False  # whether what comes back is left alone for now
         self.family = [] if family is None else family  # pools of one memory: where it is short, all give up what nobody uses
         self.family.append(self)
         self.renew()
@@ -144,7 +145,7 @@ class Pool:
             self._give_up(keep)
 
     def _collect(self) -> None:
-        while self.returned:
+        while self.returned and not self.patient:
             chunk = self.returned[0][0]
             chunk.join(self.returned)
             if chunk.idle:

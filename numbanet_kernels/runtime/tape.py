@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,15 +25,16 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numba.np import numpy_support
 
+from . import atomic
 from .declare import host_kernel, tape
 from .launch import NotRecorded
 from .pool import Arena, Loan, Pool, pages
 
 # What the CPU does by compiled loops alone, or without touching what is in arrays. A test records an example of each.
 OPERATIONS = frozenset((
-    "absolute_error adam address argmax copy empty full gelu gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx huber_error late_pays part "
-    "quantile_error records relu relu_grad reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad "
-    "softmax_cross_entropy squared_error sum sum_rows tanh tanh_grad upload").split())
+    "absolute_error adam address argmax compact copy empty expand full gelu gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx "
+    "huber_error late_pays part quantile_error records relu relu_grad reshape session sgd sigmoid sigmoid_cross_entropy "
+    "sigmoid_grad softmax_cross_entropy squared_error sum sum_rows tanh tanh_grad upload").split())
 NONE = -2  # what a loop returns that is well, besides 0
 
 
@@ -109,14 +110,21 @@ def _call(typing_context, trampoline, function, place):
     return int32(int64, int64, int64), generate
 
 
-@host_kernel("void(i8[:, ::1], i8[::1])")
-def _run(entries, failed):
-    """Call each (trampoline, function, place of its arguments); failed[0] is the number of the first that fails, from 1 on."""
+@host_kernel("void(i8[:, ::1], i8[::1], i8[::1], i8, i8[::1])")
+def _run(entries, failed, arrived, threads, pauses):
+    """Call each (trampoline, function, place of its arguments, its number). One without a trampoline is a barrier: its function
+    is a place of `arrived`, where all threads meet. After one that fails, whose number, from 1 on, is then in failed[0], there
+    are only barriers."""
+    going = True
     for i in range(entries.shape[0]):
-        status = _call(entries[i, 0], entries[i, 1], entries[i, 2])
-        if status != 0 and status != NONE:
-            failed[0] = i + 1
-            break
+        if entries[i, 0] == 0:
+            place = entries[i, 1]
+            before = atomic.add(arrived, place, 1)
+            atomic.wait(arrived, place, (before // threads + 1) * threads, pauses)
+        elif going:
+            status = _call(entries[i, 0], entries[i, 1], entries[i, 2])
+            if status != 0 and status != NONE:
+                failed[0], going = entries[i, 3], False
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -125,7 +133,9 @@ class _Writer:
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.calls: list[tuple[_Callee, bytes]] = []
+        self.calls: list[tuple[int, int, _Callee, bytes]] = []  # section, thread, loop, arguments
+        self.section, self.thread, self.threads = 0, 0, 1
+        self.together: Callable[..., None] | None = None    # runs work(part) for every part, as many as threads
         self.facts: list[tuple] = []    # of each argument, all that has to be the same each time
         self.held: dict[int, Any] = {}  # arrays that were there before, by their places
 
@@ -151,7 +161,17 @@ class _Writer:
             place = value.__array_interface__["data"][0]
             values += (0, 0, value.size, value.itemsize, place, *value.shape, *value.strides)
             self.facts.append((self.known(value, place), value.shape, value.strides))
-        self.calls.append((callee, callee.pack(*values)))
+        self.calls.append((self.section, self.thread, callee, callee.pack(*values)))
+
+    def share(self, work: Callable[[Any], Any], parts: Sequence[Any], together: Callable[..., None]) -> None:
+        """Write down work(part) of every part: what different threads do at the same time. No memory is used twice in it."""
+        self.section, self.threads, self.together, self.pool.patient = self.section + 1, len(parts), together, True
+        try:
+            for self.thread, part in enumerate(parts):
+                self.facts.append(part)
+                work(part)
+        finally:
+            self.section, self.thread, self.pool.patient = self.section + 1, 0, False
 
     def known(self, array: Any, place: int) -> int:
         """Where an array lies that was there before, and is held from here on; 0 of one that was made for this tape."""
@@ -223,20 +243,49 @@ class Tape:
                  for writer, found in ((trial, first), (writer, list(_arrays(self.result))))]
         if not trial.untouched() or facts[0] != facts[1] or trial.facts != writer.facts:
             raise NotRecorded("something else than compiled loops was done, or not the same each time")
-        self.held = list(writer.held.values())
-        words = np.frombuffer(b"".join(packed for _, packed in writer.calls), np.int64).copy()
-        starts = np.cumsum([0, *(len(packed) for _, packed in writer.calls)])
-        self.words, self.failed = words, np.zeros(1, np.int64)
-        self.entries = np.array([(callee.trampoline, callee.function, words.ctypes.data + start)
-                                 for (callee, _), start in zip(writer.calls, starts)], np.int64).reshape(-1, 3)
-        self.names = [callee.loop.__name__ for callee, _ in writer.calls]
+        self.held, self.together, self.failed = list(writer.held.values()), writer.together, np.zeros(1, np.int64)
+        self.names = [callee.loop.__name__ for *_, callee, _ in writer.calls]
+        self.words = np.frombuffer(b"".join(packed for *_, packed in writer.calls), np.int64).copy()
+        places = self.words.ctypes.data + np.cumsum([0, *(len(packed) for *_, packed in writer.calls)])
+        entries = [(section, thread, (callee.trampoline, callee.function, place, number)) for number, (
+            (section, thread, callee, _), place) in enumerate(zip(writer.calls, places), 1)]
+        self.alone = _table([entry for *_, entry in entries])
+        self.tables = self._by_threads(entries, writer.threads) if writer.threads > 1 else []
+
+    def _by_threads(self, entries: list[tuple[int, int, tuple]], threads: int) -> list[np.ndarray]:
+        """What each thread does, with a barrier between any two sections: in one of them threads work at the same time."""
+        sections = sorted({section for section, *_ in entries})
+        self.arrived = np.zeros(LINE * max(len(sections) - 1, 1), np.int64)
+        tables: list[list[tuple]] = [[] for _ in range(threads)]
+        for place, section in enumerate(sections):
+            for thread, table in enumerate(tables):
+                table += [(0, LINE * (place - 1), 0, 0)] * (place > 0)
+                table += [entry for of, by, entry in entries if of == section and by == thread]
+        return list(map(_table, tables))
 
     def replay(self) -> None:
-        """All calls again, in order."""
-        _run(self.entries, self.failed)
+        """All calls again, in order, by all threads that shared them."""
+        if self.tables:
+            self.together(self._run_part, self._run_alone)
+        else:
+            self._run_alone()
         if self.failed[0]:
             name, self.failed[0] = self.names[self.failed[0] - 1], 0
             raise RuntimeError(f"{name} failed when it was done again")
+
+    def _run_alone(self) -> None:
+        _run(self.alone, self.failed, NOWHERE, 1, NOWHERE)
+
+    def _run_part(self, part: Any) -> None:
+        _run(self.tables[part.number], self.failed, self.arrived, len(self.tables), atomic.pauses())
+
+
+LINE = 8  # numbers of a cache line
+NOWHERE = np.zeros(0, np.int64)
+
+
+def _table(entries: list[tuple]) -> np.ndarray:
+    return np.array(entries, np.int64).reshape(-1, 4)
 
 
 def _arrays(result: Any) -> Iterator[np.ndarray]:
@@ -275,7 +324,5 @@ def record_cpu(work, beside=None, most=1 << 30):
     """
     try:
         return Tape(work, Arena(most, pages) if beside is None else beside.arena)
-    except NotRecorded as e:
-        import os
-        if os.environ.get("DBG"): print("NotRecorded", e)
+    except NotRecorded:
         return None

@@ -1,17 +1,21 @@
 """What is recorded on the CPU is done again to the last bit, and nothing is left out silently."""
+import contextlib
 import copy
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from numbanet_kernels import cpu, examples
-from numbanet_kernels.host import blas
+from numbanet_kernels.host import blas, threads, thresholds
+from numbanet_kernels.layouts.rows import Period
 from numbanet_kernels.runtime import pool, tape
 from numbanet_kernels.runtime.declare import host_kernel
 from numbanet_kernels.runtime.launch import NotRecorded
 from numbanet_kernels.tables import collected
 
-EXAMPLES = sorted(name for name in examples.families() if name.partition(",")[0] in tape.OPERATIONS)
+VIEWS = {"gemm_rows", "gemm_rows_dx"}     # of a weight, which are others with another plan
+EXAMPLES = sorted(name for name in examples.families() if name.partition(",")[0] in tape.OPERATIONS and name not in VIEWS)
 
 
 def floats(value):
@@ -55,6 +59,43 @@ def test_an_operation_is_done_again_to_the_last_bit(name):
         equal(call.arguments, alone.arguments)
 
 
+@pytest.mark.parametrize("name", sorted(VIEWS))
+def test_views_of_weights_refuse(name):
+    call = examples.example(name)
+    call.run(cpu)
+    with pytest.raises(NotRecorded, match="a product with a view"):
+        taped(lambda: call.run(cpu))
+
+
+def period(n, bias, dp):
+    return Period(np.arange(bias, n, dp, dtype=np.int32), slice(bias, n, dp))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_lists_of_another_plan_are_read(rng, shared):
+    """Of the same kind: as many rows and columns."""
+    x, dy, w, b = (rng.standard_normal(shape, np.float32) for shape in ((9, 20), (9, 30), (90, 60), (90,)))
+    rows, cols = period(90, 0, 3), period(60, 0, 3)
+
+    size = 1 if shared else 1 << 30
+    y = dy[:, :20] @ w[:20]
+    with thresholds.using(thresholds.Thresholds(size, size)), threadpool_limits(2, user_api="blas"), cpu.session(2):
+        def work(rows, cols):
+            return (cpu.gemm_rows(x, w, rows, cols, b, relu=True, scale=2.0), cpu.gemm_rows_dx(dy, w, rows, cols, scale=2.0),
+                    cpu.gemm_rows(x, w[:30], None, cols), cpu.gemm_rows(y, w, rows, None))
+
+        work(rows, cols)
+        recorded = taped(lambda: work(rows, cols))
+        for bias in (1, 2):
+            now = period(90, bias, 3), period(60, bias, 3)
+            for own, other in zip((rows, cols), now, strict=True):
+                own.kept[:] = other.kept
+            recorded.replay()
+            equal(recorded.result, work(*now))
+            np.testing.assert_allclose(recorded.result[0], 2 * np.maximum(
+                x @ w[bias::3, bias::3].T + b[bias::3], 0), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("op", sorted(collected("cpu").keys() - tape.OPERATIONS))
 def test_all_other_operations_refuse(op):
     with pytest.raises(NotRecorded, match=f"^{op} cannot be recorded"):
@@ -72,7 +113,8 @@ LAYOUTS = {"rows": lambda rng, m, n: rng.standard_normal((m, n), np.float32),
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 5, 7), (5, 1, 7), (5, 7, 1), (1, 7, 1), (1, 1, 9), (2, 2, 2), (3, 4, 5),
-                                   (32, 20, 64), (33, 65, 17), (128, 256, 192), (300, 1, 300), (64, 600, 2), (1, 600, 300)], ids=str)
+                                   (32, 20, 64), (33, 65, 17), (128, 256, 192), (300, 1, 300), (64, 600, 2), (1, 600, 300)],
+                         ids=str)
 @pytest.mark.parametrize("first", LAYOUTS)
 @pytest.mark.parametrize("second", LAYOUTS)
 def test_products_are_those_of_numpy_to_the_last_bit(rng, sizes, first, second):
@@ -136,6 +178,74 @@ def test_nothing_is_done_while_recording_and_memory_is_used_again():
     assert (x == -1).all() and len(set(found[10:])) == 2 and arena.nbytes == 1 << 20
     recorded.replay()
     assert not x.any() and (recorded.result == 3).all()
+
+
+def test_threads_that_share_work_do_it_again_to_the_last_bit(rng):
+    x, w = rng.standard_normal((3, 200, 300), np.float32), rng.standard_normal((300, 300), np.float32) / np.float32(20)
+
+    def work():
+        y = cpu.relu(x[0])
+        for _ in range(3):
+            y = cpu.gemm(y, w, tb=True, relu=True)
+            z = cpu.gemm(y, w)
+            y = cpu.relu_grad(z, y)
+        return y, cpu.gemm_dw(z, y), cpu.sum_rows(y)
+
+    found = {}
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
+        for size in (1, 2, 4):
+            with cpu.session(size):
+                expected, recorded = work(), taped(work)
+                assert len(recorded.tables) == (size if size > 1 else 0)
+                for _ in range(20):
+                    recorded.replay()
+                    equal(recorded.result, expected)
+                found[size] = expected[0]
+                with threads._crew(size).free if size > 1 else contextlib.nullcontext():  # another thread shares its work
+                    recorded.result[0][:] = 0
+                    recorded.replay()
+                    equal(recorded.result, expected)
+    np.testing.assert_allclose(found[1], found[4], rtol=1e-3, atol=1e-3)
+
+
+def test_memory_that_threads_use_at_the_same_time_is_not_used_twice():
+    """Each part makes an array of its own and lets it go: the other's must not lie there."""
+    @host_kernel("void(f4[::1], f4)")
+    def slowly(x, value):
+        for _ in range(1000):
+            for i in range(x.size):
+                x[i] = value
+
+    places, out = [], np.zeros((2, 1 << 12), np.float32)
+
+    def part_of_it(part):
+        own = cpu.empty(1 << 12)
+        places.append(cpu.address(own))
+        slowly(own, part.number + 1.0)
+        cpu.copy(own, out=out[part.number])
+
+    with threadpool_limits(2, user_api="blas"), cpu.session(2):
+        recorded = taped(lambda: threads.share(part_of_it))
+        assert places[2] != places[3]
+        recorded.replay()
+    assert (out == [[1], [2]]).all()
+
+
+def test_a_thread_whose_loop_fails_keeps_nobody_waiting():
+    @host_kernel("void(i8[::1])")
+    def fails(x):
+        if x[0] > 0:
+            raise ValueError("no")
+
+    x = np.zeros((2, 1), np.int64)
+    with threadpool_limits(2, user_api="blas"), cpu.session(2):
+        recorded = taped(lambda: [threads.share(lambda part: fails(x[part.number])) for _ in range(3)])
+        for bad in (1, 0):
+            x[bad] = 1
+            with pytest.raises(RuntimeError, match="fails failed"):
+                recorded.replay()
+            x[bad] = 0
+            recorded.replay()
 
 
 def test_there_is_an_end_to_memory():
