@@ -24,7 +24,7 @@ import numpy as np
 from .. import profile
 from ..device import Device
 from ..layers import Layer, walk
-from ..plans import Kept, Plan, Plans
+from ..plans import Kept, Plan, Plans, kept
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
@@ -109,6 +109,12 @@ class Recorder:
             if plan.density < 1 or plan.once:  # else there is no other one of its kind, and its lists are kept
                 plans.place(site, self._put_plan(site, plan, plans.kept(site)))
 
+    def take_back(self, plans: Plans) -> None:
+        """Let plans have lists of their own again: a step that is not recorded is done as if nothing was."""
+        for site, plan in plans.assigned.items():
+            if plans.kept(site).fixed:
+                plans.place(site, kept(plan, self.dev))
+
     def _put_plan(self, site: str, plan: Plan, own: Kept) -> Kept:
         if (site, plan.kind) not in self._lists:
             self._lists[site, plan.kind] = self.dev.copy(own.whole)
@@ -169,26 +175,25 @@ class Recorder:
         """
         key = self._key(plans, batch) if repeatable and self.possible else None
         own = None if key is None else optimizer.recorded_by()
-        if key is not None:
-            self.put_plans(plans)
         if own is None:
-            results = self(key, passes, states)
+            results = self(key, passes, states, plans)
             optimizer.reduce()
             return results, optimizer.launch()
+        ready: dict[Tensor, Any] = {}
 
         def work() -> Sequence[Any]:
             results = passes()
             optimizer.reduce()
-            optimizer.launch()  # last: what fails before leaves the weights as they are
+            ready.update(optimizer.launch())  # last: what fails before leaves the weights as they are
             return results
 
-        results = self((key, own[0]), work, states + own[1])
+        results = self((key, own[0]), work, states + own[1], plans)
         if self._replayed is not None and not states and batch.ids is None:
             trained = [p.gradient is not None for p in optimizer.parameters]
             tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
             self._ready[self._quick_key(plans, batch)] = Ready(
                 self._replayed, own[0], optimizer.state, tensors, trained, batch.inputs, batch.targets, batch.weights)
-        return results, {}
+        return results, ready if self._replayed is None else {}
 
     def _key(self, plans: Plans, batch: Batch) -> Hashable | None:
         """What decides which launches the passes are; None where that is not known, or they are more than launches."""
@@ -199,25 +204,29 @@ class Recorder:
         layers = tuple(layer for _, layer in walk(self.model))  # a callback may exchange some
         return layers, kinds, batch.inputs.shape, batch.weights is None
 
-    def __call__(self, key: Hashable, work: Callable[[], Sequence[Any]], arrays: Sequence[Any] = ()) -> Sequence[Any]:
+    def __call__(self, key: Hashable, work: Callable[[], Sequence[Any]], arrays: Sequence[Any], plans: Plans) -> Sequence[Any]:
         """The arrays that work() returns, which leaves gradients: computed, or replayed where this key was met before.
 
         The key, with some arrays and those of the model, says all that decides what is launched, and None that nothing does;
-        inputs are in their places.
+        inputs are in their places, and lists of plans where it is recorded.
         """
         self._replayed = None
         if not self.possible or key is None:
             return work()
         tensors = [tensor for _, tensor, _ in self.model.named()]
         key = key, tuple(map(id, arrays)), *((id(t.data), t.requires_grad) for t in tensors)
-        if key not in self._met:
+        new, found = key not in self._met, self._met.get(key)
+        if self.dev.rehearses() or not (new or found == ()):
+            self.put_plans(plans)
+        if new:
             if len(self._met) < self.MET:
                 self._met[key] = None
             return work()
-        found = self._met[key]
         if found is None:
             found = self._met[key] = self._record(work, [*arrays, *(t.data for t in tensors)])
         if not found:
+            if not self.dev.rehearses():
+                self.take_back(plans)
             return work()
         found.graph.replay()
         self._replayed = found.graph

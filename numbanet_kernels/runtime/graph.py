@@ -93,6 +93,11 @@ def records_cuda():
     return _available()
 
 
+def rehearses_cuda():
+    """Whether work is done once as it will be recorded, before it is."""
+    return True  # what it launches is compiled then
+
+
 def record_cuda(work, beside=None, most=1 << 30):
     """A `Graph` of what work() launches, which is not done yet; None where work needs more than launches, or more memory than
     there is room for: `most` bytes, or those of the graph beside it, whose memory it shares: then each is replayed when the

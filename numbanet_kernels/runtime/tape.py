@@ -317,6 +317,11 @@ def records_cpu():
     return True
 
 
+def rehearses_cpu():
+    """Whether work is done once as it will be recorded, before it is."""
+    return False
+
+
 def record_cpu(work, beside=None, most=1 << 30):
     """A `Tape` of what work() does, which is not done yet; None where work needs more than compiled loops, or more memory than
     there is room for: `most` bytes, or those of the tape beside it, whose memory it shares: then each is replayed when the
