@@ -66,6 +66,7 @@ def test_replayed_steps_train_the_same(monkeypatch, replays, options):
 
 
 PLANNED = {"rdp": {"dropout": RowDropout(0.5, dp_max=2)}, "adam": {"dropout": RowDropout(0.5, dp_max=2), "optimizer": "adam"},
+           "bernoulli": {"dropout": "bernoulli", "dropout_rate": 0.4, "optimizer": "adam"},
            "batchwise": {"dropout": "batchwise", "dropout_rate": 0.5},
            "rdp by the epoch": {"dropout": RowDropout((0.0, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4).__getitem__, dp_max=2)}}
 

@@ -103,29 +103,34 @@ class Recorder:
         """Whether an array is the buffer of an input of that name; None always is."""
         return array is None or array is self._inputs.get((name, tuple(array.shape), array.dtype))
 
+    @staticmethod
+    def _listed(plans: Plans) -> list[tuple[str, Plan]]:
+        """The sites and plans of which there are others of their kind: else lists are kept as they are."""
+        return [(site, plan) for site, plan in plans.assigned.items() if plan.once or plan.density < 1]
+
     def put_plans(self, plans: Plans) -> None:
-        """Put the lists of plans where steps find those of all plans of their kind at that site."""
-        for site, plan in plans.assigned.items():
-            if plan.density < 1 or plan.once:  # else there is no other one of its kind, and its lists are kept
-                plans.place(site, self._put_plan(site, plan, plans.kept(site)))
+        """Put the lists of plans where recorded steps find those of all plans of their kind at that site."""
+        for site, plan in self._listed(plans):
+            whole = plans.kept(site).whole
+            self._lists[site, plan.kind] = self.dev.copy(whole, out=self._lists.get((site, plan.kind)))
+
+    def place_plans(self, plans: Plans) -> None:
+        """Let passes read them there."""
+        for site, plan in self._listed(plans):
+            here = self._kept.get((site, plan))
+            if here is None:
+                here = plans.kept(site).at(self._lists[site, plan.kind])
+                if len(self._kept) == self.MET:
+                    self._kept.clear()
+                if not plan.once:
+                    self._kept[site, plan] = here
+            plans.place(site, here)
 
     def take_back(self, plans: Plans) -> None:
         """Let plans have lists of their own again: a step that is not recorded is done as if nothing was."""
         for site, plan in plans.assigned.items():
             if plans.kept(site).fixed:
                 plans.place(site, kept(plan, self.dev))
-
-    def _put_plan(self, site: str, plan: Plan, own: Kept) -> Kept:
-        if (site, plan.kind) not in self._lists:
-            self._lists[site, plan.kind] = self.dev.copy(own.whole)
-        place = self.dev.copy(own.whole, out=self._lists[site, plan.kind])
-        if plan.once:
-            return own.at(place)
-        if (site, plan) not in self._kept:
-            if len(self._kept) == self.MET:
-                self._kept.clear()
-            self._kept[site, plan] = own.at(place)
-        return self._kept[site, plan]
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def look_again(self) -> None:
@@ -218,6 +223,7 @@ class Recorder:
         new, found = key not in self._met, self._met.get(key)
         if self.dev.rehearses() or not (new or found == ()):
             self.put_plans(plans)
+            self.place_plans(plans)
         if new:
             if len(self._met) < self.MET:
                 self._met[key] = None

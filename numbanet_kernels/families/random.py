@@ -10,7 +10,8 @@ random_bits  bits[i]
 uniform      u[i] = floor(bits[i] / 2^8) / 2^24, in [0, 1)
 normal       Box-Muller on neighbours: z[2j], z[2j+1] = r (cos, sin)(2 pi u[2j+1]), r = sqrt(-2 log(1 - u[2j]))
 dropout      y[i] = x[i] scale where bits[i] / 2^32 >= rate, else 0: compared as integers, so that every device keeps
-             the same elements. Linear and self-adjoint: the same call on dy is the backward pass.
+             the same elements. Linear and self-adjoint: the same call on dy is the backward pass. Its key may be an array
+             of the device (`key_words`), so that what is recorded can be done with another one.
 """
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ import math
 import numpy as np
 from numba import float32, int32, uint32, uint64
 
+from ..layouts.samples import key_words
+from ..runtime.arrays import to_device
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.expect import INT32, expect
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, ceil_div, empty_cpu, empty_cuda, flat, output
 
@@ -36,6 +40,15 @@ def _words(value, name):
     if not 0 <= value < 1 << 64:
         raise ValueError(f"random: {name} {value} is not in [0, 2**64)")
     return int(value) & 0xFFFFFFFF, int(value) >> 32
+
+
+def _key(key, put):
+    """The array of a key's words on the device."""
+    if isinstance(key, (int, np.integer)):
+        _words(key, "key")
+        return put(key_words(int(key)))
+    expect("random", key=(key, (2,), INT32))
+    return key
 
 
 def _threshold_and_scale(rate, scale):
@@ -98,10 +111,10 @@ def _fill_bits(key0, key1, counter2, counter3, first, bits):
         bits[4 * j], bits[4 * j + 1], bits[4 * j + 2], bits[4 * j + 3] = c0, c1, c2, c3
 
 
-@host_kernel("void(u8, u8, u8, u8, u8, f4, f4[::1], f4[::1])")
-def _drop(key0, key1, counter2, counter3, threshold, scale, x, y):
-    """y[i] = x[i] scale where bits[i] >= threshold, else 0; the last size % 4 elements are left to the caller."""
-    zero = float32(0)
+@host_kernel("void(i4[::1], u8, u8, u8, f4, f4[::1], f4[::1])")
+def _drop(key, counter2, counter3, threshold, scale, x, y):
+    """y[i] = x[i] scale where bits[i] >= threshold, else 0."""
+    zero, key0, key1 = float32(0), uint64(uint32(key[0])), uint64(uint32(key[1]))
     for j in range(x.size // 4):
         c0, c1, c2, c3 = uint64(j) & LOW, uint64(j) >> WORD, counter2, counter3
         k0, k1 = key0, key1
@@ -113,6 +126,17 @@ def _drop(key0, key1, counter2, counter3, threshold, scale, x, y):
         y[4 * j + 1] = x[4 * j + 1] * scale if c1 >= threshold else zero
         y[4 * j + 2] = x[4 * j + 2] * scale if c2 >= threshold else zero
         y[4 * j + 3] = x[4 * j + 3] * scale if c3 >= threshold else zero
+    last = x.size // 4
+    if 4 * last < x.size:
+        c0, c1, c2, c3 = uint64(last) & LOW, uint64(last) >> WORD, counter2, counter3
+        k0, k1 = key0, key1
+        for _ in range(ROUNDS):
+            p0, p1 = M0 * c0, M1 * c2
+            c0, c1, c2, c3 = (p1 >> WORD) ^ c1 ^ k0, p1 & LOW, (p0 >> WORD) ^ c3 ^ k1, p0 & LOW
+            k0, k1 = (k0 + W0) & LOW, (k1 + W1) & LOW
+        for i in range(4 * last, x.size):
+            bits = c0 if i == 4 * last else c1 if i == 4 * last + 1 else c2
+            y[i] = x[i] * scale if bits >= threshold else zero
 
 
 def _bits_from(key, counter, first, count):
@@ -153,11 +177,7 @@ def dropout_cpu(x, rate, key, counter, scale=None, out=None):
     """y[i] = x[i] scale where bits[i] / 2^32 >= rate, else 0; scale = 1/(1 - rate) unless given"""
     out = output("dropout (cpu)", empty_cpu, out, x=x)
     threshold, scale = _threshold_and_scale(rate, scale)
-    _drop(*_words(key, "key"), *_words(counter, "counter"), threshold, scale, flat(x), flat(out))
-    whole = x.size // 4 * 4
-    if whole < x.size:
-        kept = _bits_from(key, counter, whole // 4, 1)[:x.size - whole] >= threshold
-        flat(out)[whole:] = np.where(kept, flat(x)[whole:] * np.float32(scale), np.float32(0))
+    _drop(_key(key, np.asarray), *_words(counter, "counter"), threshold, scale, flat(x), flat(out))
     return out
 
 
@@ -171,8 +191,9 @@ def _philox_kernels():
     """One kernel a use of the bits, in the order of the constants. A thread makes one call, for four elements; these go through
     shared memory, so that neighbouring threads read and write neighbours."""
     def declared(use, kind):
-        @kernel(f"void({kind}[::1], {kind}[::1], u4, u4, u4, u4, u4, f4)")
-        def philox(x, y, key0, key1, counter2, counter3, threshold, scale):
+        @kernel(f"void({kind}[::1], {kind}[::1], i4[::1], u4, u4, u4, f4)")
+        def philox(x, y, key, counter2, counter3, threshold, scale):
+            key0, key1 = uint32(key[0]), uint32(key[1])
             words = cuda.shared.array(ROOM, uint32)
             t = int32(cuda.threadIdx.x)
             c0, c1, c2, c3 = uint32(cuda.grid(1)), uint32(0), counter2, counter3
@@ -220,7 +241,7 @@ def _philox_kernels():
 
 
 def _fill(use, x, out, key, counter, threshold=0, scale=0.0):
-    words = (*_words(key, "key"), *_words(counter, "counter"))
+    words = (_key(key, to_device), *_words(counter, "counter"))
     grid = blocks_for(ceil_div(out.size, 4))
     launch(_philox_kernels()[use], grid, THREADS, flat(x), flat(out), *words, threshold, scale)
     return out
@@ -253,4 +274,5 @@ def examples(dev, a, N, I, O):
         "uniform": lambda: dev.uniform(5, 6, (N, O)),
         "normal": lambda: dev.normal(5, 6, (N, O)),
         "dropout": lambda: dev.dropout(a(N, O), 0.4, 5, 6),
+        "dropout, key in memory": lambda: dev.dropout(a(7, 9), 0.4, key_words(3 << 40), 6),
     }

@@ -32,9 +32,9 @@ from .pool import Arena, Loan, Pool, pages
 
 # What the CPU does by compiled loops alone, or without touching what is in arrays. A test records an example of each.
 OPERATIONS = frozenset((
-    "absolute_error adam address argmax compact copy empty expand full gelu gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx "
-    "huber_error late_pays part quantile_error records relu relu_grad reshape session sgd sigmoid sigmoid_cross_entropy "
-    "sigmoid_grad softmax_cross_entropy squared_error sum sum_rows tanh tanh_grad upload").split())
+    "absolute_error adam address argmax compact copy dropout empty expand full gelu gelu_grad gemm gemm_dw gemm_rows "
+    "gemm_rows_dx huber_error late_pays part quantile_error records relu relu_grad reshape session sgd sigmoid "
+    "sigmoid_cross_entropy sigmoid_grad softmax_cross_entropy squared_error sum sum_rows tanh tanh_grad upload").split())
 NONE = -2  # what a loop returns that is well, besides 0
 
 

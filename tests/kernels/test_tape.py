@@ -9,13 +9,15 @@ from threadpoolctl import threadpool_limits
 from numbanet_kernels import cpu, examples
 from numbanet_kernels.host import blas, threads, thresholds
 from numbanet_kernels.layouts.rows import Period
+from numbanet_kernels.layouts.samples import key_words
 from numbanet_kernels.runtime import pool, tape
 from numbanet_kernels.runtime.declare import host_kernel
 from numbanet_kernels.runtime.launch import NotRecorded
 from numbanet_kernels.tables import collected
 
-VIEWS = {"gemm_rows", "gemm_rows_dx"}     # of a weight, which are others with another plan
-EXAMPLES = sorted(name for name in examples.families() if name.partition(",")[0] in tape.OPERATIONS and name not in VIEWS)
+VIEW, KEY = "a product with a view", "something else"
+REFUSED = {"gemm_rows": VIEW, "gemm_rows_dx": VIEW, "dropout": KEY}     # with another plan these are others
+EXAMPLES = sorted(name for name in examples.families() if name.partition(",")[0] in tape.OPERATIONS and name not in REFUSED)
 
 
 def floats(value):
@@ -59,16 +61,25 @@ def test_an_operation_is_done_again_to_the_last_bit(name):
         equal(call.arguments, alone.arguments)
 
 
-@pytest.mark.parametrize("name", sorted(VIEWS))
-def test_views_of_weights_refuse(name):
+@pytest.mark.parametrize("name", REFUSED)
+def test_views_of_weights_and_keys_that_are_numbers_refuse(name):
     call = examples.example(name)
     call.run(cpu)
-    with pytest.raises(NotRecorded, match="a product with a view"):
+    with pytest.raises(NotRecorded, match=REFUSED[name]):
         taped(lambda: call.run(cpu))
 
 
 def period(n, bias, dp):
     return Period(np.arange(bias, n, dp, dtype=np.int32), slice(bias, n, dp))
+
+
+def test_the_key_of_random_bits_is_read(rng):
+    x, key = rng.standard_normal((5, 7), np.float32), key_words(3)
+    recorded = taped(lambda: cpu.dropout(x, 0.4, key, 0, scale=2.0))
+    for number in (3, 1 << 63, (1 << 64) - 1):
+        key[:] = key_words(number)
+        recorded.replay()
+        equal(recorded.result, cpu.dropout(x, 0.4, number, 0, scale=2.0))
 
 
 @pytest.mark.parametrize("shared", [False, True])
