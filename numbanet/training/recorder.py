@@ -24,7 +24,7 @@ import numpy as np
 from .. import profile
 from ..device import Device
 from ..layers import Layer, walk
-from ..plans import Kept, Plan, Plans, kept
+from ..plans import Kept, Plan, Plans
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
@@ -114,23 +114,19 @@ class Recorder:
             whole = plans.kept(site).whole
             self._lists[site, plan.kind] = self.dev.copy(whole, out=self._lists.get((site, plan.kind)))
 
-    def place_plans(self, plans: Plans) -> None:
-        """Let passes read them there."""
+    def place_plans(self, plans: Plans) -> dict[str, Kept]:
+        """Let passes read them there; returns, by site, what has lists of its own."""
+        own = {site: plans.kept(site) for site, _ in self._listed(plans)}
         for site, plan in self._listed(plans):
             here = self._kept.get((site, plan))
             if here is None:
-                here = plans.kept(site).at(self._lists[site, plan.kind])
+                here = own[site].at(self._lists[site, plan.kind])
                 if len(self._kept) == self.MET:
                     self._kept.clear()
                 if not plan.once:
                     self._kept[site, plan] = here
             plans.place(site, here)
-
-    def take_back(self, plans: Plans) -> None:
-        """Let plans have lists of their own again: a step that is not recorded is done as if nothing was."""
-        for site, plan in plans.assigned.items():
-            if plans.kept(site).fixed:
-                plans.place(site, kept(plan, self.dev))
+        return own
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def look_again(self) -> None:
@@ -220,10 +216,10 @@ class Recorder:
             return work()
         tensors = [tensor for _, tensor, _ in self.model.named()]
         key = key, tuple(map(id, arrays)), *((id(t.data), t.requires_grad) for t in tensors)
-        new, found = key not in self._met, self._met.get(key)
+        new, found, own = key not in self._met, self._met.get(key), {}
         if self.dev.rehearses() or not (new or found == ()):
             self.put_plans(plans)
-            self.place_plans(plans)
+            own = self.place_plans(plans)
         if new:
             if len(self._met) < self.MET:
                 self._met[key] = None
@@ -231,8 +227,8 @@ class Recorder:
         if found is None:
             found = self._met[key] = self._record(work, [*arrays, *(t.data for t in tensors)])
         if not found:
-            if not self.dev.rehearses():
-                self.take_back(plans)
+            for site, here in () if self.dev.rehearses() else own.items():  # it is done as if nothing was recorded
+                plans.place(site, here)
             return work()
         found.graph.replay()
         self._replayed = found.graph
