@@ -15,6 +15,7 @@ by op, in arrays of their own.
 """
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -65,12 +66,17 @@ class Recorder:
         self.dev, self.model = dev, model
         self.possible = not profile.ENABLED and dev.records()  # False where every operation shall be seen
         self._recorded: list[Any] = []
-        self._failed, self._replayed = 0, None
+        self._failed, self._replayed, self._told = 0, None, False
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
         self._inputs: dict[tuple, Any] = {}
         self._lists: dict[tuple, Any] = {}
         self._kept: dict[tuple, Kept] = {}
         self._ready: dict[Hashable, Ready] = {}
+
+    @property
+    def asks(self) -> bool:
+        """Whether it matters if passes can be recorded."""
+        return self.possible or (profile.ENABLED and not self._told)
 
     # --- fixed buffers ------------------------------------------------------------------------------------------------
     def hold(self, X: Any, batch: Batch, change: Callable[[Batch], Batch] | None) -> Batch:
@@ -174,6 +180,8 @@ class Recorder:
         repeatable : bool
             Whether passes with equal kinds of plans and equal shapes are equal launches.
         """
+        if profile.ENABLED and not self._told:
+            self._tell(passes, repeatable, plans)
         key = self._key(plans, batch) if repeatable and self.possible else None
         own = None if key is None else optimizer.recorded_by()
         if own is None:
@@ -195,6 +203,29 @@ class Recorder:
             self._ready[self._quick_key(plans, batch)] = Ready(
                 self._replayed, own[0], optimizer.state, tensors, trained, batch.inputs, batch.targets, batch.weights)
         return results, ready if self._replayed is None else {}
+
+    def _tell(self, passes: Callable[[], Sequence[Any]], repeatable: bool, plans: Plans) -> None:
+        """Say, once, why passes like these are not recorded where they might be."""
+        self._told, reasons = True, []
+        if not repeatable:
+            reasons = ["a layer, the task or the policy does not say that equal kinds of plans mean equal launches"]
+        elif any(plan.kind is None for plan in plans.assigned.values()):
+            reasons = ["a plan has no kind"]
+        elif self.dev.records():
+            self.dev.record(self._from_no_gradients(passes), most=self.MOST, refused=reasons)
+        for reason in reasons:
+            print(f"not recorded: {reason}", file=sys.stderr)
+
+    def _from_no_gradients(self, work: Callable[[], Sequence[Any]]) -> Callable[[], tuple[Sequence[Any], list[Any]]]:
+        """work, which adds to gradients, from none on; it gives them, too."""
+        parameters: list[Tensor] = list(self.model.parameters())
+
+        def run() -> tuple[Sequence[Any], list[Any]]:
+            for parameter in parameters:
+                parameter.zero_grad()
+            return work(), [getattr(parameter.gradient, "values", None) for parameter in parameters]
+
+        return run
 
     def _key(self, plans: Plans, batch: Batch) -> Hashable | None:
         """What decides which launches the passes are; None where that is not known, or they are more than launches."""
@@ -242,14 +273,8 @@ class Recorder:
         if len(self._recorded) == self.RECORDED:
             return ()
         parameters: list[Tensor] = list(self.model.parameters())
-
-        def from_no_gradients() -> tuple[Sequence[Any], list[Any]]:
-            for parameter in parameters:
-                parameter.zero_grad()
-            return work(), [getattr(parameter.gradient, "values", None) for parameter in parameters]
-
         try:
-            graph = self.dev.record(from_no_gradients, *self._recorded[:1], most=self.MOST)
+            graph = self.dev.record(self._from_no_gradients(work), *self._recorded[:1], most=self.MOST)
         except Exception as error:  # whatever a driver does not like, or memory that is short: training goes on without
             warnings.warn(f"passes are not replayed: {type(error).__name__}: {error}", stacklevel=2)
             self.possible, graph = False, None

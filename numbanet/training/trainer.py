@@ -140,7 +140,7 @@ class Trainer:
                 packed.clear()  # room for what the update packs
                 return results
 
-            repeatable = self.recorder.possible and not self.current.looks and self.task.records and self.model.records
+            repeatable = self.recorder.asks and not self.current.looks and self.task.records and self.model.records
             (loss, answer), packed_next = self.recorder.step(passes, self.optimizer, plans, batch, states, repeatable)
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}

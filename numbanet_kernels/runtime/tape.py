@@ -324,12 +324,15 @@ def rehearses_cpu():
     return False
 
 
-def record_cpu(work, beside=None, most=1 << 30):
+def record_cpu(work, beside=None, most=1 << 30, refused=None):
     """A `Tape` of what work() does, which is not done yet; None where work needs more than compiled loops, or more memory than
     there is room for: `most` bytes, or those of the tape beside it, whose memory it shares: then each is replayed when the
     results of the other have been used. work was run before, so that what is made once is there, and is run twice here.
+    The reason why nothing is recorded is added to a list `refused`.
     """
     try:
         return Tape(work, Arena(most, pages) if beside is None else beside.arena)
-    except NotRecorded:
+    except NotRecorded as reason:
+        if refused is not None:
+            refused.append(str(reason))
         return None

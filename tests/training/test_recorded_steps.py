@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from numbanet import GELU, Hook, Net, NetRegressor, RowDropout
+from numbanet import GELU, Hook, Net, NetRegressor, RowDropout, profile
 from numbanet.training.recorder import Recorder
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.runtime import tape
@@ -166,3 +166,13 @@ def test_fits_go_on_from_where_they_were(monkeypatch, replays):
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
         equal(ours, both())
+
+
+@pytest.mark.parametrize("options, reason", [({"dropout": "tdp", "dropout_rate": 0.5}, "tile_blocks cannot be recorded"),
+                                             ({"dropout": "dsg", "dropout_rate": 0.5}, "does not say that"), ({}, None)],
+                         ids=str)
+def test_profiling_says_why_steps_are_not_recorded(monkeypatch, capsys, options, reason):
+    monkeypatch.setattr(profile, "ENABLED", True)
+    fit(**options, epochs=2)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not recorded: ")]
+    assert len(said) == (reason is not None) and (reason is None or reason in said[0])
