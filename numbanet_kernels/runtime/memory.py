@@ -56,6 +56,31 @@ def _copy(x, y):
     y[:] = x
 
 
+AXES = 4
+
+
+@host_kernel("void(f4[:, :, :, :], f4[:, :, :, :])")
+def _assign(x, y):
+    for i in range(y.shape[0]):
+        for j in range(y.shape[1]):
+            for k in range(y.shape[2]):
+                for m in range(y.shape[3]):
+                    y[i, j, k, m] = x[i, j, k, m]
+
+
+def assign(x, out):
+    """out = x for arrays of one shape and dtype, of any strides."""
+    if (writer := tape.get()) is None:
+        np.copyto(out, x)
+    elif x.flags.c_contiguous and out.flags.c_contiguous:
+        _copy(flat(x).view(np.uint8), flat(out).view(np.uint8))
+    elif x.dtype == out.dtype == FLOAT32 and x.ndim <= AXES:
+        _assign(*(array[(None,) * (AXES - array.ndim)] for array in (x, out)))
+    else:
+        writer.refuse(f"a copy of {x.dtype} {x.shape} in pieces")
+    return out
+
+
 def full_cpu(shape, value, dtype=np.float32, out=None):
     """y[...] = value"""
     out = output("full (cpu)", empty_cpu, out, (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype))
@@ -84,13 +109,7 @@ def copy_cpu(x, out=None):
         out = empty_cpu(x.shape, x.dtype)
     elif out.shape != x.shape or out.dtype is not x.dtype or not out.flags.c_contiguous:
         output("copy (cpu)", empty_cpu, out, x.shape, x.dtype)
-    if (writer := tape.get()) is None:
-        np.copyto(out, x)
-    elif x.flags.c_contiguous:
-        _copy(flat(x).view(np.uint8), flat(out).view(np.uint8))
-    else:
-        writer.refuse("a copy of an array in pieces")
-    return out
+    return assign(x, out)
 
 
 def part_cpu(x, start, stop):
