@@ -183,6 +183,11 @@ class _Crew:
             raise raised
 
 
+def _share_recorded(size: int, work: Callable[[Part], Any], alone: Callable[[], Any]) -> None:
+    """By the crew that there is then: a child process has one of its own."""
+    _crew(size).share(work, alone)
+
+
 _blas = _Blas()
 _crew = functools.cache(_Crew)  # one a size
 
@@ -262,10 +267,9 @@ def share(work: Callable[[Part], Any], elements: int | None = None, flops: int |
         with session():
             share(work)
     elif size > 1:
-        crew = _crew(size)
         if (writer := tape.get()) is None:
-            crew.share(work)
+            _crew(size).share(work)
         else:
-            writer.share(work, crew.parts, crew.share)
+            writer.share(work, [Part(number, size) for number in range(size)], functools.partial(_share_recorded, size))
     else:
         work(WHOLE)

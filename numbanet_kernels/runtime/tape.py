@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import int32, int64
@@ -315,8 +316,8 @@ def recordable(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def records_cpu():
-    """Whether `record` can be had."""
-    return True
+    """Whether `record` can be had: not where Numba compiles nothing."""
+    return not numba.config.DISABLE_JIT
 
 
 def rehearses_cpu():

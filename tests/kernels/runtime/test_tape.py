@@ -143,6 +143,17 @@ def test_products_are_those_of_numpy_to_the_last_bit(rng, sizes, first, second):
             equal(expected, a @ b)
 
 
+def test_products_are_equal_with_another_library_than_numpys(rng, monkeypatch):
+    """What is not recorded calls the same function, then."""
+    assert blas._is_numpys()
+    monkeypatch.setattr(np, "matmul", None)
+    monkeypatch.setattr(blas, "_is_numpys", lambda: False)
+    a, b, out = (rng.standard_normal(shape, np.float32) for shape in ((5, 6), (6, 7), (5, 7)))
+    recorded = taped(lambda: (y := cpu.empty((5, 7)), blas.matmul(a, b, out=y))[0])
+    recorded.replay()
+    equal(recorded.result, blas.matmul(a, b, out=out))
+
+
 def test_parts_of_a_result_are_products_to_the_last_bit(rng):
     a, b = rng.standard_normal((6, 40), np.float32), rng.standard_normal((40, 9), np.float32)
     recorded = taped(lambda: (out := cpu.full((6, 9), 1.0), blas.matmul(a, b[:, 2:5], out=out[:, 2:5]))[0])
