@@ -305,7 +305,7 @@ class SGD(Optimizer):
                 missed = None  # it has nothing to say; where passes are recorded, it may have by the next time
             if missed and missed.partly:
                 into = self.wanted[parameter].room()
-            updates.append(SGDUpdate(w, v, g, packing, missed and missed.late, into))
+            updates.append(SGDUpdate(w, v, g, packing, missed and missed.lazy, into))
             if into is not None:
                 ready[parameter] = into[0]
         dev.sgd(updates, self.rates[dev][1] if dev in self.rates else self.learning_rate, *self._numbers[1:])
@@ -314,7 +314,7 @@ class SGD(Optimizer):
     def _arrange(self, parameter: Tensor, part: Kept | None) -> None:
         """Tell what a parameter misses what is wanted; start to count where nothing fits."""
         dev, missed = parameter.device, self.missed.get(parameter)
-        part = part if part is not None and dev.late_pays(parameter.size) else None
+        part = part if part is not None and dev.lazy_pays(parameter.size) else None
         block = part and part.plan.region(parameter.shape).block
         fits = missed and missed.dev is dev and block in (None, missed.block)
         if missed and not (fits and missed.numbers == self._numbers):
@@ -338,7 +338,7 @@ class SGD(Optimizer):
         for i, p in enumerate(self.parameters):
             missed = self.missed.get(p) if parameter is None or parameter is p else None
             if missed and missed.count:
-                p.device.sgd_settle(matrix(p, p.data), matrix(p, self.state[i][0]), missed.late)
+                p.device.sgd_settle(matrix(p, p.data), matrix(p, self.state[i][0]), missed.lazy)
                 missed.settled()
 
     def resize(self, parameter, change):
