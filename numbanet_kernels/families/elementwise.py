@@ -19,7 +19,7 @@ from numba import float32, int64, void
 from numba.extending import intrinsic
 
 from ..host import threads
-from ..host.lanes import WIDTH, below, data_of, load, store
+from ..host.simd import WIDTH, below, data_of, load, store
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, output

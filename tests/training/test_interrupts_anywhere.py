@@ -9,22 +9,27 @@ import pytest
 import threadpoolctl
 
 from numbanet import (
+    GRU,
     LSTM,
     SGD,
     DynamicSparseGraph,
     Embedding,
     GroupLasso,
+    Hook,
     LanguageModel,
     LastStep,
+    Layer,
     Linear,
     MagnitudePruning,
     Net,
     NetRegressor,
+    Rewire,
     SparseLinear,
     Tensor,
     no_grad,
     ops,
 )
+from numbanet.layers.context import around
 from numbanet_kernels.host import blas, threads, thresholds
 from numbanet_kernels.runtime import precision
 from numbanet_kernels.runtime.context import Scoped
@@ -81,7 +86,7 @@ def traces(clock):
     return {"SIGINT": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
             "SIGALRM": signal.getsignal(signal.SIGALRM) == clock.handler, "deferred": (*deferred.levels, *deferred.pending),
             "threads of BLAS": tuple(blas.threads()), "parts": threads.count(), "free": not threads._crew(2).free.locked(),
-            "gradients": recorded, "emulating": emulating(), "imprecise": precision.imprecise(),
+            "gradients": recorded, "emulating": emulating(), "imprecise": precision.imprecise(), "around": around.get(),
             "errors": tuple(np.geterr().items()), "warnings": tuple(map(id, warnings.filters))}
 
 
@@ -187,10 +192,50 @@ def of_words(**options):
     return LanguageModel(6, epochs=1, batch_size=4, steps=6, random_state=0, **options), (words,)
 
 
-def of_sequences():
+def of_sequences(recurrent=LSTM):
     X = np.random.default_rng(0).integers(1, 9, (40, 5))
-    layers = [Embedding(9, 4, padding_idx=0, rng=0), LSTM(4, 6, batch_first=True, rng=1), LastStep(), Linear(6, 2, rng=2)]
+    layers = [Embedding(9, 4, padding_idx=0, rng=0), recurrent(4, 6, batch_first=True, rng=1), LastStep(), Linear(6, 2, rng=2)]
     return Net(layers, epochs=1, batch_size=20, random_state=0), (X, X[:, 0] > 4)
+
+
+class Residual(Layer):
+    """y = x + b relu(a x), of layers that it holds."""
+
+    def __init__(self):
+        self.a, self.b = Linear(6, 64, rng=0), Linear(64, 6, rng=1)
+
+    def __call__(self, x):
+        return x + self.b(ops.relu(self.a(x)))
+
+
+class Steady(Hook):
+    """Changes batches, weights and the course of training, and can go back."""
+
+    def __init__(self):
+        self.steps, self.kept = 0, None
+
+    def fit_start(self, run):
+        self.steps, self.kept = 0, run.snapshot()
+
+    def before_step(self, run, batch):
+        return batch._replace(inputs=batch.inputs * np.float32(0.5))
+
+    def after_update(self, run):
+        self.steps += 1
+        for tensor in run.model.parameters():
+            tensor.assign(tensor.data * np.float32(0.99))
+
+    def epoch_end(self, run, record):
+        return {"steps": self.steps}
+
+    def epoch_recorded(self, run, record):
+        run.optimizer.learning_rate *= 0.5
+
+    def state(self):
+        return self.steps
+
+    def restore(self, state):
+        self.steps = state
 
 
 def of_numbers():
@@ -208,10 +253,15 @@ NETS = {
     "group lasso": lambda: of_rows(sparsity=GroupLasso(0.01)),
     "pruning": lambda: of_rows(sparsity=MagnitudePruning(0.5, fine_tuning=0.5)),
     "sparse": lambda: of_rows(layers=[SparseLinear(6, 8, 0.5, rng=0), Linear(8, 2, rng=1)]),
+    "rewired": lambda: of_rows(layers=[SparseLinear(6, 8, 0.5, rng=0), Linear(8, 2, rng=1)], sparsity=Rewire(every=2)),
     "regressor": of_numbers,
     "rsdp": lambda: of_images(dropout="rsdp"),
     "bsdp": lambda: of_images(dropout="bsdp"),
+    "own layer": lambda: of_rows(layers=[Residual(), Linear(6, 2, rng=2)], dropout="rdp"),
+    "own hook": lambda: of_rows(callbacks=[Steady()], dropout="rdp", early_stopping=True),
+    "augmented": lambda: of_rows(augment=lambda x, rng, dev: x + np.float32(rng.uniform()), schedule="cosine"),
     "sequences": of_sequences,
+    "gru": lambda: of_sequences(GRU),
     "words": lambda: of_words(dropout="rdp"),
     "gates": lambda: of_words(gate_sparsity=0.5),
 }

@@ -42,6 +42,16 @@ def test_gradients_are_those_of_the_formula(rng):
             assert abs((ends[0] - ends[1]) / 2e-5 - slopes[at]) < 1e-6
 
 
+@pytest.mark.parametrize("shape", [(5_000_000, 1), (1, 5_000_000)], ids=str)
+def test_long_sums_lose_nothing(suffix, put, get, rng, shape):
+    shape = shape if suffix == "cpu" else tuple(min(n, 30_000) for n in shape)
+    x, dy = rng.random((2, *shape), np.float32)
+    given = dy, x, np.ones(shape[1], np.float32), np.zeros(shape[0], np.float32), np.ones(shape[0], np.float32)
+    found = getattr(layer_norm, f"layer_norm_grad_{suffix}")(*map(put, given))
+    for ours, theirs in zip(found, layer_norm.layer_norm_grad_reference(*given), strict=True):
+        np.testing.assert_allclose(get(ours), theirs, rtol=5e-7, atol=2e-7)
+
+
 def test_the_same_comes_out_each_time(suffix, put, get, rng):
     dy, x, gamma, beta = map(put, operands(rng, 501, 6))
     forward, backward = (getattr(layer_norm, f"{name}_{suffix}") for name in ("layer_norm", "layer_norm_grad"))

@@ -31,6 +31,20 @@ def test_batch_norm(suffix, put, get, rng, shape):
           norm.batch_norm_grad_reference(dy, x, gamma, mean, variance, 0.1))
 
 
+@pytest.mark.parametrize("value", [0.1, None])
+def test_sums_over_many_samples_lose_nothing(suffix, put, get, rng, value):
+    """Added up one after the other in float32, some of 30,000 numbers' digits would be lost."""
+    n = 5_000_000 if suffix == "cpu" else 30_000
+    x = rng.random((n, 2), np.float32) if value is None else np.full((n, 2), value, np.float32)
+    ones, zeros, dy = np.ones(2, np.float32), np.zeros(2, np.float32), x[::-1].copy()
+    _, mean, variance = getattr(norm, f"batch_norm_{suffix}")(*map(put, (x, ones, zeros)), 1.0)
+    close(map(get, (mean, variance)), norm.batch_norm_reference(x, ones, zeros, 1.0)[1:], 5e-7)
+    given = dy, x, ones, zeros, ones
+    _, *found = getattr(norm, f"batch_norm_grad_{suffix}")(*map(put, given), 1.0)
+    for ours, theirs in zip(found, norm.batch_norm_grad_reference(*given, 1.0)[1:], strict=True):
+        np.testing.assert_allclose(get(ours), theirs, rtol=5e-7)
+
+
 def test_the_same_comes_out_each_time(suffix, put, get, rng):
     dy, x, gamma, beta, mean, variance = map(put, operands(rng, 1001, 6))
     forward, backward = (getattr(norm, f"{name}_{suffix}") for name in ("batch_norm", "batch_norm_grad"))

@@ -54,6 +54,14 @@ def test_means_of_many_pixels_lose_nothing(suffix, put, get, rng, height, width)
         np.testing.assert_allclose(y[0, 0, 0], images.mean((0, 1, 2), dtype=np.float64), rtol=5e-7)
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_means_of_many_pixels_with_infinities(suffix, put, get, value):
+    """Whatever is added after it."""
+    x = np.ones((1, 9, 9, 2), np.float32)
+    x[0, 1, 1, 0] = value
+    np.testing.assert_allclose(get(of(suffix, "avg_pool")(put(x), Bins(1, 1)))[0, 0, 0], [value, 1])
+
+
 def test_nan_is_the_largest(suffix, put, get):
     x = np.zeros((1, 4, 4, 2), np.float32)
     x[0, 1, 0, 1], x[0, :2, 2:, 0] = np.nan, -np.inf

@@ -46,6 +46,13 @@ def test_long_axis_is_reduced_in_parts(op, shape, axis, suffix, put, get, rng):
     np.testing.assert_allclose(y, getattr(reduce, f"{op}_reference")(host, axis), rtol=1e-5, atol=1e-4)
 
 
+def test_long_sums_of_squares_lose_nothing(suffix, put, get, rng):
+    n = 20_000_000 if suffix == "cpu" else 20_000
+    for host in np.full(n, 0.1, np.float32), rng.random(n, np.float32):
+        found = get(getattr(reduce, f"squares_{suffix}")(put(host)))
+        np.testing.assert_allclose(found, reduce.squares_reference(host), rtol=5e-6)
+
+
 @pytest.mark.parametrize("shape, axis", [((20_000_000, 1), 0), ((18_000_000, 2), 0), ((3_000_000, 7), 0), ((2, 200_000, 40), 1),
                                          ((9_000_000, 1, 2), (0, 2)), ((70_000, 300), 0)], ids=str)
 def test_long_columns_lose_nothing(shape, axis, suffix, put, get, rng):

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels.families import gemm_tiles, late as undone, packed, update
+from numbanet_kernels.families import gemm_tiles, update
 from numbanet_kernels.layouts.packed import AdamUpdate, Late, Packing, SGDUpdate
 from numbanet_kernels.layouts.tiles import Pattern
 
@@ -87,7 +87,7 @@ def test_several_weights_at_once(suffix, put, get, rng):
 def test_unpack_gradient(suffix, put, get, rng):
     kept, packed_shape = packing(rng, (12, 7), 3)
     g = rng.standard_normal(packed_shape)
-    dense = get(getattr(packed, f"unpack_gradient_{suffix}")(put(g), Packing(*map(put, kept)), (12, 7)))
+    dense = get(getattr(update, f"unpack_gradient_{suffix}")(put(g), Packing(*map(put, kept)), (12, 7)))
     row_pos, row_class, _, col_pos = kept
     expected = [[g[row_pos[r], col_pos[row_class[r], c]] if row_pos[r] >= 0 and col_pos[row_class[r], c] >= 0 else 0
                  for c in range(7)] for r in range(12)]
@@ -107,7 +107,7 @@ def lateness(rng, put, blocks, block, numbers):
     """`late` with some blocks held and others up to four steps behind, on the device and on the host."""
     held, wanted = rng.random(blocks) < 0.4, rng.random(blocks) < 0.4
     behind = np.where(held, 0, rng.integers(5, size=blocks)).astype(np.int32)
-    host = behind, np.zeros_like(behind), held, wanted, undone.sgd_powers_reference(8, *numbers)
+    host = behind, np.zeros_like(behind), held, wanted, update.sgd_powers_reference(8, *numbers)
     return Late(*map(put, host), block), Late(*host, block)
 
 
@@ -149,7 +149,7 @@ def test_settling_makes_up_for_every_missed_step(suffix, put, get, rng, numbers)
     late, (behind, *_) = lateness(rng, put, (3, 3), (4, 3), numbers)
     w, v = rng.standard_normal((9, 7)), rng.standard_normal((9, 7))
     arrays = put(w.copy()), put(v.copy())
-    getattr(undone, f"sgd_settle_{suffix}")(*arrays, late)
+    getattr(update, f"sgd_settle_{suffix}")(*arrays, late)
     expected = [w.copy(), v.copy()]
     for u, b in np.ndindex(3, 3):
         own = slice(u * 4, u * 4 + 4), slice(b * 3, b * 3 + 3)
