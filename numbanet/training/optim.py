@@ -159,8 +159,9 @@ class Optimizer(abc.ABC):
         norm = math.sqrt(math.fsum(float(dev.download(s)) for (dev, _), s in zip(found, squares)))
         if norm > self.clip_norm:
             with np.errstate(all="ignore"):  # of packed tiles, places that are no elements hold anything
-                for dev, g in {dev.address(g): (dev, g) for dev, g in found}.values():
-                    dev.affine(g, mul=self.clip_norm / norm, out=g)
+                for dev in {dev for dev, _ in found}:
+                    for g in dev.distinct([g for there, g in found if there is dev]):
+                        dev.affine(g, mul=self.clip_norm / norm, out=g)
 
     def advance(self) -> None:
         """A step was launched: go on to the next, without gradients."""
