@@ -33,9 +33,9 @@ from .pool import Arena, Loan, Pool, pages
 
 # What the CPU does by compiled loops alone, or without touching what is in arrays. A test records an example of each.
 OPERATIONS = frozenset((
-    "abs absolute_error adam add address affine argmax batch_norm batch_norm_apply batch_norm_grad broadcast_to compact "
+    "abs absolute_error adam add affine argmax batch_norm batch_norm_apply batch_norm_grad broadcast_to compact "
     "concatenate copy div dropout empty exp expand full gelu gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx getitem "
-    "huber_error late_pays layer_norm layer_norm_grad log log_softmax log_softmax_grad maximum minimum mul part power "
+    "huber_error layer_norm layer_norm_grad lazy_pays log log_softmax log_softmax_grad maximum minimum mul part power "
     "quantile_error records relu relu_grad reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax "
     "softmax_cross_entropy softmax_grad sqrt squared_error sub sum sum_rows tanh tanh_grad transpose upload").split())
 NONE = -2  # what a loop returns that is well, besides 0

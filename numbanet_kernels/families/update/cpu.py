@@ -131,16 +131,16 @@ def sgd_cpu(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
         _sgd_one(*update, (rates, momentum, nesterov, decay))
 
 
-def _sgd_one(w, v, g, kept, late, into, numbers):
-    if late is None:
+def _sgd_one(w, v, g, kept, lazy, into, numbers):
+    if lazy is None:
         _share_rows(_sgd, (w, v), g, kept, numbers)
         return
     row_pos, row_class, cols, col_pos = kept or _ALL
-    *states, powers, block = late
+    *states, powers, block = lazy
     packed, places = into or _NOWHERE
 
     def work(part):
-        units = part.of(late.behind.shape[0])
+        units = part.of(lazy.behind.shape[0])
         rows = slice(units.start * block[0], units.stop * block[0])
         _sgd_blocks(w[rows], v[rows], g[rows] if kept is None else g, kept is not None, row_pos[rows], row_class[rows],
                     cols, col_pos, *numbers, *(state[units] for state in states), powers, *block, packed, places[rows])
