@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -27,3 +28,23 @@ def collected(device: str) -> dict[str, Callable[..., Any]]:
                 function.__doc__ = function.__doc__ or getattr(module, f"{op}_cpu", function).__doc__
                 found[op] = function
     return found
+
+
+def stub() -> str:
+    """The text of `numbanet/operations.pyi`: the operations of the CPU as methods, for type checkers. `make types` writes it."""
+    plain = (bool, int, float, str, type(None))
+
+    def method(name: str, function: Callable[..., Any]) -> str:
+        given = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+        given += [p.replace(annotation=p.empty, default=p.default if p.default is p.empty or isinstance(p.default, plain) else ...)
+                  for p in inspect.signature(function).parameters.values()]
+        parameters = ", ".join(str(p).replace("Ellipsis", "...") for p in given)
+        return f"    def {name}({parameters}) -> Any: ..."
+
+    return "\n".join(["# The operations of a device, by the signatures of the CPU's. `make types` writes this file.",
+                      "from typing import Any", "", "class Operations:",
+                      *(method(name, function) for name, function in sorted(collected("cpu").items())), ""])
+
+
+if __name__ == "__main__":
+    print(stub(), end="")

@@ -8,13 +8,14 @@ import numpy as np
 from numbanet_kernels.layouts.windows import Window
 
 from ..autograd import op
+from ..device import Device
 from ..gradients import Packed
 from ..plans import AxisPlan, BlockPlan, Kept, widened
 from ..plans.kept import KeptAxis, KeptBlocks, kept, on, packing, whole_axis
 from .linear import vector_gradient
 
 
-def _own(dev: Any, w: Any, rows: KeptAxis, cols: KeptAxis) -> Any:
+def _own(dev: Device, w: Any, rows: KeptAxis, cols: KeptAxis) -> Any:
     """The kept filters and channels of a weight."""
     outs, channels, *kernel = w.shape
     if rows.plan.count == outs and cols.plan.count == channels:
@@ -24,7 +25,7 @@ def _own(dev: Any, w: Any, rows: KeptAxis, cols: KeptAxis) -> Any:
 
 
 @op(fuses=True)
-def conv2d(dev, x, w, b=None, *, window: Window, groups: int = 1, relu: bool = False, rows: AxisPlan | Kept | None = None,
+def conv2d(dev: Device, x, w, b=None, *, window: Window, groups: int = 1, relu: bool = False, rows: AxisPlan | Kept | None = None,
            cols: AxisPlan | Kept | None = None, positions: AxisPlan | Kept | None = None,
            blocks: BlockPlan | Kept | None = None):
     """y[n, oh, ow, o] = act(sum x[n, oh sh - ph + kh dh, ow sw - pw + kw dw, c] w[o, c, kh, kw] + b[o]), x 0 outside the image.
