@@ -171,7 +171,7 @@ class Tensor:
         else:
             self.gradient = gradient
 
-    def release(self, freed: Any) -> tuple[Any, Gradient | None]:
+    def release(self, freed: Any) -> tuple[Any, Any]:
         """(how it was computed, its gradient), both gone afterwards; `freed` stands for the former then."""
         node, gradient = self.node, self.gradient
         self.node, self.gradient = freed, None

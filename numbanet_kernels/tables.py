@@ -31,14 +31,13 @@ def collected(device: str) -> dict[str, Callable[..., Any]]:
 
 
 def stub() -> str:
-    """The text of `numbanet/operations.pyi`: the operations of the CPU as methods, for type checkers. `make types` writes it."""
-    plain = (bool, int, float, str, type(None))
+    """The text of `numbanet/operations.pyi`: the operations of the CPU as methods, for type checkers (`make types`)."""
+    def shown(p: inspect.Parameter) -> str:
+        plain = p.default is p.empty or isinstance(p.default, (bool, int, float, str, type(None)))
+        return str(p if plain else p.replace(default=...)).replace("Ellipsis", "...")
 
     def method(name: str, function: Callable[..., Any]) -> str:
-        given = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-        given += [p.replace(annotation=p.empty, default=p.default if p.default is p.empty or isinstance(p.default, plain) else ...)
-                  for p in inspect.signature(function).parameters.values()]
-        parameters = ", ".join(str(p).replace("Ellipsis", "...") for p in given)
+        parameters = ", ".join(["self", *map(shown, inspect.signature(function).parameters.values())])
         return f"    def {name}({parameters}) -> Any: ..."
 
     return "\n".join(["# The operations of a device, by the signatures of the CPU's. `make types` writes this file.",

@@ -123,9 +123,11 @@ def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefi
             raise ValueError(f"{prefix}{name} has shape {arrays[prefix + name].shape}, and the layer's would be {shape}")
     if kind is not SparseLinear:
         return kind(**given)
-    parts = [arrays[prefix + name] for name in ("crow_indices", "col_indices", "values")]
-    shape = given["out_features"], given["in_features"]
-    return SparseLinear(weight=(CSR if parts[2].ndim == 1 else BSR)(*parts, shape), **given)
+    if prefix is None:
+        raise TypeError(f"{value['layer']} is an argument of another layer, and its arrays have no names")
+    crow, col, values = (arrays[prefix + name] for name in ("crow_indices", "col_indices", "values"))
+    weight = (CSR if values.ndim == 1 else BSR)(crow, col, values, (given["out_features"], given["in_features"]))
+    return SparseLinear(weight=weight, **given)
 
 
 def _made_argument(kind: type[Layer], name: str, value: Any, arrays: Mapping[str, np.ndarray], prefix: str | None) -> Any:

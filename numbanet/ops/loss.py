@@ -57,8 +57,10 @@ def softmax_cross_entropy(dev: Device, logits, *, labels, weights=None, label_sm
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"softmax_cross_entropy: label_smoothing must be in [0, 1), got {label_smoothing!r}")
     labels, weights = _given("softmax_cross_entropy", dev, labels, np.int32), _given("softmax_cross_entropy", dev, weights)
-    found = dev.softmax_cross_entropy(logits, labels, weights)
-    return _mean_loss(dev, _smoothed(dev, logits, weights, *found, label_smoothing) if label_smoothing else found)
+    losses, gradient = dev.softmax_cross_entropy(logits, labels, weights)
+    if label_smoothing:
+        losses, gradient = _smoothed(dev, logits, weights, losses, gradient, label_smoothing)
+    return _mean_loss(dev, (losses, gradient))
 
 
 def _smoothed(dev: Device, logits, weights, losses, gradient, share):

@@ -45,10 +45,8 @@ def batch_norm(dev: Device, x, gamma, beta, *, eps: float = 1e-5, kept: KeptAxis
 @op
 def batch_norm_apply(dev: Device, x, gamma, beta, *, mean: Any, variance: Any, eps: float = 1e-5, kept: KeptAxis | None = None):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c] with a given mean and variance, both (C,)."""
-    own = _own("batch_norm_apply", dev, x, kept, (gamma, beta, mean, variance))
-    y = dev.batch_norm_apply(x, *own, eps)
-
-    gamma, _, mean, variance = own
+    gamma, beta, mean, variance = _own("batch_norm_apply", dev, x, kept, (gamma, beta, mean, variance))
+    y = dev.batch_norm_apply(x, gamma, beta, mean, variance, eps)
     nothing, ones = (dev.full(gamma.shape, value) for value in (0.0, 1.0))
 
     def dgamma(dy):

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from numbanet_kernels.layouts.packed import Packing
 
+from ..arguments import is_integer
 from ..autograd import op
 from ..device import Device, device
 from ..gradients import Packed
@@ -21,7 +21,7 @@ from .order import Order
 
 def axes_of(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, ...]:
     """The axes, from 0 on and in order; None stands for all."""
-    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, numbers.Integral) else axis
+    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, (int, np.integer)) else axis
     if any(not -x.ndim <= a < x.ndim for a in axes):
         raise ValueError(f"{name}: axis {axis} is not among the {x.ndim} axes of {tuple(x.shape)}")
     return tuple(sorted({a % x.ndim for a in axes}))
@@ -171,7 +171,7 @@ def padding_row(name: str, padding: int | None, rows: int) -> int | None:
     """The row of a table that is padding, from 0 on: a negative number counts from the end. None for None."""
     if padding is None:
         return None
-    if isinstance(padding, bool) or not isinstance(padding, numbers.Integral):
+    if not is_integer(padding):
         raise TypeError(f"{name} must be an integer or None, got {padding!r}")
     if not -rows <= padding < rows:
         raise ValueError(f"{name} must be a row of the table, from {-rows} to {rows - 1}, got {padding}")
@@ -179,7 +179,8 @@ def padding_row(name: str, padding: int | None, rows: int) -> int | None:
 
 
 @op
-def embedding(dev: Device, w, *, ids: Any, cols: AxisPlan | Kept | None = None, padding: int | None = None, checked: bool = False):
+def embedding(dev: Device, w, *, ids: Any, cols: AxisPlan | Kept | None = None, padding: int | None = None,
+              checked: bool = False):
     """y[…, k] = w[ids[…], cols_k].   w (V, D), ids (…) integers of the host or int32 of the device -> y (…, K)
 
     The gradient holds the rows that were looked up, but for that of `padding`, and no others: dw[v] = sum of dy[…] where

@@ -49,8 +49,9 @@ def _whole(dev: Device, x: Any, kept: KeptAxis | None) -> Any:
 
 
 @op(fuses=True)
-def _linear_csr(dev: Device, x, values, b=None, *, at, relu: bool, rows: KeptAxis | None, cols: KeptAxis | None, trace: list | None):
-    lists, turned = [kept and kept.lists for kept in (rows, cols)], dev.csr_turned(x)
+def _linear_csr(dev: Device, x, values, b=None, *, at, relu: bool, rows: KeptAxis | None, cols: KeptAxis | None,
+                trace: list | None):
+    lists, turned = (rows and rows.lists, cols and cols.lists), dev.csr_turned(x)
     y = dev.csr(x, values, at, b, relu, *lists, turned)
     dz = once(lambda dy: dy.through(dev, y if relu else None))
     dz_turned = once(lambda dy: dev.csr_turned(dz(dy)))

@@ -181,7 +181,7 @@ class Recorder:
         if len(self._recorded) == self.RECORDED:
             return ()
         try:
-            graph = self.dev.record(work, *self._recorded[:1], most=self.MOST)
+            graph = self.dev.record(work, next(iter(self._recorded), None), self.MOST)
         except Exception as error:  # whatever a driver does not like, or memory that is short: training goes on without
             warnings.warn(f"passes are not replayed: {type(error).__name__}: {error}", stacklevel=2)
             self.possible, graph = False, None

@@ -60,6 +60,7 @@ class Kernel:
     shall hold): what a thread's registers must leave room for.
     """
 
+    __name__: str               # the function's
     family, made_by = "", None  # until `kernels` says which factory made it, and of what
 
     def __init__(self, function: Callable[..., None], signature: str, fastmath: bool, least: tuple[int, int],
