@@ -3,33 +3,29 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import importlib.util
 import re
 import sys
 from collections.abc import Collection, Sequence
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
 
 from numbanet import cli
 
-from . import gpu, kernels, report, table
-from .harness import Options, run_cases
-from .machine import checkout, commit
-from .results import Results
+from . import kernels
+from .machinery import gpu, report, suites, table
+from .machinery.harness import Options, run_cases
+from .machinery.machine import checkout, commit
+from .machinery.results import Results
 
-FAMILIES = kernels.families()
-SUITES = (*FAMILIES, "mlp", "mlp-small", "mlp-epochs", "mlp-scaling", "mlp-memory", "mlp-accuracy", "mlp-settings",
-          "papers-mlp", "cnn", "cnn-memory", "papers-cnn", "motivation", "lstm-rates", "papers-lstm", "papers-fssl",
-          "challenge", "dsg", "dsg-memory", "dsg-quality", "papers-dsg")
 COMMANDS = ("list", "report", "gpu")
 
 
 def _parser(prog: str) -> cli.Parser:
     parser = cli.Parser(prog=prog, description="Measure numbanet. `list` names the suites, `report` rewrites the "
                                                "tables of the README files from bench/results/, `gpu` runs all that needs a "
-                                               "graphics card.")
+                                               "graphics card.",
+                        epilog=f"Suites: {', '.join(suites.suites())}.")
     parser.add_argument("suites", nargs="+", metavar="SUITE", help="suites to run, or `list`, `report` or `gpu`")
     parser.add_argument("--device", choices=("cpu", "cuda", "emulated"), default="cpu",
                         help="emulated: of a family, what its kernels do, counted")
@@ -49,19 +45,19 @@ def main(arguments: Sequence[str] | None = None, prog: str = "bench") -> int:
     """Run one command; returns the exit status: 0 done, 1 a result was wrong, 2 bad input, 130 interrupted."""
     parser = _parser(prog)
     chosen = parser.parse_args(arguments)
-    unknown = [name for name in chosen.suites if name not in (*SUITES, *COMMANDS)]
+    unknown = [name for name in chosen.suites if name not in (*suites.suites(), *COMMANDS)]
     if unknown:
-        parser.error(f"there is no suite {unknown[0]!r}; choose from {', '.join(SUITES)}")
-    alone = [name for name in chosen.suites if name not in FAMILIES and (name in COMMANDS or hasattr(_module(name), "run"))]
+        parser.error(f"there is no suite {unknown[0]!r}; choose from {', '.join(suites.suites())}")
+    alone = [name for name in chosen.suites if name in COMMANDS or suites.stands_alone(name)]
     if len(chosen.suites) > 1 and alone:
         parser.error(f"{alone[0]} stands alone")
     if alone and alone[0] in ("report", "gpu") and not checkout():
         parser.error(f"{alone[0]} needs a checkout of numbanet, with its tests and results")
     emulated = chosen.device == "emulated"
     if emulated:
-        _only_for(parser, "--device emulated", chosen.suites, FAMILIES)
+        _only_for(parser, "--device emulated", chosen.suites, suites.families())
     if chosen.shape:
-        _only_for(parser, "--shape", chosen.suites, [name for name in FAMILIES if kernels.shaped(name)])
+        _only_for(parser, "--shape", chosen.suites, [name for name in suites.families() if kernels.shaped(name)])
     try:
         if chosen.suites == ["list"]:
             return _list()
@@ -90,14 +86,10 @@ def _only_for(parser: cli.Parser, option: str, suites: Sequence[str], allowed: C
             parser.error(f"{option} says nothing to {suite}; it goes with {', '.join(allowed)}")
 
 
-def _module(suite: str) -> ModuleType:
-    return importlib.import_module(f"{__package__}.{suite.replace('-', '_')}")
-
-
 def _list() -> int:
-    width = max(map(len, SUITES))
-    for suite in SUITES:
-        print(f"{suite:{width}}  {FAMILIES.get(suite) or _module(suite).__doc__.splitlines()[0]}")
+    width = max(map(len, suites.suites()))
+    for suite, about in suites.suites().items():
+        print(f"{suite:{width}}  {about}")
     sys.stdout.flush()  # here, where a reader that has gone is no error
     return 0
 
@@ -121,8 +113,8 @@ def _measure(parser: cli.Parser, chosen: argparse.Namespace) -> int:
     if chosen.against == "torch" and importlib.util.find_spec("torch") is None:
         parser.error("--against torch: PyTorch is not installed; pip install torch")
     if chosen.before and not checkout(chosen.before):
-        parser.error(f"--before: {chosen.before} is no checkout of numbanet")
-    if chosen.before and any(name not in FAMILIES and hasattr(_module(name), "run") for name in chosen.suites):
+        parser.error(f"--before: {chosen.before} is no checkout of numbanet with a bench like this one")
+    if chosen.before and any(map(suites.stands_alone, chosen.suites)):
         parser.error("--before goes with suites that time steps or kernels")
     if chosen.before and (chosen.against or __package__ != "bench"):
         parser.error("--before takes the place of --against, and compares checkouts: python -m bench in one of them")
@@ -134,18 +126,17 @@ def _measure(parser: cli.Parser, chosen: argparse.Namespace) -> int:
     told = {"before": commit(chosen.before.resolve())} if chosen.before else {}
     results = Results(chosen.json, **{**dataclasses.asdict(options), **told})
     for suite in dict.fromkeys(chosen.suites):
-        if suite in FAMILIES:
+        if suite in suites.families():
             rows = run_cases(suite, kernels.suite(suite, options), options, results, _say)
-        elif hasattr(_module(suite), "run"):
-            rows = _module(suite).run(options, results, _say)
+        elif suites.stands_alone(suite):
+            rows = suites.files()[suite].run(options, results, _say)
         else:
-            rows = run_cases(suite, _module(suite).cases(options), options, results, _say)
+            rows = run_cases(suite, suites.files()[suite].cases(options), options, results, _say)
         table.show(suite, rows)
     if chosen.plot:
-        from . import plots
+        from .machinery import plots
 
-        first = chosen.suites[0]
-        own = getattr(kernels.own(first) if first in FAMILIES else _module(first), "plot", None)
+        own = getattr(suites.files().get(chosen.suites[0]), "plot", None)
         if own:
             own(results, chosen.plot)
         else:

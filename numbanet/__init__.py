@@ -9,53 +9,16 @@ plans (which part of a product is computed), `Net` (a scikit-learn estimator).
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import ops
 from .autograd import no_grad, op
 from .check import check_grad
 from .device import device
-from .dropout import (
-    BatchwiseDropout,
-    BernoulliDropout,
-    BlockSensitiveDropout,
-    ConstantSchedule,
-    Dropout,
-    DynamicSparseGraph,
-    GateSparsity,
-    NoDropout,
-    RowDropout,
-    RowSensitiveDropout,
-    SkewNormalSchedule,
-    TileDropout,
-)
-from .layers import (
-    GELU,
-    GRU,
-    LSTM,
-    AdaptiveAvgPool2d,
-    AvgPool2d,
-    BatchNorm1d,
-    BatchNorm2d,
-    Context,
-    Conv2d,
-    Embedding,
-    Flatten,
-    Flow,
-    LastStep,
-    Layer,
-    LayerNorm,
-    Linear,
-    MaxPool2d,
-    Normalize,
-    ReLU,
-    Select,
-    Sequential,
-    Shuffle,
-    Sigmoid,
-    SparseLinear,
-    Tanh,
-)
+from .dropout import ConstantSchedule, Dropout, GateSparsity, SkewNormalSchedule, registry as _policies
+from .dropout.registry import *  # noqa: F403
+from .layers import Context, Flow, Layer, registry as _layers
+from .layers.registry import *  # noqa: F403
 from .losses import AbsoluteError, CrossEntropy, FunctionLoss, Huber, Loss, Quantile, SquaredError
 from .ops import Order, concatenate, where
 from .plans import AxisPlan, BernoulliPlan, BlockPlan, IndexPlan, Plan, Plans, RowPlan, SamplePlan, Site, TilePlan, TimePlan
@@ -70,6 +33,12 @@ from .training.pruning import MagnitudePruning
 from .training.rewiring import Rewire
 from .training.schedule import ReduceLROnPlateau
 
+if TYPE_CHECKING:  # type checkers do not run __getattr__
+    from .estimators.language import LanguageModel
+    from .estimators.net import Net, NetRegressor
+    from .estimators.vocabulary import Vocabulary
+    from .estimators.zoo import alexnet, lenet5, vgg19
+
 __version__ = "0.1.0"
 
 # loaded when asked for: scikit-learn costs more than everything else together
@@ -77,31 +46,17 @@ _LATER = {"LanguageModel": "language", "Net": "net", "NetRegressor": "net", "Voc
           "lenet5": "zoo", "vgg19": "zoo"}
 
 __all__ = [
-    "GELU",
-    "GRU",
-    "LSTM",
     "SGD",
     "AbsoluteError",
     "Adam",
     "AdamW",
-    "AdaptiveAvgPool2d",
-    "AvgPool2d",
     "AxisPlan",
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchwiseDropout",
-    "BernoulliDropout",
     "BernoulliPlan",
     "BlockPlan",
-    "BlockSensitiveDropout",
     "ConstantSchedule",
     "Context",
-    "Conv2d",
     "CrossEntropy",
     "Dropout",
-    "DynamicSparseGraph",
-    "Embedding",
-    "Flatten",
     "FlipsAndCrops",
     "Flow",
     "FunctionLoss",
@@ -111,41 +66,25 @@ __all__ = [
     "Huber",
     "IndexPlan",
     "LanguageModel",
-    "LastStep",
     "Layer",
-    "LayerNorm",
-    "Linear",
     "Loss",
     "MagnitudePruning",
-    "MaxPool2d",
     "ModelCheckpoint",
     "Net",
     "NetRegressor",
-    "NoDropout",
-    "Normalize",
     "Optimizer",
     "Order",
     "Plan",
     "Plans",
     "Quantile",
-    "ReLU",
     "ReduceLROnPlateau",
     "Rewire",
-    "RowDropout",
     "RowPlan",
-    "RowSensitiveDropout",
     "SamplePlan",
-    "Select",
-    "Sequential",
-    "Shuffle",
-    "Sigmoid",
     "Site",
     "SkewNormalSchedule",
-    "SparseLinear",
     "SquaredError",
-    "Tanh",
     "Tensor",
-    "TileDropout",
     "TilePlan",
     "TimePlan",
     "Vocabulary",
@@ -161,6 +100,8 @@ __all__ = [
     "vgg19",
     "where",
 ]
+__all__ += _policies.__all__
+__all__ += _layers.__all__
 
 
 def __getattr__(name: str) -> Any:

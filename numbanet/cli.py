@@ -4,15 +4,15 @@ from __future__ import annotations
 import argparse
 import collections
 import importlib.util
+import math
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import __version__
-
-DATA = ("digits", "mnist", "fashion-mnist")
+from . import __version__, datasets
+from .dropout import POLICIES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,11 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"numbanet {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")
 
+    names = [name for name, policy in POLICIES.items() if policy.kind != "patches"]  # those are for convolutions
     train = commands.add_parser("train", help="train a network on a data set and print its accuracy",
                                 formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    train.add_argument("--data", default="digits", choices=DATA, help="data set")
+    train.add_argument("--data", default="digits", choices=datasets.IMAGES, help="data set, each image as a row of numbers")
     train.add_argument("--layers", default="256,256", type=_list_of(int), help="widths of the hidden layers")
-    train.add_argument("--dropout", default="rdp", help="none, bernoulli, rdp, tdp or batchwise")
+    train.add_argument("--dropout", default="rdp", help=f"{', '.join(names[:-1])} or {names[-1]}")
     train.add_argument("--rate", default="0.5", type=_list_of(float), help="dropout rate, or one for each hidden layer")
     train.add_argument("--epochs", default=20, type=int)
     train.add_argument("--batch-size", default=128, type=int)
@@ -81,7 +82,8 @@ def _parser() -> argparse.ArgumentParser:
 
     predict = commands.add_parser("predict", help="what a saved network says of samples, one line each")
     predict.add_argument("network", type=Path, help="a file that train --save or Net.save wrote")
-    predict.add_argument("samples", help=f"a .npy file, a .csv file of numbers alone, or the test samples of {', '.join(DATA)}")
+    predict.add_argument("samples", help="a .npy file, a .csv file of numbers alone, or the test samples of "
+                                         f"{', '.join(datasets.IMAGES)}")
     predict.add_argument("--probabilities", action="store_true", help="those of all classes, after a line that names them")
     predict.add_argument("--device", default="auto", help="auto, cpu, cuda or emulated")
     predict.set_defaults(run=_predict)
@@ -139,7 +141,7 @@ def shape(text: str) -> tuple[int, int, int]:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from . import Net, datasets, plots
+    from . import Net, plots
     from .estimators import saving
 
     if options.save:
@@ -152,7 +154,8 @@ def _train(options: argparse.Namespace) -> int:
               optimizer=options.optimizer, device=options.device, precision=options.precision, n_jobs=options.n_jobs,
               random_state=options.seed, verbose=0 if options.quiet else 1)
     net.check()
-    X, y, X_test, y_test = getattr(datasets, f"load_{options.data.replace('-', '_')}")()
+    X, y, X_test, y_test = datasets.load(options.data)
+    X, X_test = (part.reshape(len(part), -1) for part in (X, X_test))
     interrupted = False
     try:
         net.fit(X, y, validation=(X_test, y_test))
@@ -181,7 +184,7 @@ def _predict(options: argparse.Namespace) -> int:
     net = saving.load((Net, NetRegressor), options.network, options.device)
     if options.probabilities and not isinstance(net, Net):
         raise ValueError(f"--probabilities: {options.network} holds a {type(net).__name__}, which has no classes")
-    X, y = _samples(options.samples)
+    X, y = _samples(options.samples, net.input_shape_)
     if options.probabilities:
         print(*net.classes_, sep=",")
     for row in net.predict_proba(X) if options.probabilities else net.predict(X):
@@ -191,14 +194,13 @@ def _predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _samples(source: str):
-    """(X, y) of a data set's test samples, or X of a file and None."""
+def _samples(source: str, shape: tuple[int, ...]):
+    """(X, y) of a data set's test samples, in the shape that a network takes if they can have it; or X of a file and None."""
     import numpy as np
 
-    from . import datasets
-
-    if source in DATA:
-        return getattr(datasets, f"load_{source.replace('-', '_')}")()[2:]
+    if source in datasets.IMAGES:
+        X, y = datasets.load(source)[2:]
+        return X.reshape(len(X), *shape) if X[0].size == math.prod(shape) else X, y
     try:
         if source.endswith(".npy"):
             return np.load(source, allow_pickle=False), None
@@ -206,7 +208,7 @@ def _samples(source: str):
             return np.loadtxt(source, np.float32, delimiter=",", ndmin=2), None
     except (ValueError, EOFError) as error:
         raise ValueError(f"{source}: {error}") from error
-    raise ValueError(f"samples must be a .npy or .csv file, or one of {', '.join(DATA)}; got {source!r}")
+    raise ValueError(f"samples must be a .npy or .csv file, or one of {', '.join(datasets.IMAGES)}; got {source!r}")
 
 
 def _demo(options: argparse.Namespace) -> int:

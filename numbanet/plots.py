@@ -10,11 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-COLOURS = {"none": "#6b6b6b", "bernoulli": "#b07aa1", "rdp": "#134f82", "tdp": "#e07b39", "batchwise": "#c44e52",
-           "dsg": "#7aa874"}
-STYLES = {"none": (":", "x"), "bernoulli": ("--", "^"), "rdp": ("-", "o"), "tdp": ("-.", "s"),
-          "batchwise": ((0, (7, 2)), "v"),
-          "dsg": ((0, (5, 1, 1, 1, 1, 1)), "D")}  # dashes and marks: grey tells them apart as well
+from .dropout import POLICIES, Style
 
 
 def check_target(path: str | os.PathLike) -> Path:
@@ -47,9 +43,9 @@ def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path
         epochs = [record["epoch"] for record in history]
         scores = [record.get("validation_score", record["score"]) for record in history]
         seconds = list(accumulate((record["seconds"] for record in history[1:]), initial=0.0))
-        dash, mark = STYLES.get(name, ("-", "o"))
-        style = {"label": name, "color": COLOURS.get(name), "linestyle": dash, "linewidth": 1.8, "marker": mark,
-                 "markersize": 4, "markevery": max(1, len(epochs) // 6)}
+        colour, dashes, mark = POLICIES[name].style if name in POLICIES else Style()
+        style = {"label": name, "color": colour, "linestyle": dashes, "linewidth": 1.8, "marker": mark, "markersize": 4,
+                 "markevery": max(1, len(epochs) // 6)}
         by_epoch.plot(epochs, scores, **style)
         line, = by_seconds.plot(seconds, scores, **style)
         by_seconds.plot(seconds[-1], scores[-1], mark, color=line.get_color(), markersize=10)
@@ -74,7 +70,8 @@ def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path
     return _save(figure, path)
 
 
-ROOFS = {"H200": (67e12, 4.8e12), "A100": (19.5e12, 2.0e12)}  # float32 FLOP/s without tensor cores, bytes/s: data sheets
+ROOFS = {  # float32 FLOP/s without tensor cores, bytes/s: data sheets; how they are drawn
+    "H200": (67e12, 4.8e12, Style("#134f82", "-")), "A100": (19.5e12, 2.0e12, Style("#e07b39", "--"))}
 
 
 def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path:
@@ -90,11 +87,11 @@ def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path
     figure = Figure(figsize=(9, 3.6 + 0.21 * max(len(shown), 1)), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2.8, 0.21 * max(len(shown), 1) + 0.3))
     x, at = np.geomspace(low, high, 200), np.array(list(shown.values()))
-    for (card, (flops, bandwidth)), name in zip(ROOFS.items(), ("rdp", "tdp"), strict=True):
-        style = {"color": COLOURS[name], "linestyle": {"rdp": "-", "tdp": "--"}[name], "linewidth": 1.8}
+    for card, (flops, bandwidth, (colour, dashes, mark)) in ROOFS.items():
+        style = {"color": colour, "linestyle": dashes, "linewidth": 1.8}
         above.plot(x, np.minimum(flops, bandwidth * x) / 1e12, **style,
                    label=f"{card}: {flops / 1e12:g} TFLOP/s, {bandwidth / 1e12:g} TB/s")
-        above.plot(at, np.minimum(flops, bandwidth * at) / 1e12, "o", color=COLOURS[name], markersize=4)
+        above.plot(at, np.minimum(flops, bandwidth * at) / 1e12, mark, color=colour, markersize=4)
         for axes in (above, below):
             axes.axvline(flops / bandwidth, **{**style, "linewidth": 0.9})
     _named_rows(below, shown, (low * high) ** 0.5)

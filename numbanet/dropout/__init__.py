@@ -1,21 +1,18 @@
 """Dropout policies: each step and for each site of a model, a policy draws the plan that says what is computed."""
 from __future__ import annotations
 
-from .base import BernoulliDropout, Dropout, NoDropout
-from .batchwise import BatchwiseDropout
+from . import registry
+from .base import Dropout, Style
 from .gates import GateSparsity
-from .graph import DynamicSparseGraph
-from .patterns import RowDropout, TileDropout
+from .registry import *  # noqa: F403
+from .registry import POLICIES
 from .schedule import ConstantSchedule, Rate, SkewNormalSchedule
-from .sensitive import BlockSensitiveDropout, RowSensitiveDropout, SensitiveDropout
+from .sensitive import SensitiveDropout
 from .together import Together, recurrent
 
-__all__ = ["POLICIES", "BatchwiseDropout", "BernoulliDropout", "BlockSensitiveDropout", "ConstantSchedule", "Dropout",
-           "DynamicSparseGraph", "GateSparsity", "NoDropout", "Rate", "RowDropout", "RowSensitiveDropout", "SensitiveDropout",
-           "SkewNormalSchedule", "TileDropout", "Together", "policy", "recurrent"]
-
-POLICIES = {policy.name: policy for policy in (NoDropout, BernoulliDropout, RowDropout, TileDropout, BatchwiseDropout,
-                                               RowSensitiveDropout, BlockSensitiveDropout, DynamicSparseGraph)}
+__all__ = ["POLICIES", "ConstantSchedule", "Dropout", "GateSparsity", "Rate", "SensitiveDropout", "SkewNormalSchedule",
+           "Style", "Together", "policy", "recurrent"]
+__all__ += registry.__all__
 
 
 def policy(dropout: str | Dropout | None, rate: Rate = 0.5) -> Dropout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,14 @@ from ..tensor import Tensor
 from .schedule import Rate, is_rate, mean, rate_at
 
 Policy = TypeVar("Policy", bound="Dropout")
+
+
+class Style(NamedTuple):
+    """How plots draw a policy: grey tells it from the others by dashes and mark. Without a colour it has the next one."""
+
+    colour: str | None = None
+    dashes: str | tuple = "-"
+    mark: str = "o"
 
 
 class Dropout(abc.ABC):
@@ -32,8 +40,13 @@ class Dropout(abc.ABC):
     """
 
     name: ClassVar[str]
+    drops: ClassVar[str] = ""        # what is dropped in a step, in the README's words
+    computes: ClassVar[str] = "all"  # what of the FLOPs is left at rate p
+    style: ClassVar[Style] = Style()
+    set_on_copies: ClassVar[tuple[str, ...]] = ("kind", "answer")  # attributes that copies have others of, and no argument sets
     kind: str = "output"             # of the sites that it has plans for (`Site`)
     answer: bool = False             # whether it has plans for what gives the answer as well
+    by_sample: ClassVar[bool] = False  # whether each sample of a batch drops others
     looks: bool = False              # whether plans depend on what comes to a layer (`look`): then passes are not recorded
     shuffle: ClassVar[bool] = False  # whether features should come centred and in random order (`Shuffle`)
 
@@ -195,7 +208,7 @@ class Dropout(abc.ABC):
 class NoDropout(Dropout):
     """No dropout: nothing is dropped, whatever the rate."""
 
-    name = "none"
+    name, drops, style = "none", "nothing", Style("#6b6b6b", ":", "x")
 
     def rate_of(self, site):
         return 0.0
@@ -213,7 +226,8 @@ class BernoulliDropout(Dropout):
     The baseline that the patterns are compared with (Srivastava et al. 2014). No work is skipped.
     """
 
-    name = "bernoulli"
+    name, drops = "bernoulli", "activations, independently for each sample (conventional)"
+    style, by_sample = Style("#b07aa1", "--", "^"), True
 
     def keeps(self, layers):
         return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses

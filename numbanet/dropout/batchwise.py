@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..plans import DrawnPlan, Site
-from .base import Dropout
+from .base import Dropout, Style
 
 
 class BatchwiseDropout(Dropout):
@@ -37,7 +37,8 @@ class BatchwiseDropout(Dropout):
         If a rate is out of range.
     """
 
-    name = "batchwise"
+    name, drops = "batchwise", "neurons: a random set of always the same size, for the whole batch"
+    computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#c44e52", (0, (7, 2)), "v")
 
     def keeps(self, layers):
         return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses

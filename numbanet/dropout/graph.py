@@ -34,7 +34,7 @@ from ..device import Device
 from ..layers import BatchNorm1d, BatchNorm2d, Conv2d, Flow, Tree
 from ..plans import IndexPlan, SamplePlan
 from ..tensor import Tensor
-from .base import Dropout
+from .base import Dropout, Style
 from .schedule import Rate
 
 SAMPLES = {"batch": 16, "tile": 16, "sample": 1}  # of a set that are looked at
@@ -99,7 +99,9 @@ class DynamicSparseGraph(Dropout):
     steps gained nothing.
     """
 
-    name, looks = "dsg", True
+    name, looks, style = "dsg", True, Style("#7aa874", (0, (5, 1, 1, 1, 1, 1)), "D")
+    drops = "the neurons or channels that a random projection guesses to give least: a selection, which scales nothing"
+    computes = "(1 − p)² of the products, and what is looked at"
 
     def __init__(self, rate: Rate = 0.5, epsilon: float = 0.5, share: str = "batch", refresh: int = 50,
                  threshold: str = "exact", group: int = 64, samples: int | None = None, double: bool = True,

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..plans import RowPlan, Site, TilePlan, TimePlan
-from .base import Dropout
+from .base import Dropout, Style
 from .schedule import Rate
 from .search import pattern_distribution
 
@@ -116,7 +116,9 @@ class RowDropout(_PatternDropout):
         If an argument is out of range, or dp_max too small for the rate.
     """
 
-    name = "rdp"
+    name, drops = "rdp", "neurons: one in dp is kept, bias, bias + dp, …"
+    computes, style = "an H × H layer shrinks to kept rows × kept columns", Style("#134f82", "-", "o")
+    set_on_copies = (*Dropout.set_on_copies, "steps")
     steps: int | None = None    # of what comes back through time: other units at each of so many steps (`recurrent`)
 
     def keeps(self, layers):
@@ -171,7 +173,8 @@ class TileDropout(_PatternDropout):
         If an argument is out of range, or dp_max too small for the rate.
     """
 
-    name = "tdp"
+    name, drops, computes = "tdp", "weight tiles of 32 × 32: one in dp is kept", "1 − p"
+    style = Style("#e07b39", "-.", "s")
     kind = "tiles"
     shuffle = True
 

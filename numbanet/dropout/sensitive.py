@@ -201,7 +201,8 @@ class RowSensitiveDropout(SensitiveDropout):
         as with rows drawn for each image (1; `papers-cnn`, `each`).
     """
 
-    name = "rsdp"
+    name, computes = "rsdp", "1 − p of the convolutions"
+    drops = "output positions of convolutions: rows of the input matrix, sensitive ones less often"
 
     def __init__(self, rate: Rate = 0.5, sample: float = 0.3, most: int = 16, votes: float = 0.5, sensitive: float = 0.3,
                  contrast: float = 0.5, scale: str = "none", thresholds: dict[int, float] | None = None, rows: int = 8,
@@ -249,7 +250,8 @@ class BlockSensitiveDropout(SensitiveDropout):
         half of all, so that two threads have some; and the channels of a tap, up to 64.
     """
 
-    name = "bsdp"
+    name, computes = "bsdp", "1 − p of the convolutions"
+    drops = "blocks of the input matrix of convolutions, the same number in every block row"
 
     def __init__(self, rate: Rate = 0.5, sample: float = 0.3, most: int = 16, votes: float = 0.5, sensitive: float = 0.3,
                  contrast: float = 0.5, scale: str = "none", thresholds: dict[int, float] | None = None,

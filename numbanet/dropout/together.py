@@ -105,7 +105,7 @@ def recurrent(policy: Dropout, steps: int | None = None) -> Dropout:
     ValueError
         If the policy drops others of each sample, if it is not `RowDropout` where there are steps, or steps is not positive.
     """
-    if policy.kind != "output" or policy.name == "bernoulli":
+    if policy.kind != "output" or policy.by_sample:
         raise ValueError(f"recurrent_dropout must drop units of a whole batch, such as 'rdp', not {policy.name!r}")
     if steps is not None and not isinstance(policy, RowDropout):
         raise ValueError(f"recurrent: other units at each time step are what 'rdp' can draw, not {policy.name!r}")

@@ -23,7 +23,6 @@ from .vocabulary import Vocabulary
 SETTINGS = {kind.__name__: kind for kind in (*POLICIES.values(), ConstantSchedule, FlipsAndCrops, GateSparsity, GroupLasso,
                                              MagnitudePruning, ReduceLROnPlateau, Rewire, SkewNormalSchedule,
                                              Vocabulary, *OF_NUMBERS.values(), *OF_CLASSES.values())}
-SET_ON_COPIES = ("kind", "steps", "answer")  # attributes of policies that are no arguments (`recurrent`)
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -48,7 +47,7 @@ def described(value: Any) -> Any:
         given = {name: (getattr(value, name), parameter.default) for name, parameter in arguments.items()}
         own = {name: described(part) for name, part in vars(value).items() if isinstance(value, Dropout)
                and name[0] != "_" and name not in arguments and part is not getattr(type(value), name, value)}
-        if unknown := own.keys() - set(SET_ON_COPIES):
+        if unknown := own.keys() - set(getattr(value, "set_on_copies", ())):
             raise TypeError(f"{value!r} was given {', '.join(sorted(unknown))}, which {type(value).__name__} does not take")
         return {"setting": type(value).__name__, **({"set": own} if own else {}),
                 "with": {name: described(part) for name, (part, default) in given.items() if part is not default}}
@@ -71,7 +70,7 @@ def made(value: Any) -> Any:
         return np.array(made(value["array"]), value["dtype"])
     found = SETTINGS[value["setting"]](**{name: made(part) for name, part in value["with"].items()})
     for name, part in value.get("set", {}).items():
-        if name not in SET_ON_COPIES:
+        if name not in getattr(found, "set_on_copies", ()):
             raise ValueError(f"{value['setting']} has no {name!r} that can be set")
         setattr(found, name, made(part))
     return found

@@ -20,7 +20,7 @@ from numbanet_kernels.runtime.interrupt import deferred
 from ..arguments import is_integer, is_real
 from ..autograd import no_grad
 from ..device import device
-from ..dropout import Dropout, GateSparsity, Rate, RowDropout, TileDropout, Together, policy, recurrent
+from ..dropout import POLICIES, Dropout, GateSparsity, Rate, RowDropout, TileDropout, Together, policy, recurrent
 from ..layers import LSTM, Context, Embedding, Flow, Linear, Sequential, Symbols
 from ..tensor import Tensor
 from ..training.data import Data
@@ -31,10 +31,13 @@ from ..training.trainer import Trainer
 from ..training.validation import Validation
 from ..training.warned import warn
 from .base import Estimator
-from .parameters import SHARED, Parameter, by_name, documented, storing
+from .parameters import SHARED, Parameter, by_name, choices, documented, storing
 from .settings import FitSettings
 from .vocabulary import Vocabulary, checked_tokens
 from .whole import whole
+
+DROPOUTS = {name: kind for name, kind in POLICIES.items() if kind.kind != "patches" and not kind.looks}  # see `_layers`
+RECURRENT = [name for name, kind in DROPOUTS.items() if kind.kind == "output" and not kind.by_sample]  # see `recurrent`
 
 OWN = by_name(
     Parameter("hidden", (650, 650), "int or tuple of int", """
@@ -50,7 +53,7 @@ OWN = by_name(
         The word for words that are not in the vocabulary."""),
     Parameter("tied", False, "bool", """
         Whether the last layer's weight is the embedding's (Press & Wolf 2017); `embedding` is then the last layer's width."""),
-    Parameter("recurrent_dropout", "none", '{"none", "rdp", "batchwise"} or Dropout', """
+    Parameter("recurrent_dropout", "none", f"{choices(RECURRENT)} or Dropout", """
         What of h[t-1] the product with W_hh does not see (`LSTM`), the same for all samples of a batch."""),
     Parameter("recurrent_dropout_rate", 0.25, "float", """
         Its rate, unless it is a policy object."""),
@@ -63,7 +66,7 @@ OWN = by_name(
         How they are left out (`GateSparsity`)."""),
     Parameter("gate_schedule", 0.8, "float or callable", """
         In which steps: in the first 0.8 of them by default (`GateSparsity`)."""),
-    Parameter("dropout", "none", '{"none", "bernoulli", "rdp", "tdp", "batchwise"} or Dropout', """
+    Parameter("dropout", "none", f"{choices(DROPOUTS)} or Dropout", """
         What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. "rdp" and "tdp" by
         name have scale="pattern", so that a step's logits are as large as without dropout, whatever it keeps."""),
     Parameter("dropout_rate", 0.5, "float, callable, or sequence of these", """

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from ..dropout import POLICIES
+
 
 class Parameter(NamedTuple):
     """One parameter of an estimator: its name, default, kinds of values, and what it is."""
@@ -37,6 +39,11 @@ def documented(parameters: Iterable[Parameter]) -> str:
     return textwrap.indent("\n".join(lines), "    ").lstrip()
 
 
+def choices(names: Iterable[str]) -> str:
+    """Names that a parameter may have, as docstrings have them."""
+    return f"{{{', '.join(map(json.dumps, names))}}}"
+
+
 SHARED = by_name(
     Parameter("layers", (256,), "tuple of int, str or sequence of Layer", """
         Widths of the hidden layers; the name of a network for images, "lenet5", "alexnet" or "vgg19"; or the layers themselves,
@@ -47,7 +54,7 @@ SHARED = by_name(
         (C, H, W) of samples that are given flat, such as in pipelines: they are reshaped to it."""),
     Parameter("activation", "relu", '{"relu", "tanh", "sigmoid", "gelu"}', """
         Between hidden layers given by their widths."""),
-    Parameter("dropout", "none", '{"none", "bernoulli", "rdp", "tdp", "batchwise", "rsdp", "bsdp", "dsg"}, Dropout or None', """
+    Parameter("dropout", "none", f"{choices(POLICIES)}, Dropout or None", """
         What is dropped in each training step (`numbanet.dropout`), None for nothing; a policy object brings its own rate.
         Layers that are built from widths are made for it: their initial weights have less variance where sums are thinned out
         (`Linear`, keep), and before tiles features come nearly centred and in random order (`Shuffle`)."""),

@@ -243,7 +243,7 @@ def _error(tile, passes, k=45):
     (m, n), shape = (150, 133), (150, 133)
     x, y, gate = (rng.standard_normal(s, np.float32) for s in ((m, k), (k, n), shape))
     for ta, tb, masked, summed in ((False, True, False, False), (False, False, True, False), (True, False, False, True)):
-        a, b = (to_device(np.ascontiguousarray(operand.T if turned else operand).reshape(-1)) for operand, turned in
+        a, b = (to_device(np.ascontiguousarray(operand.T if transposed else operand).reshape(-1)) for operand, transposed in
                 ((x, ta), (y, tb)))
         for span in (ceil_div(k, 3 * DEPTH) * DEPTH, ceil_div(k, DEPTH) * DEPTH):
             out, sums = device_array(shape), device_array((m,))

@@ -19,14 +19,14 @@ from numba import float32, int64, void
 from numba.extending import intrinsic
 
 from ..host import threads
-from ..host.lanes import WIDTH, Lanes, below, data_of, load, store
+from ..host.simd import WIDTH, below, data_of, load, store
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, output
 
 EXP, LOG, SQRT, TANH, SIGMOID, RELU, ABS, SIGN, GELU = range(9)
 ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, GREATER, GREATER_EQUAL, EQUAL, TANH_GRAD, SIGMOID_GRAD, GELU_GRAD = range(12)
-RELU_GRAD, RELU_MAP, GELU_MAP, SIGMOID_MAP, TANH_MAP = range(12, 17)  # on the CPU only
+RELU_GRAD, RELU_MAP, GELU_MAP, SIGMOID_MAP = range(12, 16)  # on the CPU only
 ROOT_HALF = math.sqrt(0.5)
 NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)
 LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
@@ -105,27 +105,32 @@ def gelu_grad_reference(dy, x):
 LEAST_COLUMNS = 64  # of a thread's part of a row
 
 
-def _of_lanes(function):
-    """An intrinsic of (x, out, at, count): out[at + i] = function(x[at + i]) for the first `count` numbers i, at most WIDTH."""
-    @intrinsic
-    def apply(typing_context, x, out, at, count):
-        def generate(context, builder, signature, arguments):
-            x, out, at, count = data_of(context, builder, signature, arguments)
-            some = below(builder, count)
-            store(builder, function(load(builder, x, at, some)), out, at, some)
-            return context.get_dummy_value()
+@intrinsic
+def _sigmoid_at(typing_context, x, out, at):
+    """out[at + i] = sigmoid(x[at + i]) for i below WIDTH"""
+    def generate(context, builder, signature, arguments):
+        x, out, at = data_of(context, builder, signature, arguments)
+        store(builder, load(builder, x, at).sigmoid(), out, at)
+        return context.get_dummy_value()
 
-        return void(x, out, int64, int64), generate
-
-    return apply
+    return void(x, out, int64), generate
 
 
-_sigmoid_at, _tanh_at = _of_lanes(Lanes.sigmoid), _of_lanes(Lanes.tanh)
+@intrinsic
+def _sigmoid_below(typing_context, x, out, at, count):
+    """out[at + i] = sigmoid(x[at + i]) for i below count, which is less than WIDTH"""
+    def generate(context, builder, signature, arguments):
+        x, out, at, count = data_of(context, builder, signature, arguments)
+        some = below(builder, count)
+        store(builder, load(builder, x, at, some).sigmoid(), out, at, some)
+        return context.get_dummy_value()
+
+    return void(x, out, int64, int64), generate
 
 
 @host_kernel("void(i4, f4[:, ::1], f4[:, ::1], f4, f4[:, ::1], i8, i8)")
 def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
-    """The backward maps with a = dy, and relu, sigmoid, tanh and gelu (b is not read): what NumPy lacks, or does more slowly.
+    """The backward maps with a = dy, and relu, sigmoid and gelu (b is not read): what NumPy lacks, or does more slowly.
 
     On the columns start … stop - 1, whose rows are taken as arrays of their own: the loops become vector instructions.
     """
@@ -146,11 +151,11 @@ def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
             for i in range(out.size):
                 out[i] = a[i] * b[i] * (one - b[i])
         elif formula == SIGMOID_MAP:
-            for i in range(0, out.size, WIDTH):
-                _sigmoid_at(a, out, i, out.size - i)
-        elif formula == TANH_MAP:
-            for i in range(0, out.size, WIDTH):
-                _tanh_at(a, out, i, out.size - i)
+            whole = out.size // WIDTH * WIDTH
+            for i in range(0, whole, WIDTH):
+                _sigmoid_at(a, out, i)
+            if whole < out.size:
+                _sigmoid_below(a, out, whole, out.size - whole)
         else:
             # Phi(-|x|) = e t q(t) / 2 with e = exp(-x^2/2), t = 1/(1 + p |x|/sqrt 2): Abramowitz and Stegun 7.1.26, within
             # 1e-7; e = 2^k r(z) is written out, as calls to the C library would keep the loop from being vectorised
@@ -355,7 +360,7 @@ def _mapped(formula):
 exp_cpu, exp_cuda = _unary("exp", "y = exp(x)", np.exp, EXP)
 log_cpu, log_cuda = _unary("log", "y = log(x), the natural logarithm", np.log, LOG)
 sqrt_cpu, sqrt_cuda = _unary("sqrt", "y = sqrt(x)", np.sqrt, SQRT)
-tanh_cpu, tanh_cuda = _unary("tanh", "y = tanh(x)", _map(TANH_MAP), TANH)
+tanh_cpu, tanh_cuda = _unary("tanh", "y = tanh(x)", np.tanh, TANH)
 sigmoid_cpu, sigmoid_cuda = _unary("sigmoid", "y = e^min(x, 0) / (1 + e^-|x|)", _map(SIGMOID_MAP), SIGMOID)
 relu_cpu, relu_cuda = _unary("relu", "y = max(x, 0)", _map(RELU_MAP), RELU)
 gelu_cpu, gelu_cuda = _unary("gelu", "y = x Phi(x)", _map(GELU_MAP), GELU)

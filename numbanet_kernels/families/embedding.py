@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numba import float32, int32
 
+from ..blocks.kahan import kahan
 from ..host import threads
 from ..runtime.declare import cuda, host_kernel, inlined, kernel, kernels
 from ..runtime.expect import INT32, expect
@@ -25,6 +26,7 @@ from ..runtime.memory import THREADS, blocks_for, download_cuda, empty_cpu, empt
 # Chosen by counting reads, not by a timing: of 8192 look-ups kernels read 3 N^2 numbers, 0.8 GB, under a millisecond of a card
 # that reads 1 TB/s; of 65,536, 52 GB.
 MOST = 8192
+FEW = 16  # look-ups of a row that are added up in float32
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -68,13 +70,19 @@ def group_rows_cpu(ids, rows, padding=None):
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4[:, ::1], i8, i8)")
 def _sum_by_row(dy, order, starts, y, first, stop):
     """The rows first … stop - 1."""
+    few, sums = np.empty(dy.shape[1], np.float32), np.empty(dy.shape[1], np.float64)
     for u in range(first, stop):
-        out = y[u]
-        out[:] = 0
-        for k in range(max(starts[u], 0), min(starts[u + 1], order.size)):
-            row = dy[min(max(order[k], 0), dy.shape[0] - 1)]
-            for d in range(out.size):
-                out[d] += row[d]
+        begin, end = max(starts[u], 0), min(starts[u + 1], order.size)
+        sums[:] = 0
+        for some in range(begin, end, FEW):
+            few[:] = 0
+            for k in range(some, min(some + FEW, end)):
+                row = dy[min(max(order[k], 0), dy.shape[0] - 1)]
+                for d in range(few.size):
+                    few[d] += row[d]
+            for d in range(few.size):
+                sums[d] += few[d]
+        y[u] = sums
 
 
 def sum_by_row_cpu(dy, order, starts):
@@ -149,14 +157,16 @@ def group_rows_cuda(ids, rows, padding=None):
 
 @kernels("embedding")
 def _summing():
+    add = kahan()
+
     @kernel("void(f4[::1], i4[::1], i4[::1], f4[::1], i4, i4)")
     def sum_by_row(dy, order, starts, y, rows, width):
         """One thread, one sum: neighbouring threads read neighbours."""
         i = cuda.grid(1)
         if i < y.size:
-            u, d, total = i // width, i % width, float32(0)
+            u, d, total, missed = i // width, i % width, float32(0), float32(0)
             for k in range(max(starts[u], 0), min(starts[u + 1], order.size)):
-                total += dy[min(max(order[k], 0), rows - 1) * width + d]
+                total, missed = add(total, missed, dy[min(max(order[k], 0), rows - 1) * width + d])
             y[i] = total
 
     return sum_by_row

@@ -21,9 +21,10 @@ import numpy as np
 from numba import float32, int32
 from numba.extending import intrinsic
 
-from ..blocks.recurrent import sigmoids
+from ..blocks.intrinsics import sigmoids
 from ..host import threads
-from ..host.lanes import NUMBER, WIDTH, below, data_of, load, store
+from ..host.simd import NUMBER, WIDTH, below, data_of, load, store
+from ..host.transpose import NO_INDICES
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import launch
@@ -140,16 +141,13 @@ def _backward(dy, back, carried, gates, s, h, lengths, t, first, stop):
                        lengths.size == 0 or t < lengths[sample])
 
 
-ALL = np.zeros(0, np.int32)  # for loops: no sample ends before the last step
-
-
 def gru_cell_cpu(z, s, h, t, lengths=None):
     """z[t] becomes the gates r, u, m of step t; h[t + 1] = m + u (h[t] - m)"""
     n, hidden = _check("gru_cell (cpu)", z, s, h, t, lengths)
 
     def work(part):
         own = part.of(n)
-        _forward(z, s, h, ALL if lengths is None else lengths, t, own.start, own.stop)
+        _forward(z, s, h, NO_INDICES if lengths is None else lengths, t, own.start, own.stop)
 
     threads.share(work, 3 * n * hidden)
 
@@ -160,7 +158,7 @@ def gru_cell_grad_cpu(dy, back, carried, gates, s, h, t, lengths=None):
 
     def work(part):
         own = part.of(n)
-        _backward(dy, back, carried, gates, s, h, ALL if lengths is None else lengths, t, own.start, own.stop)
+        _backward(dy, back, carried, gates, s, h, NO_INDICES if lengths is None else lengths, t, own.start, own.stop)
 
     threads.share(work, 3 * n * hidden)
 

@@ -17,6 +17,7 @@ import math
 import numpy as np
 from numba import float32, float64, int32
 
+from ..blocks.kahan import kahan
 from ..host import threads
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import expect
@@ -70,7 +71,7 @@ def _backward(dy, x, gamma, mean, inverse, dx, sums, start, stop):
     of_gamma, of_beta, share = sums[0], sums[1], 1 / float64(max(x.shape[1], 1))
     for n in range(start, stop):
         slope, row, out, centre, factor = dy[n], x[n], dx[n], mean[n], inverse[n]
-        first, second = float32(0), float32(0)
+        first, second = float64(0), float64(0)
         for c in range(row.size):
             h = (row[c] - centre) * factor
             g = gamma[c] * slope[c]
@@ -118,7 +119,7 @@ def _check(op, dy, x, gamma, mean, inverse):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("layer_norm")
 def _layer_norm_kernels():
-    tree, _ = row_sums(LANES)
+    add, (tree, _) = kahan(), row_sums(LANES)
 
     @kernel("void(f4[:, ::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1])")
     def forward(x, gamma, beta, eps, y, mean, inverse):
@@ -162,10 +163,11 @@ def _layer_norm_kernels():
         of_gamma, of_beta = cuda.shared.array((DOWN, ACROSS), float32), cuda.shared.array((DOWN, ACROSS), float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, first, second = int32(cuda.blockIdx.x * ACROSS) + tx, float32(0), float32(0)
+        missed, lost = float32(0), float32(0)
         if c < dgamma.size:
             for n in range(ty, int32(x.shape[0]), DOWN):
-                first += dy[n, c] * (x[n, c] - mean[n]) * inverse[n]
-                second += dy[n, c]
+                first, missed = add(first, missed, dy[n, c] * (x[n, c] - mean[n]) * inverse[n])
+                second, lost = add(second, lost, dy[n, c])
         of_gamma[ty, tx], of_beta[ty, tx] = first, second
         cuda.syncthreads()
         if ty == 0 and c < dgamma.size:

@@ -19,6 +19,7 @@ import math
 import numpy as np
 from numba import float32, int32
 
+from ..blocks.kahan import kahan
 from ..host import threads
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import expect
@@ -159,6 +160,8 @@ def _channels(**arrays):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("norm")
 def _norm_kernels():
+    add = kahan()
+
     @kernel("void(f4[:, ::1], f4[::1], f4[::1])")
     def moments(x, mean, variance):
         """A block has ACROSS channels: the mean of each, then what its values differ from it."""
@@ -167,11 +170,11 @@ def _norm_kernels():
         c, samples = int32(cuda.blockIdx.x * ACROSS) + tx, float32(max(x.shape[0], 1))
         centre = float32(0)
         for turn in range(2):
-            total = float32(0)
+            total, missed = float32(0), float32(0)
             if c < mean.size:
                 for n in range(ty, x.shape[0], DOWN):
                     d = x[n, c] - centre
-                    total += d * d if turn else d
+                    total, missed = add(total, missed, d * d if turn else d)
             shared[ty * ACROSS + tx] = total
             cuda.syncthreads()
             total = float32(0)
@@ -201,11 +204,12 @@ def _norm_kernels():
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, inside = int32(cuda.blockIdx.x * ACROSS) + tx, int32(cuda.blockIdx.x * ACROSS) + tx < gamma.size
         centre, inverse, first, second = float32(0), float32(0), float32(0), float32(0)
+        missed, lost = float32(0), float32(0)
         if inside:
             centre, inverse = mean[c], float32(1) / math.sqrt(variance[c] + eps)
             for n in range(ty, x.shape[0], DOWN):
-                first += dy[n, c] * (x[n, c] - centre) * inverse
-                second += dy[n, c]
+                first, missed = add(first, missed, dy[n, c] * (x[n, c] - centre) * inverse)
+                second, lost = add(second, lost, dy[n, c])
         of_gamma[ty * ACROSS + tx], of_beta[ty * ACROSS + tx] = first, second
         cuda.syncthreads()
         first, second = float32(0), float32(0)

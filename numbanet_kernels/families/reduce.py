@@ -89,6 +89,7 @@ def argmax_reference(x):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 LINE, LINES = 256, 32  # floats of a line that narrow rows are joined to; lines that are added up in float32
 LEAST_COLUMNS = 64     # of a thread
+PIECE = 1 << 14        # squares that BLAS adds up in float32
 
 
 @host_kernel("void(f4[::1], i8, i8, f4, f4[:, ::1], i8, i8)")
@@ -172,7 +173,8 @@ def squares_cpu(x):
 
     def work(part):
         own = values[part.of(values.size)]
-        terms[part.number] = blas.matmul(own, own)
+        terms[part.number] = sum(float(blas.matmul(piece, piece)) for piece in
+                                 (own[start:start + PIECE] for start in range(0, own.size, PIECE)))
 
     threads.share(work, x.size)
     return np.float32(terms.sum()).reshape(())

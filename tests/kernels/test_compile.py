@@ -5,10 +5,10 @@ No GPU is needed: NVVM and ptxas come with the extra `cuda`. A table of register
 import re
 
 import pytest
-from assembly import PROBLEM, assembled
 
 from numbanet_kernels import cuda  # noqa: F401  whose operations have the kernels
 from numbanet_kernels.runtime import declare
+from tests.kernels.assembly import PROBLEM, assembled
 
 CARDS = [(7, 5), (8, 0), (9, 0), (10, 0)]
 KERNELS = list(declare.all_kernels())

@@ -2,7 +2,7 @@
 no write goes outside an array. On the CPU every array, and what operations allocate, lies between guards (`guards`); on the
 emulated device the machine looks at every address.
 
-    python test_fuzz.py DEVICE CALLS SEED    prints what was wrong, one line each; the last line says what was called
+    python -m tests.kernels.test_fuzz DEVICE CALLS SEED    prints what was wrong, one line each, and last what was called
 """
 import faulthandler
 import importlib
@@ -17,6 +17,7 @@ import pytest
 
 from numbanet_kernels.runtime import availability
 
+ROOT = Path(__file__).parents[2]
 SIZES = 13, 24, 17
 LONG = pytest.param("cpu", 4000, "1", marks=pytest.mark.long)  # loops look at every index, and are compiled anew for it
 
@@ -27,7 +28,8 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written_outside(device, cal
     if device == "emulated" and availability.nvvm_problem():
         pytest.skip(availability.nvvm_problem())
     looks = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)} if looking else {}
-    done = subprocess.run([sys.executable, __file__, device, str(calls), "0"], capture_output=True, text=True, timeout=600,
+    done = subprocess.run([sys.executable, "-m", __name__, device, str(calls), "0"], capture_output=True, text=True,
+                          timeout=600, cwd=ROOT,
                           env={**os.environ, "PYTHONMALLOC": "debug", "OPENBLAS_NUM_THREADS": "3", **looks})
     said = f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
     assert done.returncode == 0 and done.stdout.endswith("nothing was wrong\n"), said
@@ -38,9 +40,10 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written_outside(device, cal
 @pytest.mark.parametrize("skipped", [0, 1])
 def test_the_guards_find_a_write(place, skipped):
     """Of one byte, before and after an array that lies at either end of its pages."""
-    code = (f"import ctypes, guards, numpy as np\nguards.empty({skipped})\nguards.empty(1) if {skipped} else None\n"
+    code = (f"import ctypes, numpy as np\nfrom tests.kernels import guards\n"
+            f"guards.empty({skipped})\nguards.empty(1) if {skipped} else None\n"
             f"a = guards.guarded(np.ones(5, np.float32))\nctypes.memset(a.ctypes.data + {place}, 0, 1)\nguards.check()")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode < 0 or "written beside" in done.stderr
 
 
@@ -233,7 +236,7 @@ def main(device, calls, seed):
     dev, check = importlib.import_module(f"numbanet_kernels.{device}"), lambda: None
     put = dev.upload
     if device == "cpu":
-        import guards
+        from tests.kernels import guards
 
         check, put = guards.check, lambda array: guards.guarded(array) if array.flags["C_CONTIGUOUS"] else array
     good = [*(examples.example(name, SIZES) for name in examples.families()), *prepared(dev)]

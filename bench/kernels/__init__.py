@@ -1,0 +1,207 @@
+"""Kernel: one operation in isolation, on numbanet's device table and as the PyTorch op that a user would call instead.
+
+The suite of a family has its operations from the examples that the family names (`numbanet_kernels.examples`). A file whose
+SUITE is the family's name says what else there is to know, none of it needed:
+
+    PEERS     {example: what PyTorch has in its place, a function (torch, *its arrays)}
+    SIZES     (N, I, O) of the examples
+    SHAPED    False where its cases have shapes that no (N, I, O) says
+    KERNELS   {name: Kernel}, measured as `cases(options)` says, in place of the examples of their operations
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from numbanet_kernels import cpu, examples
+
+from ..machinery.harness import Case, Implementation, Options, relative_error
+from ..machinery.suites import family_of, files
+from ..machinery.worker import Task, numbanet_on, torch_on
+
+SEED = 20
+
+
+def _as_it_is(value: np.ndarray, **sizes: Any) -> np.ndarray:
+    return value
+
+
+def _same(**sizes: Any) -> float:
+    return 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One operation; `sizes` are the keyword arguments of a case, the same for all functions here.
+
+    Attributes
+    ----------
+    inputs : callable
+        (rng, **sizes) -> host arrays.
+    numbanet : callable
+        (dev, *device arrays, **sizes) -> run, where run() gives the result, an array or a tuple of arrays.
+    torch : callable
+        (torch, *tensors, **sizes) -> run.
+    reference : callable
+        (*host arrays, **sizes) -> the result in float64.
+    dense : callable, default: the result as it is
+        (one array of a result, **sizes) -> its dense form, so that compact results can be compared.
+    peer_reference : callable, optional
+        As `reference`, for the PyTorch op where it does all and the operation leaves something out.
+    error : callable, optional
+        (result, host arrays, **sizes) -> error, where there is nothing to compare with one by one (random numbers).
+    flops, bytes : callable
+        (**sizes) -> useful work.
+    ceiling : callable, default: 1
+        (**sizes) -> work of the PyTorch op over useful work.
+    op : str, optional
+        The operation, where the kernel's name is another one.
+    """
+
+    inputs: Callable[..., tuple[np.ndarray, ...]]
+    numbanet: Callable[..., Callable[[], Any]]
+    torch: Callable[..., Callable[[], Any]] | None
+    reference: Callable[..., Any]
+    dense: Callable[..., np.ndarray] = _as_it_is
+    peer_reference: Callable[..., Any] | None = None
+    error: Callable[..., float] | None = None
+    flops: Callable[..., float] | None = None
+    bytes: Callable[..., float] | None = None
+    ceiling: Callable[..., float] = _same
+    op: str | None = None
+
+
+SIZES = (128, 2048, 2048), (2048, 2048, 2048)  # N, I, O
+
+
+def own(family: str) -> ModuleType | None:
+    """The file of the bench for a family."""
+    return files().get(family)
+
+
+def shaped(family: str) -> bool:
+    """Whether (N, I, O) says the sizes of a family's cases."""
+    return getattr(own(family), "SHAPED", True)
+
+
+def suite(family: str, options: Options) -> Iterator[Case]:
+    """What the family's file measures, and the examples of all other operations."""
+    file = own(family)
+    if hasattr(file, "cases"):
+        yield from file.cases(options)
+    covered = {kernel.op or name for name, kernel in getattr(file, "KERNELS", {}).items()}
+    sizes = options.sizes((32, 48, 64), *getattr(file, "SIZES", SIZES))
+    seen = set()
+    for name, module in examples.families().items():
+        for size in sizes if family_of(module) == family and name.partition(",")[0] not in covered else ():
+            call = examples.example(name, size)
+            key = name, tuple(array.shape for array in _arrays(call))
+            if key not in seen:  # some are of one size
+                seen.add(key)
+                yield from cases(family, [(name, dict(zip("nio", size)))], options)
+
+
+def _arrays(value: Any) -> list[np.ndarray]:
+    """All arrays in a nest of tuples, lists and dicts."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return [value] if isinstance(value, np.ndarray) else [array for part in parts for array in _arrays(part)]
+
+
+def _of_example(family: str, name: str) -> Kernel:
+    """The kernel of an example, whose arrays do not come from `inputs`."""
+    module, peer = examples.families()[name], getattr(own(family), "PEERS", {}).get(name)
+
+    def call(n: int, i: int, o: int) -> examples.Example:
+        return examples.example(name, (n, i, o))
+
+    def numbanet(dev: Any, *arrays: Any, **sizes: int) -> Callable[[], Any]:
+        ours = call(**sizes).on(dev)
+        changed = tuple(array for array in ours.arguments if hasattr(array, "shape"))  # where nothing is returned
+
+        def run() -> Any:
+            found = ours.run(dev)
+            return changed if found is None else found
+
+        return run
+
+    def reference(*arrays: np.ndarray, **sizes: int) -> Any:
+        """By the float64 reference; where there is none, the CPU's operation is NumPy's."""
+        ours = call(**sizes)
+        found = getattr(module, f"{ours.op}_reference", None) or getattr(cpu, ours.op)
+        return found(*ours.arguments, **ours.options)
+
+    def moved(**sizes: int) -> float:
+        ours = call(**sizes)
+        return float(sum(array.nbytes for array in (*_arrays(ours), *_arrays(ours.run(cpu)))))
+
+    return Kernel(lambda rng, **sizes: tuple(_arrays(call(**sizes))), numbanet,
+                  peer and (lambda torch, *arrays, **sizes: lambda: peer(torch, *arrays)), reference, bytes=moved)
+
+
+def _kernel(family: str, op: str) -> Kernel:
+    return getattr(own(family), "KERNELS", {}).get(op) or _of_example(family, op)
+
+
+def inputs_of(kernel: Kernel, sizes: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
+    return kernel.inputs(np.random.default_rng(SEED), **sizes)
+
+
+def _tuple(result: Any) -> tuple:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def numbanet_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> Task:
+    """The operation on a numbanet device."""
+    from numbanet.device import device as named
+
+    kernel, dev = _kernel(family, op), named(device)
+
+    def fresh():
+        return kernel.numbanet(dev, *(dev.upload(a) for a in inputs_of(kernel, sizes)), **sizes)
+
+    return Task(fresh(), lambda: {"result": [np.array(dev.download(a)) for a in _tuple(fresh()())]},
+                **numbanet_on(dev))
+
+
+def torch_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> Task:
+    """The operation in PyTorch."""
+    import torch
+
+    kernel = _kernel(family, op)
+
+    def fresh():
+        return kernel.torch(torch, *(torch.from_numpy(a).to(device) for a in inputs_of(kernel, sizes)), **sizes)
+
+    return Task(fresh(), lambda: {"result": [a.detach().cpu().numpy() for a in _tuple(fresh()())], "peer": True},
+                **torch_on(torch, device))
+
+
+def _error(family: str, op: str, sizes: dict[str, Any], outputs: Mapping[str, Any]) -> float:
+    """The largest relative error of a result."""
+    kernel = _kernel(family, op)
+    inputs, result = inputs_of(kernel, sizes), outputs["result"]
+    if kernel.error is not None:
+        return kernel.error(result, inputs, **sizes)
+    reference = kernel.peer_reference if "peer" in outputs and kernel.peer_reference else kernel.reference
+    references = _tuple(reference(*inputs, **sizes))
+    return max(relative_error(kernel.dense(value, **sizes), reference)
+               for value, reference in zip(result, references, strict=True))
+
+
+def cases(family: str, chosen: Iterable[tuple[str, dict[str, Any]]], options: Options) -> Iterator[Case]:
+    """One case for each (op, sizes)."""
+    for op, sizes in chosen:
+        kernel = _kernel(family, op)
+        parameters = {"family": family, "op": op, "device": options.device, "sizes": sizes}
+        work = {"flops": kernel.flops and kernel.flops(**sizes), "bytes": kernel.bytes and kernel.bytes(**sizes)}
+        torch = options.against == "torch" and kernel.torch is not None
+        ours = Implementation("numbanet", numbanet_task, parameters, "torch" if torch else None,
+                              kernel.ceiling(**sizes) if torch else None, **work)
+        theirs = (Implementation("torch", torch_task, parameters),) if torch else ()
+        name = " ".join((op, *(f"{key}={value}" for key, value in sizes.items())))
+        yield Case(family, name, (ours, *theirs), functools.partial(_error, family, op, sizes))

@@ -1,0 +1,89 @@
+"""Machine: what a figure must name to mean something: processor, graphics card, versions, threads, commit, date."""
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def threads() -> int:
+    """How many threads each side of a comparison uses: the cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, threads, versions and graphics cards."""
+    return {"cpu": _cpu(), "cores": os.cpu_count(), "threads": threads(), "system": platform.system(),
+            "python": platform.python_version(), "numbanet": _version("numbanet"), "numpy": np.__version__, "blas": _blas(),
+            "numba": _version("numba"), "numba_cuda": _version("numba-cuda"), "torch": _version("torch"), "gpus": _gpus()}
+
+
+def checkout(root: Path = ROOT) -> bool:
+    """Whether this is a checkout, with its results and its tests, not an installed package (whose folder may well lie in
+    somebody's repository)."""
+    return all((root / name).is_file() for name in ("setup.py", "numbanet/__init__.py", "bench/machinery/worker.py"))
+
+
+def commit(root: Path = ROOT) -> str | None:
+    """The commit of the working tree, with "+" if it has changes; None outside a checkout."""
+    if not checkout(root):
+        return None
+    head = _output("git", "-C", str(root), "rev-parse", "HEAD")
+    # results are written by the benchmarks themselves: they do not change what was measured
+    changed = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!*.md",
+                      ":!bench/results")
+    return head and head + ("+" if changed else "")
+
+
+def now() -> str:
+    """Date and time in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def _output(*command: str) -> str | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def processor() -> str:
+    """What computes, in words: the CPU, how many threads of it, and the graphics cards."""
+    return ", ".join([_cpu(), f"{threads()} threads", *_gpus()])
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _blas() -> str:
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return f"{blas['name']} {blas['version']}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _gpus() -> list[str]:
+    """Name and driver of each card."""
+    found = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    return [f"{name}, driver {driver}" for name, driver in
+            (line.split(", ") for line in (found or "").splitlines() if line.count(", ") == 1)]

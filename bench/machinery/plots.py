@@ -1,0 +1,295 @@
+"""Plots: ratios with their ceilings, times by FLOPs, memory, and accuracy or perplexity by epoch and by seconds."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from numbanet.dropout import POLICIES
+
+from .runs import TORCH, case_of, clocked, measure, whole
+
+COLOURS = {**{name: policy.style.colour for name, policy in POLICIES.items()},
+           TORCH: "C3", "rdp + recurrent rdp": "C5", "gate columns 50%": "C6", "gate threshold 50%": "C7"}
+
+MARKS = "os^vDP*X<>dph"  # no two ways to drop look alike in grey
+Row = dict[str, Any]
+
+
+def figure_of(width: float, height: float) -> Any:
+    """A figure that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure((width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def plot_ratios(rows: Sequence[Row], path: Path) -> None:
+    """A bar for each ratio, its 10th and 90th percentile as a whisker, its ceiling as a mark."""
+    rows = [row for row in rows if row.get("ratio") is not None]
+    if not rows:
+        raise ValueError("--plot: there are no ratios to draw; give a peer, --against torch")
+    figure = figure_of(9, 1.5 + 0.28 * len(rows))
+    axes = figure.subplots()
+    y = np.arange(len(rows))
+    ratio = np.array([row["ratio"] for row in rows])
+    whiskers = [ratio - [row["ratio_p10"] for row in rows], [row["ratio_p90"] for row in rows] - ratio]
+    axes.barh(y, ratio, xerr=np.maximum(whiskers, 0), color="tab:blue", alpha=0.8, label="ratio, p10 to p90")
+    marked = [i for i, row in enumerate(rows) if row.get("ceiling")]
+    axes.plot([rows[i]["ceiling"] for i in marked], marked, "|", color="black", markersize=10, label="ceiling")
+    axes.axvline(1, color="gray", linewidth=0.8)
+    axes.set_yticks(y, [f"{row['case']}: {row['implementation']} / {row['peer']}" for row in rows], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("time of the peer / time of this (more is faster)")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def plot_scaling(rows: Sequence[Row], path: Path) -> None:
+    """Time above the fixed time against FLOPs, and the lines that `mlp_scaling.fits` found."""
+    figure = figure_of(7, 5)
+    axes = figure.subplots()
+    for fit in (row for row in rows if "slope" in row):
+        timed = [(row["flops"], row["median_ms"] - fit["fixed_ms"]) for row in rows
+                 if row["implementation"] == fit["implementation"] and row.get("median_ms", 0) > fit["fixed_ms"]]
+        flops, ms = np.array(sorted(timed)).reshape(-1, 2).T  # none, where no width takes longer than the narrowest
+        mark, = axes.loglog(flops, ms, "o")
+        axes.loglog(flops, np.exp(fit["start"]) * flops ** fit["slope"], color=mark.get_color(),
+                    label=f"{fit['implementation']}: {fit['fixed_ms']:.2f} ms + a line of slope {fit['slope']:.2f}")
+    axes.set_xlabel("FLOPs of a step, as far as the plan keeps them")
+    axes.set_ylabel("ms of a step, above the fixed time")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def plot_memory(rows: Sequence[Row], path: Path) -> None:
+    """A bar for the peak of each implementation, a mark for what was counted."""
+    figure = figure_of(9, 1.5 + 0.28 * len(rows))
+    axes = figure.subplots()
+    y = np.arange(len(rows))
+    axes.barh(y, [row["peak_mib"] or 0 for row in rows], color="tab:blue", alpha=0.8, label="measured peak")
+    axes.plot([row["counted_mib"] for row in rows], y, "|", color="black", markersize=10,
+              label="batch, activations and gradients, counted")
+    axes.set_yticks(y, [f"{row['case']}: {row['implementation']}" for row in rows], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("MiB above data, weights and momentum")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def plot_layers(rows: Sequence[Row], path: Path) -> None:
+    """Shares of the inputs that are not 0 yet before each layer, and the time of each layer by each way."""
+    figure = figure_of(11, 4)
+    left, right = figure.subplots(1, 2)
+    layers = np.arange(1, len(rows[0]["live"]) + 1)
+    left.step(layers, np.array(rows[0]["live"]) / rows[0]["inputs"], where="mid", color="black")
+    left.set(xlabel="layer", ylabel="share of the inputs that is not 0 yet", yscale="log", xscale="log")
+    for row in rows:
+        ms = 1e3 * np.array(row["seconds"])
+        right.plot(layers, np.where(ms > 0, ms, np.nan), label=row["implementation"])
+    right.set(xlabel="layer", ylabel="ms of the layer", yscale="log", xscale="log")
+    right.legend()
+    for axes in (left, right):
+        axes.grid(alpha=0.3, which="both")
+        axes.xaxis.set_major_formatter("{x:.0f}")
+    left.set_title(rows[0]["case"], fontsize=9)
+    figure.savefig(path, dpi=150)
+
+
+def plot_runs(runs: Sequence[Row], path: Path) -> None:
+    """What was measured by epoch and by seconds of training, a line of panels for each case: the mean over seeds, and the band
+    between least and most.
+
+    Runs that diverged are left out, and on the right kinds of which no run tells seconds that can be compared (`clocked`); the
+    panels on the right, too, where that is all of them.
+    """
+    cases: dict[str, list[Row]] = {}
+    for run in runs:
+        cases.setdefault(case_of(run["settings"]), []).append(run)
+    if not cases:
+        raise ValueError("--plot: there are no training runs to draw")
+    labels = ("epoch", "seconds of training")[:2 if any(map(clocked, cases.values())) else 1]
+    figure = figure_of(5.5 * len(labels), 4.5 * len(cases))
+    for panels, (case, found) in zip(figure.subplots(len(cases), len(labels), squeeze=False), cases.items(), strict=True):
+        what = measure(found[0]["settings"])
+        for axes, label in zip(panels, labels, strict=True):
+            shown = found if label == "epoch" else clocked(found)
+            for dropout in dict.fromkeys(run["dropout"] for run in found):
+                _draw_curve(axes, [run for run in shown if run["dropout"] == dropout], dropout, label != "epoch")
+            axes.set_title(case, fontsize=9)
+            axes.set_xlabel(label)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.set_ylabel(f"{'test' if what == 'accuracy' else 'validation'} {what}")
+            if what == "perplexity":
+                axes.set_yscale("log")
+                for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                    which("{x:.0f}")
+            axes.grid(alpha=0.3, which="both")
+            axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_curve(axes: Any, runs: Sequence[Row], label: str, by_seconds: bool) -> None:
+    """The mean of what some runs measured, and the band between least and most; those that diverged are left out."""
+    runs = list(filter(whole, runs))
+    if not runs:
+        return
+    values = np.array([[epoch[measure(run["settings"])] for epoch in run["epochs"]] for run in runs])
+    seconds = np.mean([np.cumsum([epoch["seconds"] for epoch in run["epochs"]]) for run in runs], axis=0)
+    x = seconds if by_seconds else np.arange(1, values.shape[1] + 1)
+    line, = axes.plot(x, values.mean(axis=0), marker=".", label=label, color=COLOURS.get(label))
+    axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.2)
+
+
+def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
+    """Above, how many times shorter an epoch is than with bernoulli, by case, with the ceiling that the FLOPs set; below, the
+    test accuracy of each case by seconds of training, mean over seeds and the band between least and most. Where not all runs
+    can be compared by seconds (`clocked`), they are drawn by epoch, and have no place above."""
+    by_case: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if row["accuracy"] is not None:
+            by_case.setdefault(row["case"], {})[row["implementation"]] = row
+    if not by_case:
+        raise ValueError("--plot: there are no training runs to draw")
+    across = min(4, len(by_case))
+    down = -(-len(by_case) // across)
+    figure = figure_of(4 * across, 4 + 3 * down)
+    above, below = figure.subfigures(2, 1, height_ratios=(4, 3 * down))
+    _draw_speedups(above.subplots(), {case: named for case, named in by_case.items()
+                                      if all(row["seconds_per_epoch"] for row in named.values())})
+    panels = below.subplots(down, across, squeeze=False).ravel()
+    for axes, (case, named) in zip(panels, by_case.items(), strict=False):
+        of_case = [run for run in runs if case_of(run["settings"]) == case]
+        with_seconds = clocked(of_case)
+        by_seconds = {run["dropout"] for run in with_seconds} >= set(named)
+        shown = with_seconds if by_seconds else of_case
+        for name in named:
+            _draw_curve(axes, [run for run in shown if run["dropout"] == name], name, by_seconds)
+        axes.set_title(case.rsplit(",", 1)[0], fontsize=9)
+        axes.set_ylim(0.93, 0.99)
+        axes.set_xlabel("seconds of training" if by_seconds else "epoch")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    for axes in panels[len(by_case):]:
+        axes.set_axis_off()
+    panels[0].set_ylabel("test accuracy")
+    figure.savefig(path, dpi=110)
+
+
+def _draw_speedups(axes: Any, by_case: dict[str, dict[str, Row]]) -> None:
+    patterns = [name for name in dict.fromkeys(name for named in by_case.values() for name in named) if name in ("rdp", "tdp")]
+    for i, name in enumerate(patterns):
+        found = [(x, named["bernoulli"]["seconds_per_epoch"] / named[name]["seconds_per_epoch"], 1 / named[name]["flops_share"])
+                 for x, named in enumerate(by_case.values()) if name in named and "bernoulli" in named]
+        x, speedup, ceiling = np.array(found).reshape(-1, 3).T
+        x = x + (i - (len(patterns) - 1) / 2) * 0.35
+        axes.bar(x, speedup, 0.33, label=name, color=COLOURS[name])
+        axes.plot(x, ceiling, "_", color="black", markersize=18, label="ceiling by FLOPs" if i == 0 else None)
+    axes.axhline(1, color="gray", linewidth=0.8)
+    axes.set_xticks(range(len(by_case)), [case.rsplit(",", 1)[0].replace(" p=", "\np=") for case in by_case], fontsize=8)
+    axes.set_ylabel("epoch of bernoulli / epoch of this")
+    axes.legend()
+
+
+def plot_rates(rows: Sequence[Row], path: Path) -> None:
+    """Test error by rate, logarithmic: a panel for each case, a line for each way to drop, the mean over seeds and the span
+    between least and most; what was trained without dropout is a band."""
+    by_case: dict[str, dict[str, list[tuple]]] = {}
+    for row in rows:
+        if row["accuracy"] is not None:
+            name, _, rate = row["implementation"].partition(" p=")
+            points = tuple(100 - 100 * row[key] for key in ("accuracy", "accuracy_max", "accuracy_min"))
+            by_case.setdefault(row["case"], {}).setdefault(name, []).append((float(rate or 0), *points))
+    if not by_case:
+        raise ValueError("--plot: there are no training runs to draw")
+    names = list(dict.fromkeys(name for named in by_case.values() for name in named))
+    across = min(3, len(by_case))
+    down = -(-len(by_case) // across)
+    figure = figure_of(5 * across + 2, 4.5 * down)
+    panels = figure.subplots(down, across, squeeze=False)
+    lines: dict[str, Any] = {}
+    for axes in panels.ravel()[len(by_case):]:
+        axes.set_axis_off()
+    for axes, (case, named) in zip(panels.ravel(), by_case.items(), strict=False):
+        for name, points in named.items():
+            rate, mean, low, high = np.array(sorted(points)).T
+            if name.endswith("none"):
+                lines[name] = axes.axhline(mean[0], color="black", linestyle="-" if name == "none" else ":")
+                axes.axhspan(low[0], high[0], color="gray", alpha=0.2)
+                continue
+            shift = 0.003 * (names.index(name) - len(names) / 2)  # so that spans do not hide each other
+            number = names.index(name)
+            lines[name] = axes.errorbar(rate + shift, mean, [mean - low, high - mean], marker=MARKS[number % len(MARKS)],
+                                        markersize=5, capsize=2, color=f"C{number % 10}")
+        rates = sorted({rate for points in named.values() for rate, *_ in points if rate}) or [0.0]
+        axes.set_xticks(rates)
+        axes.set_xlim(rates[0] - 0.05, rates[-1] + 0.05)
+        axes.set_title(case, fontsize=10)
+        axes.set_xlabel("dropout rate")
+        axes.set_yscale("log")
+        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            which("{x:.3g}")
+        axes.grid(alpha=0.3, which="both")
+    for first in panels[:, 0]:
+        first.set_ylabel("test error, %")
+    figure.legend([lines[name] for name in names], names, loc="outside right upper", fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
+def plot_quality(rows: Sequence[Row], path: Path) -> None:
+    """Share of the truly largest that is kept, by epsilon: a panel for each layer, a colour for each rate, what chance finds is
+    dotted. Last, the share of guesses that are off by at most epsilon |x| |w|, with its bound."""
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    if not cases:
+        raise ValueError("--plot: there are no rows to draw")
+    marks = dict(zip(dict.fromkeys(row["share"] for row in rows), "os^"))
+    colours = {rate: f"C{i}" for i, rate in enumerate(sorted({row["rate"] for row in rows}))}
+    figure = figure_of(4 * len(cases) + 4, 4)
+    *panels, last = figure.subplots(1, len(cases) + 1)
+    for axes, case in zip(panels, cases, strict=True):
+        mine = [row for row in rows if row["case"] == case]
+        for name in dict.fromkeys(row["implementation"] for row in mine):
+            own = [row for row in mine if row["implementation"] == name]
+            axes.plot([row["epsilon"] for row in own], [100 * row["found"] for row in own], color=colours[own[0]["rate"]],
+                      marker=marks[own[0]["share"]], label=name)
+            axes.axhline(100 * own[0]["chance"], color=colours[own[0]["rate"]], linestyle=":", linewidth=0.8)
+        axes.set(title=case, ylim=(0, 100))
+        line, = last.plot(*zip(*sorted({(row["epsilon"], 100 * row["within"]) for row in mine})), marker="o", label=case)
+        last.plot(*zip(*sorted({(row["epsilon"], 100 * row["bound"]) for row in mine})), color=line.get_color(), linestyle="--")
+    panels[0].set_ylabel("of the largest found, % (dotted: by chance)")
+    panels[-1].legend(fontsize=7)
+    last.set_title("guesses within epsilon |x| |w|, % (dashed: bound)", fontsize=9)
+    last.legend(fontsize=7)
+    last.ticklabel_format(useOffset=False)
+    for axes in (*panels, last):
+        axes.set_xlabel("epsilon")
+        axes.title.set_fontsize(9)
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=130)
+
+
+def plot_fssl(rows: Sequence[Row], runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Test accuracy by seconds of training, the first seed of each kind, and by how many times shorter prediction takes."""
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    if not cases:
+        raise ValueError("--plot: there are no training runs to draw")
+    figure = figure_of(11, 4 * len(cases))
+    for (left, right), case in zip(figure.subplots(len(cases), 2, squeeze=False), cases, strict=True):
+        for number, row in enumerate(row for row in rows if row["case"] == case):
+            name, colour = row["implementation"], f"C{number}"
+            run = next(run for run in runs if case_of(run["settings"]) == case and run["dropout"] == name)
+            seconds, accuracy = np.array([(epoch["seconds"], epoch["accuracy"]) for epoch in run["epochs"]]).T
+            left.plot(np.cumsum(seconds), 100 * accuracy, color=colour, label=name)
+            if row["accuracy"] is not None and row["prediction_shorter"]:
+                right.plot(row["prediction_shorter"], 100 * row["accuracy"], MARKS[number], color=colour, label=name)
+        left.set(title=case, xlabel="seconds of training", ylabel="test accuracy, %")
+        right.set(xlabel="prediction, times shorter than dense")
+        left.grid(alpha=0.3)
+        right.grid(alpha=0.3)
+        right.legend(fontsize=8)
+    figure.savefig(path)

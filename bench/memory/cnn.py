@@ -1,0 +1,77 @@
+"""Peak memory of training steps of lenet5, alexnet and vgg19 above what holds data, weights and momentum, against PyTorch.
+
+As `mlp-memory` reads it (Linux, CPU). `counted` is what one form of each of these takes: the batch, the activations and their
+gradients, the gradients of the weights. No input matrix is among them.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from ..machinery.worker import Task
+from ..steps import cnn
+from . import measured, plot, rows_of  # noqa: F401  plot is drawn the same way
+
+SUITE = "cnn-memory"
+RECORDED = ("--against torch --json bench/results/cnn-memory.json --plot cnn-memory.png",)
+STEPS, SMALL = 6, ("lenet5", *cnn.QUICK["lenet5"])
+
+
+def numbanet_peak(name: str, shape: cnn.Shape, batch: int, dropout: str, rate: float, steps: int) -> Task:
+    """numbanet's steps."""
+    return _measured(lambda *sizes: cnn.numbanet_task("cpu", *sizes, dropout, rate), (name, shape, batch), steps)
+
+
+def torch_peak(name: str, shape: cnn.Shape, batch: int, steps: int) -> Task:
+    """PyTorch's steps."""
+    return _measured(lambda *sizes: cnn.torch_task("cpu", *sizes), (name, shape, batch), steps)
+
+
+def _measured(make: Callable[..., Task], sizes: tuple, steps: int) -> Task:
+    momentum = sum(4 * p.size for p in cnn.network(*sizes[:2]).parameters())
+    return measured(make(*SMALL), lambda: make(*sizes), steps, momentum)
+
+
+def counted(name: str, shape: cnn.Shape, batch: int) -> float:
+    """Bytes of the batch, of activations and their gradients, and of the gradients of the weights; ReLU and flattening have
+    none of their own."""
+    from numbanet.layers import Flatten, Form, ReLU
+    from numbanet.plans import Plans
+
+    model, form = cnn.network(name, shape), Form((batch, *shape))
+    values = sum(p.size for p in model.parameters()) + batch * math.prod(shape)
+    for layer in model.layers:
+        form = layer.cost(form, Plans())[1]
+        values += 0 if isinstance(layer, (ReLU, Flatten)) else 2 * math.prod(form.shape)
+    return 4.0 * values
+
+
+def _implementations(options: Options, name: str, shape: cnn.Shape, batch: int) -> Iterator[tuple]:
+    """(name, build, parameters, peer, counted bytes)"""
+    least, common = counted(name, shape, batch), {"name": name, "shape": shape, "batch": batch,
+                                                  "steps": 2 if options.quick else STEPS}
+    torch = options.against == "torch"
+    if torch:
+        yield "torch", torch_peak, common, None, least
+    for dropout, rate in {"none": 0.0, **cnn.DROPOUTS}.items():
+        yield (f"{dropout} p={rate}" if rate else dropout, numbanet_peak, {**common, "dropout": dropout, "rate": rate},
+               "torch" if torch else None, least)
+
+
+def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Measure all; returns the rows."""
+    if options.device != "cpu":
+        raise ValueError(f"{SUITE} reads the memory of a process: --device cpu")
+    rows = []
+    for name in SMALL[:1] if options.quick else cnn.NETWORKS:
+        shape, batch = (cnn.QUICK if options.quick else cnn.NETWORKS)[name]
+        case = f"{name} on {'x'.join(map(str, shape))}, batch {batch}"
+        if not options.wants(case):
+            continue
+        say(f"{SUITE}: {case}")
+        rows += rows_of(SUITE, case, _implementations(options, name, shape, batch))
+    results.add(rows)
+    return rows

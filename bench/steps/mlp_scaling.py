@@ -1,0 +1,64 @@
+"""How the time of a training step grows with the FLOPs that are kept: 784-H-H-10, H from 512 to 8192, p = 0.5.
+
+Of each kind of dropout, log(time - fixed) is fitted by a line in log(FLOPs); fixed is the time of a step at H = 32, whose FLOPs
+are next to none. A slope of 1 says that a skipped FLOP is saved time at every size.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..machinery.harness import Case, Options, Schedule, run_cases
+from ..machinery.results import Results
+from . import BATCH, TOLERANCE, mlp_model
+
+SUITE = "mlp-scaling"
+RECORDED = ("--json bench/results/mlp-scaling.json --plot scaling.png",)
+TINY, WIDTHS, RATE, DROPOUTS = 32, (512, 1024, 2048, 4096, 8192), 0.5, ("rdp", "tdp")
+STEPS, FEWER_STEPS, WIDE = 20, 6, 4096  # of a turn
+LONG = Schedule(pairs=9, turn=0.5)  # so that waking up, which a small step feels and a large one does not, is next to nothing
+
+
+def cases(options: Options) -> Iterator[Case]:
+    """Each width with no dropout, which is the peer, and with the patterns."""
+    for hidden in (TINY, 128, 256) if options.quick else (TINY, *WIDTHS):
+        implementations = [mlp_model.numbanet_implementation(options, hidden, BATCH, "none", 0.0, None)]
+        implementations += [mlp_model.numbanet_implementation(options, hidden, BATCH, name, RATE, "none") for name in DROPOUTS]
+        steps = 2 if options.quick else FEWER_STEPS if hidden >= WIDE else STEPS
+        yield Case(SUITE, f"784-{hidden}-{hidden}-10 p={RATE}", tuple(implementations),
+                   functools.partial(mlp_model.update_error, hidden, BATCH), TOLERANCE, steps)
+
+
+def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each kind of dropout: slope, the fixed time, and how far the worst size is from the line."""
+    found = []
+    for name in dict.fromkeys(row["implementation"] for row in rows):
+        timed = sorted((row["flops"], row["median_ms"]) for row in rows if row["implementation"] == name and row["median_ms"])
+        if len(timed) < 3:
+            continue
+        (_, fixed), *others = timed
+        flops, ms = np.array(others).T
+        x, y = np.log(flops), np.log(np.maximum(ms - fixed, 1e-6))
+        slope, start = np.polyfit(x, y, 1)
+        found.append({"suite": f"{SUITE}-fit", "case": f"{len(others)} widths", "implementation": name, "fixed_ms": fixed,
+                      "slope": float(slope), "start": float(start),
+                      "worst": float(np.exp(np.max(np.abs(y - start - slope * x))) - 1)})
+    return found
+
+
+def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Time the widths and fit; returns the rows of the fit."""
+    found = fits(run_cases(SUITE, cases(options), options, results, say, LONG))
+    results.add(found)
+    return found
+
+
+def plot(results: Results, path: Path) -> None:
+    """Time above the fixed time against FLOPs, on logarithmic axes, with the lines."""
+    from ..machinery.plots import plot_scaling
+
+    plot_scaling(results.rows, path)

@@ -1,0 +1,83 @@
+"""What decides the accuracy of rdp and tdp: the scale, the largest period and the search, on MNIST and Fashion-MNIST.
+
+784-1024-1024-10 at p = 0.5 and 0.7, ten epochs, three seeds at most; the default of dp_max is the first of its periods.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import training
+from ..machinery.harness import Options
+from ..machinery.results import Results
+from ..machinery.runs import case_of
+from . import Experiment
+
+SUITE = "mlp-settings"
+RECORDED = ("--json bench/results/mlp-settings.json",)
+SCALES, DATA, KINDS = ("pattern", "root", "rate"), ("mnist", "fashion-mnist"), ("rdp", "tdp")
+PERIODS = {0.5: (3, 4, 8, 16), 0.7: (4, 5, 8, 16)}
+HIDDEN, RATES, EPOCHS = 1024, (0.7, 0.5), 10
+
+
+def _pattern(kind: str, rate: float, **settings: Any) -> dict[str, Any]:
+    from numbanet import RowDropout, TileDropout
+
+    return {"dropout": {"rdp": RowDropout, "tdp": TileDropout}[kind](rate, **settings)}
+
+
+def variants(rate: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """(name, () -> parameters of a Net) of each way to drop at a rate."""
+    yield "bernoulli", functools.partial(dict, dropout="bernoulli", dropout_rate=rate)
+    for kind in KINDS:
+        for scale in SCALES:
+            for dp_max in PERIODS[rate]:
+                yield f"{kind} {scale} dp_max={dp_max}", functools.partial(_pattern, kind, rate, scale=scale, dp_max=dp_max)
+        yield f"{kind} root dp_max=8 search=sgd", functools.partial(_pattern, kind, rate, scale="root", dp_max=8, search="sgd")
+
+
+def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Train what is not trained yet; returns the rows of `points`."""
+    experiments = [Experiment(training.settings(options, HIDDEN, rate, EPOCHS, data), name, variant)
+                   for data in DATA for rate in RATES for name, variant in variants(rate)]
+    try:
+        training.run(options, results, say, SUITE, experiments, (), alone=0)
+    finally:  # an interrupted command, too, reports what is finished
+        found = points(results.rows, experiments)
+        results.add(found)
+    return found
+
+
+def points(rows: Sequence[dict[str, Any]], experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
+    """One row for each way to drop and data set: points against bernoulli, by kind of pattern and rate."""
+    found = {(row["case"], row["implementation"]): row for row in rows}
+    table: dict[str, dict[str, Any]] = {}
+    for experiment in experiments:
+        row = found.get((case_of(experiment.settings), experiment.name))
+        if row is not None and experiment.name != "bernoulli":
+            kind, setting = experiment.name.split(" ", 1)
+            line = table.setdefault(f"{experiment.settings['data']}, {setting}", {})
+            line[f"{kind} p={experiment.settings['dropout_rate']}"] = row
+    columns = [f"{kind} p={rate}" for kind in KINDS for rate in RATES]
+    return [{"suite": f"{SUITE}-points", "case": case, "seeds": min(row["seeds"] for row in table[case].values()),
+             "points_of": {name: _points(table[case].get(name)) for name in columns}} for case in sorted(table, key=_order)]
+
+
+def _order(case: str) -> tuple:
+    """By data set, settings without a search first, scale and period."""
+    data, setting = case.split(", ")
+    scale, period, *search = setting.split(" ")
+    return DATA.index(data), len(search), SCALES.index(scale), int(period.removeprefix("dp_max="))
+
+
+def _points(row: dict[str, Any] | None) -> float | str | None:
+    return None if row is None else "diverged" if row.get("diverged") else row["points"]
+
+
+def plot(results: Results, path: Path) -> None:
+    """Test accuracy by epoch and by seconds."""
+    from ..machinery.plots import plot_runs
+
+    plot_runs(results.runs, path)

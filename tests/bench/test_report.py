@@ -1,0 +1,163 @@
+"""Reports: pages and charts are made from recorded files, and those of the repository are up to date; facts of the README."""
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from bench.machinery import drawings, report, suites
+from bench.machinery.results import Results
+from numbanet import Net
+from numbanet.estimators.parameters import SHARED
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ROW = {"suite": "gemm", "case": "a|b", "implementation": "numbanet", "peer": "torch", "median_ms": 2.0, "p10": 1.0, "p90": 3.0,
+       "ratio": 1.5, "ratio_p10": 1.4, "ratio_p90": 1.6, "ceiling": 2.0, "error": 1e-6, "flops": 4e6, "problem": None}
+
+
+@pytest.fixture
+def results(tmp_path):
+    found = Results(tmp_path / "results" / "cpu.json", device="cpu", quick=False)
+    found.add([ROW])
+    return found
+
+
+# --- how pages are made -----------------------------------------------------------------------------------------------
+def test_marked_tables_are_rewritten_and_nothing_else(results, tmp_path):
+    quick = Results(tmp_path / "results" / "quick.json", device="cpu", quick=True)
+    quick.add([{**ROW, "case": "from a quick run"}])
+    page, plain = tmp_path / "README.md", tmp_path / "plain.md"
+    page.write_text("before\n<!-- bench:gemm -->\nold\n<!-- /bench:gemm -->\nafter\n"
+                    "<!-- bench:mlp -->\n<!-- /bench:mlp -->\n")
+    plain.write_text("no markers\n")
+    pages = [page, plain, tmp_path / "missing.md"]
+    assert report.report(pages, tmp_path / "results") == [page]
+    text = page.read_text()
+    assert "| 2 (1 – 3) | 2.0 GFLOP/s | torch | 1.50 (1.40 – 1.60) | 2.00 | 1.0e-06 |" in text and "a\\|b" in text
+    assert text.startswith("before\n") and "\nafter\n" in text and "old" not in text and "quick" not in text
+    assert "No results recorded yet" in text and results.facts["machine"]["cpu"] in text
+    page.write_text(text.replace("<!-- bench:gemm -->", "<!-- bench:gemm ^b$ -->"))
+    results.add([{**ROW, "case": "b"}])
+    assert report.report(pages, tmp_path / "results") == [page]
+    assert "| b |" in page.read_text() and "a\\|b" not in page.read_text()
+    page.write_text(text.replace("<!-- bench:gemm -->", "<!-- bench:gemm b: torch$ -->"))
+    assert report.report(pages, tmp_path / "results") == [page] and "| b |" not in page.read_text()
+    page.write_text(text.replace("<!-- bench:gemm -->", "<!-- bench:gemm ^b: numbanet$ -->"))
+    assert report.report(pages, tmp_path / "results") == [page] and "| b |" in page.read_text()
+    assert report.report(pages, tmp_path / "results") == [] and plain.read_text() == "no markers\n"
+
+
+def test_a_section_without_results_is_left_out_until_there_are_some(results):
+    empty = "<!-- bench:loss ## Kernels: losses -->\n<!-- /bench:loss -->\n"
+    record = {**results.facts, "rows": results.rows}
+    assert report.rewrite(empty, [record]) == empty
+    filled = report.rewrite(empty, [{**record, "rows": [{**ROW, "suite": "loss"}]}])
+    assert "-->\n\n## Kernels: losses\n\n_cpu: " in filled and "1.50 (1.40 – 1.60)" in filled
+    assert report.rewrite(filled, [record]) == empty
+    some = filled.replace("loss ##", "loss ^c$ ##")
+    assert report.rewrite(some, [record]) == empty.replace("loss ##", "loss ^c$ ##")
+
+
+def test_ratios_of_all_suites_stand_in_one_table(results):
+    facts = results.facts
+    older = [{**ROW, "ratio": 9.0}, {**ROW, "suite": "mlp", "implementation": "rdp", "ratio": 3.0, "ceiling": None}]
+    records = [{**facts, "date": "2", "machine": {"cpu": "new"}, "rows": [ROW, {**ROW, "ratio": None}]},
+               {**facts, "date": "1", "machine": {"cpu": "new"}, "rows": older},
+               {**facts, "date": "0", "machine": {"cpu": "old"}, "rows": older[:1]}]
+    head, _, *lines = report.ratios("any", r"^gemm a\|b: |: rdp$", records).splitlines()
+    assert head == "| step of | with | times shorter than of | on old, 0 | on new, 1 to 2 | by FLOPs at most |"
+    assert lines == ["| a\\|b | numbanet | torch | **9.00** (1.40 – 1.60) | **1.50** (1.40 – 1.60) | 2.00 |",
+                     "| a\\|b | rdp | torch |  | **3.00** (1.40 – 1.60) |  |"]
+    assert report.ratios("any", "no such case", records) == ""
+
+
+def test_the_chart_has_a_bar_for_each_kind_width_and_rate(results):
+    rows = [{**ROW, "suite": "mlp", "case": f"784-{width}-{width}-10 p={rate}", "implementation": kind, "ratio": 1.25}
+            for width in (8, 16) for rate in (0.3, 0.5) for kind in ("bernoulli", "rdp", "tdp")]
+    record = {**results.facts, "rows": [*rows, {**rows[0], "case": "784-8-8-10, batch 20 p=0.5"}]}
+    (chart,) = drawings.charts([{**record, "rows": rows[:3]}, record]).values()
+    assert chart.count(">1.2<") == len(rows) and chart.count("H = ") == 4 and results.facts["date"][:10] in chart
+    assert drawings.charts([{**record, "rows": []}]) == {}
+
+
+def test_results_without_a_mark_of_their_own_have_a_section(results):
+    """A suite has its own where a mark says its name, or a name that begins with it and with no longer one of a suite."""
+    facts, mark = results.facts, "<!-- sections:others -->\n<!-- /sections:others -->"
+    names = ("loss", "mlp-small", "mlp-settings", "mlp-settings-points")
+    records = [{**facts, "rows": [{**ROW, "suite": name} for name in names]}]
+    text = report.rewrite(f"<!-- bench:mlp-settings-points ## Points -->\n<!-- /bench:mlp-settings-points -->\n{mark}", records)
+    assert text.count("## `") == 2 and all(f"## `{name}`\n\n{suites.suites()[name]}\n\n_cpu: " in text for name in names[:2])
+    assert report.rewrite(text, records) == text
+    assert report.rewrite(f"<!-- bench:loss -->\n<!-- /bench:loss -->\n{mark}", records).count("## `") == 2
+    assert report.rewrite(mark, []) == mark
+
+
+def test_the_recorded_files_are_those_of_the_commands_that_are_told():
+    """Each command writes a file of results that is there, and has rows of its suite."""
+    for suite in suites.files():
+        for command in suites.recorded(suite):
+            name = command.split("--json ")[1].split()[0]
+            record = report.load(ROOT / name)
+            assert {row["suite"] for row in record["rows"]} >= {suite} and not record["quick"], name
+            assert ("--against torch" in command) == (record["against"] == "torch"), name
+
+
+# --- what the repository holds ----------------------------------------------------------------------------------------
+def test_the_pages_and_charts_are_those_of_the_recorded_files(tmp_path):
+    records = [report.load(path) for path in sorted(report.FOLDER.glob("*.json"))]
+    records = [record for record in records if not record.get("quick")]
+    for page in report.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert report.rewrite(text, records) == text, f"{page.name}: run `python -m bench report`"
+    for name, text in drawings.charts(records).items():
+        assert (report.FOLDER / name).read_text(encoding="utf-8") == text, f"{name}: run `python -m bench report`"
+    drawn = (ROOT / "bench" / "step.svg").read_text(encoding="utf-8")
+    assert drawn == drawings.step(), "run `python -m bench.machinery.drawings`"
+
+
+def test_every_parameter_of_net_is_in_the_readme():
+    lines = report.parameters("Net", "", []).splitlines()[2:]
+    named = [line.split("`")[1] for line in lines]
+    assert sorted(named) == sorted(Net().get_params()) and set(SHARED) < set(named)
+    for line in lines:
+        name, _, default, said = (cell.strip() for cell in line.strip("| ").replace("\\|", "/").split(" | "))
+        given = Net().get_params()[name.strip("`")]
+        assert default.split(", for")[0].replace('"', "'") == repr(given) and len(said) > 15
+        assert line in README
+
+
+def test_the_evenings_path_has_the_lines_that_it_says():
+    found = re.findall(r"^\| `(numbanet\S+\.py)` \| (\d+) \|", README, re.M)
+    assert len(found) >= 6
+    for name, said in found:
+        lines = len((ROOT / name).read_text(encoding="utf-8").splitlines())
+        assert abs(lines - int(said)) <= 0.1 * lines, f"{name} has {lines} lines, the README says {said}"
+    assert 1100 <= sum(int(said) for _, said in found) <= 1300
+
+
+def test_what_the_readme_names_exists():
+    named = set(re.findall(r"`((?:numbanet|numbanet_kernels|bench|examples|tests)/[\w/.]*)`", README))
+    named |= {f"examples/{name}" for name in re.findall(r"^\| `(\d\d_\w+\.py)` \|", README, re.M)}
+    named |= set(re.findall(r"\]\(([\w./-]+)\)", README))
+    assert len(named) > 15 and [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    assert {path.name for path in (ROOT / "examples").glob("[0-9]*.py")} <= {Path(name).name for name in named}
+    drawing = re.search(r"┌─ numbanet ─.*?┘", README, re.S)[0]
+    assert len({len(line.strip()) for line in drawing.splitlines()}) == 1
+    upper, lower = drawing.split("├─")
+    for package, drawn in (("numbanet", upper), ("numbanet_kernels", lower)):
+        rooms = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+        assert {name for name in re.findall(r"(\w+)/", drawn)} == rooms
+    for anchor in re.findall(r"\]\(#([\w-]+)\)", README):
+        headings = {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.+)$", README, re.M)}
+        assert anchor in headings
+
+
+def test_what_the_readme_imports_is_there():
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+    lines = [line for block in blocks for line in block.splitlines() if re.match(r"(from|import) ", line)]
+    assert len(lines) >= 10
+    for line in lines:
+        exec(line, {})
+    for block in blocks:
+        ast.parse(block.replace("…", "..."))

@@ -1,0 +1,70 @@
+"""Pictures: names stand beside their dots, scores are drawn by seconds as well, and grey tells the kinds of dropout apart."""
+import math
+
+import numpy as np
+import pytest
+
+from numbanet import demo, plots
+from numbanet.dropout import POLICIES
+
+pytest.importorskip("matplotlib", reason="draws: pip install matplotlib")
+
+SHOWN = [name for name, policy in POLICIES.items() if policy.kind != "patches"]
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """draw(function, …) -> the figure, laid out."""
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+
+    def draw(function, *given):
+        function(*given[:1], tmp_path / "a.png", *given[1:])
+        figures[-1].draw_without_rendering()
+        return figures[-1]
+
+    return draw
+
+
+def _history(epochs, seconds, score=0.5):
+    return [{"epoch": i + 1, "score": score + i / 100, "loss": 1 / (i + 1), "seconds": seconds} for i in range(epochs)]
+
+
+@pytest.mark.parametrize("kernels", [1, 5, 60])
+def test_the_name_of_a_kernel_stands_beside_its_dot_and_on_no_other(drawn, kernels, rng):
+    intensities = {f"kernel {i}": float(x) for i, x in enumerate(10 ** rng.uniform(-2, 2.5, kernels))}
+    below = drawn(plots.rooflines, {**intensities, "copy": 0.0}).axes[1]
+    assert sorted(text.get_text() for text in below.texts) == sorted(intensities)
+    boxes = [text.get_window_extent() for text in below.texts]
+    for text, box in zip(below.texts, boxes):
+        x, y = below.transData.transform(text.xy)
+        assert math.isclose(text.xy[0], intensities[text.get_text()])
+        assert 0 < max(box.x0 - x, x - box.x1) < 15 and box.y0 < y < box.y1
+    for box, above in zip(boxes, boxes[1:]):
+        assert box.y1 <= above.y0 + 1
+
+
+def test_scores_are_drawn_by_epoch_and_by_seconds(drawn):
+    histories = {"bernoulli": _history(6, 2.0), "rdp": _history(6, 0.5)}
+    figure = drawn(plots.learning_curves, histories, demo._promise(histories))
+    by_epoch, by_seconds, _ = figure.axes
+    for line, seconds in zip(by_seconds.lines[::2], (2.0, 0.5)):
+        np.testing.assert_allclose(line.get_xdata(), seconds * np.arange(6))
+    for line, other in zip(by_epoch.lines, by_seconds.lines[::2]):
+        np.testing.assert_array_equal(line.get_ydata(), other.get_ydata())
+    assert "seconds" in by_seconds.get_xlabel() and "rdp 0.25" in figure._suptitle.get_text()
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 9])
+def test_any_history_is_drawn(drawn, epochs):
+    figure = drawn(plots.learning_curves, {"mine": _history(epochs, 0.1, math.nan), "rdp": _history(epochs, 0.1, -3.0)})
+    low, high = figure.axes[0].get_ylim()
+    assert low < -2.98 and -3 < high < 0  # the first fifth may lie below
+    drawn(plots.learning_curves, {"mine": _history(1, 0.1, math.nan)})
+
+
+def test_grey_tells_the_kinds_of_dropout_apart(drawn):
+    lines = drawn(plots.learning_curves, {name: _history(3, 0.1) for name in SHOWN}).axes[0].lines
+    assert len(lines) == len(SHOWN) >= 4
+    assert len({str(POLICIES[name].style.dashes) for name in SHOWN}) == len({line.get_marker() for line in lines}) == len(SHOWN)
+    assert len({line.get_color() for line in lines}) == len(SHOWN)

@@ -1,0 +1,63 @@
+"""Batch normalisation against its float64 reference, on every device."""
+import numpy as np
+import pytest
+
+from numbanet_kernels.families import norm
+
+SHAPES = [(7, 5), (1, 3), (33, 40), (130, 33), (4, 1), (1000, 6)]
+
+
+def operands(rng, n, c):
+    """dy, x, gamma, beta, mean, variance; x far from 0, so that a sum of squares would lose its digits."""
+    x = rng.normal(100, 2, (n, c)).astype(np.float32)
+    dy, (gamma, beta) = rng.standard_normal((n, c)).astype(np.float32), rng.standard_normal((2, c)).astype(np.float32)
+    return dy, x, gamma, beta, np.float32(x.mean(0, np.float64)), np.float32(x.var(0, np.float64) + 0.1)
+
+
+def close(found, expected, tolerance=1e-4):
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_batch_norm(suffix, put, get, rng, shape):
+    dy, x, gamma, beta, mean, variance = operands(rng, *shape)
+    forward, applied, backward = (getattr(norm, f"{name}_{suffix}") for name in (
+        "batch_norm", "batch_norm_apply", "batch_norm_grad"))
+    close(map(get, forward(*map(put, (x, gamma, beta)), 0.1)), norm.batch_norm_reference(x, gamma, beta, 0.1), 1e-3)
+    close([get(applied(*map(put, (x, gamma, beta, mean, variance)), 0.1))],
+          [norm.batch_norm_apply_reference(x, gamma, beta, mean, variance, 0.1)])
+    close(map(get, backward(*map(put, (dy, x, gamma, mean, variance)), 0.1)),
+          norm.batch_norm_grad_reference(dy, x, gamma, mean, variance, 0.1))
+
+
+@pytest.mark.parametrize("value", [0.1, None])
+def test_sums_over_many_samples_lose_nothing(suffix, put, get, rng, value):
+    """Added up one after the other in float32, some of 30,000 numbers' digits would be lost."""
+    n = 5_000_000 if suffix == "cpu" else 30_000
+    x = rng.random((n, 2), np.float32) if value is None else np.full((n, 2), value, np.float32)
+    ones, zeros, dy = np.ones(2, np.float32), np.zeros(2, np.float32), x[::-1].copy()
+    _, mean, variance = getattr(norm, f"batch_norm_{suffix}")(*map(put, (x, ones, zeros)), 1.0)
+    close(map(get, (mean, variance)), norm.batch_norm_reference(x, ones, zeros, 1.0)[1:], 5e-7)
+    given = dy, x, ones, zeros, ones
+    _, *found = getattr(norm, f"batch_norm_grad_{suffix}")(*map(put, given), 1.0)
+    for ours, theirs in zip(found, norm.batch_norm_grad_reference(*given, 1.0)[1:], strict=True):
+        np.testing.assert_allclose(get(ours), theirs, rtol=5e-7)
+
+
+def test_the_same_comes_out_each_time(suffix, put, get, rng):
+    dy, x, gamma, beta, mean, variance = map(put, operands(rng, 1001, 6))
+    forward, backward = (getattr(norm, f"{name}_{suffix}") for name in ("batch_norm", "batch_norm_grad"))
+    found = [[get(array) for array in (*forward(x, gamma, beta, 0.1), *backward(dy, x, gamma, mean, variance, 0.1))]
+             for _ in range(3)]
+    for again in found[1:]:
+        for first, other in zip(found[0], again, strict=True):
+            np.testing.assert_array_equal(first, other)
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda of, ones: of("batch_norm")(ones(4, 3), ones(4), ones(3), 0.1), "gamma"),
+    (lambda of, ones: of("batch_norm_grad")(ones(4, 3), ones(5, 3), ones(3), ones(3), ones(3), 0.1), "x")])
+def test_what_does_not_fit_is_refused(suffix, put, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(lambda op: getattr(norm, f"{op}_{suffix}"), lambda *shape: put(np.ones(shape)))
