@@ -41,11 +41,10 @@ GPGPU" (2018), Algorithm 1 "SGD-based Search Algorithm". The exponential form an
 from __future__ import annotations
 
 import math
+import numbers
 from functools import lru_cache
 
 import numpy as np
-
-from ..arguments import is_integer, is_real
 
 __all__ = ["DP_MAX", "default_dp_max", "drop_rates", "pattern_distribution", "search_exact", "search_loss", "search_sgd"]
 
@@ -59,14 +58,15 @@ LAMBDA1, LAMBDA2 = 0.9, 0.1  # weights of the squared rate error and of the nega
 def _check_rate(rate) -> float:
     """The rate as a float, or ValueError."""
     # bool is a Real for Python: rate=True is far more likely a misplaced switch than a rate of 1
-    if not is_real(rate) or not 0 <= rate < 1:
+    real = isinstance(rate, numbers.Real) and not isinstance(rate, (bool, np.bool_))
+    if not real or not 0 <= rate < 1:
         raise ValueError(f"search: the drop rate must be a number in [0, 1), got {rate!r}")
     return float(rate)
 
 
 def _check_dp_max(dp_max) -> int:
     """The largest period as an int, or ValueError."""
-    if not is_integer(dp_max) or dp_max < 1:
+    if isinstance(dp_max, (bool, np.bool_)) or not isinstance(dp_max, numbers.Integral) or dp_max < 1:
         raise ValueError(f"search: dp_max must be an integer of at least 1, got {dp_max!r}")
     return int(dp_max)
 
