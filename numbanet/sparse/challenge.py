@@ -325,7 +325,7 @@ def _filter(dev, x, alive, numbers, layer, buffer):
     return y, dev.download(found), numbers, samples
 
 
-def _all(dev, x, alive, numbers, layer, buffer):
+def _all(dev, x, _, numbers, layer, buffer):
     """The next layer of all inputs, in a buffer or a new array."""
     weights, rows = layer
     y, found = dev.ell(x, *weights, CEILING, rows=rows, out=None if buffer is None else dev.part(buffer, 0, len(x)))

@@ -51,17 +51,17 @@ class Group(NamedTuple):
     width: int
 
 
-def _rows(joint: Joint, last: Layer | None) -> Group | None:
+def _rows(joint: Joint, _: Layer | None) -> Group | None:
     source = joint.source
     return Group(source, 1, source.weight.shape[1]) if isinstance(source, Linear) else None
 
 
-def _filters(joint: Joint, last: Layer | None) -> Group | None:
+def _filters(joint: Joint, _: Layer | None) -> Group | None:
     source = joint.source
     return Group(source, 1, math.prod(source.weight.shape[1:])) if isinstance(source, Conv2d) else None
 
 
-def _columns(joint: Joint, last: Layer | None) -> Group | None:
+def _columns(joint: Joint, _: Layer | None) -> Group | None:
     shape = joint.reader.weight.shape
     can_leave = joint.source is not None or (joint.flat and isinstance(joint.reader, Linear))
     return Group(joint.reader, shape[0], math.prod(shape[2:])) if can_leave else None

@@ -182,7 +182,8 @@ def intrinsic(*key: Any) -> Callable[[Callable[..., Any]], Any]:
     def declare(function: Callable[..., Any]) -> Any:
         made = extending.intrinsic(function)
         if hasattr(made, "_set_uuid"):
-            made._set_uuid(f"{function.__module__}.{function.__qualname__}.{key}.{digest(PACKAGE)}")
+            made._set_uuid(  # noqa: SLF001  there is no public way
+                f"{function.__module__}.{function.__qualname__}.{key}.{digest(PACKAGE)}")
         return made
 
     return declare

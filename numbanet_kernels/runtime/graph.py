@@ -100,7 +100,6 @@ def records_cuda():
 
 def record_cpu(work, beside=None, most=1 << 30):
     """None: nothing is recorded on the CPU."""
-    return None
 
 
 def record_cuda(work, beside=None, most=1 << 30):
