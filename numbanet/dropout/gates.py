@@ -113,7 +113,7 @@ class GateSparsity(Dropout):
         """The share of the products of a sparse backward pass that is computed."""
         return 1 - self.sparsity if self.mode == "columns" else 1.0
 
-    def of(self, place: Any) -> GateChoice:
+    def choice(self, place: Any) -> GateChoice:
         """The choices for one layer of cells in one step."""
         self._met[place] += 1
         return _Choice(self, place, self._met[place] % self.probe == 1 or self.probe == 1)
@@ -143,7 +143,7 @@ class SparseGates(GatePlan):
         return self.policy.computed
 
     def of(self, cells):
-        return self.policy.of((self.path, cells))
+        return self.policy.choice((self.path, cells))
 
 
 class _Choice(GateChoice):

@@ -1,8 +1,7 @@
 """Together: several policies in one model, each for its own kind of sites."""
 from __future__ import annotations
 
-import numbers
-
+from ..arguments import is_integer
 from .base import Dropout
 from .patterns import RowDropout
 
@@ -110,6 +109,6 @@ def recurrent(policy: Dropout, steps: int | None = None) -> Dropout:
         raise ValueError(f"recurrent_dropout must drop units of a whole batch, such as 'rdp', not {policy.name!r}")
     if steps is not None and not isinstance(policy, RowDropout):
         raise ValueError(f"recurrent: other units at each time step are what 'rdp' can draw, not {policy.name!r}")
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1):
+    if steps is not None and (not is_integer(steps) or steps < 1):
         raise ValueError(f"recurrent: steps must be a positive integer, got {steps!r}")
     return policy.changed(kind="recurrent", **({} if steps is None else {"steps": int(steps)}))

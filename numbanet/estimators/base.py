@@ -115,7 +115,8 @@ class Estimator(Settings):
             to(model, settings.device)
             self._undo.forget()
         model.expect(self._sample(), settings.policy)
-        self.model_, self.history_ = model, []
+        self.model_ = model
+        self.history_: list[dict[str, Any]] = []
         self.optimizer_, self._made_of = self._new_optimizer(model), self._architecture()
         self._sparsity = self.sparsity
         self._thinning = None if self.sparsity is None else self.sparsity.begin(
@@ -181,7 +182,7 @@ class Estimator(Settings):
         stopping = next((hook for hook in run.hooks if isinstance(hook, EarlyStopping)), None)
         scores = {record["epoch"]: record["validation_score"] for record in run.history
                   if not np.isnan(record.get("validation_score", np.nan))}
-        self.best_epoch_ = stopping.best_epoch if stopping else max(scores, key=scores.get, default=None)
+        self.best_epoch_ = stopping.best_epoch if stopping else max(scores, key=scores.__getitem__, default=None)
 
 
 class Fitted(Hook):

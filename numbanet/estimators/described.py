@@ -138,9 +138,9 @@ def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefi
         return kind(**given)
     if prefix is None:
         raise ValueError("it does not say which arrays a SparseLinear has: keep it as an attribute of the argument's name")
-    parts = [arrays[prefix + name] for name in ("crow_indices", "col_indices", "values")]
-    shape = given["out_features"], given["in_features"]
-    return SparseLinear(weight=(CSR if parts[2].ndim == 1 else BSR)(*parts, shape), **given)
+    crow, col, values = (arrays[prefix + name] for name in ("crow_indices", "col_indices", "values"))
+    weight = (CSR if values.ndim == 1 else BSR)(crow, col, values, (given["out_features"], given["in_features"]))
+    return SparseLinear(weight=weight, **given)
 
 
 def _shapes(kind: type[Layer], given: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:

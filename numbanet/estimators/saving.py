@@ -39,7 +39,9 @@ def save(net: Any, path: str | os.PathLike) -> None:
 
     check_is_fitted(net, "model_")
     path = check_target(path)
-    arrays, names, shared = {}, {}, {}
+    arrays: dict[str, np.ndarray] = {}
+    names: dict[Any, str] = {}
+    shared: dict[str, str] = {}
     for name, tensor, _ in net.model_.named():
         if tensor in names:
             shared[name] = names[tensor]

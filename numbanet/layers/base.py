@@ -41,9 +41,7 @@ class Layer:
     recordable: ClassVar[bool] = False       # see `records`
     unitwise: ClassVar[bool] = False         # see `passes_units`
     chain: ClassVar[bool] = False            # whether it is its children, one after the other, and nothing else
-    symbols: int | None = None               # it takes integers below this; None: numbers
     seed: int | None = None                  # of the initial weights, where the layer was made without `rng`
-    padding: int | None = None               # which of them fills up sequences; None: none does
     _parents: ClassVar[Callable[..., Flow] | None] = None  # what `super().__call__` means, where that is not `forward`
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -55,10 +53,21 @@ class Layer:
         if "forward" in own:
             cls._parents = None
         elif "__call__" in own and cls.forward is not Layer.forward:
-            cls._parents, cls.forward = cls.forward, Layer.forward
+            cls._parents = cls.forward
+            cls.forward = Layer.forward  # type: ignore[method-assign]
         if "forward" in own or "__call__" in own:
             for name in {"fuse_with", "reads"} - own.keys():
                 setattr(cls, name, getattr(Layer, name))
+
+    @property
+    def symbols(self) -> int | None:
+        """It takes integers below this; None: numbers."""
+        return None
+
+    @property
+    def padding(self) -> int | None:
+        """Which of the integers fills up sequences; None: none does."""
+        return None
 
     def __call__(self, x: Tensor, context: Context | Mapping[Any, Plan] | None = None) -> Tensor:
         """The output for a tensor, dense; `context`, or the plans of one, says what is kept."""
@@ -111,7 +120,7 @@ class Layer:
         and for subclasses that do not define anew what it does."""
         for kind in type(self).__mro__:
             if "unitwise" in vars(kind):
-                return kind.unitwise
+                return vars(kind)["unitwise"]
             if "forward" in vars(kind) or "__call__" in vars(kind):
                 return False
         return False
@@ -120,7 +129,8 @@ class Layer:
     def generator(self, rng: np.random.Generator | int | None) -> np.random.Generator:
         """Where a constructor draws from: what it is given, or a seed that the layer keeps (`redraw`)."""
         if rng is None:
-            rng = self.seed = np.random.SeedSequence().entropy
+            drawn: Any = np.random.SeedSequence().entropy
+            rng = self.seed = drawn
         return np.random.default_rng(rng)
 
     def initial(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -278,7 +288,7 @@ def _tried(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Laye
     tensors = [tensor for _, tensor, _ in layer.named()]
     key, known = (shape, tuple(tensor.shape for tensor in tensors)), _trials.setdefault(layer, {})
     if key not in known:
-        dev, calls = tensors[0].device if tensors else device("cpu"), []
+        dev, calls = tensors[0].device if tensors else device("cpu"), list[tuple[Layer, tuple[int, ...]]]()
         x = np.zeros([n or 1 for n in shape], np.int32 if layer.symbols else np.float32)
         try:
             with no_grad(), dev.session():

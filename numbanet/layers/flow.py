@@ -79,14 +79,10 @@ class ChannelsLast(Layout):
 class PerSample(Layout):
     """x holds what each sample keeps, one sample after the other."""
 
-    __slots__ = ("samples",)
+    __slots__ = ("plan", "samples")
 
     def __init__(self, samples: KeptSamples) -> None:
-        self.samples = samples
-
-    @property
-    def plan(self) -> Plan:
-        return self.samples.plan
+        self.samples, self.plan = samples, samples.plan
 
     def dense(self, x):
         return ops.expand_samples(x, plan=self.samples)

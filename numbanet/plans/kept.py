@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -65,6 +65,9 @@ class Kept:
     @functools.cached_property
     def lists(self) -> tuple:
         """The lists, parts of `whole`."""
+        return self._parts()
+
+    def _parts(self) -> tuple:
         dev, sizes = self.device, [array.size + -array.size % APART for array in self._host]
         starts = itertools.accumulate(sizes, initial=0)
         return tuple(dev.reshape(dev.part(self.whole, start, start + array.size), array.shape) if array.size else
@@ -73,7 +76,9 @@ class Kept:
     @functools.cached_property
     def wanted(self) -> Any:
         """(block rows, block columns) bool array of the device: the blocks of the plan's `Region`."""
-        return self.device.upload(self.plan.region(self.plan.shape).wanted)
+        region = self.plan.region(self.plan.shape)
+        assert region is not None, f"{self.plan} has no region"
+        return self.device.upload(region.wanted)
 
     def room(self) -> tuple | None:
         """Where an update may write, on its way, what the next step reads of the weight packed; None: nothing is packed."""
@@ -110,7 +115,7 @@ class KeptAxis(Kept):
 
     @functools.cached_property
     def lists(self) -> RowLists:
-        return RowLists(*Kept.lists.func(self))
+        return RowLists(*self._parts())
 
     @functools.cached_property
     def index(self) -> Any:
@@ -230,4 +235,4 @@ def on(name: str, plan: Plan | Kept, dev: Device, kind: type[Kept], shape: tuple
 
 def whole_axis(n: int, dev: Device) -> KeptAxis:
     """An axis of which everything is kept."""
-    return kept(RowPlan(n, 1, 0), dev)
+    return cast(KeptAxis, kept(RowPlan(n, 1, 0), dev))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import math
-import numbers
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import numpy as np
 from numbanet_kernels.layouts.packed import Packing, SGDUpdate
 from numbanet_kernels.runtime.interrupt import deferred
 
+from ..arguments import is_real
 from ..device import Device
 from ..gradients import Packed
 from ..plans import Kept, Plan, kept
@@ -27,7 +27,7 @@ from .lazy import Missed
 
 def check_number(name: str, value: Any, low: float, high: float = math.inf) -> float:
     """The value as a float, or ValueError unless low <= value < high."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= value < high:
+    if not is_real(value) or not low <= value < high:
         raise ValueError(f"{name} must be a number in [{low:g}, {high:g}), got {value!r}")
     return float(value)
 
@@ -158,15 +158,16 @@ class Optimizer(abc.ABC):
         found, squares = [], []
         for p in self.parameters:
             if p.gradient is not None:
-                dev, packed = p.device, isinstance(p.gradient, Packed)
-                found.append((dev, p.gradient.values if packed else p.gradient.dense(dev)))
-                squares.append(dev.packed_squares(found[-1][1], p.gradient.packing) if packed else dev.squares(found[-1][1]))
+                dev, packing = p.device, p.gradient.packing if isinstance(p.gradient, Packed) else None
+                found.append((dev, p.gradient.dense(dev) if packing is None else p.gradient.values))
+                squares.append(dev.squares(found[-1][1]) if packing is None else dev.packed_squares(found[-1][1], packing))
         norm = math.sqrt(math.fsum(float(dev.download(s)) for (dev, _), s in zip(found, squares)))
-        if norm > self.clip_norm:
+        limit = math.inf if self.clip_norm is None else self.clip_norm
+        if norm > limit:
             with np.errstate(all="ignore"):  # of packed tiles, places that are no elements hold anything
                 for dev in {dev for dev, _ in found}:
                     for g in dev.distinct([g for there, g in found if there is dev]):
-                        dev.affine(g, mul=self.clip_norm / norm, out=g)
+                        dev.affine(g, mul=limit / norm, out=g)
 
     def advance(self, trained: Sequence[bool] | None = None) -> None:
         """A step was launched: go on to the next, without gradients. `trained` says which parameters had one, if that is known
@@ -333,14 +334,15 @@ class SGD(Optimizer):
         """Tell what a parameter misses what is wanted; start to count where nothing fits."""
         dev, missed = parameter.device, self.missed.get(parameter)
         part = part if part is not None and dev.lazy_pays(parameter.size) else None
-        block = part and part.plan.region(parameter.shape).block
+        region = None if part is None else part.plan.region(parameter.shape)
+        block = None if region is None else region.block
         fits = missed and missed.dev is dev and block in (None, missed.block)
         if missed and not (fits and missed.numbers == self._numbers):
             self.settle(parameter)
             missed.renumber(self._numbers)
             if not fits:
                 del self.missed[parameter]
-        if part and not fits:
+        if block is not None and not fits:
             shape = parameter.shape[0], parameter.size // max(parameter.shape[0], 1)
             self.missed[parameter] = Missed(dev, shape, block, self._numbers)
         if parameter in self.missed:

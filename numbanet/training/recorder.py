@@ -274,7 +274,7 @@ class Recorder:
             return ()
         parameters: list[Tensor] = list(self.model.parameters())
         try:
-            graph = self.dev.record(self._from_no_gradients(work), *self._recorded[:1], most=self.MOST)
+            graph = self.dev.record(self._from_no_gradients(work), next(iter(self._recorded), None), self.MOST)
         except Exception as error:  # whatever a driver does not like, or memory that is short: training goes on without
             warnings.warn(f"passes are not replayed: {type(error).__name__}: {error}", stacklevel=2)
             self.possible, graph = False, None

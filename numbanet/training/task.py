@@ -293,7 +293,7 @@ class LanguageModelling(Task):
 
     def _most(self, model: Sequential, x: Tensor) -> int:
         """How many time steps have at most `MOST_LOGITS`."""
-        return max(1, self.MOST_LOGITS // max(1, x.shape[1] * model.symbols))
+        return max(1, self.MOST_LOGITS // max(1, x.shape[1] * (model.symbols or 1)))
 
     def _pieces(self, model: Sequential, x: Tensor) -> Iterator[tuple[Tensor, slice]]:
         """(some time steps of x (T, N, …), the first of their graph; which of the T N words they are)"""

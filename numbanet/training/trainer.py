@@ -68,7 +68,7 @@ class Trainer:
     @property
     def drawn(self) -> dict[str, Plan] | None:
         """The plans of the next step, where they are drawn already: what `resume` takes."""
-        return self.upcoming and dict(self.upcoming.assigned)
+        return None if self.upcoming is None else dict(self.upcoming.assigned)
 
     def report(self) -> dict[str, Any]:
         """What was dropped since the last call, for the record of an epoch."""
@@ -98,7 +98,7 @@ class Trainer:
 
     def _chosen(self, *given: Any) -> Plan | None:
         """What the policy of the epoch that the step is in chooses."""
-        return self._choose(*given)
+        return None if self._choose is None else self._choose(*given)
 
     def resume(self, plans: dict[str, Plan] | None) -> None:
         """The next step has these plans; None: they are to be drawn."""

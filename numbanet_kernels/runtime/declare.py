@@ -62,6 +62,7 @@ class Kernel:
     shall hold): what a thread's registers must leave room for.
     """
 
+    __name__: str               # the function's
     family, made_by = "", None  # until `kernels` says which factory made it, and of what
 
     def __init__(self, function: Callable[..., None], signature: str, fastmath: bool, least: tuple[int, int],
@@ -183,7 +184,8 @@ def intrinsic(*key: Any) -> Callable[[Callable[..., Any]], Any]:
     def declare(function: Callable[..., Any]) -> Any:
         made = extending.intrinsic(function)
         if hasattr(made, "_set_uuid"):
-            made._set_uuid(f"{function.__module__}.{function.__qualname__}.{key}.{digest(PACKAGE)}")
+            made._set_uuid(  # noqa: SLF001  there is no public way
+                f"{function.__module__}.{function.__qualname__}.{key}.{digest(PACKAGE)}")
         return made
 
     return declare

@@ -497,7 +497,6 @@ def test_plans_rows_noise_and_weights_have_streams_of_their_own():
 
         def plan(self, site, rng):
             rng.random(self.draws)
-            return None
 
     for draws in (0, 5):
         net = Net(**SMALL, dropout=Watch(draws)).fit(X, Y)
