@@ -39,6 +39,8 @@ OPERATIONS = frozenset((
     "quantile_error records relu relu_grad reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax "
     "softmax_cross_entropy softmax_grad sqrt squared_error sub sum sum_rows tanh tanh_grad transpose upload").split())
 NONE = -2  # what a loop returns that is well, besides 0
+LINE = 8   # numbers of a cache line
+NOWHERE = np.zeros(0, np.int64)
 
 
 # --- calling loops by their addresses ---------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ class _Writer:
         self.calls: list[tuple[int, int, _Callee, bytes]] = []  # section, thread, loop, arguments
         self.section, self.thread, self.threads = 0, 0, 1
         self.together: Callable[..., None] | None = None    # runs work(part) for every part, as many as threads
-        self.facts: list[tuple] = []    # of each argument, all that has to be the same each time
+        self.facts: list[Any] = []      # of each call, all that has to be the same each time
         self.held: dict[int, Any] = {}  # arrays that were there before, by their places
 
     def lend(self, size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -153,6 +155,7 @@ class _Writer:
         """Write down a call of a compiled loop."""
         callee = _callee(loop)
         values: list[Any] = []
+        self.facts.append(loop)
         for kind, value in zip(callee.kinds, args, strict=True):
             if kind is None:
                 values.append(value)
@@ -281,10 +284,6 @@ class Tape:
 
     def _run_part(self, part: Any) -> None:
         _run(self.tables[part.number], self.failed, self.arrived, len(self.tables), atomic.pauses())
-
-
-LINE = 8  # numbers of a cache line
-NOWHERE = np.zeros(0, np.int64)
 
 
 def _table(entries: list[tuple]) -> np.ndarray:

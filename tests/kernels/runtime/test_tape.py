@@ -185,6 +185,25 @@ def test_numpy_is_found(monkeypatch, work):
     assert cpu.record(work) is None
 
 
+def test_another_loop_each_time_is_found():
+    done = []
+
+    def work():
+        done.append(0)
+        return (cpu.relu if len(done) % 2 else cpu.sigmoid)(X), (cpu.exp if len(done) % 2 else cpu.log)(X)
+
+    with pytest.raises(NotRecorded, match="not the same each time"):
+        taped(work)
+
+
+def test_another_loop_of_the_same_arguments_is_found():
+    loops = [host_kernel("void(f4[::1])")(loop) for loop in (lambda x: None, lambda x: None)]
+    for loop in loops:
+        loop(X)
+    with pytest.raises(NotRecorded, match="not the same each time"):
+        taped(lambda: loops.pop()(X))
+
+
 def test_nothing_is_done_while_recording_and_memory_is_used_again():
     x, found = np.ones((100, 200), np.float32), []
 
