@@ -1,4 +1,4 @@
-"""Kernels, arrays in and arrays out: each family is one file with its formula, a float64 reference, a CPU and a CUDA version.
+"""Kernels, arrays in and arrays out: each family has a formula, a float64 reference, a CPU and a CUDA version.
 
 The package stands alone: it knows nothing of tensors, plans or layers. `cpu`, `cuda` and `emulated` are the tables of
 operations, same names and same signatures.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .runtime import declare, emulation
-from .tables import modules
+from .tables import family_of, modules
 
 SIZES = 128, 256, 192  # N, I, O: batch, in, out; a few blocks, none ragged
 
@@ -90,7 +90,7 @@ def counted(op: str, sizes: tuple[int, int, int] = SIZES) -> dict[declare.Kernel
     if path.endswith(".py"):
         return _counting(_own(path, function))
     names = ([name for name in families() if op in (name, name.partition(",")[0])]
-             or [name for name, module in families().items() if op == module.__name__.rpartition(".")[2]])
+             or [name for name, module in families().items() if op == family_of(module)])
     if not names:
         ops = dict.fromkeys(name.partition(",")[0] for name in families())
         raise ValueError(f"there is no example of {op!r}; choose from {', '.join(ops)}")

@@ -11,7 +11,7 @@ import numpy as np
 from numbanet.device import device
 from numbanet.plans import TilePlan, kept
 from numbanet_kernels.families.gemm_tiles import gemm_tiles_dw_reference, gemm_tiles_masked
-from numbanet_kernels.families.packed import unpack_gradient_reference
+from numbanet_kernels.families.update import unpack_gradient_reference
 
 from .. import kernels
 from ..machinery.harness import Case, Options

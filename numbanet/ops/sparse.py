@@ -50,21 +50,21 @@ def _whole(dev: Any, x: Any, kept: KeptAxis | None) -> Any:
 
 @op(fuses=True)
 def _linear_csr(dev, x, values, b=None, *, at, relu: bool, rows: KeptAxis | None, cols: KeptAxis | None, trace: list | None):
-    lists, turned = [kept and kept.lists for kept in (rows, cols)], dev.csr_turned(x)
-    y = dev.csr(x, values, at, b, relu, *lists, turned)
+    lists, transposed = [kept and kept.lists for kept in (rows, cols)], dev.csr_transposed(x)
+    y = dev.csr(x, values, at, b, relu, *lists, transposed)
     dz = once(lambda dy: dy.through(dev, y if relu else None))
-    dz_turned = once(lambda dy: dev.csr_turned(dz(dy)))
+    dz_transposed = once(lambda dy: dev.csr_transposed(dz(dy)))
 
     def dw(dy):
         if trace is not None:
             trace[:] = _whole(dev, dz(dy), rows), _whole(dev, x, cols)
-        return dev.csr_dw(dz(dy), x, at, *lists, dz_turned(dy), turned)
+        return dev.csr_dw(dz(dy), x, at, *lists, dz_transposed(dy), transposed)
 
     def db(dy):
         sums = dev.sum_rows(dz(dy))
         return sums if rows is None else vector_gradient(sums, rows)
 
-    return y, (lambda dy: dev.csr_dx(dz(dy), values, at, *lists, dz_turned(dy)), dw, db)
+    return y, (lambda dy: dev.csr_dx(dz(dy), values, at, *lists, dz_transposed(dy)), dw, db)
 
 
 @op(fuses=True)

@@ -3,15 +3,17 @@
     commit, wait_for_all_but_one    cp.async: groups of copies that go on while something is multiplied
     parking, fence                  sums that other blocks add up: strong stores and loads
     chosen, owner                   one of several arrays or numbers that a kernel was given as a tuple, and which one
+    sigmoids                        the logistic function, as code that becomes part of the kernels that call it
 """
 from __future__ import annotations
 
 import functools
+import math
 
 from llvmlite import ir
-from numba import types
+from numba import float32, types
 
-from ..runtime.declare import intrinsic
+from ..runtime.declare import inlined, intrinsic
 
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 
@@ -127,3 +129,13 @@ def parking(every):
         return values(values, source, types.int32), generate
 
     return park, add
+
+
+def sigmoids():
+    """e^min(x, 0) / (1 + e^-|x|), made anew for each factory, as `inlined` says."""
+    @inlined
+    def sigmoid(x):
+        e = math.exp(-math.fabs(x))
+        return (float32(1) if x > float32(0) else e) / (float32(1) + e)
+
+    return sigmoid

@@ -12,12 +12,12 @@ the result, and walks the tiles of one block row or block column, or the samples
 from __future__ import annotations
 
 import numpy as np
+from numba import float32, int32
 
-from ..blocks import tiles as blocks
 from ..host import blas, threads
-from ..host.transposition import _turn
+from ..host.transpose import EMPTY, NO_INDICES, transpose_block
 from ..layouts.entries import Entries, entries
-from ..runtime.declare import host_kernel
+from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import empty_cpu, empty_cuda
@@ -86,7 +86,7 @@ def _width(op, **array):
 def _product(entry, x, values, starts, stops, ids, places, back, bias, biased, relu, first, stop, y):
     """Block columns first … stop - 1 of y: of x w.T + bias, or, back, of x w."""
     tile, blocks = values.shape[1], -(-x.shape[1] // values.shape[1])
-    turned = np.empty((tile, tile), np.float32)  # BLAS is faster with it than when it is told to turn a small matrix
+    transposed = np.empty((tile, tile), np.float32)  # BLAS is faster with it than when it is told to turn a small matrix
     for r in range(first, stop):
         own = y[:, r * tile:min((r + 1) * tile, y.shape[1])]
         width = own.shape[1]
@@ -98,8 +98,8 @@ def _product(entry, x, values, starts, stops, ids, places, back, bias, biased, r
             there = x[:, c * tile:min((c + 1) * tile, x.shape[1])]
             depth = there.shape[1]
             if not back:
-                _turn(values[k], 0, width, 0, depth, turned, 0, 0, True)
-            blas.multiply(entry, there, (values[k] if back else turned)[:depth, :width], own, False, False, 1.0)
+                transpose_block(values[k], 0, width, 0, depth, transposed, 0, 0, True)
+            blas.multiply(entry, there, (values[k] if back else transposed)[:depth, :width], own, False, False, 1.0)
         if relu:
             for n in range(own.shape[0]):
                 for j in range(width):
@@ -120,9 +120,6 @@ def _gradients(entry, dy, x, starts, stops, ids, first, stop, dw):
             blas.multiply(entry, slopes, there, dw[k, :slopes.shape[1], :there.shape[1]], True, False, 0.0)
 
 
-NONE, NOTHING = np.zeros(0, np.int32), np.zeros(0, np.float32)
-
-
 def _shared(loop, count, flops, *given):
     """The loop over `count` block rows, by all threads."""
     def work(part):
@@ -137,7 +134,7 @@ def bsr_cpu(x, values, at, outputs, bias=None, relu=False):
     """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]) with the tiles of w alone"""
     _check("bsr (cpu)", at, _side("bsr (cpu)", values), outputs, _width("bsr (cpu)", x=x), values=(values, ("B", "T", "T")),
            bias=(bias, (outputs,)))
-    given = at.starts, at.stops, at.ids, NONE, False, NOTHING if bias is None else bias, bias is not None, relu
+    given = at.starts, at.stops, at.ids, NO_INDICES, False, EMPTY if bias is None else bias, bias is not None, relu
     return _shared(_product, at.starts.size, 2 * x.shape[0] * values.size, x, values, *given,
                    empty_cpu((x.shape[0], outputs)))
 
@@ -146,7 +143,7 @@ def bsr_dx_cpu(dy, values, at, inputs):
     """dx[n, i] = sum_o dy[n, o] w[o, i] with the tiles of w alone"""
     _check("bsr_dx (cpu)", at, _side("bsr_dx (cpu)", values), _width("bsr_dx (cpu)", dy=dy), inputs,
            values=(values, ("B", "T", "T")))
-    given = at.col_starts, at.col_stops, at.col_ids, at.places, True, NOTHING, False, False
+    given = at.col_starts, at.col_stops, at.col_ids, at.places, True, EMPTY, False, False
     return _shared(_product, at.col_starts.size, 2 * dy.shape[0] * values.size, dy, values, *given,
                    empty_cpu((dy.shape[0], inputs)))
 
@@ -160,12 +157,80 @@ def bsr_dw_cpu(dy, x, at, tile):
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
+# Lists are not trusted: a number beyond an axis counts as its end, as on the CPU.
+
+
+@kernels("bsr")
+def _product_kernel(tile=16):
+    padded = tile + 1
+
+    @kernel("void(f4[:, ::1], f4[:, :, ::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, f4[:, ::1])")
+    def bsr_product(x, values, starts, stops, ids, places, back, bias, biased, relu, y):
+        """A block: `tile` samples and one block row of the weight, walking its tiles; back, one block column."""
+        xs, ws = cuda.shared.array((tile, padded), float32), cuda.shared.array((tile, padded), float32)
+        tx, ty, r = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.x)
+        n, o, total = int32(cuda.blockIdx.y) * tile + ty, r * tile + tx, float32(0)
+        last = (x.shape[1] + tile - 1) // tile - 1
+        for e in range(max(starts[r], 0), min(stops[r], ids.size) if last >= 0 else 0):
+            k, first = min(max(places[e], 0), values.shape[0] - 1) if back else e, min(max(ids[e], 0), last) * tile
+            col = first + tx
+            xs[ty, tx] = x[n, col] if n < x.shape[0] and col < x.shape[1] else float32(0)
+            if back:
+                ws[ty, tx] = values[k, ty, tx]
+            else:
+                ws[tx, ty] = values[k, ty, tx]  # the row of the tile that is output ty, transposed
+            cuda.syncthreads()
+            for i in range(tile):
+                if first + i < x.shape[1]:  # what a tile holds beyond the edge is never read
+                    total += xs[ty, i] * ws[i, tx]
+            cuda.syncthreads()
+        if n < y.shape[0] and o < y.shape[1]:
+            total += bias[o] if biased else float32(0)
+            y[n, o] = float32(0) if relu and total < float32(0) else total
+
+    return bsr_product
+
+
+@kernels("bsr")
+def _gradients_kernel(tile=16):
+    padded = tile + 1
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], f4[:, :, ::1])")
+    def bsr_gradients(dy, x, rows, places, ids, dw):
+        """A block has a tile of the weight, and walks the samples."""
+        slopes, xs = cuda.shared.array((tile, padded), float32), cuda.shared.array((tile, padded), float32)
+        tx, ty, total = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), float32(0)
+        k, r = places[cuda.blockIdx.x], rows[cuda.blockIdx.x]
+        if k < 0 or k >= dw.shape[0]:  # two blocks must not write one tile
+            return
+        o = max(min(r, (dy.shape[1] + tile - 1) // tile - 1), 0) * tile + tx
+        i = max(min(ids[k], (x.shape[1] + tile - 1) // tile - 1), 0) * tile + tx
+        for n0 in range(0, x.shape[0], tile):
+            n = n0 + ty
+            slopes[ty, tx] = dy[n, o] if n < dy.shape[0] and o < dy.shape[1] else float32(0)
+            xs[ty, tx] = x[n, i] if n < x.shape[0] and i < x.shape[1] else float32(0)
+            cuda.syncthreads()
+            for m in range(tile):
+                total += slopes[m, ty] * xs[m, tx]
+            cuda.syncthreads()
+        dw[k, ty, tx] = total
+
+    return bsr_gradients
+
+
+def _block_side(op, tile):
+    """Threads along each axis of a block; tiles that no block can cover are refused."""
+    if not 1 <= tile <= 32:
+        raise ValueError(f"{op}: tile {tile} must be from 1 to 32 on CUDA")
+    return tile
+
+
 def _launch(x, values, starts, stops, ids, places, back, bias, relu, y):
     """y = act(x w.T + bias) or, back, x w."""
     tile = values.shape[1]
-    side = blocks.side("bsr (cuda)", tile)
-    launch(blocks.product(side), (starts.size, ceil_div(y.shape[0], side)), (side, side), x, values, starts, stops, ids, places,
-           back, empty_cuda((0,)) if bias is None else bias, bias is not None, relu, y)
+    side = _block_side("bsr (cuda)", tile)
+    launch(_product_kernel(side), (starts.size, ceil_div(y.shape[0], side)), (side, side), x, values, starts, stops, ids,
+           places, back, empty_cuda((0,)) if bias is None else bias, bias is not None, relu, y)
     return y
 
 
@@ -185,8 +250,8 @@ def bsr_dx_cuda(dy, values, at, inputs):
 def bsr_dw_cuda(dy, x, at, tile):
     _check("bsr_dw (cuda)", at, tile, _width("bsr_dw (cuda)", dy=dy), _width("bsr_dw (cuda)", x=x), dy=(dy, ("N", "O")),
            x=(x, ("N", "I")))
-    side, dw = blocks.side("bsr_dw (cuda)", tile), empty_cuda((at.ids.size, tile, tile))
-    launch(blocks.gradients(side), at.ids.size, (side, side), dy, x, at.col_ids, at.places, at.ids, dw)
+    side, dw = _block_side("bsr_dw (cuda)", tile), empty_cuda((at.ids.size, tile, tile))
+    launch(_gradients_kernel(side), at.ids.size, (side, side), dy, x, at.col_ids, at.places, at.ids, dw)
     return dw
 
 

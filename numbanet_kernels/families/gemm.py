@@ -22,7 +22,7 @@ from numba import float32
 from ..blocks import gemm_block
 from ..host import blas, threads
 from ..host.threads import WHOLE
-from ..host.transposition import NOTHING, turn_back
+from ..host.transpose import EMPTY, transpose_back
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import shapes
 from ..runtime.launch import ceil_div, launch
@@ -77,7 +77,7 @@ def _epilogue(c, bias, biased, relu, scale, alpha):
 # Each thread multiplies with its own rows of the weight (`threads`): they are rows of c in dw = dy.T x, columns of c in
 # y = x w.T, and a part of the sum in dx = dy w. Of a weight with few rows, such as a classifier's last, each has its own
 # columns: those of the activations that it computed or will read. BLAS is up to 1.7 times faster on w x.T and w.T dy.T than on
-# x w.T and dy w (1.15 times at batch 128), so these are computed turned, and the pass that adds bias and ReLU turns them back.
+# x w.T and dy w (1.15 times at batch 128), so these are computed transposed; the pass that adds bias and ReLU transposes back.
 LEAST_ROWS, LEAST_DEPTH = 32, 64  # of a thread's part of a weight, and of a sum
 
 
@@ -87,7 +87,7 @@ def _by_rows(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
         rows = part.of(a.shape[0])
         blas.matmul(a[rows], b, out=out[rows])
         if bias is not None or relu or scale != 1.0 or alpha != 1.0:
-            _epilogue(out[rows], NOTHING if bias is None else bias, bias is not None, relu, scale, alpha)
+            _epilogue(out[rows], EMPTY if bias is None else bias, bias is not None, relu, scale, alpha)
 
     threads.share(work, flops=2 * out.size * a.shape[1])
     return out
@@ -101,7 +101,7 @@ def _by_columns(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
 
     threads.share(work, max(out.size, b.size), 2 * out.size * a.shape[1])
     if bias is not None or relu or scale != 1.0 or alpha != 1.0:
-        _epilogue(out, NOTHING if bias is None else bias, bias is not None, relu, scale, alpha)
+        _epilogue(out, EMPTY if bias is None else bias, bias is not None, relu, scale, alpha)
     return out
 
 
@@ -118,12 +118,12 @@ def multiply_forward(x, own, out, bias=None, relu=False, scale=1.0, alpha=1.0):
         return _forward_by_columns(x, own(WHOLE), out, bias, relu, scale, alpha)
     if not shared:
         return _by_rows(x, own(WHOLE).T, out, bias, relu, scale, alpha)
-    turned = empty_cpu((1, n, x.shape[0]))
+    transposed = empty_cpu((1, n, x.shape[0]))
 
     def work(part):
         cols = part.of(n)
-        blas.matmul(own(part), x.T, out=turned[0, cols])
-        turn_back(turned, out, cols, bias, relu, scale, alpha)
+        blas.matmul(own(part), x.T, out=transposed[0, cols])
+        transpose_back(transposed, out, cols, bias, relu, scale, alpha)
 
     threads.share(work)
     return out
@@ -142,7 +142,7 @@ def _forward_by_columns(x, w, out, bias, relu, scale, alpha):
             blas.matmul(w[:, cols], x[:, cols].T, out=terms[part.number])
 
         threads.share(work)
-    turn_back(terms, out, slice(0, out.shape[1]), bias, relu, scale, alpha)
+    transpose_back(terms, out, slice(0, out.shape[1]), bias, relu, scale, alpha)
     return out
 
 
@@ -158,7 +158,7 @@ def multiply_back(dy, own, out, bias=None, relu=False, alpha=1.0):
             blas.matmul(own(part).T, dy[:, part.of(depth)].T, out=terms[part.number])
 
         threads.share(work)
-        threads.share(lambda part: turn_back(terms, out, part.of(out.shape[1]), bias, relu, alpha=alpha))
+        threads.share(lambda part: transpose_back(terms, out, part.of(out.shape[1]), bias, relu, alpha=alpha))
     return out
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numba import float32
 
 from ..blocks import gemm_block
-from ..host.listed import multiply_listed
+from ..host.gathered_gemm import multiply_listed
 from ..layouts.rows import Period
 from ..runtime.arrays import device_cache, to_device
 from ..runtime.declare import cuda, host_kernel, kernel, kernels

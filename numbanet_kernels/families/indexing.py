@@ -230,13 +230,13 @@ def _strided(x, shape, strides):
         raise ValueError(f"cuda: a copy to shape {tuple(shape)} needs {len(merged)} separate axes, at most 4 are supported")
     merged = [(1, 0)] * (4 - len(merged)) + merged
     y = empty_cuda(tuple(shape))
-    if not _turned(x, y, merged):
+    if not _transposed(x, y, merged):
         (_, s0), (n1, s1), (n2, s2), (n3, s3) = merged
         launch(_copies()[0], blocks_for(y.size), THREADS, flat(x), flat(y), n1, n2, n3, s0, s1, s2, s3)
     return y
 
 
-def _turned(x, y, axes):
+def _transposed(x, y, axes):
     """The copy in squares, where another axis of y than its last is contiguous in x; else False.   axes: (n, step in x)"""
     *outer, (n_b, s_b) = axes
     steps, contiguous = _element_strides([n for n, _ in axes]), [i for i, (n, s) in enumerate(outer) if s == 1 and n > 1]

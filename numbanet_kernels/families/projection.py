@@ -4,7 +4,7 @@
 
 so that E[f(x) . f(w)] = x . w (Achlioptas 2003, theorem 1.1; *Dynamic Sparse Graph for Efficient Deep Learning*). A third of R
 is not 0: N k d / 3 additions in place of the 2 N k d FLOPs of a dense product. They go by pieces of v: a piece of some columns
-and samples is turned in the nearest memory, features first, and each sum adds and subtracts whole rows of it.
+and samples is transposed in the nearest memory, features first, and each sum adds and subtracts whole rows of it.
 """
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..host import threads
-from ..host.lanes import FLOATS, NUMBER, REAL, WIDTH, data_of
-from ..host.narrow import aligned
-from ..host.transposition import _turn
+from ..host.simd import FLOATS, NUMBER, REAL, WIDTH, aligned, data_of
+from ..host.transpose import transpose_block
 from ..layouts.ternary import PIECE, dense, ternary
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import INT32, expect
@@ -100,7 +99,7 @@ def _project(v, columns, starts, scale, f, n_first, n_stop, j_first, room, sums)
         n1 = min(n0 + together, n_stop)
         sums[:] = 0
         for i0 in range(0, v.shape[1], PIECE):
-            _turn(v, n0, n1, i0, min(i0 + PIECE, v.shape[1]), room, 0, 0, True)
+            transpose_block(v, n0, n1, i0, min(i0 + PIECE, v.shape[1]), room, 0, 0, True)
             number = 2 * (i0 // PIECE * outputs + j_first)
             for j in range(sums.shape[0]):
                 first, middle, stop = starts[number], starts[number + 1], starts[number + 2]
@@ -110,7 +109,7 @@ def _project(v, columns, starts, scale, f, n_first, n_stop, j_first, room, sums)
         for j in range(sums.shape[0]):
             for n in range(together):
                 sums[j, n] *= scale
-        _turn(sums, 0, sums.shape[0], 0, n1 - n0, f, n0, j_first, False)
+        transpose_block(sums, 0, sums.shape[0], 0, n1 - n0, f, n0, j_first, False)
 
 
 def project_cpu(v, lists, outputs):

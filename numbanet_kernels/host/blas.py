@@ -79,7 +79,7 @@ def _sgemm(typing_context, address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c
         def placed(value):
             return cgutils.alloca_once_value(builder, value)
 
-        def turned(flag):
+        def transposed(flag):
             return placed(builder.select(flag, letter(ord("T")), letter(ord("N"))))
 
         def data(place, value):
@@ -88,7 +88,7 @@ def _sgemm(typing_context, address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c
         kinds = [letter] * 2 + [number] * 3 + [real, real, number, real, number, real, real, number]
         function = ir.FunctionType(ir.VoidType(), [kind.as_pointer() for kind in kinds]).as_pointer()
         builder.call(builder.inttoptr(address, function), [
-            turned(tb), turned(ta), *map(placed, (n, m, k)), placed(real(1.0)), data(8, b), placed(b_row), data(6, a),
+            transposed(tb), transposed(ta), *map(placed, (n, m, k)), placed(real(1.0)), data(8, b), placed(b_row), data(6, a),
             placed(a_row), placed(beta), data(11, c), placed(c_row)])
         return context.get_dummy_value()
 

@@ -42,8 +42,8 @@ def to_device(host: Any) -> Any:
     refuse_to_record("an upload")
     if not emulating():
         return _on_card(cuda.to_device, host)
-    turned = host.flags.f_contiguous and not host.flags.c_contiguous
-    array = device_array(host.shape[::-1], host.dtype).T if turned else device_array(host.shape, host.dtype)
+    transposed = host.flags.f_contiguous and not host.flags.c_contiguous
+    array = device_array(host.shape[::-1], host.dtype).T if transposed else device_array(host.shape, host.dtype)
     array.copy_to_device(host)
     return array
 

@@ -1,6 +1,7 @@
 """Who may import whom, by AST; what an import may load, by subprocess; the op tables, by signature."""
 import ast
 import inspect
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 SOURCES = [path for folder in ("numbanet", "numbanet_kernels", "datasets") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-FAMILIES = [path for path in sorted((ROOT / "numbanet_kernels/families").glob("*.py")) if path.stem != "__init__"]
+FAMILIES = [path for path in sorted((ROOT / "numbanet_kernels/families").iterdir())  # files, and rooms: folders
+            if path.stem not in ("__init__", "__pycache__")]
 
 ARROWS = {  # folder: those whose files it may import besides its own
     "numbanet_kernels": [f"numbanet_kernels.{name}" for name in ("families", "layouts", "host", "runtime")],  # the tables
@@ -80,7 +82,10 @@ def forbidden(path, module):
         return "kernels know nothing of numbanet"
     if folder == "numbanet_kernels" and top == "threadpoolctl" and path.name != "blas.py":
         return "BLAS is reached only through host/blas.py"
-    here, there = room(path.relative_to(ROOT).parent.parts), room(module.split("."))
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if (own := family(module.split("."))) and own != family(parts) and inside(module.split(".")):
+        return f"what others may use of {own} its __init__ names"
+    here, there = room(parts[:-1]), room(module.split("."))
     if module.startswith("numba.cuda") and here != "numbanet_kernels.runtime":
         return "numba.cuda is reached only in numbanet_kernels.runtime"
     if here in ARROWS and there is not None and there not in (here, *ARROWS[here]):
@@ -91,6 +96,16 @@ def forbidden(path, module):
 def room(parts):
     """The folder, of those in ARROWS, that holds a module; None if none does."""
     return next((name for n in (2, 1) if (name := ".".join(parts[:n])) in ARROWS), None)
+
+
+def family(parts):
+    """The family that a module belongs to, or None."""
+    return parts[2] if list(parts[:2]) == ["numbanet_kernels", "families"] and len(parts) > 2 else None
+
+
+def inside(parts):
+    """Whether a module, or a name of one, is in a file of a room."""
+    return len(parts) > 3 and ROOT.joinpath(*parts[:4]).with_suffix(".py").is_file()
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -107,8 +122,11 @@ OFFENDERS = [("numbanet/estimators/net.py", "numba.cuda"), ("numbanet/ops/linear
              *((f"numbanet_kernels/{here}.py", f"{there}.x") for here, there in (
                  ("families/gemm", "numba.cuda"), ("host/threads", "threadpoolctl"),
                  ("families/gemm", "numbanet"), ("families/gemm", "numbanet_kernels.cpu"),
-                 ("families/gemm", "numbanet_kernels.ptx"), ("blocks/listed", "numbanet_kernels.families"),
-                 ("blocks/listed", "numbanet_kernels.host"), ("host/threads", "numbanet_kernels.blocks"),
+                 ("families/conv/cpu", "numba.cuda"), ("families/conv/cpu", "numbanet_kernels.ptx"),
+                 ("families/gemm", "numbanet_kernels.families.conv.cpu"),
+                 ("families/lstm/cpu", "numbanet_kernels.families.conv.cpu"),
+                 ("families/gemm", "numbanet_kernels.ptx"), ("blocks/copies", "numbanet_kernels.families"),
+                 ("blocks/copies", "numbanet_kernels.host"), ("host/threads", "numbanet_kernels.blocks"),
                  ("layouts/tiles", "numbanet_kernels.runtime"), ("runtime/memory", "numbanet_kernels.host"),
                  ("ptx/machine", "numbanet_kernels.runtime")))]
 
@@ -208,11 +226,17 @@ def test_op_tables_have_the_same_names_and_signatures():
 
 
 def test_every_family_has_a_reference_or_says_what_it_is():
-    for path in FAMILIES:
-        text = path.read_text(encoding="utf-8")
-        places = [text.index(f"# --- {part} ---") for part in ("reference", "CPU", "CUDA")]
-        assert places == sorted(places), path.name
-        assert "_reference(" in text
+    """Files that are not of a family's reference, CPU or CUDA alone have all three, in this order."""
+    files = {path: path.glob("*.py") if path.is_dir() else [path] for path in FAMILIES}
+    for path, parts in files.items():
+        stems = {part.stem for part in parts if part.stem != "__init__"} - {path.stem}
+        assert not path.is_dir() or stems >= {"family", "cpu", "cuda"}, path.name
+        for name in ["family", *(stem for stem in stems if not re.match("family|cpu|cuda", stem))]:
+            text = (path / f"{name}.py" if path.is_dir() else path).read_text(encoding="utf-8")
+            sections = ["reference"] if path.is_dir() and name == "family" else ["reference", "CPU", "CUDA"]
+            places = [text.index(f"# --- {section} ---") for section in sections]
+            assert places == sorted(places), (path.name, name)
+            assert "_reference(" in text
 
 
 def test_every_kernel_belongs_to_a_family():
@@ -224,7 +248,7 @@ def test_what_ends_in_the_name_of_a_device_is_an_operation_of_both():
     names = [name for module in tables.modules() for name in vars(module) if not name.startswith("_")]
     assert {n.removesuffix("_cpu") for n in names if n.endswith("_cpu")} == {
         n.removesuffix("_cuda") for n in names if n.endswith("_cuda")} == operations(cpu).keys()
-    assert {path.stem for path in FAMILIES} <= {module.__name__.rpartition(".")[2] for module in tables.modules()}
+    assert {path.stem for path in FAMILIES} <= {tables.family_of(module) for module in tables.modules()}
 
 
 @pytest.mark.parametrize("room", ["", "families", "blocks", "layouts", "host", "runtime", "ptx"])

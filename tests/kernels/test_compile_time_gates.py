@@ -9,8 +9,10 @@ import time
 import numpy as np
 import pytest
 
-from numbanet_kernels.blocks import gemm_block, grouped
-from numbanet_kernels.families import csr, gemm, gemm_rows, gemm_tiles, indexing, late, random
+from numbanet_kernels.blocks import gemm_block
+from numbanet_kernels.families import csr, gemm, gemm_rows, gemm_tiles, indexing, random
+from numbanet_kernels.families.gemm_tiles import cuda_grouped
+from numbanet_kernels.families.update import lazy_sgd
 from numbanet_kernels.layouts.entries import Entries
 from numbanet_kernels.layouts.sparse import CSR
 from numbanet_kernels.layouts.tiles import Pattern
@@ -72,7 +74,7 @@ def test_the_inner_loop_multiplies(summed, a_along_k, b_along_k, card):
 @PRODUCTS
 def test_the_inner_loop_of_tiles_multiplies(inner, a_along_k, b_along_k, card):
     """Though rows and columns are looked up."""
-    loop, kinds = inner_loop(grouped._grouped(inner, 128, a_along_k, b_along_k), "FFMA", card)
+    loop, kinds = inner_loop(cuda_grouped._grouped(inner, 128, a_along_k, b_along_k), "FFMA", card)
     assert kinds["FFMA"] == 1024 and kinds["FFMA"] / len(loop) >= 0.845, kinds
     assert sum(name.startswith("LDS.128") for name in loop) == 64 and kinds["LDGSTS"] == 16
 
@@ -91,13 +93,13 @@ def test_tensor_cores_multiply(passes, summed, a_along_k, b_along_k, card):
 @PRODUCTS
 @pytest.mark.parametrize("passes", [3, 1])
 def test_tensor_cores_multiply_tiles(passes, inner, a_along_k, b_along_k, card):
-    _, kinds = inner_loop(grouped._grouped(inner, 128, a_along_k, b_along_k, passes), "HMMA", card)
+    _, kinds = inner_loop(cuda_grouped._grouped(inner, 128, a_along_k, b_along_k, passes), "HMMA", card)
     assert kinds["HMMA"] == 32 * passes
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("kernel", [gemm_block._block(128, False, False, 0, True), gemm_block._block(128, True, True, 3),
-                                    grouped._grouped(True, 128, True, True)], ids=["block", "tensor", "tiles"])
+                                    cuda_grouped._grouped(True, 128, True, True)], ids=["block", "tensor", "tiles"])
 def test_the_largest_kernels_are_soon_compiled(kernel, tmp_path, monkeypatch):
     """With ptxas in less than eight times what the smallest one takes: 1.5 s where that takes 0.19 s. At least once in four."""
     monkeypatch.setattr(files, "kept", lambda name, decides, make: make())
@@ -108,16 +110,18 @@ def test_the_largest_kernels_are_soon_compiled(kernel, tmp_path, monkeypatch):
         subprocess.run([PTXAS, "-arch=sm_90", tmp_path / "kernel.ptx", "-o", tmp_path / "kernel.cubin"], check=True)
         return time.perf_counter() - start
 
-    assert any(seconds(kernel) < 8 * seconds(late._settling()) for _ in range(4))
+    assert any(seconds(kernel) < 8 * seconds(lazy_sgd._settling()) for _ in range(4))
 
 
 NAMED = """
 import hashlib
 from numba.core.serialize import dumps
-from numbanet_kernels.blocks import gemm_block, grouped
-from numbanet_kernels.families import late, update
+from numbanet_kernels.blocks import gemm_block
+from numbanet_kernels.families.gemm_tiles import cuda_grouped
+from numbanet_kernels.families.update import cuda, lazy_sgd
 
-for kernel in (gemm_block._block(128, False, False, 3, True), grouped._grouped(), *update._updates(), late._settling()):
+for kernel in (gemm_block._block(128, False, False, 3, True), cuda_grouped._grouped(), cuda._sgd_kernel(), cuda._adam_kernel(),
+               lazy_sgd._settling()):
     cells = tuple(cell.cell_contents for cell in kernel.function.__closure__ or ())
     print(kernel.__name__, hashlib.sha256(dumps(cells)).hexdigest())
 """
@@ -184,9 +188,9 @@ def test_dropped_rows_and_columns_cost_nothing(rng):
     assert both["sectors"] <= rows["sectors"] and both["sectors"] >= weights / 4
 
 
-def test_random_numbers_and_transposes_are_written_side_by_side(rng):
+def test_dropout_and_transposes_read_and_write_side_by_side(rng):
     x = put(rng, 72, 104)
-    for call, touched in ((lambda: random.normal_cuda(1, 2, (9, 1000)), 9 * 1000 // 8),
+    for call, touched in ((lambda: random.dropout_cuda(x, 0.5, 1, 2), 2 * 72 * 104 // 8),
                           (lambda: indexing.transpose_cuda(x, (1, 0)), 2 * 72 * 104 // 8)):
         found = counted(call)
         assert found["bank conflicts"] == 0 and found["sectors"] == found["least sectors"] == touched
@@ -232,7 +236,7 @@ def test_dropped_tiles_cost_nothing(rng, product):
         assert kept["sectors"] <= whole["sectors"]
 
 
-@pytest.mark.parametrize("module", [gemm_block, grouped])
+@pytest.mark.parametrize("module", [gemm_block, cuda_grouped])
 def test_a_fast_kernel_is_checked_once_on_a_card(module):
     """On the emulated device as if it were a card: it agrees; one that does not is not used, and says so."""
     passed = module._agrees.passed
@@ -260,10 +264,11 @@ def sparse_sectors(rng, op, nnz):
         at = Entries(*map(arrays.to_device, CSR.from_dense(mask).entries()))
     x, dy, values = put(rng, 64, 64), put(rng, 64, 32), put(rng, nnz)
     with emulation.emulated():
-        turned = {name: csr.csr_turned_cuda(a) for name, a in (("x", x), ("dy", dy))}
-    found = counted({"csr": lambda: csr.csr_cuda(x, values, at, turned=turned["x"]),
-                     "csr_dx": lambda: csr.csr_dx_cuda(dy, values, at, turned=turned["dy"]),
-                     "csr_dw": lambda: csr.csr_dw_cuda(dy, x, at, dy_turned=turned["dy"], x_turned=turned["x"])}[op])
+        transposed = {name: csr.csr_turned_cuda(a) for name, a in (("x", x), ("dy", dy))}
+    found = counted({"csr": lambda: csr.csr_cuda(x, values, at, transposed=transposed["x"]),
+                     "csr_dx": lambda: csr.csr_dx_cuda(dy, values, at, transposed=transposed["dy"]),
+                     "csr_dw": lambda: csr.csr_dw_cuda(dy, x, at, dy_transposed=transposed["dy"],
+                                                         x_transposed=transposed["x"])}[op])
     assert found["bank conflicts"] == 0
     return found["sectors"]
 

@@ -9,8 +9,8 @@ from numbanet.device import problem
 from numbanet.dropout import Together, recurrent
 from numbanet.training.recorder import Recorder
 from numbanet.training.trainer import Trainer
-from numbanet_kernels.blocks import recurrent as kernels
 from numbanet_kernels.families import embedding
+from numbanet_kernels.families.lstm import cuda_steps as kernels
 from numbanet_kernels.runtime import graph, launch
 
 DEVICES = [name for name in ("cuda", "emulated") if problem(name) is None]

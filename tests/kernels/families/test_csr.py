@@ -48,15 +48,16 @@ def products(suffix, put, get, rng, at, v, n=N, rows=None, cols=None, sides=(O, 
     on = Entries(*map(put, at))
     thinned = {"rows": rows and RowLists(*map(put, rows)), "cols": cols and RowLists(*map(put, cols))}
     plain = {"rows": rows, "cols": cols}
-    op = {name: getattr(csr, f"{name}_{suffix}") for name in ("csr", "csr_dx", "csr_dw", "csr_turned")}
+    op = {name: getattr(csr, f"{name}_{suffix}") for name in ("csr", "csr_dx", "csr_dw", "csr_transposed")}
     x_, dy_, values_ = map(put, (x, dy, values))
-    turned = {"x_turned": op["csr_turned"](x_), "dy_turned": op["csr_turned"](dy_)}
+    transposed = {"x_transposed": op["csr_transposed"](x_), "dy_transposed": op["csr_transposed"](dy_)}
     close(get(op["csr"](x_, values_, on, put(b), True, **thinned)), csr.csr_reference(x, values, at, b, True, **plain))
-    close(get(op["csr"](x_, values_, on, turned=turned["x_turned"], **thinned)), csr.csr_reference(x, values, at, **plain))
+    close(get(op["csr"](x_, values_, on, transposed=transposed["x_transposed"], **thinned)),
+          csr.csr_reference(x, values, at, **plain))
     close(get(op["csr_dx"](dy_, values_, on, **thinned)), csr.csr_dx_reference(dy, values, at, **plain))
-    close(get(op["csr_dx"](dy_, values_, on, turned=turned["dy_turned"], **thinned)),
+    close(get(op["csr_dx"](dy_, values_, on, transposed=transposed["dy_transposed"], **thinned)),
           csr.csr_dx_reference(dy, values, at, **plain))
-    for given in ({}, turned):
+    for given in ({}, transposed):
         close(get(op["csr_dw"](dy_, x_, on, **thinned, **given)), csr.csr_dw_reference(dy, x, at, **plain))
 
 
@@ -150,7 +151,7 @@ REFUSED = {
     "inputs": (lambda s, at, a: getattr(csr, f"csr_{s}")(a(3, 6), a(20), at), r"csr \(.*x \(3, 6\)"),
     "values": (lambda s, at, a: getattr(csr, f"csr_{s}")(a(3, 5), a(19), at), r"csr \(.*values"),
     "bias": (lambda s, at, a: getattr(csr, f"csr_{s}")(a(3, 5), a(20), at, a(5)), r"csr \(.*bias"),
-    "turned": (lambda s, at, a: getattr(csr, f"csr_{s}")(a(3, 5), a(20), at, turned=a(2, 2)), r"csr \(.*turned"),
+    "transposed": (lambda s, at, a: getattr(csr, f"csr_{s}")(a(3, 5), a(20), at, transposed=a(2, 2)), r"csr \(.*transposed"),
     "outputs": (lambda s, at, a: getattr(csr, f"csr_dx_{s}")(a(3, 5), a(20), at), r"csr_dx \(.*dy"),
     "samples": (lambda s, at, a: getattr(csr, f"csr_dw_{s}")(a(2, 4), a(3, 5), at), r"csr_dw \(.*x"),
     "tiles": (lambda s, at, a: getattr(bsr, f"bsr_{s}")(a(3, 11), a(20, 2, 2), at, 8), "bsr .*11 is no length of 5 tiles of 2"),

@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from numbanet_kernels.blocks import gemm_block, grouped
+from numbanet_kernels.blocks import gemm_block
 from numbanet_kernels.families import gemm, gemm_rows, gemm_tiles
+from numbanet_kernels.families.gemm_tiles import cuda_grouped
 from numbanet_kernels.layouts.tiles import Pattern
 from numbanet_kernels.runtime import emulation, precision
 
@@ -139,7 +140,7 @@ def test_tensor_cores_serve_products_that_they_do_sooner(from_8_0, monkeypatch, 
     assert gemm_block.way_for(rows, cols) == way
 
 
-@pytest.mark.parametrize("module", [gemm_block, grouped])
+@pytest.mark.parametrize("module", [gemm_block, cuda_grouped])
 def test_three_passes_are_as_exact_on_a_card(from_8_0, monkeypatch, module):
     """Of a deep product, too; if not, they are not used."""
     if emulation.emulating():

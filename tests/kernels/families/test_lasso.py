@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels.families import lasso
+from numbanet_kernels.families import group_shrink
 
 CASES = [  # shape of the weight, of a group
     ((7, 300), (1, 300)), ((70, 33), (70, 1)), ((70, 66), (32, 32)), ((33, 27), (33, 9)), ((5, 1), (1, 1)), ((40, 50), (9, 1)),
@@ -21,9 +21,9 @@ def operands(rng, shape, group):
 @pytest.mark.parametrize("shape, group", CASES, ids=str)
 def test_shrink(suffix, put, get, rng, shape, group, threshold, reference):
     w = operands(rng, shape, group)
-    expected, norms = lasso.shrink_reference(w, *group, threshold, reference)
+    expected, norms = group_shrink.shrink_reference(w, *group, threshold, reference)
     there = put(w)
-    same, found = getattr(lasso, f"shrink_{suffix}")(there, *group, threshold, reference)
+    same, found = getattr(group_shrink, f"shrink_{suffix}")(there, *group, threshold, reference)
     found = get(found)
     assert same is there
     np.testing.assert_allclose(get(there), expected, rtol=2e-5, atol=1e-6)
@@ -36,7 +36,7 @@ def test_the_reference_is_the_proximal_step():
     """It minimises |v - w|² / 2 + t sqrt(n) |v| for each group."""
     rng = np.random.default_rng(0)
     w = rng.standard_normal((2, 3))
-    v, _ = lasso.shrink_reference(w, 1, 3, 0.3)
+    v, _ = group_shrink.shrink_reference(w, 1, 3, 0.3)
 
     def objective(v):
         return ((v - w) ** 2).sum() / 2 + 0.3 * np.sqrt(3) * np.linalg.norm(v, axis=1).sum()
@@ -47,7 +47,7 @@ def test_the_reference_is_the_proximal_step():
 def test_what_is_no_number_stays_one_that_is_none(suffix, put, get):
     """A weight that has broken must not look as if it had been shrunk to zero."""
     w = put(np.array([[np.nan, 1.0], [1.0, 1.0]], np.float32))
-    getattr(lasso, f"shrink_{suffix}")(w, 1, 2, 0.1, 1.0)
+    getattr(group_shrink, f"shrink_{suffix}")(w, 1, 2, 0.1, 1.0)
     assert np.isnan(get(w)[0]).all() and np.isfinite(get(w)[1]).all()
 
 
@@ -56,6 +56,6 @@ def test_what_is_no_number_stays_one_that_is_none(suffix, put, get):
                                                 ((1, 2, 0.1, -1.0), "reference")], ids=str)
 def test_what_does_not_fit_is_refused(suffix, put, arguments, message):
     with pytest.raises(ValueError, match=message):
-        getattr(lasso, f"shrink_{suffix}")(put(np.ones((2, 2))), *arguments)
+        getattr(group_shrink, f"shrink_{suffix}")(put(np.ones((2, 2))), *arguments)
     with pytest.raises(ValueError, match="w"):
-        getattr(lasso, f"shrink_{suffix}")(put(np.ones(4)), 1, 2, 0.1)
+        getattr(group_shrink, f"shrink_{suffix}")(put(np.ones(4)), 1, 2, 0.1)

@@ -2,8 +2,8 @@
 import numpy as np
 import pytest
 
-from numbanet_kernels.families import projection, selection
-from numbanet_kernels.host.lanes import WIDTH
+from numbanet_kernels.families import projection, top_k
+from numbanet_kernels.host.simd import WIDTH
 from numbanet_kernels.layouts.ternary import PIECE, dense, ternary
 
 PROJECTED = [(1, 1, 1), (3, 5, 40), (17, 33, PIECE), (40, 7, PIECE + 1), (70, 66, 3 * PIECE - 1), (0, 4, 9),
@@ -69,46 +69,46 @@ def test_lists_of_another_matrix_are_refused(suffix, put, k, d, message):
 @pytest.mark.parametrize("n, i, o", SCORED)
 def test_scores(suffix, put, get, rng, n, i, o, biased, packed):
     x, w, b = random(rng, (n, i), (o, i), (o,))
-    ready = getattr(selection, f"scores_packed_{suffix}")(put(w)) if packed else None
-    found = getattr(selection, f"scores_{suffix}")(put(x), put(w), put(b) if biased else None, ready)
-    expected = selection.scores_reference(x, w, b if biased else None)
+    ready = getattr(top_k, f"scores_packed_{suffix}")(put(w)) if packed else None
+    found = getattr(top_k, f"scores_{suffix}")(put(x), put(w), put(b) if biased else None, ready)
+    expected = top_k.scores_reference(x, w, b if biased else None)
     np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_what_is_packed_for_another_weight_is_refused():
     x, w = np.zeros((2, 5), np.float32), np.zeros((40, 5), np.float32)
     with pytest.raises(ValueError, match="packed"):
-        selection.scores_cpu(x, w, None, selection.scores_packed_cpu(np.zeros((40, 4), np.float32)))
+        top_k.scores_cpu(x, w, None, top_k.scores_packed_cpu(np.zeros((40, 4), np.float32)))
 
 
 @pytest.mark.parametrize("n, first, count", [(200, 64, 64), (200, 128, 72), (70, 0, 64), (64, 0, 64), (33, 32, 1), (48, 16, 0)])
 def test_some_rows_are_packed_anew(suffix, put, get, rng, n, first, count):
-    (x, w, rows), packed = random(rng, (5, 7), (n, 7), (count, 7)), getattr(selection, f"scores_packed_{suffix}")
+    (x, w, rows), packed = random(rng, (5, 7), (n, 7), (count, 7)), getattr(top_k, f"scores_packed_{suffix}")
     ready = packed(put(w))
     assert packed(put(rows), ready, first) is ready
     w[first:first + count] = rows
-    found = get(getattr(selection, f"scores_{suffix}")(put(x), put(w) if suffix == "cpu" else ready, None, ready))
-    np.testing.assert_allclose(found, selection.scores_reference(x, w), rtol=1e-5, atol=1e-4)
+    found = get(getattr(top_k, f"scores_{suffix}")(put(x), put(w) if suffix == "cpu" else ready, None, ready))
+    np.testing.assert_allclose(found, top_k.scores_reference(x, w), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("n, width, first", [(90, 7, 0), (64, 7, 64), (64, 7, -64), (64, 6, 0)])
 def test_rows_that_do_not_fit_are_refused(suffix, put, n, width, first):
-    ready = getattr(selection, f"scores_packed_{suffix}")(put(np.zeros((66, 7), np.float32)))
+    ready = getattr(top_k, f"scores_packed_{suffix}")(put(np.zeros((66, 7), np.float32)))
     with pytest.raises(ValueError, match="scores_packed"):
-        getattr(selection, f"scores_packed_{suffix}")(put(np.zeros((n, width), np.float32)), ready, first)
+        getattr(top_k, f"scores_packed_{suffix}")(put(np.zeros((n, width), np.float32)), ready, first)
 
 
 @pytest.mark.parametrize("rows, first", [(17, 0), (32, WIDTH // 2)])
 def test_cpu_rows_that_are_no_whole_panels_are_refused(rows, first):
-    ready = selection.scores_packed_cpu(np.zeros((70, 5), np.float32))
+    ready = top_k.scores_packed_cpu(np.zeros((70, 5), np.float32))
     with pytest.raises(ValueError, match="whole panels"):
-        selection.scores_packed_cpu(np.zeros((rows, 5), np.float32), ready, first)
+        top_k.scores_packed_cpu(np.zeros((rows, 5), np.float32), ready, first)
 
 
 def test_cpu_nan_stays_with_its_neuron():
     w = np.eye(3, dtype=np.float32)
     w[1, 0] = np.nan
-    found = selection.scores_cpu(np.ones((2, 3), np.float32), w)
+    found = top_k.scores_cpu(np.ones((2, 3), np.float32), w)
     assert np.isnan(found[1]) and found[0] == found[2] == 2
 
 
@@ -119,17 +119,17 @@ def test_top_k(suffix, put, get, rng, n, o, k, values):
     v = {"normal": lambda: rng.standard_normal((n, o)), "ties": lambda: rng.integers(-2, 3, (n, o)),
          "equal": lambda: np.full((n, o), 1.5), "negative zero": lambda: -0.0 * rng.integers(0, 2, (n, o)) - 1.0}[values]()
     v = v.astype(np.float32)
-    found = get(getattr(selection, f"top_k_{suffix}")(put(v), k))
-    np.testing.assert_array_equal(found, selection.top_k_reference(v, k))
+    found = get(getattr(top_k, f"top_k_{suffix}")(put(v), k))
+    np.testing.assert_array_equal(found, top_k.top_k_reference(v, k))
 
 
 @pytest.mark.parametrize("n, o", [(1, 1), (5, 40), (3, 300), (0, 5), (2, 0)])
 def test_above(suffix, put, get, rng, n, o):
     v = rng.integers(-2, 3, (n, o)).astype(np.float32)
-    np.testing.assert_array_equal(get(getattr(selection, f"above_{suffix}")(put(v), 1.0)), selection.above_reference(v, 1.0))
+    np.testing.assert_array_equal(get(getattr(top_k, f"above_{suffix}")(put(v), 1.0)), top_k.above_reference(v, 1.0))
 
 
 @pytest.mark.parametrize("k", [-1, 6])
 def test_more_than_there_are_is_refused(suffix, put, k):
     with pytest.raises(ValueError, match="of rows of 5"):
-        getattr(selection, f"top_k_{suffix}")(put(np.zeros((2, 5), np.float32)), k)
+        getattr(top_k, f"top_k_{suffix}")(put(np.zeros((2, 5), np.float32)), k)

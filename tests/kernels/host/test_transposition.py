@@ -1,9 +1,9 @@
-"""Activations turned and back, at sizes that leave edges of every kind."""
+"""Activations transposed and back, at sizes that leave edges of every kind."""
 import numba
 import numpy as np
 import pytest
 
-from numbanet_kernels.host import transposition
+from numbanet_kernels.host import transpose
 
 SIZES = [(1, 1), (7, 9), (8, 8), (16, 40), (20, 33), (129, 65), (300, 31)]
 
@@ -20,9 +20,9 @@ def places_of(rng, count):
 def test_turn_in(rng, n, k, gated):
     x, y, places = np.float32(rng.standard_normal((n, k))), np.float32(rng.standard_normal((n, k))), places_of(rng, k)
     sums = np.ones(k, np.float32)
-    turned = transposition.turn_in(x, k, places, 1.5, y if gated else None, sums)
+    transposed = transpose.transpose_in(x, k, places, 1.5, y if gated else None, sums)
     z = np.where(y > 0, x, 0) if gated else x
-    np.testing.assert_allclose(turned[places[places >= 0]], 1.5 * z.T[places >= 0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(transposed[places[places >= 0]], 1.5 * z.T[places >= 0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(sums, 1 + z.sum(axis=0), rtol=1e-4, atol=1e-4)
 
 
@@ -33,19 +33,19 @@ def test_turn_back(rng, n, k, terms, relu):
     parts, bias, places = np.float32(rng.standard_normal((terms, k, n))), np.float32(rng.standard_normal(k)), places_of(rng, k)
     parts[0, 0, 0] = np.nan
     y = np.full((n, k), 7, np.float32)
-    transposition.turn_back(parts, y, slice(0, k), bias, relu, 2.0, 1.5, places)
+    transpose.transpose_back(parts, y, slice(0, k), bias, relu, 2.0, 1.5, places)
     z = 1.5 * np.where(places >= 0, parts.sum(axis=0)[places].T, 0) + bias
     np.testing.assert_allclose(y, 2 * (np.where(z < 0, 0, z) if relu else z), rtol=1e-4, atol=1e-4)
 
 
 @numba.njit
-def turned(*given):
+def transposed(*given):
     """What loops call has no wrapper for Python."""
-    transposition._turn(*given)
+    transpose.transpose_block(*given)
 
 
 def test_the_transpose_in_registers_is_that_of_numpy(rng):
     a, (found, expected) = np.float32(rng.standard_normal((9, 19))), np.zeros((2, 11, 10), np.float32)
-    turned(a, 1, 9, 10, 18, found, 2, 1, True)
-    transposition._transpose(a, 1, 10, expected, 2, 1)  # outside compiled code it is NumPy's
+    transposed(a, 1, 9, 10, 18, found, 2, 1, True)
+    transpose._transpose(a, 1, 10, expected, 2, 1)  # outside compiled code it is NumPy's
     np.testing.assert_array_equal(found, expected)

@@ -11,23 +11,23 @@ from numbanet_kernels.runtime import declare, files
 
 LOOP = '''
 from ..runtime.declare import host_kernel
-from .transposition import _turn
+from .transpose import transpose_block
 
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1])")
-def turned(a, b):
-    _turn(a, 0, a.shape[0], 0, a.shape[1], b, 0, 0, True)
+def transposed(a, b):
+    transpose_block(a, 0, a.shape[0], 0, a.shape[1], b, 0, 0, True)
 '''
 RUN = """
 import numba, numpy as np
 from numba.core import compiler
-from numbanet_kernels.host.loop import turned
+from numbanet_kernels.host.loop import transposed
 
 compiled = []
 compile_extra = compiler.compile_extra
 compiler.compile_extra = lambda *args, **options: compiled.append(args) or compile_extra(*args, **options)
 y = np.zeros((2, 3), np.float32)
-turned(np.ones((3, 2), np.float32), y)
+transposed(np.ones((3, 2), np.float32), y)
 print(y[0, 0], "compiled" if compiled else "loaded", numba.config.CACHE_DIR)
 """
 WAYS = "compiled", "loaded"
@@ -53,7 +53,7 @@ def said(package, **environment):
 
 def edited(package, before="= a[n, i]", after="= a[n, i] + a[n, i]"):
     """The function of the other file does something else; its file is as old and as long as it was."""
-    path = package / "host" / "transposition.py"
+    path = package / "host" / "transpose.py"
     text, times = path.read_text(), path.stat()
     assert before in text
     path.write_text(text.replace(before, after))

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import threadpoolctl
 
-from numbanet_kernels.families import conv, sampling
-from numbanet_kernels.host import abreast, blas, patches, thresholds, tiled_images
-from numbanet_kernels.host.lanes import WIDTH
+from numbanet_kernels.families import conv
+from numbanet_kernels.families.conv import cpu_direct, cpu_direct_loops, cpu_im2col, cpu_im2col_loops
+from numbanet_kernels.host import blas, thresholds
+from numbanet_kernels.host.simd import WIDTH
 from numbanet_kernels.layouts.windows import Blocks, Window
 
 # images, filters, window, groups; FEW run on every device
@@ -143,7 +144,7 @@ def test_conv2d_of_any_shape(case, threads):
 def test_neighbouring_positions_are_joined_within_blocks_of_lines(monkeypatch, case, share):
     (_, height, width, channels), filters, window, _ = case
     line, (_, across) = window.kernel[1] * channels, window.positions(height, width)
-    assert conv._joined(window, filters, channels, across, None) > 1
+    assert cpu_im2col._joined(window, filters, channels, across, None) > 1
 
     def lines(rng, total, places, depth):
         """Blocks as high as one line of positions, and as wide as one of a patch, or two."""
@@ -151,7 +152,8 @@ def test_neighbouring_positions_are_joined_within_blocks_of_lines(monkeypatch, c
         order = rng.random((total // across, -(-depth // wide))).argsort(1)
         return {"blocks": Blocks(np.sort(order[:, :round(share * order.shape[1])], 1).astype(np.int32), across, wide)}
 
-    assert conv._joined(window, filters, channels, across, lines(np.random.default_rng(0), across, across, line)["blocks"]) > 1
+    blocks = lines(np.random.default_rng(0), across, across, line)["blocks"]
+    assert cpu_im2col._joined(window, filters, channels, across, blocks) > 1
     monkeypatch.setitem(PLANS, "lines", lines)
     for threads in (1, 2):
         with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(threads, user_api="blas"):
@@ -161,8 +163,8 @@ def test_neighbouring_positions_are_joined_within_blocks_of_lines(monkeypatch, c
 
 @pytest.mark.parametrize("case", ABREAST, ids=str)
 def test_many_images_are_convolved_abreast_unless_those_of_a_tile_differ(monkeypatch, case):
-    gathered, loop = [], patches.forward
-    monkeypatch.setattr(patches, "forward", lambda *given: gathered.append(given) or loop(*given))
+    gathered, loop = [], cpu_im2col_loops.forward
+    monkeypatch.setattr(cpu_im2col_loops, "forward", lambda *given: gathered.append(given) or loop(*given))
     for plan, expected in (("all", False), ("rows alike", False), ("no rows", False), ("rows", True), ("blocks", True)):
         x, w, _, _, _, thinned = operands(np.random.default_rng(7), case, plan)
         conv.conv2d_cpu(x, w, *case[2:], **thinned)
@@ -172,7 +174,7 @@ def test_many_images_are_convolved_abreast_unless_those_of_a_tile_differ(monkeyp
 
 @pytest.mark.parametrize("images, parts", list(itertools.product((32, 48, 128, 4096), (1, 2, 3, 6, 16, 64))))
 def test_no_thread_has_much_more_to_do_than_others(images, parts):
-    bands, tiles = tiled_images._bands(images, parts), -(-images // WIDTH)
+    bands, tiles = cpu_direct._bands(images, parts), -(-images // WIDTH)
     assert 1 <= bands <= parts and -(-tiles * bands // parts) * parts <= 1.25 * tiles * bands
     assert bands == 1 or -(-tiles // parts) * parts > 1.25 * tiles
 
@@ -180,7 +182,7 @@ def test_no_thread_has_much_more_to_do_than_others(images, parts):
 @pytest.mark.parametrize("case", ABREAST, ids=str)
 def test_where_tiles_cannot_be_shared_equally_they_are_cut_into_bands(monkeypatch, case):
     for bands in (2, 3, 7):
-        monkeypatch.setattr(tiled_images, "_bands", lambda images, parts, bands=bands: bands)
+        monkeypatch.setattr(cpu_direct, "_bands", lambda images, parts, bands=bands: bands)
         for option in OPTIONS:
             check(case, "all", option, conv.conv2d_cpu, conv.conv2d_grad_cpu, np.array, np.asarray)
 
@@ -189,8 +191,8 @@ def test_rows_are_gathered_where_threads_cannot_share_tiles_equally_and_gradient
     """48 images are three tiles of 16 lanes: there is none for most of 13 threads."""
     case, loops, seen = ((48, 9, 8, 3), 6, Window((3, 3)), 1), ("forward", "gradient", "spread_back"), set()
     for name in loops:
-        loop = getattr(abreast, name)
-        monkeypatch.setattr(abreast, name, lambda *given, name=name, loop=loop: seen.add(name) or loop(*given))
+        loop = getattr(cpu_direct_loops, name)
+        monkeypatch.setattr(cpu_direct_loops, name, lambda *given, name=name, loop=loop: seen.add(name) or loop(*given))
     for threads, plan, expected in ((1, "rows alike", {*loops}), (1, "all", {*loops}),
                                     (13, "rows alike", set()), (13, "all", {"forward"})):
         seen.clear()
@@ -240,8 +242,8 @@ def test_the_same_comes_out_each_time(suffix, put, get, rng, plan):
 def test_tiles_of_any_size_give_the_same(monkeypatch, rng, plan):
     case = ((5, 12, 11, 3), 9, Window((3, 3), (1, 1), (1, 1)), 1)
     for floats, most in ((1, 1 << 20), (1 << 20, 33), (27 * 50, 1024), (1 << 30, 1 << 20)):
-        monkeypatch.setattr(conv, "TILE_FLOATS", floats)
-        monkeypatch.setattr(conv, "TILE_ROWS", most)
+        monkeypatch.setattr(cpu_im2col, "TILE_FLOATS", floats)
+        monkeypatch.setattr(cpu_im2col, "TILE_ROWS", most)
         check(case, plan, "everything", conv.conv2d_cpu, conv.conv2d_grad_cpu, np.array, np.asarray)
 
 
@@ -351,8 +353,8 @@ def test_count_large(suffix, put, get, rng, case, height, width):
     (shape, _, window, _), samples = case, 6
     x = np.float32(rng.integers(-8, 9, shape)) / 8  # some are exactly at the threshold
     offsets = np.stack([np.sort(rng.integers(height, size=samples)), rng.integers(width, size=samples)], 1).astype(np.int32)
-    found = get(getattr(sampling, f"count_large_{suffix}")(put(x), window, height, width, put(offsets), 0.5))
-    np.testing.assert_array_equal(found, sampling.count_large_reference(x, window, height, width, offsets, 0.5))
+    found = get(getattr(conv, f"count_large_{suffix}")(put(x), window, height, width, put(offsets), 0.5))
+    np.testing.assert_array_equal(found, conv.count_large_reference(x, window, height, width, offsets, 0.5))
     assert found.dtype == np.int32
 
 
@@ -361,7 +363,7 @@ def test_count_large(suffix, put, get, rng, case, height, width):
     (3, 3, (4, 3), r"offsets \(4, 3\)"), (3, 3, (4,), r"offsets \(4,\)")])
 def test_regions_that_do_not_fit_are_refused(suffix, put, height, width, offsets, message):
     with pytest.raises(ValueError, match=f"count_large.*{message}"):
-        getattr(sampling, f"count_large_{suffix}")(put(np.ones((2, 5, 4, 3))), Window((3, 3)), height, width,
+        getattr(conv, f"count_large_{suffix}")(put(np.ones((2, 5, 4, 3))), Window((3, 3)), height, width,
                                                    put(np.zeros(offsets, np.int32)), 0.5)
 
 

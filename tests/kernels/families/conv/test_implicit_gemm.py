@@ -4,8 +4,9 @@ import re
 import numpy as np
 import pytest
 
-from numbanet_kernels.blocks import im2col, implicit, kept
+from numbanet_kernels.blocks import index_views
 from numbanet_kernels.families import gemm
+from numbanet_kernels.families.conv import cuda_im2col as im2col, cuda_implicit_gemm as implicit
 from numbanet_kernels.layouts.windows import Blocks, Window
 from numbanet_kernels.runtime import availability, emulation
 from numbanet_kernels.runtime.memory import upload_cuda
@@ -174,9 +175,9 @@ def test_matrix_written_out(on_cuda, put, get, rng, case):
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (6, 3, 5, 5), (33, 5, 3, 3), (40, 70, 1, 1), (3, 0, 2, 2)])
 def test_the_weight_is_turned_and_turned_back(on_cuda, put, get, rng, shape):
     w = rng.standard_normal(shape).astype(np.float32)
-    wt = im2col.turn_weight(put(w))
+    wt = im2col.transpose_weight(put(w))
     np.testing.assert_array_equal(get(wt), w.transpose(2, 3, 1, 0).reshape(-1, shape[0]))
-    np.testing.assert_array_equal(get(im2col.turn_gradient(wt, shape)), w)
+    np.testing.assert_array_equal(get(im2col.transpose_gradient(wt, shape)), w)
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ def test_the_weight_is_turned_and_turned_back(on_cuda, put, get, rng, shape):
 def test_places_of_rows(on_cuda, put, get, rows, total):
     expected = np.full(total, -1)
     expected[rows] = np.arange(len(rows))
-    np.testing.assert_array_equal(get(kept.row_places(put(np.array(rows, np.int32)), total)), expected)
+    np.testing.assert_array_equal(get(index_views.row_places(put(np.array(rows, np.int32)), total)), expected)
 
 
 @pytest.mark.parametrize("count, columns, q", [(1, 1, 1), (7, 5, 2), (300, 9, 4), (520, 3, 0)])
@@ -195,8 +196,8 @@ def test_places_of_blocks(on_cuda, put, get, rng, count, columns, q):
     places = np.full((count, columns), -1)
     for b, found in enumerate(table):
         places[b, found] = np.arange(q)
-    np.testing.assert_array_equal(get(kept.block_places(blocks, depth)), places)
-    lists, counts = map(get, kept.block_columns(blocks, depth))
+    np.testing.assert_array_equal(get(index_views.block_places(blocks, depth)), places)
+    lists, counts = map(get, index_views.block_columns(blocks, depth))
     for j in range(columns):
         np.testing.assert_array_equal(lists[j, :counts[j]], np.flatnonzero(places[:, j] >= 0))
 
@@ -307,7 +308,7 @@ def test_the_weight_is_turned_side_by_side(rng):
     """Both ways along the last axis, without bank conflicts."""
     with emulation.emulated():
         w = upload_cuda(rng.standard_normal((64, 32, 3, 3)).astype(np.float32))
-        wt = im2col.turn_weight(w)
-    for call in (lambda: im2col.turn_weight(w), lambda: im2col.turn_gradient(wt, w.shape)):
+        wt = im2col.transpose_weight(w)
+    for call in (lambda: im2col.transpose_weight(w), lambda: im2col.transpose_gradient(wt, w.shape)):
         found = counted(call)
         assert found["sectors"] == found["least sectors"] == 2 * w.size // 8 and found["bank conflicts"] == 0

@@ -6,7 +6,8 @@ import pytest
 import threadpoolctl
 
 from numbanet_kernels.families import lstm
-from numbanet_kernels.host import narrow, recurrence, thresholds
+from numbanet_kernels.families.lstm import cpu
+from numbanet_kernels.host import packed_gemm, thresholds
 
 SIZES = [(1, 1, 1), (1, 20, 7), (5, 3, 16), (4, 21, 33), (7, 33, 5), (3, 2, 50)]  # T, N, H
 FORMS = ["plain", "units", "units each step", "lengths", "no units", "both"]
@@ -142,7 +143,7 @@ def both_passes(z, w, h0, c0, dy, **options):
 @pytest.mark.parametrize("form", ["plain", "units", "units each step", "no units"])
 @pytest.mark.parametrize("size", [*SIZES, (2, 45, 40), (0, 2, 3), (2, 0, 3)])
 def test_cpu_threads_own_units_or_samples(monkeypatch, rng, size, form, owned):
-    monkeypatch.setattr(recurrence, "UNITS", 0 if owned == "units" else 1 << 62)
+    monkeypatch.setattr(cpu, "UNITS", 0 if owned == "units" else 1 << 62)
     arrays, options = case(rng, *size, form)
     dy = rng.standard_normal((*size[:2], size[2])).astype(np.float32)
     with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(3, user_api="blas"):
@@ -150,9 +151,9 @@ def test_cpu_threads_own_units_or_samples(monkeypatch, rng, size, form, owned):
             close(ours, theirs)
 
 
-@pytest.mark.parametrize("samples", narrow.SIZES)
+@pytest.mark.parametrize("samples", packed_gemm.SIZES)
 def test_cpu_tiles_of_every_size(rng, samples):
-    assert narrow.tile_of(samples) == samples
+    assert packed_gemm.tile_of(samples) == samples
     arrays, options = case(rng, 3, samples, 19, "plain")
     dy = rng.standard_normal((3, samples, 19)).astype(np.float32)
     for ours, theirs in zip(*both_passes(*arrays, dy, **options), strict=True):

@@ -3,21 +3,21 @@ And what is recorded of both."""
 import numpy as np
 import pytest
 
-from numbanet_kernels.blocks import recurrent
 from numbanet_kernels.families import lstm
+from numbanet_kernels.families.lstm import cuda_steps
 from numbanet_kernels.runtime import graph, memory
 from tests.kernels.families.lstm.test_lstm import case, close, given, test_backward, test_forward
 
-SMALL = recurrent.SMALL
+SMALL = cuda_steps.SMALL
 
 
 @pytest.fixture(autouse=True)
 def step_by_step(on_cuda, monkeypatch):
-    monkeypatch.setattr(recurrent, "SMALL", 0)
+    monkeypatch.setattr(cuda_steps, "SMALL", 0)
 
 
 def test_several_tiles_along_each_axis(suffix, put, get, rng):
-    size = 2, recurrent.SAMPLES + 2, recurrent.COLUMNS + 12
+    size = 2, cuda_steps.SAMPLES + 2, cuda_steps.COLUMNS + 12
     test_forward(suffix, put, get, rng, size, "units each step")
     test_backward(suffix, put, get, rng, size, "units each step", "columns")
     test_backward(suffix, put, get, rng, size, "both", "all")
@@ -26,7 +26,7 @@ def test_several_tiles_along_each_axis(suffix, put, get, rng):
 @pytest.mark.parametrize("small, launches", [(0, 4 + 5), (SMALL, 2)])
 def test_passes_are_recorded(put, get, rng, monkeypatch, small, launches):
     """A launch a time step, and one for h0, or one for all: nothing is read from the device on the way."""
-    monkeypatch.setattr(recurrent, "SMALL", small)
+    monkeypatch.setattr(cuda_steps, "SMALL", small)
     (z, w, *states), options = case(rng, 4, 5, 6, "both")
     dy, options = rng.standard_normal((4, 5, 6)).astype(np.float32), given(put, options)
     placed, w, h0, c0, dy = map(put, (np.zeros_like(z), w, *states, dy))
@@ -53,7 +53,7 @@ def test_passes_are_recorded(put, get, rng, monkeypatch, small, launches):
 @pytest.mark.parametrize("steps, n", [(0, 3), (2, 0)])
 def test_nothing_to_do(put, get, monkeypatch, small, steps, n):
     """No time step: states and their gradients pass. No sample: nothing."""
-    monkeypatch.setattr(recurrent, "SMALL", small)
+    monkeypatch.setattr(cuda_steps, "SMALL", small)
     z, dy, w, state = (put(np.ones(shape)) for shape in ((steps, n, 16), (steps, n, 4), (16, 4), (n, 4)))
     h, c = lstm.lstm_cuda(z, w, state, state)
     dz, dh0, dc0 = lstm.lstm_grad_cuda(dy, z, c, w, dc=state)

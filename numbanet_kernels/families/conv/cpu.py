@@ -1,0 +1,100 @@
+"""Convolutions on the CPU: `choose` says what is computed where patches lie (`cpu_direct`); the rest is computed from gathered
+patches (`cpu_im2col`)."""
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from ...host import threads
+from ...layouts.windows import Blocks, Window
+from . import cpu_direct, cpu_im2col
+from .cpu_direct import Positions, Sight
+from .family import check
+
+
+class Plan(NamedTuple):
+    """What of the input matrix is computed: `family` says what rows and blocks are."""
+
+    groups: int = 1
+    rows: Any = None             # increasing int32 list, None for all
+    blocks: Blocks | None = None
+
+
+class Choice(NamedTuple):
+    """Which results are computed directly, each image in a lane of its own.
+
+    sight : what positions see of the images; None if nothing is computed directly
+    lists : the positions that tiles of images compute; None if images of a tile compute different ones, or threads cannot share
+        tiles equally
+    y, dw : whether
+    dx : "convolved", as a convolution of dz, "spread", each slope to the pixels that its position sees, or ""
+    """
+
+    sight: Sight | None = None
+    lists: Positions | None = None
+    y: bool = False
+    dx: str = ""
+    dw: bool = False
+
+
+def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
+    """What of a convolution is computed sooner directly than from gathered patches, for images and outputs (N, H, W, C, O)."""
+    *images, outs = shape
+    if plan.groups > 1 or plan.blocks is not None or not cpu_direct.suits(window, images, outs):
+        return Choice()
+    count, *_, channels = images
+    sight = cpu_direct.sight(window, *images[1:])
+    parts = threads.parts(flops=sight.flops(count, outs))
+    lists = cpu_direct.positions(sight, plan.rows, count, parts)
+    tiled = lists is not None and parts <= cpu_direct.tiles_of(count)  # no thread is without a tile
+    few = sight.depth * outs <= cpu_direct.WEIGHTS and outs <= cpu_direct.OUTPUTS
+    sooner = few or (plan.rows is None and outs <= cpu_direct.WIDER * channels)
+    dx = ""
+    if sooner and plan.rows is None and cpu_direct.convolves_back(window, images, outs):
+        dx = "convolved"
+    elif sooner and tiled:
+        dx = "spread"
+    return Choice(sight, lists, lists is not None, dx, tiled and few)
+
+
+def _increasing(op, lists, below):
+    """ValueError unless the numbers of each row increase and are in 0 … below - 1."""
+    if lists.size and (lists[..., :1].min() < 0 or lists[..., -1:].max() >= below or
+                       (lists.shape[-1] > 1 and (lists[..., 1:] <= lists[..., :-1]).any())):
+        raise ValueError(f"{op}: what is kept must be increasing numbers from 0 to {below - 1}")
+
+
+def _planned(op, x, w, positions, plan):
+    """The plan; ValueError unless its numbers increase."""
+    if plan.rows is not None:
+        _increasing(op, plan.rows, x.shape[0] * math.prod(positions))
+    if plan.blocks is not None:
+        _increasing(op, plan.blocks.kept, -(-math.prod(w.shape[1:]) // plan.blocks.width))
+    return plan
+
+
+def conv2d_cpu(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
+    """y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o])"""
+    op = "conv2d (cpu)"
+    positions = check(op, x, w, window, groups, bias, rows=rows, blocks=blocks)
+    plan = _planned(op, x, w, positions, Plan(groups, rows, blocks))
+    with threads.session():
+        choice = choose(window, (*x.shape, len(w)), plan)
+        if choice.y:
+            return cpu_direct.convolved(choice, x, w, positions, bias, relu, scale)
+        return cpu_im2col.convolved(x, w, window, plan, positions, bias, relu, scale)
+
+
+def conv2d_grad_cpu(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, blocks=None, wants_dx=True):
+    """(dx or None, dw, db) of conv2d"""
+    op = "conv2d_grad (cpu)"
+    positions = check(op, x, w, window, groups, None, dy, where, rows, blocks)
+    plan = _planned(op, x, w, positions, Plan(groups, rows, blocks))
+    with threads.session():
+        choice = choose(window, (*x.shape, len(w)), plan)
+        choice = choice if wants_dx else choice._replace(dx="")
+        dx, others = cpu_direct.gradients(choice, dy, where, x, w, window, scale)
+        if others is None:
+            gathered, *others = cpu_im2col.gradients(dy, where, x, w, window, plan, positions, scale, wants_dx and dx is None)
+            dx = gathered if dx is None else dx
+    return dx, *others

@@ -1,0 +1,220 @@
+"""Convolutions on the CPU, a tile of images at a time (`cpu_direct_loops`): when that is sooner, its lists, rooms, threads."""
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...host import blas, threads
+from ...host.simd import WIDTH, aligned
+from ...layouts.windows import Window
+from ...runtime.memory import empty_cpu
+from . import cpu_direct_loops as loops
+from .cpu_weight import transposed
+
+IMAGES = 2 * WIDTH                # at least: lanes that are not filled cost as much as others
+LEAST_POSITIONS = 32              # of an image: the whole weight passes by each of them
+ROOM_FLOATS = 5 << 19             # of a thread at most: 10 MB
+WEIGHTS, OUTPUTS = 4096, 32       # whose gradient is added up here, at most: it has a sum for each lane, SGEMM wants wide ones
+WIDER = 16                        # times as many outputs as channels, at most, where of both gradients dx alone is found here
+MORE = 1.25                       # times as many pixels as positions, at most, where dx is a convolution of dz, not spread
+IDLE = 1.25                       # times as long as its work, at most, the longest thread may take
+NO_GATE, EACH = np.zeros((1, 1), np.float32), np.ones((WIDTH, 1), np.float32)
+
+
+class Sight(NamedTuple):
+    """What positions see of transposed pixels.
+
+    geometry : lines of an image, floats of a line, those with padding, lines of padding above, floats of it on the left
+    begins, goals : where a position's patch begins, and which position it is, then those of the padding
+    offsets : where a patch's columns lie, padded
+    depth, pixels, count : columns of a patch, floats of an image with its padding, positions
+    """
+
+    geometry: np.ndarray
+    begins: np.ndarray
+    goals: np.ndarray
+    offsets: np.ndarray
+    depth: int
+    pixels: int
+    count: int
+
+    def flops(self, images: int, outs: int) -> int:
+        """Of a convolution of so many images."""
+        return 2 * images * self.count * self.depth * outs
+
+
+@functools.lru_cache(maxsize=64)
+def sight(window: Window, height: int, width: int, channels: int) -> Sight:
+    """What the positions of a window see of images of this shape."""
+    (down, across), steps, (above, left), apart = window
+    wide, (oh, ow) = width + 2 * left, window.positions(height, width)
+    bases = np.add.outer(np.arange(oh) * steps[0] * wide, np.arange(ow) * steps[1]).reshape(-1) * channels
+    taps = np.add.outer(np.arange(down) * apart[0] * wide, np.arange(across) * apart[1]).reshape(-1) * channels
+    offsets, padding = np.add.outer(taps, np.arange(channels)).reshape(-1), loops.POSITIONS - bases.size % loops.POSITIONS
+    return Sight(_geometry(height, width, channels, above, left), np.pad(bases, (0, padding)) * WIDTH,
+                 np.pad(np.arange(bases.size), (0, padding), constant_values=bases.size),
+                 np.pad(offsets, (0, -offsets.size % loops.COLUMNS)) * WIDTH, offsets.size,
+                 (height + 2 * above) * wide * channels, bases.size)
+
+
+def suits(window: Window, x: tuple[int, ...], outs: int) -> bool:
+    """Whether images x (N, H, W, C) are convolved sooner here than by gathered patches."""
+    return (x[0] >= IMAGES and math.prod(window.positions(*x[1:3])) >= LEAST_POSITIONS and min(x[3], outs) > 0
+            and _fits(sight(window, *x[1:]), outs))
+
+
+class Positions(NamedTuple):
+    """Which positions a tile computes: bases[starts[tile]:starts[tile + 1]], and likewise of targets, if they are `listed`;
+    else all tiles have the first list. Lists are padded to a multiple of `loops.POSITIONS`."""
+
+    bases: np.ndarray
+    targets: np.ndarray
+    starts: np.ndarray
+    listed: bool
+
+
+def positions(seen: Sight, rows: np.ndarray | None, images: int, parts: int) -> Positions | None:
+    """Of all positions or of the listed ones; None where images of a tile have other ones, or so many threads cannot share
+    tiles equally."""
+    if rows is None:
+        stop = -(-seen.count // loops.POSITIONS) * loops.POSITIONS
+        return Positions(seen.begins[:stop], seen.goals[:stop], np.array([0, stop]), False)
+    if _bands(images, parts) > 1:
+        return None
+    tiles = tiles_of(images)
+    bases, targets = np.empty((2, tiles * seen.begins.size), np.int64)
+    starts = np.empty(tiles + 1, np.int64)
+    loops.share_lists(rows, images, seen.count, seen.begins, seen.goals, bases, targets, starts)
+    return Positions(bases, targets, starts, True) if starts[-1] >= 0 else None
+
+
+def tiles_of(images: int) -> int:
+    """How many tiles so many images make."""
+    return -(-images // WIDTH)
+
+
+def _geometry(height: int, width: int, channels: int, above: int = 0, left: int = 0) -> np.ndarray:
+    """Of images with so much padding: see `Sight`."""
+    return np.array([height, width * channels, (width + 2 * left) * channels, above, left * channels])
+
+
+def _flat(x: Any) -> Any:
+    return x.reshape(x.shape[0], -1)
+
+
+def _floats(seen: Sight, outs: int) -> int:
+    """Of the transposed pixels of an image, and of its outputs at all positions."""
+    return seen.pixels + (seen.count + 1) * outs
+
+
+def _fits(seen: Sight, outs: int) -> bool:
+    """Whether the room of a tile is not too large."""
+    return WIDTH * _floats(seen, outs) <= ROOM_FLOATS
+
+
+def _rooms(parts: int, seen: Sight, outs: int, line: int) -> list[tuple[Any, ...]]:
+    """Of each thread, rooms for a line of each image, for transposed pixels, and for the outputs of all positions: allocated
+    before threads start, as in Python threads would wait for each other."""
+    every, lines = aligned(parts, _floats(seen, outs), WIDTH), empty_cpu((parts, WIDTH, line))
+    return [(lines[number], own[:seen.pixels], own[seen.pixels:]) for number, own in enumerate(every)]
+
+
+def _share(units: int, flops: int, work: Callable[[int, int, int], None]) -> None:
+    """work(number of the thread, its first unit, the one after its last)"""
+    def run(part):
+        own = part.of(units)
+        work(part.number, own.start, own.stop)
+
+    threads.share(run, flops=flops)
+
+
+def _bands(images: int, parts: int) -> int:
+    """Into how many bands of positions tiles are cut, so that no thread has much more to do than others."""
+    tiles = tiles_of(images)
+    return next((bands for bands in range(1, parts) if -(-tiles * bands // parts) * parts <= IDLE * tiles * bands), parts)
+
+
+def _products(x, where, seen, lists, wt, bias, low, y):
+    """y (N, P, O) = max(A wt + bias, low) at the positions of the lists."""
+    gate, flops, x, out = NO_GATE if where is None else _flat(where), seen.flops(len(x), wt.shape[1]), _flat(x), _flat(y)
+    rooms = _rooms(threads.parts(flops=flops), seen, wt.shape[1], int(seen.geometry[1]))
+    bands = 1 if lists.listed else _bands(len(x), len(rooms))
+    _share(tiles_of(len(x)) * bands, flops, lambda number, first, stop: loops.forward(
+        x, gate, where is not None, seen.geometry, *lists, seen.offsets, wt, bias, low, *rooms[number], out, bands, first,
+        stop))
+    return y
+
+
+def _transposed(w: Any, scale: float) -> Any:
+    """scale w as (KH KW C, O)"""
+    wt = transposed(w)
+    if scale != 1:
+        wt *= np.float32(scale)
+    return wt
+
+
+def convolved(choice, x, w, grid, bias, relu, scale):
+    """y of conv2d, whose positions are a grid."""
+    added, low = np.zeros(len(w), np.float32) if bias is None else bias, 0.0 if relu else -np.inf
+    y = empty_cpu((len(x), *grid, len(w)))
+    return _products(x, None, choice.sight, choice.lists, _transposed(w, scale), added, low, y)
+
+
+def gradients(choice, dy, where, x, w, window, scale):
+    """(dx, (dw, db)) of conv2d; None in place of each that is not chosen."""
+    dx = _convolved_back(dy, where, x.shape, w, window, scale) if choice.dx == "convolved" else None
+    if choice.dx != "spread" and not choice.dw:
+        return dx, None
+    seen, slopes = choice.sight, _geometry(*dy.shape[1:])
+    flops = seen.flops(len(x), len(w))
+    given = (_flat(dy), NO_GATE if where is None else _flat(where), where is not None, slopes, *choice.lists, seen.offsets)
+    rooms = _rooms(threads.parts(flops=flops), seen, len(w), int(slopes[1]))
+    share = functools.partial(_share, tiles_of(len(x)), flops)
+    if choice.dx == "spread":
+        dx = _spread_back(given, x.shape, _transposed(w, scale), seen, rooms, share)
+    return dx, _weight_gradient(given, x, w.shape, seen, rooms, share, scale) if choice.dw else None
+
+
+def _behind(window):
+    """The padding with which dz is convolved for dx."""
+    return tuple(apart * (taps - 1) - before for taps, before, apart in zip(window.kernel, window.padding, window.dilation))
+
+
+def convolves_back(window: Window, shape: tuple[int, ...], outs: int) -> bool:
+    """Whether dx of images of this shape is a convolution of dz, and is found sooner so than by spreading: at all positions, in
+    steps of one pixel, if there are not many more pixels than positions."""
+    grid, behind = window.positions(*shape[1:3]), _behind(window)
+    return (window.stride == (1, 1) and min(behind) >= 0 and math.prod(shape[1:3]) <= MORE * math.prod(grid)
+            and _fits(sight(window._replace(padding=behind), *grid, outs), shape[3]))
+
+
+def _convolved_back(dy, where, shape, w, window, scale):
+    """dx as a convolution of dz by the weight, its taps from last to first."""
+    seen = sight(window._replace(padding=_behind(window)), *dy.shape[1:])
+    wt = np.float32(scale) * np.ascontiguousarray(w.transpose(2, 3, 0, 1)[::-1, ::-1]).reshape(-1, shape[3])
+    every = positions(seen, None, len(dy), 1)
+    return _products(dy, where, seen, every, wt, np.zeros(shape[3], np.float32), -np.inf, empty_cpu(shape))
+
+
+def _spread_back(given, shape, wt, seen, rooms, share):
+    """dx of conv2d for images of this shape, each slope spread over the pixels that its position sees."""
+    dx = empty_cpu(shape)
+    changes = _flat(dx)
+    share(lambda number, first, stop: loops.spread_back(*given, wt, *rooms[number], seen.geometry, changes, first, stop))
+    return dx
+
+
+def _weight_gradient(given, x, shape, seen, rooms, share, scale):
+    """(dw, db) of conv2d, whose weight is of this shape."""
+    outs, _, *kernel = shape
+    dw, db = aligned(len(rooms), seen.offsets.size, outs, WIDTH), np.zeros((len(rooms), outs, WIDTH), np.float32)
+    dw[...], images = 0, _flat(x)
+    share(lambda number, first, stop: loops.gradient(
+        *given, seen.geometry, images, *rooms[number], dw[number], db[number], first, stop))
+    sums = blas.matmul(dw.reshape(-1, WIDTH), EACH).reshape(len(rooms), -1, outs).sum(0)  # sum() of a short axis is slow
+    dw = np.float32(scale) * sums[:seen.depth].reshape(*kernel, -1, outs).transpose(3, 2, 0, 1)
+    return np.ascontiguousarray(dw), db.sum((0, 2), dtype=np.float64).astype(np.float32)

@@ -1,0 +1,339 @@
+"""Convolutions on the CPU, WIDTH images abreast, each in a lane of its own.
+
+Where a patch has few columns or the weight few outputs, to gather patches takes as long as to multiply them, and SGEMM is slow
+on matrices so narrow. Here the images of a tile are transposed, pixels first: a vector has the same pixel of each of them.
+Then nothing is gathered: a patch is multiplied where it lies, by factors that are the same in all lanes, and all vectors are
+full, however few channels there are.
+
+    out[p, o] = sum_k pixels[base[p] + offset[k]] w[k, o]       vectors of WIDTH images; positions p, columns k, outputs o
+
+`bases` says where the patch of a position begins among the transposed pixels, `offsets` where its columns lie from there,
+`targets` where its outputs go. What a tile leaves out is missing in its list of positions: it takes no time at all. Lists of
+positions are padded with one whose outputs nobody reads, those of columns with one whose gradient nobody reads.
+"""
+from __future__ import annotations
+
+from numba import float32, int64, void
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ...host.simd import FLOATS, NUMBER, REAL, WIDTH, data_of, multiply_add, spread, vector_at
+from ...host.transpose import transpose_block
+from ...runtime.declare import host_function, host_kernel
+from .cpu_im2col_loops import clear
+
+REGISTERS = 24 if WIDTH == 16 else 12  # sums that are in registers at the same time
+OUTPUTS = 8                            # outputs of a position among them, at most
+POSITIONS = 8                          # positions among them, at most; their lists are padded to a multiple of it
+PIECE = 256                            # columns whose sum is added to that of others: errors grow with terms added in a row
+ROWS = 4                               # in registers for a gradient of the weight: outputs, at most
+COLUMNS = 6 if WIDTH == 16 else 3      # in registers for it: columns; their lists are padded to a multiple of it
+STRETCH = 64                           # positions of which it adds up everything, before others
+ALIGNED = 4 * WIDTH
+
+
+def _positions(outputs):
+    """How many positions are multiplied together: a power of 2, as lists are padded."""
+    return min(1 << max((REGISTERS // outputs).bit_length() - 1, 0), POSITIONS)
+
+
+def _number(builder, data, at):
+    return builder.load(builder.gep(data, [at]))
+
+
+def _by_outputs(builder, size, most, body):
+    """body(n) where size is n, of 1 … most."""
+    for n in range(1, most + 1):
+        with builder.if_then(builder.icmp_signed("==", size, NUMBER(n))):
+            body(n)
+
+
+def _sums(builder, count):
+    return [cgutils.alloca_once_value(builder, FLOATS([REAL(0.0)] * WIDTH)) for _ in range(count)]
+
+
+def _zero(builder, sums):
+    for total in sums:
+        builder.store(FLOATS([REAL(0.0)] * WIDTH), total)
+
+
+@intrinsic
+def _multiply(typing_context, pixels, bases, targets, count, offsets, depth, w, outs, o0, size, bias, low, out):
+    """out[targets[i] outs + o] = max(sum_k pixels[bases[i] + offsets[k]] w[k outs + o] + bias[o], low) for i < count, a
+    multiple of POSITIONS, and `size` outputs o from o0 on; bases and offsets count floats."""
+    def generate(context, builder, signature, arguments):
+        pixels, bases, targets, count, offsets, depth, w, outs, o0, size, bias, low, out = data_of(
+            context, builder, signature, arguments)
+        least = spread(builder, low).value
+
+        def products(n):
+            together = _positions(n)
+            sums, totals = _sums(builder, n * together), _sums(builder, n * together)
+
+            def add_column(begins, k):
+                offset, factors = _number(builder, offsets, k), builder.gep(w, [builder.add(builder.mul(k, outs), o0)])
+                vectors = [builder.load(vector_at(builder, begin, offset), align=ALIGNED) for begin in begins]
+                for o in range(n):
+                    factor = spread(builder, _number(builder, factors, NUMBER(o))).value
+                    for p, vector in enumerate(vectors):
+                        own = sums[o * together + p]
+                        builder.store(multiply_add(builder, vector, factor, builder.load(own)), own)
+
+            with cgutils.for_range_slice(builder, NUMBER(0), count, NUMBER(together)) as (i, _):
+                begins = [builder.gep(pixels, [_number(builder, bases, builder.add(i, NUMBER(p)))]) for p in range(together)]
+                _zero(builder, totals)
+                with cgutils.for_range_slice(builder, NUMBER(0), depth, NUMBER(PIECE)) as (first, _):
+                    _zero(builder, sums)
+                    stop = builder.add(first, NUMBER(PIECE))
+                    stop = builder.select(builder.icmp_signed("<", stop, depth), stop, depth)
+                    with cgutils.for_range_slice(builder, first, stop, NUMBER(1)) as (k, _):
+                        add_column(begins, k)
+                    for own, total in zip(sums, totals):
+                        builder.store(builder.fadd(builder.load(total), builder.load(own)), total)
+                for p in range(together):
+                    place = builder.add(builder.mul(_number(builder, targets, builder.add(i, NUMBER(p))), outs), o0)
+                    for o in range(n):
+                        added = spread(builder, _number(builder, bias, builder.add(o0, NUMBER(o)))).value
+                        value = builder.fadd(builder.load(totals[o * together + p]), added)
+                        value = builder.select(builder.fcmp_ordered("<", value, least), least, value)  # NaN passes
+                        at = builder.mul(builder.add(place, NUMBER(o)), NUMBER(WIDTH))
+                        builder.store(value, vector_at(builder, out, at), align=ALIGNED)
+
+        _by_outputs(builder, size, OUTPUTS, products)
+        return context.get_dummy_value()
+
+    return void(pixels, bases, targets, int64, offsets, int64, w, int64, int64, int64, bias, float32, out), generate
+
+
+@intrinsic
+def _add_products(typing_context, pixels, bases, targets, count, offsets, depth, dz, outs, o0, size, dw):
+    """dw[k outs + o] += sum_i pixels[bases[i] + offsets[k]] dz[targets[i] outs + o] for `size` outputs o from o0 on and the
+    columns k, padded; each lane by itself."""
+    def generate(context, builder, signature, arguments):
+        pixels, bases, targets, count, offsets, depth, dz, outs, o0, size, dw = data_of(context, builder, signature, arguments)
+
+        def products(n):
+            sums = _sums(builder, n * COLUMNS)
+            with cgutils.for_range_slice(builder, NUMBER(0), depth, NUMBER(COLUMNS)) as (k, _):
+                columns = [builder.gep(pixels, [_number(builder, offsets, builder.add(k, NUMBER(c)))]) for c in range(COLUMNS)]
+                _zero(builder, sums)
+                with cgutils.for_range(builder, count) as loop:
+                    i = loop.index
+                    base = _number(builder, bases, i)
+                    place = builder.add(builder.mul(_number(builder, targets, i), outs), o0)
+                    slopes = builder.gep(dz, [builder.mul(place, NUMBER(WIDTH))])
+                    slopes = [builder.load(vector_at(builder, slopes, NUMBER(o * WIDTH)), align=ALIGNED) for o in range(n)]
+                    for c, column in enumerate(columns):
+                        vector = builder.load(vector_at(builder, column, base), align=ALIGNED)
+                        for o in range(n):
+                            total = sums[o * COLUMNS + c]
+                            builder.store(multiply_add(builder, vector, slopes[o], builder.load(total)), total)
+                for c in range(COLUMNS):
+                    place = builder.add(builder.mul(builder.add(k, NUMBER(c)), outs), o0)
+                    for o in range(n):
+                        at = vector_at(builder, dw, builder.mul(builder.add(place, NUMBER(o)), NUMBER(WIDTH)))
+                        value = builder.fadd(builder.load(at, align=ALIGNED), builder.load(sums[o * COLUMNS + c]))
+                        builder.store(value, at, align=ALIGNED)
+
+        _by_outputs(builder, size, ROWS, products)
+        return context.get_dummy_value()
+
+    return void(pixels, bases, targets, int64, offsets, int64, dz, int64, int64, int64, dw), generate
+
+
+@intrinsic
+def _add_slopes(typing_context, targets, count, dz, outs, o0, size, db):
+    """db[o] += sum_i dz[targets[i] outs + o] for `size` outputs o from o0 on; each lane by itself."""
+    def generate(context, builder, signature, arguments):
+        targets, count, dz, outs, o0, size, db = data_of(context, builder, signature, arguments)
+
+        def added(n):
+            sums = _sums(builder, n)
+            _zero(builder, sums)
+            with cgutils.for_range(builder, count) as loop:
+                place = builder.add(builder.mul(_number(builder, targets, loop.index), outs), o0)
+                slopes = builder.gep(dz, [builder.mul(place, NUMBER(WIDTH))])
+                for o, total in enumerate(sums):
+                    slope = builder.load(vector_at(builder, slopes, NUMBER(o * WIDTH)), align=ALIGNED)
+                    builder.store(builder.fadd(builder.load(total), slope), total)
+            for o, total in enumerate(sums):
+                at = vector_at(builder, db, builder.mul(builder.add(o0, NUMBER(o)), NUMBER(WIDTH)))
+                builder.store(builder.fadd(builder.load(at, align=4), builder.load(total)), at, align=4)
+
+        _by_outputs(builder, size, ROWS, added)
+        return context.get_dummy_value()
+
+    return void(targets, int64, dz, int64, int64, int64, db), generate
+
+
+@intrinsic
+def _add_back(typing_context, dz, bases, targets, count, offsets, depth, w, outs, o0, size, changes):
+    """changes[bases[i] + offsets[k]] += sum_o dz[targets[i] outs + o] w[k outs + o] over `size` outputs o from o0 on."""
+    def generate(context, builder, signature, arguments):
+        dz, bases, targets, count, offsets, depth, w, outs, o0, size, changes = data_of(context, builder, signature, arguments)
+
+        def products(n):
+            with cgutils.for_range(builder, count) as loop:
+                i = loop.index
+                begin = builder.gep(changes, [_number(builder, bases, i)])
+                place = builder.add(builder.mul(_number(builder, targets, i), outs), o0)
+                slopes = builder.gep(dz, [builder.mul(place, NUMBER(WIDTH))])
+                slopes = [builder.load(vector_at(builder, slopes, NUMBER(o * WIDTH)), align=ALIGNED) for o in range(n)]
+                with cgutils.for_range(builder, depth) as inner:
+                    k = inner.index
+                    factors = builder.gep(w, [builder.add(builder.mul(k, outs), o0)])
+                    at = vector_at(builder, begin, _number(builder, offsets, k))
+                    value = builder.load(at, align=ALIGNED)
+                    for o, slope in enumerate(slopes):
+                        value = multiply_add(builder, slope, spread(builder, _number(builder, factors, NUMBER(o))).value, value)
+                    builder.store(value, at, align=ALIGNED)
+
+        _by_outputs(builder, size, OUTPUTS, products)
+        return context.get_dummy_value()
+
+    return void(dz, bases, targets, int64, offsets, int64, w, int64, int64, int64, changes), generate
+
+
+# --- tiles ------------------------------------------------------------------------------------------------------------
+@host_function
+def _chunk(left, most):
+    """How many outputs are next of those that are left, which are cut into as few and as equal parts as may be."""
+    return -(-left // -(-left // most))
+
+
+@host_function
+def _read(x, where, gated, n0, n1, geometry, line, transposed):
+    """Images n0 … n1 - 1 into lanes of the transposed pixels, inside their padding; given `where`, 0 unless where > 0."""
+    height, width, padded, above, left = geometry[0], geometry[1], geometry[2], geometry[3], geometry[4]
+    for h in range(height):
+        c0, row = h * width, (h + above) * padded + left
+        if not gated:
+            transpose_block(x, n0, n1, c0, c0 + width, transposed, row, 0, True)
+            continue
+        for n in range(n0, n1):
+            values, gate, out = x[n, c0:c0 + width], where[n, c0:c0 + width], line[n - n0, :width]
+            for c in range(out.size):
+                out[c] = values[c] if gate[c] > 0 else float32(0)
+        transpose_block(line, 0, n1 - n0, 0, width, transposed, row, 0, True)
+
+
+@host_function
+def _list_of(starts, listed, tile):
+    """Where a tile's list of positions begins and ends; all have the first one, of all positions, if none are listed."""
+    return (starts[tile], starts[tile + 1]) if listed else (starts[0], starts[1])
+
+
+@host_function
+def _without_padding(targets, begin, end, places):
+    """Where a list ends that is padded with the target `places`."""
+    while end > begin and targets[end - 1] == places:
+        end -= 1
+    return end
+
+
+LISTS = "i8[::1], i8[::1], i8[::1], i8[::1], b1, i8[::1]"
+IMAGES = f"f4[:, ::1], f4[:, ::1], b1, {LISTS}"
+ROOMS = "f4[:, ::1], f4[:, ::1], f4[:, ::1]"
+
+
+@host_kernel(f"void({IMAGES}, f4[:, ::1], f4[::1], f4, {ROOMS}, f4[:, ::1], i8, i8, i8)")
+def forward(x, where, gated, geometry, bases, targets, starts, listed, offsets, w, bias, low, line, transposed, out, y, bands,
+            first, stop):
+    """y (N, P O) = max(A w + bias, low) of images x (N, H W C), and 0 at positions that are not listed: of the tiles
+    first … stop - 1; or, where each is cut into `bands` of positions as tiles cannot be shared equally, of those bands."""
+    outs, last = w.shape[1], y.shape[1]
+    clear(transposed, 0, transposed.shape[0])  # padding stays 0
+    for number in range(first, stop):
+        tile, band = number // bands, number % bands
+        n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, x.shape[0]), _list_of(starts, listed, tile)
+        if band == 0 or number == first:
+            _read(x, where, gated, n0, n1, geometry, line, transposed)
+        if listed:
+            clear(out, 0, out.shape[0])
+        own, count = begin, (end - begin) // POSITIONS
+        begin, end = own + count * band // bands * POSITIONS, own + count * (band + 1) // bands * POSITIONS
+        o = int64(0)
+        while o < outs:
+            size = _chunk(outs - o, OUTPUTS)
+            _multiply(transposed, bases[begin:end], targets[begin:end], end - begin, offsets, w.shape[0], w, outs, o, size,
+                      bias, low, out)
+            o += size
+        c0, c1 = (0, last) if bands == 1 else ((begin - own) * outs, min((end - own) * outs, last))
+        transpose_block(out, c0, c1, 0, n1 - n0, y, n0, c0, False)
+
+
+@host_kernel(f"void({IMAGES}, f4[:, ::1], {ROOMS}, i8[::1], f4[:, ::1], i8, i8)")
+def spread_back(dz, where, gated, geometry, bases, targets, starts, listed, offsets, w, line, changes, slopes, pixels, dx,
+                first, stop):
+    """dx (N, H W C) of the tiles first … stop - 1 from slopes dz (N, P O): each is added to what its position sees of the
+    images, whose geometry is `pixels`."""
+    outs, (height, width, padded, above, left) = w.shape[1], (pixels[0], pixels[1], pixels[2], pixels[3], pixels[4])
+    for tile in range(first, stop):
+        n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, dz.shape[0]), _list_of(starts, listed, tile)
+        _read(dz, where, gated, n0, n1, geometry, line, slopes)
+        clear(changes, 0, changes.shape[0])
+        end = _without_padding(targets, begin, end, slopes.shape[0] // outs - 1)
+        for i in range(begin, end, POSITIONS):  # all outputs of a few: what they change stays in the nearest cache
+            count, o = min(POSITIONS, end - i), int64(0)
+            while o < outs:
+                size = _chunk(outs - o, OUTPUTS)
+                _add_back(slopes, bases[i:], targets[i:], count, offsets, w.shape[0], w, outs, o, size, changes)
+                o += size
+        for h in range(height):
+            row = (h + above) * padded + left
+            transpose_block(changes, row, row + width, 0, n1 - n0, dx, n0, h * width, False)
+
+
+@host_kernel(f"void({IMAGES}, i8[::1], f4[:, ::1], {ROOMS}, f4[:, :, ::1], f4[:, ::1], i8, i8)")
+def gradient(dz, where, gated, geometry, bases, targets, starts, listed, offsets, pixels, x, line, transposed, slopes, dw, db,
+             first, stop):
+    """dw (K, O, WIDTH) and db (O, WIDTH), each lane by itself, to which those of the tiles first … stop - 1 are added: of
+    slopes dz (N, P O), and images x (N, H W C) of the geometry `pixels`."""
+    outs = db.shape[0]
+    clear(transposed, 0, transposed.shape[0])  # padding stays 0
+    for tile in range(first, stop):
+        n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, dz.shape[0]), _list_of(starts, listed, tile)
+        if n1 - n0 < WIDTH:  # lanes without an image
+            clear(slopes, 0, slopes.shape[0])
+            clear(transposed, 0, transposed.shape[0])
+        _read(dz, where, gated, n0, n1, geometry, line, slopes)
+        _read(x, x, False, n0, n1, pixels, line, transposed)
+        end = _without_padding(targets, begin, end, slopes.shape[0] // outs - 1)
+        for i in range(begin, end, STRETCH):
+            own, goals = bases[i:min(i + STRETCH, end)], targets[i:min(i + STRETCH, end)]
+            o = int64(0)
+            while o < outs:
+                size = _chunk(outs - o, ROWS)
+                _add_products(transposed, own, goals, own.size, offsets, offsets.size, slopes, outs, o, size, dw)
+                _add_slopes(goals, own.size, slopes, outs, o, size, db)
+                o += size
+
+
+@host_kernel("void(i4[::1], i8, i8, i8[::1], i8[::1], i8[::1], i8[::1], i8[::1])")
+def share_lists(rows, images, places, begins, goals, bases, targets, starts):
+    """The lists of all tiles, from increasing rows of A; the last of `starts` is below 0 where images of a tile have different
+    ones. `begins` and `goals` have what a position's base and target are, then those of the padding."""
+    at, filled, tiles = 0, 0, starts.size - 1
+    starts[tiles] = -1
+    for tile in range(tiles):
+        n0, n1 = tile * WIDTH, min((tile + 1) * WIDTH, images)
+        starts[tile], count = filled, 0
+        while at + count < rows.size and rows[at + count] < (n0 + 1) * places:
+            own = rows[at + count] - n0 * places
+            bases[filled + count], targets[filled + count] = begins[own], goals[own]
+            count += 1
+        for n in range(1, n1 - n0):
+            first = at + n * count
+            if first + count > rows.size:
+                return
+            for i in range(count):
+                if rows[first + i] != rows[at + i] + n * places:
+                    return
+        at += (n1 - n0) * count
+        if at < rows.size and rows[at] < n1 * places:
+            return
+        filled += count
+        while filled % POSITIONS:
+            bases[filled], targets[filled] = begins[places], goals[places]
+            filled += 1
+    starts[tiles] = filled

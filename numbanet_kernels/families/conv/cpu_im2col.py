@@ -1,0 +1,178 @@
+"""Convolutions on the CPU of gathered patches: what the loops of `cpu_im2col_loops` are given, and which thread does what."""
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...host import blas, threads
+from ...host.simd import VECTOR
+from ...host.threads import Part
+from ...host.transpose import EMPTY, NO_INDICES
+from ...layouts.windows import Blocks
+from ...runtime.memory import empty_cpu
+from . import cpu_im2col_loops as loops
+from .cpu_weight import transposed, transposed_back
+
+TILE_FLOATS = 1 << 20  # of a thread's tile of A: with its part of y, 4 MB and a little
+TILE_ROWS = 1024       # at most
+SHORT = 32             # floats of a row of y, and of a line of a patch, up to which neighbouring positions are joined
+NO_BLOCKS, NO_MATRIX = np.zeros((0, 1), np.int32), np.zeros((1, 1), np.float32)
+_segments = functools.lru_cache(maxsize=256)(loops.segments)
+
+
+class _Job(NamedTuple):
+    """A thread's part of a convolution, and its room."""
+
+    images: list[int]   # the first, and the one after the last
+    rows: list[int]     # of A likewise, or of the list
+    cols: Any           # a tile of A
+    part: Any           # a tile of y
+    own: Any            # the weight that a block row meets
+    own_dw: Any         # its gradient
+
+
+def padded(x, window):
+    """Images of few channels with their padding, and a window without: rows of A are so short that to look for edges would
+    take longer than to copy them."""
+    (n, height, width, channels), (down, across) = x.shape, window.padding
+    if channels >= VECTOR or not max(down, across):
+        return x, window
+    found = empty_cpu((n, height + 2 * down, width + 2 * across, channels))
+    found[...] = 0
+    found[:, down:down + height, across:across + width] = x
+    return found, window._replace(padding=(0, 0))
+
+
+def _joined(window, outs, channels, across, blocks):
+    """How many of `across` neighbouring positions become one: where rows of A and of y are short. Their patch is at most
+    twice as wide."""
+    line, (_, step) = window.kernel[1] * channels, window.stride
+    if not 0 < line <= SHORT or window.dilation[1] > 1 or (blocks is not None and blocks.width % line):
+        return 1
+    most = max(min(SHORT // max(outs, 1), window.kernel[1] // step + 1), 1)
+    return max(n for n in range(1, most + 1) if across % n == 0 and (blocks is None or blocks.height % n == 0))
+
+
+class _Work:
+    """A convolution as the loops take it: lists, sizes, and each thread's images.
+
+    Neighbouring positions see nearly the same pixels. `joined` of them can be computed as one, by a wider window whose weight
+    has outputs for each of them, 0 where one does not see: fewer rows are gathered, and SGEMM gets wider matrices. In memory
+    their rows of y are one.
+    """
+
+    def __init__(self, x, w, window, plan, positions):
+        groups, rows, blocks = plan
+        self.rows, self.listed = NO_INDICES if rows is None else rows, rows is not None
+        self.images, self.groups, self.kernel, self.step = x.shape[0], groups, window.kernel, window.stride[1]
+        self.joined = 1 if self.listed or groups > 1 else _joined(window, *w.shape[:2], positions[1], blocks)
+        if self.joined > 1:
+            across = window.kernel[1] + (self.joined - 1) * self.step
+            if blocks is not None:
+                blocks = Blocks(blocks.kept, blocks.height // self.joined, blocks.width // window.kernel[1] * across)
+            window = window._replace(kernel=(window.kernel[0], across), stride=(window.stride[0], self.joined * self.step))
+            positions = positions[0], positions[1] // self.joined
+        self.x, window = padded(x, window)
+        self.places, self.outs = math.prod(positions), self.joined * w.shape[0]
+        self.depth = w.shape[1] * math.prod(window.kernel)
+        self.kept = NO_BLOCKS if blocks is None else blocks.kept
+        self.width, columns = (1, self.depth) if blocks is None else (blocks.width, blocks.width * self.kept.shape[1])
+        self.inner = min(columns, self.depth)
+        self.tile = max(min(TILE_FLOATS // max(self.inner, 1), TILE_ROWS), 32) if blocks is None else blocks.height
+        self.unit = 1 if blocks is None else math.lcm(blocks.height, self.places) // self.places  # images that go together
+        self.geometry = loops.geometry(window, self.x.shape, positions)
+        self.table, self.starts = _segments(window, x.shape[3], w.shape[1], None if blocks is None else blocks.width)
+        count = len(self.rows) if self.listed else self.images * self.places
+        self.flops = 2 * count * self.inner * self.outs // groups
+
+    def transposed(self, w):
+        """The weight, (groups K, O / groups)."""
+        if self.joined > 1:
+            wide = np.zeros(self._wide(w.shape), np.float32)
+            for own in self._each(wide):
+                own[...] = w.transpose(2, 3, 1, 0)
+            return wide.reshape(self.depth, self.outs)
+        return transposed(w, self.groups)
+
+    def transposed_back(self, terms, shape):
+        """The gradient of a weight of this shape, from terms (T, groups K, O / groups) that are to be added."""
+        if self.joined > 1:
+            wide = terms.sum(0).reshape(self._wide(shape))
+            return np.ascontiguousarray(sum(self._each(wide)).transpose(3, 2, 0, 1))
+        return transposed_back(terms, shape, self.groups)
+
+    def _wide(self, shape):
+        """That of the weight of joined positions, transposed, by axes."""
+        outs, channels, height, width = shape
+        return height, width + (self.joined - 1) * self.step, channels, self.joined, outs
+
+    def _each(self, wide):
+        """What each of the joined positions sees, (KH, KW, C, O)."""
+        return (wide[:, i * self.step:i * self.step + self.kernel[1], :, i] for i in range(self.joined))
+
+    def jobs(self, flops):
+        """What each thread works on and in, found before they start: in Python they would wait for each other."""
+        parts = threads.parts(flops=flops)
+        return [self._job(Part(number, parts)) for number in range(parts)]
+
+    def _job(self, part):
+        units = part.of(-(-self.images // self.unit))  # no two threads meet in a block row
+        images = [min(end * self.unit, self.images) for end in (units.start, units.stop)]
+        rows = [end * self.places for end in images]
+        rows = np.searchsorted(self.rows, np.array(rows, np.int32)).tolist() if self.listed else rows  # of one type: no copy
+        own = (self.inner, self.outs)
+        return _Job(images, rows, empty_cpu((self.tile * self.inner + VECTOR,)), empty_cpu((self.tile, self.outs)),
+                    *(empty_cpu(own) if len(self.kept) else NO_MATRIX for _ in range(2)))
+
+    @property
+    def lists(self):
+        return self.geometry, self.groups, self.table, self.starts, self.rows, self.listed, self.kept, self.width, self.tile
+
+
+def convolved(x, w, window, plan, positions, bias, relu, scale):
+    """y of conv2d"""
+    work = _Work(x, w, window, plan, positions)
+    y = empty_cpu((x.shape[0], *positions, w.shape[0]))
+    if not work.flops or not y.size:
+        y[...] = 0
+        if bias is not None and y.size:
+            y.reshape(-1, w.shape[0])[work.rows if work.listed else slice(None)] = np.maximum(bias, 0) if relu else bias
+        return y
+    out, entry, pixels = y.reshape(-1, work.outs), blas.entry(), work.x.reshape(-1)
+    added = np.zeros(work.outs, np.float32) if bias is None else np.tile(bias, work.joined)
+    wt, jobs = work.transposed(w), work.jobs(work.flops)
+
+    def run(part):
+        job = jobs[part.number]
+        loops.forward(entry, pixels, x.shape[3], wt, added, relu, scale, *work.lists, job.cols, job.part, job.own, out,
+                      *job.rows)
+
+    threads.share(run, flops=work.flops)
+    return y
+
+
+def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
+    """(dx or None, dw, db) of conv2d"""
+    work = _Work(x, w, window, plan, positions)
+    entry, slopes, pixels = blas.entry(), dy.reshape(work.images * work.places, work.outs), work.x.reshape(-1)
+    gate = slopes if where is None else where.reshape(slopes.shape)
+    dx, size = empty_cpu(work.x.shape) if wants_dx else None, math.prod(work.x.shape[1:])
+    changes = EMPTY if dx is None else dx.reshape(-1)
+    wt, jobs = work.transposed(w), work.jobs(2 * work.flops)
+    terms, sums = empty_cpu((len(jobs), *wt.shape)), np.zeros((len(jobs), work.outs))
+
+    def run(part):
+        job = jobs[part.number]
+        loops.backward(entry, slopes, gate, where is not None, pixels, x.shape[3], wt, scale, *work.lists, job.cols, job.part,
+                       job.own, job.own_dw, changes, *(end * size for end in job.images), wants_dx, terms[part.number],
+                       sums[part.number], *job.rows)
+
+    threads.share(run, flops=2 * work.flops)
+    dw, db = work.transposed_back(terms, w.shape), sums.reshape(len(sums) * work.joined, w.shape[0]).sum(0).astype(np.float32)
+    if wants_dx and work.x is not x:
+        (_, height, width, _), (down, across) = x.shape, window.padding
+        dx = np.ascontiguousarray(dx[:, down:down + height, across:across + width])
+    return dx, dw, db

@@ -1,0 +1,29 @@
+"""Convolutions on CUDA."""
+from __future__ import annotations
+
+import math
+
+from ..gemm import gemm_cuda
+from .cuda_im2col import launch_im2col, transpose_gradient, transpose_weight
+from .cuda_implicit_gemm import launch_dw, launch_dx, launch_forward
+from .family import check
+
+
+def conv2d_cuda(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
+    positions = check("conv2d (cuda)", x, w, window, groups, bias, rows=rows, blocks=blocks)
+    y = launch_forward(x, transpose_weight(w), window, bias, relu, scale, rows, blocks)
+    return y.reshape((x.shape[0], *positions, w.shape[0]))
+
+
+def conv2d_grad_cuda(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, blocks=None, wants_dx=True):
+    check("conv2d_grad (cuda)", x, w, window, groups, None, dy, where, rows, blocks)
+    slopes, gate = (None if array is None else array.reshape((math.prod(dy.shape[:3]), w.shape[0])) for array in (dy, where))
+    dx = launch_dx(slopes, transpose_weight(w), gate, x.shape, window, scale, rows, blocks) if wants_dx else None
+    dwt, db = launch_dw(x, slopes, gate, window, groups, scale, rows, blocks)
+    return dx, transpose_gradient(dwt, w.shape), db
+
+
+def conv2d_materialised(x, w, window, bias=None):
+    """Teaching step, for one group: im2col writes the input matrix, KH KW times as large as x, and a product reads it again."""
+    positions = check("conv2d (cuda)", x, w, window, 1, bias)
+    return gemm_cuda(launch_im2col(x, window)[0], transpose_weight(w), bias=bias).reshape((x.shape[0], *positions, w.shape[0]))

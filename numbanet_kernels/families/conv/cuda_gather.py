@@ -1,0 +1,264 @@
+"""How the threads of a block gather a tile of a convolution's input matrix, as LLVM code, for `cuda_implicit_gemm`.
+
+Element (r, k) of that matrix belongs to a position r, an output pixel, and a tap k = (kh, kw, c). Each of the two brings an
+offset and two coordinates, worked out once for a tile; an element then takes two sums, two comparisons and one load:
+
+    0 <= h_r + h_k < height and 0 <= w_r + w_k < width ? source[offset_r + offset_k] : 0
+
+    forward     position (n, oh, ow): h = oh stride - padding     tap (kh, kw, c): h = kh dilation
+    back        position (n, h, w): h + padding = q stride + f    tap (kh, kw, o): -kh dilation = -(q stride + f)
+
+On the way back a pixel meets only taps of its own phase f of the stride: a coordinate is q + PHASE f, so that of two different
+phases no sum lies inside an image. What does not exist (a row beyond the edge, a tap beyond the last) is at -OUTSIDE.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from llvmlite import ir
+from numba import types
+
+from ...blocks.copies import DEPTH
+from ...blocks.intrinsics import F32, constant, data_of, element, loaded
+from ...runtime.declare import intrinsic
+
+CHUNK = 256           # entries of a table: what the inner axis meets in CHUNK / DEPTH steps
+PHASE = 1 << 16       # images with their padding are lower and narrower than half of it, strides below an eighth
+OUTSIDE = 1 << 30
+FOUR = types.UniTuple(types.float32, 4)
+ENTRY = types.UniTuple(types.int32, 4)
+TWO = types.UniTuple(types.int32, 2)
+
+
+class Geometry(NamedTuple):
+    """What positions and taps are worked out from; heights come before widths."""
+
+    height: int          # of the images that are gathered from
+    width: int
+    pixel: int           # floats from one pixel to the next
+    grid_height: int     # positions of an image
+    grid_width: int
+    channels: int        # that a tap sees: those of its group
+    kernel_width: int
+    stride_h: int
+    stride_w: int
+    padding_h: int
+    padding_w: int
+    dilation_h: int
+    dilation_w: int
+    position_step: int   # other[position_step r + …] or other[tap_step (kh, kw) + channel_step c + …]: where the other
+    tap_step: int        # operand of the product has what belongs to this position, or to this tap
+    channel_step: int
+
+
+NUMBERS = len(Geometry._fields)
+GEOMETRY = types.UniTuple(types.int32, NUMBERS)
+
+
+def _unpacked(builder, geometry):
+    return Geometry(*(builder.extract_value(geometry, i) for i in range(NUMBERS)))
+
+
+def _divided(builder, number, by):
+    """(quotient, remainder) of numbers that are not negative."""
+    quotient = builder.udiv(number, by)
+    return quotient, builder.sub(number, builder.mul(quotient, by))
+
+
+def _both(builder, geometry, coordinates):
+    """(h, w) -> their place among the pixels: h width + w, in floats."""
+    h, w = coordinates
+    return builder.mul(builder.add(builder.mul(h, geometry.width), w), geometry.pixel)
+
+
+def _entry(context, builder, exists, offset, coordinates, other):
+    """(offset, h, w, where the other operand begins); of what does not exist h is -OUTSIDE, and the last -1."""
+    h, w = coordinates
+    values = [offset, builder.select(exists, h, constant(-OUTSIDE)), w, builder.select(exists, other, constant(-1))]
+    return context.make_tuple(builder, ENTRY, values)
+
+
+def _with_phase(builder, number, stride):
+    """(q, q + PHASE f) for number = q stride + f."""
+    quotient, phase = _divided(builder, number, stride)
+    return quotient, builder.add(quotient, builder.mul(phase, constant(PHASE)))
+
+
+@functools.cache
+def position_of(back):
+    """(number, whether it exists, geometry) -> its entry."""
+    @intrinsic(back)
+    def position(typing_context, number, exists, geometry):
+        def generate(context, builder, signature, arguments):
+            number, exists, g = *arguments[:2], _unpacked(builder, arguments[2])
+            n, rest = _divided(builder, number, builder.mul(g.grid_height, g.grid_width))
+            at, pixels, coordinates = _divided(builder, rest, g.grid_width), [], []
+            for i, stride, padding in zip(at, g[7:9], g[9:11], strict=True):
+                if back:
+                    pixel, coordinate = _with_phase(builder, builder.add(i, padding), stride)
+                else:
+                    pixel = coordinate = builder.sub(builder.mul(i, stride), padding)
+                pixels.append(pixel)
+                coordinates.append(coordinate)
+            image = builder.mul(builder.mul(n, builder.mul(g.height, g.width)), g.pixel)
+            return _entry(context, builder, exists, builder.add(image, _both(builder, g, pixels)), coordinates,
+                          builder.mul(number, g.position_step))
+
+        return ENTRY(types.int32, types.boolean, GEOMETRY), generate
+
+    return position
+
+
+@functools.cache
+def tap_of(back):
+    """(number, whether it exists, geometry) -> its entry."""
+    @intrinsic(back)
+    def tap(typing_context, number, exists, geometry):
+        def generate(context, builder, signature, arguments):
+            number, exists, g = *arguments[:2], _unpacked(builder, arguments[2])
+            place, channel = _divided(builder, number, g.channels)
+            at, pixels, coordinates = _divided(builder, place, g.kernel_width), [], []
+            for i, stride, dilation in zip(at, g[7:9], g[11:13], strict=True):
+                pixel = coordinate = builder.mul(i, dilation)
+                if back:
+                    pixel, coordinate = (builder.neg(n) for n in _with_phase(builder, pixel, stride))
+                pixels.append(pixel)
+                coordinates.append(coordinate)
+            other = builder.add(builder.mul(place, g.tap_step), builder.mul(channel, g.channel_step))
+            return _entry(context, builder, exists, builder.add(_both(builder, g, pixels), channel), coordinates, other)
+
+        return ENTRY(types.int32, types.boolean, GEOMETRY), generate
+
+    return tap
+
+
+@intrinsic()
+def split(typing_context, number, by):
+    """(number // by, number % by) in 32 bits, of numbers that are not negative."""
+    def generate(context, builder, signature, arguments):
+        return context.make_tuple(builder, TWO, _divided(builder, *arguments))
+
+    return TWO(types.int32, types.int32), generate
+
+
+@functools.cache
+def number_of(listed):
+    """(list, at, i, count, stretch, limit) -> the i-th of `count` numbers, or -1 where there is none. Listed: those of the
+    stretches of a length that the list names from `at` on, as far as they are below the limit; else i itself."""
+    @intrinsic(listed)
+    def number(typing_context, kept, at, i, count, stretch, limit):
+        def generate(context, builder, signature, arguments):
+            kept, at, i, count, stretch, limit = arguments
+            exists = builder.icmp_signed("<", i, count)
+            if listed:
+                place, rest = _divided(builder, i, stretch)
+                data, always = data_of(context, builder, signature.args[0], kept), ir.Constant(ir.IntType(1), 1)
+                (found,) = loaded(builder, data, [builder.add(at, place)], [exists], always)
+                i = builder.add(builder.mul(found, stretch), rest)
+                exists = builder.and_(exists, builder.icmp_signed("<", i, limit))
+            return builder.select(exists, i, constant(-1))
+
+        return types.int32(kept, *[types.int32] * 5), generate
+
+    return number
+
+
+class Loads(NamedTuple):
+    """What a thread loads of a tile, and leaves in shared memory: intrinsics. A tile lies as `copies.layout` says, and a thread
+    has four of its numbers."""
+
+    place: Callable      # t -> (its first k, its first row or column)
+    windowed: Callable   # of images, by entries
+    plain: Callable      # of an operand that is there, by offsets
+    leave: Callable      # the four numbers, into the tile of this step
+
+
+def _place_of(layout):
+    @intrinsic(layout)
+    def place(typing_context, t):
+        """Along k threads stand in rows of 8."""
+        def generate(context, builder, signature, arguments):
+            (t,) = arguments
+            first, second = _divided(builder, t, constant(8 if layout.along_k else layout.wide))
+            return context.make_tuple(builder, TWO, [second, first] if layout.along_k else [first, second])
+
+        return TWO(types.int32), generate
+
+    return place
+
+
+def _leave_of(layout, parts):
+    @intrinsic(layout)
+    def leave(typing_context, tile, step, k, side, values):
+        """tile[k + i, side + j] = values: st.shared.f32."""
+        def generate(context, builder, signature, arguments):
+            tile, step, k, side, values = arguments
+            at = builder.add(builder.mul(k, constant(layout.step)), builder.mul(side, constant(layout.side)))
+            at = builder.add(at, builder.mul(builder.and_(step, constant(1)), constant(layout.stage)))
+            data = element(builder, data_of(context, builder, signature.args[0], tile), at)
+            for number, (i, j) in enumerate(parts):
+                there = element(builder, data, constant(i * layout.step + j * layout.side))
+                builder.store(builder.extract_value(values, number), there)
+            return context.get_dummy_value()
+
+        return types.void(tile, types.int32, types.int32, types.int32, FOUR), generate
+
+    return leave
+
+
+@functools.cache
+def loads_of(layout):
+    parts = [(i, j) for i in range(0, DEPTH, layout.deep) for j in range(0, layout.count, layout.wide)]
+
+    def column(context, builder, kind, table, number, step, k):
+        """The entries' numbers of this kind, for this thread's k."""
+        data = data_of(context, builder, kind, table)
+        at = builder.add(k, builder.mul(builder.and_(step, constant(CHUNK // DEPTH - 1)), constant(DEPTH)))
+        at = builder.add(at, constant(number * CHUNK))
+        return {i: builder.load(element(builder, data, builder.add(at, constant(i)))) for i in range(0, DEPTH, layout.deep)}
+
+    def gated(context, builder, signature, arguments, places, inside):
+        """source[first + places] where inside, if masked 0 unless `where` is above 0 there."""
+        source, where, masked, first = arguments[:4]
+        always = ir.Constant(ir.IntType(1), 1)
+        data = element(builder, data_of(context, builder, signature.args[0], source), first)
+        gate = element(builder, data_of(context, builder, signature.args[1], where), first)
+        zero, values = ir.Constant(F32, 0.0), loaded(builder, data, places, inside, always)
+        gates = [builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, zero))
+                 for value in loaded(builder, gate, places, inside, masked)]
+        return context.make_tuple(builder, FOUR, [builder.select(*both, zero) for both in zip(gates, values, strict=True)])
+
+    @intrinsic(layout)
+    def windowed(typing_context, source, where, masked, first, table, step, k, one, other, height, width):
+        """source[first + offset], for the entries of its rows, `one` and if it has two the `other`, and those in the table."""
+        def generate(context, builder, signature, arguments):
+            table, step, k, *sides = arguments[4:9]
+            columns = [column(context, builder, signature.args[4], table, n, step, k) for n in range(3)]
+            sides, places, inside = dict(zip(range(0, layout.count, layout.wide), sides)), [], []
+            for i, j in parts:
+                offset, h, w = (builder.add(columns[n][i], builder.extract_value(sides[j], n)) for n in range(3))
+                places.append(offset)
+                inside.append(builder.and_(builder.icmp_unsigned("<", h, arguments[9]),
+                                           builder.icmp_unsigned("<", w, arguments[10])))
+            return gated(context, builder, signature, arguments, places, inside)
+
+        return FOUR(source, where, types.boolean, types.int32, table, types.int32, types.int32, ENTRY, ENTRY, types.int32,
+                    types.int32), generate
+
+    @intrinsic(layout)
+    def plain(typing_context, source, where, masked, first, table, step, k, one, other):
+        """source[first + offset + n]: offsets of its columns, `one` and if it has two the `other`, and n in the table; both
+        are negative where there is nothing."""
+        def generate(context, builder, signature, arguments):
+            table, step, k, *sides = arguments[4:9]
+            rows = column(context, builder, signature.args[4], table, 3, step, k)
+            sides = dict(zip(range(0, layout.count, layout.wide), sides))
+            inside = [builder.icmp_signed(">=", builder.or_(rows[i], sides[j]), constant(0)) for i, j in parts]
+            places = [builder.add(rows[i], sides[j]) for i, j in parts]
+            return gated(context, builder, signature, arguments, places, inside)
+
+        return FOUR(source, where, types.boolean, types.int32, table, *[types.int32] * 4), generate
+
+    return Loads(_place_of(layout), windowed, plain, _leave_of(layout, parts))

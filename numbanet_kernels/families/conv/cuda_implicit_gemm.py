@@ -1,0 +1,363 @@
+"""Convolution as a matrix product whose input matrix is gathered on the way: the implicit GEMM, for every card.
+
+    forward   y[r, o] = act(scale sum_k A[r, k] wt[k, o] + bias[o])       x (N, H, W, C), wt (K, O), K = KH KW C / groups
+    dx        dx[pixel] = scale times the sum of dz[r, o] wt[k, o] over all (r, k) whose A[r, k] is that pixel
+    dw        dwt[k, o] = scale sum_r A[r, k] dz[r, o],  db[o] = sum_r dz[r, o]
+    dz        dy, given `where` 0 unless where > 0
+
+Row r = (n, oh, ow) of A is an output position, column k = (kh, kw, c) a tap: A[r, k] is the pixel x[n, oh stride - padding +
+kh dilation, ow stride - padding + kw dilation, c], 0 outside the image. A has KH KW times the numbers of x, and is never
+written: a block gathers 64 x 16 of it into shared memory, while the 64 x 16 before are multiplied. A thread has 4 x 4 sums.
+
+Four products have one kernel. Each has a side axis, whose entries (`cuda_gather`) a thread keeps in registers, and an inner
+axis, whose entries the block works out 256 at a time and keeps in shared memory: no division for an element.
+
+    product   side         inner       columns    other operand
+    FORWARD   positions    taps        outputs    wt
+    DX        pixels       taps        channels   wt, read along the outputs
+    PATCHES   positions    outputs     taps       wt, read along the outputs: dA[r, k] = scale sum_o dz[r, o] wt[k, o]
+    DW        taps         positions   outputs    dz; the rows are cut into parts, and the parts added up in order
+
+A plan keeps rows of A (`rows`, an increasing list), or of each block row some blocks of columns (`Blocks`). One axis of each
+product is then listed, and only what is kept is multiplied. dx takes two steps: what is kept of dA (PATCHES), then each pixel
+adds up what belongs to it (`cuda_im2col.launch_col2im`), always in the same order.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from numba import float32, int32, types
+
+from ...blocks.accumulate import stores_of, sums_of
+from ...blocks.copies import DEPTH, THREADS, layout
+from ...blocks.index_views import block_columns
+from ...runtime.availability import multiprocessors
+from ...runtime.declare import cuda, inlined, kernel, kernels
+from ...runtime.expect import INT32, expect
+from ...runtime.launch import ceil_div, launch
+from ...runtime.memory import blocks_for, empty_cuda, flat, full_cuda
+from .cuda_gather import CHUNK, NUMBERS, PHASE, Geometry, loads_of, number_of, position_of, split, tap_of
+from .cuda_im2col import launch_col2im
+
+TILE = 64
+ACROSS, DOWN = 32, 8                   # threads of a block along the columns and along the rows, where rows are summed
+FORWARD, DX, PATCHES, DW = range(4)    # products
+NOTHING, SIDE, INNER, COLS = range(4)  # which axis is listed
+
+
+class Sizes(NamedTuple):
+    """What a product is told of its axes, in floats where it is about arrays."""
+
+    sides: int          # of the side axis, those that are kept where a list of rows says so
+    length: int         # of a band of it: a row of blocks, in DW a column of blocks; all where there are no blocks
+    tiles: int          # of a band
+    depth: int          # of the inner axis
+    cols: int           # of a group
+    col_tiles: int
+    stretch: int        # how many numbers of the listed axis an entry of the list stands for
+    room: int           # entries of a band's list
+    limit: int          # of the numbers of the listed axis
+    col_step: int       # from one column to the next in the other operand
+    source_group: int   # from one group to the next: in the source, in the other operand, in the result
+    other_group: int
+    out_group: int
+    out_part: int       # from one part of the inner axis to the next in the result
+    out_width: int      # from one row of the result to the next
+    parts: int          # of the inner axis
+
+
+# --- kernel -----------------------------------------------------------------------------------------------------------
+def _entries(product, listed):
+    """The entries of the side axis and of the inner axis, made anew for each factory, as `inlined` says."""
+    of_side, of_inner = position_of(product == DX), tap_of(product == DX)
+    if product == DW:
+        of_side, of_inner = tap_of(False), position_of(False)
+    side_of, inner_of = (number_of(listed == axis) for axis in (SIDE, INNER))
+
+    @inlined
+    def side_entry(kept, i, end, stretch, limit, geometry):
+        number = side_of(kept, int32(0), i, end, stretch, limit)
+        return of_side(number, number >= 0, geometry)
+
+    @inlined
+    def inner_entry(kept, at, i, end, stretch, limit, geometry):
+        number = inner_of(kept, at, i, end, stretch, limit)
+        return of_inner(number, number >= 0, geometry)
+
+    return side_entry, inner_entry
+
+
+def _writing(product, listed, store):
+    """How a thread writes its sums, also where rows of the result are listed; made anew likewise."""
+    side_of, scattered = number_of(listed == SIDE), listed == SIDE and product != PATCHES
+    store_row, _ = stores_of(types.UniTuple(types.float32, 4), [0], [0, 1, 2, 3], lambda i, j: j, 4)
+
+    @inlined
+    def write(sums, out, at, row, width, cols, aligned, bias, bias_at, biased, where, relu, scale, kept, end, stretch, limit):
+        if scattered:
+            for i, values in ((0, sums[0:4]), (1, sums[4:8]), (2, sums[8:12]), (3, sums[12:16])):
+                r = side_of(kept, int32(0), int32(row + i), end, stretch, limit)
+                store_row(values, out, int32(at + r * width), width, int32(r >= 0), cols, aligned, bias, bias_at, int32(1),
+                          biased, where, False, relu, scale, float32(1))
+        else:
+            store(sums, out, int32(at + row * width), width, int32(end - row), cols, aligned, bias, bias_at, int32(1), biased,
+                  where, False, relu, scale, float32(1))
+
+    return write
+
+
+@kernels("conv")
+def _product(product=FORWARD, listed=NOTHING):
+    """One of the four, and which of its axes a plan lists."""
+    gates_source, gates_other = product in (DX, PATCHES), product == DW  # `where` goes with dy
+    of_a, of_b = layout(TILE, product != DW), layout(TILE, product in (DX, PATCHES))
+    (place_a, gather, _, leave_a), (place_b, _, fetch, leave_b) = loads_of(of_a), loads_of(of_b)
+    (side_entry, inner_entry), col_of = _entries(product, listed), number_of(listed == COLS)
+    corner, zeros, multiply, store, _ = sums_of(4, of_a)
+    write = _writing(product, listed, store)
+    a_room, b_room, table_room, last = 2 * of_a.stage, 2 * of_b.stage, 4 * CHUNK, CHUNK // DEPTH - 1
+
+    @kernel(f"void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], UniTuple(i4, {NUMBERS}),"
+            f" UniTuple(i4, {len(Sizes._fields)}), b1, b1, b1, b1, b1, f4)", bounds=(THREADS, 2))
+    def conv_product(source, other, where, bias, out, kept, counts, geometry, sizes, counted, masked, aligned, biased, relu,
+                     scale):
+        """A block: 64 of the side axis, 64 columns of one group, one part of the inner axis."""
+        (sides, length, tiles, depth, cols, col_tiles, stretch, room, limit, col_step, source_group, other_group, out_group,
+         out_part, out_width, parts) = sizes
+        a_tile, b_tile = cuda.shared.array(a_room, float32, 16), cuda.shared.array(b_room, float32, 16)
+        table, t = cuda.shared.array(table_room, int32, 16), int32(cuda.threadIdx.x)
+        group, part = split(int32(cuda.blockIdx.z), parts)
+        tile, col_tile = split(int32(cuda.blockIdx.x), col_tiles)
+        band, tile = split(tile, tiles)  # a band is a row of blocks, or in DW a column of them, or all there is
+        side0, side_end = int32(band * length + tile * TILE), min(int32((band + 1) * length), sides)
+        col0, listed_at = int32(col_tile * TILE), int32(band * room)
+        if counted:
+            depth = int32(counts[band] * stretch)
+        span = int32(split(int32(depth + parts * DEPTH - 1), int32(parts * DEPTH))[0] * DEPTH)
+        first, end = int32(part * span), min(int32(part * span + span), depth)
+        # what this thread gathers
+        (a_k, a_m), (b_k, b_n) = place_a(t), place_b(t)
+        one = side_entry(kept, int32(side0 + a_m), side_end, stretch, limit, geometry)
+        two = side_entry(kept, int32(side0 + a_m + 32), side_end, stretch, limit, geometry)
+        b_one = int32(col_of(kept, listed_at, int32(col0 + b_n), cols, stretch, limit) * col_step)
+        b_two = int32(col_of(kept, listed_at, int32(col0 + b_n + 32), cols, stretch, limit) * col_step)
+        source_at, other_at = int32(group * source_group), int32(group * other_group)
+        _, row, col, a_at, b_at = corner(t)
+        sums, zero = zeros(), float32(0)
+        a_values = b_values = (zero, zero, zero, zero)
+        steps = int32((end - first + DEPTH - 1) // DEPTH) if end > first else int32(0)
+        for step in range(int32(steps + 1)):
+            if step < steps:
+                if step & last == 0:  # the next entries of the inner axis: nobody reads the last ones any more
+                    table[t], table[t + CHUNK], table[t + 2 * CHUNK], table[t + 3 * CHUNK] = inner_entry(
+                        kept, listed_at, int32(first + step * DEPTH + t), end, stretch, limit, geometry)
+                    cuda.syncthreads()
+                a_values = gather(source, where, masked and gates_source, source_at, table, step, a_k, one, two, geometry[0],
+                                  geometry[1])
+                b_values = fetch(other, where, masked and gates_other, other_at, table, step, b_k, b_one, b_two)
+            if step > 0:
+                sums = multiply(sums, a_tile, a_at, b_tile, b_at, int32(step - 1))
+            if step < steps:
+                leave_a(a_tile, step, a_k, a_m, a_values)
+                leave_b(b_tile, step, b_k, b_n, b_values)
+            cuda.syncthreads()
+        row, col = int32(side0 + row), int32(col0 + col)
+        at, bias_at = int32(group * out_group + part * out_part + col), int32(group * cols + col)
+        write(sums, out, at, row, out_width, int32(cols - col), aligned, bias, bias_at, biased, source, relu, scale, kept,
+              side_end, stretch, limit)
+
+    return conv_product
+
+
+@kernels("conv")
+def _sums():
+    """(sums of rows in parts, the parts added up)"""
+    room = ACROSS * DOWN
+
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], f4[:, ::1], i4, b1, b1)")
+    def conv_sums(dy, where, rows, parts, count, listed, masked):
+        """A block sums ACROSS columns over its part of the rows."""
+        shared = cuda.shared.array(room, float32)
+        tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
+        o, span = int32(cuda.blockIdx.x * ACROSS + tx), int32((count + parts.shape[0] - 1) // parts.shape[0])
+        first, total = int32(cuda.blockIdx.y * span), float32(0)
+        if o < dy.shape[1]:
+            for i in range(first + ty, min(first + span, count), DOWN):
+                r = rows[i] if listed else i
+                if 0 <= r < dy.shape[0] and (not masked or where[r, o] > float32(0)):
+                    total += dy[r, o]
+        shared[ty * ACROSS + tx] = total
+        cuda.syncthreads()
+        if ty == 0 and o < dy.shape[1]:
+            total = float32(0)
+            for i in range(DOWN):
+                total += shared[i * ACROSS + tx]
+            parts[cuda.blockIdx.y, o] = total
+
+    @kernel("void(f4[:, ::1], f4[::1], f4)")
+    def conv_added(parts, out, scale):
+        """out = scale times the sum of the parts, one after the other."""
+        i = cuda.grid(1)
+        if i < out.size:
+            total = float32(0)
+            for part in range(parts.shape[0]):
+                total += parts[part, i]
+            out[i] = scale * total
+
+    return conv_sums, conv_added
+
+
+# --- launchers --------------------------------------------------------------------------------------------------------
+class _Work:
+    """A convolution's sizes, checked, and what a plan keeps of its input matrix."""
+
+    def __init__(self, op, shape, weight_shape, window, rows, blocks, **arrays):
+        self.images, self.height, self.width, self.channels = shape
+        self.window, self.grid, self.rows, self.blocks = window, window.positions(*shape[1:3]), rows, blocks
+        self.total, (self.depth, self.outs) = self.images * self.grid[0] * self.grid[1], weight_shape
+        self.taps = window.kernel[0] * window.kernel[1]
+        self.own_channels = self.depth // self.taps
+        self.groups = self.channels // self.own_channels if self.own_channels else 1
+        if (self.own_channels * self.taps, self.own_channels * self.groups) != (self.depth, self.channels) \
+                or self.outs % self.groups:
+            raise ValueError(f"{op}: images {tuple(shape)} do not match a transposed weight {weight_shape} and {window}")
+        self.own_outs = self.outs // self.groups
+        shapes = {"x": tuple(shape), "wt": (self.depth, self.outs), "bias": (self.outs,)}
+        expect(op, rows=(rows, ("R",), INT32), kept=(blocks and blocks.kept, (self.bands, "Q"), INT32),
+               **{name: (array, shapes.get(name, (self.total, self.outs))) for name, array in arrays.items()})
+        self._check(op)
+
+    def _check(self, op):
+        if self.rows is not None and self.blocks is not None:
+            raise ValueError(f"{op}: rows are listed and blocks as well; one plan at a time")
+        padded = [n + 2 * padding for n, padding in zip((self.height, self.width), self.window.padding, strict=True)]
+        if max(padded) >= PHASE // 2 or max(self.window.stride) >= PHASE // 8:
+            raise ValueError(f"{op}: {self.height} x {self.width} pixels in {self.window}: with their padding they must be "
+                             f"fewer than {PHASE // 2} along each axis, and strides below {PHASE // 8}")
+        sizes = {"x": self.images * self.height * self.width * self.channels, "y": self.total * self.outs,
+                 "what is kept of dA": self.groups * self.kept_rows * self.kept_cols * self.planned}
+        if max(sizes.values()) >= 2**31:
+            raise ValueError(f"{op}: 32 bits do not count the elements of {sizes}; take fewer images at a time")
+
+    @property
+    def planned(self):
+        return self.rows is not None or self.blocks is not None
+
+    @property
+    def bands(self):
+        """Rows of blocks."""
+        return 1 if self.blocks is None else ceil_div(self.total, self.blocks.height)
+
+    @property
+    def kept_rows(self):
+        return self.total if self.rows is None else self.rows.size
+
+    @property
+    def kept_cols(self):
+        """Of dA as it is packed; the last block may stick out."""
+        return self.depth if self.blocks is None else self.blocks.kept.shape[1] * self.blocks.width
+
+    def geometry(self, product):
+        """Of the images that this product gathers from."""
+        to_tap = self.own_channels * self.outs
+        if product == PATCHES:
+            return Geometry(1, 1, self.outs, 1, 1, max(self.own_outs, 1), 1, 1, 1, 0, 0, 1, 1, 0, 0, 1)
+        images, grid, pixel, channels = (self.height, self.width), self.grid, self.channels, self.own_channels
+        steps = self.outs, to_tap, self.outs
+        if product == DX:
+            images, grid, pixel, channels, steps = grid, images, self.outs, self.own_outs, (0, to_tap, 1)
+        rest = (self.window.kernel[1], *self.window.stride, *self.window.padding, *self.window.dilation)
+        return Geometry(*images, pixel, *grid, channels, *rest, *steps)
+
+    def sizes(self, product, parts=1):
+        """By the table of products above: side axis, inner axis, columns; then where they lie."""
+        blocks, own, outs, taps = self.blocks, self.own_outs, self.outs, self.own_channels
+        sides, depth, cols = {
+            FORWARD: (self.kept_rows, self.kept_cols, own), PATCHES: (self.kept_rows, own, self.kept_cols),
+            DX: (self.images * self.height * self.width, self.taps * own, taps), DW: (self.depth, self.kept_rows, own)}[product]
+        lying = {  # col_step, source_group, other_group, out_group, out_part, out_width
+            FORWARD: (1, taps, own, own, 0, outs), PATCHES: (outs, own, own, sides * cols, 0, cols),
+            DX: (outs, own, own, taps, 0, self.channels), DW: (1, taps, own, own, self.depth * outs, outs)}[product]
+        length, stretch, room, limit = sides, 1, 0, self.total
+        if blocks is not None:
+            (bands, entries), height, width = blocks.kept.shape, blocks.height, blocks.width
+            length, stretch, room, limit = ((width, height, bands, self.total) if product == DW else
+                                            (height, width, entries, self.depth))
+        of_tiles = ceil_div(length, TILE), depth, cols, ceil_div(cols, TILE)
+        return Sizes(sides, length, *of_tiles, stretch, room, limit, *lying, parts)
+
+    def listed(self, product):
+        """Which axis of this product a plan lists."""
+        if product == DX or not self.planned:
+            return NOTHING
+        if self.rows is not None:
+            return INNER if product == DW else SIDE
+        return COLS if product == PATCHES else INNER
+
+
+def _launch(product, work, source, other, out, where=None, bias=None, relu=False, scale=1.0, parts=1):
+    """One of the four products, into `out`."""
+    sizes, listed, counts = work.sizes(product, parts), work.listed(product), None
+    if not source.size or not other.size:
+        sizes = sizes._replace(depth=0)
+    kept = work.rows if work.blocks is None else flat(work.blocks.kept)
+    if product == DW and work.blocks is not None:
+        columns, counts = block_columns(work.blocks, work.depth)
+        kept = flat(columns)
+    kept = empty_cuda((1,), INT32) if kept is None else kept
+    bands = ceil_div(sizes.sides, max(sizes.length, 1))
+    aligned = all(n % 4 == 0 for n in (sizes.out_width, sizes.out_group, sizes.out_part))
+    launch(_product(product, listed), (bands * sizes.tiles * sizes.col_tiles, 1, work.groups * parts), THREADS, flat(source),
+           flat(other), flat(other if where is None else where), flat(out) if bias is None else bias, flat(out), kept,
+           kept if counts is None else counts, tuple(work.geometry(product)), tuple(sizes), counts is not None,
+           where is not None, aligned, bias is not None, relu, scale)
+    return out
+
+
+def launch_forward(x, wt, window, bias=None, relu=False, scale=1.0, rows=None, blocks=None, out=None):
+    """y (N P, O), 0 in rows that a list leaves out; there are C KH KW / K groups, their outputs one after the other."""
+    work = _Work("implicit forward", x.shape, wt.shape, window, rows, blocks, x=x, wt=wt, bias=bias, out=out)
+    out = empty_cuda((work.total, work.outs)) if out is None else out
+    if rows is not None:
+        full_cuda(out.shape, 0.0, out=out)
+    return _launch(FORWARD, work, x, wt, out, bias=bias, relu=relu, scale=scale)
+
+
+def launch_dx(dy, wt, where, shape, window, scale=1.0, rows=None, blocks=None):
+    """dx of that shape, (N, H, W, C), from dy (N P, O)."""
+    work = _Work("implicit dx", shape, wt.shape, window, rows, blocks, dy=dy, wt=wt, where=where)
+    if not work.planned:
+        return _launch(DX, work, dy, wt, empty_cuda(tuple(shape)), where, scale=scale)
+    packed = empty_cuda((work.groups, work.kept_rows, work.kept_cols))
+    return launch_col2im(_launch(PATCHES, work, dy, wt, packed, where), shape, window, scale, rows, blocks)
+
+
+LEAST_ROWS = 16 * DEPTH  # of A, for one part of dw; no card has confirmed it
+
+
+def launch_dw(x, dy, where, window, groups=1, scale=1.0, rows=None, blocks=None, parts=None):
+    """(dwt (K, O), db (O,)), K = KH KW C / groups; db sums all rows of dz, given a list those on it. The rows are multiplied in
+    so many parts; None: as many as the card has room for."""
+    depth, outs = window.kernel[0] * window.kernel[1] * (x.shape[3] // groups), dy.shape[1]
+    work = _Work("implicit dw", x.shape, (depth, outs), window, rows, blocks, x=x, dy=dy, where=where)
+    count = work.kept_rows * work.kept_cols // max(depth, 1)
+    if parts is None:
+        tiles = ceil_div(depth, TILE) * ceil_div(work.own_outs, TILE) * groups
+        parts = max(min(2 * multiprocessors() // max(tiles, 1), count // LEAST_ROWS), 1)  # two blocks each, as in `gemm_block`
+    dwt = empty_cuda((depth, outs))
+    if parts == 1:
+        _launch(DW, work, x, dy, dwt, where, scale=scale)
+    else:
+        terms = _launch(DW, work, x, dy, empty_cuda((parts, depth * outs)), where, parts=parts)
+        launch(_sums()[1], blocks_for(dwt.size), THREADS, terms, flat(dwt), scale)
+    return dwt, _row_sums(dy, where, rows, work.kept_rows)
+
+
+def _row_sums(dy, where, rows, count):
+    """db[o] = sum_r dz[r, o]"""
+    parts, db = max(ceil_div(count, LEAST_ROWS), 1), empty_cuda((dy.shape[1],))
+    terms = empty_cuda((parts, db.size))
+    launch(_sums()[0], (ceil_div(db.size, ACROSS), parts), (ACROSS, DOWN), dy, dy if where is None else where,
+           empty_cuda((1,), INT32) if rows is None else rows, terms, count, rows is not None, where is not None)
+    launch(_sums()[1], blocks_for(db.size), THREADS, terms, db, 1.0)
+    return db

@@ -1,0 +1,127 @@
+"""Convolution of images with channels last, x (N, H, W, C), by a weight w (O, C / groups, KH, KW):
+
+    conv2d        y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o])
+    conv2d_grad   dz[r, o] = dy[r, o], given `where` 0 unless where[r, o] > 0;   dA = scale dz w,   dw = scale dz.T A,
+                  db[o] = sum_r dz[r, o];   dx[pixel] = the sum of dA[r, k] over all A[r, k] that are that pixel
+
+The input matrix A has a row for each output position, r = (n, oh, ow), and a column k = (kh, kw, c) for each tap and channel
+of the group: A[r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, c], 0 outside the image.
+im2col would build it, KH KW times as large as x; here tiles of it are gathered and used at once, on the CPU of 4 MB a thread
+at most (32 rows are the fewest), on CUDA in shared memory. Where there are two vectors of images or more, 32 positions or more,
+no groups and no blocks, and a tile of as many images as a vector has lanes fits into 10 MB, the CPU gathers nothing: patches
+are multiplied where they lie, each image in a lane of its own (`cpu_direct`). Two things thin A out:
+
+    rows     increasing int32 list: only these rows of A are computed, the others of y are 0, bias included; on the CPU sooner
+             where the images of a tile have the same ones
+    blocks   `Blocks`: of each block row of A only some block columns, the same number in all
+"""
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from ...layouts.windows import Blocks, Window
+from ...runtime.expect import INT32, expect
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def kept_reference(positions, depth, rows=None, blocks=None):
+    """(positions, depth) of 0 and 1: what is computed of A"""
+    kept = np.ones((positions, depth))
+    if rows is not None:
+        kept[np.setdiff1d(np.arange(positions), rows)] = 0
+    if blocks is not None:
+        kept[:] = 0
+        for b, columns in enumerate(np.asarray(blocks.kept)):
+            for column in columns:
+                kept[b * blocks.height:(b + 1) * blocks.height, column * blocks.width:(column + 1) * blocks.width] = 1
+    return kept
+
+
+def im2col_reference(x, window, groups=1):
+    """A (groups, N P, KH KW C / groups) in float64"""
+    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = window
+    n, h, w, c = x.shape
+    oh, ow = window.positions(h, w)
+    padded = np.pad(np.float64(x), ((0, 0), (ph, ph), (pw, pw), (0, 0)))
+    taps = [padded[:, i * dh:i * dh + (oh - 1) * sh + 1:sh, j * dw:j * dw + (ow - 1) * sw + 1:sw]
+            for i in range(kh) for j in range(kw)]
+    found = np.stack(taps, 3).reshape(n * oh * ow, kh * kw, groups, c // groups)
+    return found.transpose(2, 0, 1, 3).reshape(groups, n * oh * ow, kh * kw * (c // groups))
+
+
+def _matrix(w, groups):
+    """w as (groups, O / groups, KH KW C / groups), float64"""
+    outs, channels, kh, kw = w.shape
+    return np.float64(w).transpose(0, 2, 3, 1).reshape(groups, outs // groups, kh * kw * channels)
+
+
+def conv2d_reference(x, w, window, groups=1, bias=None, relu=False, scale=1.0, rows=None, blocks=None):
+    """y (N, OH, OW, O) in float64"""
+    a, matrix = im2col_reference(x, window, groups), _matrix(w, groups)
+    y = scale * np.concatenate([(part * kept_reference(*part.shape, None, blocks)) @ own.T for part, own in zip(a, matrix)], 1)
+    y = y if bias is None else y + bias
+    y = (np.maximum(y, 0) if relu else y) * kept_reference(len(y), 1, rows)
+    return y.reshape(x.shape[0], *window.positions(*x.shape[1:3]), w.shape[0])
+
+
+def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, rows=None, blocks=None, wants_dx=True):
+    """(dx, dw, db) in float64"""
+    dz = np.float64(dy if where is None else dy * (where > 0)).reshape(math.prod(dy.shape[:3]), w.shape[0])
+    dz = dz * kept_reference(len(dz), 1, rows)
+    a, outs = im2col_reference(x, window, groups), w.shape[0] // groups
+    kept = kept_reference(*a.shape[1:], None, blocks)
+    parts = [scale * dz[:, g * outs:(g + 1) * outs] for g in range(groups)]
+    dw = np.concatenate([part.T @ (own * kept) for part, own in zip(parts, a)])
+    dw = dw.reshape(w.shape[0], *window.kernel, w.shape[1]).transpose(0, 3, 1, 2)
+    numbers = im2col_reference(np.arange(x.size).reshape(x.shape) + 1, window, groups).astype(int)
+    da = np.stack([part @ own for part, own in zip(parts, _matrix(w, groups))]) * kept
+    dx = np.bincount(numbers.ravel(), da.ravel(), x.size + 1)[1:].reshape(x.shape)
+    return dx if wants_dx else None, dw, dz.sum(0)
+
+
+# --- what both need ---------------------------------------------------------------------------------------------------
+def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, blocks=None):
+    """(positions along the height, along the width) of images x; an error where something does not fit."""
+    if not isinstance(window, Window) or not (blocks is None or isinstance(blocks, Blocks)):
+        raise TypeError(f"{op}: it takes a Window and Blocks, not {window!r} and {type(blocks).__name__}")
+    found = expect(op, x=(x, ("N", "H", "W", "C")), w=(w, ("O", "D", "KH", "KW")), bias=(bias, ("O",)),
+                   rows=(rows, ("R",), INT32), kept=(None if blocks is None else blocks.kept, ("B", "Q"), INT32))
+    outs, channels, kernel = found["O"], found["D"], (found["KH"], found["KW"])
+    if groups < 1 or channels * groups != found["C"] or outs % groups or kernel != tuple(window.kernel):
+        raise ValueError(f"{op}: x {x.shape} does not match w {w.shape} with {groups} groups and {window}")
+    if min(*window.kernel, *window.stride, *window.dilation) < 1 or min(window.padding) < 0:
+        raise ValueError(f"{op}: {window} must have sizes from 1 and paddings from 0 on")
+    positions = window.positions(*x.shape[1:3])
+    if not min(positions):
+        raise ValueError(f"{op}: the window {window} is larger than the images {x.shape[1:3]}")
+    shape, depth = (found["N"], *positions, outs), channels * math.prod(kernel)
+    expect(op, dy=(dy, shape), where=(where, shape))
+    total = math.prod(shape[:3])
+    if rows is not None and (blocks is not None or found["R"] > total):
+        raise ValueError(f"{op}: {found['R']} rows are listed of {total}{' and blocks as well' if blocks is not None else ''}")
+    if blocks is not None and (groups > 1 or min(blocks[1:]) < 1 or found["B"] != -(-total // blocks.height)
+                               or found["Q"] > -(-depth // blocks.width)):
+        raise ValueError(f"{op}: blocks {blocks.kept.shape} of {blocks[1:]} do not divide a matrix {total, depth}"
+                         f"{' of several groups' if groups > 1 else ''}")
+    return positions
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    """Images of 7 x 10 pixels: some blocks of each kernel."""
+    window = Window((3, 3), (1, 1), (1, 1))
+    images, channels, outs = max(N // 16, 1), max(I // 16, 1), max(O // 4, 1)
+    shape, total, depth = (images, 7, 10, channels), images * 70, 9 * channels
+    rows = np.arange(0, total, 3, dtype=np.int32)
+    blocks = Blocks(np.tile(np.arange(0, -(-depth // 8), 2, dtype=np.int32), (-(-total // 4), 1)), 4, 8)
+    found = {}
+    for name, plan in (("", {}), (", rows", {"rows": rows}), (", blocks", {"blocks": blocks})):
+        found[f"conv2d{name}"] = functools.partial(
+            lambda plan: dev.conv2d(a(*shape), a(outs, channels, 3, 3), window, bias=a(outs), relu=True, **plan), plan)
+        found[f"conv2d_grad{name}"] = functools.partial(
+            lambda plan: dev.conv2d_grad(a(images, 7, 10, outs), a(*shape), a(outs, channels, 3, 3), window,
+                                         where=a(images, 7, 10, outs), **plan), plan)
+    return found

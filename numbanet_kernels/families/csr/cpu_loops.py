@@ -1,0 +1,238 @@
+"""Products with the listed entries of a matrix, neuron-major: vectors lie along the samples.
+
+    x (N, I) lies as panels (P, I, SAMPLES), zeros behind the last sample: an input is a stretch of cache lines
+    sums     out[s] = sum_k values[k] panel[ids[k], s]      a row of the matrix at a time, its sums in registers
+    dots     out[k] = sum_s panel[ids[k], s] row[s]         the gradient of the values of a row
+
+An entry costs one multiply-add a vector of samples, whose other operand comes from memory: 2 N FLOPs on 4 N bytes. A panel of
+2048 inputs takes 512 KiB, half of the second-level cache, which gives 32 bytes a cycle: half of what the multiply-adds could
+take, so the ceiling is half of what a core multiplies densely. Of a random structure two rows share so few columns that to
+read a line of x once for both would gain less than to look for them.
+"""
+from __future__ import annotations
+
+import functools
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import float32
+from numba.extending import intrinsic
+
+from ...host import threads
+from ...host.simd import FLOATS, NUMBER, REAL, WIDTH, aligned, data_of, multiply_add, spread, vector_at
+from ...host.transpose import COLUMNS, EMPTY, NO_INDICES, transpose_block
+from ...layouts.slabs import LANES
+from ...runtime.declare import host_function, host_kernel
+from ...runtime.memory import empty_cpu
+
+SAMPLES = LANES  # a panel lies as a slab does
+VECTORS = SAMPLES // WIDTH
+_all = functools.lru_cache(maxsize=64)(functools.partial(np.arange, dtype=np.int32))
+
+
+# --- loops ------------------------------------------------------------------------------------------------------------
+def _row_of(builder, panel, ids, k, inputs):
+    """Where the row of entry k begins in a panel; ids are not trusted."""
+    index, last = builder.load(builder.gep(ids, [k])), builder.trunc(builder.sub(inputs, NUMBER(1)), ir.IntType(32))
+    inside = builder.select(builder.icmp_unsigned("<", index, last), index, last)
+    return builder.gep(panel, [builder.mul(builder.zext(inside, NUMBER), NUMBER(SAMPLES))])
+
+
+def _vector(builder, place, v):
+    return builder.load(vector_at(builder, place, NUMBER(v * WIDTH)), align=4)
+
+
+def _loop(builder, first, stop, state, body):
+    """state = body(k, state) for first <= k < stop; returns it."""
+    before = builder.block
+    head, inside, after = (builder.append_basic_block(name) for name in ("head", "inside", "after"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    k = builder.phi(NUMBER)
+    held = [builder.phi(value.type) for value in state]
+    builder.cbranch(builder.icmp_signed("<", k, stop), inside, after)
+    builder.position_at_end(inside)
+    found = body(k, held)
+    k.add_incoming(first, before)
+    k.add_incoming(builder.add(k, NUMBER(1)), builder.block)
+    for phi, initial, value in zip(held, state, found):
+        phi.add_incoming(initial, before)
+        phi.add_incoming(value, builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
+    return held
+
+
+@intrinsic
+def _sums(typing_context, panel, inputs, ids, values, first, stop, out):
+    """out[s] = sum_k values[k] panel[ids[k], s] for first <= k < stop"""
+    def generate(context, builder, signature, arguments):
+        panel, inputs, ids, values, first, stop, out = data_of(context, builder, signature, arguments)
+
+        def entry(k, sums):
+            row, value = _row_of(builder, panel, ids, k, inputs), spread(builder, builder.load(builder.gep(values, [k]))).value
+            return [multiply_add(builder, value, _vector(builder, row, v), total) for v, total in enumerate(sums)]
+
+        sums = _loop(builder, first, stop, [FLOATS([REAL(0.0)] * WIDTH)] * VECTORS, entry)
+        for v, total in enumerate(sums):
+            builder.store(total, vector_at(builder, out, NUMBER(v * WIDTH)), align=4)
+        return context.get_dummy_value()
+
+    integer = numba.int64
+    return numba.void(panel, integer, ids, values, integer, integer, out), generate
+
+
+@intrinsic
+def _dots(typing_context, panel, inputs, ids, row, first, stop, out, added):
+    """out[k] = sum_s panel[ids[k], s] row[s] for first <= k < stop, or += where added"""
+    def generate(context, builder, signature, arguments):
+        panel, inputs, ids, row, first, stop, out, added = data_of(context, builder, signature, arguments)
+        own = [_vector(builder, row, v) for v in range(VECTORS)]
+        kind = ir.FunctionType(REAL, [REAL, FLOATS])
+        name = f"llvm.vector.reduce.fadd.v{WIDTH}f32"
+        reduce = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+
+        def entry(k, _):
+            other = _row_of(builder, panel, ids, k, inputs)
+            total = builder.fmul(own[0], _vector(builder, other, 0))
+            for v in range(1, VECTORS):
+                total = multiply_add(builder, own[v], _vector(builder, other, v), total)
+            place = builder.gep(out, [k])
+            start = builder.select(added, builder.load(place), REAL(0.0))
+            builder.store(builder.call(reduce, [start, total], fastmath=("reassoc",)), place)
+            return []
+
+        _loop(builder, first, stop, [], entry)
+        return context.get_dummy_value()
+
+    integer = numba.int64
+    return numba.void(panel, integer, ids, row, integer, integer, out, numba.boolean), generate
+
+
+# --- panels -----------------------------------------------------------------------------------------------------------
+@host_kernel("void(f4[:, ::1], f4[:, :, ::1], i8, i8)")
+def _transpose_in(x, panels, first, stop):
+    """panels[p, i, s] = x[p SAMPLES + s, i], 0 beyond the samples, for first <= i < stop; some columns at a time, so that what
+    is written, too, lies in the nearest cache"""
+    for p in range(panels.shape[0]):
+        n0, n1 = p * SAMPLES, min((p + 1) * SAMPLES, x.shape[0])
+        panel = panels[p]
+        for i in range(first, stop, COLUMNS):
+            transpose_block(x, n0, n1, i, min(i + COLUMNS, stop), panel, i, 0, True)
+        if n1 - n0 < SAMPLES:
+            for i in range(first, stop):
+                panel[i, n1 - n0:] = 0
+
+
+def panels_of(samples):
+    """P, how many panels so many samples are."""
+    return -(-samples // SAMPLES)
+
+
+def transposed(x):
+    """x (N, I) as panels (P, I, SAMPLES)"""
+    panels = aligned(panels_of(x.shape[0]), x.shape[1], SAMPLES)
+
+    def work(part):
+        own = part.of(x.shape[1])
+        _transpose_in(x, panels, own.start, own.stop)
+
+    threads.share(work, x.size)
+    return panels
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+@host_function
+def _live(ids, values, places, inputs, first, stop, own_ids, own_values):
+    """How many of the entries first … stop - 1 have an input that is there; these go to own_ids and own_values."""
+    count = 0
+    for k in range(first, stop):
+        place = places[min(max(ids[k], 0), places.size - 1)] if places.size else -1
+        own_ids[count], own_values[count] = place, values[k]
+        count += 0 <= place < inputs
+    return count
+
+
+@host_kernel("void(f4[:, :, ::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, i8, i8, "
+             "f4[:, ::1])")
+def _product(panels, starts, stops, ids, values, kept, places, some, bias, biased, relu, first, stop, y):
+    """y[n, j] = act(sum_k values[k] x[n, ids[k]] + bias[kept[j]]), k the entries of row kept[j], for first <= j < stop."""
+    inputs, low, room = panels.shape[1], float32(0) if relu else float32(-np.inf), ids.size if some else 0
+    own_ids, own_values = np.empty(room + 1, np.int32), np.empty(room + 1, np.float32)
+    out = np.empty((COLUMNS, SAMPLES), np.float32)
+    for p in range(panels.shape[0]):
+        n0, n1 = p * SAMPLES, min((p + 1) * SAMPLES, y.shape[0])
+        for j0 in range(first, stop, COLUMNS):
+            j1 = min(j0 + COLUMNS, stop)
+            for j in range(j0, j1):
+                o, row = min(max(kept[j], 0), starts.size - 1), out[j - j0]
+                k0, k1 = max(starts[o], 0), min(stops[o], ids.size) if inputs else 0
+                if some:
+                    count = _live(ids, values, places, inputs, k0, k1, own_ids, own_values)
+                    _sums(panels[p], inputs, own_ids, own_values, 0, count, row)
+                else:
+                    _sums(panels[p], inputs, ids, values, k0, k1, row)
+                added = bias[o] if biased else float32(0)
+                for s in range(SAMPLES):
+                    value = row[s] + added
+                    row[s] = low if value < low else value  # in this order NaN passes
+            transpose_block(out, 0, j1 - j0, 0, n1 - n0, y, n0, j0, False)
+
+
+def product(panels, starts, stops, ids, values, y, kept=None, places=None, bias=None, relu=False):
+    """y[n, j] = act(sum_k values[k] x[n, ids[k]] + bias[kept[j]]), x as panels; of the inputs that `places` leaves out nothing
+    is there."""
+    kept = _all(y.shape[1]) if kept is None else kept
+    rest = (kept, NO_INDICES if places is None else places, places is not None, EMPTY if bias is None else bias,
+            bias is not None, relu)
+
+    def work(part):
+        own = part.of(y.shape[1])
+        _product(panels, starts, stops, ids, values, *rest, own.start, own.stop, y)
+
+    threads.share(work, flops=2 * y.shape[0] * ids.size)
+
+
+@host_kernel("void(f4[:, :, ::1], f4[:, :, ::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, i8, i8, f4[::1])")
+def _entries(dys, xs, starts, stops, ids, kept, places, some, first, stop, dw):
+    """dw[k] = sum_n dy[n, j] x[n, ids[k]], k the entries of row kept[j], for first <= j < stop."""
+    inputs, room = xs.shape[1], ids.size if some else 0
+    own_ids, own_values, found = np.empty(room + 1, np.int32), np.empty(room + 1, np.float32), np.empty(room + 1, np.float32)
+    for p in range(xs.shape[0]):
+        for j in range(first, stop):
+            o = min(max(kept[j], 0), starts.size - 1)
+            k0, k1 = max(starts[o], 0), min(stops[o], ids.size) if inputs else 0
+            if not some:
+                _dots(xs[p], inputs, ids, dys[p, j], k0, k1, dw, p > 0)
+                continue
+            count, m = _live(ids, dw, places, inputs, k0, k1, own_ids, own_values), 0
+            _dots(xs[p], inputs, own_ids, dys[p, j], 0, count, found, False)
+            for k in range(k0, k1):
+                there = m < count and places[min(max(ids[k], 0), places.size - 1)] == own_ids[m]
+                dw[k] = (dw[k] if p else float32(0)) + (found[m] if there else float32(0))
+                m += there
+
+
+def entries(dys, xs, starts, stops, ids, dw, kept=None, places=None):
+    """dw[k] = sum_n dy[n, j] x[n, ids[k]] at the entries of row kept[j]; elsewhere it stays as it is."""
+    lists = _all(dys.shape[1]) if kept is None else kept, NO_INDICES if places is None else places, places is not None
+
+    def work(part):
+        own = part.of(dys.shape[1])
+        _entries(dys, xs, starts, stops, ids, *lists, own.start, own.stop, dw)
+
+    threads.share(work, flops=2 * SAMPLES * xs.shape[0] * ids.size)
+
+
+def by_column(values, places):
+    """values[places], by all threads: those of a matrix in the order of its columns."""
+    found = empty_cpu(places.shape)
+
+    def work(part):
+        own = part.of(places.size)
+        np.take(values, places[own], out=found[own], mode="clip")
+
+    if values.size:
+        threads.share(work, found.size)
+    return found

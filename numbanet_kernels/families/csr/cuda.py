@@ -1,0 +1,126 @@
+"""`csr` on CUDA.
+
+Activations come transposed, (neurons, samples): the 32 lanes of a warp are 32 samples, so that what an entry brings of x is 128
+bytes in a row, and its value and index are one read that all lanes share.
+"""
+from __future__ import annotations
+
+import numpy as np
+from numba import float32, int32
+
+from ...runtime.declare import cuda, kernel, kernels
+from ...runtime.expect import INT32, expect
+from ...runtime.launch import ceil_div, launch
+from ...runtime.memory import empty_cuda, full_cuda
+from ..indexing import transpose_cuda
+from .family import check, lists_of
+
+# Lists are not trusted: a number beyond an axis counts as its end, as on the CPU.
+SIDE, ROWS = 32, 8  # samples and neurons of a block's piece of y, and how many of these at the same time
+WARPS = 8           # of a block of `dots`; no card has confirmed either
+
+
+@kernels("csr")
+def _product():
+    padded = SIDE + 1
+
+    @kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], b1, i4[::1], b1, i4[::1], b1, f4[::1], b1, b1, "
+            "f4[:, ::1])")
+    def csr_product(x, starts, stops, ids, values, through, indirect, kept, listed, places, some, bias, biased, relu, y):
+        """A block: 32 samples and 32 neurons, a warp 4 of these one after the other; transposed in shared memory, so that y is
+        written along its rows."""
+        piece = cuda.shared.array((SIDE, padded), float32)
+        tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
+        n0, j0 = int32(cuda.blockIdx.y) * SIDE, int32(cuda.blockIdx.x) * SIDE
+        n = n0 + tx
+        for r in range(ty, SIDE, ROWS):
+            total = float32(0)
+            if j0 + r < y.shape[1] and n < y.shape[0]:
+                o = min(max(kept[j0 + r] if listed else j0 + r, 0), starts.size - 1)
+                for k in range(max(starts[o], 0), min(stops[o], ids.size) if x.shape[0] else 0):
+                    i = places[min(max(ids[k], 0), places.size - 1)] if some else min(max(ids[k], 0), x.shape[0] - 1)
+                    if 0 <= i < x.shape[0]:
+                        total += values[min(max(through[k], 0), values.size - 1) if indirect else k] * x[i, n]
+            piece[r, tx] = total
+        cuda.syncthreads()
+        j = j0 + tx
+        if j < y.shape[1]:
+            added = bias[min(max(kept[j] if listed else j, 0), bias.size - 1)] if biased else float32(0)
+            for r in range(ty, SIDE, ROWS):
+                if n0 + r < y.shape[0]:
+                    value = piece[tx, r] + added
+                    y[n0 + r, j] = float32(0) if relu and value < float32(0) else value
+
+    return csr_product
+
+
+@kernels("csr")
+def _dots():
+    @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, i4[::1], b1, f4[::1])")
+    def csr_dots(dy, x, starts, stops, ids, kept, listed, places, some, dw):
+        """A warp has a row of the weight: its lanes share the samples of an entry, then add up what each has."""
+        tx, j = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x) * WARPS + int32(cuda.threadIdx.y)
+        if j >= dy.shape[0]:
+            return
+        o = min(max(kept[j] if listed else j, 0), starts.size - 1)
+        for k in range(max(starts[o], 0), min(stops[o], ids.size) if x.shape[0] else 0):
+            i = places[min(max(ids[k], 0), places.size - 1)] if some else min(max(ids[k], 0), x.shape[0] - 1)
+            total = float32(0)
+            if 0 <= i < x.shape[0]:
+                for n in range(tx, dy.shape[1], SIDE):
+                    total += dy[j, n] * x[i, n]
+                for half in (16, 8, 4, 2, 1):
+                    total += cuda.shfl_down_sync(0xffffffff, total, half)
+            if tx == 0:
+                dw[k] = total
+
+    return csr_dots
+
+
+def csr_transposed_cuda(x):
+    expect("csr_transposed (cuda)", x=(x, ("N", "I")))
+    return transpose_cuda(x, (1, 0))
+
+
+def _columns(op, x, transposed):
+    """x.T: what was made of it, or a new one."""
+    if transposed is None:
+        return transpose_cuda(x, (1, 0))
+    expect(op, transposed=(transposed, x.shape[::-1]))
+    return transposed
+
+
+def _given(array, dtype=np.float32):
+    """(an array, whether there is one), for kernels"""
+    return (empty_cuda((0,), dtype), False) if array is None else (array, True)
+
+
+def _launch(transposed, starts, stops, ids, values, through, kept, places, bias, relu, y):
+    """y = act(x w.T + bias); values where they lie, or through a list of places."""
+    grid = tuple(ceil_div(n, SIDE) for n in y.shape[::-1])
+    launch(_product(), grid, (SIDE, ROWS), transposed, starts, stops, ids, values, *_given(through, INT32),
+           *_given(kept, INT32), *_given(places, INT32), *_given(bias), relu, y)
+
+
+def csr_cuda(x, values, at, bias=None, relu=False, rows=None, cols=None, transposed=None):
+    found = check("csr (cuda)", at, rows, cols, x=(x, ("N", "J")), values=(values, ("V",)), bias=(bias, ("O",)))
+    transposed, y = _columns("csr (cuda)", x, transposed), empty_cuda((found["N"], found["K"]))
+    _launch(transposed, at.starts, at.stops, at.ids, values, None, lists_of(rows)[0], lists_of(cols)[1], bias, relu, y)
+    return y
+
+
+def csr_dx_cuda(dy, values, at, rows=None, cols=None, transposed=None):
+    found = check("csr_dx (cuda)", at, rows, cols, dy=(dy, ("N", "K")), values=(values, ("V",)))
+    transposed, dx = _columns("csr_dx (cuda)", dy, transposed), empty_cuda((found["N"], found["J"]))
+    _launch(transposed, at.col_starts, at.col_stops, at.col_ids, values, at.places, lists_of(cols)[0], lists_of(rows)[1], None,
+            False, dx)
+    return dx
+
+
+def csr_dw_cuda(dy, x, at, rows=None, cols=None, dy_transposed=None, x_transposed=None):
+    found = check("csr_dw (cuda)", at, rows, cols, dy=(dy, ("N", "K")), x=(x, ("N", "J")))
+    dys, xs = _columns("csr_dw (cuda)", dy, dy_transposed), _columns("csr_dw (cuda)", x, x_transposed)
+    dw = empty_cuda((found["V"],)) if rows is None and found["V"] == found["B"] else full_cuda((found["V"],), 0.0)
+    launch(_dots(), ceil_div(found["K"], WARPS), (SIDE, WARPS), dys, xs, at.starts, at.stops, at.ids,
+           *_given(lists_of(rows)[0], INT32), *_given(lists_of(cols)[1], INT32), dw)
+    return dw

@@ -1,0 +1,75 @@
+"""`ell` on the CPU."""
+from __future__ import annotations
+
+import numpy as np
+
+from ...host import threads
+from ...host.simd import WIDTH, aligned
+from ...layouts.slabs import LANES, ROWS
+from ...runtime.launch import ceil_div
+from .cpu_loops import moves_of, multiply, spread_out
+from .family import check, check_samples
+
+
+def _within(op, name, indices, limit):
+    """ValueError unless all of them are from 0 to limit - 1."""
+    if indices.size and not (0 <= indices.min() and indices.max() < limit):
+        raise ValueError(f"{op}: {name} must be from 0 to {limit - 1}, not {indices.min()} to {indices.max()}")
+
+
+def empty_slabs_cpu(slabs, neurons):
+    """An array (slabs, neurons, LANES) of unset values for activations."""
+    return aligned(slabs, neurons, LANES)
+
+
+def _divided(part, slabs, groups, moved):
+    """(first slab, stop, first group, stop) of a part: its slabs, or its groups of all slabs, where these are few and stay."""
+    if moved or slabs >= 4 * part.count:
+        return part.of(slabs).start, part.of(slabs).stop, 0, groups
+    return 0, slabs, part.of(groups).start, part.of(groups).stop
+
+
+def samples_together_cpu():
+    """How many samples a loop computes together, where one of them is alive."""
+    return WIDTH
+
+
+def ell_cpu(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None, out=None):
+    """y = min(max(W x + bias, 0), ceiling) of the lanes of x that are named, or are alive; which lanes of y are not 0"""
+    op = "ell (cpu)"
+    count, inputs = check(op, x, indices, values, bias, lanes, alive, rows, out), x.shape[1]
+    total, depth = indices.shape
+    order, groups = rows or (np.arange(total, dtype=np.int32), 0)
+    _within(op, "indices", indices, inputs)
+    _within(op, "rows", order, total)
+    slabs = ceil_div(count, LANES)
+    y = empty_slabs_cpu(slabs, total) if out is None else out
+    marks = np.zeros(slabs * LANES, np.int32)
+    marks[:count] = 1 if alive is None else alive
+    moves, starts = np.zeros((0, 3), np.int64), np.zeros(0, np.int64)
+    if lanes is not None and count:
+        _within(op, "lanes", lanes, x.shape[0] * LANES)
+        if (lanes[1:] <= lanes[:-1]).any():
+            raise ValueError(f"{op}: lanes must increase")
+        moves, starts = moves_of(lanes, inputs)
+    live = []
+
+    def work(part):
+        found, room = np.zeros(slabs * LANES, np.int32), aligned((inputs + 1) * LANES if starts.size else 0)
+        live.append(found)
+        multiply(x.reshape(-1), indices.reshape(-1), values.reshape(-1), depth, bias, ceiling, order, groups, marks, moves,
+                 starts, room, y.reshape(-1), found, inputs, *_divided(part, slabs, total - (ROWS - 1) * groups, starts.size))
+
+    threads.share(work, flops=2 * count * indices.size)
+    return y, np.bitwise_or.reduce(live)[:count]
+
+
+def in_slabs_cpu(starts, columns, values, inputs, out=None):
+    """x[s, columns[k], b] = values[k] for starts[n] <= k < starts[n + 1], n = s LANES + b, else 0: sparse samples made dense"""
+    op = "in_slabs (cpu)"
+    x = empty_slabs_cpu(*check_samples(op, starts, columns, values, inputs, out)[:2]) if out is None else out
+    check_samples(op, starts, columns, values, inputs, out)
+    _within(op, "columns", columns, inputs)
+    _within(op, "starts", starts, columns.size + 1)
+    threads.share(lambda part: spread_out(starts, columns, values, x, part.of(len(x)).start, part.of(len(x)).stop), x.size)
+    return x

@@ -1,0 +1,106 @@
+"""A sparse layer with the same number of weights a row (ELL), fused with its activation; and sparse samples made dense for it.
+
+    ell        y[s, o, b] = min(max(sum_k values[o, k] x[s', indices[o, k], b'] + bias[o], 0), ceiling)
+    in_slabs   x[s, columns[k], b] = values[k] for starts[n] <= k < starts[n + 1]      n = s LANES + b
+
+Activations lie in slabs of LANES samples, neuron-major: x (slabs, I, LANES), so that all weights of a row are multiplied with
+vectors of samples, and what a slab holds is near. Sample n is lane n of all: slab n // LANES, place n % LANES.
+
+`lanes` moves together what is to be computed: sample n of y reads lane lanes[n] of x. `alive` says which samples of y are
+computed where they are; the others are 0. Versions: on the CPU a thread has its own slabs, or its own rows where there are few
+slabs; sums stay in registers, up to VECTORS vectors of samples a row. On CUDA a warp has neighbouring samples of a row.
+Rows that read the same inputs (`grouped`) are multiplied ROWS at a time, each with all of its weights: what is left out is to
+read a sample ROWS times. Reading is what takes the time: of one row alone, a vector of samples and the weight for each product.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from ...layouts.slabs import LANES, ROWS, grouped
+from ...runtime.expect import INT32, expect
+from ...runtime.launch import ceil_div
+
+SAMPLES = ("slabs", "I", LANES)
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def _by_lane(x):
+    """(slabs, I, LANES) -> (I, all lanes)"""
+    return np.float64(x).transpose(1, 0, 2).reshape(x.shape[1], -1)
+
+
+def _in_slabs(x):
+    """(O, N) -> (slabs, O, LANES), 0 where there is no sample."""
+    found = np.zeros((len(x), ceil_div(x.shape[1], LANES) * LANES))
+    found[:, :x.shape[1]] = x
+    return np.ascontiguousarray(found.reshape(len(x), -1, LANES).transpose(1, 0, 2))
+
+
+def ell_reference(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None):
+    """y = min(max(W x + bias, 0), ceiling) of some lanes of x, 0 where not alive; which lanes of y are not 0. float64"""
+    x = _by_lane(x)
+    x = x if lanes is None else x[:, lanes]
+    y = np.clip(np.einsum("ok,okn->on", np.float64(values), x[indices]) + np.float64(bias)[:, None], 0, ceiling)
+    y = y if alive is None else y * (np.asarray(alive) != 0)
+    return _in_slabs(y), (y != 0).any(axis=0).astype(np.int32)
+
+
+def in_slabs_reference(starts, columns, values, inputs):
+    """x of sparse samples: x[s, columns[k], b] = values[k]; exact"""
+    x = np.zeros((inputs, len(starts) - 1))
+    x[columns, np.repeat(np.arange(len(starts) - 1), np.diff(starts))] = values
+    return _in_slabs(x)
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------------
+def check(op, x, indices, values, bias, lanes, alive, rows, out):
+    """How many samples y has; ValueError unless arrays fit."""
+    found = expect(op, x=(x, SAMPLES), indices=(indices, ("O", "K"), INT32), values=(values, ("O", "K")), bias=(bias, ("O",)),
+                   lanes=(lanes, ("N",), INT32), order=(rows and rows.order, ("O",), INT32))
+    count = found.get("N", x.shape[0] * LANES)
+    expect(op, alive=(alive, (count,), INT32), out=(out, (ceil_div(count, LANES), found["O"], LANES)))
+    if not found["K"] or not x.size and count:
+        raise ValueError(f"{op}: indices {indices.shape} must have one column at least, and x {tuple(x.shape)} one input")
+    if rows is not None and not 0 <= rows.count * ROWS <= found["O"]:
+        raise ValueError(f"{op}: there are no {rows.count} groups of {ROWS} in {found['O']} rows")
+    if out is not None and (out is x or isinstance(x, np.ndarray) and np.may_share_memory(out, x)):
+        raise ValueError(f"{op}: out must not be x, of which later rows are still read")
+    return count
+
+
+def check_samples(op, starts, columns, values, inputs, out):
+    entries = "entries",
+    found = expect(op, starts=(starts, ("N + 1",), INT32), columns=(columns, entries, INT32), values=(values, entries))
+    if not found["N + 1"]:
+        raise ValueError(f"{op}: starts {starts.shape} must have one number more than there are samples")
+    if inputs < (1 if found["entries"] else 0):
+        raise ValueError(f"{op}: {found['entries']} columns, values {values.shape}, cannot be those of {inputs} inputs")
+    shape = ceil_div(found["N + 1"] - 1, LANES), inputs, LANES
+    expect(op, out=(out, shape))
+    return shape
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    def layer():
+        indices = a.indices(I, O, 8)
+        indices[:O // 8 * 4] = indices[:O // 8].repeat(4, axis=0)  # some rows have the same inputs
+        return indices, a(O, 8), a(O)
+
+    def samples():
+        counts = a.indices(5, N)
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        columns = np.concatenate([np.arange(count) for count in counts]).astype(np.int32)
+        return starts, columns, a(len(columns)), I
+
+    slabs, lanes = ceil_div(N, LANES), np.arange(0, N, 3, dtype=np.int32)
+    alive = (np.arange(slabs * LANES) % 5 < 2).astype(np.int32)
+
+    def among(**options):
+        indices, values, bias = layer()
+        return dev.ell(a(slabs, I, LANES), indices, values, bias, 2.0, rows=grouped(indices), **options)
+
+    return {"ell": lambda: dev.ell(a(slabs, I, LANES), *layer(), 2.0),
+            "ell, some lanes together": lambda: among(lanes=lanes),
+            "ell, some lanes alive": lambda: among(alive=alive),
+            "in_slabs": lambda: dev.in_slabs(*samples())}

@@ -1,0 +1,82 @@
+"""Products of which each sample keeps its own outputs (`layouts.samples`): what is kept lies in one axis, value after value.
+
+    gemm_samples       values = act(x[n] . w[o] + bias[o]) for the kept pairs (n, o)      x (N, I), w (O, I) -> (kept pairs,)
+    gemm_samples_dx    dx[n] = sum of dy w[o] over the kept pairs of n                      dy (kept pairs,) -> (N, I)
+    gemm_samples_dw    dw[o] = sum of dy x[n] over the kept pairs of o, db[o] = sum of dy  -> (O, I), (O,)
+    expand_samples     the dense form (N, O) of values, 0 where nothing is kept
+    compact_samples    its adjoint: the values of a dense array
+
+On the CPU outputs that many samples keep together are dense products with listed rows (`host.gathered_gemm`); where each sample
+has its own, an output is multiplied with four of its samples at a time, in blocks of columns that a cache holds.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from ...layouts.samples import WORD, sample_lists
+from ...runtime.expect import INT32, expect
+from ...runtime.launch import ceil_div
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def mask_of(lists):
+    """(N, O) bool, True where kept."""
+    bits = np.asarray(lists.bits).view(np.uint32)
+    own = (bits[:, :, None] >> np.arange(WORD, dtype=np.uint32) & 1).reshape(len(bits), bits.shape[1] * WORD)
+    return own[:, :lists.width].astype(bool)[np.arange(lists.starts.size - 1) // lists.group]
+
+
+def expand_samples_reference(values, lists):
+    mask = mask_of(lists)
+    dense = np.zeros(mask.shape)
+    dense[mask] = values
+    return dense
+
+
+def compact_samples_reference(x, lists, kept):
+    return np.float64(x)[mask_of(lists)]
+
+
+def gemm_samples_reference(x, w, lists, kept, bias=None, relu=False):
+    """act(x w.T + bias) where kept, in float64"""
+    y = np.float64(x) @ np.float64(w).T + (0 if bias is None else np.float64(bias))
+    return (np.maximum(y, 0) if relu else y)[mask_of(lists)]
+
+
+def gemm_samples_dx_reference(dy, w, lists):
+    return expand_samples_reference(dy, lists) @ np.float64(w)
+
+
+def gemm_samples_dw_reference(dy, x, lists):
+    """(dw, db) in float64"""
+    dense = expand_samples_reference(dy, lists)
+    return dense.T @ np.float64(x), dense.sum(0)
+
+
+def check(op, lists, values=None, **arrays):
+    """How many samples there are; ValueError unless the arrays fit the lists."""
+    samples = lists.starts.size - 1
+    if samples < 0 or lists.group < 1 or lists.width < 0:
+        raise ValueError(f"{op}: starts {lists.starts.shape} and groups of {lists.group} samples are no lists")
+    words = ceil_div(lists.width, WORD)
+    expect(op, bits=(lists.bits, (ceil_div(samples, lists.group), words), INT32), starts=(lists.starts, (samples + 1,), INT32),
+           values=(values, ("kept",)), **arrays)
+    return samples
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    def lists(group):
+        mask = np.random.default_rng(5).random((ceil_div(N, group), O)) < 0.4
+        return sample_lists(mask, N, group)
+
+    own = lists(1)
+    kept = int(own.starts[-1])
+    return {
+        "expand_samples": lambda: dev.expand_samples(a(kept), own),
+        "compact_samples": lambda: dev.compact_samples(a(N, O), own, kept),
+        "gemm_samples": lambda: dev.gemm_samples(a(N, I), a(O, I), own, kept, a(O), relu=True),
+        "gemm_samples, together": lambda: dev.gemm_samples(a(N, I), a(O, I), lists(32), int(lists(32).starts[-1])),
+        "gemm_samples_dx": lambda: dev.gemm_samples_dx(a(kept), a(O, I), own),
+        "gemm_samples_dw": lambda: dev.gemm_samples_dw(a(kept), a(N, I), own),
+    }

@@ -1,0 +1,142 @@
+"""The kept tiles of `gemm_tiles` as dense products, one for each class, in one launch: for compute capability 8.0 and above.
+
+Block z of the grid works on class z, in blocks as those of `gemm_block`, and meets its rows and columns by their numbers: in
+the forward pass and dx the inner index and the column of the result come from a list, in dw its row and its column.
+"""
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numba import float32, int32
+
+from ...blocks import gemm_block
+from ...blocks.accumulate import rows_of
+from ...blocks.copies import DEPTH, THREADS, copies_of, layout
+from ...blocks.gemm_block import TILES, exact_enough, sums_for, tile_for, way_for
+from ...blocks.intrinsics import commit, wait_for_all_but_one
+from ...layouts.tiles import Pattern, TileLists, kept_tiles, row_places, tile_lists
+from ...runtime.arrays import device_array, to_device
+from ...runtime.declare import cuda, kernel, kernels
+from ...runtime.launch import ceil_div, launch
+from ...runtime.memory import flat
+from ...runtime.trust import trusted
+
+
+@kernels("gemm_tiles")
+def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
+    of_a, of_b = (layout(tile, along_k, passes) for along_k in (a_along_k, b_along_k))
+    (first_a, _, copy_a), (first_b, _, copy_b) = copies_of(of_a, inner, not inner), copies_of(of_b, inner, True)
+    corner, zeros, multiply, store, scatter = sums_for(tile, of_a, of_b, passes)
+    first_sum, add_rows, total = rows_of(tile, of_a)
+    a_room, b_room, together = 2 * of_a.stage, 2 * of_b.stage, 2 if passes else 4
+
+    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4, i4,"
+            " i4, i4, i4, i4, i4, i4, b1, b1, b1, f4)", least=(8, 0), bounds=(THREADS, 2))
+    def gemm_tiles_grouped(a, b, bias, where, c, a_sums, first, second, firsts, seconds, starts, room_first, room_second, plain,
+                           am, ak, bk, bn, width, biased, masked, relu, scale):
+        """inner: c[m, N] = act(scale sum_K a[m am + K ak] b[K bk + N bn] + bias[N]), if masked 0 unless where[m, N] > 0; else:
+        c[start + m, n] = scale sum_k a[M am + k ak] b[k bk + N bn] and a_sums[M] = sum_k a[M am + k ak]; K or M from the part
+        of the class in `first`, N from that in `second`: as many numbers as `firsts` and `seconds` say, of room for more.
+        The other axis has `plain` numbers."""
+        a_tile = cuda.shared.array(a_room, float32, 16)
+        b_tile = cuda.shared.array(b_room, float32, 16)
+        t, z = int32(cuda.threadIdx.x), int32(cuda.blockIdx.z)
+        first_at, second_at = z * room_first, z * room_second
+        row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
+        rows, depth, cols = (plain, firsts[z], seconds[z]) if inner else (firsts[z], plain, seconds[z])
+        if row0 >= rows or (col0 >= cols and (inner or col0 > 0)):  # of a class without columns, too, rows are summed
+            return
+        place, row, col, a_at, b_at = corner(t)
+        a_k, a_m, a_to = first_a(t, place, a_tile)
+        b_k, b_n, b_to = first_b(t, place, b_tile)
+        a_m, b_n = row0 + a_m, col0 + b_n
+        sums, a_sum = zeros(), float32(0)
+        sum_at = first_sum(t)
+        tiles = int32((depth + DEPTH - 1) // DEPTH)
+        for step in range(int32(tiles + 1)):
+            if step < tiles:
+                copy_a(a_to, step, a, a_k, a_m, ak, am, depth, rows, first, first_at, first, first_at)
+                copy_b(b_to, step, b, b_k, b_n, bk, bn, depth, cols, first, first_at, second, second_at)
+            commit()
+            if step > 0:
+                wait_for_all_but_one()
+                cuda.syncthreads()
+                sums = multiply(sums, a_tile, a_at, b_tile, b_at, step - 1)
+                if not inner:
+                    a_sum = add_rows(a_sum, a_tile, sum_at, step - 1)
+                cuda.syncthreads()
+        if not inner:
+            a_sum = total(a_tile, t, a_sum)
+        if not inner and col0 == 0 and t < tile and row0 + t < rows:
+            a_sums[first[first_at + row0 + t]] = a_sum
+        row, col = row0 + row, col0 + col
+        if inner:
+            scatter(sums, c, row * width, width, rows - row, cols - col, second, second_at + col, bias, biased, where,
+                    masked, relu, scale, float32(1))
+        else:
+            aligned = width % int32(together) == int32(0)
+            store(sums, c, (starts[z] + row) * width + col, width, rows - row, cols - col, aligned, bias, int32(0), int32(0),
+                  False, where, False, False, scale, float32(1))
+
+    return gemm_tiles_grouped
+
+
+def groups(lists, pattern):
+    """((rows of each class, how many, the most there can be), the same of columns, first packed row), of `TileLists`."""
+    rows, cols = (max(min(n * pattern.tile, length), 1) for n, length in zip(pattern.most, pattern.shape, strict=True))
+    return (flat(lists.rows), lists.row_counts, rows), (flat(lists.cols), lists.col_counts, cols), lists.starts
+
+
+def available(*arrays):
+    """Whether `gemm_block` is, and classes of tiles give right results."""
+    return gemm_block.available(*arrays) and _agrees()
+
+
+@trusted
+def _agrees():
+    """Of both tiles, on a ragged weight."""
+    return float(np.max([_error(tile, 0) for tile in TILES]))
+
+
+_tensor_agrees = {3: trusted(lambda: exact_enough(functools.partial(_error, 128))), 1: trusted(lambda: _error(128, 1) / 1000)}
+
+
+def _error(tile, passes, samples=45):
+    """Of the three products of a training step, with what they do on the way."""
+    rng, pattern = np.random.default_rng(0), Pattern((150, 133), 8, 3, 1, 2)
+    x, w, dy = (rng.standard_normal(s, np.float32) for s in ((samples, 133), pattern.shape, (samples, 150)))
+    kept = np.kron(kept_tiles(pattern), np.ones((8, 8)))[:150, :133]
+    rows, cols, starts = groups(TileLists(*map(to_device, tile_lists(pattern))), pattern)
+    on_card = to_device(x), to_device(w), to_device(dy)
+    y, dx, db = device_array((samples, 150)), device_array((samples, 133)), device_array((150,))
+    dw, ways = device_array(pattern.packed_shape), {"tile": tile, "passes": passes}
+    launch_grouped(True, on_card[0], on_card[1], y, cols, rows, starts, samples, (133, 1), (1, 133), **ways)
+    launch_grouped(True, on_card[2], on_card[1], dx, rows, cols, starts, samples, (150, 1), (133, 1), where=on_card[0], **ways)
+    launch_grouped(False, on_card[2], on_card[0], dw, rows, cols, starts, samples, (1, 150), (133, 1), a_sums=db, **ways)
+    packed, expected = dw.copy_to_host(), (dy.T.astype(float) @ x) * kept
+    errors = [np.abs(y.copy_to_host() - x.astype(float) @ (w * kept).T).max(),
+              np.abs(dx.copy_to_host() - np.where(x > 0, dy.astype(float) @ (w * kept), 0)).max(),
+              np.abs(db.copy_to_host() - dy.astype(float).sum(0)).max()]
+    for o, place in enumerate(row_places(pattern)):
+        columns = np.flatnonzero(kept[o])
+        errors.append(np.abs(packed[place, :columns.size] - expected[o, columns]).max(initial=0.0))
+    return float(np.max(errors)) / samples  # NaN, too
+
+
+def launch_grouped(inner, a, b, c, first, second, starts, plain, a_at, b_at, bias=None, relu=False, scale=1.0, where=None,
+                   a_sums=None, tile=None, passes=None):
+    """One launch for all classes; first and second as `groups` gives them, a_at and b_at the strides (am, ak) and (bk, bn).
+    Where not inner, the sums of A's rows go to a_sums."""
+    (firsts, first_counts, most_first), (seconds, second_counts, most_second) = first, second
+    rows, classes = plain if inner else most_first, first_counts.size
+    if passes is None:
+        tile, passes = way_for(rows, most_second, classes, _tensor_agrees) if tile is None else (tile, 0)
+    tile = 128 if passes else tile or tile_for(rows, most_second, classes)
+    (am, ak), (bk, bn) = a_at, b_at
+    grid = ceil_div(most_second, tile), ceil_div(rows, tile), classes
+    launch(_grouped(inner, tile, ak <= am, bk <= bn, passes), grid, THREADS, flat(a), flat(b),
+           flat(b) if bias is None else bias, flat(b) if where is None else flat(where), flat(c),
+           flat(c) if a_sums is None else a_sums, firsts, seconds, first_counts, second_counts, starts, firsts.size // classes,
+           seconds.size // classes, plain, *a_at, *b_at, c.shape[1], bias is not None, where is not None, relu, scale)
+    return c

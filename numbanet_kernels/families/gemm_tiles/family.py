@@ -1,0 +1,71 @@
+"""Matrix product with kept tiles of a weight: w (O, I) in tiles of T x T, the tile at (r, c) kept where
+(a[r] + b[c]) mod dp = bias (`tiles` says more); M is the mask of kept elements:
+
+    forward   y[n, o]  = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])          x (N, I) -> y (N, O)
+    dx        dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]                     dy (N, O) -> dx (N, I)
+              with an array `where` (N, I), 0 unless where[n, i] > 0
+    dw        dw       = scale * (dy.T x) on kept tiles only, packed (below)      dy (N, O), x (N, I)
+    db        db[o]    = sum_n dy[n, o], beside dw
+
+Tile rows with the same a[r] mod dp keep the same tile columns: they are a class, no two classes share a column, and up to a
+permutation the kept matrix is block-diagonal: dp dense products. 2 N O I / dp FLOPs.
+
+Packed dw (R T, ceil(C / dp) T): tile rows sorted by class (class 0 first), then by r; in each row its kept columns, in order.
+Elements of tiles that stick out over the edges of w are unset. What several of the products need is prepared once, if asked:
+`blocks` by `tile_blocks`, on the CPU what is kept of w, which dw does not need, on CUDA the lists of it; `inputs` of x by
+`tile_inputs`; `outputs` of dy by `tile_outputs`.
+Versions: masked (a teaching step: every tile is visited, dropped ones skipped by a test that is uniform over the block), listed
+(a block walks the list of the tiles that its class keeps, dropped work is never launched; both in `cuda_listed`) and grouped
+(the one used where a card has it: each class is a dense product, all in one launch; `cuda_grouped`).
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from ...layouts.tiles import Pattern, arrangement
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def tile_mask_reference(pattern):
+    """M[o, i] = [(a[o // T] + b[i // T]) mod dp = bias]"""
+    a, b = arrangement(pattern.grid, pattern.mix)
+    o, i = np.indices(pattern.shape) // pattern.tile
+    return (a[o] + b[i]) % pattern.dp == pattern.bias
+
+
+def gemm_tiles_reference(x, w, pattern, b=None, relu=False, scale=1.0):
+    """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o]) in float64."""
+    y = scale * (np.float64(x) @ (np.float64(w) * tile_mask_reference(pattern)).T)
+    y = y if b is None else y + np.float64(b)
+    return np.maximum(y, 0) if relu else y
+
+
+def gemm_tiles_dx_reference(dy, w, pattern, scale=1.0, where=None):
+    """dx = scale * dy (w * M) in float64, 0 unless where > 0."""
+    dx = scale * (np.float64(dy) @ (np.float64(w) * tile_mask_reference(pattern)))
+    return dx if where is None else np.where(np.asarray(where) > 0, dx, 0)
+
+
+def gemm_tiles_dw_reference(dy, x, pattern, scale=1.0):
+    """dw = scale * (dy.T x) * M in float64, dense (the kernels return it packed)."""
+    return scale * (np.float64(dy).T @ np.float64(x)) * tile_mask_reference(pattern)
+
+
+def valid(op, pattern):
+    """(shape, packed shape) of a pattern that makes sense."""
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"{op}: {pattern!r} is no Pattern")
+    _, tile, dp, bias, mix = pattern
+    if not (tile >= 1 and 0 <= bias < dp and min(mix, *pattern.shape) >= 0):
+        raise ValueError(f"{op}: of {pattern} the tile must be at least 1, bias in 0 … dp - 1 = {dp - 1}, all else at least 0")
+    return pattern.shape, pattern.packed_shape
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    pattern = Pattern((O, I), 8, 3, 1)
+    return {
+        "gemm_tiles": lambda: dev.gemm_tiles(a(N, I), a(O, I), pattern, b=a(O), relu=True),
+        "gemm_tiles_dx": lambda: dev.gemm_tiles_dx(a(N, O), a(O, I), pattern),
+        "gemm_tiles_dw": lambda: dev.gemm_tiles_dw(a(N, O), a(N, I), pattern, out=np.zeros(pattern.packed_shape, np.float32)),
+    }

@@ -1,0 +1,146 @@
+"""LSTM on the CPU: what the loops of `cpu_steps` are given, and which thread does what."""
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from ...host import blas, packed_gemm, threads
+from ...host.simd import WIDTH
+from ...host.transpose import NO_INDICES
+from ...runtime.expect import INT32, expect
+from ...runtime.memory import copy_cpu, empty_cpu, full_cpu
+from .cpu_steps import add_scores, backward, copy_seen, forward
+from .family import AFTER, STATE, check, check_seen, started
+
+UNITS = 1 << 22  # bytes of a packed weight from which on threads own units: below, all of it passes through each core in time
+NOWHERE = np.zeros((1, 0), np.int32)
+
+
+@functools.lru_cache(maxsize=64)
+def _all(count):
+    return np.arange(count, dtype=np.int32)
+
+
+def _increasing(op, name, lists, limit):
+    """ValueError unless each list increases, and stays below the limit."""
+    if lists.size and (lists.min() < 0 or lists.max() >= limit or (lists[..., 1:] <= lists[..., :-1]).any()):
+        raise ValueError(f"{op}: {name} must increase, from 0 to at most {limit - 1}")
+
+
+def _places(lists, total, places=None):
+    """(S, total) int32: where in its list an entry is, or what `places` (S, K) says, -1 where it is not in it."""
+    found = np.full((len(lists), total), -1, np.int32)
+    np.put_along_axis(found, lists.astype(np.int64), _all(lists.shape[1])[None] if places is None else places, axis=1)
+    return found
+
+
+def _divided(flops, panels, samples):
+    """(parts, whether they are of units, a function that calls work(part) for each), inside `threads.held`"""
+    parts, by_units = threads.parts(flops=flops), 4 * panels >= UNITS
+    if parts == 1 or (samples == 1 and not by_units):
+        return 1, False, lambda work: work(threads.WHOLE)
+    return parts, by_units, threads.share
+
+
+def _through(steps, by_units, run, loop, blocks, tiles):
+    """Call loop(first step, stop, first block, stop, first tile, stop) for all of them."""
+    if not by_units:
+        run(lambda part: loop(0, steps, 0, blocks, part.of(tiles).start, part.of(tiles).stop))
+        return
+    for step in range(steps):
+        run(lambda part, step=step: loop(step, step + 1, part.of(blocks).start, part.of(blocks).stop, 0, tiles))
+
+
+def _add_product(z, h, w, scale, own):
+    """z[:, own] += scale h w[own].T"""
+    z[:, own] += np.float32(scale) * blas.matmul(h, w[own].T)
+
+
+def lstm_cpu(z, w, h0, c0, units=None, scale=1.0, lengths=None):
+    """(h, c), each (T + 1, N, H); z becomes the gates: a = z[t] + scale h[t][:, units] w[:, units].T, c[t + 1] = f c[t] + i g,
+    h[t + 1] = o tanh(c[t + 1])"""
+    steps, n, hidden = check("lstm (cpu)", z, w, units, lengths, h0=(h0, STATE), c0=(c0, STATE))
+    h, c = (started(empty_cpu, copy_cpu, first, steps) for first in (h0, c0))
+    if units is not None:
+        _increasing("lstm (cpu)", "units", units, hidden)
+    shared = units is None or len(units) == 1
+    kept = _all(hidden) if units is None or not shared else units[0]
+    rows, depth = packed_gemm.all_rows(len(kept)) if shared else packed_gemm.rows_of(units, hidden)
+    place = NOWHERE if units is None else _places(units, hidden)
+    once = steps == 1 and units is None  # reading w as it lies takes less time than packing it
+    flops = 8 * steps * n * hidden * depth
+    with threads.held(flops):
+        parts, by_units, run = _divided(flops, 4 * hidden * len(kept), n)
+        if once:
+            run(lambda part: _add_product(z[0], h[0], w, scale, part.of(4 * hidden)))
+            kept, depth = NO_INDICES, 0
+        panels = packed_gemm.packed_outputs(w, kept, 4, run)
+        x = packed_gemm.tiles(n, packed_gemm.tile_of(n, 1 if by_units else parts), depth)
+
+        def loop(first, stop, *blocks_and_tiles):
+            forward(z, h, c, panels, rows, place, NO_INDICES if lengths is None else lengths, scale, x, first - 1, stop - 1,
+                    *blocks_and_tiles)
+
+        _through(steps + 1, by_units, run, loop, panels.shape[1], x.shape[1])
+    return h, c
+
+
+def lstm_grad_cpu(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None, columns=None, threshold=0.0):
+    """(dz, dh0, dc0): dz (T, N, 4H), written over the gates, or (T, N, K), of these columns alone"""
+    op = "lstm_grad (cpu)"
+    steps, n, hidden = check(op, gates, w, units, lengths, columns, dy=(dy, AFTER), c=(c, (len(dy) + 1, "N", "H")),
+                             dc=(dc, STATE))
+    dc = full_cpu(dy.shape[1:], 0.0) if dc is None else copy_cpu(dc)
+    if units is not None:
+        _increasing(op, "units", units, hidden)
+    if columns is not None:
+        _increasing(op, "columns", columns, 4 * hidden)
+    own = units is not None and len(units) == 1
+    outs, kept = units[0] if own else _all(hidden), _all(4 * hidden) if columns is None else columns
+    place = NOWHERE if units is None else _places(units, hidden, None if own else units)
+    starts = np.array([0, *outs[WIDTH::WIDTH], hidden], np.int64)
+    rows, depth = packed_gemm.all_rows(len(kept))
+    column = NO_INDICES if columns is None else _places(columns[None], 4 * hidden)[0]
+    dz, dh0 = gates if columns is None else empty_cpu((steps, n, len(kept))), empty_cpu((n, hidden))
+    flops = 2 * steps * n * len(outs) * depth
+    with threads.held(flops):
+        parts, by_units, run = _divided(flops, len(outs) * len(kept), n)
+        panels = packed_gemm.packed_inputs(w, kept, outs, run)
+        x = packed_gemm.tiles(n, packed_gemm.tile_of(n, 1 if by_units else parts), depth)
+
+        def loop(*ranges):
+            backward(dy, gates, c, panels, starts, rows, place, NO_INDICES if lengths is None else lengths, scale, column,
+                     threshold, x, dz, dc, dh0, *ranges)
+
+        _through(steps + 1, by_units, run, loop, panels.shape[1], x.shape[1])
+    return dz, dh0, dc
+
+
+def lstm_scores_cpu(dy, gates, c, lengths=None):
+    """scores[j] = sum_t,n |dz[t, n, j]|, as if nothing came back through time: dh = dy[t], dc = dh o (1 - q^2)"""
+    expect("lstm_scores (cpu)", dy=(dy, AFTER), gates=(gates, ("T", "N", 4 * dy.shape[-1])), c=(c, (len(dy) + 1, "N", "H")),
+           lengths=(lengths, ("N",), INT32))
+    hidden = dy.shape[2]
+    found = np.zeros(4 * hidden, np.float32)
+
+    def work(part):
+        own = part.of(-(-hidden // WIDTH))
+        add_scores(dy, gates, c, NO_INDICES if lengths is None else lengths, found, own.start * WIDTH,
+                   min(own.stop * WIDTH, hidden))
+
+    threads.share(work, gates.size)
+    return found
+
+
+def lstm_seen_cpu(h, units):
+    """y[t, n, u] = h[t, n, u] for the units u of step t, else 0"""
+    check_seen("lstm_seen (cpu)", h, units)
+    y = empty_cpu(h.shape)
+
+    def work(part):
+        own = part.of(len(h))
+        copy_seen(h, units, y, own.start, own.stop)
+
+    threads.share(work, h.size)
+    return y

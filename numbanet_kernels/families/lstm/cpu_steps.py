@@ -1,0 +1,238 @@
+"""An LSTM's sequence on the CPU: products with a packed weight, and the gates at once while their sums are in cache.
+
+At each step a block of WIDTH units is finished before the next one: its products, its gates, and its part of what the next
+step reads, packed for that. Where the weight is large, a thread owns blocks of units, whose panels stay in its cache or stream
+through it alone, and all meet after each step; where it is small, a thread owns tiles of samples and meets nobody.
+
+Loops take `rows` (S, depth), the panel's rows that a step sees, and `place` (S, H), where a unit is in what it hands over, -1
+for nowhere; (S, 0) says that each is in its own place. S is 1, where all steps are alike, or T: step t reads row min(t, S - 1).
+"""
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numba import float32, int64
+from numba.extending import intrinsic
+
+from ...host.packed_gemm import multiply_panel
+from ...host.simd import NUMBER, WIDTH, Lanes, data_of, for_lanes, load, store
+from ...host.transpose import transpose_block
+from ...runtime.declare import host_function, host_kernel
+
+
+# --- the gates, in registers ------------------------------------------------------------------------------------------
+def _gates(builder, data, at, step, some):
+    """The vectors of the four gates, `step` floats apart."""
+    return [load(builder, data, builder.add(at, builder.mul(step, NUMBER(g))), some) for g in range(4)]
+
+
+def _store_gates(builder, gates, data, at, step, some):
+    for g, gate in enumerate(gates):
+        store(builder, gate, data, builder.add(at, builder.mul(step, NUMBER(g))), some)
+
+
+def _slopes(dy, dc, gates, before, after):
+    """(dz of the four gates, dc before the forget gate)"""
+    i, f, g, o = gates
+    q = after.tanh()
+    dc = dc + dy * o * (1.0 - q * q)
+    return [dc * g * i * (1.0 - i), dc * before * f * (1.0 - f), dc * i * (1.0 - g * g), dy * q * o * (1.0 - o)], dc
+
+
+INTEGER = numba.int64
+
+
+@intrinsic
+def _cell(typing_context, room, room_at, room_step, scale, z, z_at, z_step, c, before, after, h, h_at, width, alive):
+    """One sample's units, `width` of them: z += scale room becomes the gates, c[after] and h follow."""
+    def generate(context, builder, signature, arguments):
+        room, room_at, room_step, scale, z, z_at, z_step, c, before, after, h, h_at, width, alive = data_of(
+            context, builder, signature, arguments)
+
+        def units(some):
+            products = _gates(builder, room, room_at, room_step, some)
+            i, f, g, o = (brought + product * scale
+                          for brought, product in zip(_gates(builder, z, z_at, z_step, some), products))
+            i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+            old = load(builder, c, before, some)
+            new = f * old + i * g
+            _store_gates(builder, (i, f, g, o), z, z_at, z_step, some)
+            store(builder, new.where_not(alive, old), c, after, some)
+            store(builder, (o * new.tanh()).where_not(alive, 0.0), h, h_at, some)
+
+        for_lanes(builder, width, units)
+        return context.get_dummy_value()
+
+    return numba.void(room, INTEGER, INTEGER, numba.float32, z, INTEGER, INTEGER, c, INTEGER, INTEGER, h, INTEGER, INTEGER,
+                      numba.boolean), generate
+
+
+@intrinsic
+def _cell_grad(typing_context, back, back_at, scale, dy, dy_at, gates, gates_at, step, c, before, after, dc, dc_at, out, out_at,
+               out_step, threshold, width, alive):
+    """One sample's units: dh = dy + scale back; out = dz of the gates, which may lie where they do; dc goes one step back."""
+    def generate(context, builder, signature, arguments):
+        (back, back_at, scale, dy, dy_at, gates, gates_at, step, c, before, after, dc, dc_at, out, out_at, out_step, threshold,
+         width, alive) = data_of(context, builder, signature, arguments)
+
+        def units(some):
+            held = _gates(builder, gates, gates_at, step, some)
+            carried, dh = load(builder, dc, dc_at, some), load(builder, back, back_at, some) * scale
+            slopes, own = _slopes(load(builder, dy, dy_at, some) + dh, carried, held, load(builder, c, before, some),
+                                  load(builder, c, after, some))
+            slopes = [_cut(slope, threshold).where_not(alive, 0.0) for slope in slopes]
+            _store_gates(builder, slopes, out, out_at, out_step, some)
+            store(builder, (own * held[1]).where_not(alive, carried), dc, dc_at, some)
+
+        for_lanes(builder, width, units)
+        return context.get_dummy_value()
+
+    return numba.void(back, INTEGER, numba.float32, dy, INTEGER, gates, INTEGER, INTEGER, c, INTEGER, INTEGER, dc, INTEGER, out,
+                      INTEGER, INTEGER, numba.float32, INTEGER, numba.boolean), generate
+
+
+def _cut(slope, threshold):
+    """0 where a slope is not larger; NaN passes."""
+    small = slope.builder.fcmp_ordered("<=", slope.size().value, slope.of(threshold).value)
+    return Lanes(slope.builder, slope.builder.select(small, slope.of(0.0).value, slope.value))
+
+
+@intrinsic
+def _cell_scores(typing_context, dy, dy_at, gates, gates_at, step, c, before, after, scores, at, width):
+    """scores += |dz| of one sample's units, with nothing that comes back."""
+    def generate(context, builder, signature, arguments):
+        dy, dy_at, gates, gates_at, step, c, before, after, scores, at, width = data_of(context, builder, signature, arguments)
+
+        def units(some):
+            slope = load(builder, dy, dy_at, some)
+            slopes, _ = _slopes(slope, slope.of(0.0), _gates(builder, gates, gates_at, step, some),
+                                load(builder, c, before, some), load(builder, c, after, some))
+            sums = [total + slope.size() for total, slope in zip(_gates(builder, scores, at, step, some), slopes)]
+            _store_gates(builder, sums, scores, at, step, some)
+
+        for_lanes(builder, width, units)
+        return context.get_dummy_value()
+
+    return numba.void(dy, INTEGER, gates, INTEGER, INTEGER, c, INTEGER, INTEGER, scores, INTEGER, INTEGER), generate
+
+
+# --- through time -----------------------------------------------------------------------------------------------------
+@host_function
+def _hand_over(values, n0, n1, j, width, hidden, place, x):
+    """x[place[i], n - n0] = values[n, i] for n0 <= n < n1 and all i, of the units j … j + width - 1, that have a place."""
+    for first in range(j, values.shape[1], hidden):
+        if place.size == 0:
+            transpose_block(values, n0, n1, first, first + width, x, first, int64(0), False)
+            continue
+        for i in range(first, first + width):
+            if place[i] >= 0:
+                for n in range(n0, n1):
+                    x[place[i], n - n0] = values[n, i]
+
+
+TABLES = "i4[:, ::1], i4[:, ::1], i4[::1], f4"
+
+
+@host_kernel(f"void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, :, ::1], {TABLES}, f4[:, :, :, ::1], i8, i8, i8, i8,"
+             " i8, i8)")
+def forward(z, h, c, panels, rows, place, lengths, scale, x, first, stop, block0, block1, tile0, tile1):
+    """The steps first … stop - 1 of some blocks of units and some tiles of samples; step -1 hands over h[0]."""
+    (steps, n, four), hidden, size = z.shape, h.shape[2], x.shape[3]
+    room = np.zeros((4, size, WIDTH), np.float32)
+    for t in range(first, stop):
+        following, listed = x[(t + 1) % 2], rows[min(max(t, 0), rows.shape[0] - 1)]
+        for b in range(block0, block1):
+            j, width = b * WIDTH, min(WIDTH, hidden - b * WIDTH)
+            for tile in range(tile0, tile1):
+                n0, n1 = tile * size, min((tile + 1) * size, n)
+                if t >= 0:
+                    for g in range(4 if x.shape[2] else 0):
+                        multiply_panel(x[t % 2, tile], panels[g, b], listed, room[g])
+                    for s in range(n0, n1):
+                        at = (t * n + s) * hidden + j
+                        _cell(room, (s - n0) * WIDTH, size * WIDTH, scale, z, (t * n + s) * four + j, hidden, c, at,
+                              at + n * hidden, h, at + n * hidden, width, lengths.size == 0 or t < lengths[s])
+                if t + 1 < steps and x.shape[2]:
+                    _hand_over(h[t + 1], n0, n1, j, width, hidden, place[min(t + 1, place.shape[0] - 1)], following[tile])
+
+
+@host_function
+def _spread(room, place, b, j, width, back):
+    """back[r, i] = room[r, the column of the block's panel that unit j + i has], 0 where it has none."""
+    for i in range(width):
+        q = place[j + i] - b * WIDTH if place[j + i] >= 0 else int64(-1)
+        for r in range(room.shape[0]):
+            back[r, i] = room[r, q] if q >= 0 else float32(0)
+
+
+@host_function
+def _keep(slopes, n0, n1, j, width, hidden, columns, dz, x):
+    """dz[n, columns[i]] and x[columns[i], n - n0] = the slopes (4, samples, WIDTH) of those gates i that have a column."""
+    for g in range(4):
+        for i in range(width):
+            column = columns[g * hidden + j + i]
+            if column >= 0:
+                for n in range(n0, n1):
+                    x[column, n - n0] = dz[n, column] = slopes[g, n - n0, i]
+
+
+@host_kernel(f"void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, :, ::1], i8[::1], {TABLES}, i4[::1], f4,"
+             " f4[:, :, :, ::1], f4[:, :, ::1], f4[:, ::1], f4[:, ::1], i8, i8, i8, i8, i8, i8)")
+def backward(dy, gates, c, panels, starts, rows, place, lengths, scale, columns, threshold, x, dz, dc, dh0, first, stop,
+              block0, block1, tile0, tile1):
+    """The steps T - 1 - first … T - stop, back in time; step -1 gives dh0. Block b has the units from starts[b] on."""
+    (steps, n, hidden), size = dy.shape, x.shape[3]
+    room, chosen = np.zeros((2, size, WIDTH), np.float32), columns.size > 0
+    out = np.empty((4, size, WIDTH), np.float32) if chosen else gates
+    for turn in range(first, stop):
+        t = steps - 1 - turn
+        now, following, seen = gates[max(t, 0)], x[(turn + 1) % 2], place[min(t + 1, place.shape[0] - 1)]
+        for b in range(block0, block1):
+            for tile in range(tile0, tile1):
+                n0, n1, back, target = tile * size, min((tile + 1) * size, n), room[0], following[tile]
+                if turn:
+                    multiply_panel(x[turn % 2, tile], panels[0, b], rows[0], back)
+                for j in range(starts[b], starts[b + 1], WIDTH):
+                    width = min(WIDTH, starts[b + 1] - j)
+                    if turn and seen.size:
+                        back = room[1]
+                        _spread(room[0], seen, b, j, width, back)
+                    if t < 0:
+                        for s in range(n0, n1):
+                            for i in range(width):
+                                dh0[s, j + i] = scale * back[s - n0, i]
+                        continue
+                    for s in range(n0, n1):
+                        at, gates_at = (t * n + s) * hidden + j, (t * n + s) * 4 * hidden + j
+                        _cell_grad(back, (s - n0) * WIDTH, scale, dy, at, gates, gates_at, hidden, c, at, at + n * hidden, dc,
+                                   s * hidden + j, out, (s - n0) * WIDTH if chosen else gates_at,
+                                   size * WIDTH if chosen else hidden, threshold, width, lengths.size == 0 or t < lengths[s])
+                    if chosen:
+                        _keep(out, n0, n1, j, width, hidden, columns, dz[t], target)
+                    else:
+                        _hand_over(now, n0, n1, j, width, hidden, columns, target)
+
+
+@host_kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], f4[::1], i8, i8)")
+def add_scores(dy, gates, c, lengths, scores, first, stop):
+    """scores of the units first … stop - 1, added up."""
+    steps, n, hidden = dy.shape
+    for t in range(steps):
+        for s in range(n):
+            if lengths.size == 0 or t < lengths[s]:
+                for j in range(first, stop, WIDTH):
+                    at = (t * n + s) * hidden + j
+                    _cell_scores(dy, at, gates, (t * n + s) * 4 * hidden + j, hidden, c, at, at + n * hidden, scores, j,
+                                 min(WIDTH, stop - j))
+
+
+@host_kernel("void(f4[:, :, ::1], i4[:, ::1], f4[:, :, ::1], i8, i8)")
+def copy_seen(h, units, y, first, stop):
+    """y[t, n, u] = h[t, n, u] for the units u of step t, else 0, for first <= t < stop."""
+    for t in range(first, stop):
+        for n in range(h.shape[1]):
+            state, out = h[t, n], y[t, n]
+            out[:] = 0
+            for u in units[t]:
+                if 0 <= u < out.size:
+                    out[u] = state[u]

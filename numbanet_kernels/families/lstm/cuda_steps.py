@@ -1,0 +1,345 @@
+"""The kernels of `lstm`: a time step in one launch, or, where the layer is small, all time steps.
+
+    step         a block computes SAMPLES samples x UNITS units with all four gates of these units: 4 samples of one unit a
+                 thread, 16 sums in registers, 2 shared loads of 16 bytes for 16 multiply-adds. One half of the threads sums
+                 over one half of each tile, the other over the other. The pre-activations never reach memory: the block
+                 computes gates, c and h from the sums at once.
+    step back    the sums over 4 H columns of dz[t + 1] are four times as long, and there are a quarter as many of them: each
+                 warp sums over its eighth of each tile, 4 samples x 4 units a thread. What comes back so meets dy[t], and the
+                 block writes dz[t].
+    sequence     of at most SMALL units: a block owns FEW samples for all time steps and keeps their h (on the way back their
+                 dz) in shared memory. It reads w from the cache once a step, and no block waits for another.
+
+    step         w: 64 k x 16 units x 4 gates (the gates of a unit side by side), h: 64 k x 32 samples; both lie with k in rows
+                 of 4 floats more, so that a warp, which copies 8 k x 4 columns, meets 32 banks
+    step back    w: 128 columns x 16 units, as in memory; dz: 128 columns x 32 samples, in rows of 4 floats more
+
+Of `units`, `order`, `places` and `lengths` an empty array means that nothing is thinned out. Inner loops count with `while` and
+index with uint32: `range` counts in 64 bits, and Numba asks of a signed index whether it is negative, which made up a quarter
+of such a loop.
+
+A step is as long as reading w takes: 16 H^2 bytes for 8 N H^2 FLOPs. A faster one would copy the next tiles while these are
+multiplied (`copies`). As many blocks as the card holds, launched once, could keep w in registers for all time steps, with a
+barrier of the whole grid after each step (a cooperative launch).
+"""
+from __future__ import annotations
+
+import math
+
+from numba import float32, int32, uint32
+
+from ...blocks.intrinsics import sigmoids
+from ...runtime.declare import cuda, inlined, kernel, kernels
+
+# No card has confirmed these sizes.
+SAMPLES, UNITS = 32, 16           # of a block that computes one step
+BLOCK, WARPS = (16, 16), 8        # its threads
+DEPTH, COLUMNS = 64, 128          # units of h, columns of dz in a tile
+SMALL, FEW = 128, 4               # units of a layer that a block walks through time, and samples of the block
+ROWS, ACROSS, SHARES = 8, 32, 32  # of scores: threads down and across, and blocks that share the time steps
+
+
+def _cells():
+    """(forward, backward, what writes dz): unit u of sample n in step t. Their factory makes them anew, as `inlined` says."""
+    sigmoid = sigmoids()
+
+    @inlined
+    def cell(z, c, h, lengths, t, n, u, i, f, g, o):
+        """h[t + 1], given what of the pre-activations is not in z; z, c and h are written."""
+        zero, hidden = float32(0), int32(c.shape[2])
+        i, f = sigmoid(z[t, n, u] + i), sigmoid(z[t, n, hidden + u] + f)
+        g, o = math.tanh(z[t, n, 2 * hidden + u] + g), sigmoid(z[t, n, 3 * hidden + u] + o)
+        z[t, n, u], z[t, n, hidden + u], z[t, n, 2 * hidden + u], z[t, n, 3 * hidden + u] = i, f, g, o
+        before, ended = c[t, n, u], lengths.size > 0 and t >= lengths[n]
+        after = f * before + i * g
+        out = zero if ended else o * math.tanh(after)
+        c[t + 1, n, u], h[t + 1, n, u] = before if ended else after, out
+        return out
+
+    @inlined
+    def cell_back(dy, gates, c, lengths, threshold, t, n, u, dh, dc):
+        """dz of the four gates, and dc to carry on, given what comes back to h[t + 1] and c[t + 1]"""
+        zero, one, hidden = float32(0), float32(1), int32(c.shape[2])
+        di, df, dg, do = zero, zero, zero, zero
+        if lengths.size == 0 or t < lengths[n]:
+            i, f, g, o = gates[t, n, u], gates[t, n, hidden + u], gates[t, n, 2 * hidden + u], gates[t, n, 3 * hidden + u]
+            dh, q = dh + dy[t, n, u], math.tanh(c[t + 1, n, u])
+            dc += dh * o * (one - q * q)
+            di, df = dc * g * i * (one - i), dc * c[t, n, u] * f * (one - f)
+            dg, do = dc * i * (one - g * g), dh * q * o * (one - o)
+            dc *= f
+        return (zero if math.fabs(di) <= threshold else di, zero if math.fabs(df) <= threshold else df,
+                zero if math.fabs(dg) <= threshold else dg, zero if math.fabs(do) <= threshold else do, dc)
+
+    @inlined
+    def write(dz, places, t, n, u, hidden, di, df, dg, do):
+        """dz of the four gates, to the places of those that are kept"""
+        for gate, value in ((0, di), (1, df), (2, dg), (3, do)):
+            place = places[gate * hidden + u] if places.size > 0 else gate * hidden + u
+            if place >= 0:
+                dz[t, n, place] = value
+
+    return cell, cell_back, write
+
+
+@kernels("lstm")
+def step():
+    cell, _, _ = _cells()
+    across, wide, down, half = 4 * UNITS, 4 * UNITS + 4, SAMPLES + 4, DEPTH // 2
+
+    @kernel("void(f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4[::1], f4, i4, f4[:, :, ::1], f4[:, :, ::1])")
+    def lstm_step(z, w, units, lengths, scale, t, h, c):
+        """Step t; sums a<sample><gate>."""
+        w_tile = cuda.shared.array((DEPTH, wide), float32, 16)
+        h_tile = cuda.shared.array((DEPTH, down), float32, 16)
+        sums = cuda.shared.array((2, SAMPLES, across), float32, 16)
+        tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
+        n0, u0 = int32(cuda.blockIdx.y) * SAMPLES, int32(cuda.blockIdx.x) * UNITS
+        samples, hidden = int32(z.shape[1]), int32(w.shape[1])
+        listed, row = units.shape[0] > 0, t if units.shape[0] > 1 else int32(0)
+        depth = int32(units.shape[1]) if listed else hidden
+        own, side = tx & 7, uint32((ty * UNITS + tx) >> 3)
+        n, u = uint32(n0 + side), uint32(u0 + (side >> 2))
+        line = uint32((side & 3) * hidden + u)
+        part, n1, u1 = ty >> 3, uint32(4 * (ty & 7)), uint32(4 * tx)
+        first, zero = uint32(part * half), float32(0)
+        a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
+        a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = zero
+        for k0 in range(0, depth, DEPTH):
+            # load: 8 threads along k, 32 across: samples, and twice 8 units x 4 gates
+            for i in range(0, DEPTH, 8):
+                k = uint32(i + own)
+                at, inside = uint32(k0 + k), k0 + k < depth
+                unit = uint32(units[row, at] if listed else at) if inside else uint32(0)
+                h_tile[k, side] = h[t, n, unit] if inside and n < samples else zero
+                w_tile[k, side] = w[line, unit] if inside and u < hidden else zero
+                w_tile[k, side + 32] = w[line + 8, unit] if inside and u + 8 < hidden else zero
+            cuda.syncthreads()
+            # multiply
+            k = first
+            while k < first + half:
+                b0, b1, b2, b3 = w_tile[k, u1], w_tile[k, u1 + 1], w_tile[k, u1 + 2], w_tile[k, u1 + 3]
+                h0, h1, h2, h3 = h_tile[k, n1], h_tile[k, n1 + 1], h_tile[k, n1 + 2], h_tile[k, n1 + 3]
+                a00, a01, a02, a03 = a00 + h0 * b0, a01 + h0 * b1, a02 + h0 * b2, a03 + h0 * b3
+                a10, a11, a12, a13 = a10 + h1 * b0, a11 + h1 * b1, a12 + h1 * b2, a13 + h1 * b3
+                a20, a21, a22, a23 = a20 + h2 * b0, a21 + h2 * b1, a22 + h2 * b2, a23 + h2 * b3
+                a30, a31, a32, a33 = a30 + h3 * b0, a31 + h3 * b1, a32 + h3 * b2, a33 + h3 * b3
+                k = uint32(k + 1)
+            cuda.syncthreads()
+        for j, a in ((0, (a00, a01, a02, a03)), (1, (a10, a11, a12, a13)),
+                     (2, (a20, a21, a22, a23)), (3, (a30, a31, a32, a33))):
+            for gate in range(4):
+                sums[part, n1 + j, u1 + gate] = a[gate]
+        cuda.syncthreads()
+        # the cell: every sixteenth sample of one unit
+        for j in range(ty, SAMPLES, 16):
+            n, u = n0 + j, u0 + tx
+            if n < samples and u < hidden:
+                cell(z, c, h, lengths, t, n, u,
+                     scale * (sums[0, j, u1] + sums[1, j, u1]), scale * (sums[0, j, u1 + 1] + sums[1, j, u1 + 1]),
+                     scale * (sums[0, j, u1 + 2] + sums[1, j, u1 + 2]), scale * (sums[0, j, u1 + 3] + sums[1, j, u1 + 3]))
+
+    return lstm_step
+
+
+@kernels("lstm")
+def step_back():
+    (_, cell_back, write), down, share = _cells(), SAMPLES + 4, COLUMNS // WARPS
+
+    @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4, i4[::1], i4[::1], i4[::1], f4, f4, "
+            "i4, f4[:, :, ::1], f4[:, ::1], f4[:, ::1])")
+    def lstm_step_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, t, dz, dc, dh0):
+        """Step t, or to h0 if t = -1, for the next units of `order`: step t + 1 sees the first `seen`. Sums a<sample><unit>."""
+        w_tile, dz_tile = cuda.shared.array((COLUMNS, UNITS), float32, 16), cuda.shared.array((COLUMNS, down), float32, 16)
+        sums = cuda.shared.array((WARPS, SAMPLES, UNITS), float32, 16)
+        tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
+        n0, q0 = int32(cuda.blockIdx.y) * SAMPLES, int32(cuda.blockIdx.x) * UNITS
+        samples, hidden, steps = int32(dy.shape[1]), int32(w.shape[1]), int32(dy.shape[0])
+        q, row = q0 + tx, min(t + 1, int32(order.shape[0]) - 1)
+        unit = uint32((order[row, q] if order.size > 0 else q) if q < hidden else int32(0))
+        depth = int32(dz.shape[2]) if t + 1 < steps and q0 < seen else int32(0)
+        thread, listed = ty * UNITS + tx, places.size > 0
+        own, side, n = thread & 7, uint32(thread >> 3), uint32(n0 + (thread >> 3))
+        part, n1, u1 = thread >> 5, uint32(4 * ((thread & 31) >> 2)), uint32(4 * (thread & 3))
+        first, zero = uint32(part * share), float32(0)
+        a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = zero
+        for j0 in range(0, depth, COLUMNS):
+            # load: 16 threads along a row of w; 8 along a row of dz, 32 across
+            for i in range(0, COLUMNS, 16):
+                j = uint32(i + ty)
+                at, inside = uint32(j0 + j), j0 + j < depth and q < seen
+                w_tile[j, tx] = w[uint32(columns[at] if listed else at), unit] if inside else zero
+            for i in range(0, COLUMNS, 8):
+                j = uint32(i + own)
+                dz_tile[j, side] = dz[t + 1, n, uint32(j0 + j)] if j0 + j < depth and n < samples else zero
+            cuda.syncthreads()
+            # multiply
+            j = first
+            while j < first + share:
+                b0, b1, b2, b3 = w_tile[j, u1], w_tile[j, u1 + 1], w_tile[j, u1 + 2], w_tile[j, u1 + 3]
+                d0, d1, d2, d3 = dz_tile[j, n1], dz_tile[j, n1 + 1], dz_tile[j, n1 + 2], dz_tile[j, n1 + 3]
+                a00, a01, a02, a03 = a00 + d0 * b0, a01 + d0 * b1, a02 + d0 * b2, a03 + d0 * b3
+                a10, a11, a12, a13 = a10 + d1 * b0, a11 + d1 * b1, a12 + d1 * b2, a13 + d1 * b3
+                a20, a21, a22, a23 = a20 + d2 * b0, a21 + d2 * b1, a22 + d2 * b2, a23 + d2 * b3
+                a30, a31, a32, a33 = a30 + d3 * b0, a31 + d3 * b1, a32 + d3 * b2, a33 + d3 * b3
+                j = uint32(j + 1)
+            cuda.syncthreads()
+        for j, a in ((0, (a00, a01, a02, a03)), (1, (a10, a11, a12, a13)),
+                     (2, (a20, a21, a22, a23)), (3, (a30, a31, a32, a33))):
+            for u in range(4):
+                sums[part, n1 + j, u1 + u] = a[u]
+        cuda.syncthreads()
+        # the cell: every sixteenth sample of one unit
+        for j in range(ty, SAMPLES, 16):
+            n, dh = n0 + j, zero
+            if n < samples and q < hidden:
+                for warp in range(WARPS):
+                    dh += sums[warp, j, tx]
+                if t < 0:
+                    dh0[n, unit] = scale * dh
+                else:
+                    di, df, dg, do, dc[n, unit] = cell_back(dy, gates, c, lengths, threshold, t, n, unit, scale * dh,
+                                                              dc[n, unit])
+                    write(dz, places, t, n, unit, hidden, di, df, dg, do)
+
+    return lstm_step_back
+
+
+@kernels("lstm")
+def sequence():
+    cell, _, _ = _cells()
+
+    @kernel("void(f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4[::1], f4, f4[:, :, ::1], f4[:, :, ::1])")
+    def lstm_sequence(z, transposed, units, lengths, scale, h, c):
+        """All steps, `transposed` = w.T: thread (u, g) sums for gate g of unit u, then is the cell of sample g."""
+        states = cuda.shared.array((SMALL, FEW), float32, 16)
+        sums = cuda.shared.array((4, SMALL, FEW), float32, 16)
+        u, g = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
+        n, hidden = int32(cuda.blockIdx.x) * FEW + g, int32(c.shape[2])
+        listed = units.shape[0] > 0
+        depth = int32(units.shape[1]) if listed else hidden
+        zero, inside, column = float32(0), n < z.shape[1], uint32(g * hidden + u)
+        states[u, g] = h[0, n, u] if inside else zero
+        cuda.syncthreads()
+        for t in range(int32(z.shape[0])):
+            row = t if units.shape[0] > 1 else int32(0)
+            a0 = a1 = a2 = a3 = zero
+            for k in range(depth):
+                unit = uint32(units[row, k]) if listed else uint32(k)
+                b = transposed[unit, column]
+                a0, a1, a2, a3 = (a0 + states[unit, 0] * b, a1 + states[unit, 1] * b, a2 + states[unit, 2] * b,
+                                  a3 + states[unit, 3] * b)
+            sums[g, u, 0], sums[g, u, 1], sums[g, u, 2], sums[g, u, 3] = a0, a1, a2, a3
+            cuda.syncthreads()
+            if inside:
+                states[u, g] = cell(z, c, h, lengths, t, n, u, scale * sums[0, u, g], scale * sums[1, u, g],
+                                    scale * sums[2, u, g], scale * sums[3, u, g])
+            cuda.syncthreads()
+
+    return lstm_sequence
+
+
+@kernels("lstm")
+def sequence_back():
+    _, cell_back, _ = _cells()
+    columns_of_all = 4 * SMALL
+
+    @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4, i4[::1], i4[::1], i4[::1], f4, f4, "
+            "f4[:, :, ::1], f4[:, ::1], f4[:, ::1])")
+    def lstm_sequence_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, dz, dc, dh0):
+        """All steps, backwards: thread (q, g) sums every fourth column for unit q of `order`, then is the cell of sample g."""
+        after = cuda.shared.array((columns_of_all, FEW), float32, 16)
+        sums = cuda.shared.array((4, SMALL, FEW), float32, 16)
+        q, g = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
+        n, hidden, steps = int32(cuda.blockIdx.x) * FEW + g, int32(w.shape[1]), int32(dy.shape[0])
+        depth, listed, zero = int32(dz.shape[2]), places.size > 0, float32(0)
+        for j in range(q, depth, hidden):  # stays 0 where the block has fewer samples
+            after[j, g] = zero
+        for t in range(steps - 1, -2, -1):
+            # dh[t + 1] from dz[t + 1]
+            unit = uint32(order[min(t + 1, int32(order.shape[0]) - 1), q] if order.size > 0 else q)
+            a0 = a1 = a2 = a3 = zero
+            if q < seen and t + 1 < steps:
+                for i in range(g, depth, 4):
+                    j = uint32(i)
+                    b = w[uint32(columns[j]) if listed else j, unit]
+                    a0, a1, a2, a3 = a0 + after[j, 0] * b, a1 + after[j, 1] * b, a2 + after[j, 2] * b, a3 + after[j, 3] * b
+            sums[g, q, 0], sums[g, q, 1], sums[g, q, 2], sums[g, q, 3] = a0, a1, a2, a3
+            cuda.syncthreads()
+            # the cell
+            if n < dy.shape[1]:
+                dh = scale * (sums[0, q, g] + sums[1, q, g] + sums[2, q, g] + sums[3, q, g])
+                if t < 0:
+                    dh0[n, unit] = dh
+                else:
+                    di, df, dg, do, dc[n, unit] = cell_back(dy, gates, c, lengths, threshold, t, n, unit, dh, dc[n, unit])
+                    for gate, value in ((0, di), (1, df), (2, dg), (3, do)):
+                        place = places[gate * hidden + unit] if listed else gate * hidden + unit
+                        if place >= 0:
+                            dz[t, n, place] = value
+                            after[place, g] = value
+            cuda.syncthreads()
+
+    return lstm_sequence_back
+
+
+@kernels("lstm")
+def ordered():
+    @kernel("void(i4[:, ::1], i4[:, ::1])")
+    def lstm_order(units, order):
+        """Row by row, the listed units, then the others: a thread searches the list for its unit."""
+        i, hidden, kept = int32(cuda.grid(1)), int32(order.shape[1]), int32(units.shape[1])
+        if i < order.size:
+            row, unit, low, high = i // hidden, i % hidden, int32(0), kept
+            while low < high:
+                middle = (low + high) >> 1
+                if units[row, middle] < unit:
+                    low = middle + int32(1)
+                else:
+                    high = middle
+            found = low < kept and units[row, low] == unit
+            order[row, low if found else kept + unit - low] = unit
+
+    return lstm_order
+
+
+@kernels("lstm")
+def scores():
+    _, cell_back, _ = _cells()
+
+    @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], f4[:, ::1])")
+    def lstm_scores(dy, gates, c, lengths, totals):
+        """totals[s, j] = sum of |dz[t, n, j]| over n and t = s, s + shares, ...: a block has ACROSS units."""
+        sums = cuda.shared.array((4, ROWS, ACROSS), float32)
+        tx, ty, share = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.y)
+        u, hidden, zero = int32(cuda.blockIdx.x) * ACROSS + tx, int32(c.shape[2]), float32(0)
+        a0 = a1 = a2 = a3 = zero
+        if u < hidden:
+            for t in range(share, int32(dy.shape[0]), int32(totals.shape[0])):
+                for n in range(ty, int32(dy.shape[1]), ROWS):
+                    di, df, dg, do, _ = cell_back(dy, gates, c, lengths, zero, t, n, u, zero, zero)
+                    a0, a1, a2, a3 = a0 + math.fabs(di), a1 + math.fabs(df), a2 + math.fabs(dg), a3 + math.fabs(do)
+        sums[0, ty, tx], sums[1, ty, tx], sums[2, ty, tx], sums[3, ty, tx] = a0, a1, a2, a3
+        cuda.syncthreads()
+        if u < hidden and ty < 4:
+            total = zero
+            for row in range(ROWS):
+                total += sums[ty, row, tx]
+            totals[share, ty * hidden + u] = total
+
+    return lstm_scores
+
+
+@kernels("lstm")
+def seen():
+    @kernel("void(f4[:, :, ::1], i4[:, ::1], f4[:, :, ::1])")
+    def lstm_seen(h, units, y):
+        """One thread, one kept element."""
+        i, samples, kept = int32(cuda.grid(1)), int32(h.shape[1]), int32(units.shape[1])
+        if i < h.shape[0] * samples * kept:
+            t, n = i // (samples * kept), i // kept % samples
+            u = units[t, i % kept]
+            if 0 <= u < h.shape[2]:
+                y[t, n, u] = h[t, n, u]
+
+    return lstm_seen

@@ -1,0 +1,89 @@
+"""The largest pixel in each window of images on the CPU, and which it is: first down, then across.
+
+Lines of pixels are (W C,) floats. The largest of the lines that windows see, pixel by pixel, and which of them it is from, is
+one pass over whole lines; so is the largest of each pixel and those to its right, of all pixels, of which windows that are some
+apart then need some. Passes are as long as lines, however few the channels: they are vector code.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from ...host.simd import VECTOR, copy_vectors
+from ...runtime.declare import host_function, host_kernel
+from ...runtime.memory import empty_cpu
+from .family import KINDS
+
+
+@host_function
+def _down(image, top, step, taps, best, places):
+    """best[k] = max image[top + i step, k] over i < taps inside the image, places[k] = i; of none -inf and 0."""
+    fresh = True
+    for i in range(taps):
+        h, place = top + i * step, places.dtype.type(i)
+        if 0 <= h < image.shape[0]:
+            line = image[h]
+            for k in range(line.size if fresh else 0):
+                best[k], places[k] = line[k], place
+            for k in range(0 if fresh else line.size):
+                value, before, at = line[k], best[k], places[k]  # all read first: so it becomes vector code
+                larger = (value > before) | (value != value)
+                best[k], places[k] = value if larger else before, place if larger else at
+            fresh = False
+    for k in range(best.size if fresh else 0):
+        best[k], places[k] = -np.inf, 0
+
+
+@host_function
+def _across(values, downs, step, taps, best, places):
+    """best[k] = max values[k + j step] over j < taps, places[k] = downs[k + j step] taps + j; of equal ones the first place, of
+    NaNs the last."""
+    many = places.dtype.type(taps)
+    for k in range(best.size):
+        best[k], places[k] = values[k], downs[k] * many
+    for j in range(1, taps):
+        right, beside, tap = values[j * step:], downs[j * step:], places.dtype.type(j)
+        for k in range(best.size):
+            value, place, before, at = right[k], beside[k] * many + tap, best[k], places[k]
+            larger = (value > before) | ((value == before) & (place < at))
+            larger |= (value != value) & ((before == before) | (place > at))
+            best[k], places[k] = value if larger else before, places.dtype.type(place) if larger else at
+
+
+@host_function
+def _pick(source, room, target, channels, step):
+    """target = `channels` of every `step` of the source; they are joined in a room that has space for a vector more."""
+    for at in range(0, target.size, channels):
+        copy_vectors(source, at // channels * step, room, at, channels)
+    for k in range(target.size):
+        target[k] = room[k]
+
+
+def _largest(x, y, places, channels, numbers, floats, marks, start, stop):
+    """The rows start … stop - 1 of all outputs.   x (N, H, W C), y, places (N OH, OW C); floats, marks: room for three lines,
+    the first -inf and kh: padding loses where all that a window sees is -inf."""
+    kh, kw, sh, sw, ph, pw, dh, dw = numbers
+    tall, edge, step = y.shape[0] // x.shape[0], pw * channels, sw * channels
+    inner, downs = floats[0, edge:edge + x.shape[2]], marks[0, edge:edge + x.shape[2]]
+    seen = (y.shape[1] // channels - 1) * step + channels
+    for row in range(start, stop):
+        _down(x[row // tall], row % tall * sh - ph, dh, kh, inner, downs)
+        _across(floats[0], marks[0], dw * channels, kw, floats[1, :seen], marks[1, :seen])
+        _pick(floats[1], floats[2], y[row], channels, step)
+        _pick(marks[1], marks[2], places[row], channels, step)
+
+
+_LARGEST = {small: host_kernel(f"void(f4[:, :, ::1], f4[:, ::1], {kind}[:, ::1], i8, UniTuple(i8, 8), f4[:, ::1],"
+                               f" {kind}[:, ::1], i8, i8)")(_largest) for small, kind in KINDS.items()}
+
+
+def largest(x, y, places, numbers, start, stop):
+    """y[n, oh, ow, c], places[n, oh, ow, c] for the rows start … stop - 1 of all (n, oh): the largest of x in the window there,
+    which `numbers` say, and kh KW + kw of the first pixel that it is; NaN is larger than any number."""
+    n, height, width, channels = x.shape
+    size = (width + 2 * numbers[5]) * channels + VECTOR
+    floats, marks = empty_cpu((3, size)), empty_cpu((3, size), places.dtype)
+    floats[0], marks[0] = -np.inf, numbers[0]
+    lines = len(y) * y.shape[1], y.shape[2] * channels
+    loop = _LARGEST[places.dtype.itemsize == 1]
+    loop(x.reshape(n, height, width * channels), y.reshape(lines), places.reshape(lines), channels, numbers, floats, marks,
+         start, stop)

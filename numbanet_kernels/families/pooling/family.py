@@ -1,0 +1,163 @@
+"""Pooling of images x (N, H, W, C), channels last. A window says which pixels output (oh, ow) sees (`layouts.windows`):
+
+    max_pool        y[n, oh, ow, c] = max of x[n, h, w, c] over the pixels that it sees; padding counts as -inf
+                    places[n, oh, ow, c] = kh KW + kw of the first one that is the largest, in the image even where that is
+                    -inf; NaN is larger than any number, and of several the last counts, all as in PyTorch
+    max_pool_grad   dx[n, h, w, c] = sum of dy[n, oh, ow, c] over the outputs whose place is (h, w)
+
+    avg_pool        y[n, oh, ow, c] = a[oh] b[ow] (sum of x[n, h, w, c] over the pixels that it sees), a and b 1 / the pixels
+                    that it sees along each axis, those of padding counted or not
+    avg_pool_grad   dx[n, h, w, c] = sum of a[oh] b[ow] dy[n, oh, ow, c] over the outputs that see (h, w)
+
+Places are bytes where a window, with one row more for padding (`cpu_max_pool`), has at most 256 pixels, else int32. The outputs
+that see a pixel lie side by side, as the pixels that an output sees do: avg_pool_grad is avg_pool's loop over other `Bands`. No
+gradient adds to what another thread writes.
+"""
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from ...layouts.windows import Bins, Window, pooled
+from ...runtime.expect import INT32, expect
+
+BYTE, KINDS = np.dtype(np.uint8), {True: "u1", False: "i4"}  # of places; by whether they are bytes
+FEW = 16  # pixels that are added up in float32
+
+
+class Bands(NamedTuple):
+    """One axis of a sum over neighbours: z[i] = outer[i] (sum of inner[k] x[k] for edges[i, 0] <= k < edges[i, 1])."""
+
+    edges: np.ndarray  # (O, 2) int32
+    outer: np.ndarray  # (O,) float32
+    inner: np.ndarray  # (I,) float32
+
+
+def _axis_bands(window, axis, n, include_padding, back):
+    """The bands of averages along an axis of n pixels; `back`: of their gradient. Holes of a window count as pixels."""
+    if isinstance(window, Bins):
+        i = np.arange(window[axis])
+        starts, stops = i * n // len(i), -(-(i + 1) * n // len(i))
+        sizes = stops - starts
+    else:
+        kernel, stride, padding, dilation = (pair[axis] for pair in window)
+        starts = np.arange(window.positions(n, n)[axis]) * stride - padding
+        stops = np.minimum(starts + dilation * (kernel - 1) + 1, n + padding)
+        sizes, starts, stops = stops - starts, np.maximum(starts, 0), np.minimum(stops, n)
+        sizes = sizes if include_padding else stops - starts
+    edges, weights, ones = np.stack([starts, stops], 1), np.float32(1 / sizes), np.ones(n, np.float32)
+    if not back:
+        return Bands(np.int32(edges), weights, ones)
+    pixels = np.arange(n)
+    edges = np.stack([np.searchsorted(stops, pixels, "right"), np.searchsorted(starts, pixels, "right")], 1)
+    return Bands(np.int32(edges), ones, weights)
+
+
+@functools.lru_cache(maxsize=256)
+def bands_of(window, height, width, include_padding, back):
+    """The arrays of both axes, one after the other."""
+    return (*_axis_bands(window, 0, height, include_padding, back), *_axis_bands(window, 1, width, include_padding, back))
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def max_pool_reference(x, window):
+    """(y, places), float64 and int64"""
+    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = window
+    n, oh, ow, c = pooled("max_pool (reference)", window, x.shape)
+
+    def seen(array, beyond):
+        padded = np.pad(array, ((0, 0), (ph, ph), (pw, pw), (0, 0)), constant_values=beyond)
+        return np.stack([padded[:, i * dh:i * dh + (oh - 1) * sh + 1:sh, j * dw:j * dw + (ow - 1) * sw + 1:sw]
+                         for i in range(kh) for j in range(kw)]).reshape(kh * kw, n, oh, ow, c)
+
+    values, inside = seen(np.float64(x), -np.inf), seen(np.ones(x.shape, bool), False)
+    largest, nan = values.max(0), np.isnan(values)
+    last_nan = kh * kw - 1 - np.argmax(nan[::-1], 0)
+    return largest, np.where(nan.any(0), last_nan, np.argmax(inside & (values == largest), 0))
+
+
+def max_pool_grad_reference(dy, places, window, shape):
+    """dx, float64"""
+    (_, kw), stride, padding, dilation = window
+    dx = np.zeros(shape)
+    n, oh, ow, c = np.indices(dy.shape)
+    h, w = (o * s - p + k * d for o, s, p, k, d in zip((oh, ow), stride, padding, np.divmod(np.int64(places), kw), dilation))
+    there = (h >= 0) & (h < shape[1]) & (w >= 0) & (w < shape[2])
+    np.add.at(dx, tuple(index[there] for index in (n, h, w, c)), np.float64(dy)[there])
+    return dx
+
+
+def _matrices(window, shape, include_padding):
+    """avg_pool along each axis as a matrix, float64."""
+    for axis, n in enumerate(shape[1:3]):
+        edges, outer, _ = _axis_bands(window, axis, n, include_padding, False)
+        pixels = np.arange(n)
+        yield np.float64(outer)[:, None] * ((pixels >= edges[:, :1]) & (pixels < edges[:, 1:]))
+
+
+def avg_pool_reference(x, window, include_padding=True):
+    """y, float64"""
+    return np.einsum("ih,jw,nhwc->nijc", *_matrices(window, x.shape, include_padding), np.float64(x))
+
+
+def avg_pool_grad_reference(dy, window, shape, include_padding=True):
+    """dx, float64"""
+    return np.einsum("ih,jw,nijc->nhwc", *_matrices(window, shape, include_padding), np.float64(dy))
+
+
+def check_max_grad(op, dy, places, window, shape):
+    """Whether places are bytes, and the numbers of the window; TypeError or ValueError unless the arrays fit."""
+    small = in_bytes(op, window)
+    expect(op, dy=(dy, pooled(op, window, shape)), places=(places, dy.shape, BYTE if small else INT32))
+    return small, numbers_of(window)
+
+
+def in_bytes(op, window):
+    """Whether the places of a window fit into bytes; TypeError for bins, whose maximum is not offered."""
+    if not isinstance(window, Window):
+        raise TypeError(f"{op}: it takes a Window, not {window!r}")
+    return (window.kernel[0] + 1) * window.kernel[1] <= 256
+
+
+def averaged(op, window, shape):
+    """`pooled`; ValueError for a window with holes, too."""
+    if isinstance(window, Window) and window.dilation != (1, 1):
+        raise ValueError(f"{op}: a mean has no dilation, the window's is {window.dilation}")
+    return pooled(op, window, shape)
+
+
+def numbers_of(window):
+    return tuple(int(n) for pair in window for n in pair)
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+WINDOW = Window((3, 3), (2, 2), (1, 1))  # they overlap
+
+
+def examples(dev, a, N, I, O):
+    n, c = -(-N // 32), -(-O // 8)
+    x, wide, bins = (n, 9, 8, c), Window((17, 16), (5, 7), (2, 8), (1, 1)), Bins(4, 3)
+    dilated = Window((2, 3), (1, 2), (1, 1), (2, 3))
+
+    def slope(window, shape):
+        return a(*pooled("example", window, shape))
+
+    def places(window, shape, kind):
+        return a.indices(math.prod(window.kernel), *pooled("example", window, shape)).astype(kind)
+
+    return {
+        "max_pool": lambda: dev.max_pool(a(*x), WINDOW),
+        "max_pool, dilated": lambda: dev.max_pool(a(*x), dilated),
+        "max_pool, wide": lambda: dev.max_pool(a(2, 20, 19, 3), wide),
+        "max_pool_grad": lambda: dev.max_pool_grad(slope(WINDOW, x), places(WINDOW, x, np.uint8), WINDOW, x),
+        "max_pool_grad, dilated": lambda: dev.max_pool_grad(slope(dilated, x), places(dilated, x, np.uint8), dilated, x),
+        "max_pool_grad, wide": lambda: dev.max_pool_grad(slope(wide, (2, 20, 19, 3)), places(wide, (2, 20, 19, 3), np.int32),
+                                                         wide, (2, 20, 19, 3)),
+        "avg_pool": lambda: dev.avg_pool(a(*x), WINDOW, False),
+        "avg_pool, adaptive": lambda: dev.avg_pool(a(*x), bins),
+        "avg_pool_grad": lambda: dev.avg_pool_grad(slope(WINDOW, x), WINDOW, x),
+        "avg_pool_grad, adaptive": lambda: dev.avg_pool_grad(slope(bins, x), bins, x),
+    }

@@ -1,0 +1,290 @@
+"""Choosing what will be computed, from guesses of it:
+
+    scores     s[o] = sum_n max(0, x[n] . w[o] + bias[o])      x (N, I), w (O, I), bias (O,) or None -> s (O,)
+    top_k      bits of the k largest of each row, of equal ones the first      v (N, O) -> (N, words of 32 bits)
+    above      bits of what is not below a threshold
+
+Scores are what outputs give on to the next layer after ReLU, summed over samples; the product (N, O) is never kept on the CPU,
+and on CUDA until it is summed. The k-th largest is found by halving: floats are ordered as the integers that their bits are, of
+negative ones with all bits but the sign inverted.
+"""
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numba import float32, int32, int64
+
+from ..host import packed_gemm, threads
+from ..host.packed_gemm import multiply_panel
+from ..host.simd import WIDTH
+from ..host.transpose import EMPTY
+from ..layouts.samples import WORD, sample_lists
+from ..runtime.declare import cuda, host_function, host_kernel, inlined, kernel, kernels
+from ..runtime.expect import expect, shapes
+from ..runtime.launch import ceil_div, launch
+from ..runtime.memory import THREADS, blocks_for, copy_cuda, empty_cpu, empty_cuda, flat
+from .gemm import gemm_cuda
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def scores_reference(x, w, bias=None):
+    """s = sum of max(0, x w.T + bias) over samples, in float64"""
+    return np.maximum(np.float64(x) @ np.float64(w).T + (0 if bias is None else np.float64(bias)), 0).sum(0)
+
+
+def _bits(mask):
+    """Words of 32 bits, int32."""
+    return sample_lists(mask, len(mask), 1).bits
+
+
+def top_k_reference(v, k):
+    order = np.argsort(-np.float64(v), axis=1, kind="stable")[:, :k]
+    mask = np.zeros(v.shape, bool)
+    np.put_along_axis(mask, order, True, axis=1)
+    return _bits(mask)
+
+
+def above_reference(v, threshold):
+    return _bits(np.asarray(v) >= np.float32(threshold))
+
+
+def _words(op, empty, v, k=0):
+    """An array for the bits of v (N, O); ValueError unless it has k numbers in a row."""
+    n, outputs = expect(op, v=(v, ("N", "O"))) and v.shape
+    if not 0 <= k <= outputs:
+        raise ValueError(f"{op}: the {k} largest of rows of {outputs} are asked for")
+    return empty((n, ceil_div(outputs, WORD)), np.int32)
+
+
+_CHECKS = {op: shapes(op, x="NI", w="OI", bias="O") for op in ("scores (cpu)", "scores (cuda)")}
+
+
+# --- CPU --------------------------------------------------------------------------------------------------------------
+# A few samples with a weight that stays for many steps: BLAS would pack it in each, which takes longer than the product.
+@host_kernel("void(f4[:, :, ::1], i8, f4[:, :, :, ::1], i4[::1], f4[::1], b1, f4[::1], i8, i8)")
+def _scores(x, samples, panels, rows, bias, biased, sums, first, stop):
+    """The sums of the panels first … stop - 1; x (tiles, depth, samples of a tile)."""
+    size = x.shape[2]
+    values = np.empty((size, WIDTH), np.float32)
+    for b in range(first, stop):
+        own, o = sums[b * WIDTH:(b + 1) * WIDTH], b * WIDTH
+        own[:] = 0
+        for t in range(x.shape[0]):
+            multiply_panel(x[t], panels[0, b], rows, values)
+            for r in range(min(size, samples - t * size)):
+                for v in range(own.size):
+                    value = values[r, v] + (bias[o + v] if biased else float32(0))
+                    own[v] += float32(0) if value < 0 else value  # not max(): NaN stays NaN
+
+
+def scores_packed_cpu(w, out=None, first=0):
+    """w as `scores` reads it: who has it packed spares the time where w stays as it is. Where some rows change, those from
+    `first` on, a multiple of WIDTH, are w, and `out` is what all were packed as."""
+    op = "scores_packed (cpu)"
+    expect(op, w=(w, ("O", "I")))
+    panels = packed_gemm.packed_outputs(w, _numbers(w.shape[1]), 1, lambda work: threads.share(work, w.size))
+    if out is None:
+        return panels
+    place = slice(first // WIDTH, first // WIDTH + panels.shape[1])
+    count = expect(op, out=(out, (1, "panels", w.shape[1] + 1, WIDTH)))["panels"]
+    if first % WIDTH or first < 0 or place.stop > count or (len(w) % WIDTH and place.stop < count):
+        raise ValueError(f"{op}: {len(w)} rows from {first} on are not whole panels of {WIDTH} rows, of which {count} exist")
+    out[:, place] = panels
+    return out
+
+
+_numbers = functools.lru_cache(maxsize=64)(lambda n: np.arange(n, dtype=np.int32))
+
+
+def scores_cpu(x, w, bias=None, packed=None):
+    """s[o] = sum_n max(0, x[n] . w[o] + bias[o]); `packed` is what `scores_packed` gives for w"""
+    n, inputs, outputs = _CHECKS["scores (cpu)"](x, w, bias)
+    packed = scores_packed_cpu(w) if packed is None else packed
+    expect("scores (cpu)", packed=(packed, (1, ceil_div(outputs, WIDTH), inputs + 1, WIDTH)))
+    rows, depth = packed_gemm.all_rows(inputs)
+    size, sums = packed_gemm.tile_of(n), empty_cpu((outputs,))
+    tiles = packed_gemm.tiles(n, size, depth)[0]
+    for t, tile in enumerate(tiles):
+        some = x[t * size:(t + 1) * size]
+        tile[:inputs, :len(some)] = some.T
+
+    def work(part):
+        own = part.of(packed.shape[1])
+        _scores(tiles, n, packed, rows[0], EMPTY if bias is None else bias, bias is not None, sums, own.start, own.stop)
+
+    threads.share(work, flops=2 * x.size * outputs)
+    return sums
+
+
+@host_function
+def _order(v):
+    """Integers in the order of the floats whose bits they are given as."""
+    return v ^ ((v >> int32(31)) & int32(0x7FFFFFFF))
+
+
+@host_kernel("void(i4[:, ::1], i8, i4[:, ::1], i8, i8)")
+def _top_k(v, k, bits, first, stop):
+    """The rows first … stop - 1; v are the bits of floats."""
+    keys = np.empty(v.shape[1], np.int32)
+    for n in range(first, stop):
+        bits[n] = 0
+        for o in range(keys.size):
+            keys[o] = _order(v[n, o])
+        low, high = int64(-(1 << 31)), int64(1 << 31)  # as many as k are not below low, fewer not below high
+        while high - low > 1 and k > 0:
+            middle, count = (low + high) >> 1, int32(0)
+            least = int32(middle)
+            for o in range(keys.size):
+                count += int32(keys[o] >= least)
+            low, high = (middle, high) if count >= k else (low, middle)
+        least, left = int32(low), int32(k)
+        for o in range(keys.size):
+            left -= int32(keys[o] > least)
+        for o in range(keys.size if k > 0 else 0):
+            tie = keys[o] == least and left > 0
+            left -= int32(tie)
+            if keys[o] > least or tie:
+                bits[n, o // 32] |= int32(1) << int32(o % 32)
+
+
+@host_kernel("void(f4[:, ::1], f4, i4[:, ::1], i8, i8)")
+def _above(v, threshold, bits, first, stop):
+    for n in range(first, stop):
+        bits[n] = 0
+        for o in range(v.shape[1]):
+            bits[n, o // 32] |= int32(v[n, o] >= threshold) << int32(o % 32)
+
+
+def _by_rows(loop, v, given, bits):
+    def work(part):
+        own = part.of(len(v))
+        loop(v, given, bits, own.start, own.stop)
+
+    threads.share(work, 16 * v.size)
+    return bits
+
+
+def top_k_cpu(v, k):
+    """Bits of the k largest of each row, of equal ones the first; NaN counts as larger than all, or, with a sign, smaller"""
+    bits = _words("top_k (cpu)", empty_cpu, v, k)
+    return _by_rows(_top_k, v.view(np.int32), k, bits)
+
+
+def above_cpu(v, threshold):
+    """Bits of what is not below a threshold"""
+    return _by_rows(_above, v, threshold, _words("above (cpu)", empty_cpu, v))
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+@kernels("top_k")
+def _summing():
+    @kernel("void(f4[::1], f4[::1], b1, f4[::1], i4)")
+    def sum_positive(values, bias, biased, sums, samples):
+        """One thread, one output: neighbouring threads read neighbours."""
+        o = cuda.grid(1)
+        if o < sums.size:
+            total, added = float32(0), bias[o] if biased else float32(0)
+            for n in range(samples):
+                value = values[n * sums.size + o] + added
+                if not value < float32(0):  # NaN stays NaN
+                    total += value
+            sums[o] = total
+
+    return sum_positive
+
+
+@kernels("top_k")
+def _choosing():
+    @inlined
+    def order_of(v):
+        return v ^ ((v >> int32(31)) & int32(0x7FFFFFFF))
+
+    @kernel("void(i4[::1], i4[::1], i4, i4)")
+    def top_k(v, bits, outputs, k):
+        """A block has a row; all threads count together, and one of them decides on ties."""
+        counts = cuda.shared.array(THREADS, int32)
+        t, n = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
+        words = (outputs + int32(31)) // int32(32)
+        least, step = int32(-2147483648), int32(0)
+        for power in range(32):  # from the highest bit on: a larger least, if as many as k are not below it
+            step = int32(-2147483648) if power == 0 else int32(1) << int32(31 - power)
+            trial, count = least ^ step if power == 0 else least | step, int32(0)
+            for o in range(t, outputs, THREADS):
+                count += int32(1) if order_of(v[n * outputs + o]) >= trial else int32(0)
+            counts[t] = count
+            cuda.syncthreads()
+            half = THREADS // 2
+            while half > 0:
+                if t < half:
+                    counts[t] += counts[t + half]
+                cuda.syncthreads()
+                half //= 2
+            least = trial if counts[0] >= k else least
+            cuda.syncthreads()
+        if t == 0:
+            left = k
+            for o in range(outputs):
+                left -= int32(1) if order_of(v[n * outputs + o]) > least else int32(0)
+            for word in range(words):
+                own = int32(0)
+                for b in range(32):
+                    o = word * 32 + b
+                    if o < outputs and k > 0:
+                        key = order_of(v[n * outputs + o])
+                        if key > least or (key == least and left > 0):
+                            own |= int32(1) << int32(b)
+                            left -= int32(1) if key == least else int32(0)
+                bits[n * words + word] = own
+
+    @kernel("void(f4[::1], f4, i4[::1], i4)")
+    def above(v, threshold, bits, outputs):
+        """One thread, one word."""
+        i, words = cuda.grid(1), (outputs + int32(31)) // int32(32)
+        if i < bits.size:
+            own, first = int32(0), i // words * outputs
+            for b in range(32):
+                o = i % words * 32 + b
+                if o < outputs and v[first + o] >= threshold:
+                    own |= int32(1) << int32(b)
+            bits[i] = own
+
+    return top_k, above
+
+
+def top_k_cuda(v, k):
+    bits = _words("top_k (cuda)", empty_cuda, v, k)
+    launch(_choosing()[0], v.shape[0] if bits.size else 0, THREADS, flat(v).view(np.int32), flat(bits), v.shape[1], k)
+    return bits
+
+
+def above_cuda(v, threshold):
+    bits = _words("above (cuda)", empty_cuda, v)
+    launch(_choosing()[1], blocks_for(bits.size), THREADS, flat(v), threshold, flat(bits), v.shape[1])
+    return bits
+
+
+def scores_packed_cuda(w, out=None, first=0):
+    """w as it is: nothing is packed. Rows that change are copied to where they were."""
+    if out is None:
+        return w
+    found = expect("scores_packed (cuda)", w=(w, ("O", "I")), out=(out, ("all", "I")))
+    if not 0 <= first <= found["all"] - found["O"]:
+        raise ValueError(f"scores_packed (cuda): there are no {found['O']} rows from {first} on among {found['all']}")
+    copy_cuda(w, out[first:first + found["O"]])
+    return out
+
+
+def scores_cuda(x, w, bias=None, packed=None):
+    _CHECKS["scores (cuda)"](x, w, bias)
+    values, sums = gemm_cuda(x, w, tb=True), empty_cuda((w.shape[0],))
+    launch(_summing(), blocks_for(sums.size), THREADS, flat(values), sums if bias is None else bias, bias is not None, sums,
+           x.shape[0])
+    return sums
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    return {"scores": lambda: dev.scores(a(16, I), a(2 * O, I), a(2 * O)),
+            "top_k": lambda: dev.top_k(a(N, O), O // 3),
+            "above": lambda: dev.above(a(N, O), 0.5)}

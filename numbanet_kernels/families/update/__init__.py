@@ -1,0 +1,22 @@
+"""Updates of parameters, dense, packed (`packed`) and lazy (`lazy_sgd`)."""
+from .cpu import adam_cpu, sgd_cpu
+from .cuda import adam_cuda, sgd_cuda
+from .family import adam_reference, sgd_lazy_reference, sgd_reference
+from .lazy_sgd import (
+    lazy_pays_cpu,
+    lazy_pays_cuda,
+    sgd_powers_cpu,
+    sgd_powers_cuda,
+    sgd_powers_reference,
+    sgd_settle_cpu,
+    sgd_settle_cuda,
+    sgd_settle_reference,
+)
+from .packed import (
+    packed_squares_cpu,
+    packed_squares_cuda,
+    packed_squares_reference,
+    unpack_gradient_cpu,
+    unpack_gradient_cuda,
+    unpack_gradient_reference,
+)

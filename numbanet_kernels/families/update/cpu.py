@@ -1,0 +1,168 @@
+"""Updates on the CPU."""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import float32
+
+from ...host import threads
+from ...layouts.packed import Into, Packing
+from ...runtime.declare import host_function, host_kernel
+from .family import adam_numbers
+from .packed import check_update
+
+
+# Kept columns of a packed gradient are spread over a buffer that stays in the nearest cache. It has one place more than a row,
+# where the entries -1 of `cols` end up, and whatever else lies outside a row. Pieces of rows are taken as arrays of their own,
+# because their indices are then known not to be negative, and the loops become vector instructions.
+@host_function
+def _spread(spread, spread_class, g, cols, place, row_class):
+    """Row `place` of g, if there is one, into the buffer, which holds one of `spread_class`; returns its class, else -1."""
+    row_class = row_class if 0 <= place < g.shape[0] and row_class < cols.shape[0] else -1
+    if row_class != spread_class:
+        spread[:] = 0
+    if row_class >= 0:
+        row, kept = g[place], cols[row_class]
+        for k in range(kept.size):
+            spread[min(np.uint64(kept[k]), np.uint64(spread.size - 1))] = row[k]
+    return row_class
+
+
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, b1, f4, i8, i8)")
+def _sgd(w, v, g, packed, row_pos, row_class, cols, lr, momentum, nesterov, decay, first, stop):
+    """Rows first … stop - 1, all of them up to date."""
+    spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
+    for r in range(first, stop):
+        row, velocity = w[r], v[r]
+        if packed:
+            spread_class = _spread(spread, spread_class, g, cols, row_pos[r], row_class[r])
+        gradient = spread if packed else g[r]
+        for c in range(row.size):
+            slope = gradient[c] + decay * row[c]
+            velocity[c] = momentum * velocity[c] + slope
+            row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
+
+
+# Where the kept columns of a block lie side by side in a packed gradient, they are read there.
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4, f4, b1, f4,"
+             " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, f4[:, ::1], i8[::1])")
+def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum, nesterov, decay,
+                behind, after, held, wanted, powers, height, width, into, places_into):
+    nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
+    spread_class, due = -1, np.empty(behind.shape[1], np.int64)
+    for r in range(w.shape[0]):
+        u, is_spread = r // height, False
+        if r % height == 0:
+            count = 0
+            for b in range(behind.shape[1]):
+                after[u, b] = behind[u, b] + 1
+                if held[u, b] or wanted[u, b]:
+                    after[u, b], due[count] = 0, b
+                    count += 1
+        row, velocity, packed_row, places, written = w[r], v[r], nothing, cols[0], 0
+        there = packed and 0 <= row_pos[r] < g.shape[0] and 0 <= row_class[r] < cols.shape[0]
+        if there:
+            packed_row, places = g[row_pos[r]], col_pos[row_class[r]]
+        for b in due[:count]:
+            c0, c1 = np.uint64(b * width), np.uint64(min((b + 1) * width, w.shape[1]))
+            if held[u, b]:
+                gradient, offset = nothing, np.uint64(0)
+                if not packed:
+                    gradient = g[r]
+                elif there:
+                    first, last = places[c0], places[c1 - np.uint64(1)]
+                    if first >= 0 and last < packed_row.size and np.uint64(last - first) == c1 - c0 - np.uint64(1):
+                        gradient, offset = packed_row, c0 - np.uint64(first)
+                    else:
+                        if not is_spread:
+                            spread_class, is_spread = _spread(spread, spread_class, g, cols, row_pos[r], row_class[r]), True
+                        gradient = spread
+                for c in range(c0, c1):
+                    slope = gradient[c - offset] + decay * row[c]
+                    velocity[c] = momentum * velocity[c] + slope
+                    row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
+            else:
+                steps = max(min(behind[u, b] + 1, powers.shape[0] - 1), 0)
+                ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
+                for c in range(c0, c1):
+                    before = row[c]
+                    row[c] = ww * before + wv * velocity[c]
+                    velocity[c] = vw * before + vv * velocity[c]
+            if wanted[u, b] and written + width <= into.shape[1] and 0 <= places_into[r] < into.shape[0]:
+                out = into[places_into[r], written:written + width]
+                for c in range(c0, c1):
+                    out[c - c0] = row[c]
+                written += width
+
+
+_NOWHERE = Into(np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
+_ALL = Packing(*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2)  # not read under a dense gradient
+
+
+def _share_rows(update, arrays, g, kept, numbers):
+    """The update on each thread's rows of the weight and its state, all of them up to date; of a vector, on its elements."""
+    row_pos, row_class, cols, _ = kept or _ALL
+    vector = kept is None and arrays[0].shape[0] == 1
+    if not threads.worthwhile(arrays[0].size):
+        update(*arrays, g, kept is not None, row_pos, row_class, cols, *numbers, 0, arrays[0].shape[0])
+        return
+
+    def work(part):
+        own = part.of(arrays[0].shape[1 if vector else 0])
+        if vector:
+            update(*(array[:, own] for array in (*arrays, g)), False, row_pos, row_class, cols, *numbers, 0, 1)
+        else:
+            update(*arrays, g, kept is not None, row_pos, row_class, cols, *numbers, own.start, own.stop)
+
+    threads.share(work, arrays[0].size)
+
+
+def sgd_cpu(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
+    """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
+    for update in updates:
+        check_update("sgd (cpu)", update)
+    for update in updates:
+        _sgd_one(*update, (lr, momentum, nesterov, decay))
+
+
+def _sgd_one(w, v, g, kept, lazy, into, numbers):
+    if lazy is None:
+        _share_rows(_sgd, (w, v), g, kept, numbers)
+        return
+    row_pos, row_class, cols, col_pos = kept or _ALL
+    *states, powers, block = lazy
+    packed, places = into or _NOWHERE
+
+    def work(part):
+        units = part.of(lazy.behind.shape[0])
+        rows = slice(units.start * block[0], units.stop * block[0])
+        _sgd_blocks(w[rows], v[rows], g[rows] if kept is None else g, kept is not None, row_pos[rows], row_class[rows],
+                    cols, col_pos, *numbers, *(state[units] for state in states), powers, *block, packed, places[rows])
+
+    threads.share(work, w.size)
+
+
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, f4, f4, f4, f4,"
+             " f4, f4, i8, i8)")
+def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, correct1, correct2, decay, left, first, stop):
+    """Rows first … stop - 1."""
+    spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
+    for r in range(first, stop):
+        if packed:
+            spread_class = _spread(spread, spread_class, g, cols, row_pos[r], row_class[r])
+        gradient = spread if packed else g[r]
+        for c in range(w.shape[1]):
+            d = gradient[c] + decay * w[r, c]
+            m[r, c] = beta1 * m[r, c] + (float32(1) - beta1) * d
+            s[r, c] = beta2 * s[r, c] + (float32(1) - beta2) * d * d
+            w[r, c] = left * w[r, c] - lr * (m[r, c] * correct1) / (math.sqrt(s[r, c] * correct2) + eps)
+
+
+def adam_cpu(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
+    """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
+    for update in updates:
+        check_update("adam (cpu)", update)
+    numbers = adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled)
+    for *arrays, g, kept in updates:
+        _share_rows(_adam, arrays, g, kept, numbers)

@@ -1,0 +1,151 @@
+"""Updates on CUDA."""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import float32, int32
+
+from ...blocks.intrinsics import chosen, owner
+from ...runtime.arrays import device_cache, to_device
+from ...runtime.declare import cuda, kernel, kernels
+from ...runtime.launch import ceil_div, launch
+from ...runtime.memory import THREADS, flat
+from .family import adam_numbers
+from .packed import check_update, packing, unread
+
+# Several weights are one launch: each has blocks of its own, and finds out which weight they belong to. All arrays come flat:
+# what a kernel takes has to fit into 4 KiB, and an array with two axes is 16 bytes more.
+TOGETHER = 6
+EACH = 4  # weights a thread; no card has confirmed it
+WEIGHTS, LISTS, FLAGS, NUMBERS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("f4[::1]", "i4[::1]", "b1[::1]", "i4"))
+
+
+@kernels("update")
+def _sgd_kernel():
+    @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {FLAGS}, {FLAGS}, f4[:, ::1],"
+            f" f4[::1], {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, f4, b1, f4)")
+    def sgd_step(ws, vs, gs, row_places, row_classes, col_places, behinds, afters, helds, wanteds, powers, rates,
+                 firsts, widths, g_widths, heights, block_widths, blocks_across, momentum, nesterov, decay):
+        """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing. Not lazy: blocks of height 0.
+
+        Lazy: a thread whose block is neither held nor wanted leaves its weights alone.
+        """
+        block = int32(cuda.blockIdx.x)
+        k = owner(firsts, block)
+        w, v, g, behind, after = chosen(ws, k), chosen(vs, k), chosen(gs, k), chosen(behinds, k), chosen(afters, k)
+        row_pos, row_class, col_pos = chosen(row_places, k), chosen(row_classes, k), chosen(col_places, k)
+        held, wanted, width, g_width = chosen(helds, k), chosen(wanteds, k), chosen(widths, k), chosen(g_widths, k)
+        height, block_width, across = chosen(heights, k), chosen(block_widths, k), chosen(blocks_across, k)
+        lr = rates[0]
+        first = (block - chosen(firsts, k)) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
+        for j in range(EACH):
+            i = int32(first + j * THREADS)
+            if i < w.size:
+                r, c = i // width, i % width
+                missed, due = int32(1), True
+                if height > 0:
+                    at = (r // height) * across + c // block_width
+                    missed, due = behind[at] + int32(1), held[at] or wanted[at]
+                    if r % height == 0 and c % block_width == 0:
+                        after[at] = int32(0) if due else missed
+                if due and missed == 1:
+                    place = i
+                    if g_width >= 0:
+                        row, at = row_pos[r], row_class[r] * width + c
+                        col = col_pos[at] if 0 <= at < col_pos.size else int32(-1)
+                        place = row * g_width + col if row >= 0 and 0 <= col < g_width else int32(-1)
+                    d = decay * w[i]
+                    if 0 <= place < g.size:
+                        d += g[place]
+                    new = momentum * v[i] + d
+                    v[i] = new
+                    w[i] -= lr * (d + momentum * new if nesterov else new)
+                elif due:
+                    missed = max(min(missed, int32(powers.shape[0] - 1)), int32(0))
+                    before, velocity = w[i], v[i]
+                    w[i] = powers[missed, 0] * before + powers[missed, 1] * velocity
+                    v[i] = powers[missed, 2] * before + powers[missed, 3] * velocity
+
+    return sgd_step
+
+
+@kernels("update")
+def _adam_kernel():
+    @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {NUMBERS}, {NUMBERS}, {NUMBERS},"
+            " f4, f4, f4, f4, f4, f4, f4, f4)")
+    def adam_step(ws, ms, ss, gs, row_places, row_classes, col_places, firsts, widths, g_widths,
+                  lr, beta1, beta2, eps, correct1, correct2, decay, left):
+        """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing."""
+        block = int32(cuda.blockIdx.x)
+        k = owner(firsts, block)
+        w, m, s, g, width, g_width = (chosen(ws, k), chosen(ms, k), chosen(ss, k), chosen(gs, k), chosen(widths, k),
+                                      chosen(g_widths, k))
+        row_pos, row_class, col_pos = chosen(row_places, k), chosen(row_classes, k), chosen(col_places, k)
+        first = (block - chosen(firsts, k)) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
+        for j in range(EACH):
+            i = int32(first + j * THREADS)
+            if i < w.size:
+                place = i
+                if g_width >= 0:
+                    r, c = i // width, i % width
+                    row, at = row_pos[r], row_class[r] * width + c
+                    col = col_pos[at] if 0 <= at < col_pos.size else int32(-1)
+                    place = row * g_width + col if row >= 0 and 0 <= col < g_width else int32(-1)
+                d = decay * w[i]
+                if 0 <= place < g.size:
+                    d += g[place]
+                m_new = beta1 * m[i] + (float32(1) - beta1) * d
+                s_new = beta2 * s[i] + (float32(1) - beta2) * d * d
+                m[i] = m_new
+                s[i] = s_new
+                w[i] = left * w[i] - lr * (m_new * correct1) / (math.sqrt(s_new * correct2) + eps)
+
+    return adam_step
+
+
+def _lazy_lists(lazy):
+    """(behind, after, held, wanted), flat, and (rows of a block or 0, columns of a block, blocks across)"""
+    if lazy is None:
+        return (unread(np.int32),) * 2 + (unread(np.bool_),) * 2, (0, 1, 1)
+    return tuple(map(flat, lazy[:4])), (*lazy.block, lazy.behind.shape[1])
+
+
+@device_cache(maxsize=256)
+def _rate(lr):
+    return to_device(np.array([lr], np.float32))
+
+
+def _together(kernel, weights, shared, numbers):
+    """Launch a kernel on weights, each given as (its arrays, its numbers), TOGETHER at a time."""
+    for start in range(0, len(weights), TOGETHER):
+        some = weights[start:start + TOGETHER]
+        blocks = [ceil_div(arrays[0].size, THREADS * EACH) for arrays, _ in some]
+        some = some + some[-1:] * (TOGETHER - len(some))  # these get no blocks
+        firsts = [sum(blocks[:i]) if i < len(blocks) else sum(blocks) for i in range(TOGETHER)]
+        arrays, facts = (tuple(zip(*parts, strict=True)) for parts in zip(*some, strict=True))
+        launch(kernel, sum(blocks), THREADS, *arrays, *shared, tuple(firsts), *facts, *numbers)
+
+
+def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
+    weights, powers = [], None
+    for update in updates:
+        check_update("sgd (cuda)", update)
+    for w, v, g, kept, lazy, _ in updates:
+        (lists, widths), (states, facts) = packing(w, g, kept), _lazy_lists(lazy)
+        powers = powers if lazy is None else lazy.powers
+        if w.size:
+            weights.append(((flat(w), flat(v), flat(g), *lists, *states), (*widths, *facts)))
+    shared = unread(np.float32, 2) if powers is None else powers, _rate(float(lr)) if np.isscalar(lr) else lr
+    _together(_sgd_kernel(), weights, shared, (momentum, nesterov, decay))
+
+
+def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
+    weights = []
+    for update in updates:
+        check_update("adam (cuda)", update)
+    for w, m, s, g, kept in updates:
+        lists, widths = packing(w, g, kept)
+        if w.size:
+            weights.append(((flat(w), flat(m), flat(s), flat(g), *lists), widths))
+    _together(_adam_kernel(), weights, (), adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled))

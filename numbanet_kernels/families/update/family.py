@@ -1,0 +1,74 @@
+"""Parameter updates in place, each fused into one pass over the weight; g is the gradient, w the weight, t the step (from 1):
+
+    sgd    g += decay w;  v = momentum v + g;  w -= lr v        (nesterov: w -= lr (g + momentum v))
+    adam   g += decay w;  m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;
+           w -= lr (m / (1 - b1^t)) / (sqrt(s / (1 - b2^t)) + eps)
+           decoupled: no decay in g; w *= 1 - lr decay before the step (AdamW; Loshchilov & Hutter 2019, algorithm 2)
+
+as PyTorch computes them. w, v, m, s are (R, C). The gradient is dense (R, C), or packed (`packed`).
+
+With lazy, a `layouts.packed.LazyBlocks`, some blocks of w are left as they are, and others catch up: `lazy_sgd` says how.
+With into, on the CPU, the wanted blocks of row r, in order, are written to into.packed[into.places[r]] as well, as far as there
+is room.
+
+sgd and adam take several weights at once: a list of `SGDUpdate` or `AdamUpdate`; all that are lazy have the same powers. On
+CUDA up to TOGETHER of them are one launch; there sgd takes lr as an array (1,) of the device, too, so that a recorded launch
+can be done with another one.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from ...layouts.packed import AdamUpdate, SGDUpdate
+from .lazy_sgd import lazy_example
+from .packed import packed_example, unpack_gradient_reference
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+def sgd_reference(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None):
+    """(w, v) after the step, float64."""
+    w, v = np.float64(w), np.float64(v)
+    g = unpack_gradient_reference(g, kept, w.shape) + decay * w
+    v = momentum * v + g
+    return w - lr * (g + momentum * v if nesterov else v), v
+
+
+def adam_reference(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False, kept=None):
+    """(w, m, s) after the step, float64."""
+    w, m, s = np.float64(w), np.float64(m), np.float64(s)
+    g = unpack_gradient_reference(g, kept, w.shape) + (0 if decoupled else decay * w)
+    w = w * (1 - lr * decay) if decoupled else w
+    m, s = beta1 * m + (1 - beta1) * g, beta2 * s + (1 - beta2) * g * g
+    return w - lr * (m / (1 - beta1**step)) / (np.sqrt(s / (1 - beta2**step)) + eps), m, s
+
+
+def sgd_lazy_reference(w, v, g, lr, momentum, nesterov, decay, kept, lazy):
+    """(w, v, after) after the step, float64: with g where a block is held, all it missed without g where it is wanted."""
+    behind, (height, width) = lazy.behind, lazy.block
+    new_w, new_v, after = np.array(w, np.float64), np.array(v, np.float64), np.array(behind) + 1
+    g = unpack_gradient_reference(g, kept, w.shape)
+    for u, b in np.ndindex(*behind.shape):
+        own = slice(u * height, (u + 1) * height), slice(b * width, (b + 1) * width)
+        missed = behind[u, b]
+        if lazy.held[u, b] or lazy.wanted[u, b]:
+            for gradient in [np.zeros_like(g[own])] * (missed + 1) if missed else [g[own]]:
+                new_w[own], new_v[own] = sgd_reference(new_w[own], new_v[own], gradient, lr, momentum, nesterov, decay)
+            after[u, b] = 0
+    return new_w, new_v, after
+
+
+def adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled):
+    """What kernels take: the corrections of m and s, what is added to g of w, and what is left of w, by the decay."""
+    of_g, left = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
+    return lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left
+
+
+# --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
+def examples(dev, a, N, I, O):
+    return {
+        "sgd": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), a(O, I))], 0.1, 0.9),
+        "sgd, packed": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), *packed_example(a, O, I))], 0.1, 0.9),
+        "sgd, lazy": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), *packed_example(a, O, I), lazy_example(a, O, I))], 0.1, 0.9),
+        "adam": lambda: dev.adam([AdamUpdate(a(O, I), a(O, I), a(O, I, above=0.1), *packed_example(a, O, I))],
+                                 0.1, 0.9, 0.999, 1e-8, 3),
+    }

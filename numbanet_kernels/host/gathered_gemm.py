@@ -1,0 +1,175 @@
+"""Products with listed rows of a weight, as they lie in memory:
+
+    out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])
+
+BLAS would need a copy of the rows, and pack that once more. Here samples lie in the lanes of a register, and numbers of w are
+spread over it: ROWS rows at a time, BLOCK columns of them, are copied to the nearest cache and multiplied there with all
+samples, while the rows that follow are on their way.
+"""
+from __future__ import annotations
+
+import contextlib
+
+import numba
+import numpy as np
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ..runtime.declare import host_function, host_kernel
+from . import threads
+from .simd import FLOATS, LINE, NUMBER, WIDTH, aligned, copy_floats, data_of, fetch, multiply_add, spread, vector_at
+from .transpose import EMPTY, NO_INDICES, transpose_block
+
+ROWS = 16 if WIDTH == 16 else 12    # as many sums as there are registers for
+BLOCK = 256  # columns that are together: ROWS of them are 16 KiB, as is what WIDTH samples have there
+UNROLL = 4  # a multiple of which BLOCK is
+
+
+@intrinsic
+def _fetch(typing_context, w, first, length):
+    """Have w[first:first + length], as it lies in memory, on its way."""
+    def generate(context, builder, signature, arguments):
+        data, first, length = data_of(context, builder, signature, arguments)
+        with cgutils.for_range_slice(builder, NUMBER(0), length, NUMBER(LINE)) as (at, _):
+            fetch(builder, builder.gep(data, [builder.add(first, at)]))
+        return context.get_dummy_value()
+
+    return numba.void(w, numba.int64, numba.int64), generate
+
+
+@intrinsic
+def _add_products(typing_context, x, at, room, length, sums, place, step):
+    """sums[place + r step + v] += sum_k room[r, k] x[at + k WIDTH + v] over length > 0 numbers k, in steps of UNROLL; x, sums
+    as they lie in memory, room (ROWS, BLOCK)."""
+    def generate(context, builder, signature, arguments):
+        x, at, room, length, sums, place, step = data_of(context, builder, signature, arguments)
+
+        places = [vector_at(builder, sums, builder.add(place, builder.mul(step, NUMBER(r)))) for r in range(ROWS)]
+        firsts = [builder.load(spot, align=4) for spot in places]
+        before, loop, done = builder.block, *(builder.append_basic_block(name) for name in ("loop", "done"))
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        k = builder.phi(NUMBER)
+        k.add_incoming(NUMBER(0), before)
+        phis = [builder.phi(FLOATS) for _ in range(ROWS)]
+        values = list(phis)
+        for u in range(UNROLL):
+            number = builder.add(k, NUMBER(u))
+            samples = builder.load(vector_at(builder, x, builder.add(at, builder.mul(number, NUMBER(WIDTH)))), align=4 * WIDTH)
+            for r in range(ROWS):
+                factor = builder.load(builder.gep(room, [builder.add(number, NUMBER(r * BLOCK))]))
+                values[r] = multiply_add(builder, samples, spread(builder, factor).value, values[r])
+        following = builder.add(k, NUMBER(UNROLL))
+        k.add_incoming(following, loop)
+        for phi, first, value in zip(phis, firsts, values):
+            phi.add_incoming(first, before)
+            phi.add_incoming(value, loop)
+        builder.cbranch(builder.icmp_signed("<", following, length), loop, done)
+        builder.position_at_end(done)
+        for spot, value in zip(places, values):
+            builder.store(value, spot, align=4)
+        return context.get_dummy_value()
+
+    integer = numba.int64
+    return numba.void(x, integer, room, integer, sums, integer, integer), generate
+
+
+@host_function
+def _pack_samples(x, tiles, first, stop):
+    """tiles[t - first, j, v] = x[t WIDTH + v, j] for first <= t < stop, 0 where there is none."""
+    depth = x.shape[1]
+    for t in range(first, stop):
+        n0, n1, tile = t * WIDTH, min((t + 1) * WIDTH, x.shape[0]), tiles[t - first]
+        if n1 - n0 < WIDTH:
+            tile[:] = 0
+        tile[depth:] = 0
+        transpose_block(x, n0, n1, 0, depth, tile, 0, 0, True)
+
+
+@host_function
+def _finish(sums, k0, k1, first, n0, n1, bias, relu, scale, out):
+    """out[n, k] = scale * act(sums[k - first, n - n0] + bias[k]) for k0 <= k < k1, n0 <= n < n1."""
+    for k in range(k0, k1):
+        row, added = sums[k - first], bias[k] if bias.size else np.float32(0)
+        for n in range(n1 - n0):
+            value = row[n] + added
+            row[n] = scale * (np.float32(0) if relu and value < 0 else value)  # not max(): NaN stays NaN
+    transpose_block(sums, k0 - first, k1 - first, 0, n1 - n0, out, n0, k0, False)
+
+
+@host_function
+def _multiply(tiles, w, rows, first, stop, cols, listed, bias, relu, scale, out, n0, n1, room, sums):
+    """out[n, k] for n0 <= n < n1, which are the samples of all tiles, and first <= k < stop, ROWS at a time; cols are those of
+    w where they are listed, else all."""
+    depth = cols.size if listed else w.shape[1]
+    for d0 in range(0, max(depth, 1), BLOCK):
+        length = min(BLOCK, depth - d0)
+        for k0 in range(first, stop, ROWS):
+            k1 = min(k0 + ROWS, stop)
+            for k in range(k0, k1):
+                row, own = np.uint64(rows[k]), k - k0
+                if listed:
+                    for j in range(length):
+                        room[own, j] = w[row, np.uint32(cols[d0 + j])]
+                else:
+                    copy_floats(w, rows[k] * w.shape[1] + d0, room, own * BLOCK, length)
+                for j in range(length, BLOCK):
+                    room[own, j] = 0
+            if d0 == 0:
+                sums[k0 - first:k0 - first + ROWS] = 0
+            for t in range(tiles.shape[0] if length else 0):
+                for k in range(k1 + t, min(k1 + ROWS, stop), tiles.shape[0]):
+                    _fetch(w, rows[k] * w.shape[1] + d0, 0 if listed else length)
+                place = (k0 - first) * sums.shape[1] + t * WIDTH
+                _add_products(tiles, (t * tiles.shape[1] + d0) * WIDTH, room, length, sums, place, sums.shape[1])
+            if d0 + BLOCK >= depth:
+                _finish(sums, k0, k1, first, n0, n1, bias, relu, scale, out)
+
+
+@host_kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], b1, f4[::1], b1, f4, f4[:, ::1], b1, i8, i8, f4[:, :, ::1],"
+             "f4[:, ::1], f4[:, ::1])")
+def _multiply_squares(x, w, rows, cols, listed, bias, relu, scale, out, across, first, stop, tiles, room, sums):
+    """The squares first … stop - 1 of those that blocks of rows and tiles of samples make: block after block or, across, tile
+    after tile. tiles, room and sums are to work in."""
+    blocks, count = -(-rows.size // ROWS), -(-x.shape[0] // WIDTH)
+    inner = blocks if across else count
+    t0, t1 = (first // inner, -(-stop // inner)) if across else (0, count)
+    _pack_samples(x, tiles, t0, t1)
+    while first < stop:
+        line, begin = first // inner, first % inner
+        end = min(inner, begin + stop - first)
+        lines = max((stop - first) // inner, 1) if begin == 0 else 1
+        first += lines * (end - begin)
+        k0, k1, n0, n1 = (begin, end, line, line + lines) if across else (line, line + lines, begin, end)
+        _multiply(tiles[n0 - t0:n1 - t0], w, rows, k0 * ROWS, min(k1 * ROWS, rows.size), cols, listed, bias, relu, scale, out,
+                  n0 * WIDTH, min(n1 * WIDTH, x.shape[0]), room, sums)
+
+
+def multiply_listed(x, w, rows, cols, out, bias=None, relu=False, scale=1.0, alone=False):
+    """out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[k]); lists of int32, cols None for all. No index lies
+    outside of w: nobody looks. Alone, it is done by the thread that calls.
+
+    Each thread has as many squares of a block of rows and a tile of samples as the others, and transposes the samples that it
+    needs: waiting for other threads takes as long. It is one compiled call a thread, so that the GIL is taken once.
+    """
+    (n, depth), flops, added = x.shape, 2 * out.size * x.shape[1], EMPTY if bias is None else bias
+    blocks, count = -(-rows.size // ROWS), -(-n // WIDTH)
+    across, squares = count > blocks, blocks * count
+    with contextlib.nullcontext() if alone else threads.held(flops):
+        parts = 1 if alone or not threads.worthwhile(flops=flops) else threads.count()
+        most = -(-squares // parts)
+        high, wide = (blocks, -(-most // max(blocks, 1)) + 1) if across else (-(-most // max(count, 1)) + 1, count)
+        tiles = aligned(parts, min(wide, count), -(-depth // UNROLL) * UNROLL, WIDTH)
+        room, sums = aligned(parts, ROWS, BLOCK), aligned(parts, min(high, blocks) * ROWS, min(wide, count) * WIDTH)
+
+        def work(part):
+            own, t = part.of(squares), part.number
+            if own.stop > own.start:
+                _multiply_squares(x, w, rows, NO_INDICES if cols is None else cols, cols is not None, added, relu, scale, out,
+                                  across, own.start, own.stop, tiles[t], room[t], sums[t])
+
+        if parts > 1:
+            threads.share(work)
+        else:
+            work(threads.WHOLE)
+    return out

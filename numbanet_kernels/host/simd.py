@@ -1,0 +1,243 @@
+"""Vectors of floats in CPU loops, as LLVM code: what an `intrinsic` is written with.
+
+A `Lanes` has Python's operators. Reading and writing take how many elements there are: the others read as 0 and are left alone.
+Products and sums may become one multiply-add.
+"""
+from __future__ import annotations
+
+import math
+
+import numba
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ..runtime.declare import host_function
+from ..runtime.memory import empty_cpu
+
+
+def _width():
+    """How many floats a register of this machine has."""
+    try:
+        features = binding.get_host_cpu_features()
+    except RuntimeError:  # LLVM cannot say
+        features = {}
+    return 16 if features.get("avx512f") else 8 if features.get("avx2") else 4
+
+
+WIDTH = _width()
+FLOATS, BITS = ir.VectorType(ir.FloatType(), WIDTH), ir.VectorType(ir.IntType(32), WIDTH)
+NUMBER, REAL = ir.IntType(64), ir.FloatType()
+LINE = 16   # floats of a cache line
+VECTOR = 8  # elements that `copy_vectors` copies at once: as many more than asked for are written, less one
+ROUND = 12582912.0  # 1.5 * 2^23: x + ROUND has x to the nearest integer as its last bits
+LOG_2_HIGH = 0.693359375  # of few bits, so that its product with an integer is exact
+# e^r for |r| <= log(2) / 2, and (tanh(r) - r) / r^3 as terms of r^2 for |r| <= LINEAR, each within 4e-9 of what it gives: the
+# polynomials of these degrees with the least largest relative error
+EXP = 1.0, 1.0, 0.4999999343179113, 0.16666520394944379, 0.041668390844026626, 0.008368745541536271, 0.001381453810523783
+TANH = -0.33333283923204693, 0.1333149123722551, -0.0537434942580016, 0.02065057554840763, -0.005717032513849632
+LINEAR = 0.625
+
+
+class Lanes:
+    """A vector in a register."""
+
+    def __init__(self, builder, value):
+        self.builder, self.value = builder, value
+
+    def of(self, other):
+        """Another vector, a float in a register or a number, as a vector."""
+        if isinstance(other, Lanes):
+            return other
+        if isinstance(other, (int, float)):
+            return Lanes(self.builder, FLOATS([REAL(float(other))] * WIDTH))
+        return spread(self.builder, other)
+
+    def _with(self, operation, other, flipped=False):
+        pair = self, self.of(other)
+        a, b = pair[::-1] if flipped else pair
+        return Lanes(self.builder, getattr(self.builder, operation)(a.value, b.value, flags=("contract",)))
+
+    def __add__(self, other):
+        return self._with("fadd", other)
+
+    def __sub__(self, other):
+        return self._with("fsub", other)
+
+    def __rsub__(self, other):
+        return self._with("fsub", other, True)
+
+    def __mul__(self, other):
+        return self._with("fmul", other)
+
+    def __truediv__(self, other):
+        return self._with("fdiv", other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def where(self, relation, other, then):
+        """`then` where this is so related to the other, else this; NaN is related to nothing."""
+        other, then = self.of(other), self.of(then)
+        chosen = self.builder.fcmp_ordered(relation, self.value, other.value)
+        return Lanes(self.builder, self.builder.select(chosen, then.value, self.value))
+
+    def where_not(self, flag, then):
+        """`then` in all lanes where a flag is not set, else this."""
+        return Lanes(self.builder, self.builder.select(flag, self.value, self.of(then).value))
+
+    def size(self):
+        """|x|"""
+        bits = self.builder.and_(self.builder.bitcast(self.value, BITS), BITS([0x7FFFFFFF] * WIDTH))
+        return Lanes(self.builder, self.builder.bitcast(bits, FLOATS))
+
+    def polynomial(self, terms):
+        """terms[0] + terms[1] x + …"""
+        p = self.of(terms[-1])
+        for term in terms[-2::-1]:
+            p = p * self + term
+        return p
+
+    def exp(self):
+        """e^x of an x up to 88, and e^88 above, within 1.3e-7 of itself where that is a normal float; NaN passes.
+
+        e^x = 2^k p(r) with r = x - k log 2. 2^k is the product of two powers, as it may be less than any normal float.
+        """
+        x = self.where("<", -104.0, -104.0).where(">", 88.0, 88.0)  # e^-104 rounds to 0
+        shifted = x * (1 / math.log(2)) + ROUND
+        k = shifted - ROUND
+        r = x - k * LOG_2_HIGH - k * (math.log(2) - LOG_2_HIGH)
+        whole = self.builder.sub(self.builder.bitcast(shifted.value, BITS), self.builder.bitcast(self.of(ROUND).value, BITS))
+        half = self.builder.ashr(whole, BITS([1] * WIDTH))
+        return r.polynomial(EXP) * self._power(half) * self._power(self.builder.sub(whole, half))
+
+    def _power(self, k):
+        """2^k of integers from -126 to 127"""
+        bits = self.builder.shl(self.builder.add(k, BITS([127] * WIDTH)), BITS([23] * WIDTH))
+        return Lanes(self.builder, self.builder.bitcast(bits, FLOATS))
+
+    def sigmoid(self):
+        """e^min(x, 0) / (1 + e^-|x|), within 2e-7 of itself"""
+        e, positive = (0.0 - self.size()).exp(), self.builder.fcmp_ordered(">", self.value, self.of(0.0).value)
+        return self.of(1.0).where_not(positive, e) / (1.0 + e)
+
+    def tanh(self):
+        """(e^2x - 1) / (e^2x + 1), and a polynomial near 0, where that would cancel: within 2e-7 of itself"""
+        e, square = (2.0 * self).exp(), self * self
+        near = self.builder.fcmp_ordered("<", self.size().value, self.of(LINEAR).value)
+        return (self * square * square.polynomial(TANH) + self).where_not(near, (e - 1.0) / (e + 1.0))
+
+
+def spread(builder, value):
+    """A float in a register, in all lanes."""
+    alone = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), value, ir.IntType(32)(0))
+    return Lanes(builder, builder.shuffle_vector(alone, ir.Constant(FLOATS, ir.Undefined), BITS([0] * WIDTH)))
+
+
+def multiply_add(builder, a, b, c):
+    """a b + c of registers, rounded once where the machine can."""
+    return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
+
+
+def below(builder, count):
+    """The lanes before the count-th: what `load` and `store` take as `some`."""
+    numbers = ir.VectorType(NUMBER, WIDTH)
+    alone = builder.insert_element(ir.Constant(numbers, ir.Undefined), count, ir.IntType(32)(0))
+    counts = builder.shuffle_vector(alone, ir.Constant(numbers, ir.Undefined), BITS([0] * WIDTH))
+    return builder.icmp_signed("<", numbers(list(range(WIDTH))), counts)
+
+
+def for_lanes(builder, count, code):
+    """Generate code(some) for the first `count` lanes, at most WIDTH: where all are meant, `some` is None, and nothing masked.
+    A masked store takes up to four times as long out of cache."""
+    with builder.if_else(builder.icmp_signed(">=", count, NUMBER(WIDTH)), likely=True) as (whole, fewer):
+        with whole:
+            code(None)
+        with fewer:
+            code(below(builder, count))
+
+
+def data_of(context, builder, signature, arguments):
+    """What an intrinsic is given: where its arrays begin, and all else as it is."""
+    return [context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
+            for kind, value in zip(signature.args, arguments)]
+
+
+def _call(builder, name, result, arguments):
+    """Call what LLVM has by this name."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), arguments)
+
+
+def vector_at(builder, data, at, kind=FLOATS):
+    """The address of the vector that begins at data[at]."""
+    return builder.bitcast(builder.gep(data, [at]), kind.as_pointer())
+
+
+def load(builder, data, at, some=None):
+    """data[at:at + WIDTH], 0 at the lanes that are not of `some`. Without it all are read."""
+    if some is None:
+        return Lanes(builder, builder.load(vector_at(builder, data, at), align=4))
+    arguments = [vector_at(builder, data, at), ir.IntType(32)(4), some, FLOATS([REAL(0.0)] * WIDTH)]
+    return Lanes(builder, _call(builder, f"llvm.masked.load.v{WIDTH}f32.p0", FLOATS, arguments))
+
+
+def store(builder, lanes, data, at, some=None):
+    """data[at:at + WIDTH] = lanes, at some of them or at all."""
+    if some is None:
+        builder.store(lanes.value, vector_at(builder, data, at), align=4)
+        return
+    arguments = [lanes.value, vector_at(builder, data, at), ir.IntType(32)(4), some]
+    _call(builder, f"llvm.masked.store.v{WIDTH}f32.p0", ir.VoidType(), arguments)
+
+
+def fetch(builder, place):
+    """Have the cache line at a place on its way; it may lie outside of all arrays."""
+    byte = builder.bitcast(place, ir.IntType(8).as_pointer())
+    _call(builder, "llvm.prefetch.p0", ir.VoidType(), [byte, *map(ir.IntType(32), (0, 3, 1))])
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+def aligned(*shape):
+    """An array of unset values that begins with a cache line."""
+    size = math.prod(shape)
+    room = empty_cpu(size + LINE)
+    first = -room.ctypes.data // 4 % LINE
+    return room[first:first + size].reshape(shape)
+
+
+@intrinsic
+def copy_floats(typing_context, w, first, room, at, length):
+    """room[at:at + length] = w[first:first + length], as both lie in memory."""
+    def generate(context, builder, signature, arguments):
+        data, first, room, at, length = data_of(context, builder, signature, arguments)
+        cgutils.raw_memcpy(builder, builder.gep(room, [at]), builder.gep(data, [first]), length, 4)
+        return context.get_dummy_value()
+
+    integer = numba.int64
+    return numba.void(w, integer, room, integer, integer), generate
+
+
+@intrinsic
+def copy_vector(typing_context, source, start, target, at):
+    """target[at:at + VECTOR] = source[start:start + VECTOR], through one register."""
+    def generate(context, builder, signature, arguments):
+        def place(kind, array, index):
+            data = context.make_array(kind)(context, builder, array).data
+            return builder.bitcast(builder.gep(data, [index]), ir.VectorType(number, VECTOR).as_pointer())
+
+        kinds = signature.args
+        number = context.get_data_type(kinds[0].dtype)
+        size = context.get_abi_sizeof(number)
+        builder.store(builder.load(place(kinds[0], *arguments[:2]), align=size), place(kinds[2], *arguments[2:]), align=size)
+        return context.get_dummy_value()
+
+    return numba.void(source, numba.int64, target, numba.int64), generate
+
+
+@host_function
+def copy_vectors(source, start, target, at, count):
+    """target[at:at + count] = source[start:start + count], by vectors: some more of them are copied."""
+    copy_vector(source, start, target, at)
+    for j in range(VECTOR, count, VECTOR):
+        copy_vector(source, start + j, target, at + j)

@@ -1,0 +1,155 @@
+"""Transposed activations on the CPU: (N, K) with features first, (K, N), and back; what both GEMM families stand on.
+
+BLAS is faster with the features first, and in the order of a tile pattern's classes each class is one dense block there. What
+else passes over an activation is done on the way: bias, ReLU, their gradients.
+
+A piece of COLUMNS x SAMPLES is transposed into a buffer in the nearest cache, 8 x 8 at a time in registers, and all else is
+done there along its rows, in loops that the compiler makes into vector instructions. COLUMNS are two cache lines: rows of 2048
+floats lie in different pages, whose lines all fall on the same few places of that cache, so what is there is used at once.
+"""
+from __future__ import annotations
+
+import functools
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import float32
+from numba.extending import intrinsic, overload
+
+from ..runtime.declare import host_function, host_kernel
+from ..runtime.memory import empty_cpu
+from . import threads
+
+COLUMNS, SAMPLES = 32, 128  # of a buffer: 16 KiB
+VECTOR = 8
+EMPTY, NO_INDICES = np.zeros(0, np.float32), np.zeros(0, np.int32)  # for loops, in place of None
+
+
+@intrinsic
+def _transpose_vectors(typing_context, a, n, i, b, r, c):
+    """`_transpose` in registers: three rounds, each of which exchanges two halves, quarters or eighths of rows s apart."""
+    def generate(context, builder, signature, arguments):
+        floats, lanes = ir.VectorType(ir.FloatType(), VECTOR), ir.VectorType(ir.IntType(32), VECTOR)
+
+        def rows(kind, value, first, column):
+            array = context.make_array(kind)(context, builder, value)
+            width = builder.extract_value(array.shape, 1)
+            places = [builder.add(builder.mul(builder.add(first, first.type(k)), width), column) for k in range(VECTOR)]
+            return [builder.bitcast(builder.gep(array.data, [place]), floats.as_pointer()) for place in places]
+
+        kinds = signature.args
+        held = [builder.load(row, align=4) for row in rows(kinds[0], *arguments[:3])]
+        for s in (1, 2, 4):
+            low = lanes([j if not j & s else VECTOR + j - s for j in range(VECTOR)])
+            high = lanes([j + s if not j & s else VECTOR + j for j in range(VECTOR)])
+            for k in (k for k in range(VECTOR) if not k & s):
+                pair = held[k], held[k + s]
+                held[k], held[k + s] = builder.shuffle_vector(*pair, low), builder.shuffle_vector(*pair, high)
+        for vector, row in zip(held, rows(kinds[3], *arguments[3:])):
+            builder.store(vector, row, align=4)
+        return context.get_dummy_value()
+
+    return numba.types.void(a, numba.int64, numba.int64, b, numba.int64, numba.int64), generate
+
+
+def _transpose(a, n, i, b, r, c):
+    """b[r + j, c + k] = a[n + k, i + j] for j, k < 8"""
+    b[r:r + VECTOR, c:c + VECTOR] = a[n:n + VECTOR, i:i + VECTOR].T
+
+
+@overload(_transpose)
+def _compiled_transpose(a, n, i, b, r, c):
+    return lambda a, n, i, b, r, c: _transpose_vectors(a, n, i, b, r, c)
+
+
+@host_function
+def transpose_block(a, n0, n1, i0, i1, b, r0, c0, reading):
+    """b[r0 + i - i0, c0 + n - n0] = a[n, i] for n0 <= n < n1, i0 <= i < i1; row by row of a if reading, else of b."""
+    n8, i8 = n1 - VECTOR, i1 - VECTOR  # where the last square begins: it may overlap the one before
+    if n8 < n0 or i8 < i0:
+        for n in range(n0, n1):
+            for i in range(i0, i1):
+                b[r0 + i - i0, c0 + n - n0] = a[n, i]
+    elif reading:
+        for n in range(n0, n1, VECTOR):
+            for i in range(i0, i1, VECTOR):
+                _transpose(a, min(n, n8), min(i, i8), b, r0 + min(i, i8) - i0, c0 + min(n, n8) - n0)
+    else:
+        for i in range(i0, i1, VECTOR):
+            for n in range(n0, n1, VECTOR):
+                _transpose(a, min(n, n8), min(i, i8), b, r0 + min(i, i8) - i0, c0 + min(n, n8) - n0)
+
+
+@host_kernel("void(f4[:, ::1], f4[:, ::1], b1, i8[::1], f4, i8, i8, f4[:, ::1], f4[::1])")
+def _transpose_in(x, y, gated, place, scale, first, stop, transposed, sums):
+    """transposed[place[i], n] = scale * z[n, i], but not where place < 0, and sums[i] += sum_n z[n, i] unless sums is empty,
+    for first <= i < stop; z[n, i] = x[n, i], but 0 where gated and y[n, i] is not above 0."""
+    xs, ys = np.empty((COLUMNS, SAMPLES), np.float32), np.empty((COLUMNS, SAMPLES), np.float32)
+    for n0 in range(0, x.shape[0], SAMPLES):
+        n1 = min(n0 + SAMPLES, x.shape[0])
+        for i0 in range(first, stop, COLUMNS):
+            i1 = min(i0 + COLUMNS, stop)
+            transpose_block(x, n0, n1, i0, i1, xs, 0, 0, True)
+            if gated:
+                transpose_block(y, n0, n1, i0, i1, ys, 0, 0, True)
+            for i in range(i0, i1):
+                z, gate, total = xs[i - i0, :n1 - n0], ys[i - i0, :n1 - n0], float32(0)
+                if gated:
+                    for n in range(z.size):
+                        z[n] = z[n] if gate[n] > 0 else float32(0)
+                if sums.size:
+                    for n in range(z.size):
+                        total += z[n]
+                    sums[i] += total
+                if place[i] >= 0:
+                    out = transposed[place[i], n0:n1]
+                    for n in range(z.size):
+                        out[n] = scale * z[n]
+
+
+def transpose_in(x, places, place, scale=1.0, y=None, sums=EMPTY):
+    """transposed[place[i], n] = scale * z[n, i] in `places` rows, by all threads; z is x, with a y given only where y > 0, else
+    0. Adds sum_n z[n, i] to sums[i], where sums is given."""
+    transposed = empty_cpu((places, x.shape[0]))
+
+    def work(part):
+        own = part.of(x.shape[1])
+        _transpose_in(x, x if y is None else y, y is not None, place, scale, own.start, own.stop, transposed, sums)
+
+    threads.share(work, x.size)
+    return transposed
+
+
+@host_kernel("void(f4[:, :, ::1], i8[::1], f4[:, ::1], i8, i8, f4[::1], b1, b1, f4, f4)")
+def _transpose_back(terms, place, c, first, stop, bias, biased, relu, scale, alpha):
+    """c[m, n] = scale * act(alpha * sum_t terms[t, place[n], m] + bias[n]) for first <= n < stop; 0 for a place below 0."""
+    rows, nothing = np.empty((COLUMNS, SAMPLES), np.float32), np.zeros(SAMPLES, np.float32)
+    low = float32(0) if relu else float32(-np.inf)
+    for m0 in range(0, c.shape[0], SAMPLES):
+        m1 = min(m0 + SAMPLES, c.shape[0])
+        for n0 in range(first, stop, COLUMNS):
+            n1 = min(n0 + COLUMNS, stop)
+            for n in range(n0, n1):
+                row, added = rows[n - n0, :m1 - m0], bias[n] if biased else float32(0)
+                first_term = terms[0, place[n], m0:m1] if place[n] >= 0 else nothing[:m1 - m0]
+                for m in range(row.size):
+                    row[m] = first_term[m]
+                for t in range(1, terms.shape[0] if place[n] >= 0 else 1):
+                    term = terms[t, place[n], m0:m1]
+                    for m in range(row.size):
+                        row[m] += term[m]
+                for m in range(row.size):
+                    value = alpha * row[m] + added
+                    row[m] = scale * (low if value < low else value)  # in this order NaN passes
+            transpose_block(rows, 0, n1 - n0, 0, m1 - m0, c, m0, n0, False)
+
+
+_in_order = functools.lru_cache(maxsize=64)(np.arange)
+
+
+def transpose_back(terms, c, cols, bias=None, relu=False, scale=1.0, alpha=1.0, place=None):
+    """c[m, n] = scale * act(alpha * sum_t terms[t, place[n], m] + bias[n]) for n in a slice; place None: place[n] = n."""
+    place = _in_order(c.shape[1]) if place is None else place
+    _transpose_back(terms, place, c, cols.start, cols.stop, EMPTY if bias is None else bias, bias is not None, relu, scale,
+                    alpha)
