@@ -1,6 +1,6 @@
 """Convolution of images against its float64 reference, on every device; the products and the sampling that belong to it.
 
-    python -m tests.kernels.families.conv.test_conv    all cases on the CPU, each array between pages that nobody may touch (`guards`)
+    python -m tests.kernels.families.conv.test_conv    all cases on the CPU, arrays between closed pages (`guards`)
 """
 import itertools
 import subprocess
