@@ -23,7 +23,7 @@ BENCH = __package__.rpartition(".")[0]  # `bench`, or `numbanet.bench` where it 
 
 @functools.cache
 def files() -> dict[str, ModuleType]:
-    """{suite: its file}, folder by folder.
+    """{suite: its file}, folder by folder but for the machinery.
 
     Raises
     ------
@@ -32,7 +32,7 @@ def files() -> dict[str, ModuleType]:
     """
     found: dict[str, ModuleType] = {}
     for folder in pkgutil.iter_modules([str(Path(__file__).parents[1])], f"{BENCH}."):
-        package = importlib.import_module(folder.name) if folder.ispkg else None
+        package = importlib.import_module(folder.name) if folder.ispkg and folder.name != __package__ else None
         for entry in pkgutil.iter_modules(package.__path__, f"{folder.name}.") if package else ():
             file = importlib.import_module(entry.name)
             if hasattr(file, "SUITE") and found.setdefault(file.SUITE, file) is not file:

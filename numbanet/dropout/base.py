@@ -110,6 +110,10 @@ class Dropout(abc.ABC):
         if isinstance(self.rate, tuple) and len(self.rate) != layers:
             raise ValueError(f"dropout_rate has {len(self.rate)} entries for {layers} hidden layers")
 
+    def of(self, site: Site) -> Dropout:
+        """The policy that has plans for a site: itself, or a part of it."""
+        return self
+
     def sites(self, model: Sequential | Tree) -> tuple[Site, ...]:
         """The sites of a model that it has plans for."""
         return model.droppable(self.kind, self.answer)

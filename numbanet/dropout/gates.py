@@ -68,7 +68,7 @@ class GateSparsity(Dropout):
         if isinstance(probe, bool) or not isinstance(probe, (int, np.integer)) or probe < 1:
             raise ValueError(f"probe must be a positive integer, got {probe!r}")
         self.sparsity, self.mode, self.schedule, self.probe = sparsity, mode, schedule, probe
-        self._epoch = 0
+        self._epoch, self._sparse = 0, False  # whether the step that is drawn is sparse
         self._met: dict[Any, int] = collections.Counter()   # by layer of cells, how many sparse steps it had
         self._thresholds: dict[Any, float] = {}
         self._seen: list[tuple[float, float]] = []
@@ -103,9 +103,10 @@ class GateSparsity(Dropout):
         return []
 
     def plan(self, site, rng):
-        share = self.share(self._epoch) if self.sparsity else 0.0
-        sparse = share == 1 or (share > 0 and rng.random() < share)
-        return SparseGates(self, site.path) if sparse else None
+        if site.number == 0:  # a step is sparse or dense as a whole
+            share = self.share(self._epoch) if self.sparsity else 0.0
+            self._sparse = share == 1 or (share > 0 and rng.random() < share)
+        return SparseGates(self, site.path) if self._sparse else None
 
     @property
     def computed(self) -> float:

@@ -94,6 +94,10 @@ class Estimator(Settings):
     def _architecture(self) -> dict[str, Any]:
         """The parameters that decide the network, by name."""
 
+    @abc.abstractmethod
+    def _sample(self) -> tuple[int, ...]:
+        """The shape of what counts as one in tables of the network, without the axis along which there are more of them."""
+
     # --- before training ----------------------------------------------------------------------------------------------
     def _goes_on(self, call: str) -> bool:
         """Whether there is a network to go on from; ValueError if the parameters now say another one."""
@@ -110,7 +114,7 @@ class Estimator(Settings):
         if fresh:
             to(model, settings.device)
             self._undo.forget()
-        model.expect(shape[1:], settings.policy)
+        model.expect(self._sample(), settings.policy)
         self.model_, self.history_ = model, []
         self.optimizer_, self._made_of = self._new_optimizer(model), self._architecture()
         self._sparsity = self.sparsity
@@ -122,6 +126,7 @@ class Estimator(Settings):
         to(model, settings.device)
         self.model_, self.optimizer_, self._made_of = model, self._new_optimizer(model), self._architecture()
         self.policy_ = getattr(self, "policy_", settings.policy)
+        model.expect(self._sample(), self.policy_)
         self._streams, self._sparsity, self._thinning = self._new_streams(), None, None
 
     def _new_streams(self) -> Streams:

@@ -330,6 +330,9 @@ class LanguageModel(Estimator):
         return {"hidden": self._hidden(), **{name: getattr(self, name) for name in (
             "embedding", "tied", "vocabulary_size", "unknown")}}
 
+    def _sample(self):
+        return 1,  # a word
+
     # --- building -----------------------------------------------------------------------------------------------------
     def _start(self, settings: FitSettings, model: Sequential | None = None) -> None:
         """Begin with a new model, unless one is given."""

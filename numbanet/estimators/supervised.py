@@ -207,6 +207,9 @@ class Supervised(Estimator):
             return {"layers": tuple(self.layers)}
         return {"layers": self._widths(), "activation": self.activation}
 
+    def _sample(self):
+        return self.input_shape_
+
     def _start(self, X, weights, settings: FitSettings, model: Sequential | None = None) -> None:
         """Begin with a new model, unless one is given."""
         fresh, self._streams = model is None, self._new_streams()

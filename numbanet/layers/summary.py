@@ -54,9 +54,11 @@ def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: A
 
     tree, form = Tree(model), None if shape is None else Form((1, *shape))
     dropped: dict[Layer, list[str]] = {}
+    policy = policy and policy.at(0)
     for site in policy.sites(tree) if policy is not None else ():
-        if rate := policy.at(0).rate_of(site):
-            dropped.setdefault(tree.owners[site.path], []).append(f"{policy.name} {rate:.2g}")
+        if rate := policy.rate_of(site):
+            what = "" if site.kind != "recurrent" else " recurrent"
+            dropped.setdefault(tree.owners[site.path], []).append(f"{policy.of(site).name} {rate:.2g}{what}")
     table = Table(box=box.SIMPLE_HEAD, show_footer=True)
     rows = list(lines(model, form))
     flops = None if form is None else math.fsum(row.flops for row in rows if not row.inner)

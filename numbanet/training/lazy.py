@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from numbanet_kernels.layouts.packed import Late
+from numbanet_kernels.layouts.packed import LazyBlocks
 
 from ..device import Device
 from ..plans import Kept
@@ -45,9 +45,9 @@ class Missed:
         self.partly = False  # whether some blocks are not wanted
 
     @property
-    def late(self) -> Late:
+    def lazy(self) -> LazyBlocks:
         """What the kernels take."""
-        return Late(self.behind, self.after, self.held, self.wanted, self.powers, self.block)
+        return LazyBlocks(self.behind, self.after, self.held, self.wanted, self.powers, self.block)
 
     @property
     def idle(self) -> bool:

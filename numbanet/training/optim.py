@@ -159,8 +159,9 @@ class Optimizer(abc.ABC):
         norm = math.sqrt(math.fsum(float(dev.download(s)) for (dev, _), s in zip(found, squares)))
         if norm > self.clip_norm:
             with np.errstate(all="ignore"):  # of packed tiles, places that are no elements hold anything
-                for dev, g in {dev.address(g): (dev, g) for dev, g in found}.values():
-                    dev.affine(g, mul=self.clip_norm / norm, out=g)
+                for dev in {dev for dev, _ in found}:
+                    for g in dev.distinct([g for there, g in found if there is dev]):
+                        dev.affine(g, mul=self.clip_norm / norm, out=g)
 
     def advance(self) -> None:
         """A step was launched: go on to the next, without gradients."""
@@ -305,7 +306,7 @@ class SGD(Optimizer):
                 missed = None  # it has nothing to say; where passes are recorded, it may have by the next time
             if missed and missed.partly:
                 into = self.wanted[parameter].room()
-            updates.append(SGDUpdate(w, v, g, packing, missed and missed.late, into))
+            updates.append(SGDUpdate(w, v, g, packing, missed and missed.lazy, into))
             if into is not None:
                 ready[parameter] = into[0]
         dev.sgd(updates, self.rates[dev][1] if dev in self.rates else self.learning_rate, *self._numbers[1:])
@@ -314,7 +315,7 @@ class SGD(Optimizer):
     def _arrange(self, parameter: Tensor, part: Kept | None) -> None:
         """Tell what a parameter misses what is wanted; start to count where nothing fits."""
         dev, missed = parameter.device, self.missed.get(parameter)
-        part = part if part is not None and dev.late_pays(parameter.size) else None
+        part = part if part is not None and dev.lazy_pays(parameter.size) else None
         block = part and part.plan.region(parameter.shape).block
         fits = missed and missed.dev is dev and block in (None, missed.block)
         if missed and not (fits and missed.numbers == self._numbers):
@@ -338,7 +339,7 @@ class SGD(Optimizer):
         for i, p in enumerate(self.parameters):
             missed = self.missed.get(p) if parameter is None or parameter is p else None
             if missed and missed.count:
-                p.device.sgd_settle(matrix(p, p.data), matrix(p, self.state[i][0]), missed.late)
+                p.device.sgd_settle(matrix(p, p.data), matrix(p, self.state[i][0]), missed.lazy)
                 missed.settled()
 
     def resize(self, parameter, change):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..layers import Sequential, SparseLinear
+from ..layers import Sequential, SparseLinear, Tree
 from .run import Run
 from .sparsity import Sparsity, Thinning
 
@@ -98,7 +98,8 @@ class Rewiring(Thinning):
 
 def _layers(model: Sequential) -> list[SparseLinear]:
     """Those that can be rewired, each once."""
-    return [layer for layer in dict.fromkeys(model.layers) if isinstance(layer, SparseLinear) and layer.tile is None]
+    layers = dict.fromkeys(Tree(model).layers.values())
+    return [layer for layer in layers if isinstance(layer, SparseLinear) and layer.tile is None]
 
 
 def _learning(model: Sequential) -> list[SparseLinear]:

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from llvmlite import ir
-from numba import types
+from numba import float32, types
 
-from ..runtime.declare import intrinsic
+from ..runtime.declare import cuda, inlined, intrinsic
 from .copies import DEPTH, THREADS
 from .intrinsics import F32, I32, I64, constant, data_of, element, loaded, numbers_of
 
@@ -44,6 +44,34 @@ def _results(builder, sums, place_of, biases, relu, alpha, scale):
         return builder.select(open_, builder.fmul(scale, builder.select(negative, zero, sum_)), zero)
 
     return result
+
+
+def _scatter_of(kind, rows_at, cols_at, place_of):
+    @intrinsic(str(kind), *rows_at, *cols_at)
+    def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale):
+        """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols, and if
+        masked 0 unless `where` is above 0 there."""
+        def generate(context, builder, signature, arguments):
+            sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale = arguments
+            inside = [builder.icmp_signed("<", constant(j), cols) for j in cols_at]
+            columns = numbers_of(context, builder, signature.args[6], to, to_at, [constant(j) for j in cols_at])
+            biases = loaded(builder, data_of(context, builder, signature.args[8], bias), columns, inside, biased)
+            c, where = data_of(context, builder, signature.args[1], c), data_of(context, builder, signature.args[10], where)
+            result = _results(builder, sums, place_of, biases, relu, alpha, scale)
+            for i, row in enumerate(rows_at):
+                with builder.if_then(builder.icmp_signed("<", constant(row), rows)):
+                    start = builder.add(at, builder.mul(constant(row), width))
+                    to_places = [builder.add(start, column) for column in columns]
+                    gates = _gates(builder, where, masked, to_places, inside)
+                    for j in range(len(cols_at)):
+                        with builder.if_then(inside[j]):
+                            builder.store(result(i, j, gates[j]), element(builder, c, to_places[j]))
+            return context.get_dummy_value()
+
+        return types.void(kind, c, *[types.int32] * 4, to, types.int32, bias, types.boolean, where, types.boolean,
+                          types.boolean, types.float32, types.float32), generate
+
+    return scatter
 
 
 def stores_of(kind, rows_at, cols_at, place_of, group):
@@ -87,31 +115,7 @@ def stores_of(kind, rows_at, cols_at, place_of, group):
         return types.void(kind, c, *[types.int32] * 4, types.boolean, bias, types.int32, types.int32, types.boolean, where,
                           types.boolean, types.boolean, types.float32, types.float32), generate
 
-    @intrinsic(str(kind), *rows_at, *cols_at)
-    def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale):
-        """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols, and if
-        masked 0 unless `where` is above 0 there."""
-        def generate(context, builder, signature, arguments):
-            sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale = arguments
-            inside = [builder.icmp_signed("<", constant(j), cols) for j in cols_at]
-            columns = numbers_of(context, builder, signature.args[6], to, to_at, [constant(j) for j in cols_at])
-            biases = loaded(builder, data_of(context, builder, signature.args[8], bias), columns, inside, biased)
-            c, where = data_of(context, builder, signature.args[1], c), data_of(context, builder, signature.args[10], where)
-            result = _results(builder, sums, place_of, biases, relu, alpha, scale)
-            for i, row in enumerate(rows_at):
-                with builder.if_then(builder.icmp_signed("<", constant(row), rows)):
-                    start = builder.add(at, builder.mul(constant(row), width))
-                    to_places = [builder.add(start, column) for column in columns]
-                    gates = _gates(builder, where, masked, to_places, inside)
-                    for j in range(len(cols_at)):
-                        with builder.if_then(inside[j]):
-                            builder.store(result(i, j, gates[j]), element(builder, c, to_places[j]))
-            return context.get_dummy_value()
-
-        return types.void(kind, c, *[types.int32] * 4, to, types.int32, bias, types.boolean, where, types.boolean,
-                          types.boolean, types.float32, types.float32), generate
-
-    return store, scatter
+    return store, _scatter_of(kind, rows_at, cols_at, place_of)
 
 
 class Sums(NamedTuple):
@@ -140,7 +144,7 @@ def _current(context, builder, kind, array, at, step, layout):
 
 @functools.cache
 def rows_of(tile, layout):
-    """(first, add): a block's threads sum the rows of A, each of them a part of one row's numbers in a tile."""
+    """(first, add, total): a block's threads sum the rows of A, each of them a part of one row's numbers in a tile."""
     share = DEPTH * tile // THREADS
 
     @intrinsic(tile, layout)
@@ -165,7 +169,17 @@ def rows_of(tile, layout):
 
         return types.float32(types.float32, a, types.int32, types.int32), generate
 
-    return first, add
+    @inlined
+    def total(tiles, t, a_sum):
+        """What the threads summed of row t % tile, added up in the memory of the tiles."""
+        tiles[t] = a_sum
+        cuda.syncthreads()
+        a_sum = float32(0)
+        for k in range(THREADS // tile):
+            a_sum += tiles[t % tile + k * tile]
+        return a_sum
+
+    return first, add, total
 
 
 @functools.cache
@@ -222,9 +236,7 @@ def sums_of(side, layout):
 
 
 # --- tensor cores -----------------------------------------------------------------------------------------------------
-@functools.cache
-def fragments(passes, of_a, of_b):
-    """Sums of a thread's part of 4 x 4 fragments of C, of tiles that lie like this."""
+def _fragment_corner(passes, of_a, of_b):
     a_k, a_m, b_k, b_n = of_a.step, of_a.side, of_b.step, of_b.side
 
     @intrinsic(passes, of_a, of_b)
@@ -251,6 +263,14 @@ def fragments(passes, of_a, of_b):
             return context.make_tuple(builder, CORNER, corner)
 
         return CORNER(types.int32), generate
+
+    return corner
+
+
+@functools.cache
+def fragments(passes, of_a, of_b):
+    """Sums of a thread's part of 4 x 4 fragments of C, of tiles that lie like this."""
+    a_k, a_m, b_k, b_n = of_a.step, of_a.side, of_b.step, of_b.side
 
     @intrinsic(passes, of_a, of_b)
     def zeros(typing_context):
@@ -301,4 +321,4 @@ def fragments(passes, of_a, of_b):
     def place_of(i, j):
         return 4 * (4 * (i // 2) + j // 2) + 2 * (i % 2) + j % 2
 
-    return Sums(corner, zeros, multiply, *stores_of(FRAGMENTS, rows_at, cols_at, place_of, 2))
+    return Sums(_fragment_corner(passes, of_a, of_b), zeros, multiply, *stores_of(FRAGMENTS, rows_at, cols_at, place_of, 2))

@@ -16,7 +16,7 @@ from numba import types
 from ..runtime.declare import intrinsic
 from .intrinsics import F32, I32, I64, constant, data_of, element, numbers_of
 
-DEPTH = 16     # of a tile, along k
+DEPTH = 16     # of a tile, along k; no card has confirmed it
 THREADS = 256  # of a block
 
 
@@ -68,11 +68,7 @@ COPY = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [I32, I64, I32]), "cp.async.c
                     side_effect=True)  # that memory changes is said by `wait_for_all_but_one`: nothing is reloaded before
 
 
-@functools.cache
-def copies_of(layout, k_listed=False, side_listed=False):
-    """Of tiles that lie like this; `listed` looks up the numbers of k, or of rows or columns, or of both."""
-    parts = [(i, j) for i in range(0, DEPTH, layout.deep) for j in range(0, layout.count, layout.wide)]
-
+def _first_of(layout):
     @intrinsic(layout)
     def first(typing_context, t, place, array):
         """Along k threads stand in rows of 8."""
@@ -86,6 +82,14 @@ def copies_of(layout, k_listed=False, side_listed=False):
             return context.make_tuple(builder, THREE, [k, side, there])
 
         return THREE(types.int32, types.int32, array), generate
+
+    return first
+
+
+@functools.cache
+def copies_of(layout, k_listed=False, side_listed=False):
+    """Of tiles that lie like this; `listed` looks up the numbers of k, or of rows or columns, or of both."""
+    parts = [(i, j) for i in range(0, DEPTH, layout.deep) for j in range(0, layout.count, layout.wide)]
 
     def copied(builder, to, step, sources, depth, sides):
         """A copy from each of the sources, to where it belongs in the tile of this step."""
@@ -132,4 +136,4 @@ def copies_of(layout, k_listed=False, side_listed=False):
         return types.void(types.int32, types.int32, array, *[types.int32] * 6, k_list, types.int32, side_list,
                           types.int32), generate
 
-    return Copies(first, strided, listed)
+    return Copies(_first_of(layout), strided, listed)

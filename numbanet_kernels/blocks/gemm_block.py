@@ -33,7 +33,7 @@ from numba import float32, int32
 
 from ..runtime.arrays import device_array, device_cache, to_device
 from ..runtime.availability import capability, multiprocessors
-from ..runtime.declare import cuda, kernel, kernels
+from ..runtime.declare import cuda, inlined, kernel, kernels
 from ..runtime.emulation import emulating
 from ..runtime.interrupt import deferred
 from ..runtime.launch import NotRecorded, ceil_div, launch
@@ -56,6 +56,41 @@ def sums_for(tile, a, b, passes):
 
 
 # --- kernel -----------------------------------------------------------------------------------------------------------
+def _shared_products(zeros, each, summed):
+    """What blocks do with their sums that share one product along k, made anew for each factory, as `inlined` says."""
+    park, add_parked = parking(THREADS)
+
+    @inlined
+    def last_to_park(sums, a_sum, parked, at, tickets, ticket, number, parts, t):
+        """Park a block's sums; whether those of all others are there."""
+        park(sums, parked, at)
+        if summed:
+            park((a_sum,), parked, at + (each - 1) * THREADS)
+        cuda.syncthreads()
+        if t == 0:  # release: what all threads parked is there before the ticket is; acquire: and after it for them
+            fence()
+            ticket[0] = cuda.atomic.add(tickets, number, int32(1))
+            fence()
+        cuda.syncthreads()
+        last = ticket[0] == parts - 1
+        if last and t == 0:
+            cuda.atomic.exch(tickets, number, int32(0))
+        return last
+
+    @inlined
+    def all_parked(parked, at, further, parts):
+        """The sums of all parts, in the order of k."""
+        sums, a_sum = zeros(), float32(0)
+        for _ in range(parts):
+            sums = add_parked(sums, parked, at)
+            if summed:
+                (a_sum,) = add_parked((a_sum,), parked, at + (each - 1) * THREADS)
+            at += further
+        return sums, a_sum
+
+    return last_to_park, all_parked
+
+
 @kernels("gemm")
 def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, padding=4):
     """Along which of its axes neighbouring threads read each operand; passes of TF32, or 0 for fused multiply-adds, where
@@ -63,8 +98,8 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
     of_a, of_b = (layout(tile, along_k, passes, padding) for along_k in (a_along_k, b_along_k))
     (first_a, copy_a, _), (first_b, copy_b, _) = copies_of(of_a), copies_of(of_b)
     corner, zeros, multiply, store, _ = sums_for(tile, of_a, of_b, passes)
-    (park, add_parked), (first_sum, add_rows) = parking(THREADS), rows_of(tile, of_a)
     a_room, b_room, each = 2 * of_a.stage, 2 * of_b.stage, values_of(tile, summed)
+    (last_to_park, all_parked), (first_sum, add_rows, total) = _shared_products(zeros, each, summed), rows_of(tile, of_a)
 
     @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], f4[::1], i4, i4, i4, i4, i4,"
             " i4, i4, i4, i4, i4, b1, b1, b1, b1, f4, f4, f4)", least=(8, 0),
@@ -72,10 +107,8 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
     def gemm_block(a, b, bias, where, c, a_sums, kept_rows, kept_cols, tickets, parked, span, rows, cols, depth, am, ak, bk, bn,
                    along, bias_step, aligned, biased, masked, relu, alpha, scale, sums_scale):
         """Versions 4 and 5: the next k-tile is copied while this one is multiplied."""
-        a_tile = cuda.shared.array(a_room, float32, 16)
-        b_tile = cuda.shared.array(b_room, float32, 16)
-        ticket = cuda.shared.array(1, int32)
-        t = int32(cuda.threadIdx.x)
+        a_tile, b_tile = cuda.shared.array(a_room, float32, 16), cuda.shared.array(b_room, float32, 16)
+        ticket, t = cuda.shared.array(1, int32), int32(cuda.threadIdx.x)
         row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
         # the part of k that is this block's
         part, parts = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
@@ -104,33 +137,13 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
                     a_sum = add_rows(a_sum, a_tile, sum_at, step - 1)
                 cuda.syncthreads()
         if summed:
-            a_tile[t] = a_sum
-            cuda.syncthreads()
-            a_sum = float32(0)
-            for k in range(THREADS // tile):
-                a_sum += a_tile[t % tile + k * tile]
+            a_sum = total(a_tile, t, a_sum)
         if parts > 1:
             number, blocks = int32(cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x), int32(cuda.gridDim.x * cuda.gridDim.y)
             at, further = (part * blocks + number) * int32(each * THREADS) + t, blocks * int32(each * THREADS)
-            park(sums, parked, at)
-            if summed:
-                park((a_sum,), parked, at + (each - 1) * THREADS)
-            cuda.syncthreads()
-            if t == 0:  # release: what all threads parked is there before the ticket is; acquire: and after it for them
-                fence()
-                ticket[0] = cuda.atomic.add(tickets, number, int32(1))
-                fence()
-            cuda.syncthreads()
-            if ticket[0] != parts - 1:
+            if not last_to_park(sums, a_sum, parked, at, tickets, ticket, number, parts, t):
                 return
-            if t == 0:
-                cuda.atomic.exch(tickets, number, int32(0))
-            at, sums, a_sum = at - part * further, zeros(), float32(0)
-            for _ in range(parts):
-                sums = add_parked(sums, parked, at)
-                if summed:
-                    (a_sum,) = add_parked((a_sum,), parked, at + (each - 1) * THREADS)
-                at += further
+            sums, a_sum = all_parked(parked, at - part * further, further, parts)
         if summed and col0 == 0 and t < tile and row0 + t < rows:
             a_sums[row0 + t] = sums_scale * a_sum
         row, col = row0 + row, col0 + col
@@ -141,11 +154,12 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
     return gemm_block
 
 
-TILES = {128: 1.0, 64: 1.5}  # what an output costs in blocks of each size, where there are blocks for all multiprocessors
+# what an output costs in blocks of each size, if there are blocks for all multiprocessors; no card has confirmed it
+TILES = {128: 1.0, 64: 1.5}
 
 
 def _cost(rows, cols, products, tile, each):
-    """Of so many products in blocks of a size: a multiprocessor works on two at a time."""
+    """Of so many products in blocks of a size: a multiprocessor works on two at a time, which no card has confirmed."""
     return ceil_div(products * ceil_div(rows, tile) * ceil_div(cols, tile), 2 * multiprocessors()) * tile * tile * each
 
 
@@ -164,7 +178,7 @@ def way_for(rows, cols, products=1, right=None):
     return (128, 3) if sooner and right[3]() else (tile, 0)
 
 
-LEAST_SPAN = 16 * DEPTH  # of k, for one block
+LEAST_SPAN = 16 * DEPTH  # of k, for one block; no card has confirmed it
 TICKETS = 1024
 
 

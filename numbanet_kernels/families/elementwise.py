@@ -19,7 +19,7 @@ from numba import float32, int64, void
 from numba.extending import intrinsic
 
 from ..host import threads
-from ..host.simd import WIDTH, below, data_of, load, store
+from ..host.simd import WIDTH, data_of, for_lanes, load, store
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, output
@@ -106,23 +106,11 @@ LEAST_COLUMNS = 64  # of a thread's part of a row
 
 
 @intrinsic
-def _sigmoid_at(typing_context, x, out, at):
-    """out[at + i] = sigmoid(x[at + i]) for i below WIDTH"""
-    def generate(context, builder, signature, arguments):
-        x, out, at = data_of(context, builder, signature, arguments)
-        store(builder, load(builder, x, at).sigmoid(), out, at)
-        return context.get_dummy_value()
-
-    return void(x, out, int64), generate
-
-
-@intrinsic
-def _sigmoid_below(typing_context, x, out, at, count):
-    """out[at + i] = sigmoid(x[at + i]) for i below count, which is less than WIDTH"""
+def _sigmoid_at(typing_context, x, out, at, count):
+    """out[at + i] = sigmoid(x[at + i]) for i below count and WIDTH"""
     def generate(context, builder, signature, arguments):
         x, out, at, count = data_of(context, builder, signature, arguments)
-        some = below(builder, count)
-        store(builder, load(builder, x, at, some).sigmoid(), out, at, some)
+        for_lanes(builder, count, lambda some: store(builder, load(builder, x, at, some).sigmoid(), out, at, some))
         return context.get_dummy_value()
 
     return void(x, out, int64, int64), generate
@@ -151,11 +139,8 @@ def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
             for i in range(out.size):
                 out[i] = a[i] * b[i] * (one - b[i])
         elif formula == SIGMOID_MAP:
-            whole = out.size // WIDTH * WIDTH
-            for i in range(0, whole, WIDTH):
-                _sigmoid_at(a, out, i)
-            if whole < out.size:
-                _sigmoid_below(a, out, whole, out.size - whole)
+            for i in range(0, out.size, WIDTH):
+                _sigmoid_at(a, out, i, out.size - i)
         else:
             # Phi(-|x|) = e t q(t) / 2 with e = exp(-x^2/2), t = 1/(1 + p |x|/sqrt 2): Abramowitz and Stegun 7.1.26, within
             # 1e-7; e = 2^k r(z) is written out, as calls to the C library would keep the loop from being vectorised

@@ -113,7 +113,7 @@ def shrink_cpu(w, height, width, threshold, reference=0.0):
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("group_shrink")
-def _shrinking():
+def _groups_kernel():
     @kernel("void(f4[:, ::1], i4, i4, f4, f4, f4[:, ::1])")
     def groups(w, height, width, threshold, reference, norms):
         """A block has one group, whose columns lie along its threads."""
@@ -145,6 +145,11 @@ def _shrinking():
         if t == 0:
             norms[u, b] = float32(0) if norm <= less else norm - less
 
+    return groups
+
+
+@kernels("group_shrink")
+def _columns_kernel():
     @kernel("void(f4[:, ::1], i4, f4, f4, f4[:, ::1])")
     def columns(w, height, threshold, reference, norms):
         """A block has ACROSS groups, pieces of columns side by side, so that its threads read neighbours."""
@@ -174,17 +179,16 @@ def _shrinking():
             if ty == 0:
                 norms[u, c] = float32(0) if norm <= less else norm - less
 
-    return groups, columns
+    return columns
 
 
 def shrink_cuda(w, height, width, threshold, reference=0.0):
     down, across = _checked("shrink (cuda)", w, height, width, threshold, reference)
     norms = empty_cuda((down, across))
-    groups, columns = _shrinking()
     if width == 1:
-        launch(columns, down * ceil_div(across, ACROSS), (ACROSS, DOWN), w, height, threshold, reference, norms)
+        launch(_columns_kernel(), down * ceil_div(across, ACROSS), (ACROSS, DOWN), w, height, threshold, reference, norms)
     else:
-        launch(groups, norms.size, THREADS, w, height, width, threshold, reference, norms)
+        launch(_groups_kernel(), norms.size, THREADS, w, height, width, threshold, reference, norms)
     return w, norms
 
 

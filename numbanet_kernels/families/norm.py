@@ -159,7 +159,7 @@ def _channels(**arrays):
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("norm")
-def _norm_kernels():
+def _forward_kernels():
     add = kahan()
 
     @kernel("void(f4[:, ::1], f4[::1], f4[::1])")
@@ -197,6 +197,13 @@ def _norm_kernels():
             c = i % channels
             y[i] = gamma[c] * (x[i] - mean[c]) / math.sqrt(variance[c] + eps) + beta[c]
 
+    return moments, apply
+
+
+@kernels("norm")
+def _backward_kernel():
+    add = kahan()
+
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1])")
     def backward(dy, x, gamma, mean, variance, eps, dx, dgamma, dbeta):
         """A block has ACROSS channels: both sums of each, then dx."""
@@ -224,14 +231,14 @@ def _norm_kernels():
                 h = (x[n, c] - centre) * inverse
                 dx[n, c] = gamma[c] * inverse * (dy[n, c] - second * share - h * first * share)
 
-    return moments, apply, backward
+    return backward
 
 
 def batch_norm_cuda(x, gamma, beta, eps):
     """y = gamma h + beta, and mean and variance of each channel"""
     expect("batch_norm (cuda)", x=(x, ("N", "C")), gamma=(gamma, CHANNELS), beta=(beta, CHANNELS))
     mean, variance = empty_cuda(gamma.shape), empty_cuda(gamma.shape)
-    launch(_norm_kernels()[0], ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), x, mean, variance)
+    launch(_forward_kernels()[0], ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), x, mean, variance)
     return batch_norm_apply_cuda(x, gamma, beta, mean, variance, eps), mean, variance
 
 
@@ -239,7 +246,7 @@ def batch_norm_apply_cuda(x, gamma, beta, mean, variance, eps):
     """y = gamma (x - mean) / sqrt(variance + eps) + beta"""
     expect("batch_norm_apply (cuda)", x=(x, ("N", "C")), **_channels(gamma=gamma, beta=beta, mean=mean, variance=variance))
     y = empty_cuda(x.shape)
-    launch(_norm_kernels()[1], blocks_for(y.size), THREADS, flat(x), gamma, beta, mean, variance, eps, flat(y), gamma.size)
+    launch(_forward_kernels()[1], blocks_for(y.size), THREADS, flat(x), gamma, beta, mean, variance, eps, flat(y), gamma.size)
     return y
 
 
@@ -248,7 +255,7 @@ def batch_norm_grad_cuda(dy, x, gamma, mean, variance, eps):
     expect("batch_norm_grad (cuda)", dy=(dy, ("N", "C")), x=(x, ("N", "C")),
            **_channels(gamma=gamma, mean=mean, variance=variance))
     dx, dgamma, dbeta = empty_cuda(x.shape), empty_cuda(gamma.shape), empty_cuda(gamma.shape)
-    launch(_norm_kernels()[2], ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), dy, x, gamma, mean, variance, eps, dx, dgamma,
+    launch(_backward_kernel(), ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), dy, x, gamma, mean, variance, eps, dx, dgamma,
            dbeta)
     return dx, dgamma, dbeta
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..layouts.packed import Late, Packing, SGDUpdate
+from ..layouts.packed import LazyBlocks, Packing, SGDUpdate
 from . import thresholds
 from .thresholds import Thresholds
 
@@ -102,13 +102,13 @@ def _updates(dev: Any) -> Works:
         rows = np.arange(side)
         held, wanted = (rows % 2 == 0)[:, None], (rows % 4 < 2)[:, None]
         behind = np.where(held, 0, 2).astype(np.int32)
-        late = Late(behind, np.zeros_like(behind), held, wanted, powers, (1, side))
+        lazy = LazyBlocks(behind, np.zeros_like(behind), held, wanted, powers, (1, side))
         columns = np.arange(side, dtype=np.int32)[None]
         kept = Packing(np.where(held[:, 0], rows // 2, -1).astype(np.int32), np.zeros(side, np.int32), columns, columns)
         weights = itertools.cycle([(_random(side, side), _random(side, side)) for _ in range(WEIGHTS)])
         g = _random(side // 2, side)
 
-        def update(late=None, weights=weights, g=g, kept=kept):
-            dev.sgd([SGDUpdate(*next(weights), g, kept, late)], 0.01, 0.9)
+        def update(lazy=None, weights=weights, g=g, kept=kept):
+            dev.sgd([SGDUpdate(*next(weights), g, kept, lazy)], 0.01, 0.9)
 
-        yield side * side, update, functools.partial(update, late)
+        yield side * side, update, functools.partial(update, lazy)

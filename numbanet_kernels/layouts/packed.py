@@ -1,4 +1,4 @@
-"""How gradients and late blocks lie in a weight, and what an update takes of each weight."""
+"""How gradients and lazy blocks lie in a weight, and what an update takes of each weight."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ class Packing(NamedTuple):
     col_pos: Any    # (L, C)
 
 
-class Late(NamedTuple):
+class LazyBlocks(NamedTuple):
     """The steps that blocks of a weight miss, as `families.update` defines them."""
 
     behind: Any     # (U, B) int32
@@ -38,7 +38,7 @@ class SGDUpdate(NamedTuple):
     v: Any
     g: Any
     kept: Packing | None = None     # how g is packed; None: dense
-    late: Late | None = None        # None: all blocks are up to date
+    lazy: LazyBlocks | None = None        # None: all blocks are up to date
     into: Into | None = None
 
 

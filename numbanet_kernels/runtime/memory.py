@@ -78,9 +78,9 @@ def reshape_cpu(x, shape):
     return x.reshape(shape)
 
 
-def address_cpu(x):
-    """Where the array begins in memory: the same of two views of one array."""
-    return x.__array_interface__["data"][0]
+def distinct_cpu(arrays):
+    """The arrays, of those that begin at the same place in memory, as two views of one do, one alone."""
+    return list({x.__array_interface__["data"][0]: x for x in arrays}.values())
 
 
 def from_foreign_cpu(array):
@@ -166,9 +166,10 @@ def part_cuda(x, start, stop):
     return x[start:stop]
 
 
-def address_cuda(x):
-    there = x.__cuda_array_interface__ if hasattr(x, "__cuda_array_interface__") else x.__array_interface__  # emulated
-    return there["data"][0]
+def distinct_cuda(arrays):
+    there = [x.__cuda_array_interface__ if hasattr(x, "__cuda_array_interface__") else x.__array_interface__  # emulated
+             for x in arrays]
+    return list({place["data"][0]: x for place, x in zip(there, arrays)}.values())
 
 
 def reshape_cuda(x, shape):

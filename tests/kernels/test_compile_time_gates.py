@@ -120,7 +120,8 @@ from numbanet_kernels.blocks import gemm_block
 from numbanet_kernels.families.gemm_tiles import cuda_grouped
 from numbanet_kernels.families.update import cuda, lazy_sgd
 
-for kernel in (gemm_block._block(128, False, False, 3, True), cuda_grouped._grouped(), *cuda._updates(), lazy_sgd._settling()):
+for kernel in (gemm_block._block(128, False, False, 3, True), cuda_grouped._grouped(), cuda._sgd_kernel(), cuda._adam_kernel(),
+               lazy_sgd._settling()):
     cells = tuple(cell.cell_contents for cell in kernel.function.__closure__ or ())
     print(kernel.__name__, hashlib.sha256(dumps(cells)).hexdigest())
 """
@@ -187,9 +188,9 @@ def test_dropped_rows_and_columns_cost_nothing(rng):
     assert both["sectors"] <= rows["sectors"] and both["sectors"] >= weights / 4
 
 
-def test_random_numbers_and_transposes_are_written_side_by_side(rng):
+def test_dropout_and_transposes_read_and_write_side_by_side(rng):
     x = put(rng, 72, 104)
-    for call, touched in ((lambda: random.normal_cuda(1, 2, (9, 1000)), 9 * 1000 // 8),
+    for call, touched in ((lambda: random.dropout_cuda(x, 0.5, 1, 2), 2 * 72 * 104 // 8),
                           (lambda: indexing.transpose_cuda(x, (1, 0)), 2 * 72 * 104 // 8)):
         found = counted(call)
         assert found["bank conflicts"] == 0 and found["sectors"] == found["least sectors"] == touched

@@ -88,7 +88,7 @@ def test_no_kernel_is_left_out():
     assert {key for key in every if BLOCKS.get(key, 0) < 2} == set()
 
 
-NO_KERNEL = {"csr_transposed", "empty_slabs", "late_pays", "samples_together", "scores_packed", "sgd_powers", "tile_blocks",
+NO_KERNEL = {"csr_transposed", "empty_slabs", "lazy_pays", "samples_together", "scores_packed", "sgd_powers", "tile_blocks",
              "tile_inputs", "tile_outputs", "tile_room"}
 
 

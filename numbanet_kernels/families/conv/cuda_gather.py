@@ -175,10 +175,7 @@ class Loads(NamedTuple):
     leave: Callable      # the four numbers, into the tile of this step
 
 
-@functools.cache
-def loads_of(layout):
-    parts = [(i, j) for i in range(0, DEPTH, layout.deep) for j in range(0, layout.count, layout.wide)]
-
+def _place_of(layout):
     @intrinsic(layout)
     def place(typing_context, t):
         """Along k threads stand in rows of 8."""
@@ -188,6 +185,32 @@ def loads_of(layout):
             return context.make_tuple(builder, TWO, [second, first] if layout.along_k else [first, second])
 
         return TWO(types.int32), generate
+
+    return place
+
+
+def _leave_of(layout, parts):
+    @intrinsic(layout)
+    def leave(typing_context, tile, step, k, side, values):
+        """tile[k + i, side + j] = values: st.shared.f32."""
+        def generate(context, builder, signature, arguments):
+            tile, step, k, side, values = arguments
+            at = builder.add(builder.mul(k, constant(layout.step)), builder.mul(side, constant(layout.side)))
+            at = builder.add(at, builder.mul(builder.and_(step, constant(1)), constant(layout.stage)))
+            data = element(builder, data_of(context, builder, signature.args[0], tile), at)
+            for number, (i, j) in enumerate(parts):
+                there = element(builder, data, constant(i * layout.step + j * layout.side))
+                builder.store(builder.extract_value(values, number), there)
+            return context.get_dummy_value()
+
+        return types.void(tile, types.int32, types.int32, types.int32, FOUR), generate
+
+    return leave
+
+
+@functools.cache
+def loads_of(layout):
+    parts = [(i, j) for i in range(0, DEPTH, layout.deep) for j in range(0, layout.count, layout.wide)]
 
     def column(context, builder, kind, table, number, step, k):
         """The entries' numbers of this kind, for this thread's k."""
@@ -238,19 +261,4 @@ def loads_of(layout):
 
         return FOUR(source, where, types.boolean, types.int32, table, *[types.int32] * 4), generate
 
-    @intrinsic(layout)
-    def leave(typing_context, tile, step, k, side, values):
-        """tile[k + i, side + j] = values: st.shared.f32."""
-        def generate(context, builder, signature, arguments):
-            tile, step, k, side, values = arguments
-            at = builder.add(builder.mul(k, constant(layout.step)), builder.mul(side, constant(layout.side)))
-            at = builder.add(at, builder.mul(builder.and_(step, constant(1)), constant(layout.stage)))
-            data = element(builder, data_of(context, builder, signature.args[0], tile), at)
-            for number, (i, j) in enumerate(parts):
-                there = element(builder, data, constant(i * layout.step + j * layout.side))
-                builder.store(builder.extract_value(values, number), there)
-            return context.get_dummy_value()
-
-        return types.void(tile, types.int32, types.int32, types.int32, FOUR), generate
-
-    return Loads(place, windowed, plain, leave)
+    return Loads(_place_of(layout), windowed, plain, _leave_of(layout, parts))

@@ -32,7 +32,7 @@ from ...blocks.accumulate import stores_of, sums_of
 from ...blocks.copies import DEPTH, THREADS, layout
 from ...blocks.index_views import block_columns
 from ...runtime.availability import multiprocessors
-from ...runtime.declare import cuda, kernel, kernels
+from ...runtime.declare import cuda, inlined, kernel, kernels
 from ...runtime.expect import INT32, expect
 from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import blocks_for, empty_cuda, flat, full_cuda
@@ -67,20 +67,54 @@ class Sizes(NamedTuple):
 
 
 # --- kernel -----------------------------------------------------------------------------------------------------------
+def _entries(product, listed):
+    """The entries of the side axis and of the inner axis, made anew for each factory, as `inlined` says."""
+    of_side, of_inner = position_of(product == DX), tap_of(product == DX)
+    if product == DW:
+        of_side, of_inner = tap_of(False), position_of(False)
+    side_of, inner_of = (number_of(listed == axis) for axis in (SIDE, INNER))
+
+    @inlined
+    def side_entry(kept, i, end, stretch, limit, geometry):
+        number = side_of(kept, int32(0), i, end, stretch, limit)
+        return of_side(number, number >= 0, geometry)
+
+    @inlined
+    def inner_entry(kept, at, i, end, stretch, limit, geometry):
+        number = inner_of(kept, at, i, end, stretch, limit)
+        return of_inner(number, number >= 0, geometry)
+
+    return side_entry, inner_entry
+
+
+def _writing(product, listed, store):
+    """How a thread writes its sums, also where rows of the result are listed; made anew likewise."""
+    side_of, scattered = number_of(listed == SIDE), listed == SIDE and product != PATCHES
+    store_row, _ = stores_of(types.UniTuple(types.float32, 4), [0], [0, 1, 2, 3], lambda i, j: j, 4)
+
+    @inlined
+    def write(sums, out, at, row, width, cols, aligned, bias, bias_at, biased, where, relu, scale, kept, end, stretch, limit):
+        if scattered:
+            for i, values in ((0, sums[0:4]), (1, sums[4:8]), (2, sums[8:12]), (3, sums[12:16])):
+                r = side_of(kept, int32(0), int32(row + i), end, stretch, limit)
+                store_row(values, out, int32(at + r * width), width, int32(r >= 0), cols, aligned, bias, bias_at, int32(1),
+                          biased, where, False, relu, scale, float32(1))
+        else:
+            store(sums, out, int32(at + row * width), width, int32(end - row), cols, aligned, bias, bias_at, int32(1), biased,
+                  where, False, relu, scale, float32(1))
+
+    return write
+
+
 @kernels("conv")
 def _product(product=FORWARD, listed=NOTHING):
     """One of the four, and which of its axes a plan lists."""
-    along_k, transposed = product in (DX, PATCHES), product == DW
-    gates_source, gates_other = along_k, transposed  # `where` goes with dy
-    of_a, of_b = layout(TILE, not transposed), layout(TILE, along_k)
+    gates_source, gates_other = product in (DX, PATCHES), product == DW  # `where` goes with dy
+    of_a, of_b = layout(TILE, product != DW), layout(TILE, product in (DX, PATCHES))
     (place_a, gather, _, leave_a), (place_b, _, fetch, leave_b) = loads_of(of_a), loads_of(of_b)
-    entry, inner_entry = position_of(product == DX), tap_of(product == DX)
-    if transposed:
-        entry, inner_entry = tap_of(False), position_of(False)
-    side_of, inner_of, col_of = (number_of(listed == axis) for axis in (SIDE, INNER, COLS))
-    scattered = listed == SIDE and product != PATCHES  # rows of the result are listed
+    (side_entry, inner_entry), col_of = _entries(product, listed), number_of(listed == COLS)
     corner, zeros, multiply, store, _ = sums_of(4, of_a)
-    store_row, _ = stores_of(types.UniTuple(types.float32, 4), [0], [0, 1, 2, 3], lambda i, j: j, 4)
+    write = _writing(product, listed, store)
     a_room, b_room, table_room, last = 2 * of_a.stage, 2 * of_b.stage, 4 * CHUNK, CHUNK // DEPTH - 1
 
     @kernel(f"void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], UniTuple(i4, {NUMBERS}),"
@@ -91,8 +125,7 @@ def _product(product=FORWARD, listed=NOTHING):
         (sides, length, tiles, depth, cols, col_tiles, stretch, room, limit, col_step, source_group, other_group, out_group,
          out_part, out_width, parts) = sizes
         a_tile, b_tile = cuda.shared.array(a_room, float32, 16), cuda.shared.array(b_room, float32, 16)
-        table = cuda.shared.array(table_room, int32, 16)
-        t = int32(cuda.threadIdx.x)
+        table, t = cuda.shared.array(table_room, int32, 16), int32(cuda.threadIdx.x)
         group, part = split(int32(cuda.blockIdx.z), parts)
         tile, col_tile = split(int32(cuda.blockIdx.x), col_tiles)
         band, tile = split(tile, tiles)  # a band is a row of blocks, or in DW a column of them, or all there is
@@ -101,15 +134,11 @@ def _product(product=FORWARD, listed=NOTHING):
         if counted:
             depth = int32(counts[band] * stretch)
         span = int32(split(int32(depth + parts * DEPTH - 1), int32(parts * DEPTH))[0] * DEPTH)
-        first = int32(part * span)
-        end = min(int32(first + span), depth)
+        first, end = int32(part * span), min(int32(part * span + span), depth)
         # what this thread gathers
-        a_k, a_m = place_a(t)
-        b_k, b_n = place_b(t)
-        number = side_of(kept, int32(0), int32(side0 + a_m), side_end, stretch, limit)
-        one = entry(number, number >= 0, geometry)
-        number = side_of(kept, int32(0), int32(side0 + a_m + 32), side_end, stretch, limit)
-        two = entry(number, number >= 0, geometry)
+        (a_k, a_m), (b_k, b_n) = place_a(t), place_b(t)
+        one = side_entry(kept, int32(side0 + a_m), side_end, stretch, limit, geometry)
+        two = side_entry(kept, int32(side0 + a_m + 32), side_end, stretch, limit, geometry)
         b_one = int32(col_of(kept, listed_at, int32(col0 + b_n), cols, stretch, limit) * col_step)
         b_two = int32(col_of(kept, listed_at, int32(col0 + b_n + 32), cols, stretch, limit) * col_step)
         source_at, other_at = int32(group * source_group), int32(group * other_group)
@@ -120,9 +149,8 @@ def _product(product=FORWARD, listed=NOTHING):
         for step in range(int32(steps + 1)):
             if step < steps:
                 if step & last == 0:  # the next entries of the inner axis: nobody reads the last ones any more
-                    number = inner_of(kept, listed_at, int32(first + step * DEPTH + t), end, stretch, limit)
-                    found = inner_entry(number, number >= 0, geometry)
-                    table[t], table[t + CHUNK], table[t + 2 * CHUNK], table[t + 3 * CHUNK] = found
+                    table[t], table[t + CHUNK], table[t + 2 * CHUNK], table[t + 3 * CHUNK] = inner_entry(
+                        kept, listed_at, int32(first + step * DEPTH + t), end, stretch, limit, geometry)
                     cuda.syncthreads()
                 a_values = gather(source, where, masked and gates_source, source_at, table, step, a_k, one, two, geometry[0],
                                   geometry[1])
@@ -135,14 +163,8 @@ def _product(product=FORWARD, listed=NOTHING):
             cuda.syncthreads()
         row, col = int32(side0 + row), int32(col0 + col)
         at, bias_at = int32(group * out_group + part * out_part + col), int32(group * cols + col)
-        if scattered:
-            for i, values in ((0, sums[0:4]), (1, sums[4:8]), (2, sums[8:12]), (3, sums[12:16])):
-                r = side_of(kept, int32(0), int32(row + i), side_end, stretch, limit)
-                store_row(values, out, int32(at + r * out_width), out_width, int32(r >= 0), int32(cols - col), aligned, bias,
-                          bias_at, int32(1), biased, source, False, relu, scale, float32(1))
-        else:
-            store(sums, out, int32(at + row * out_width), out_width, int32(side_end - row), int32(cols - col), aligned, bias,
-                  bias_at, int32(1), biased, source, False, relu, scale, float32(1))
+        write(sums, out, at, row, out_width, int32(cols - col), aligned, bias, bias_at, biased, source, relu, scale, kept,
+              side_end, stretch, limit)
 
     return conv_product
 
@@ -310,7 +332,7 @@ def launch_dx(dy, wt, where, shape, window, scale=1.0, rows=None, blocks=None):
     return launch_col2im(_launch(PATCHES, work, dy, wt, packed, where), shape, window, scale, rows, blocks)
 
 
-LEAST_ROWS = 16 * DEPTH  # of A, for one part of dw
+LEAST_ROWS = 16 * DEPTH  # of A, for one part of dw; no card has confirmed it
 
 
 def launch_dw(x, dy, where, window, groups=1, scale=1.0, rows=None, blocks=None, parts=None):
@@ -321,7 +343,7 @@ def launch_dw(x, dy, where, window, groups=1, scale=1.0, rows=None, blocks=None,
     count = work.kept_rows * work.kept_cols // max(depth, 1)
     if parts is None:
         tiles = ceil_div(depth, TILE) * ceil_div(work.own_outs, TILE) * groups
-        parts = max(min(2 * multiprocessors() // max(tiles, 1), count // LEAST_ROWS), 1)
+        parts = max(min(2 * multiprocessors() // max(tiles, 1), count // LEAST_ROWS), 1)  # two blocks each, as in `gemm_block`
     dwt = empty_cuda((depth, outs))
     if parts == 1:
         _launch(DW, work, x, dy, dwt, where, scale=scale)

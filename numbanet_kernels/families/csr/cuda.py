@@ -13,11 +13,11 @@ from ...runtime.expect import INT32, expect
 from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import empty_cuda, full_cuda
 from ..indexing import transpose_cuda
-from .family import _check, _parts
+from .family import check, lists_of
 
 # Lists are not trusted: a number beyond an axis counts as its end, as on the CPU.
 SIDE, ROWS = 32, 8  # samples and neurons of a block's piece of y, and how many of these at the same time
-WARPS = 8           # of a block of `dots`
+WARPS = 8           # of a block of `dots`; no card has confirmed either
 
 
 @kernels("csr")
@@ -103,24 +103,24 @@ def _launch(transposed, starts, stops, ids, values, through, kept, places, bias,
 
 
 def csr_cuda(x, values, at, bias=None, relu=False, rows=None, cols=None, transposed=None):
-    found = _check("csr (cuda)", at, rows, cols, x=(x, ("N", "J")), values=(values, ("V",)), bias=(bias, ("O",)))
+    found = check("csr (cuda)", at, rows, cols, x=(x, ("N", "J")), values=(values, ("V",)), bias=(bias, ("O",)))
     transposed, y = _columns("csr (cuda)", x, transposed), empty_cuda((found["N"], found["K"]))
-    _launch(transposed, at.starts, at.stops, at.ids, values, None, _parts(rows)[0], _parts(cols)[1], bias, relu, y)
+    _launch(transposed, at.starts, at.stops, at.ids, values, None, lists_of(rows)[0], lists_of(cols)[1], bias, relu, y)
     return y
 
 
 def csr_dx_cuda(dy, values, at, rows=None, cols=None, transposed=None):
-    found = _check("csr_dx (cuda)", at, rows, cols, dy=(dy, ("N", "K")), values=(values, ("V",)))
+    found = check("csr_dx (cuda)", at, rows, cols, dy=(dy, ("N", "K")), values=(values, ("V",)))
     transposed, dx = _columns("csr_dx (cuda)", dy, transposed), empty_cuda((found["N"], found["J"]))
-    _launch(transposed, at.col_starts, at.col_stops, at.col_ids, values, at.places, _parts(cols)[0], _parts(rows)[1], None,
+    _launch(transposed, at.col_starts, at.col_stops, at.col_ids, values, at.places, lists_of(cols)[0], lists_of(rows)[1], None,
             False, dx)
     return dx
 
 
 def csr_dw_cuda(dy, x, at, rows=None, cols=None, dy_transposed=None, x_transposed=None):
-    found = _check("csr_dw (cuda)", at, rows, cols, dy=(dy, ("N", "K")), x=(x, ("N", "J")))
+    found = check("csr_dw (cuda)", at, rows, cols, dy=(dy, ("N", "K")), x=(x, ("N", "J")))
     dys, xs = _columns("csr_dw (cuda)", dy, dy_transposed), _columns("csr_dw (cuda)", x, x_transposed)
     dw = empty_cuda((found["V"],)) if rows is None and found["V"] == found["B"] else full_cuda((found["V"],), 0.0)
     launch(_dots(), ceil_div(found["K"], WARPS), (SIDE, WARPS), dys, xs, at.starts, at.stops, at.ids,
-           *_given(_parts(rows)[0], INT32), *_given(_parts(cols)[1], INT32), dw)
+           *_given(lists_of(rows)[0], INT32), *_given(lists_of(cols)[1], INT32), dw)
     return dw

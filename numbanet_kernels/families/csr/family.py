@@ -69,7 +69,7 @@ def _lists(op, at, rows, cols):
     return found
 
 
-def _check(op, at, rows, cols, **arrays):
+def check(op, at, rows, cols, **arrays):
     """The lengths by name: O, I, V values, B entries, N samples, K and J kept of O and I. Shapes of the arrays say K and J,
     whatever is kept; ValueError or TypeError where something does not fit."""
     names = {"K": "O" if rows is None else "K", "J": "I" if cols is None else "J"}
@@ -82,7 +82,7 @@ def _check(op, at, rows, cols, **arrays):
     return found
 
 
-def _parts(lists):
+def lists_of(lists):
     """(kept, places), None for all"""
     return (None, None) if lists is None else (lists.kept, lists.places)
 

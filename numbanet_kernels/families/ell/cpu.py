@@ -8,7 +8,13 @@ from ...host.simd import WIDTH, aligned
 from ...layouts.slabs import LANES, ROWS
 from ...runtime.launch import ceil_div
 from .cpu_loops import moves_of, multiply, spread_out
-from .family import _check, _check_samples, _within
+from .family import check, check_samples
+
+
+def _within(op, name, indices, limit):
+    """ValueError unless all of them are from 0 to limit - 1."""
+    if indices.size and not (0 <= indices.min() and indices.max() < limit):
+        raise ValueError(f"{op}: {name} must be from 0 to {limit - 1}, not {indices.min()} to {indices.max()}")
 
 
 def empty_slabs_cpu(slabs, neurons):
@@ -31,7 +37,7 @@ def samples_together_cpu():
 def ell_cpu(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None, out=None):
     """y = min(max(W x + bias, 0), ceiling) of the lanes of x that are named, or are alive; which lanes of y are not 0"""
     op = "ell (cpu)"
-    count, inputs = _check(op, x, indices, values, bias, lanes, alive, rows, out), x.shape[1]
+    count, inputs = check(op, x, indices, values, bias, lanes, alive, rows, out), x.shape[1]
     total, depth = indices.shape
     order, groups = rows or (np.arange(total, dtype=np.int32), 0)
     _within(op, "indices", indices, inputs)
@@ -61,8 +67,8 @@ def ell_cpu(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None
 def in_slabs_cpu(starts, columns, values, inputs, out=None):
     """x[s, columns[k], b] = values[k] for starts[n] <= k < starts[n + 1], n = s LANES + b, else 0: sparse samples made dense"""
     op = "in_slabs (cpu)"
-    x = empty_slabs_cpu(*_check_samples(op, starts, columns, values, inputs, out)[:2]) if out is None else out
-    _check_samples(op, starts, columns, values, inputs, out)
+    x = empty_slabs_cpu(*check_samples(op, starts, columns, values, inputs, out)[:2]) if out is None else out
+    check_samples(op, starts, columns, values, inputs, out)
     _within(op, "columns", columns, inputs)
     _within(op, "starts", starts, columns.size + 1)
     threads.share(lambda part: spread_out(starts, columns, values, x, part.of(len(x)).start, part.of(len(x)).stop), x.size)

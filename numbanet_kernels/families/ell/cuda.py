@@ -8,9 +8,9 @@ from ...layouts.slabs import LANES, ROWS
 from ...runtime.declare import cuda, kernel, kernels
 from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import empty_cuda, flat, full_cuda, upload_cuda
-from .family import _check, _check_samples
+from .family import check, check_samples
 
-GROUPS, SHARE = 4, 4  # of rows: at the same time in a block, and how often
+GROUPS, SHARE = 4, 4  # of rows: at the same time in a block, and how often; no card has confirmed it
 
 
 @kernels("ell")
@@ -80,7 +80,7 @@ def empty_slabs_cuda(slabs, neurons):
 
 def ell_cuda(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None, out=None):
     """As `ell_cpu`. Nobody looks at what is in indices, lanes and rows: places beyond count as the first or the last."""
-    count, inputs = _check("ell (cuda)", x, indices, values, bias, lanes, alive, rows, out), x.shape[1]
+    count, inputs = check("ell (cuda)", x, indices, values, bias, lanes, alive, rows, out), x.shape[1]
     slabs, total = ceil_div(count, LANES), len(indices)
     order, groups = rows or (upload_cuda(np.arange(total, dtype=np.int32)), 0)
     y = empty_slabs_cuda(slabs, total) if out is None else out
@@ -92,7 +92,7 @@ def ell_cuda(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=Non
 
 
 def in_slabs_cuda(starts, columns, values, inputs, out=None):
-    shape = _check_samples("in_slabs (cuda)", starts, columns, values, inputs, out)
+    shape = check_samples("in_slabs (cuda)", starts, columns, values, inputs, out)
     x = empty_slabs_cuda(*shape[:2]) if out is None else out
     launch(_spreading(), shape[0], LANES, starts, columns, values, flat(x), inputs)
     return x

@@ -53,7 +53,7 @@ def in_slabs_reference(starts, columns, values, inputs):
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
-def _check(op, x, indices, values, bias, lanes, alive, rows, out):
+def check(op, x, indices, values, bias, lanes, alive, rows, out):
     """How many samples y has; ValueError unless arrays fit."""
     found = expect(op, x=(x, SAMPLES), indices=(indices, ("O", "K"), INT32), values=(values, ("O", "K")), bias=(bias, ("O",)),
                    lanes=(lanes, ("N",), INT32), order=(rows and rows.order, ("O",), INT32))
@@ -68,13 +68,7 @@ def _check(op, x, indices, values, bias, lanes, alive, rows, out):
     return count
 
 
-def _within(op, name, indices, limit):
-    """ValueError unless all of them are from 0 to limit - 1."""
-    if indices.size and not (0 <= indices.min() and indices.max() < limit):
-        raise ValueError(f"{op}: {name} must be from 0 to {limit - 1}, not {indices.min()} to {indices.max()}")
-
-
-def _check_samples(op, starts, columns, values, inputs, out):
+def check_samples(op, starts, columns, values, inputs, out):
     entries = "entries",
     found = expect(op, starts=(starts, ("N + 1",), INT32), columns=(columns, entries, INT32), values=(values, entries))
     if not found["N + 1"]:

@@ -7,14 +7,14 @@ from ...host import threads
 from ...host.gathered_gemm import multiply_listed
 from ...runtime.memory import empty_cpu
 from . import cpu_loops
-from .family import _check
+from .family import check
 
 TOGETHER = 16  # samples that share their outputs from which on products are dense
 
 
 def _kept(op, lists, values=None, **arrays):
     """How many samples there are; ValueError unless the lists are whole, and the arrays fit them."""
-    samples = _check(op, lists, values, **arrays)
+    samples = check(op, lists, values, **arrays)
     if cpu_loops.wrong(lists) or (values is not None and values.size != lists.starts[-1]):
         found = "" if values is None else f", or not {values.size} values"
         raise ValueError(f"{op}: starts do not count what the bits keep{found}")

@@ -8,14 +8,14 @@ from ...runtime.declare import cuda, inlined, kernel, kernels
 from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import THREADS, blocks_for, empty_cuda, flat
 from ..gemm import gemm_dw_cuda
-from .family import _check
+from .family import check
 
 WARPS, LANES = 4, 32  # words and outputs of a block
 ROOM = WARPS * LANES * (LANES + 1)  # neighbouring rows begin in other banks
 
 
-@kernels("gemm_samples")
-def _pairing():
+def _places():
+    """(how many bits of a word are set, where the values of a word of a sample begin), made anew for each factory."""
     @inlined
     def ones(word):
         """How many bits are set, by bytes that are added up in one; Numba widens products of 32 bits to 64."""
@@ -31,6 +31,13 @@ def _pairing():
             place += ones(uint32(bits[n // group * words + i]))
         return place
 
+    return ones, place_of
+
+
+@kernels("gemm_samples")
+def _move_kernel():
+    ones, place_of = _places()
+
     @kernel("void(f4[::1], f4[::1], i4[::1], i4[::1], i4, i4, b1)")
     def move_samples(x, values, bits, starts, group, width, expanding):
         """One thread, one entry of the dense form."""
@@ -45,6 +52,13 @@ def _pairing():
                 x[i] = values[place] if there else float32(0)
             elif there:
                 values[place] = x[i]
+
+    return move_samples
+
+
+@kernels("gemm_samples")
+def _product_kernels():
+    ones, place_of = _places()
 
     @kernel("void(f4[::1], f4[::1], i4[::1], i4[::1], i4, i4, i4, f4[::1], b1, b1, f4[::1])")
     def gemm_samples(x, w, bits, starts, group, width, depth, bias, biased, relu, values):
@@ -88,43 +102,43 @@ def _pairing():
                         place += int32(1)
             dx[n * depth + i] = total
 
-    return move_samples, gemm_samples, gemm_samples_dx
+    return gemm_samples, gemm_samples_dx
 
 
 def _launch_move(x, values, lists, expanding):
-    launch(_pairing()[0], blocks_for(x.size), THREADS, flat(x), values, flat(lists.bits), lists.starts, lists.group,
+    launch(_move_kernel(), blocks_for(x.size), THREADS, flat(x), values, flat(lists.bits), lists.starts, lists.group,
            lists.width, expanding)
     return x if expanding else values
 
 
 def expand_samples_cuda(values, lists):
-    samples = _check("expand_samples (cuda)", lists, values)
+    samples = check("expand_samples (cuda)", lists, values)
     return _launch_move(empty_cuda((samples, lists.width)), values, lists, True)
 
 
 def compact_samples_cuda(x, lists, kept):
-    _check("compact_samples (cuda)", lists, x=(x, (lists.starts.size - 1, lists.width)))
+    check("compact_samples (cuda)", lists, x=(x, (lists.starts.size - 1, lists.width)))
     return _launch_move(x, empty_cuda((kept,)), lists, False)
 
 
 def gemm_samples_cuda(x, w, lists, kept, bias=None, relu=False):
     samples = lists.starts.size - 1
-    _check("gemm_samples (cuda)", lists, x=(x, (samples, "I")), w=(w, (lists.width, "I")), bias=(bias, (lists.width,)))
+    check("gemm_samples (cuda)", lists, x=(x, (samples, "I")), w=(w, (lists.width, "I")), bias=(bias, (lists.width,)))
     values = empty_cuda((kept,))
-    launch(_pairing()[1], (samples, ceil_div(ceil_div(lists.width, WORD), WARPS)), (LANES, WARPS), flat(x), flat(w),
+    launch(_product_kernels()[0], (samples, ceil_div(ceil_div(lists.width, WORD), WARPS)), (LANES, WARPS), flat(x), flat(w),
            flat(lists.bits), lists.starts, lists.group, lists.width, x.shape[1], values if bias is None else bias,
            bias is not None, relu, values)
     return values
 
 
 def gemm_samples_dx_cuda(dy, w, lists):
-    samples = _check("gemm_samples_dx (cuda)", lists, dy, w=(w, (lists.width, "I")))
+    samples = check("gemm_samples_dx (cuda)", lists, dy, w=(w, (lists.width, "I")))
     dx = empty_cuda((samples, w.shape[1]))
-    launch(_pairing()[2], (samples, blocks_for(w.shape[1])), THREADS, dy, flat(w), flat(lists.bits), lists.starts, lists.group,
-           lists.width, w.shape[1], flat(dx))
+    launch(_product_kernels()[1], (samples, blocks_for(w.shape[1])), THREADS, dy, flat(w), flat(lists.bits), lists.starts,
+           lists.group, lists.width, w.shape[1], flat(dx))
     return dx
 
 
 def gemm_samples_dw_cuda(dy, x, lists):
-    _check("gemm_samples_dw (cuda)", lists, dy, x=(x, (lists.starts.size - 1, "I")))
+    check("gemm_samples_dw (cuda)", lists, dy, x=(x, (lists.starts.size - 1, "I")))
     return gemm_dw_cuda(expand_samples_cuda(dy, lists), x)

@@ -53,7 +53,7 @@ def gemm_samples_dw_reference(dy, x, lists):
     return dense.T @ np.float64(x), dense.sum(0)
 
 
-def _check(op, lists, values=None, **arrays):
+def check(op, lists, values=None, **arrays):
     """How many samples there are; ValueError unless the arrays fit the lists."""
     samples = lists.starts.size - 1
     if samples < 0 or lists.group < 1 or lists.width < 0:

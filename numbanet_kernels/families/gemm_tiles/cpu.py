@@ -14,7 +14,7 @@ from ...runtime.declare import host_kernel
 from ...runtime.expect import expect, pair
 from ...runtime.memory import empty_cpu, full_cpu, output
 from ..elementwise import relu_grad_cpu
-from .family import _valid
+from .family import valid
 
 
 # Rows of w, and activations transposed features first, are brought into the order of the classes: then a class is one dense
@@ -71,7 +71,7 @@ def _pack(w, place, row_class, class_cols, tile, first, stop, packed):
 
 def tile_blocks_cpu(w, pattern, lists=None):
     """The kept tiles, packed as dw is: prepared once for the forward pass and dx."""
-    shape, packed_shape = _valid("tile_blocks (cpu)", pattern)
+    shape, packed_shape = valid("tile_blocks (cpu)", pattern)
     expect("tile_blocks (cpu)", w=(w, shape))
     layout, packed = _layout(pattern), empty_cpu(packed_shape)
 
@@ -85,12 +85,12 @@ def tile_blocks_cpu(w, pattern, lists=None):
 
 def tile_room_cpu(pattern):
     """`Into`: an unset array for what `tile_blocks` gives, and in which of its rows each row of the weight goes."""
-    return Into(empty_cpu(_valid("tile_room (cpu)", pattern)[1]), _layout(pattern).row_place)
+    return Into(empty_cpu(valid("tile_room (cpu)", pattern)[1]), _layout(pattern).row_place)
 
 
 def tile_inputs_cpu(x, pattern):
     """x (N, I) in the form that the kept tiles of a weight meet it: prepared once for the forward pass and dw."""
-    (_, cols), _ = _valid("tile_inputs (cpu)", pattern)
+    (_, cols), _ = valid("tile_inputs (cpu)", pattern)
     expect("tile_inputs (cpu)", x=(x, ("N", cols)))
     return transpose_in(x, cols, _layout(pattern).col_place)
 
@@ -98,7 +98,7 @@ def tile_inputs_cpu(x, pattern):
 def tile_outputs_cpu(dy, pattern, scale=1.0, y=None):
     """(dy, outputs) for dx and dw: outputs are (scale * dz as the kept tiles meet it, sum_n dz[n, o]), dz (N, O) is dy, with a
     y given only where y > 0, else 0. dy may be a function of `where` and `scale`: a product that is still to be done."""
-    (rows, _), (places, _) = _valid("tile_outputs (cpu)", pattern)
+    (rows, _), (places, _) = valid("tile_outputs (cpu)", pattern)
     dy = dy() if callable(dy) else dy
     expect("tile_outputs (cpu)", dy=(dy, ("N", rows)), y=(y, ("N", rows)))
     sums = full_cpu((rows,), 0.0)
@@ -107,7 +107,7 @@ def tile_outputs_cpu(dy, pattern, scale=1.0, y=None):
 
 def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
-    (rows, cols), packed = _valid("gemm_tiles (cpu)", pattern)
+    (rows, cols), packed = valid("gemm_tiles (cpu)", pattern)
     out = output("gemm_tiles (cpu)", empty_cpu, out, ("N", rows), x=(x, ("N", cols)), w=(w, (rows, cols)), b=(b, (rows,)),
                  blocks=(blocks, packed), inputs=(inputs, (cols, "N")))
     blocks = tile_blocks_cpu(w, pattern) if blocks is None else blocks
@@ -125,7 +125,7 @@ def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, in
 
 def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, where=None, out=None):
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i], given `where` 0 unless where[n, i] > 0"""
-    (rows, cols), packed = _valid("gemm_tiles_dx (cpu)", pattern)
+    (rows, cols), packed = valid("gemm_tiles_dx (cpu)", pattern)
     transposed, _ = pair("gemm_tiles_dx (cpu)", "outputs", outputs)
     out = output("gemm_tiles_dx (cpu)", empty_cpu, out, ("N", cols), dy=(dy, ("N", rows)), w=(w, (rows, cols)),
                  where=(where, ("N", cols)), blocks=(blocks, packed), outputs=(transposed, (packed[0], "N")))
@@ -146,7 +146,7 @@ def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, wher
 
 def gemm_tiles_dw_cpu(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outputs=None, out=None):
     """(dw, db): dw = scale * (dy.T x) on kept tiles, packed, db[o] = sum_n dy[n, o]"""
-    (rows, cols), packed = _valid("gemm_tiles_dw (cpu)", pattern)
+    (rows, cols), packed = valid("gemm_tiles_dw (cpu)", pattern)
     transposed, db = pair("gemm_tiles_dw (cpu)", "outputs", outputs)
     out = output("gemm_tiles_dw (cpu)", empty_cpu, out, packed, dy=(dy, ("N", rows)), x=(x, ("N", cols)),
                  inputs=(inputs, (cols, "N")), outputs=(transposed, (packed[0], "N")), sums=(db, (rows,)))

@@ -12,7 +12,7 @@ from ..elementwise import relu_grad_cuda
 from ..reduce import sum_rows_cuda
 from . import cuda_listed
 from .cuda_grouped import available, groups, launch_grouped
-from .family import _valid
+from .family import valid
 
 
 @device_cache(maxsize=1024)
@@ -32,33 +32,33 @@ def _lists(op, lists, pattern):
 
 def tile_blocks_cuda(w, pattern, lists=None):
     """The lists by which kernels read kept tiles where they lie (`tiles.TileLists`): these, or some of its own."""
-    shape, _ = _valid("tile_blocks (cuda)", pattern)
+    shape, _ = valid("tile_blocks (cuda)", pattern)
     expect("tile_blocks (cuda)", w=(w, shape))
     return _lists("tile_blocks (cuda)", lists, pattern)
 
 
 def tile_room_cuda(pattern):
     """None: kernels read kept tiles where they lie."""
-    _valid("tile_room (cuda)", pattern)
+    valid("tile_room (cuda)", pattern)
 
 
 def tile_inputs_cuda(x, pattern):
     """None: kernels read x where it lies."""
-    (_, cols), _ = _valid("tile_inputs (cuda)", pattern)
+    (_, cols), _ = valid("tile_inputs (cuda)", pattern)
     expect("tile_inputs (cuda)", x=(x, ("N", cols)))
 
 
 def tile_outputs_cuda(dy, pattern, scale=1.0, y=None):
     """(dz, None); dz (N, O) is dy, with a y given only where y > 0, else 0: kernels read it where it lies. dy may be a function
     of `where` and `scale`: a product that is still to be done, and leaves out on its way what y does."""
-    (rows, _), _ = _valid("tile_outputs (cuda)", pattern)
+    (rows, _), _ = valid("tile_outputs (cuda)", pattern)
     dz = dy(where=y) if callable(dy) else dy
     expect("tile_outputs (cuda)", dy=(dz, ("N", rows)), y=(y, ("N", rows)))
     return dz if y is None or callable(dy) else relu_grad_cuda(dz, y), None
 
 
 def gemm_tiles_cuda(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
-    ((rows, cols), _), tile = _valid("gemm_tiles (cuda)", pattern), pattern.tile
+    ((rows, cols), _), tile = valid("gemm_tiles (cuda)", pattern), pattern.tile
     lists = _lists("gemm_tiles (cuda)", blocks, pattern)
     out = output("gemm_tiles (cuda)", empty_cuda, out, ("N", rows), x=(x, ("N", cols)), w=(w, (rows, cols)), b=(b, (rows,)))
     if available(x, w, out):
@@ -71,7 +71,7 @@ def gemm_tiles_cuda(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, i
 
 
 def gemm_tiles_dx_cuda(dy, w, pattern, scale=1.0, blocks=None, outputs=None, where=None, out=None):
-    ((rows, cols), _), tile = _valid("gemm_tiles_dx (cuda)", pattern), pattern.tile
+    ((rows, cols), _), tile = valid("gemm_tiles_dx (cuda)", pattern), pattern.tile
     lists = _lists("gemm_tiles_dx (cuda)", blocks, pattern)
     out = output("gemm_tiles_dx (cuda)", empty_cuda, out, ("N", cols), dy=(dy, ("N", rows)), w=(w, (rows, cols)),
                  where=(where, ("N", cols)))
@@ -89,7 +89,7 @@ def gemm_tiles_dx_cuda(dy, w, pattern, scale=1.0, blocks=None, outputs=None, whe
 
 
 def gemm_tiles_dw_cuda(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outputs=None, out=None):
-    ((rows, cols), packed), tile = _valid("gemm_tiles_dw (cuda)", pattern), pattern.tile
+    ((rows, cols), packed), tile = valid("gemm_tiles_dw (cuda)", pattern), pattern.tile
     lists = _lists("gemm_tiles_dw (cuda)", blocks, pattern)
     out = output("gemm_tiles_dw (cuda)", empty_cuda, out, packed, dy=(dy, ("N", rows)), x=(x, ("N", cols)))
     if available(dy, x, out):

@@ -26,10 +26,9 @@ from ...runtime.trust import trusted
 @kernels("gemm_tiles")
 def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
     of_a, of_b = (layout(tile, along_k, passes) for along_k in (a_along_k, b_along_k))
-    first_a, _, copy_a = copies_of(of_a, k_listed=inner, side_listed=not inner)
-    first_b, _, copy_b = copies_of(of_b, k_listed=inner, side_listed=True)
+    (first_a, _, copy_a), (first_b, _, copy_b) = copies_of(of_a, inner, not inner), copies_of(of_b, inner, True)
     corner, zeros, multiply, store, scatter = sums_for(tile, of_a, of_b, passes)
-    first_sum, add_rows = rows_of(tile, of_a)
+    first_sum, add_rows, total = rows_of(tile, of_a)
     a_room, b_room, together = 2 * of_a.stage, 2 * of_b.stage, 2 if passes else 4
 
     @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4, i4,"
@@ -68,11 +67,7 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
                     a_sum = add_rows(a_sum, a_tile, sum_at, step - 1)
                 cuda.syncthreads()
         if not inner:
-            a_tile[t] = a_sum
-            cuda.syncthreads()
-            a_sum = float32(0)
-            for k in range(THREADS // tile):
-                a_sum += a_tile[t % tile + k * tile]
+            a_sum = total(a_tile, t, a_sum)
         if not inner and col0 == 0 and t < tile and row0 + t < rows:
             a_sums[first[first_at + row0 + t]] = a_sum
         row, col = row0 + row, col0 + col

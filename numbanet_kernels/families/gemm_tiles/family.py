@@ -51,7 +51,7 @@ def gemm_tiles_dw_reference(dy, x, pattern, scale=1.0):
     return scale * (np.float64(dy).T @ np.float64(x)) * tile_mask_reference(pattern)
 
 
-def _valid(op, pattern):
+def valid(op, pattern):
     """(shape, packed shape) of a pattern that makes sense."""
     if not isinstance(pattern, Pattern):
         raise TypeError(f"{op}: {pattern!r} is no Pattern")

@@ -31,6 +31,7 @@ from numba import float32, int32, uint32
 from ...blocks.intrinsics import sigmoids
 from ...runtime.declare import cuda, inlined, kernel, kernels
 
+# No card has confirmed these sizes.
 SAMPLES, UNITS = 32, 16           # of a block that computes one step
 BLOCK, WARPS = (16, 16), 8        # its threads
 DEPTH, COLUMNS = 64, 128          # units of h, columns of dz in a tile
@@ -39,7 +40,7 @@ ROWS, ACROSS, SHARES = 8, 32, 32  # of scores: threads down and across, and bloc
 
 
 def _cells():
-    """(forward, backward): unit u of sample n in step t. Their factory makes them anew, as `inlined` says."""
+    """(forward, backward, what writes dz): unit u of sample n in step t. Their factory makes them anew, as `inlined` says."""
     sigmoid = sigmoids()
 
     @inlined
@@ -70,12 +71,20 @@ def _cells():
         return (zero if math.fabs(di) <= threshold else di, zero if math.fabs(df) <= threshold else df,
                 zero if math.fabs(dg) <= threshold else dg, zero if math.fabs(do) <= threshold else do, dc)
 
-    return cell, cell_back
+    @inlined
+    def write(dz, places, t, n, u, hidden, di, df, dg, do):
+        """dz of the four gates, to the places of those that are kept"""
+        for gate, value in ((0, di), (1, df), (2, dg), (3, do)):
+            place = places[gate * hidden + u] if places.size > 0 else gate * hidden + u
+            if place >= 0:
+                dz[t, n, place] = value
+
+    return cell, cell_back, write
 
 
 @kernels("lstm")
 def step():
-    cell, _ = _cells()
+    cell, _, _ = _cells()
     across, wide, down, half = 4 * UNITS, 4 * UNITS + 4, SAMPLES + 4, DEPTH // 2
 
     @kernel("void(f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4[::1], f4, i4, f4[:, :, ::1], f4[:, :, ::1])")
@@ -135,16 +144,13 @@ def step():
 
 @kernels("lstm")
 def step_back():
-    _, cell_back = _cells()
-    down, share = SAMPLES + 4, COLUMNS // WARPS
+    (_, cell_back, write), down, share = _cells(), SAMPLES + 4, COLUMNS // WARPS
 
     @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4, i4[::1], i4[::1], i4[::1], f4, f4, "
             "i4, f4[:, :, ::1], f4[:, ::1], f4[:, ::1])")
     def lstm_step_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, t, dz, dc, dh0):
-        """Step t, and with t = -1 what comes back to h0. The block has the next units of `order`, of which step t + 1 sees the
-        first `seen`; sums a<sample><unit>."""
-        w_tile = cuda.shared.array((COLUMNS, UNITS), float32, 16)
-        dz_tile = cuda.shared.array((COLUMNS, down), float32, 16)
+        """Step t, or to h0 if t = -1, for the next units of `order`: step t + 1 sees the first `seen`. Sums a<sample><unit>."""
+        w_tile, dz_tile = cuda.shared.array((COLUMNS, UNITS), float32, 16), cuda.shared.array((COLUMNS, down), float32, 16)
         sums = cuda.shared.array((WARPS, SAMPLES, UNITS), float32, 16)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         n0, q0 = int32(cuda.blockIdx.y) * SAMPLES, int32(cuda.blockIdx.x) * UNITS
@@ -156,8 +162,7 @@ def step_back():
         own, side, n = thread & 7, uint32(thread >> 3), uint32(n0 + (thread >> 3))
         part, n1, u1 = thread >> 5, uint32(4 * ((thread & 31) >> 2)), uint32(4 * (thread & 3))
         first, zero = uint32(part * share), float32(0)
-        a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
-        a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = zero
+        a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = zero
         for j0 in range(0, depth, COLUMNS):
             # load: 16 threads along a row of w; 8 along a row of dz, 32 across
             for i in range(0, COLUMNS, 16):
@@ -190,22 +195,19 @@ def step_back():
             if n < samples and q < hidden:
                 for warp in range(WARPS):
                     dh += sums[warp, j, tx]
-                dh *= scale
                 if t < 0:
-                    dh0[n, unit] = dh
+                    dh0[n, unit] = scale * dh
                 else:
-                    di, df, dg, do, dc[n, unit] = cell_back(dy, gates, c, lengths, threshold, t, n, unit, dh, dc[n, unit])
-                    for gate, value in ((0, di), (1, df), (2, dg), (3, do)):
-                        place = places[gate * hidden + unit] if listed else gate * hidden + unit
-                        if place >= 0:
-                            dz[t, n, place] = value
+                    di, df, dg, do, dc[n, unit] = cell_back(dy, gates, c, lengths, threshold, t, n, unit, scale * dh,
+                                                              dc[n, unit])
+                    write(dz, places, t, n, unit, hidden, di, df, dg, do)
 
     return lstm_step_back
 
 
 @kernels("lstm")
 def sequence():
-    cell, _ = _cells()
+    cell, _, _ = _cells()
 
     @kernel("void(f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4[::1], f4, f4[:, :, ::1], f4[:, :, ::1])")
     def lstm_sequence(z, transposed, units, lengths, scale, h, c):
@@ -239,7 +241,7 @@ def sequence():
 
 @kernels("lstm")
 def sequence_back():
-    _, cell_back = _cells()
+    _, cell_back, _ = _cells()
     columns_of_all = 4 * SMALL
 
     @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4, i4[::1], i4[::1], i4[::1], f4, f4, "
@@ -303,7 +305,7 @@ def ordered():
 
 @kernels("lstm")
 def scores():
-    _, cell_back = _cells()
+    _, cell_back, _ = _cells()
 
     @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], f4[:, ::1])")
     def lstm_scores(dy, gates, c, lengths, totals):

@@ -8,8 +8,8 @@ from ...layouts.windows import pooled
 from ...runtime.declare import host_kernel
 from ...runtime.expect import INT32, expect
 from ...runtime.memory import empty_cpu
-from .cpu_max_pool import KINDS, largest
-from .family import BYTE, FEW, _averaged, _bands, _check_max_grad, _numbers, _places
+from .cpu_max_pool import largest
+from .family import BYTE, FEW, KINDS, averaged, bands_of, check_max_grad, in_bytes, numbers_of
 
 
 def _to_largest(dy, places, dx, taps, numbers, start, stop):
@@ -81,18 +81,18 @@ def _share(loop, shape, elements, *given):
 
 def max_pool_cpu(x, window):
     """(y, places): the maximum in each window, and which of its pixels it is.   x (N, H, W, C)"""
-    small = _places("max_pool (cpu)", window)
+    small = in_bytes("max_pool (cpu)", window)
     expect("max_pool (cpu)", x=x)
     shape = pooled("max_pool (cpu)", window, x.shape)
     y, places = empty_cpu(shape), empty_cpu(shape, BYTE if small else INT32)
     if y.size:
-        _share(largest, shape, x.size, x, y, places, _numbers(window))
+        _share(largest, shape, x.size, x, y, places, numbers_of(window))
     return y, places
 
 
 def max_pool_grad_cpu(dy, places, window, shape):
     """dx of max_pool of images of this shape"""
-    small, numbers = _check_max_grad("max_pool_grad (cpu)", dy, places, window, shape)
+    small, numbers = check_max_grad("max_pool_grad (cpu)", dy, places, window, shape)
     dx, taps = empty_cpu(shape), np.indices(window.kernel).reshape(2, -1).T * window.dilation
     taps = np.ascontiguousarray(np.column_stack([taps, (taps[:, 0] * shape[2] + taps[:, 1]) * shape[3]]))
 
@@ -107,14 +107,14 @@ def max_pool_grad_cpu(dy, places, window, shape):
 def avg_pool_cpu(x, window, include_padding=True):
     """The mean of each window.   x (N, H, W, C)"""
     expect("avg_pool (cpu)", x=x)
-    y = empty_cpu(_averaged("avg_pool (cpu)", window, x.shape))
-    _share(_sums, y.shape, x.size, x, y, *_bands(window, *x.shape[1:3], bool(include_padding), False))
+    y = empty_cpu(averaged("avg_pool (cpu)", window, x.shape))
+    _share(_sums, y.shape, x.size, x, y, *bands_of(window, *x.shape[1:3], bool(include_padding), False))
     return y
 
 
 def avg_pool_grad_cpu(dy, window, shape, include_padding=True):
     """dx of avg_pool of images of this shape"""
-    expect("avg_pool_grad (cpu)", dy=(dy, _averaged("avg_pool_grad (cpu)", window, shape)))
+    expect("avg_pool_grad (cpu)", dy=(dy, averaged("avg_pool_grad (cpu)", window, shape)))
     dx = empty_cpu(shape)
-    _share(_sums, dx.shape, dx.size, dy, dx, *_bands(window, *shape[1:3], bool(include_padding), True))
+    _share(_sums, dx.shape, dx.size, dy, dx, *bands_of(window, *shape[1:3], bool(include_padding), True))
     return dx

@@ -11,8 +11,7 @@ import numpy as np
 from ...host.simd import VECTOR, copy_vectors
 from ...runtime.declare import host_function, host_kernel
 from ...runtime.memory import empty_cpu
-
-KINDS = {True: "u1", False: "i4"}  # of places, by whether they are bytes
+from .family import KINDS
 
 
 @host_function

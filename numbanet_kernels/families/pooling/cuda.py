@@ -7,12 +7,22 @@ from numba import float32, int32
 
 from ...blocks.kahan import kahan
 from ...layouts.windows import pooled
+from ...runtime import arrays
 from ...runtime.declare import cuda, kernel, kernels
 from ...runtime.expect import INT32, expect
 from ...runtime.launch import launch
 from ...runtime.memory import THREADS, blocks_for, empty_cuda, flat
-from .cpu_max_pool import KINDS
-from .family import BYTE, FEW, _averaged, _check_max_grad, _covering, _device_bands, _numbers, _places
+from .family import BYTE, FEW, KINDS, averaged, bands_of, check_max_grad, in_bytes, numbers_of
+
+
+@arrays.device_cache(maxsize=256)
+def _device_bands(*key):
+    return tuple(arrays.to_device(array) for array in bands_of(*key))
+
+
+def _covering(bands, window, shape):
+    """(H, 2) and (W, 2): first output whose window covers a pixel, and after the last."""
+    return bands(window, *shape[1:3], True, True)[::3]
 
 
 @kernels("pooling")
@@ -87,17 +97,17 @@ def _sum_kernel():
 
 
 def max_pool_cuda(x, window):
-    small = _places("max_pool (cuda)", window)
+    small = in_bytes("max_pool (cuda)", window)
     expect("max_pool (cuda)", x=x)
     shape = pooled("max_pool (cuda)", window, x.shape)
     y, places = empty_cuda(shape), empty_cuda(shape, BYTE if small else INT32)
     launch(_max_kernels(KINDS[small])[0], blocks_for(y.size), THREADS, flat(x), flat(y), flat(places), shape[3],
-           *x.shape[1:3], *shape[1:3], _numbers(window))
+           *x.shape[1:3], *shape[1:3], numbers_of(window))
     return y, places
 
 
 def max_pool_grad_cuda(dy, places, window, shape):
-    small, numbers = _check_max_grad("max_pool_grad (cuda)", dy, places, window, shape)
+    small, numbers = check_max_grad("max_pool_grad (cuda)", dy, places, window, shape)
     dx = empty_cuda(shape)
     launch(_max_kernels(KINDS[small])[1], blocks_for(dx.size), THREADS, flat(dy), flat(places), flat(dx),
            *_covering(_device_bands, window, shape), shape[3], *dy.shape[1:3], numbers)
@@ -106,14 +116,14 @@ def max_pool_grad_cuda(dy, places, window, shape):
 
 def avg_pool_cuda(x, window, include_padding=True):
     expect("avg_pool (cuda)", x=x)
-    y = empty_cuda(_averaged("avg_pool (cuda)", window, x.shape))
+    y = empty_cuda(averaged("avg_pool (cuda)", window, x.shape))
     launch(_sum_kernel(), blocks_for(y.size), THREADS, flat(x), flat(y),
            *_device_bands(window, *x.shape[1:3], bool(include_padding), False), y.shape[3])
     return y
 
 
 def avg_pool_grad_cuda(dy, window, shape, include_padding=True):
-    expect("avg_pool_grad (cuda)", dy=(dy, _averaged("avg_pool_grad (cuda)", window, shape)))
+    expect("avg_pool_grad (cuda)", dy=(dy, averaged("avg_pool_grad (cuda)", window, shape)))
     dx = empty_cuda(shape)
     launch(_sum_kernel(), blocks_for(dx.size), THREADS, flat(dy), flat(dx),
            *_device_bands(window, *shape[1:3], bool(include_padding), True), shape[3])

@@ -22,10 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ...layouts.windows import Bins, Window, pooled
-from ...runtime import arrays
 from ...runtime.expect import INT32, expect
 
-BYTE = np.dtype(np.uint8)
+BYTE, KINDS = np.dtype(np.uint8), {True: "u1", False: "i4"}  # of places; by whether they are bytes
 FEW = 16  # pixels that are added up in float32
 
 
@@ -58,14 +57,9 @@ def _axis_bands(window, axis, n, include_padding, back):
 
 
 @functools.lru_cache(maxsize=256)
-def _bands(window, height, width, include_padding, back):
+def bands_of(window, height, width, include_padding, back):
     """The arrays of both axes, one after the other."""
     return (*_axis_bands(window, 0, height, include_padding, back), *_axis_bands(window, 1, width, include_padding, back))
-
-
-@arrays.device_cache(maxsize=256)
-def _device_bands(*key):
-    return tuple(arrays.to_device(array) for array in _bands(*key))
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -114,33 +108,28 @@ def avg_pool_grad_reference(dy, window, shape, include_padding=True):
     return np.einsum("ih,jw,nijc->nhwc", *_matrices(window, shape, include_padding), np.float64(dy))
 
 
-def _check_max_grad(op, dy, places, window, shape):
+def check_max_grad(op, dy, places, window, shape):
     """Whether places are bytes, and the numbers of the window; TypeError or ValueError unless the arrays fit."""
-    small = _places(op, window)
+    small = in_bytes(op, window)
     expect(op, dy=(dy, pooled(op, window, shape)), places=(places, dy.shape, BYTE if small else INT32))
-    return small, _numbers(window)
+    return small, numbers_of(window)
 
 
-def _places(op, window):
+def in_bytes(op, window):
     """Whether the places of a window fit into bytes; TypeError for bins, whose maximum is not offered."""
     if not isinstance(window, Window):
         raise TypeError(f"{op}: it takes a Window, not {window!r}")
     return (window.kernel[0] + 1) * window.kernel[1] <= 256
 
 
-def _averaged(op, window, shape):
+def averaged(op, window, shape):
     """`pooled`; ValueError for a window with holes, too."""
     if isinstance(window, Window) and window.dilation != (1, 1):
         raise ValueError(f"{op}: a mean has no dilation, the window's is {window.dilation}")
     return pooled(op, window, shape)
 
 
-def _covering(bands, window, shape):
-    """(H, 2) and (W, 2): first output whose window covers a pixel, and after the last."""
-    return bands(window, *shape[1:3], True, True)[::3]
-
-
-def _numbers(window):
+def numbers_of(window):
     return tuple(int(n) for pair in window for n in pair)
 
 

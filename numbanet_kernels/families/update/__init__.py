@@ -1,10 +1,10 @@
 """Updates of parameters, dense, packed (`packed`) and lazy (`lazy_sgd`)."""
 from .cpu import adam_cpu, sgd_cpu
 from .cuda import adam_cuda, sgd_cuda
-from .family import adam_reference, sgd_late_reference, sgd_reference
+from .family import adam_reference, sgd_lazy_reference, sgd_reference
 from .lazy_sgd import (
-    late_pays_cpu,
-    late_pays_cuda,
+    lazy_pays_cpu,
+    lazy_pays_cuda,
     sgd_powers_cpu,
     sgd_powers_cuda,
     sgd_powers_reference,

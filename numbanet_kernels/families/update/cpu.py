@@ -9,6 +9,7 @@ from numba import float32
 from ...host import threads
 from ...layouts.packed import Into, Packing
 from ...runtime.declare import host_function, host_kernel
+from .family import adam_numbers
 from .packed import check_update
 
 
@@ -125,16 +126,16 @@ def sgd_cpu(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
         _sgd_one(*update, (lr, momentum, nesterov, decay))
 
 
-def _sgd_one(w, v, g, kept, late, into, numbers):
-    if late is None:
+def _sgd_one(w, v, g, kept, lazy, into, numbers):
+    if lazy is None:
         _share_rows(_sgd, (w, v), g, kept, numbers)
         return
     row_pos, row_class, cols, col_pos = kept or _ALL
-    *states, powers, block = late
+    *states, powers, block = lazy
     packed, places = into or _NOWHERE
 
     def work(part):
-        units = part.of(late.behind.shape[0])
+        units = part.of(lazy.behind.shape[0])
         rows = slice(units.start * block[0], units.stop * block[0])
         _sgd_blocks(w[rows], v[rows], g[rows] if kept is None else g, kept is not None, row_pos[rows], row_class[rows],
                     cols, col_pos, *numbers, *(state[units] for state in states), powers, *block, packed, places[rows])
@@ -158,16 +159,10 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, c
             w[r, c] = left * w[r, c] - lr * (m[r, c] * correct1) / (math.sqrt(s[r, c] * correct2) + eps)
 
 
-def _adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled):
-    """What kernels take: the corrections of m and s, what is added to g of w, and what is left of w, by the decay."""
-    of_g, left = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
-    return lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left
-
-
 def adam_cpu(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
     """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
     for update in updates:
         check_update("adam (cpu)", update)
-    numbers = _adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled)
+    numbers = adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled)
     for *arrays, g, kept in updates:
         _share_rows(_adam, arrays, g, kept, numbers)

@@ -11,18 +11,18 @@ from ...runtime.arrays import device_cache, to_device
 from ...runtime.declare import cuda, kernel, kernels
 from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import THREADS, flat
-from .cpu import _adam_numbers
+from .family import adam_numbers
 from .packed import check_update, packing, unread
 
 # Several weights are one launch: each has blocks of its own, and finds out which weight they belong to. All arrays come flat:
 # what a kernel takes has to fit into 4 KiB, and an array with two axes is 16 bytes more.
 TOGETHER = 6
-EACH = 4  # weights a thread
+EACH = 4  # weights a thread; no card has confirmed it
 WEIGHTS, LISTS, FLAGS, NUMBERS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("f4[::1]", "i4[::1]", "b1[::1]", "i4"))
 
 
 @kernels("update")
-def _updates():
+def _sgd_kernel():
     @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {FLAGS}, {FLAGS}, f4[:, ::1],"
             f" f4[::1], {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, f4, b1, f4)")
     def sgd_step(ws, vs, gs, row_places, row_classes, col_places, behinds, afters, helds, wanteds, powers, rates,
@@ -67,6 +67,11 @@ def _updates():
                     w[i] = powers[missed, 0] * before + powers[missed, 1] * velocity
                     v[i] = powers[missed, 2] * before + powers[missed, 3] * velocity
 
+    return sgd_step
+
+
+@kernels("update")
+def _adam_kernel():
     @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {NUMBERS}, {NUMBERS}, {NUMBERS},"
             " f4, f4, f4, f4, f4, f4, f4, f4)")
     def adam_step(ws, ms, ss, gs, row_places, row_classes, col_places, firsts, widths, g_widths,
@@ -96,14 +101,14 @@ def _updates():
                 s[i] = s_new
                 w[i] = left * w[i] - lr * (m_new * correct1) / (math.sqrt(s_new * correct2) + eps)
 
-    return sgd_step, adam_step
+    return adam_step
 
 
-def _lateness(late):
+def _lazy_lists(lazy):
     """(behind, after, held, wanted), flat, and (rows of a block or 0, columns of a block, blocks across)"""
-    if late is None:
+    if lazy is None:
         return (unread(np.int32),) * 2 + (unread(np.bool_),) * 2, (0, 1, 1)
-    return tuple(map(flat, late[:4])), (*late.block, late.behind.shape[1])
+    return tuple(map(flat, lazy[:4])), (*lazy.block, lazy.behind.shape[1])
 
 
 @device_cache(maxsize=256)
@@ -126,13 +131,13 @@ def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     weights, powers = [], None
     for update in updates:
         check_update("sgd (cuda)", update)
-    for w, v, g, kept, late, _ in updates:
-        (lists, widths), (states, facts) = packing(w, g, kept), _lateness(late)
-        powers = powers if late is None else late.powers
+    for w, v, g, kept, lazy, _ in updates:
+        (lists, widths), (states, facts) = packing(w, g, kept), _lazy_lists(lazy)
+        powers = powers if lazy is None else lazy.powers
         if w.size:
             weights.append(((flat(w), flat(v), flat(g), *lists, *states), (*widths, *facts)))
     shared = unread(np.float32, 2) if powers is None else powers, _rate(float(lr)) if np.isscalar(lr) else lr
-    _together(_updates()[0], weights, shared, (momentum, nesterov, decay))
+    _together(_sgd_kernel(), weights, shared, (momentum, nesterov, decay))
 
 
 def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
@@ -143,4 +148,4 @@ def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
         lists, widths = packing(w, g, kept)
         if w.size:
             weights.append(((flat(w), flat(m), flat(s), flat(g), *lists), widths))
-    _together(_updates()[1], weights, (), _adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled))
+    _together(_adam_kernel(), weights, (), adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled))

@@ -7,11 +7,11 @@
 
 as PyTorch computes them. w, v, m, s are (R, C). The gradient is dense (R, C), or packed (`packed`).
 
-With late, a `layouts.packed.Late`, some blocks of w are left as they are, and others catch up: `lazy_sgd` says how.
+With lazy, a `layouts.packed.LazyBlocks`, some blocks of w are left as they are, and others catch up: `lazy_sgd` says how.
 With into, on the CPU, the wanted blocks of row r, in order, are written to into.packed[into.places[r]] as well, as far as there
 is room.
 
-sgd and adam take several weights at once: a list of `SGDUpdate` or `AdamUpdate`; all that are late have the same powers. On
+sgd and adam take several weights at once: a list of `SGDUpdate` or `AdamUpdate`; all that are lazy have the same powers. On
 CUDA up to TOGETHER of them are one launch; there sgd takes lr as an array (1,) of the device, too, so that a recorded launch
 can be done with another one.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...layouts.packed import AdamUpdate, SGDUpdate
-from .lazy_sgd import late_example
+from .lazy_sgd import lazy_example
 from .packed import packed_example, unpack_gradient_reference
 
 
@@ -42,19 +42,25 @@ def adam_reference(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, decoupled
     return w - lr * (m / (1 - beta1**step)) / (np.sqrt(s / (1 - beta2**step)) + eps), m, s
 
 
-def sgd_late_reference(w, v, g, lr, momentum, nesterov, decay, kept, late):
+def sgd_lazy_reference(w, v, g, lr, momentum, nesterov, decay, kept, lazy):
     """(w, v, after) after the step, float64: with g where a block is held, all it missed without g where it is wanted."""
-    behind, (height, width) = late.behind, late.block
+    behind, (height, width) = lazy.behind, lazy.block
     new_w, new_v, after = np.array(w, np.float64), np.array(v, np.float64), np.array(behind) + 1
     g = unpack_gradient_reference(g, kept, w.shape)
     for u, b in np.ndindex(*behind.shape):
         own = slice(u * height, (u + 1) * height), slice(b * width, (b + 1) * width)
         missed = behind[u, b]
-        if late.held[u, b] or late.wanted[u, b]:
+        if lazy.held[u, b] or lazy.wanted[u, b]:
             for gradient in [np.zeros_like(g[own])] * (missed + 1) if missed else [g[own]]:
                 new_w[own], new_v[own] = sgd_reference(new_w[own], new_v[own], gradient, lr, momentum, nesterov, decay)
             after[u, b] = 0
     return new_w, new_v, after
+
+
+def adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled):
+    """What kernels take: the corrections of m and s, what is added to g of w, and what is left of w, by the decay."""
+    of_g, left = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
+    return lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
@@ -62,7 +68,7 @@ def examples(dev, a, N, I, O):
     return {
         "sgd": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), a(O, I))], 0.1, 0.9),
         "sgd, packed": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), *packed_example(a, O, I))], 0.1, 0.9),
-        "sgd, late": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), *packed_example(a, O, I), late_example(a, O, I))], 0.1, 0.9),
+        "sgd, lazy": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), *packed_example(a, O, I), lazy_example(a, O, I))], 0.1, 0.9),
         "adam": lambda: dev.adam([AdamUpdate(a(O, I), a(O, I), a(O, I, above=0.1), *packed_example(a, O, I))],
                                  0.1, 0.9, 0.999, 1e-8, 3),
     }

@@ -1,7 +1,7 @@
 """Steps that sgd left undone in blocks of a weight, done at once.
 
 A step without a gradient is linear, (w, v) -> M (w, v), so sgd (`family`) can leave it undone where nobody reads w, and do
-k such steps at once as M^k when somebody will. With late, a `layouts.packed.Late`, w is divided into U x B blocks:
+k such steps at once as M^k when somebody will. With lazy, a `layouts.packed.LazyBlocks`, w is divided into U x B blocks:
 
     behind (U, B)    int32, how many steps each block misses
     after (U, B)     int32, the same after this step: what the update writes
@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...host import threads, thresholds
-from ...layouts.packed import Late, SGDUpdate
+from ...layouts.packed import LazyBlocks, SGDUpdate
 from ...runtime.arrays import to_device
 from ...runtime.declare import cuda, host_kernel, kernel, kernels
 from ...runtime.launch import ceil_div, launch
@@ -37,15 +37,15 @@ def sgd_powers_reference(count, lr, momentum=0.0, nesterov=False, decay=0.0):
     return np.reshape(powers, (-1, 4))
 
 
-def sgd_settle_reference(w, v, late):
+def sgd_settle_reference(w, v, lazy):
     """(w, v) after the steps that each block misses, float64."""
-    steps = np.kron(late.behind, np.ones(late.block, int))[:w.shape[0], :w.shape[1]]
-    ww, wv, vw, vv = np.moveaxis(np.float64(late.powers)[steps], -1, 0)
+    steps = np.kron(lazy.behind, np.ones(lazy.block, int))[:w.shape[0], :w.shape[1]]
+    ww, wv, vw, vv = np.moveaxis(np.float64(lazy.powers)[steps], -1, 0)
     return ww * w + wv * v, vw * w + vv * v
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-def late_pays_cpu(elements):
+def lazy_pays_cpu(elements):
     """Whether a weight of so many elements is updated sooner by blocks than as a whole."""
     return elements >= thresholds.current.lazy_elements
 
@@ -69,14 +69,14 @@ def _settle(w, v, behind, powers, height, width):
                     velocity[c] = vw * before + vv * velocity[c]
 
 
-def sgd_settle_cpu(w, v, late):
+def sgd_settle_cpu(w, v, lazy):
     """(w, v) -> M^behind (w, v) in every block, in place: all that `sgd` left undone"""
-    check_update("sgd_settle (cpu)", SGDUpdate(w, v, w, late=late))
+    check_update("sgd_settle (cpu)", SGDUpdate(w, v, w, lazy=lazy))
 
     def work(part):
-        units, height = part.of(late.behind.shape[0]), late.block[0]
+        units, height = part.of(lazy.behind.shape[0]), lazy.block[0]
         rows = slice(units.start * height, units.stop * height)
-        _settle(w[rows], v[rows], late.behind[units], late.powers, *late.block)
+        _settle(w[rows], v[rows], lazy.behind[units], lazy.powers, *lazy.block)
 
     threads.share(work, w.size)
 
@@ -99,7 +99,7 @@ def _settling():
     return settle
 
 
-def late_pays_cuda(elements):
+def lazy_pays_cuda(elements):
     """True: a launch takes the same time either way."""
     return True
 
@@ -108,18 +108,19 @@ def sgd_powers_cuda(count, lr, momentum=0.0, nesterov=False, decay=0.0):
     return to_device(sgd_powers_cpu(count, lr, momentum, nesterov, decay))
 
 
-def sgd_settle_cuda(w, v, late):
-    check_update("sgd_settle (cuda)", SGDUpdate(w, v, w, late=late))
-    launch(_settling(), blocks_for(w.size), THREADS, w, v, late.behind, late.powers, *late.block)
+def sgd_settle_cuda(w, v, lazy):
+    check_update("sgd_settle (cuda)", SGDUpdate(w, v, w, lazy=lazy))
+    launch(_settling(), blocks_for(w.size), THREADS, w, v, lazy.behind, lazy.powers, *lazy.block)
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
-def late_example(a, O, I, block=(9, 20)):
+def lazy_example(a, O, I, block=(9, 20)):
     """The state of a weight in blocks: some held, some wanted, some left alone."""
     blocks = tuple(map(ceil_div, (O, I), block))
     held, wanted, behind = a.indices(2, *blocks) == 0, a.indices(2, *blocks) == 0, a.indices(3, *blocks) + np.int32(1)
-    return Late(np.where(held, np.int32(0), behind), np.zeros_like(behind), held, wanted, sgd_powers_cpu(8, 0.1, 0.9), block)
+    behind, after = np.where(held, np.int32(0), behind), np.zeros_like(behind)
+    return LazyBlocks(behind, after, held, wanted, sgd_powers_cpu(8, 0.1, 0.9), block)
 
 
 def examples(dev, a, N, I, O):
-    return {"sgd_settle": lambda: dev.sgd_settle(a(O, I), a(O, I), late_example(a, O, I))}
+    return {"sgd_settle": lambda: dev.sgd_settle(a(O, I), a(O, I), lazy_example(a, O, I))}

@@ -11,7 +11,7 @@ A packed gradient g comes with kept, a `layouts.packed.Packing` of int32 arrays:
     packed_squares    the sum of g[row_pos[r], k]^2 over all r and k with row_pos[r] >= 0 and cols[row_class[r], k] >= 0: of g
                       itself it would not be, whose other places hold anything
 
-`check_update`, `packing` and `unread` are for updates (`family` says what a weight's state and its late blocks are).
+`check_update`, `packing` and `unread` are for updates (`family` says what a weight's state and its lazy blocks are).
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 from numba import float32, int32
 
 from ...host import threads
-from ...layouts.packed import AdamUpdate, Into, Late, Packing, SGDUpdate
+from ...layouts.packed import AdamUpdate, Into, LazyBlocks, Packing, SGDUpdate
 from ...runtime.arrays import device_cache, to_device
 from ...runtime.declare import cuda, host_kernel, kernel, kernels
 from ...runtime.expect import BOOL, FLOAT32, INT32, expect
@@ -63,36 +63,36 @@ def check_update(op, update):
     """An error unless weight, state, gradient and blocks of an `SGDUpdate` or `AdamUpdate` fit together."""
     if not isinstance(update, (SGDUpdate, AdamUpdate)):
         raise TypeError(f"{op}: updates are SGDUpdates or AdamUpdates, not {type(update).__name__}s")
-    kept, late, into = update.kept, getattr(update, "late", None), getattr(update, "into", None)
-    if late is None and into is None and _fits(update, kept):
+    kept, lazy, into = update.kept, getattr(update, "lazy", None), getattr(update, "into", None)
+    if lazy is None and into is None and _fits(update, kept):
         return
     arrays = {name: (array, ("R", "C")) for name, array in zip(update._fields, update) if len(name) == 1}
-    for part, kind in ((kept, Packing), (late, Late), (into, Into)):
+    for part, kind in ((kept, Packing), (lazy, LazyBlocks), (into, Into)):
         if part is not None and not isinstance(part, kind):
             raise TypeError(f"{op}: a {kind.__name__} is asked for, not a {type(part).__name__}")
     if kept is not None:
         arrays |= {"g": (update.g, ("G", "K")), **_expected(kept)}
-    if late is not None:
+    if lazy is not None:
         arrays |= {name: (array, ("U", "B"), BOOL if name in ("held", "wanted") else INT32)
-                   for name, array in zip(Late._fields[:4], late)}
-        arrays["powers"] = late.powers, ("steps", 4)
+                   for name, array in zip(LazyBlocks._fields[:4], lazy)}
+        arrays["powers"] = lazy.powers, ("steps", 4)
     if into is not None:
         arrays |= {"packed": (into.packed, ("P", "Q")), "places": (into.places, ("R",), np.dtype(np.int64))}
     found = expect(op, **arrays)
     if found["R"] * found["C"] > LARGEST:
         raise ValueError(f"{op}: a weight has {LARGEST} elements at most, not {found['R'] * found['C']}")
-    if late is not None:
-        (height, width), blocks = late.block, (found["U"], found["B"])
-        if min(late.block) < 1 or blocks != (ceil_div(found["R"], height), ceil_div(found["C"], width)):
-            raise ValueError(f"{op}: w {found['R'], found['C']} is not divided into blocks {blocks} of {late.block}")
+    if lazy is not None:
+        (height, width), blocks = lazy.block, (found["U"], found["B"])
+        if min(lazy.block) < 1 or blocks != (ceil_div(found["R"], height), ceil_div(found["C"], width)):
+            raise ValueError(f"{op}: w {found['R'], found['C']} is not divided into blocks {blocks} of {lazy.block}")
         if not found["steps"]:
-            raise ValueError(f"{op}: powers {late.powers.shape} have none")
-    if into is not None and (late is None or found["P"] != found["U"] * height or found["Q"] % width):
-        raise ValueError(f"{op}: packed {found['P'], found['Q']} has no room for blocks of {late and late.block}")
+            raise ValueError(f"{op}: powers {lazy.powers.shape} have none")
+    if into is not None and (lazy is None or found["P"] != found["U"] * height or found["Q"] % width):
+        raise ValueError(f"{op}: packed {found['P'], found['Q']} has no room for blocks of {lazy and lazy.block}")
 
 
 def _fits(update, kept):
-    """Whether all is well with an update that is late nowhere: sooner found than what is wrong."""
+    """Whether an update without lazy blocks is well-formed: sooner found than what is wrong."""
     try:
         states, g = update[:update._fields.index("g")], update.g
         rows, cols = shape = states[0].shape

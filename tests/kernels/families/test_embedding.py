@@ -17,8 +17,8 @@ def test_sums_by_row(suffix, put, get, rng, n, d, rows):
 def test_many_lookups_of_one_row_lose_nothing(suffix, put, get, rng):
     """Added up one after the other in float32, 2^24 ones more make no difference."""
     n, rest = (20_000_000, 5) if suffix == "cpu" else (20_000, 5)
-    for dy in (np.full((n + rest, 1), 0.1, np.float32), rng.random((n + rest, 1), np.float32),
-               np.ones((n + rest, 1), np.float32)):
+    shape = n + rest, 1
+    for dy in np.full(shape, 0.1, np.float32), rng.random(shape, np.float32), np.ones(shape, np.float32):
         order, starts = np.arange(n + rest, dtype=np.int32), np.int32([0, n, n, n + rest])
         found = getattr(embedding, f"sum_by_row_{suffix}")(*map(put, (dy, order, starts)))
         np.testing.assert_allclose(get(found), embedding.sum_by_row_reference(dy, order, starts), rtol=5e-7)

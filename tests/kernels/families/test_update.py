@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from numbanet_kernels.families import gemm_tiles, update
-from numbanet_kernels.layouts.packed import AdamUpdate, Late, Packing, SGDUpdate
+from numbanet_kernels.layouts.packed import AdamUpdate, LazyBlocks, Packing, SGDUpdate
 from numbanet_kernels.layouts.tiles import Pattern
 
 
@@ -64,22 +64,22 @@ def test_adam_equals_reference(suffix, put, get, problem, step, decay, decoupled
 
 
 def test_several_weights_at_once(suffix, put, get, rng):
-    """Dense, packed, late and empty ones, more than one launch takes: each as if alone."""
+    """Dense, packed, lazy and empty ones, more than one launch takes: each as if alone."""
     numbers, problems, updates = NUMBERS["nesterov, decay"], [], []
     for i, shape in enumerate([(3, 4), (40, 70), (1, 9), (0, 3), (12, 7), (2000, 2), (5, 5), (1, 1), (4, 6)]):
         kept, packed_shape = packing(rng, shape, 2) if i % 2 else (None, shape)
         if i == 8:  # packed, and nothing is kept
             kept = Packing(*(np.int32(a) for a in (np.arange(4), np.zeros(4), np.zeros((1, 0)), np.full((1, 6), -1))))
             packed_shape = (4, 0)
-        late, host = lateness(rng, put, shape, (1, 1), numbers) if i == 4 else (None, None)
+        lazy, host = lazy_blocks(rng, put, shape, (1, 1), numbers) if i == 4 else (None, None)
         w, v, g = (rng.standard_normal(s) for s in (shape, shape, packed_shape))
         g = g if host is None else g * host[2]  # what is not held has no gradient
         problems.append((w, v, g, kept, host))
-        updates.append(SGDUpdate(put(w.copy()), put(v.copy()), put(g), kept and Packing(*map(put, kept)), late))
+        updates.append(SGDUpdate(put(w.copy()), put(v.copy()), put(g), kept and Packing(*map(put, kept)), lazy))
     getattr(update, f"sgd_{suffix}")(updates, *numbers)
-    for (w, v, g, kept, late), found in zip(problems, updates, strict=True):
-        expected = (update.sgd_reference(w, v, g, *numbers, kept) if late is None else
-                    update.sgd_late_reference(w, v, g, *numbers, kept, late)[:2])
+    for (w, v, g, kept, lazy), found in zip(problems, updates, strict=True):
+        expected = (update.sgd_reference(w, v, g, *numbers, kept) if lazy is None else
+                    update.sgd_lazy_reference(w, v, g, *numbers, kept, lazy)[:2])
         for array, values in zip(found, expected):
             np.testing.assert_allclose(get(array), values, rtol=1e-5, atol=1e-6)
 
@@ -103,23 +103,23 @@ def test_shapes_that_do_not_match_are_named(suffix, put):
 NUMBERS = {"plain": (0.1, 0.0, False, 0.0), "momentum": (0.1, 0.9, False, 0.0), "nesterov, decay": (0.1, 0.9, True, 0.01)}
 
 
-def lateness(rng, put, blocks, block, numbers):
-    """`late` with some blocks held and others up to four steps behind, on the device and on the host."""
+def lazy_blocks(rng, put, blocks, block, numbers):
+    """`lazy` with some blocks held and others up to four steps behind, on the device and on the host."""
     held, wanted = rng.random(blocks) < 0.4, rng.random(blocks) < 0.4
     behind = np.where(held, 0, rng.integers(5, size=blocks)).astype(np.int32)
     host = behind, np.zeros_like(behind), held, wanted, update.sgd_powers_reference(8, *numbers)
-    return Late(*map(put, host), block), Late(*host, block)
+    return LazyBlocks(*map(put, host), block), LazyBlocks(*host, block)
 
 
 @pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
 @pytest.mark.parametrize("shape, block", [((5, 9), (1, 9)), ((9, 7), (4, 3)), ((1, 1), (4, 4)), ((0, 3), (1, 3))])
-def test_late_blocks_take_no_step_or_all_they_missed(suffix, put, get, rng, shape, block, numbers):
-    late, host = lateness(rng, put, tuple(-(-n // size) for n, size in zip(shape, block)), block, numbers)
+def test_lazy_blocks_take_no_step_or_all_they_missed(suffix, put, get, rng, shape, block, numbers):
+    lazy, host = lazy_blocks(rng, put, tuple(-(-n // size) for n, size in zip(shape, block)), block, numbers)
     kept, packed_shape = packing(rng, shape, 2)
     w, v, g = rng.standard_normal(shape), rng.standard_normal(shape), rng.standard_normal(packed_shape)
     arrays = put(w.copy()), put(v.copy())
-    getattr(update, f"sgd_{suffix}")([SGDUpdate(*arrays, put(g), Packing(*map(put, kept)), late)], *numbers)
-    for found, expected in zip((*arrays, late[1]), update.sgd_late_reference(w, v, g, *numbers, kept, host), strict=True):
+    getattr(update, f"sgd_{suffix}")([SGDUpdate(*arrays, put(g), Packing(*map(put, kept)), lazy)], *numbers)
+    for found, expected in zip((*arrays, lazy[1]), update.sgd_lazy_reference(w, v, g, *numbers, kept, host), strict=True):
         np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -128,13 +128,13 @@ def test_an_update_packs_the_tiles_that_the_next_step_reads(rng, shape, dp):
     tile, numbers = 8, NUMBERS["nesterov, decay"]
     pattern = Pattern(shape, tile, dp, 1, 2)
     blocks = tuple(-(-n // tile) for n in shape)
-    late, _ = lateness(rng, np.asarray, blocks, (tile, tile), numbers)
+    lazy, _ = lazy_blocks(rng, np.asarray, blocks, (tile, tile), numbers)
     wanted = np.ascontiguousarray(gemm_tiles.tile_mask_reference(pattern)[::tile, ::tile])
     w, v, g = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
     into = packed, places = gemm_tiles.tile_room_cpu(pattern)
     packed[...] = 0
-    late = late._replace(wanted=wanted, powers=late.powers.astype(np.float32))
-    update.sgd_cpu([SGDUpdate(w, v, g, None, late, into)], *numbers)
+    lazy = lazy._replace(wanted=wanted, powers=lazy.powers.astype(np.float32))
+    update.sgd_cpu([SGDUpdate(w, v, g, None, lazy, into)], *numbers)
     expected = np.zeros_like(packed)
     for row, place in zip(w, places, strict=True):
         r = np.flatnonzero(places == place)[0] // tile
@@ -146,10 +146,10 @@ def test_an_update_packs_the_tiles_that_the_next_step_reads(rng, shape, dp):
 
 @pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
 def test_settling_makes_up_for_every_missed_step(suffix, put, get, rng, numbers):
-    late, (behind, *_) = lateness(rng, put, (3, 3), (4, 3), numbers)
+    lazy, (behind, *_) = lazy_blocks(rng, put, (3, 3), (4, 3), numbers)
     w, v = rng.standard_normal((9, 7)), rng.standard_normal((9, 7))
     arrays = put(w.copy()), put(v.copy())
-    getattr(update, f"sgd_settle_{suffix}")(*arrays, late)
+    getattr(update, f"sgd_settle_{suffix}")(*arrays, lazy)
     expected = [w.copy(), v.copy()]
     for u, b in np.ndindex(3, 3):
         own = slice(u * 4, u * 4 + 4), slice(b * 3, b * 3 + 3)
@@ -161,7 +161,7 @@ def test_settling_makes_up_for_every_missed_step(suffix, put, get, rng, numbers)
 
 
 def test_blocks_that_do_not_cover_the_weight_are_named(suffix, put, rng):
-    late, _ = lateness(rng, put, (2, 2), (4, 4), NUMBERS["momentum"])
+    lazy, _ = lazy_blocks(rng, put, (2, 2), (4, 4), NUMBERS["momentum"])
     arrays = [put(np.zeros((9, 7))) for _ in range(3)]
     with pytest.raises(ValueError, match=rf"sgd \({suffix}\).*blocks \(2, 2\) of \(4, 4\)"):
-        getattr(update, f"sgd_{suffix}")([SGDUpdate(*arrays, None, late)], 0.1)
+        getattr(update, f"sgd_{suffix}")([SGDUpdate(*arrays, None, lazy)], 0.1)
