@@ -118,7 +118,7 @@ class Conv2d(Layer):
             flow = flow.with_(flow.expanded(), CHANNELS_LAST)
         y = ops.conv2d(flow.x, self.weight, self.bias, window=self.window, groups=self.groups, relu=relu, rows=rows,
                        cols=flow.indices, **{"blocks" if blocks else "positions": inner})
-        return flow.with_(y, ChannelsLast(rows), () if own is None or rows else (own.plan,))
+        return flow.with_(y, ChannelsLast(rows), () if own is None or rows else (own.pending,))
 
     def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None

@@ -232,8 +232,8 @@ class Recurrent(Layer, abc.ABC):
         if indices is None:
             return flow
         if isinstance(indices.plan, BernoulliPlan):
-            return flow._replace(pending=(indices.plan,)).applied()
-        pending = (indices.plan,) if indices.plan.scale != 1.0 else ()
+            return flow._replace(pending=(indices.pending,)).applied()
+        pending = (indices.pending,) if indices.plan.scale != 1.0 else ()
         return flow.with_(ops.compact(flow.x, plan=indices), Columns(indices), pending).applied()
 
     # --- what it says of itself ---------------------------------------------------------------------------------------

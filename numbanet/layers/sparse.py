@@ -205,7 +205,7 @@ class SparseLinear(Layer):
                               rows=None if self.tile else rows, trace=self.trace)
         y = ops.compact(y, plan=rows) if self.tile and rows is not None else y
         pending = plan is not None and (rows is None or plan.plan.scale != 1.0)
-        return flow.with_(y, DENSE if rows is None else Columns(rows), (plan.plan,) if pending else ())
+        return flow.with_(y, DENSE if rows is None else Columns(rows), (plan.pending,) if pending else ())
 
     def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None

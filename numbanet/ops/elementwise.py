@@ -7,6 +7,7 @@ from typing import Any
 
 from ..autograd import common_device, op
 from ..plans import BernoulliPlan
+from ..plans.kept import KeptBits
 from ..tensor import Tensor
 from .shape import broadcast_shape, broadcast_to
 
@@ -166,7 +167,7 @@ def gelu(dev, x):
 
 
 @op
-def dropout(dev, x, *, plan: BernoulliPlan):
+def dropout(dev, x, *, plan: BernoulliPlan | KeptBits):
     """y = scale x where the plan's random bits keep it, else 0: linear and its own adjoint, so nothing is stored.
 
     Raises
@@ -176,9 +177,10 @@ def dropout(dev, x, *, plan: BernoulliPlan):
     TypeError
         If the plan is no BernoulliPlan.
     """
+    key, plan = (plan.key, plan.plan) if isinstance(plan, KeptBits) else (getattr(plan, "key", None), plan)
     if not isinstance(plan, BernoulliPlan):
         raise TypeError(f"dropout: it takes a BernoulliPlan, not {plan!r}")
     if not x.shape or x.shape[-1] != plan.n:
         raise ValueError(f"dropout: x {tuple(x.shape)} does not match {plan}: its last axis must be {plan.n}")
-    return (dev.dropout(x, plan.rate, plan.key, 0, scale=plan.scale),
-            (lambda dy: dev.dropout(dy, plan.rate, plan.key, 0, scale=plan.scale),))
+    return (dev.dropout(x, plan.rate, key, 0, scale=plan.scale),
+            (lambda dy: dev.dropout(dy, plan.rate, key, 0, scale=plan.scale),))

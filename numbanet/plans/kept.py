@@ -16,7 +16,7 @@ from numbanet_kernels.layouts.windows import Blocks
 from ..device import Device
 from .base import AxisPlan, Plan
 from .rows import RowPlan, TimePlan
-from .samples import SamplePlan
+from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
 APART = 64  # numbers between the starts of two lists: 256 bytes, as a device aligns its own arrays
@@ -79,8 +79,28 @@ class Kept:
         """Where an update may write, on its way, what the next step reads of the weight packed; None: nothing is packed."""
         return None
 
+    @property
+    def pending(self) -> Any:
+        """What is left to be multiplied in by whoever keeps what the plan keeps: its scale, or bits."""
+        return self.plan
+
     def __repr__(self) -> str:
         return f"{self.plan!r} on {self.device.name}"
+
+
+class KeptBits(Kept):
+    """Random bits of an activation."""
+
+    plan: BernoulliPlan
+
+    @property
+    def key(self) -> Any:
+        """A number, or an array of the device where it lies in a place that was given."""
+        return self.plan.key if self._place is None else self.lists[0]
+
+    @property
+    def pending(self):
+        return self
 
 
 class KeptAxis(Kept):
@@ -176,7 +196,8 @@ class KeptSamples(Kept):
         return found._replace(bits=self.device.upload(found.bits), starts=self.device.upload(found.starts.astype(np.int32)))
 
 
-KINDS = {SamplePlan: KeptSamples, AxisPlan: KeptAxis, TimePlan: KeptTimes, TilePlan: KeptTiles, BlockPlan: KeptBlocks}
+KINDS = {BernoulliPlan: KeptBits, SamplePlan: KeptSamples, AxisPlan: KeptAxis, TimePlan: KeptTimes, TilePlan: KeptTiles,
+         BlockPlan: KeptBlocks}
 
 
 def place_kept(plan: Plan, dev: Device) -> Kept:

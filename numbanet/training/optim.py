@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import math
 import numbers
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,6 +124,11 @@ class Optimizer(abc.ABC):
         passes before it and done again with equal ones. None, as by default: each step may have numbers of its own."""
         return None
 
+    def renumber(self) -> Hashable | None:
+        """In place of `prepare`, for a step of which all weights are read: put its numbers where recorded launches find them.
+        Returns the numbers of `recorded_by`; None, as by default, where more has to be prepared."""
+        return None
+
     def reduce(self) -> None:  # noqa: B027  in one process there is nothing to do
         """After the passes: make gradients those of all processes that train together."""
 
@@ -163,11 +168,14 @@ class Optimizer(abc.ABC):
                     for g in dev.distinct([g for there, g in found if there is dev]):
                         dev.affine(g, mul=self.clip_norm / norm, out=g)
 
-    def advance(self) -> None:
-        """A step was launched: go on to the next, without gradients."""
+    def advance(self, trained: Sequence[bool] | None = None) -> None:
+        """A step was launched: go on to the next, without gradients. `trained` says which parameters had one, if that is known
+        and there are none to forget."""
         self.steps += 1
-        self.counts = [n + (p.gradient is not None) for n, p in zip(self.counts, self.parameters, strict=True)]
-        self.zero_grad()
+        if trained is None:
+            trained = [p.gradient is not None for p in self.parameters]
+            self.zero_grad()
+        self.counts = [n + had for n, had in zip(self.counts, trained, strict=True)]
 
     # --- what optimisers differ in ------------------------------------------------------------------------------------
     @abc.abstractmethod
@@ -277,10 +285,19 @@ class SGD(Optimizer):
                 self.settle(p)
                 del self.missed[p]
         self.stepping = list(self.missed.values())
+        self._put_rate()
+
+    def _put_rate(self) -> None:
         for dev in {p.device for p in self.parameters}:
             rate, array = self.rates.get(dev, (None, None))
             if dev.records() and rate != self.learning_rate:
                 self.rates[dev] = self.learning_rate, dev.full((1,), self.learning_rate, out=array)
+
+    def renumber(self):
+        if self.missed or self.clip_norm is not None or any(p.device.lazy_pays(p.size) for p in self.parameters):
+            return None
+        self._put_rate()
+        return self._numbers[1:] if len(self.rates) == 1 else None
 
     def recorded_by(self):
         devices = {p.device for p in self.parameters}
@@ -329,8 +346,8 @@ class SGD(Optimizer):
         if parameter in self.missed:
             self.missed[parameter].want(part)
 
-    def advance(self):
-        super().advance()
+    def advance(self, trained=None):
+        super().advance(trained)
         for missed in self.stepping:
             missed.stepped()
         self.stepping = []
