@@ -80,9 +80,8 @@ def test_replayed_passes_train_the_same(monkeypatch, replays, options):
 
 
 @pytest.mark.parametrize("options", [
-    {"dropout": RowDropout(0.6, dp_max=3), "schedule": "linear"},
     {"dropout": RowDropout(0.6, dp_max=3), "layers": (6, 12), "optimizer": "adam"},
-    {"dropout": RowDropout(0.6, dp_max=3), "layers": [Linear(6, 6), ReLU(), Flatten(), Linear(6, 3)]},
+    {"dropout": RowDropout(0.6, dp_max=3), "layers": [Linear(6, 6), ReLU(), Flatten(), Linear(6, 3)], "schedule": "linear"},
     {"dropout": TileDropout(0.6, dp_max=3, tile=2, mixes=3), "layers": (7,)}], ids=str)
 def test_one_graph_serves_every_bias_mix_and_rate(monkeypatch, replays, options):
     drawn = set()
