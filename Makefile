@@ -6,7 +6,7 @@ WORKERS ?= 2
 # what tests and benchmarks of this checkout compile is kept here, by a digest of the sources (numbanet_kernels/runtime/files.py)
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.venv/caches
 
-.PHONY: demo test test-all lint bench gpu clean
+.PHONY: demo test test-all lint types bench gpu clean
 .DELETE_ON_ERROR:
 
 demo: .venv/ready-plots
@@ -20,6 +20,11 @@ test test-all: .venv/ready-test
 
 lint: .venv/ready-test
 	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# what type checkers know of the operations of a device; a test says when it is out of date
+types: .venv/ready-test
+	$(BIN)/python -m numbanet_kernels.tables > numbanet/operations.pyi
 
 bench: .venv/ready-bench
 	$(BIN)/python -m bench mlp --against torch

@@ -27,7 +27,7 @@ setup(
     packages=[*find_packages(include=["numbanet*"]), "numbanet.datasets", "numbanet.bench",
               *(f"numbanet.bench.{folder}" for folder in find_packages("bench"))],
     package_dir={"numbanet.datasets": "datasets", "numbanet.bench": "bench"},
-    package_data={"numbanet": ["py.typed"], "numbanet_kernels": ["py.typed"]},
+    package_data={"numbanet": ["py.typed", "operations.pyi"], "numbanet_kernels": ["py.typed"]},
     install_requires=["numba>=0.60", "numpy>=1.26", "scikit-learn>=1.6", "rich>=13", "safetensors>=0.4", "scipy>=1.10",
                       "threadpoolctl>=3"],
     extras_require={
@@ -35,7 +35,7 @@ setup(
         "plots": plots,
         "bench": bench,
         "test": [*bench, *cuda, *compilers, "pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "pandas>=2", "mpmath>=1.3",
-                 "ruff>=0.6", "build>=1"],
+                 "ruff>=0.6", "mypy>=1.11", "build>=1", "twine>=6"],
     },
     entry_points={"console_scripts": ["numbanet = numbanet.cli:main"]},
     classifiers=[

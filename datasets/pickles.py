@@ -85,16 +85,8 @@ def _do(name: str, argument: Any, stack: list[Any]) -> None:
         stack.append(tuple(_popped(stack, _TUPLES[name])))
     elif name == "TUPLE":
         stack.append(tuple(_since_mark(stack)))
-    elif name == "APPEND":
-        _top(stack[:-1], list).append(stack.pop())
-    elif name == "APPENDS":
-        items = _since_mark(stack)
-        _top(stack, list).extend(items)
-    elif name == "SETITEMS":
-        items = _since_mark(stack)
-        if not all(isinstance(key, str) for key in items[::2]):
-            raise ValueError("a dict has keys that are no strings")
-        _top(stack, dict).update(zip(items[::2], items[1::2], strict=True))
+    elif name in ("APPEND", "APPENDS", "SETITEMS"):
+        _fill(name, stack)
     elif name == "GLOBAL":
         if argument not in _NAMES:
             raise ValueError(f"it names the function {argument!r}")
@@ -106,6 +98,20 @@ def _do(name: str, argument: Any, stack: list[Any]) -> None:
         _top(stack, Call).state = state
     else:
         raise ValueError(f"it has the instruction {name}")
+
+
+def _fill(name: str, stack: list[Any]) -> None:
+    """Add to a list or dict that is on the stack."""
+    if name == "APPEND":
+        _top(stack[:-1], list).append(stack.pop())
+        return
+    items = _since_mark(stack)
+    if name == "APPENDS":
+        _top(stack, list).extend(items)
+        return
+    if not all(isinstance(key, str) for key in items[::2]):
+        raise ValueError("a dict has keys that are no strings")
+    _top(stack, dict).update(zip(items[::2], items[1::2], strict=True))
 
 
 def _popped(stack: list[Any], count: int) -> list[Any]:

@@ -76,5 +76,5 @@ def _along(function: Callable[..., Tensor], inputs: Sequence[Tensor], i: int, u:
     with no_grad():
         for sign in (1, -1):
             moved = Tensor(np.float64(inputs[i].numpy()) + sign * h * u, inputs[i].device)
-            sides.append(np.float64(function(*inputs[:i], moved, *inputs[i + 1:]).numpy()))
+            sides.append(np.asarray(function(*inputs[:i], moved, *inputs[i + 1:]).numpy(), np.float64))
     return (sides[0] - sides[1]) / (2 * h)

@@ -275,7 +275,7 @@ def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -
     if target:
         plots.check_target(target)
     with emulated():  # from the first line of a user's file on
-        found = {name: counted(name, tuple(sizes)) for name in dict.fromkeys(names)}
+        found = {name: counted(name, (sizes[0], sizes[1], sizes[2])) for name in dict.fromkeys(names)}
     for name, kernels in found.items():
         if not kernels:
             raise ValueError(f"{name} launched no kernel, so that there is nothing to count: what is counted was declared with "
@@ -334,7 +334,8 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*columns, title=title or None, title_justify="left", **({"box": box.SIMPLE, "padding": 0} if narrow else {}))
+    table = Table(*columns, title=title or None, title_justify="left", box=box.SIMPLE if narrow else box.HEAVY_HEAD,
+                  padding=0 if narrow else (0, 1))
     for row in rows:
         table.add_row(*(str(cell).replace("[", "\\[") for cell in row))
     console = Console()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 LAYERS, RATE, EPOCHS = (1024, 1024), 0.5, 30
 
@@ -21,11 +22,11 @@ def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tupl
 
     console = Console()
     named(device)  # refuses what is not there before anything is printed
+    target: Path | None = None
     try:
-        path = plots.check_target(path)
+        target = plots.check_target(path)
     except RuntimeError as error:
         console.print(f"no picture: {error}", markup=False)
-        path = None
     X, y, X_test, y_test = load_digits()
     console.print(f"{len(y)} handwritten digits of 8 x 8 pixels, {len(y_test)} for the test; a network "
                   f"{'-'.join(map(str, (X.shape[1], *layers, 10)))}, {epochs} epochs, dropout rate {RATE}")
@@ -43,10 +44,10 @@ def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tupl
         warm = sorted(record["seconds"] for record in net.history_)[len(net.history_) // 2]
         share = sum(record["flops_share"] for record in net.history_) / len(net.history_)
         table.add_row(name, f"{net.score(X_test, y_test):.2%}", f"{warm:.4f}", f"{share:.0%}",
-                      (policy.__doc__.splitlines()[0].rpartition(": ")[2]).rstrip("."))
+                      ((policy.__doc__ or "").splitlines()[0].rpartition(": ")[2]).rstrip("."))
     console.print(table)
-    if path is not None and not interrupted:
-        console.print(f"learning curves: {plots.learning_curves(histories, path, _promise(histories))}", markup=False)
+    if target is not None and not interrupted:
+        console.print(f"learning curves: {plots.learning_curves(histories, target, _promise(histories))}", markup=False)
     return 130 if interrupted else 0
 
 

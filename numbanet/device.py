@@ -10,14 +10,19 @@ from __future__ import annotations
 import functools
 import importlib
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numbanet_kernels.runtime import availability
+
+if TYPE_CHECKING:
+    from .operations import Operations  # a stub: what a table has, by the signatures of the CPU's functions
+else:
+    Operations = object
 
 NAMES = ("cpu", "cuda", "emulated")
 
 
-class Device:
+class Device(Operations):
     """A place where operations run: `name`, and one attribute for each operation of its table.
 
     Devices are made by `device`, one a name, so that they compare by identity; they pickle by name.
@@ -28,8 +33,10 @@ class Device:
         table = importlib.import_module(f"numbanet_kernels.{name}")
         self.__dict__.update(operations(table))
 
-    def __getattr__(self, op: str) -> Any:
-        raise AttributeError(f"device {self.name!r} has no operation {op!r}; `numbanet kernels` lists them")
+    if not TYPE_CHECKING:  # type checkers know the operations
+
+        def __getattr__(self, op: str) -> Any:
+            raise AttributeError(f"device {self.name!r} has no operation {op!r}; `numbanet kernels` lists them")
 
     def __repr__(self) -> str:
         return f"device({self.name!r})"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numbanet_kernels.layouts.packed import Packing
 
@@ -22,7 +22,12 @@ class Gradient:
     """Base of the forms. `values` is what processes that train together exchange; `shape` that of the dense gradient."""
 
     values: Any
-    shape: tuple[int, ...]
+
+    if TYPE_CHECKING:  # a field of most forms
+
+        @property
+        def shape(self) -> tuple[int, ...]:
+            """That of the dense gradient."""
 
     dense: Callable[[Device], Any]  # the gradient as an array of the tensor's shape
 

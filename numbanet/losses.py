@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from . import ops
+from .arguments import is_real
 from .tensor import Tensor
 
 
@@ -27,7 +27,7 @@ class Loss(abc.ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "__call__" in vars(cls) and "mean" not in vars(cls):
-            cls.mean = Loss.mean  # not that of a parent, which computes what the parent is
+            cls.mean = Loss.mean  # type: ignore[method-assign]  # not that of a parent, which computes what the parent is
 
     @abc.abstractmethod
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
@@ -311,7 +311,7 @@ OF_NUMBERS: dict[str, type[Loss]] = {"squared_error": SquaredError, "absolute_er
 OF_CLASSES: dict[str, type[Loss]] = {"cross_entropy": CrossEntropy}
 
 
-def loss_named(loss: Any, known: dict[str, type[Loss]] = OF_NUMBERS) -> Loss:
+def loss_named(loss: Any, known: Mapping[str, type[Loss]] = OF_NUMBERS) -> Loss:
     """The loss of a name, the loss itself, or that of a function of tensors.
 
     Parameters
@@ -338,13 +338,13 @@ def loss_named(loss: Any, known: dict[str, type[Loss]] = OF_NUMBERS) -> Loss:
 
 
 def _check(name: str, value: Any, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < high:
+    if not is_real(value) or not 0 < value < high:
         raise ValueError(f"{name} must be a number in (0, {high:g}), got {value!r}")
 
 
 def _quantiles(targets: np.ndarray, weights: np.ndarray | None, level: float) -> np.ndarray:
     """(O,): of each column of targets (N, O) the least that a share `level` of the weights does not exceed."""
     order = np.argsort(targets, axis=0)
-    shares = np.ones(len(targets)) if weights is None else np.float64(weights)
+    shares = np.ones(len(targets)) if weights is None else np.asarray(weights, np.float64)
     reached = np.cumsum(shares[order], axis=0) >= level * shares.sum() * (1 - 1e-12)
     return np.take_along_axis(np.float64(targets), np.take_along_axis(order, np.argmax(reached, axis=0)[None], 0), 0)[0]

@@ -62,7 +62,7 @@ class Tensor:
     def wrap(cls, array: Any, dev: Device, requires_grad: bool = False, node: Any = None) -> Tensor:
         """A tensor around an array that lives on the device already; `node` says how it was computed (`autograd`)."""
         tensor = cls.__new__(cls)
-        tensor._set(dev, array, requires_grad, node)
+        tensor._set(dev, array, requires_grad, node)  # noqa: SLF001  its own
         return tensor
 
     # --- what it is ---------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class Tensor:
         else:
             self.gradient = gradient
 
-    def release(self, freed: Any) -> tuple[Any, Gradient | None]:
+    def release(self, freed: Any) -> tuple[Any, Any]:
         """(how it was computed, its gradient), both gone afterwards; `freed` stands for the former then."""
         node, gradient = self.node, self.gradient
         self.node, self.gradient = freed, None

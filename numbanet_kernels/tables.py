@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -32,3 +33,22 @@ def collected(device: str) -> dict[str, Callable[..., Any]]:
             function.__doc__ = function.__doc__ or functions[f"{op}_cpu"].__doc__
             operations[op] = function
     return operations
+
+
+def stub() -> str:
+    """The text of `numbanet/operations.pyi`: the operations of the CPU as methods, for type checkers (`make types`)."""
+    def shown(p: inspect.Parameter) -> str:
+        plain = p.default is p.empty or isinstance(p.default, (bool, int, float, str, type(None)))
+        return str(p if plain else p.replace(default=...)).replace("Ellipsis", "...")
+
+    def method(name: str, function: Callable[..., Any]) -> str:
+        parameters = ", ".join(["self", *map(shown, inspect.signature(function).parameters.values())])
+        return f"    def {name}({parameters}) -> Any: ..."
+
+    return "\n".join(["# The operations of a device, by the signatures of the CPU's. `make types` writes this file.",
+                      "from typing import Any", "", "class Operations:",
+                      *(method(name, function) for name, function in sorted(collected("cpu").items())), ""])
+
+
+if __name__ == "__main__":
+    print(stub(), end="")

@@ -148,6 +148,7 @@ def _kernel(family: str, op: str) -> Kernel:
 
 
 def inputs_of(kernel: Kernel, sizes: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
+    """The inputs of a kernel at these sizes, always the same."""
     return kernel.inputs(np.random.default_rng(SEED), **sizes)
 
 

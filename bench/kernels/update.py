@@ -104,7 +104,7 @@ def _adam(dev, w, m, s, g, **_):
     steps = iter(range(1, 1 << 62))
 
     def run():
-        dev.adam([AdamUpdate(w, m, s, g)], *ADAM, next(steps))
+        dev.adam([AdamUpdate(w, m, s, g)], dev.adam_numbers(*ADAM, next(steps)))
         return w, m, s
     return run
 

@@ -1,0 +1,1 @@
+"""What suites are measured, recorded and reported with."""

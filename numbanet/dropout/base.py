@@ -4,14 +4,16 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..layers import Flow, Layer, Sequential, Tree
+from ..layers import Flow, Sequential, Tree
 from ..plans import BernoulliPlan, Plan, Site
 from ..tensor import Tensor
 from .schedule import Rate, is_rate, mean, rate_at
+
+Policy = TypeVar("Policy", bound="Dropout")
 
 
 class Style(NamedTuple):
@@ -45,12 +47,13 @@ class Dropout(abc.ABC):
     kind: str = "output"             # of the sites that it has plans for (`Site`)
     answer: bool = False             # whether it has plans for what gives the answer as well
     by_sample: ClassVar[bool] = False  # whether each sample of a batch drops others
-    looks: ClassVar[bool] = False    # whether plans depend on what comes to a layer (`look`): then passes are not recorded
+    looks: bool = False              # whether plans depend on what comes to a layer (`look`): then passes are not recorded
     shuffle: ClassVar[bool] = False  # whether features should come centred and in random order (`Shuffle`)
 
     def __init__(self, rate: Rate = 0.5) -> None:
         several = isinstance(rate, (Sequence, np.ndarray)) and not isinstance(rate, str)
-        rates = tuple(rate) if several else (rate,)
+        given: Any = rate
+        rates = tuple(given) if several else (given,)
         for r in rates:
             if not (callable(r) or is_rate(r)):
                 raise ValueError("dropout_rate must be a number in [0, 1) or a function that gives one for an epoch, or one of "
@@ -80,16 +83,16 @@ class Dropout(abc.ABC):
         """The policy with the means of its rates over so many epochs: initial weights are made for it."""
         if self.at(0) is self:
             return self
-        rates = [self.at(epoch).rate for epoch in range(epochs)]
+        rates: list[Any] = [self.at(epoch).rate for epoch in range(epochs)]
         if not isinstance(self.rate, tuple):
             return self._with(mean(rates))
         return self._with(tuple(map(mean, zip(*rates, strict=True))))
 
-    def _with(self, rate: float | tuple[float, ...]) -> Dropout:
+    def _with(self, rate: Any) -> Dropout:
         """A copy with these rates."""
         return self.changed(rate=rate)
 
-    def changed(self, **attributes: Any) -> Dropout:
+    def changed(self: Policy, **attributes: Any) -> Policy:
         """A shallow copy with other attributes."""
         policy = copy.copy(self)
         vars(policy).update(attributes)
@@ -109,6 +112,10 @@ class Dropout(abc.ABC):
             raise ValueError(f"{self.name}: it is for convolutions, and there are none")
         if isinstance(self.rate, tuple) and len(self.rate) != layers:
             raise ValueError(f"dropout_rate has {len(self.rate)} entries for {layers} hidden layers")
+
+    def of(self, site: Site) -> Dropout:
+        """The policy that has plans for a site: itself, or a part of it."""
+        return self
 
     def sites(self, model: Sequential | Tree) -> tuple[Site, ...]:
         """The sites of a model that it has plans for."""
@@ -170,7 +177,7 @@ class Dropout(abc.ABC):
         the pass. Called where `looks`."""
         return None
 
-    def look_at(self, site: Site, flow: Flow, layer: Layer, rng: np.random.Generator) -> Plan | None:
+    def look_at(self, site: Site, flow: Flow, layer: Any, rng: np.random.Generator) -> Plan | None:
         """`look` at what comes to a layer as it flows, compact where it is; by default at its dense form."""
         return self.look(site, flow.expanded(), layer.weight, rng)
 

@@ -68,7 +68,7 @@ class GateSparsity(Dropout):
         if isinstance(probe, bool) or not isinstance(probe, (int, np.integer)) or probe < 1:
             raise ValueError(f"probe must be a positive integer, got {probe!r}")
         self.sparsity, self.mode, self.schedule, self.probe = sparsity, mode, schedule, probe
-        self._epoch = 0
+        self._epoch, self._sparse = 0, False  # whether the step that is drawn is sparse
         self._met: dict[Any, int] = collections.Counter()   # by layer of cells, how many sparse steps it had
         self._thresholds: dict[Any, float] = {}
         self._seen: list[tuple[float, float]] = []
@@ -103,16 +103,17 @@ class GateSparsity(Dropout):
         return []
 
     def plan(self, site, rng):
-        share = self.share(self._epoch) if self.sparsity else 0.0
-        sparse = share == 1 or (share > 0 and rng.random() < share)
-        return SparseGates(self, site.path) if sparse else None
+        if site.number == 0:  # a step is sparse or dense as a whole
+            share = self.share(self._epoch) if self.sparsity else 0.0
+            self._sparse = share == 1 or (share > 0 and rng.random() < share)
+        return SparseGates(self, site.path) if self._sparse else None
 
     @property
     def computed(self) -> float:
         """The share of the products of a sparse backward pass that is computed."""
         return 1 - self.sparsity if self.mode == "columns" else 1.0
 
-    def of(self, place: Any) -> GateChoice:
+    def choice(self, place: Any) -> GateChoice:
         """The choices for one layer of cells in one step."""
         self._met[place] += 1
         return _Choice(self, place, self._met[place] % self.probe == 1 or self.probe == 1)
@@ -142,7 +143,7 @@ class SparseGates(GatePlan):
         return self.policy.computed
 
     def of(self, cells):
-        return self.policy.of((self.path, cells))
+        return self.policy.choice((self.path, cells))
 
 
 class _Choice(GateChoice):

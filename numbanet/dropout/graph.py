@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import numbers
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +28,7 @@ import numpy as np
 
 from numbanet_kernels.layouts.ternary import Ternary, ternary
 
+from ..arguments import is_integer, is_real
 from ..autograd import no_grad
 from ..device import Device
 from ..layers import BatchNorm1d, BatchNorm2d, Conv2d, Flow, Tree
@@ -107,16 +107,16 @@ class DynamicSparseGraph(Dropout):
                  threshold: str = "exact", group: int = 64, samples: int | None = None, double: bool = True,
                  select_in_prediction: bool | None = None, seed: int = 0) -> None:
         super().__init__(rate)
-        if isinstance(epsilon, bool) or not isinstance(epsilon, numbers.Real) or not 0 < epsilon < 1:
+        if not is_real(epsilon) or not 0 < epsilon < 1:
             raise ValueError(f"epsilon must be a number between 0 and 1, got {epsilon!r}; a larger one makes the projection "
                              "cheaper and its guesses worse")
         for name, value, known in (("share", share, tuple(SAMPLES)), ("threshold", threshold, ("exact", "shared"))):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
         samples = SAMPLES[share] if samples is None else samples
-        for name, value, least in (("refresh", refresh, 1), ("group", group, 1), ("samples", samples, 1), ("seed", seed, 0)):
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+        for name, number, least in (("refresh", refresh, 1), ("group", group, 1), ("samples", samples, 1), ("seed", seed, 0)):
+            if not is_integer(number) or number < least:
+                raise ValueError(f"{name} must be an integer of at least {least}, got {number!r}")
         self.epsilon, self.share, self.refresh, self.threshold, self.group = epsilon, share, refresh, threshold, group
         self.samples, self.double, self.seed = samples, double, seed
         self.select_in_prediction = share == "sample" if select_in_prediction is None else select_in_prediction

@@ -59,17 +59,17 @@ class _PatternDropout(Dropout):
         if not isinstance(scale, str) or scale not in SCALES:
             raise ValueError(f"scale must be one of {', '.join(map(repr, SCALES))}; got {scale!r}")
         self.dp_max, self.search, self.scale = dp_max, search, scale
-        self._check_reach()
+        self._check_reach(self)
 
-    def _check_reach(self) -> None:
-        """ValueError where no mixture of the periods drops as much as a rate."""
-        for rate in self.rate if isinstance(self.rate, tuple) else (self.rate,):
+    def _check_reach(self, policy: Dropout) -> None:
+        """ValueError where no mixture of the periods drops as much as a rate of a policy."""
+        for rate in policy.rate if isinstance(policy.rate, tuple) else (policy.rate,):
             if not callable(rate):  # `at` checks the rates of an epoch
                 pattern_distribution(rate, self.dp_max, self.search)
 
     def at(self, epoch):
         policy = super().at(epoch)
-        policy._check_reach()
+        self._check_reach(policy)
         return policy
 
     def _of(self, site: Site | int) -> _Periods:

@@ -12,17 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import is_real
+
 Schedule = Callable[[int], float]
 Rate = float | Schedule | Sequence[float | Schedule]
 
 
 def is_rate(value: Any) -> bool:
     """Whether a value is a number in [0, 1)."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= value < 1
+    return is_real(value) and 0 <= value < 1
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    return is_real(value) and math.isfinite(value)
 
 
 def rate_at(rate: float | Schedule, epoch: int) -> float:

@@ -58,7 +58,8 @@ LAMBDA1, LAMBDA2 = 0.9, 0.1  # weights of the squared rate error and of the nega
 def _check_rate(rate) -> float:
     """The rate as a float, or ValueError."""
     # bool is a Real for Python: rate=True is far more likely a misplaced switch than a rate of 1
-    if isinstance(rate, (bool, np.bool_)) or not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
+    real = isinstance(rate, numbers.Real) and not isinstance(rate, (bool, np.bool_))
+    if not real or not 0 <= rate < 1:
         raise ValueError(f"search: the drop rate must be a number in [0, 1), got {rate!r}")
     return float(rate)
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import is_real
 from ..autograd import no_grad
 from ..layers import Context, Conv2d, Tree
 from ..plans import BlockPlan, IndexPlan, Plan, Plans, Site
@@ -69,13 +70,17 @@ class SensitiveDropout(Dropout):
     """
 
     kind, looks = "patches", True
+    sample: float
+    most: int
+    votes: float
+    sensitive: float
 
     def __init__(self, rate: Rate = 0.5, sample: float = 0.3, most: int = 16, votes: float = 0.5, sensitive: float = 0.3,
                  contrast: float = 0.5, scale: str = "none", thresholds: dict[int, float] | None = None) -> None:
         super().__init__(rate)
         for name, value, low, high in (("sample", sample, 0, 1), ("votes", votes, 0, 1), ("sensitive", sensitive, 0, 1),
                                        ("contrast", contrast, 0, 1)):
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= value <= high:
+            if not is_real(value) or not low <= value <= high:
                 raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
         if not isinstance(most, numbers.Integral) or most < 1:
             raise ValueError(f"most must be a positive integer, got {most!r}")

@@ -1,8 +1,7 @@
 """Together: several policies in one model, each for its own kind of sites."""
 from __future__ import annotations
 
-import numbers
-
+from ..arguments import is_integer
 from .base import Dropout
 from .patterns import RowDropout
 
@@ -31,7 +30,7 @@ class Together(Dropout):
         self.rate, self.kind = policies[0].rate, kinds[0]
         self.looks = any(policy.looks for policy in policies)
 
-    def _of(self, site):
+    def of(self, site):
         return next(policy for policy in self.policies if policy.kind == site.kind)
 
     def _each(self, method, *given):
@@ -49,7 +48,7 @@ class Together(Dropout):
         return self._each("calibrated", model, x)
 
     def rate_of(self, site):
-        return self.policies[0].rate_of(site) if isinstance(site, int) else self._of(site).rate_of(site)
+        return self.policies[0].rate_of(site) if isinstance(site, int) else self.of(site).rate_of(site)
 
     def sites(self, model):
         return tuple(site for policy in self.policies for site in policy.sites(model))
@@ -64,7 +63,7 @@ class Together(Dropout):
                 policy.check(layers)
 
     def concern(self, site):
-        return self._of(site).concern(site)
+        return self.of(site).concern(site)
 
     def concerns(self, model):
         return [message for policy in self.policies for message in policy.concerns(model)]
@@ -73,10 +72,10 @@ class Together(Dropout):
         return self.policies[0].keeps(layers)
 
     def plan(self, site, rng):
-        return self._of(site).plan(site, rng)
+        return self.of(site).plan(site, rng)
 
     def look_at(self, site, flow, layer, rng):
-        return self._of(site).look_at(site, flow, layer, rng)
+        return self.of(site).look_at(site, flow, layer, rng)
 
     def predicting(self, epoch):
         selecting = tuple(filter(None, (policy.predicting(epoch) for policy in self.policies)))
@@ -110,6 +109,6 @@ def recurrent(policy: Dropout, steps: int | None = None) -> Dropout:
         raise ValueError(f"recurrent_dropout must drop units of a whole batch, such as 'rdp', not {policy.name!r}")
     if steps is not None and not isinstance(policy, RowDropout):
         raise ValueError(f"recurrent: other units at each time step are what 'rdp' can draw, not {policy.name!r}")
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1):
+    if steps is not None and (not is_integer(steps) or steps < 1):
         raise ValueError(f"recurrent: steps must be a positive integer, got {steps!r}")
     return policy.changed(kind="recurrent", **({} if steps is None else {"steps": int(steps)}))

@@ -94,6 +94,10 @@ class Estimator(Settings):
     def _architecture(self) -> dict[str, Any]:
         """The parameters that decide the network, by name."""
 
+    @abc.abstractmethod
+    def _sample(self) -> tuple[int, ...]:
+        """The shape of what counts as one in tables of the network, without the axis along which there are more of them."""
+
     # --- before training ----------------------------------------------------------------------------------------------
     def _goes_on(self, call: str) -> bool:
         """Whether there is a network to go on from; ValueError if the parameters now say another one."""
@@ -110,8 +114,9 @@ class Estimator(Settings):
         if fresh:
             to(model, settings.device)
             self._undo.forget()
-        model.expect(shape[1:], settings.policy)
-        self.model_, self.history_ = model, []
+        model.expect(self._sample(), settings.policy)
+        self.model_ = model
+        self.history_: list[dict[str, Any]] = []
         self.optimizer_, self._made_of = self._new_optimizer(model), self._architecture()
         self._sparsity = self.sparsity
         self._thinning = None if self.sparsity is None else self.sparsity.begin(
@@ -122,6 +127,7 @@ class Estimator(Settings):
         to(model, settings.device)
         self.model_, self.optimizer_, self._made_of = model, self._new_optimizer(model), self._architecture()
         self.policy_ = getattr(self, "policy_", settings.policy)
+        model.expect(self._sample(), self.policy_)
         self._streams, self._sparsity, self._thinning = self._new_streams(), None, None
 
     def _new_streams(self) -> Streams:
@@ -176,7 +182,7 @@ class Estimator(Settings):
         stopping = next((hook for hook in run.hooks if isinstance(hook, EarlyStopping)), None)
         scores = {record["epoch"]: record["validation_score"] for record in run.history
                   if not np.isnan(record.get("validation_score", np.nan))}
-        self.best_epoch_ = stopping.best_epoch if stopping else max(scores, key=scores.get, default=None)
+        self.best_epoch_ = stopping.best_epoch if stopping else max(scores, key=scores.__getitem__, default=None)
 
 
 class Fitted(Hook):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,7 +82,18 @@ def described_layer(layer: Layer) -> dict[str, Any]:
     """A layer as JSON has it, without the values of its tensors (`Layer.config`); TypeError where it is not made by arguments
     that JSON has, or its class cannot be found by its name."""
     _known(type(layer).__name__, type(layer))
-    return {"layer": type(layer).__name__, "with": {name: _argument(value) for name, value in layer.config().items()}}
+    return {"layer": type(layer).__name__, "with": {name: _argument(value) for name, value in _config(layer).items()}}
+
+
+def _config(layer: Layer) -> dict[str, Any]:
+    """The arguments that a layer is made by; those of its constructor, by their names, where it inherits a `config` that says
+    others."""
+    found = layer.config()
+    try:
+        inspect.signature(type(layer)).bind(**found)
+    except TypeError:
+        return Layer.config(layer)
+    return found
 
 
 def _argument(value: Any) -> Any:
@@ -100,6 +112,8 @@ def _known(name: str, asked: type[Layer] | None = None) -> type[Layer]:
         kinds += (own := kinds.pop().__subclasses__())
         found += [kind for kind in own if kind.__name__ == name]
     found = list(dict.fromkeys(found))
+    if len(found) > 1:  # of a class that was defined again, as in a notebook, the one that its module has now
+        found = [kind for kind in found if getattr(sys.modules.get(kind.__module__), name, None) is kind] or found
     if not found or (asked is not None and found != [asked]) or len(found) > 1:
         raise TypeError(f"there {'is no layer' if not found else 'are several layers'} of the class {name}"
                         f"{'; import or define it first' if not found else '; give each a name of its own'}")
@@ -112,7 +126,7 @@ def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefi
     kind = _known(value["layer"])
     given = {name: _made_argument(kind, name, part, arrays, prefix) for name, part in value["with"].items()}
     shapes = {array.shape for array in arrays.values()} if prefix is None else ()
-    for name, shape in kind.shapes(given):
+    for name, shape in _shapes(kind, given):
         if prefix is None:
             if shape not in shapes:
                 raise ValueError(f"it lacks an array of shape {shape} for {value['layer']}, {name}")
@@ -122,16 +136,28 @@ def made_layer(value: Mapping[str, Any], arrays: Mapping[str, np.ndarray], prefi
             raise ValueError(f"{prefix}{name} has shape {arrays[prefix + name].shape}, and the layer's would be {shape}")
     if kind is not SparseLinear:
         return kind(**given)
-    parts = [arrays[prefix + name] for name in ("crow_indices", "col_indices", "values")]
-    shape = given["out_features"], given["in_features"]
-    return SparseLinear(weight=(CSR if parts[2].ndim == 1 else BSR)(*parts, shape), **given)
+    if prefix is None:
+        raise ValueError("it does not say which arrays a SparseLinear has: keep it as an attribute of the argument's name")
+    crow, col, values = (arrays[prefix + name] for name in ("crow_indices", "col_indices", "values"))
+    weight = (CSR if values.ndim == 1 else BSR)(crow, col, values, (given["out_features"], given["in_features"]))
+    return SparseLinear(weight=weight, **given)
+
+
+def _shapes(kind: type[Layer], given: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Names and shapes of tensors, as far as they are known by these arguments."""
+    try:
+        return kind.shapes(given)
+    except KeyError:  # it is made by others than the class that says them
+        return ()
 
 
 def _made_argument(kind: type[Layer], name: str, value: Any, arrays: Mapping[str, np.ndarray], prefix: str | None) -> Any:
-    """An argument of a layer's constructor: of `Sequential` the names of what is in it are known."""
-    if isinstance(value, dict) and "layer" in value:
-        return made_layer(value, arrays, None)
-    if isinstance(value, dict) and "layers" in value:
-        known = kind is Sequential and prefix is not None
-        return [made_layer(part, arrays, f"{prefix}{i}." if known else None) for i, part in enumerate(value["layers"])]
-    return made(value)
+    """An argument of a layer's constructor; layers among them are nearly always attributes of the same names."""
+    if not (isinstance(value, dict) and ("layer" in value or "layers" in value)):
+        return made(value)
+    here = None if prefix is None else prefix if issubclass(kind, Sequential) else f"{prefix}{name}."
+    if here is not None and not any(array.startswith(here) for array in arrays):
+        here = None  # attributes have other names
+    if "layer" in value:
+        return made_layer(value, arrays, here)
+    return [made_layer(part, arrays, None if here is None else f"{here}{i}.") for i, part in enumerate(value["layers"])]

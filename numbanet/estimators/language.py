@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from numbanet_kernels.runtime.interrupt import deferred
 
+from ..arguments import is_integer, is_real
 from ..autograd import no_grad
 from ..device import device
 from ..dropout import POLICIES, Dropout, GateSparsity, Rate, RowDropout, TileDropout, Together, policy, recurrent
@@ -249,9 +249,10 @@ class LanguageModel(Estimator):
         """
         check_is_fitted(self, "model_")
         n = _count("n", n)
-        if isinstance(temperature, bool) or not isinstance(temperature, numbers.Real) or not 0 <= temperature < math.inf:
+        if not is_real(temperature) or not 0 <= temperature < math.inf:
             raise ValueError(f"temperature must be a number from 0 on, got {temperature!r}")
-        rng, memory, found = check_random_state(random_state), {}, []
+        rng, found = check_random_state(random_state), []
+        memory: dict[Any, Any] = {}
         given = self._encoded("prompt", prompt, 1)
         for _ in range(n):
             logits = self._read(given, memory)
@@ -304,7 +305,7 @@ class LanguageModel(Estimator):
         return self.scoring
 
     def _hidden(self) -> tuple[int, ...]:
-        return (self.hidden,) if isinstance(self.hidden, numbers.Integral) else tuple(self.hidden)
+        return (int(self.hidden),) if isinstance(self.hidden, (int, np.integer)) else tuple(self.hidden)
 
     def _places(self, chosen):
         return (len(self._hidden()) + 1) * (chosen.kind != "patches" and not chosen.looks)  # no layer here lets a policy look
@@ -330,11 +331,14 @@ class LanguageModel(Estimator):
         return {"hidden": self._hidden(), **{name: getattr(self, name) for name in (
             "embedding", "tied", "vocabulary_size", "unknown")}}
 
+    def _sample(self):
+        return 1,  # a word
+
     # --- building -----------------------------------------------------------------------------------------------------
     def _start(self, settings: FitSettings, model: Sequential | None = None) -> None:
         """Begin with a new model, unless one is given."""
         fresh, self._streams = model is None, self._new_streams()
-        self._adopt(self._layers() if fresh else model, settings, (self.steps, self.batch_size), fresh)
+        self._adopt(self._layers() if model is None else model, settings, (self.steps, self.batch_size), fresh)
         if self.recurrent_sampling != "sequence" and policy(self.recurrent_dropout).name == "none":
             warn(f"recurrent_sampling={self.recurrent_sampling!r} draws nothing where recurrent_dropout is 'none': choose "
                  "'rdp'")
@@ -357,9 +361,10 @@ class LanguageModel(Estimator):
         self._hook(run, settings, data, watched)
         return run, data
 
-    def _watched(self, symbols: np.ndarray, tokens: Sequence[Any], settings: FitSettings) -> Validation:
+    def _watched(self, symbols: np.ndarray, tokens: Any, settings: FitSettings) -> Validation:
         """Validation by a text, which a scorer takes as it was given."""
-        return Validation(Data(symbols, symbols), settings.scorer and (lambda: settings.scorer(self, tokens)))
+        scorer = settings.scorer
+        return Validation(Data(symbols, symbols), None if scorer is None else lambda: scorer(self, tokens))
 
     def _layers(self) -> Sequential:
         """New layers, their weights as in Zaremba et al.: uniform, small."""
@@ -390,6 +395,6 @@ class LanguageModel(Estimator):
 
 def _count(name: str, value: Any, most: int | None = None) -> int:
     """A positive integer, or ValueError."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1 or (most is not None and value > most):
+    if not is_integer(value) or value < 1 or (most is not None and value > most):
         raise ValueError(f"{name} must be a positive integer{'' if most is None else f' of at most {most}'}, got {value!r}")
     return int(value)

@@ -159,5 +159,5 @@ def storing(parameters: Mapping[str, Parameter]) -> Callable[..., None]:
         for name, value in bound.arguments.items():
             setattr(self, name, value)
 
-    __init__.__signature__ = signature
+    vars(__init__)["__signature__"] = signature
     return __init__

@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from numbanet_kernels.runtime.interrupt import deferred
+
 from ..device import Device
 from ..layers import Sequential, Tree
 from ..tensor import Tensor
 from .described import described, described_layer, made, made_layer
 
-ENTRY, VERSION = "numbanet", 1
+ENTRY, VERSION = "numbanet", 2
 MADE_ANEW = ("model_", "optimizer_")
 HIDDEN = ("_by_step", "_flat_target", "_several")  # learned, and needed for predictions
 
@@ -39,7 +41,9 @@ def save(net: Any, path: str | os.PathLike) -> None:
 
     check_is_fitted(net, "model_")
     path = check_target(path)
-    arrays, names, shared = {}, {}, {}
+    arrays: dict[str, np.ndarray] = {}
+    names: dict[Any, str] = {}
+    shared: dict[str, str] = {}
     for name, tensor, _ in net.model_.named():
         if tensor in names:
             shared[name] = names[tensor]
@@ -47,7 +51,9 @@ def save(net: Any, path: str | os.PathLike) -> None:
             names[tensor], arrays[name] = name, np.array(tensor.numpy(), order="C")
     frozen = [names[tensor] for tensor in net.model_.parameters() if not tensor.requires_grad]
     told = {"version": VERSION, "class": type(net).__name__, "shared": shared, "frozen": frozen, **_told(net)}
-    write_file(path, serialised(arrays, {ENTRY: json.dumps({**told, "sha256": _digest(told, arrays)})}))
+    content = serialised(arrays, {ENTRY: json.dumps({**told, "sha256": _digest(told, arrays)})})
+    with deferred:  # no signal's handler leaves half a file in the folder
+        write_file(path, content)
 
 
 def check_target(path: str | os.PathLike) -> Path:

@@ -12,6 +12,7 @@ from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator
 from sklearn.metrics import check_scoring
 
+from ..arguments import is_integer, is_real
 from ..device import Device, device
 from ..dropout import Dropout, policy
 from ..training import schedule
@@ -78,14 +79,14 @@ class Settings(BaseEstimator):
         """The checked parameters of one fit, before anything is changed."""
         for name, low in (("epochs", 1), ("batch_size", 1), ("patience", 1)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
+            if not is_integer(value) or value < low:
                 raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
         for name in self.flags:
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not isinstance(self.verbose, (numbers.Integral, np.bool_)):
             raise ValueError(f"verbose must be 0 or 1, got {self.verbose!r}")
-        if not (isinstance(self.validation_fraction, numbers.Real) and 0 < self.validation_fraction < 1):
+        if not (is_real(self.validation_fraction) and 0 < self.validation_fraction < 1):
             raise ValueError(f"validation_fraction must be a number in (0, 1), got {self.validation_fraction!r}")
         if self.callbacks is not None and not (isinstance(self.callbacks, Sequence) and all(
                 isinstance(callback, Hook) or callable(callback) for callback in self.callbacks)):
@@ -126,7 +127,7 @@ class Settings(BaseEstimator):
             raise ValueError(f"precision must be {' or '.join(map(repr, PRECISIONS))}, got {self.precision!r}")
         if self.n_jobs is None:
             return {"precision": self.precision}
-        if isinstance(self.n_jobs, bool) or not isinstance(self.n_jobs, numbers.Integral) or self.n_jobs == 0:
+        if not is_integer(self.n_jobs) or self.n_jobs == 0:
             raise ValueError(f"n_jobs must be None or an integer other than 0, got {self.n_jobs!r}")
         return {"limit": effective_n_jobs(int(self.n_jobs)), "precision": self.precision}
 

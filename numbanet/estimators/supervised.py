@@ -17,6 +17,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from numbanet_kernels.runtime.interrupt import deferred
 
+from ..arguments import is_integer
 from ..dropout import Dropout, Rate
 from ..layers import ACTIVATIONS, Form, Layer, Sequential
 from ..losses import Loss, loss_named
@@ -194,7 +195,7 @@ class Supervised(Estimator):
         """Widths of the hidden layers, or ValueError."""
         widths = (self.layers,) if isinstance(self.layers, numbers.Integral) else self.layers
         if isinstance(widths, (str, bytes)) or not isinstance(widths, (Sequence, np.ndarray)) or not all(
-                isinstance(n, numbers.Integral) and not isinstance(n, bool) and n > 0 for n in widths):
+                is_integer(n) and n > 0 for n in widths):
             raise ValueError(f"layers must be the widths of the hidden layers, such as (256, 256), or a list of layers; "
                              f"got {self.layers!r}")
         return tuple(int(n) for n in widths)
@@ -207,10 +208,13 @@ class Supervised(Estimator):
             return {"layers": tuple(self.layers)}
         return {"layers": self._widths(), "activation": self.activation}
 
+    def _sample(self):
+        return self.input_shape_
+
     def _start(self, X, weights, settings: FitSettings, model: Sequential | None = None) -> None:
         """Begin with a new model, unless one is given."""
         fresh, self._streams = model is None, self._new_streams()
-        model = self._new_model(X, weights, settings) if fresh else model
+        model = self._new_model(X, weights, settings) if model is None else model
         self._check_layers(model)
         self.loss_ = self._criterion()
         self._adopt(model, settings, (self.batch_size, *self.input_shape_), fresh)
@@ -261,7 +265,7 @@ class Supervised(Estimator):
             rows, held = self._split(y)
             data, others = dataclasses.replace(data, rows=rows), dataclasses.replace(data, rows=held)
             watched = Validation(others, scorer and functools.partial(self._scored, scorer, X[held], y[held]))
-        self._hook(run, settings, data, watched, None if self.augment is None else Augmentation(self.augment))
+        self._hook(run, settings, data, watched, *([] if self.augment is None else [Augmentation(self.augment)]))
         return run, data
 
     def _scored(self, scorer, X, y) -> float:

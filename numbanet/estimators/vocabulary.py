@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import itertools
-import numbers
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+
+from ..arguments import is_integer
 
 _MOST = np.iinfo(np.int32).max  # symbols are int32
 
@@ -65,7 +66,7 @@ class Vocabulary:
         ValueError
             If there is none, if they are not one sequence, or if an integer is below 0, `size` or above, or no int32.
         """
-        if size is not None and (isinstance(size, bool) or not isinstance(size, numbers.Integral) or not 1 <= size <= _MOST):
+        if size is not None and (not is_integer(size) or not 1 <= size <= _MOST):
             raise ValueError(f"Vocabulary: size must be None or an integer of 1 to {_MOST}, got {size!r}")
         if not isinstance(unknown, str):
             raise TypeError(f"Vocabulary: unknown must be a word, got {unknown!r}")
@@ -80,7 +81,7 @@ class Vocabulary:
         return cls(kept, unknown)
 
     @cached_property
-    def _symbols(self) -> dict[str, int]:
+    def _symbols(self) -> dict[Any, int]:
         return {word: symbol for symbol, word in enumerate(self.words)}
 
     def encode(self, tokens: Iterable[Any]) -> np.ndarray:
@@ -96,8 +97,8 @@ class Vocabulary:
         text, numbered = checked_tokens(tokens), isinstance(self.words, range)
         if isinstance(text, np.ndarray) != numbered:
             raise TypeError(f"text: this vocabulary has {'integers' if numbered else 'words'}, but token 0 is "
-                            f"{text[0].item() if not numbered else repr(text[0])}")
-        if numbered:
+                            f"{text[0].item() if isinstance(text, np.ndarray) else repr(text[0])}")
+        if isinstance(text, np.ndarray):
             _refuse_outside(text, len(self), "make the vocabulary of text that has them all, or with a larger size")
             return text.astype(np.int32, copy=False)
         return np.fromiter(map(self._symbols.get, text, itertools.repeat(self._symbols[self.unknown])), np.int32, len(text))

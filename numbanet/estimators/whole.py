@@ -46,7 +46,8 @@ class Undo:
     """
 
     def __init__(self, last: Undo | None) -> None:
-        self.saved: Snapshot | None = last and last.saved  # of the call before, until there is one of this call
+        # of the call before, until there is one of this call
+        self.saved: Snapshot | None = None if last is None else last.saved
         self.copied = False
 
     def copy(self, run: Run) -> None:
@@ -62,5 +63,5 @@ class Undo:
         """Put all back."""
         vars(estimator).clear()
         vars(estimator).update(attributes)
-        if self.copied:
+        if self.copied and self.saved is not None:
             self.saved.restore()

@@ -28,6 +28,7 @@ from ..plans import Kept, Plan, Plans, Site
 from ..tensor import Tensor
 from .context import Around, Context, around, entering
 from .flow import NO_TAGS, Cost, Flow, Form
+from .tree import walk
 
 NOT_SAVED = ("rng", "device")  # arguments that say where initial weights come from, and where they live
 
@@ -40,13 +41,37 @@ class Layer:
     recordable: ClassVar[bool] = False       # see `records`
     unitwise: ClassVar[bool] = False         # see `passes_units`
     chain: ClassVar[bool] = False            # whether it is its children, one after the other, and nothing else
-    symbols: int | None = None               # it takes integers below this; None: numbers
     seed: int | None = None                  # of the initial weights, where the layer was made without `rng`
-    padding: int | None = None               # which of them fills up sequences; None: none does
+    _parents: ClassVar[Callable[..., Flow] | None] = None  # what `super().__call__` means, where that is not `forward`
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """What a parent says of its own `forward` does not hold of a class that acts in another way: it is not fused, nor are
+        parts of updates left for later, unless the class says so again. Where it defines `__call__` alone, that is what it
+        does in a model, too."""
+        super().__init_subclass__(**options)
+        own = vars(cls)
+        if "forward" in own:
+            cls._parents = None
+        elif "__call__" in own and cls.forward is not Layer.forward:
+            cls._parents = cls.forward
+            cls.forward = Layer.forward  # type: ignore[method-assign]
+        if "forward" in own or "__call__" in own:
+            for name in {"fuse_with", "reads"} - own.keys():
+                setattr(cls, name, getattr(Layer, name))
+
+    @property
+    def symbols(self) -> int | None:
+        """It takes integers below this; None: numbers."""
+        return None
+
+    @property
+    def padding(self) -> int | None:
+        """Which of the integers fills up sequences; None: none does."""
+        return None
 
     def __call__(self, x: Tensor, context: Context | Mapping[Any, Plan] | None = None) -> Tensor:
         """The output for a tensor, dense; `context`, or the plans of one, says what is kept."""
-        return self.forward(*entering(self, x, context)).dense()
+        return (self._parents or self.forward)(*entering(self, x, context)).dense()
 
     def forward(self, flow: Flow, context: Context) -> Flow:
         """What the layer makes of what comes to it."""
@@ -95,7 +120,7 @@ class Layer:
         and for subclasses that do not define anew what it does."""
         for kind in type(self).__mro__:
             if "unitwise" in vars(kind):
-                return kind.unitwise
+                return vars(kind)["unitwise"]
             if "forward" in vars(kind) or "__call__" in vars(kind):
                 return False
         return False
@@ -104,7 +129,8 @@ class Layer:
     def generator(self, rng: np.random.Generator | int | None) -> np.random.Generator:
         """Where a constructor draws from: what it is given, or a seed that the layer keeps (`redraw`)."""
         if rng is None:
-            rng = self.seed = np.random.SeedSequence().entropy
+            drawn: Any = np.random.SeedSequence().entropy
+            rng = self.seed = drawn
         return np.random.default_rng(rng)
 
     def initial(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -152,11 +178,13 @@ class Layer:
         Raises
         ------
         TypeError
-            If there is no attribute for one of them.
+            If there is no attribute for one of them, or if there are any number of them.
         """
         found = {}
         for name, parameter in inspect.signature(type(self)).parameters.items():
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in NOT_SAVED:
+            if parameter.kind == parameter.VAR_POSITIONAL:
+                raise TypeError(f"{self!r} takes *{name}, which no name says: make it a list")
+            if parameter.kind == parameter.VAR_KEYWORD or name in NOT_SAVED:
                 continue
             if not hasattr(self, name):
                 raise TypeError(f"{self!r} has no attribute {name!r}, and so does not say how it was made: set it in __init__, "
@@ -260,13 +288,44 @@ def _tried(layer: Layer, shape: tuple[int | None, ...]) -> tuple[list[tuple[Laye
     tensors = [tensor for _, tensor, _ in layer.named()]
     key, known = (shape, tuple(tensor.shape for tensor in tensors)), _trials.setdefault(layer, {})
     if key not in known:
-        dev, calls = tensors[0].device if tensors else device("cpu"), []
+        dev, calls = tensors[0].device if tensors else device("cpu"), list[tuple[Layer, tuple[int, ...]]]()
         x = np.zeros([n or 1 for n in shape], np.int32 if layer.symbols else np.float32)
         try:
-            with no_grad(), dev.session(), around.within(Around(Context(dev), NO_TAGS, calls)):
-                y = layer(Tensor.wrap(dev.upload(x), dev))
-            known[key] = calls, tuple(y.shape)
+            with no_grad(), dev.session():
+                known[key] = calls, _run(layer, Tensor.wrap(dev.upload(x), dev), calls)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise ValueError(f"{layer!r}: it cannot take a batch of shape {x.shape}: {what}") from error
     return known[key]
+
+
+def _run(layer: Layer, x: Tensor, calls: list[tuple[Layer, tuple[int, ...]]]) -> tuple[int, ...]:
+    """The shape of a layer's output; what it calls, each with the shape of its input, is appended to `calls`."""
+    context = Context(x.device)
+    if type(layer).forward is Layer.forward:
+        with around.within(Around(context, NO_TAGS, calls)):
+            return tuple(layer(x).shape)
+    inside = False
+
+    def noted(inner: Layer, forward: Callable[..., Flow]) -> Callable[..., Flow]:
+        def note(flow: Flow, *given: Any, **options: Any) -> Flow:
+            nonlocal inside
+            if inside:  # of a layer that was noted
+                return forward(flow, *given, **options)
+            calls.append((inner, tuple(flow.dense().shape)))
+            inside = True
+            try:
+                return forward(flow, *given, **options)
+            finally:
+                inside = False
+
+        return note
+
+    held = {inner for path, inner in walk(layer) if path}
+    try:
+        for inner in held:
+            vars(inner)["forward"] = noted(inner, inner.forward)
+        return tuple(layer.forward(Flow(x), context).dense().shape)
+    finally:
+        for inner in held:
+            vars(inner).pop("forward", None)

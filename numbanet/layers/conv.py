@@ -24,7 +24,7 @@ def positions_of(layer: Layer, form: Form, window: Window, channels: int) -> tup
     """How many positions a window has on the images of a form, which the layer takes; ValueError where it does not."""
     if len(form.shape) != 4 or form.shape[1] not in (None, channels) or None in form.shape[2:]:
         raise ValueError(f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {form.shape[1:]} a sample")
-    found = window.positions(*form.shape[2:])
+    found = window.positions(*(n or 0 for n in form.shape[2:]))
     if not min(found):
         raise ValueError(f"{layer!r}: its window is larger than the images {form.shape[2:]} with their padding")
     return found
@@ -118,7 +118,7 @@ class Conv2d(Layer):
             flow = flow.with_(flow.expanded(), CHANNELS_LAST)
         y = ops.conv2d(flow.x, self.weight, self.bias, window=self.window, groups=self.groups, relu=relu, rows=rows,
                        cols=flow.indices, **{"blocks" if blocks else "positions": inner})
-        return flow.with_(y, ChannelsLast(rows), () if own is None or rows else (own.plan,))
+        return flow.with_(y, ChannelsLast(rows), () if own is None or rows else (own.pending,))
 
     def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None

@@ -92,7 +92,7 @@ class Embedding(Layer):
         y = ops.embedding(self.weight, ids=x.data, cols=indices, padding=self.padding_idx, checked=host is not None)
         pending = plan is not None and (indices is None or plan.plan.scale != 1.0)
         flow = flow._replace(tags=self._tags(flow, host))
-        return flow.with_(y, DENSE if indices is None else Columns(indices), (plan.plan,) if pending else ())
+        return flow.with_(y, DENSE if indices is None else Columns(indices), (plan.pending,) if pending else ())
 
     def _tags(self, flow, host):
         """With how long the sequences of symbols (N, T) are, without the padding at their ends."""

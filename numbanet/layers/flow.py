@@ -19,7 +19,7 @@ import numpy as np
 
 from .. import ops
 from ..plans import AxisPlan, BernoulliPlan, Plan
-from ..plans.kept import KeptAxis, KeptSamples
+from ..plans.kept import KeptAxis, KeptBits, KeptSamples
 from ..tensor import Tensor
 
 
@@ -79,14 +79,10 @@ class ChannelsLast(Layout):
 class PerSample(Layout):
     """x holds what each sample keeps, one sample after the other."""
 
-    __slots__ = ("samples",)
+    __slots__ = ("plan", "samples")
 
     def __init__(self, samples: KeptSamples) -> None:
-        self.samples = samples
-
-    @property
-    def plan(self) -> Plan:
-        return self.samples.plan
+        self.samples, self.plan = samples, samples.plan
 
     def dense(self, x):
         return ops.expand_samples(x, plan=self.samples)
@@ -110,7 +106,7 @@ class Flow(NamedTuple):
 
     x: Tensor
     layout: Layout = DENSE
-    pending: tuple[Plan, ...] = ()  # what is still to be multiplied in: a scale, random bits
+    pending: tuple[Plan | KeptBits, ...] = ()  # what is still to be multiplied in: a scale, random bits
     tags: Tags = NO_TAGS
 
     @property
@@ -126,7 +122,7 @@ class Flow(NamedTuple):
         """With all that was pending multiplied in."""
         x = self.x
         for plan in self.pending:
-            if isinstance(plan, BernoulliPlan):
+            if isinstance(plan, (BernoulliPlan, KeptBits)):
                 x = ops.dropout(x, plan=plan)
             elif isinstance(plan, AxisPlan):
                 x = ops.affine(x, mul=plan.scale)
@@ -136,7 +132,8 @@ class Flow(NamedTuple):
 
     def before(self, commutes: Callable[[Plan], bool]) -> Flow:
         """As a layer takes it that commutes with some plans: what others leave to do is done first."""
-        flow = self if all(map(commutes, self.pending)) else self.applied()
+        plans = [plan.plan if isinstance(plan, KeptBits) else plan for plan in self.pending]
+        flow = self if all(map(commutes, plans)) else self.applied()
         return flow if flow.layout.plan is None or commutes(flow.layout.plan) else flow.with_(flow.dense())
 
     def dense(self) -> Tensor:

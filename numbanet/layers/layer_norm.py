@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import math
-import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from .. import ops
+from ..arguments import is_integer
 from ..device import Device
 from ..tensor import Tensor
 from .base import Layer
@@ -47,8 +48,8 @@ class LayerNorm(Layer):
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
                  bias: bool = True, *, device: str | Device = "cpu") -> None:
-        given = (normalized_shape,) if isinstance(normalized_shape, numbers.Number) else tuple(normalized_shape)
-        if any(isinstance(n, bool) or not isinstance(n, numbers.Integral) for n in given):
+        given: tuple[Any, ...] = tuple(normalized_shape) if isinstance(normalized_shape, Iterable) else (normalized_shape,)
+        if any(not is_integer(n) for n in given):
             raise TypeError(f"LayerNorm: normalized_shape must be an integer, or some, got {normalized_shape!r}")
         self.normalized_shape = tuple(int(n) for n in given)
         if not given or min(given) < 1 or not eps > 0:

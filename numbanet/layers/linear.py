@@ -112,8 +112,8 @@ class Linear(Layer):
         else:
             y = ops.linear_rows(flow.x, self.weight, self.bias, rows=rows, cols=flow.indices, relu=relu,
                                 scale=None if relu else 1.0)
-        pending = plan is not None and (rows is None or (not relu and plan.plan.scale != 1.0))
-        return flow.with_(y, DENSE if rows is None else Columns(rows), (plan.plan,) if pending else ())
+        pending = () if plan is None or (rows is not None and (relu or plan.plan.scale == 1.0)) else (plan.pending,)
+        return flow.with_(y, DENSE if rows is None else Columns(rows), pending)
 
     def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None

@@ -1,12 +1,12 @@
 """Pooling of images: MaxPool2d, AvgPool2d, AdaptiveAvgPool2d."""
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable
 
 from numbanet_kernels.layouts.windows import Bins, Window, check_pooling
 
 from .. import ops
+from ..arguments import is_integer
 from ..plans import AxisPlan
 from ..tensor import Tensor
 from .base import Layer, only
@@ -18,7 +18,7 @@ Pair = int | tuple[int, int]
 def pair(name: str, value: Pair) -> tuple[int, int]:
     """An int for both axes, or a pair of ints as it is; TypeError else."""
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(both) != 2 or not all(isinstance(n, numbers.Integral) and not isinstance(n, bool) for n in both):
+    if len(both) != 2 or not all(is_integer(n) for n in both):
         raise TypeError(f"{name} must be an int or a pair of ints, got {value!r}")
     return int(both[0]), int(both[1])
 
@@ -86,6 +86,7 @@ class MaxPool2d(Pooling):
     """
 
     recordable = True
+    window: Window
 
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
                  return_indices: bool = False, ceil_mode: bool = False) -> None:
@@ -124,6 +125,7 @@ class AvgPool2d(Pooling):
     """
 
     recordable = True
+    window: Window
 
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
                  count_include_pad: bool = True, divisor_override: int | None = None) -> None:

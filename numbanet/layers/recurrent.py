@@ -10,6 +10,7 @@ import numpy as np
 from .. import ops
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, Plan, Plans, Site, TilePlan, TimePlan
+from ..plans.kept import KeptAxis
 from ..tensor import Tensor
 from .base import Layer
 from .context import Context, entering
@@ -108,7 +109,8 @@ class Recurrent(Layer, abc.ABC):
         return self._of("bias_ih", cell)
 
     # --- calls --------------------------------------------------------------------------------------------------------
-    def __call__(self, x: Tensor, state: Any = None, lengths: Any = None, context: Context | None = None) -> tuple[Tensor, Any]:
+    def __call__(  # type: ignore[override]  # called as PyTorch's, which other layers are not
+            self, x: Tensor, state: Any = None, lengths: Any = None, context: Context | None = None) -> tuple[Tensor, Any]:
         """(y, states): the outputs of the last layer, and the states of all cells after their last steps.
 
         Parameters
@@ -167,7 +169,7 @@ class Recurrent(Layer, abc.ABC):
             raise ValueError(f"{self!r}: states are carried over from one piece of a text to the next, and what reads backwards"
                              " begins at the text's end; take bidirectional=False")
         if (self, cell, n) not in state:
-            dev = self.weight_ih_l0.device
+            dev = self._of("weight_ih", cell).device
             state[self, cell, n] = [dev.full((n, self.hidden_size), 0.0) for _ in range(self.states)]
         return state[self, cell, n]
 
@@ -198,11 +200,12 @@ class Recurrent(Layer, abc.ABC):
         steps, n, _ = flow.x.shape
         last, found = np.full(n, steps - 1) if lengths is None else lengths - 1, []
         for layer, cells in enumerate(self._layers()):
-            ys = []
+            ys: list[Tensor] = []
             for cell in cells:
                 back = len(ys) > 0
                 x = flow._replace(x=ops.reverse_steps(flow.x, lengths=lengths)) if back else flow
-                y, *others = self._run(cell, x, context, first.get(cell), lengths, ends, left and left[cell])
+                y, *others = self._run(cell, x, context, first.get(cell), lengths, ends,
+                                       None if left is None else left[cell])
                 if ends:
                     found.append([y[last, np.arange(n)], *others])
                 ys.append(ops.reverse_steps(y, lengths=lengths) if back else y)
@@ -231,9 +234,9 @@ class Recurrent(Layer, abc.ABC):
         indices = context.plans.at(self, f"output_l{layer}")
         if indices is None:
             return flow
-        if isinstance(indices.plan, BernoulliPlan):
-            return flow._replace(pending=(indices.plan,)).applied()
-        pending = (indices.plan,) if indices.plan.scale != 1.0 else ()
+        if not isinstance(indices, KeptAxis):  # but random bits
+            return flow._replace(pending=(indices.pending,)).applied()
+        pending = (indices.pending,) if indices.plan.scale != 1.0 else ()
         return flow.with_(ops.compact(flow.x, plan=indices), Columns(indices), pending).applied()
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
@@ -264,7 +267,7 @@ class Recurrent(Layer, abc.ABC):
             kept = out if isinstance(out, AxisPlan) else None
         return total, Form((*form.shape[:2], self.output_size), kept, True)
 
-    def _recurrent_cost(self, n: int, plan: Plan | None) -> Cost:
+    def _recurrent_cost(self, n: int, plan: Any) -> Cost:
         """Of the products with W_hh in n positions. Under a `TimePlan` the forward one alone is smaller: dw is one product for
         all time steps, and on the CPU they share the packed weight of dh."""
         def products(seen: int) -> Cost:

@@ -1,14 +1,14 @@
 """Sequential: a loop over layers, which knows none of them by name."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..plans import Kept, Site
 from ..tensor import Tensor
 from .base import Layer
 from .context import Context
-from .flow import Cost, Flow
+from .flow import NO_TAGS, Cost, Flow
 from .summary import summary
 from .tree import Tree
 
@@ -68,15 +68,20 @@ class Sequential(Layer):
             i += 2 if both else 1
 
     def forward(self, flow, context):
-        for layer, stage in self._stages():
-            flow = stage(flow.before(layer.commutes), context)
+        return self._pass(self._stages(), flow, context)
+
+    @staticmethod
+    def _pass(stages: Iterable[tuple[Layer, Callable[[Flow, Context], Flow]]], flow: Flow, context: Context) -> Flow:
+        for layer, stage in stages:
+            tags, flow = flow.tags, stage(flow.before(layer.commutes), context)
+            if flow.tags is NO_TAGS and tags is not NO_TAGS:  # a layer made a flow without them
+                flow = flow._replace(tags=tags)
         return flow
 
     def before_last(self, flow: Flow, context: Context) -> tuple[Flow, Callable[[Flow], Flow]]:
         """(what comes to the last layer, what that layer does with it, or with some samples of it)"""
         *stages, (last, act) = self._stages() if self.layers else [(self, lambda flow, context: flow)]
-        for layer, stage in stages:
-            flow = stage(flow.before(layer.commutes), context)
+        flow = self._pass(stages, flow, context)
         return flow, lambda flow: act(flow.before(last.commutes), context)
 
     def children(self):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +96,7 @@ class Select(Layer):
 
     recordable = True
 
-    def __init__(self, features: int, index: Sequence[int] | np.ndarray) -> None:
+    def __init__(self, features: int, index: Any) -> None:
         self.plan = IndexPlan(features, index)
 
     def forward(self, flow, context):

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import functools
 import math
-import numbers
 import warnings
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from numbanet_kernels.layouts.sparse import BSR, CSR, ELL
 
 from .. import ops
+from ..arguments import is_real
 from ..device import Device, device as named  # a parameter is called `device`
 from ..plans import AxisPlan, BernoulliPlan, KeptAxis, Site
 from ..tensor import Tensor
@@ -88,7 +88,8 @@ class SparseLinear(Layer):
         if isinstance(weight, CSR) and round(weight.density, 2) > BREAK_EVEN:
             warnings.warn(f"SparseLinear({in_features}, {out_features}): {weight.density:.0%} of the weight is there, and "
                           f"above {BREAK_EVEN:.0%} a dense Linear takes less time on a CPU (python -m bench csr)", stacklevel=2)
-        self.in_features, self.out_features, self._made = in_features, out_features, None
+        self.in_features, self.out_features = in_features, out_features
+        self._made: tuple[tuple[Any, Any], ops.Layout] | None = None
         self.trace: list | None = None  # where backward passes leave what `rewire` needs; None: they leave nothing
         self.crow_indices, self.col_indices = (Tensor.wrap(dev.upload(np.array(part)), dev)
                                                for part in (weight.indptr, weight.indices))
@@ -111,16 +112,17 @@ class SparseLinear(Layer):
     def weight(self) -> CSR | BSR:
         """The weight as it is now, a copy on the host."""
         kind = CSR if self.tile is None else BSR
-        parts = (np.array(tensor.numpy()) for tensor in (self.crow_indices, self.col_indices, self.values))
-        return kind(*parts, (self.out_features, self.in_features))
+        crow, col, values = (np.array(tensor.numpy()) for tensor in (self.crow_indices, self.col_indices, self.values))
+        return kind(crow, col, values, (self.out_features, self.in_features))
 
     def check_state(self, arrays):
         self._structure(arrays[self.crow_indices], arrays[self.col_indices])
 
-    def _structure(self, *indices: np.ndarray) -> CSR | BSR:
+    def _structure(self, crow: np.ndarray, col: np.ndarray) -> CSR | BSR:
         """The weight with entries where these say, all 0; ValueError where they say no structure."""
         kind = CSR if self.tile is None else BSR
-        return kind(*map(np.array, indices), np.zeros(self.values.shape, np.float32), (self.out_features, self.in_features))
+        zeros = np.zeros(self.values.shape, np.float32)
+        return kind(np.array(crow), np.array(col), zeros, (self.out_features, self.in_features))
 
     @property
     def layout(self) -> ops.Layout:
@@ -171,9 +173,9 @@ class SparseLinear(Layer):
             raise TypeError("SparseLinear.rewire: single entries are dropped and grown, and this weight is one of tiles")
         if not self.trace:
             raise ValueError("SparseLinear.rewire: no gradient is known; call keep_trace(True) before a backward pass")
-        dev = self.values.device
-        gradient = np.array(dev.download(dev.gemm(*self.trace, ta=True)))
-        crow, col, places = rewired(self.weight, gradient, count)
+        dev, weight, (dz, x) = self.values.device, self.weight, self.trace
+        assert isinstance(weight, CSR)
+        crow, col, places = rewired(weight, np.array(dev.download(dev.gemm(dz, x, ta=True))), count)
         before = np.append(self.values.numpy(), np.float32(0))  # new entries, at -1, are 0
         for tensor, array in ((self.crow_indices, crow), (self.col_indices, col), (self.values, before[places])):
             tensor.assign(dev.upload(array))
@@ -197,15 +199,15 @@ class SparseLinear(Layer):
                              f"{'' if flow.indices is None else f' under {flow.indices.plan}'}: its last axis must be {width}")
         if flow.x.ndim != 2:
             lead = flow.x.shape[:-1]
-            y = self.forward(flow._replace(x=flow.x.reshape(math.prod(lead), width)), context, relu)
-            return y._replace(x=y.x.reshape(*lead, y.x.shape[-1]))
+            found = self.forward(flow._replace(x=flow.x.reshape(math.prod(lead), width)), context, relu)
+            return found._replace(x=found.x.reshape(*lead, found.x.shape[-1]))
         plan = context.plans.at(self)
         rows = plan if isinstance(plan, KeptAxis) else None
         y = ops.linear_sparse(flow.x, self.values, self.bias, layout=self.layout, relu=relu, cols=flow.indices,
                               rows=None if self.tile else rows, trace=self.trace)
         y = ops.compact(y, plan=rows) if self.tile and rows is not None else y
-        pending = plan is not None and (rows is None or plan.plan.scale != 1.0)
-        return flow.with_(y, DENSE if rows is None else Columns(rows), (plan.plan,) if pending else ())
+        pending = () if plan is None or (rows is not None and plan.plan.scale == 1.0) else (plan.pending,)
+        return flow.with_(y, DENSE if rows is None else Columns(rows), pending)
 
     def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
@@ -237,7 +239,7 @@ def drawn(shape: tuple[int, int], density: float, init: str, keep: float, rng: n
     outputs, inputs = shape
     if outputs < 1 or inputs < 1:
         raise ValueError(f"SparseLinear: widths must be positive, got in_features={inputs}, out_features={outputs}")
-    if isinstance(density, bool) or not isinstance(density, numbers.Real) or not 0 < density <= 1:
+    if not is_real(density) or not 0 < density <= 1:
         raise ValueError(f"SparseLinear: density must be in (0, 1], got {density!r}")
     if init not in ("he", "glorot"):
         raise ValueError(f"SparseLinear: init must be 'he' or 'glorot', got {init!r}")

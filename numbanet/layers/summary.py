@@ -27,12 +27,16 @@ def lines(model: Layer, form: Form | None, path: str = "", inner: bool = False) 
     """A line for each layer that is no mere chain of others, front to back; below it the layers that it holds."""
     for name, layer in model.children():
         here, before = f"{path}.{name}" if path else name, form
-        cost, form = (None, None) if form is None else layer.cost(form, Plans())
+        flops, shape = None, None
+        if form is not None:
+            samples = form.shape[0] or 1
+            cost, form = layer.cost(form, Plans())
+            flops, shape = cost.flops / samples, form.shape[1:]
         if layer.chain:
             yield from lines(layer, before, here, inner)
             continue
         count = sum(p.size for p in layer.parameters())
-        yield Line(here, inner, layer, form and form.shape[1:], count, cost and cost.flops / (before.shape[0] or 1))
+        yield Line(here, inner, layer, shape, count, flops)
         yield from lines(layer, None, here, True)
 
 
@@ -54,16 +58,18 @@ def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: A
 
     tree, form = Tree(model), None if shape is None else Form((1, *shape))
     dropped: dict[Layer, list[str]] = {}
+    policy = policy and policy.at(0)
     for site in policy.sites(tree) if policy is not None else ():
-        if rate := policy.at(0).rate_of(site):
-            dropped.setdefault(tree.owners[site.path], []).append(f"{policy.name} {rate:.2g}")
+        if rate := policy.rate_of(site):
+            what = "" if site.kind != "recurrent" else " recurrent"
+            dropped.setdefault(tree.owners[site.path], []).append(f"{policy.of(site).name} {rate:.2g}{what}")
     table = Table(box=box.SIMPLE_HEAD, show_footer=True)
     rows = list(lines(model, form))
-    flops = None if form is None else math.fsum(row.flops for row in rows if not row.inner)
-    for title, foot, justify in (("", "", "left"), ("layer", "", "left"), ("output", "", "left"),
-                                 ("parameters", f"{sum({id(p): p.size for p in model.parameters()}.values()):,}", "right"),
-                                 ("FLOPs", _figure(flops), "right"), ("dropped", "", "left")):
-        table.add_column(title, foot, justify=justify, no_wrap=True)
+    flops = None if form is None else math.fsum(row.flops or 0.0 for row in rows if not row.inner)
+    for title, foot, number in (("", "", False), ("layer", "", False), ("output", "", False),
+                                ("parameters", f"{sum({id(p): p.size for p in model.parameters()}.values()):,}", True),
+                                ("FLOPs", _figure(flops), True), ("dropped", "", False)):
+        table.add_column(title, foot, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(row.path, f"{'  ' * row.inner}{row.layer!r}", _shape(row.shape),
                       f"{row.parameters:,}" if row.parameters else "", _figure(row.flops),

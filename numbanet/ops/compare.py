@@ -96,7 +96,7 @@ def where(mask: Any, a: Any, b: Any) -> Tensor:
 
 
 @op
-def _where(dev, a, b, *, unset):
+def _where(dev: Device, a, b, *, unset):
     """y = b where unset is 1, else a."""
     chosen = dev.affine(unset, mul=-1.0, add=1.0)
     return dev.add(dev.relu_grad(a, chosen), dev.relu_grad(b, unset)), (
@@ -104,7 +104,7 @@ def _where(dev, a, b, *, unset):
 
 
 @op
-def clip(dev, x, *, low: float | None = None, high: float | None = None):
+def clip(dev: Device, x, *, low: float | None = None, high: float | None = None):
     """y = min(max(x, low), high); None: no bound. The gradient is dy where low <= x <= high, else 0.
 
     NaN stays NaN; where low is above high, y is high. Bounds that are tensors: `maximum` and `minimum`.

@@ -8,13 +8,14 @@ import numpy as np
 from numbanet_kernels.layouts.windows import Window
 
 from ..autograd import op
+from ..device import Device
 from ..gradients import Packed
 from ..plans import AxisPlan, BlockPlan, Kept, widened
 from ..plans.kept import KeptAxis, KeptBlocks, kept, on, packing, whole_axis
 from .linear import vector_gradient
 
 
-def _own(dev: Any, w: Any, rows: KeptAxis, cols: KeptAxis) -> Any:
+def _own(dev: Device, w: Any, rows: KeptAxis, cols: KeptAxis) -> Any:
     """The kept filters and channels of a weight."""
     outs, channels, *kernel = w.shape
     if rows.plan.count == outs and cols.plan.count == channels:
@@ -24,9 +25,9 @@ def _own(dev: Any, w: Any, rows: KeptAxis, cols: KeptAxis) -> Any:
 
 
 @op(fuses=True)
-def conv2d(dev, x, w, b=None, *, window: Window, groups: int = 1, relu: bool = False, rows: AxisPlan | Kept | None = None,
-           cols: AxisPlan | Kept | None = None, positions: AxisPlan | Kept | None = None,
-           blocks: BlockPlan | Kept | None = None):
+def conv2d(dev: Device, x, w, b=None, *, window: Window, groups: int = 1, relu: bool = False,
+           rows: AxisPlan | Kept | None = None, cols: AxisPlan | Kept | None = None,
+           positions: AxisPlan | Kept | None = None, blocks: BlockPlan | Kept | None = None):
     """y[n, oh, ow, o] = act(sum x[n, oh sh - ph + kh dh, ow sw - pw + kw dw, c] w[o, c, kh, kw] + b[o]), x 0 outside the image.
 
     The sum is over kh, kw and the channels c of o's group; stride, padding and dilation are those of the window. What plans
@@ -56,17 +57,17 @@ def conv2d(dev, x, w, b=None, *, window: Window, groups: int = 1, relu: bool = F
         raise ValueError(f"conv2d: channels of {groups} groups{' and blocks' * (blocks is not None)} cannot be left out")
     rows, cols = ((whole_axis(n, dev) if plan is None else on("conv2d", plan, dev, KeptAxis, (n,)))
                   for plan, n in ((rows, shape[0]), (cols, shape[1])))
-    options = {"window": window, "groups": groups}
+    options: dict[str, Any] = {"window": window, "groups": groups}
     scale, own = rows.plan.scale, _own(dev, w, rows, cols)
     own_b = b if b is None or own is w else dev.take_rows(b, rows.kept)
     if positions is not None:
         size = x.shape[0] * int(np.prod(window.positions(*x.shape[1:3])))
-        positions = on("conv2d", positions, dev, KeptAxis, (size,))
-        options["rows"], scale = positions.alone, scale * positions.plan.scale
+        places = on("conv2d", positions, dev, KeptAxis, (size,))
+        options["rows"], scale = places.alone, scale * places.plan.scale
+    sums_scale = scale
     if blocks is not None:
-        blocks = on("conv2d", blocks, dev, KeptBlocks)
-        options["blocks"] = blocks.blocks
-    sums_scale = scale * (blocks.plan.scale if blocks else 1.0)
+        parts = on("conv2d", blocks, dev, KeptBlocks)
+        options["blocks"], sums_scale = parts.blocks, scale * parts.plan.scale
     biased = own_b if own_b is None or scale == 1.0 else dev.affine(own_b, mul=scale)
     y = dev.conv2d(x, own, bias=biased, relu=relu, scale=sums_scale, **options)
     found: dict[str, Any] = {}

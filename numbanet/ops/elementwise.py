@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..autograd import common_device, op
+from ..device import Device
 from ..plans import BernoulliPlan
+from ..plans.kept import KeptBits
 from ..tensor import Tensor
 from .shape import broadcast_shape, broadcast_to
 
@@ -33,25 +35,25 @@ def _number(x: Any) -> bool:
 
 @_binary
 @op
-def _add(dev, a, b):
+def _add(dev: Device, a, b):
     return dev.add(a, b), (lambda dy: dy, lambda dy: dy)
 
 
 @_binary
 @op
-def _sub(dev, a, b):
+def _sub(dev: Device, a, b):
     return dev.sub(a, b), (lambda dy: dy, lambda dy: dev.affine(dy, mul=-1.0))
 
 
 @_binary
 @op
-def _mul(dev, a, b):
+def _mul(dev: Device, a, b):
     return dev.mul(a, b), (lambda dy: dev.mul(dy, b), lambda dy: dev.mul(dy, a))
 
 
 @_binary
 @op
-def _div(dev, a, b):
+def _div(dev: Device, a, b):
     y = dev.div(a, b)
     return y, (lambda dy: dev.div(dy, b), lambda dy: dev.affine(dev.div(dev.mul(dy, y), b), mul=-1.0))
 
@@ -82,7 +84,7 @@ def div(a: Any, b: Any) -> Tensor:
 
 @_binary
 @op
-def maximum(dev, a, b):
+def maximum(dev: Device, a, b):
     """y = max(a, b), with broadcasting; where they are equal the gradient goes to b."""
     larger = dev.greater(a, b)
     return dev.maximum(a, b), (lambda dy: dev.mul(dy, larger),
@@ -91,7 +93,7 @@ def maximum(dev, a, b):
 
 @_binary
 @op
-def minimum(dev, a, b):
+def minimum(dev: Device, a, b):
     """y = min(a, b), with broadcasting; where they are equal the gradient goes to a."""
     larger = dev.greater(a, b)
     return dev.minimum(a, b), (lambda dy: dev.mul(dy, dev.affine(larger, mul=-1.0, add=1.0)),
@@ -99,13 +101,13 @@ def minimum(dev, a, b):
 
 
 @op
-def affine(dev, x, *, mul: float = 1.0, add: float = 0.0):
+def affine(dev: Device, x, *, mul: float = 1.0, add: float = 0.0):
     """y = mul x + add, for numbers mul and add."""
     return dev.affine(x, mul=mul, add=add), (lambda dy: dev.affine(dy, mul=mul),)
 
 
 @op
-def power(dev, x, *, exponent: float):
+def power(dev: Device, x, *, exponent: float):
     """y = x ** exponent, for a number exponent."""
     return dev.power(x, exponent), (
         lambda dy: (dev.mul(dy, dev.affine(dev.power(x, exponent - 1.0), mul=exponent)) if exponent else
@@ -113,60 +115,60 @@ def power(dev, x, *, exponent: float):
 
 
 @op
-def exp(dev, x):
+def exp(dev: Device, x):
     """y = e^x"""
     y = dev.exp(x)
     return y, (lambda dy: dev.mul(dy, y),)
 
 
 @op
-def log(dev, x):
+def log(dev: Device, x):
     """y = ln x"""
     return dev.log(x), (lambda dy: dev.div(dy, x),)
 
 
 @op
-def sqrt(dev, x):
+def sqrt(dev: Device, x):
     """y = x ** 0.5"""
     y = dev.sqrt(x)
     return y, (lambda dy: dev.affine(dev.div(dy, y), mul=0.5),)
 
 
 @op
-def abs(dev, x):
+def abs(dev: Device, x):
     """y = |x|; the gradient at 0 is 0."""
     return dev.abs(x), (lambda dy: dev.mul(dy, dev.sign(x)),)
 
 
 @op
-def tanh(dev, x):
+def tanh(dev: Device, x):
     """y = tanh x"""
     y = dev.tanh(x)
     return y, (lambda dy: dev.tanh_grad(dy, y),)
 
 
 @op
-def sigmoid(dev, x):
+def sigmoid(dev: Device, x):
     """y = 1 / (1 + e^-x)"""
     y = dev.sigmoid(x)
     return y, (lambda dy: dev.sigmoid_grad(dy, y),)
 
 
 @op
-def relu(dev, x):
+def relu(dev: Device, x):
     """y = max(x, 0)"""
     y = dev.relu(x)
     return y, (lambda dy: dev.relu_grad(dy, y),)
 
 
 @op
-def gelu(dev, x):
+def gelu(dev: Device, x):
     """y = x Phi(x), Phi the distribution function of the standard normal (Hendrycks & Gimpel 2016, eq. 1)"""
     return dev.gelu(x), (lambda dy: dev.gelu_grad(dy, x),)
 
 
 @op
-def dropout(dev, x, *, plan: BernoulliPlan):
+def dropout(dev: Device, x, *, plan: BernoulliPlan | KeptBits):
     """y = scale x where the plan's random bits keep it, else 0: linear and its own adjoint, so nothing is stored.
 
     Raises
@@ -176,9 +178,10 @@ def dropout(dev, x, *, plan: BernoulliPlan):
     TypeError
         If the plan is no BernoulliPlan.
     """
+    key, plan = (plan.key, plan.plan) if isinstance(plan, KeptBits) else (getattr(plan, "key", None), plan)
     if not isinstance(plan, BernoulliPlan):
         raise TypeError(f"dropout: it takes a BernoulliPlan, not {plan!r}")
     if not x.shape or x.shape[-1] != plan.n:
         raise ValueError(f"dropout: x {tuple(x.shape)} does not match {plan}: its last axis must be {plan.n}")
-    return (dev.dropout(x, plan.rate, plan.key, 0, scale=plan.scale),
-            (lambda dy: dev.dropout(dy, plan.rate, plan.key, 0, scale=plan.scale),))
+    return (dev.dropout(x, plan.rate, key, 0, scale=plan.scale),
+            (lambda dy: dev.dropout(dy, plan.rate, key, 0, scale=plan.scale),))

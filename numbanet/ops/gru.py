@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..autograd import op
+from ..device import Device
 from ..gradients import Packed
 from ..plans import AxisPlan, Kept
 from ..plans.kept import KeptAxis, on, packing, whole_axis
@@ -11,7 +12,7 @@ from .linear import once
 
 
 @op(fuses=True)
-def gru(dev, z, w, b, h0, *, steps: int, units: AxisPlan | Kept | None = None, lengths: Any = None,
+def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | Kept | None = None, lengths: Any = None,
         left: list[Any] | None = None):
     """s[t] = h[t-1] w.T + b;   r, u = sigmoid of z[t] + s[t], m = tanh(z_m[t] + r s_m[t]);   y[t] = h[t] = m + u (h[t-1] - m)
 

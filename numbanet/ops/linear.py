@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..autograd import common_device, op
+from ..device import Device
 from ..gradients import Columns, Gradient, Packed, Pending
 from ..plans import AxisPlan, Kept, TilePlan
 from ..plans.kept import KeptAxis, KeptTiles, on, packing, whole_axis
@@ -29,7 +30,7 @@ def once(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return shared
 
 
-def _weight_vjps(dev: Any, x: Any, b: Any, dz: Callable[[Any], Any], db_scale: float = 1.0) -> tuple[Callable, Callable]:
+def _weight_vjps(dev: Device, x: Any, b: Any, dz: Callable[[Any], Any], db_scale: float = 1.0) -> tuple[Callable, Callable]:
     """(dy -> dw, dy -> db) of z = x w.T + b: dw brings db, unless there is no b; db alone, of a frozen w, is a sum."""
     found: list[Any] = []
 
@@ -53,7 +54,7 @@ def _check(name: str, x: Any, w: Any, b: Any, width: int | None = None) -> None:
 
 # --- dense ------------------------------------------------------------------------------------------------------------
 @op
-def _matmul(dev, a, b):
+def _matmul(dev: Device, a, b):
     return dev.gemm(a, b), (lambda dy: dev.gemm(dy, b, tb=True), lambda dy: dev.gemm(a, dy, ta=True))
 
 
@@ -75,7 +76,7 @@ def matmul(a: Any, b: Any) -> Tensor:
 
 
 @op(fuses=True)
-def linear(dev, x, w, b=None, *, relu: bool = False, scale: float = 1.0, columns: bool = False):
+def linear(dev: Device, x, w, b=None, *, relu: bool = False, scale: float = 1.0, columns: bool = False):
     """y[n, o] = act(scale sum_i x[n, i] w[o, i] + b[o]).   x (N, I), w (O, I), b (O,) or None -> y (N, O), scale > 0
 
     With `columns` dy may be `Columns`: then dx, dw and db are products with these alone; y has no ReLU and no scale.
@@ -89,7 +90,7 @@ def linear(dev, x, w, b=None, *, relu: bool = False, scale: float = 1.0, columns
 
 
 # --- planned ----------------------------------------------------------------------------------------------------------
-def _listed_vjps(dev: Any, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], rows: KeptAxis, cols: KeptAxis) -> tuple:
+def _listed_vjps(dev: Device, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], rows: KeptAxis, cols: KeptAxis) -> tuple:
     """The vjps of y = x w[rows, cols].T + b[rows]; dz gives the gradient of y from what comes."""
     shape, at = tuple(w.shape), (rows.index, cols.index)
     dw, sums = _weight_vjps(dev, x, b, dz)
@@ -97,19 +98,19 @@ def _listed_vjps(dev: Any, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], row
             lambda dy: Packed(dw(dy), packing(rows, cols), shape), lambda dy: vector_gradient(sums(dy), rows))
 
 
-def _of_columns(dev: Any, x: Any, w: Any, b: Any, cols: KeptAxis | None, vjps: tuple) -> tuple:
+def _of_columns(dev: Device, x: Any, w: Any, b: Any, cols: KeptAxis | None, vjps: tuple) -> tuple:
     """The vjps for a dy of all columns or, where it is `Columns`, of these alone."""
     own = once(lambda dy: _listed_vjps(dev, x, w, b, lambda dy: dy.values, dy.kept, cols or whole_axis(w.shape[1], dev)))
     return tuple((lambda dy, i=i, vjp=vjp: own(dy)[i](dy) if isinstance(dy, Columns) else vjp(dy))
                  for i, vjp in enumerate(vjps))
 
 
-def _axis(plan: AxisPlan | Kept | None, n: int, dev: Any) -> KeptAxis:
+def _axis(plan: AxisPlan | Kept | None, n: int, dev: Device) -> KeptAxis:
     return whole_axis(n, dev) if plan is None else on("linear_rows", plan, dev, KeptAxis, (n,))
 
 
 @op(fuses=True)
-def linear_rows(dev, x, w, b=None, *, rows: AxisPlan | Kept | None = None, cols: AxisPlan | Kept | None = None,
+def linear_rows(dev: Device, x, w, b=None, *, rows: AxisPlan | Kept | None = None, cols: AxisPlan | Kept | None = None,
                 relu: bool = False, scale: float | None = None, columns: bool = False):
     """y[n, k] = scale act(sum_j x[n, j] w[rows_k, cols_j] + b[rows_k]), x and y compact; the scale is that of `rows`.
 
@@ -138,7 +139,7 @@ def vector_gradient(values: Any, kept: KeptAxis) -> Packed:
 
 
 @op(fuses=True)
-def _linear_tiles(dev, x, w, b=None, *, plan: KeptTiles, relu: bool, blocks: Any):
+def _linear_tiles(dev: Device, x, w, b=None, *, plan: KeptTiles, relu: bool, blocks: Any):
     _check("linear_tiles", x, w, b)
     shape, pattern, scale = tuple(w.shape), plan.plan.pattern, plan.plan.scale
     blocks = dev.tile_blocks(w, pattern, plan.tiles) if blocks is None else blocks

@@ -30,7 +30,7 @@ def _given(name: str, dev: Device, x: Any, dtype: type = np.float32) -> Any:
     return dev.upload(values, dtype)
 
 
-def _mean_loss(dev, losses_and_gradient):
+def _mean_loss(dev: Device, losses_and_gradient):
     losses, gradient = losses_and_gradient
 
     def vjp(dy):
@@ -42,7 +42,7 @@ def _mean_loss(dev, losses_and_gradient):
 
 
 @op(fuses=True)
-def softmax_cross_entropy(dev, logits, *, labels, weights=None, label_smoothing: float = 0.0):
+def softmax_cross_entropy(dev: Device, logits, *, labels, weights=None, label_smoothing: float = 0.0):
     """y = -sum_n weights[n] sum_c t[n, c] log softmax(logits[n])[c].   logits (N, C), labels (N,) integers, weights None: 1/N
 
     t[n, c] = (1 - label_smoothing) [c = labels[n]] + label_smoothing / C (Szegedy et al. 2016, section 7): with 0 the loss is
@@ -57,11 +57,13 @@ def softmax_cross_entropy(dev, logits, *, labels, weights=None, label_smoothing:
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"softmax_cross_entropy: label_smoothing must be in [0, 1), got {label_smoothing!r}")
     labels, weights = _given("softmax_cross_entropy", dev, labels, np.int32), _given("softmax_cross_entropy", dev, weights)
-    found = dev.softmax_cross_entropy(logits, labels, weights)
-    return _mean_loss(dev, _smoothed(dev, logits, weights, *found, label_smoothing) if label_smoothing else found)
+    losses, gradient = dev.softmax_cross_entropy(logits, labels, weights)
+    if label_smoothing:
+        losses, gradient = _smoothed(dev, logits, weights, losses, gradient, label_smoothing)
+    return _mean_loss(dev, (losses, gradient))
 
 
-def _smoothed(dev, logits, weights, losses, gradient, share):
+def _smoothed(dev: Device, logits, weights, losses, gradient, share):
     """(losses, gradient) of labels that are smoothed, from those of labels that are not: a share of both is replaced by that of
     the same loss with all classes as likely, -mean_c log softmax(logits)[c] and softmax(logits) - 1/C."""
     n, classes = logits.shape
@@ -77,28 +79,28 @@ def _smoothed(dev, logits, weights, losses, gradient, share):
 
 
 @op(fuses=True)
-def squared_error(dev, prediction, *, target, weights=None):
+def squared_error(dev: Device, prediction, *, target, weights=None):
     """y = sum_n weights[n] mean_o (prediction[n, o] - target[n, o])².   (N, O), weights (N,) or None: 1/N"""
     target, weights = (_given("squared_error", dev, x) for x in (target, weights))
     return _mean_loss(dev, dev.squared_error(prediction, target, weights))
 
 
 @op(fuses=True)
-def absolute_error(dev, prediction, *, target, weights=None):
+def absolute_error(dev: Device, prediction, *, target, weights=None):
     """y = sum_n weights[n] mean_o |prediction[n, o] - target[n, o]|.   (N, O), weights (N,) or None: 1/N"""
     target, weights = (_given("absolute_error", dev, x) for x in (target, weights))
     return _mean_loss(dev, dev.absolute_error(prediction, target, weights))
 
 
 @op(fuses=True)
-def sigmoid_cross_entropy(dev, logits, *, target, weights=None):
+def sigmoid_cross_entropy(dev: Device, logits, *, target, weights=None):
     """y = -sum_n weights[n] mean_o (t log s + (1 - t) log(1 - s)), s = sigmoid(logits[n, o]), t = target[n, o]"""
     target, weights = (_given("sigmoid_cross_entropy", dev, x) for x in (target, weights))
     return _mean_loss(dev, dev.sigmoid_cross_entropy(logits, target, weights))
 
 
 @op(fuses=True)
-def huber_error(dev, prediction, *, target, delta: float = 1.0, weights=None):
+def huber_error(dev: Device, prediction, *, target, delta: float = 1.0, weights=None):
     """y = sum_n weights[n] mean_o (d²/2 where |d| <= delta, else delta (|d| - delta/2)), d = prediction - target (Huber 1964).
 
     (N, O), weights (N,) or None: 1/N
@@ -115,7 +117,7 @@ def huber_error(dev, prediction, *, target, delta: float = 1.0, weights=None):
 
 
 @op(fuses=True)
-def quantile_error(dev, prediction, *, target, level: float = 0.5, weights=None):
+def quantile_error(dev: Device, prediction, *, target, level: float = 0.5, weights=None):
     """y = sum_n weights[n] mean_o max(level e, (level - 1) e), e = target - prediction; least for the quantile of that level.
 
     (N, O), weights (N,) or None: 1/N (Koenker & Bassett 1978; the pinball loss). Half the absolute error at level 0.5.

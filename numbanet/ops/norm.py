@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..autograd import op
+from ..device import Device
 from ..plans.kept import KeptAxis
 from .linear import once, vector_gradient
 
 
-def _own(name: str, dev: Any, x: Any, kept: KeptAxis | None, vectors: tuple[Any, ...]) -> list[Any]:
+def _own(name: str, dev: Device, x: Any, kept: KeptAxis | None, vectors: tuple[Any, ...]) -> list[Any]:
     """The kept entries of vectors (C,), or ValueError where x (N, K) does not hold as many."""
     channels, count = vectors[0].shape[0], vectors[0].shape[0] if kept is None else kept.plan.count
     if not (len(x.shape) == 2 and x.shape[1] == count and all(v.shape == (channels,) for v in vectors)
@@ -23,7 +24,7 @@ def _own(name: str, dev: Any, x: Any, kept: KeptAxis | None, vectors: tuple[Any,
 
 
 @op
-def batch_norm(dev, x, gamma, beta, *, eps: float = 1e-5, kept: KeptAxis | None = None,
+def batch_norm(dev: Device, x, gamma, beta, *, eps: float = 1e-5, kept: KeptAxis | None = None,
                seen: Callable[[Any, Any], None] = lambda mean, variance: None):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c], mean and variance over n.
 
@@ -42,12 +43,10 @@ def batch_norm(dev, x, gamma, beta, *, eps: float = 1e-5, kept: KeptAxis | None 
 
 
 @op
-def batch_norm_apply(dev, x, gamma, beta, *, mean: Any, variance: Any, eps: float = 1e-5, kept: KeptAxis | None = None):
+def batch_norm_apply(dev: Device, x, gamma, beta, *, mean: Any, variance: Any, eps: float = 1e-5, kept: KeptAxis | None = None):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c] with a given mean and variance, both (C,)."""
-    own = _own("batch_norm_apply", dev, x, kept, (gamma, beta, mean, variance))
-    y = dev.batch_norm_apply(x, *own, eps)
-
-    gamma, _, mean, variance = own
+    gamma, beta, mean, variance = _own("batch_norm_apply", dev, x, kept, (gamma, beta, mean, variance))
+    y = dev.batch_norm_apply(x, gamma, beta, mean, variance, eps)
     nothing, ones = (dev.full(gamma.shape, value) for value in (0.0, 1.0))
 
     def dgamma(dy):
@@ -61,7 +60,7 @@ def batch_norm_apply(dev, x, gamma, beta, *, mean: Any, variance: Any, eps: floa
 
 
 @op
-def layer_norm(dev, x, gamma=None, beta=None, *, shape: Sequence[int], eps: float = 1e-5):
+def layer_norm(dev: Device, x, gamma=None, beta=None, *, shape: Sequence[int], eps: float = 1e-5):
     """y = gamma (x - mean) / sqrt(variance + eps) + beta, mean and variance over the last axes, which are of this shape.
 
     x, y (…, *shape), gamma and beta (*shape) or None for 1 and 0 (Ba, Kiros & Hinton 2016, "Layer normalization", eq. 3).

@@ -4,10 +4,11 @@ from __future__ import annotations
 from numbanet_kernels.layouts.windows import Bins, Window
 
 from ..autograd import op
+from ..device import Device
 
 
 @op
-def max_pool2d(dev, x, *, window: Window):
+def max_pool2d(dev: Device, x, *, window: Window):
     """y[n, oh, ow, c] = max of x[n, h, w, c] over the pixels that the window sees there; padding never is the largest.
 
     x (N, H, W, C) -> y (N, OH, OW, C). The gradient goes to the first pixel that is the largest, of NaNs to the last.
@@ -23,7 +24,7 @@ def max_pool2d(dev, x, *, window: Window):
 
 
 @op
-def avg_pool2d(dev, x, *, window: Window | Bins, count_include_pad: bool = True):
+def avg_pool2d(dev: Device, x, *, window: Window | Bins, count_include_pad: bool = True):
     """y[n, oh, ow, c] = mean of x[n, h, w, c] over the pixels that the window sees there; of padding, 0, if it is counted.
 
     x (N, H, W, C) -> y (N, OH, OW, C)

@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 
 from ..autograd import op
+from ..device import Device
 from ..gradients import Columns, Packed
 from ..plans import AxisPlan, Kept, TimePlan
 from ..plans.kept import KeptAxis, KeptTimes, on, packing, place_kept, whole_axis
 from .linear import once
 
 
-def _units(dev: Any, plan: Any, hidden: int, steps: int) -> tuple[Kept | None, Any, float]:
+def _units(dev: Device, plan: Any, hidden: int, steps: int) -> tuple[Kept | None, Any, float]:
     """(what is kept, as int32 (1 or T, K), the scale); a plan that is None keeps all."""
     if plan is None:
         return None, None, 1.0
@@ -27,7 +28,7 @@ def _units(dev: Any, plan: Any, hidden: int, steps: int) -> tuple[Kept | None, A
 
 
 @op(fuses=True)
-def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | Kept | None = None, lengths: Any = None,
+def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | Kept | None = None, lengths: Any = None,
          gates: Any = None, cell: bool = False, left: list[Any] | None = None):
     """i, f, g, o = sigmoid, sigmoid, tanh, sigmoid of z[t] + h[t-1] w.T;   c[t] = f c[t-1] + i g;   y[t] = h[t] = o tanh c[t]
 
@@ -108,7 +109,7 @@ def lstm(dev, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | Kept | N
 
 
 @op
-def reverse_steps(dev, x, *, lengths: np.ndarray | None = None):
+def reverse_steps(dev: Device, x, *, lengths: np.ndarray | None = None):
     """y[t, n] = x[L - 1 - t, n] for t < L = lengths[n], x[t, n] from there on.   x, y (T, N, W)
 
     What reads sequences backwards, each from its own end, reads them so; done twice, it is x.

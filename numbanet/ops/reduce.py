@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..autograd import op
+from ..device import Device
 from ..tensor import Tensor
 from .elementwise import affine
 from .shape import axes_of
@@ -16,7 +17,7 @@ def _with_ones(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @op
-def sum(dev, x, *, axis: int | Sequence[int] | None = None, keepdims: bool = False):
+def sum(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bool = False):
     """y = sum of x over the axes (all by default)."""
     axes, shape = axes_of("sum", x, axis), x.shape
     kept = _with_ones(x, axes)
@@ -31,7 +32,7 @@ def mean(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool =
 
 
 @op
-def max(dev, x, *, axis: int | Sequence[int] | None = None, keepdims: bool = False):
+def max(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bool = False):
     """y = largest of x over the axes (all by default); equal ones share the gradient."""
     axes, shape = axes_of("max", x, axis), x.shape
     kept = _with_ones(x, axes)
@@ -69,7 +70,7 @@ def argmax(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Ten
 
 
 @op
-def var(dev, x, *, axis: int | Sequence[int] | None = None, correction: float = 1, keepdims: bool = False):
+def var(dev: Device, x, *, axis: int | Sequence[int] | None = None, correction: float = 1, keepdims: bool = False):
     """y = sum of (x - mean)² over the axes (all by default) / max(0, n - correction), n the number of them.
 
     `correction` is 1 by default, as PyTorch's: the estimate of what the values were drawn from (Bessel); 0 gives the variance
@@ -80,7 +81,7 @@ def var(dev, x, *, axis: int | Sequence[int] | None = None, correction: float = 
 
 
 @op
-def std(dev, x, *, axis: int | Sequence[int] | None = None, correction: float = 1, keepdims: bool = False):
+def std(dev: Device, x, *, axis: int | Sequence[int] | None = None, correction: float = 1, keepdims: bool = False):
     """y = the square root of `var`; where that is 0, so is the gradient."""
     variance, slope = _variance("std", dev, x, axis, correction)
     y = dev.sqrt(variance)
@@ -98,7 +99,7 @@ def _without(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, 
     return tuple(n for i, n in enumerate(x.shape) if i not in axes)
 
 
-def _variance(name: str, dev: Any, x: Any, axis: Any, correction: float) -> tuple[Any, Callable[[Any], Any]]:
+def _variance(name: str, dev: Device, x: Any, axis: Any, correction: float) -> tuple[Any, Callable[[Any], Any]]:
     """(the variance, with the axes that it was taken over as ones; its vjp)"""
     axes, shape = axes_of(name, x, axis), tuple(x.shape)
     n = math.prod(shape[a] for a in axes)
@@ -113,14 +114,14 @@ def _variance(name: str, dev: Any, x: Any, axis: Any, correction: float) -> tupl
 
 
 @op
-def softmax(dev, x):
+def softmax(dev: Device, x):
     """y[…, c] = e^x[…, c] / sum_k e^x[…, k], over the last axis"""
     y = dev.softmax(x)
     return y, (lambda dy: dev.softmax_grad(dy, y),)
 
 
 @op
-def log_softmax(dev, x):
+def log_softmax(dev: Device, x):
     """y[…, c] = x[…, c] - ln sum_k e^x[…, k], over the last axis"""
     y = dev.log_softmax(x)
     return y, (lambda dy: dev.log_softmax_grad(dy, y),)

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +9,9 @@ import numpy as np
 
 from numbanet_kernels.layouts.packed import Packing
 
+from ..arguments import is_integer
 from ..autograd import op
-from ..device import device
+from ..device import Device, device
 from ..gradients import Packed
 from ..plans import AxisPlan, Kept
 from ..plans.kept import KeptAxis, on, whole_axis
@@ -21,7 +21,7 @@ from .order import Order
 
 def axes_of(name: str, x: Any, axis: int | Sequence[int] | None) -> tuple[int, ...]:
     """The axes, from 0 on and in order; None stands for all."""
-    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, numbers.Integral) else axis
+    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, (int, np.integer)) else axis
     if any(not -x.ndim <= a < x.ndim for a in axes):
         raise ValueError(f"{name}: axis {axis} is not among the {x.ndim} axes of {tuple(x.shape)}")
     return tuple(sorted({a % x.ndim for a in axes}))
@@ -37,7 +37,7 @@ def broadcast_shape(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[
 
 
 @op
-def reshape(dev, x, *, shape: Sequence[int]):
+def reshape(dev: Device, x, *, shape: Sequence[int]):
     """y = x under another shape; one entry may be -1."""
     shape, before = tuple(shape), x.shape
     known = math.prod(n for n in shape if n != -1)
@@ -47,7 +47,7 @@ def reshape(dev, x, *, shape: Sequence[int]):
 
 
 @op
-def transpose(dev, x, *, axes: Sequence[int] | None = None):
+def transpose(dev: Device, x, *, axes: Sequence[int] | None = None):
     """y[i_axes[0], i_axes[1], …] = x[i_0, i_1, …]; axes reversed by default."""
     axes = tuple(range(x.ndim))[::-1] if axes is None else tuple(a + x.ndim if a < 0 else a for a in axes)
     if sorted(axes) != list(range(x.ndim)):
@@ -57,7 +57,7 @@ def transpose(dev, x, *, axes: Sequence[int] | None = None):
 
 
 @op
-def broadcast_to(dev, x, *, shape: Sequence[int]):
+def broadcast_to(dev: Device, x, *, shape: Sequence[int]):
     """y[…, i, …] = x[…, 0, …] along every axis that x lacks or has with length 1."""
     shape, before = tuple(shape), tuple(x.shape)
     if broadcast_shape("broadcast_to", before, shape) != shape:
@@ -68,7 +68,7 @@ def broadcast_to(dev, x, *, shape: Sequence[int]):
 
 
 @op
-def getitem(dev, x, *, key):
+def getitem(dev: Device, x, *, key):
     """y = x[key]; key as in NumPy: integers, slices, integer arrays and tensors, boolean masks.
 
     Raises
@@ -97,7 +97,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 @op
-def _concatenate(dev, *xs, axis):
+def _concatenate(dev: Device, *xs, axis):
     (axis,) = axes_of("concatenate", xs[0], axis)
     others = {tuple(n for i, n in enumerate(x.shape) if i != axis) for x in xs}
     if len(others) > 1:
@@ -124,7 +124,7 @@ def expand(x: Tensor, *, plan: AxisPlan | Kept) -> Tensor:
 
 
 @op
-def _expand(dev, x, *, plan):
+def _expand(dev: Device, x, *, plan):
     kept = on("expand", plan, dev, KeptAxis)
     if x.shape[1] != kept.plan.count:
         raise ValueError(f"expand: x {tuple(x.shape)} does not hold the {kept.plan.count} entries that {kept.plan} keeps")
@@ -146,13 +146,13 @@ def compact(x: Tensor, *, plan: AxisPlan | Kept) -> Tensor:
 
 
 @op
-def _compact(dev, x, *, plan):
+def _compact(dev: Device, x, *, plan):
     kept = on("compact", plan, dev, KeptAxis, (x.shape[1],))
     return dev.compact(x, kept.kept), (lambda dy: dev.expand(dy, kept.places),)
 
 
 @op
-def shuffle(dev, x, *, order: Order):
+def shuffle(dev: Device, x, *, order: Order):
     """y[n, j] = (x - order.mean)[n, order.order[j]].   x (N, I) -> y (N, I)
 
     Raises
@@ -171,7 +171,7 @@ def padding_row(name: str, padding: int | None, rows: int) -> int | None:
     """The row of a table that is padding, from 0 on: a negative number counts from the end. None for None."""
     if padding is None:
         return None
-    if isinstance(padding, bool) or not isinstance(padding, numbers.Integral):
+    if not is_integer(padding):
         raise TypeError(f"{name} must be an integer or None, got {padding!r}")
     if not -rows <= padding < rows:
         raise ValueError(f"{name} must be a row of the table, from {-rows} to {rows - 1}, got {padding}")
@@ -179,7 +179,8 @@ def padding_row(name: str, padding: int | None, rows: int) -> int | None:
 
 
 @op
-def embedding(dev, w, *, ids: Any, cols: AxisPlan | Kept | None = None, padding: int | None = None, checked: bool = False):
+def embedding(dev: Device, w, *, ids: Any, cols: AxisPlan | Kept | None = None, padding: int | None = None,
+              checked: bool = False):
     """y[…, k] = w[ids[…], cols_k].   w (V, D), ids (…) integers of the host or int32 of the device -> y (…, K)
 
     The gradient holds the rows that were looked up, but for that of `padding`, and no others: dw[v] = sum of dy[…] where
@@ -218,7 +219,7 @@ def embedding(dev, w, *, ids: Any, cols: AxisPlan | Kept | None = None, padding:
     return y, (dw,)
 
 
-def _symbols(dev: Any, ids: Any, rows: int) -> np.ndarray:
+def _symbols(dev: Device, ids: Any, rows: int) -> np.ndarray:
     """The ids on the host, int32; TypeError or ValueError where one is no row of the table."""
     host = np.asarray(ids if isinstance(ids, np.ndarray) else dev.download(ids))
     if host.dtype.kind not in "iu":

@@ -43,14 +43,15 @@ class Layout:
         return f"Layout(shape={self.shape}, nnz={self.nnz}) on {self.device.name}"
 
 
-def _whole(dev: Any, x: Any, kept: KeptAxis | None) -> Any:
+def _whole(dev: Device, x: Any, kept: KeptAxis | None) -> Any:
     """The dense form of an activation."""
     return x if kept is None else dev.expand(x, kept.places)
 
 
 @op(fuses=True)
-def _linear_csr(dev, x, values, b=None, *, at, relu: bool, rows: KeptAxis | None, cols: KeptAxis | None, trace: list | None):
-    lists, transposed = [kept and kept.lists for kept in (rows, cols)], dev.csr_transposed(x)
+def _linear_csr(dev: Device, x, values, b=None, *, at, relu: bool, rows: KeptAxis | None, cols: KeptAxis | None,
+                trace: list | None):
+    lists, transposed = (rows and rows.lists, cols and cols.lists), dev.csr_transposed(x)
     y = dev.csr(x, values, at, b, relu, *lists, transposed)
     dz = once(lambda dy: dy.through(dev, y if relu else None))
     dz_transposed = once(lambda dy: dev.csr_transposed(dz(dy)))
@@ -68,7 +69,7 @@ def _linear_csr(dev, x, values, b=None, *, at, relu: bool, rows: KeptAxis | None
 
 
 @op(fuses=True)
-def _linear_bsr(dev, x, values, b=None, *, at, outputs: int, relu: bool):
+def _linear_bsr(dev: Device, x, values, b=None, *, at, outputs: int, relu: bool):
     y = dev.bsr(x, values, at, outputs, b, relu)
     dz = once(lambda dy: dy.through(dev, y if relu else None))
     return y, (lambda dy: dev.bsr_dx(dz(dy), values, at, x.shape[1]), lambda dy: dev.bsr_dw(dz(dy), x, at, values.shape[1]),

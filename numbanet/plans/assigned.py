@@ -124,7 +124,8 @@ class Plans:
     def region(self, layer: Any, weight: Any, name: str = "output") -> dict[Any, Kept]:
         """{weight: what of it the pass reads}, by the plan at a layer's site; {} where it is all."""
         plan = self.of(layer, name) if self.assigned else None
-        return {} if plan is None or plan.region(weight.shape) is None else {weight: self.at(layer, name)}
+        here = None if plan is None or plan.region(weight.shape) is None else self.at(layer, name)
+        return {} if here is None else {weight: here}
 
     def repeat(self, plan: AxisPlan, times: int) -> AxisPlan | None:
         """The plan of a longer axis that has, for each index of a plan's, so many in a row, such as the pixels of a channel;

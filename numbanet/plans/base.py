@@ -13,7 +13,7 @@ import abc
 import functools
 import math
 from collections.abc import Hashable
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,12 @@ class Plan(abc.ABC):
 
     scale: float = 1.0  # what is kept is multiplied by it
     once: ClassVar[bool] = False    # whether one hardly comes twice: what it is on a device is not kept for later
+
+    if TYPE_CHECKING:  # a plan that has a region says so: a field or a property
+
+        @property
+        def shape(self) -> tuple[int, ...]:
+            """Of what the plan's mask covers."""
 
     @abc.abstractmethod
     def mask(self) -> np.ndarray:

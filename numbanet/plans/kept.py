@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from numbanet_kernels.layouts.windows import Blocks
 from ..device import Device
 from .base import AxisPlan, Plan
 from .rows import RowPlan, TimePlan
-from .samples import SamplePlan
+from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
 APART = 64  # numbers between the starts of two lists: 256 bytes, as a device aligns its own arrays
@@ -65,6 +65,9 @@ class Kept:
     @functools.cached_property
     def lists(self) -> tuple:
         """The lists, parts of `whole`."""
+        return self._parts()
+
+    def _parts(self) -> tuple:
         dev, sizes = self.device, [array.size + -array.size % APART for array in self._host]
         starts = itertools.accumulate(sizes, initial=0)
         return tuple(dev.reshape(dev.part(self.whole, start, start + array.size), array.shape) if array.size else
@@ -73,14 +76,36 @@ class Kept:
     @functools.cached_property
     def wanted(self) -> Any:
         """(block rows, block columns) bool array of the device: the blocks of the plan's `Region`."""
-        return self.device.upload(self.plan.region(self.plan.shape).wanted)
+        region = self.plan.region(self.plan.shape)
+        assert region is not None, f"{self.plan} has no region"
+        return self.device.upload(region.wanted)
 
     def room(self) -> tuple | None:
         """Where an update may write, on its way, what the next step reads of the weight packed; None: nothing is packed."""
         return None
 
+    @property
+    def pending(self) -> Any:
+        """What is left to be multiplied in by whoever keeps what the plan keeps: its scale, or bits."""
+        return self.plan
+
     def __repr__(self) -> str:
         return f"{self.plan!r} on {self.device.name}"
+
+
+class KeptBits(Kept):
+    """Random bits of an activation."""
+
+    plan: BernoulliPlan
+
+    @property
+    def key(self) -> Any:
+        """A number, or an array of the device where it lies in a place that was given."""
+        return self.plan.key if self._place is None else self.lists[0]
+
+    @property
+    def pending(self):
+        return self
 
 
 class KeptAxis(Kept):
@@ -90,7 +115,7 @@ class KeptAxis(Kept):
 
     @functools.cached_property
     def lists(self) -> RowLists:
-        return RowLists(*Kept.lists.func(self))
+        return RowLists(*self._parts())
 
     @functools.cached_property
     def index(self) -> Any:
@@ -176,7 +201,8 @@ class KeptSamples(Kept):
         return found._replace(bits=self.device.upload(found.bits), starts=self.device.upload(found.starts.astype(np.int32)))
 
 
-KINDS = {SamplePlan: KeptSamples, AxisPlan: KeptAxis, TimePlan: KeptTimes, TilePlan: KeptTiles, BlockPlan: KeptBlocks}
+KINDS = {BernoulliPlan: KeptBits, SamplePlan: KeptSamples, AxisPlan: KeptAxis, TimePlan: KeptTimes, TilePlan: KeptTiles,
+         BlockPlan: KeptBlocks}
 
 
 def place_kept(plan: Plan, dev: Device) -> Kept:
@@ -207,7 +233,6 @@ def on(name: str, plan: Plan | Kept, dev: Device, kind: type[Kept], shape: tuple
     return found
 
 
-@functools.lru_cache(maxsize=1024)
 def whole_axis(n: int, dev: Device) -> KeptAxis:
     """An axis of which everything is kept."""
-    return place_kept(RowPlan(n, 1, 0), dev)
+    return cast(KeptAxis, kept(RowPlan(n, 1, 0), dev))

@@ -7,7 +7,7 @@ import numbers
 
 import numpy as np
 
-from numbanet_kernels.layouts.samples import WORD, SampleLists
+from numbanet_kernels.layouts.samples import WORD, SampleLists, key_words
 
 from .base import Plan
 
@@ -33,9 +33,19 @@ class BernoulliPlan(Plan):
     key: int
     scale: float = 1.0
 
+    once = True
+    density = 1.0
+
     @property
     def covers(self):
         return (self.n,)
+
+    @property
+    def kind(self):
+        return BernoulliPlan, self.n, self.rate, self.scale
+
+    def lists(self):
+        return (key_words(self.key),)
 
     def mask(self) -> np.ndarray:
         """(n,) True: no part of a product is left out. Which activations are zeroed, `ops.dropout` says."""

@@ -161,8 +161,8 @@ def generated(neurons: int, layers: int, inputs: int | None = None, seed: int = 
         pixels = enlarged(images[first:first + 500], side)
         columns.append((np.flatnonzero(pixels) % neurons).astype(np.int32))
         counts.append(pixels.sum(axis=1))
-    starts, columns = np.concatenate([[0], np.cumsum(np.concatenate(counts))]), np.concatenate(columns)
-    return ChallengeData(starts.astype(np.int32), columns, np.broadcast_to(np.float32(1), columns.shape), network, None)
+    starts, found = np.concatenate([[0], np.cumsum(np.concatenate(counts))]), np.concatenate(columns)
+    return ChallengeData(starts.astype(np.int32), found, np.broadcast_to(np.float32(1), found.shape), network, None)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ def _filter(dev, x, alive, numbers, layer, buffer):
     return y, dev.download(found), numbers, samples
 
 
-def _all(dev, x, alive, numbers, layer, buffer):
+def _all(dev, x, _, numbers, layer, buffer):
     """The next layer of all inputs, in a buffer or a new array."""
     weights, rows = layer
     y, found = dev.ell(x, *weights, CEILING, rows=rows, out=None if buffer is None else dev.part(buffer, 0, len(x)))

@@ -78,7 +78,7 @@ def _find(folders, neurons, layers):
 def _opened(path: Path, tell: Callable[[BinaryIO], Any]) -> Iterator[tuple[BinaryIO, Callable[[], Any]]]:
     """(a file, decompressed as it is read, a function to be called now and then, which tells how far it is read)"""
     with path.open("rb") as raw:
-        open_as = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix)
+        open_as: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix)
         with open_as(raw) if open_as else contextlib.nullcontext(raw) as file:
             yield file, lambda: tell(raw)
 
@@ -152,8 +152,8 @@ def _truth(path, tell):
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[Path], Callable[[BinaryIO], Any]]]:
-    """A bar over the bytes of all files, where there is a terminal: a function that gives the tell of a file."""
+def _progress(total: int) -> Iterator[Callable[[int], Callable[[BinaryIO], Any]]]:
+    """A bar over the bytes of all files, where there is a terminal: a function that gives the tell of a file of a size."""
     from rich import console, progress
 
     columns = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeRemainingColumn()
@@ -221,7 +221,7 @@ def load_challenge(neurons: int = 1024, layers: int = 120, folder: str | os.Path
     ValueError
         If one is truncated, or not what is expected; it names file and line.
     """
-    paths = _find(search_folders("graphchallenge", folder), neurons, layers)
+    images, weights, categories = paths = _find(search_folders("graphchallenge", folder), neurons, layers)
     listed = [own for path in paths if path for own in (path if isinstance(path, list) else [path])]
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in listed]
     sources = repr((FORMAT, neurons, layers, stats))
@@ -229,7 +229,7 @@ def load_challenge(neurons: int = 1024, layers: int = 120, folder: str | os.Path
     kept = cache_folder() / "graphchallenge" / f"neuron{neurons}-l{layers}-{name}.checked"
     found = _unpacked(kept, sources)
     if found is None:
-        found = _read(*paths, neurons, layers)
+        found = _read(images, weights, categories, neurons, layers)
         with deferred, contextlib.suppress(OSError):  # no place for it: read again next time
             write_file(kept, _packed(sources, found))
     bias = np.full(neurons, challenge_bias(neurons), np.float32)

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -120,7 +120,7 @@ class RadixNet(Sequence):
     def __len__(self) -> int:
         return self.layers
 
-    def __getitem__(self, layer: int) -> EllLayer:
+    def __getitem__(self, layer: Any) -> Any:
         if not -self.layers <= layer < self.layers:
             raise IndexError(f"RadixNet: there are {self.layers} layers, and no layer {layer}")
         group, place = divmod(layer % self.layers, self.depth)

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from ..arguments import is_integer
 from ..device import Device
 from .hooks import Hook
 
@@ -37,7 +37,7 @@ class FlipsAndCrops:
     flip: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.padding, bool) or not isinstance(self.padding, numbers.Integral) or self.padding < 0:
+        if not is_integer(self.padding) or self.padding < 0:
             raise ValueError(f"{self!r}: padding must be an integer of at least 0")
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:

@@ -13,6 +13,7 @@ are left out by a `Select` in front of the layer.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -41,6 +42,11 @@ from .optim import Optimizer
 NORMS = BatchNorm1d, BatchNorm2d
 
 
+def changeable(layer: Layer) -> TypeGuard[Linear | Conv2d]:
+    """Whether a layer is one of those whose weights may be changed; a subclass may do something else with them."""
+    return type(layer) in (Linear, Conv2d)
+
+
 @dataclasses.dataclass(frozen=True)
 class Joint:
     """Where units may leave: between two layers with weights, or in front of the first.
@@ -64,9 +70,9 @@ class Joint:
         Of each input of the reader, the unit that it comes from; without a source itself.
     """
 
-    source: Layer | None
+    source: Linear | Conv2d | None
     between: tuple[Layer, ...]
-    reader: Layer
+    reader: Linear | Conv2d
     after: Layer | None
     form: Form
     flat: bool
@@ -84,21 +90,23 @@ class Joint:
         return inputs // self.source.weight.shape[0] if self.source else 1
 
 
-def trainable(model: Sequential) -> set[Layer]:
+def trainable(model: Sequential) -> set[Linear | Conv2d]:
     """The layers whose weights may be changed: `Linear` and `Conv2d` without groups, that train and share no weight."""
     shared = Tree(model).shared
-    return {layer for layer in model.layers if type(layer) in (Linear, Conv2d) and getattr(layer, "groups", 1) == 1
+    return {layer for layer in model.layers if changeable(layer) and getattr(layer, "groups", 1) == 1
             and layer.weight.requires_grad and layer.weight not in shared}
 
 
 def joints(model: Sequential, shape: tuple[int, ...]) -> list[Joint]:
     """Front to back, for inputs of a shape (N, …)."""
     found, own, shared, form = [], trainable(model), Tree(model).shared, Form(shape)
-    source, between, given = None, [], form
+    source: Linear | Conv2d | None = None
+    between: list[Layer] = []
+    given = form
     for place, layer in enumerate(model.layers):
-        if layer in own:
+        if changeable(layer) and layer in own:
             after = model.layers[place + 1] if place + 1 < len(model.layers) else None
-            parts = *([source] if source else []), *between, layer, *([after] if type(after) in NORMS else [])
+            parts = filter(None, (source, *between, layer, after if type(after) in NORMS else None))
             known = shared.isdisjoint(tensor for part in parts for _, tensor, _ in part.named())
             found.append(_joint(source if known else None, tuple(between), layer, after, given, len(form.shape) == 2))
             source, between = layer, []
@@ -109,7 +117,7 @@ def joints(model: Sequential, shape: tuple[int, ...]) -> list[Joint]:
     return found
 
 
-def _joint(source: Layer | None, between: tuple[Layer, ...], reader: Layer, after: Layer | None, form: Form,
+def _joint(source: Linear | Conv2d | None, between: tuple[Layer, ...], reader: Linear | Conv2d, after: Layer | None, form: Form,
            flat: bool) -> Joint:
     """With the source, where each of its units passes to the reader by itself."""
     inputs = reader.weight.shape[1]
@@ -141,8 +149,8 @@ def compact(model: Sequential, optimizer: Optimizer, shape: tuple[int, ...]) -> 
 
 def _leave(model: Sequential, joint: Joint, optimizer: Optimizer) -> bool:
     weight = joint.reader.weight.numpy()
-    read = weight.reshape(*weight.shape[:2], -1).any(axis=(0, 2))
-    if joint.source is not None and _units_leave(model, joint, read, optimizer):
+    read = np.asarray(weight.reshape(*weight.shape[:2], -1).any(axis=(0, 2)))
+    if joint.source is not None and _units_leave(model, joint, joint.source, read, optimizer):
         return True  # the joint is another one now
     read[0] |= not read.any()
     if not joint.flat or (joint.source is not None and joint.pixels == 1) or read.all():
@@ -153,14 +161,14 @@ def _leave(model: Sequential, joint: Joint, optimizer: Optimizer) -> bool:
     return True
 
 
-def _units_leave(model: Sequential, joint: Joint, read: np.ndarray, optimizer: Optimizer) -> bool:
-    source, units = joint.source, joint.source.weight.shape[0]
+def _units_leave(model: Sequential, joint: Joint, source: Linear | Conv2d, read: np.ndarray, optimizer: Optimizer) -> bool:
+    units = source.weight.shape[0]
     constant = ~source.weight.numpy().reshape(units, -1).any(axis=1)
     unread = np.bincount(joint.owner[read], minlength=units) == 0
     leave, values = unread | constant, None
     if (constant & ~unread).any():
-        values = _constants(joint)
-        leave &= unread | _foldable(joint, values)
+        values = _constants(joint, source)
+        leave &= unread | _foldable(joint, units, values)
     leave[0] &= not leave.all()
     if not leave.any():
         return False
@@ -203,7 +211,7 @@ def to_sparse(model: Sequential, layer: Linear, optimizer: Optimizer, tile: int 
 
     def values(array: np.ndarray) -> np.ndarray:
         """Of an array of the weight's shape, what lies where the matrix has entries."""
-        return array[weight != 0] if tile is None else BSR.from_dense(array, tile, _tiles(matrix)).values
+        return BSR.from_dense(array, matrix.tile, _tiles(matrix)).values if isinstance(matrix, BSR) else array[weight != 0]
 
     sparse = SparseLinear(layer.in_features, layer.out_features, weight=matrix, bias=False, device=dev)
     sparse.bias = layer.bias
@@ -219,9 +227,9 @@ def _tiles(matrix: BSR) -> np.ndarray:
 
 
 # --- what constant units give -----------------------------------------------------------------------------------------
-def _constants(joint: Joint) -> np.ndarray:
+def _constants(joint: Joint, source: Linear | Conv2d) -> np.ndarray:
     """What each input of the reader is where all units are their bias: (features,), or (channels, H, W)."""
-    source, (_, units, *others) = joint.source, joint.form.shape
+    units, *others = (n or 1 for n in joint.form.shape[1:])
     bias = np.zeros(units, np.float32) if source.bias is None else source.bias.numpy()
     x = np.broadcast_to(bias.reshape(1, units, *(1 for _ in others)), (1, units, *others))
     dev = source.weight.device
@@ -232,13 +240,13 @@ def _constants(joint: Joint) -> np.ndarray:
         return np.array(flow.dense().numpy()[0])
 
 
-def _foldable(joint: Joint, values: np.ndarray) -> np.ndarray:
+def _foldable(joint: Joint, units: int, values: np.ndarray) -> np.ndarray:
     """Which units, if constant, the reader can do without, given what it would put into its bias."""
-    zero = np.bincount(joint.owner, values.reshape(joint.owner.size, -1).any(axis=1), joint.source.weight.shape[0]) == 0
+    zero = np.bincount(joint.owner, values.reshape(joint.owner.size, -1).any(axis=1), units) == 0
     norm = joint.after if type(joint.after) in NORMS else None
     if joint.reader.bias is None and norm is None:
         return zero
-    if type(joint.reader) is Linear:
+    if not isinstance(joint.reader, Conv2d):
         return np.ones_like(zero)
     same = np.ptp(values.reshape(len(values), -1), axis=1) == 0
     return zero | (same & (joint.reader.window.padding == (0, 0)))
@@ -248,7 +256,8 @@ def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
     """Put what these inputs of the reader always are into its bias; without one, take it off the mean of its batch norm."""
     reader, weight = joint.reader, np.float64(joint.reader.weight.numpy())
     sums = weight.reshape(*weight.shape[:2], -1).sum(axis=2)[:, inputs] @ np.float64(values.reshape(inputs.size, -1)[inputs, 0])
-    target, sign = (reader.bias, 1) if reader.bias is not None else (getattr(joint.after, "running_mean", None), -1)
+    target: Any = reader.bias if reader.bias is not None else getattr(joint.after, "running_mean", None)
+    sign = 1 if reader.bias is not None else -1
     if sums.any():
         target.assign(target.device.upload(np.float32(np.float64(target.numpy()) + sign * sums)))
 

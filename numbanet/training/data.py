@@ -75,5 +75,6 @@ def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[
         total = some.stop - start if totals is None else totals[i]
         if total == 0:
             continue
-        of = [None if array is None else dev.part(array, start, some.stop) for array in (rows, y, shares)]
-        yield Batch(order[some], *of, total, np.asarray(data.X[order[some]], np.int32) if on_host(data.X) else None)
+        inputs, targets, share = (None if array is None else dev.part(array, start, some.stop) for array in (rows, y, shares))
+        ids = np.asarray(data.X[order[some]], np.int32) if on_host(data.X) else None
+        yield Batch(order[some], inputs, targets, share, total, ids)

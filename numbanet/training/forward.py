@@ -27,8 +27,8 @@ def forward(model: Layer, dev: Device, X: Any, rows: np.ndarray, session_options
     A short piece is filled up to LEAST_ROWS: BLAS takes other paths for a handful of rows, and what is predicted for a
     sample should not depend on how many others are predicted with it.
     """
-    pieces, tree, rng = [], Tree(model) if policy else None, np.random.default_rng(0)
-    choose = policy and policy.choosing(tree, rng)
+    pieces, tree = [], Tree(model)
+    choose = policy and policy.choosing(tree, np.random.default_rng(0))
     with no_grad(), dev.session(**session_options):
         for start in range(0, len(rows), PREDICT_ROWS):
             chosen = rows[start:start + PREDICT_ROWS].astype(np.int32)

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from ..arguments import is_real
 from ..autograd import no_grad
 from ..device import Device
 from ..layers import Context, Conv2d, Flow, Form, Layer, Linear, Sequential
@@ -46,38 +46,38 @@ REFRESHED = 16  # steps after which the mean norm is taken anew: on a card that 
 class Group(NamedTuple):
     """The groups of one weight: pieces of height x width of it as (R, C)."""
 
-    layer: Layer
+    layer: Linear | Conv2d
     height: int
     width: int
 
 
-def _rows(joint: Joint, last: Layer) -> Group | None:
+def _rows(joint: Joint, _: Layer | None) -> Group | None:
     source = joint.source
     return Group(source, 1, source.weight.shape[1]) if isinstance(source, Linear) else None
 
 
-def _filters(joint: Joint, last: Layer) -> Group | None:
+def _filters(joint: Joint, _: Layer | None) -> Group | None:
     source = joint.source
     return Group(source, 1, math.prod(source.weight.shape[1:])) if isinstance(source, Conv2d) else None
 
 
-def _columns(joint: Joint, last: Layer) -> Group | None:
+def _columns(joint: Joint, _: Layer | None) -> Group | None:
     shape = joint.reader.weight.shape
     can_leave = joint.source is not None or (joint.flat and isinstance(joint.reader, Linear))
     return Group(joint.reader, shape[0], math.prod(shape[2:])) if can_leave else None
 
 
-def _tiles(joint: Joint, last: Layer) -> Group | None:
+def _tiles(joint: Joint, last: Layer | None) -> Group | None:
     return Group(joint.reader, TILE, TILE) if isinstance(joint.reader, Linear) and joint.reader is not last else None
 
 
-GROUPS: dict[str, Callable[[Joint, Layer], Group | None]] = {"rows": _rows, "columns": _columns, "tiles": _tiles,
+GROUPS: dict[str, Callable[[Joint, Layer | None], Group | None]] = {"rows": _rows, "columns": _columns, "tiles": _tiles,
                                                              "filters": _filters}
 
 
 def check_share(name: str, value: Any, open_end: bool = False) -> None:
     """ValueError unless the value is a number in [0, 1], or [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value <= 1 or (open_end and value == 1):
+    if not is_real(value) or not 0 <= value <= 1 or (open_end and value == 1):
         raise ValueError(f"{name} must be a number in [0, 1{')' if open_end else ']'}, got {value!r}")
 
 
@@ -144,7 +144,7 @@ class GroupLasso(Sparsity):
 
     def __post_init__(self) -> None:
         given = self.strength
-        if isinstance(given, bool) or not isinstance(given, numbers.Real) or not 0 <= given < math.inf:
+        if not is_real(given) or not 0 <= given < math.inf:
             raise ValueError(f"GroupLasso: strength must be a finite number, not negative, got {given!r}")
         kinds = (self.groups,) if isinstance(self.groups, str) else self.groups
         if not (isinstance(kinds, (tuple, list)) and kinds and all(isinstance(kind, str) and kind in GROUPS for kind in kinds)):
@@ -213,7 +213,7 @@ class Lasso(Thinning):
         """Take the means that norms are compared with."""
         for group, norms in self._norms.items():
             roots = group.layer.weight.device.download(norms) / np.sqrt(_sizes(group))
-            self.counts.setdefault(group, max(np.count_nonzero(roots), 1))
+            self.counts.setdefault(group, max(int(np.count_nonzero(roots)), 1))
             mean = float(roots.sum() / self.counts[group])
             self.means[group] = mean if math.isfinite(mean) else 0.0  # what has broken is dealt with after the epoch
 
@@ -239,7 +239,8 @@ class Lasso(Thinning):
     def _by_tiles(self, run: Run) -> bool:
         """Keep of weights with tiles that are zero the others alone; returns whether there are such weights."""
         groups = dataclasses.replace(self.chosen, groups="tiles").of(run.model, self.shape)
-        some = [group.layer for group in groups if not group.layer.weight.device.download(_shrunk(group, 0.0, 0.0)).all()]
+        some = [group.layer for group in groups if isinstance(group.layer, Linear) and
+                not group.layer.weight.device.download(_shrunk(group, 0.0, 0.0)).all()]
         for layer in some:
             compaction.to_sparse(run.model, layer, run.optimizer, TILE)
         return bool(some)
@@ -271,12 +272,13 @@ def _shrunk(group: Group, threshold: float, mean: float) -> Any:
 
 def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Layer, float]:
     """Of each layer that can be changed, forward, for a weight of it over the network's mean, to powers of 2."""
-    form, found, layers = Form(shape), {}, compaction.trainable(model)
+    form, layers = Form(shape), compaction.trainable(model)
+    found: dict[Linear | Conv2d, float] = {}
     rng = np.random.default_rng(0)
     with no_grad(), dev.session():
         for layer in model.layers:
-            if layer in layers:
-                x, times = Tensor(rng.standard_normal(form.shape, np.float32), dev), []
+            if compaction.changeable(layer) and layer in layers:
+                x, times = Tensor(rng.standard_normal([n or 1 for n in form.shape], np.float32), dev), []
                 for _ in range(MEASURED):
                     began = time.perf_counter()
                     layer.forward(Flow(x), Context(dev))

@@ -56,8 +56,9 @@ class Missed:
 
     def want(self, kept: Kept | None) -> None:
         """What will be read before the next step; None: everything."""
-        self.partly = kept is not None and self.count + 1 < self.LIMIT
-        self.dev.copy(kept.wanted if self.partly else self.every, out=self.wanted)
+        wanted = None if kept is None or self.count + 1 >= self.LIMIT else kept.wanted
+        self.partly = wanted is not None
+        self.dev.copy(self.every if wanted is None else wanted, out=self.wanted)
 
     def stepped(self) -> None:
         """A step was done: what it wrote is what the next one reads."""

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,8 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
     began, stepper, changing, done = time.perf_counter(), run.stepper, run.changing, []
     with run.session(), np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is dealt with in `train`
         batches = stepper.task.batches(data, stepper.batch_size, run.streams.rows, run.dev)
-        for batch, following in itertools.pairwise(itertools.chain(batches, [None])):
+        pairs: Iterator[tuple[Any, Any]] = itertools.pairwise(itertools.chain(batches, [None]))
+        for batch, following in pairs:
             done.append((batch, stepper.step(data.X, batch, following, whole and following is None, changing, change)))
             run.updated(len(batch.rows))
             deferred.poll()

@@ -5,6 +5,8 @@ import math
 import numbers
 from typing import Any
 
+from ..arguments import is_integer
+
 LESS = ("loss", "perplexity", "seconds")  # what is better if it is smaller ends so
 
 
@@ -28,6 +30,6 @@ def value(hook: str, record: dict[str, Any], name: str | None) -> float:
 
 def check_count(name: str, count: Any, least: int) -> int:
     """The count, or ValueError unless it is an integer of at least so much."""
-    if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < least:
+    if not is_integer(count) or count < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}")
     return int(count)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
-import numbers
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from numbanet_kernels.layouts.packed import Packing, SGDUpdate
 from numbanet_kernels.runtime.interrupt import deferred
 
+from ..arguments import is_real
 from ..device import Device
 from ..gradients import Packed
 from ..plans import Kept, Plan, kept
@@ -27,7 +27,7 @@ from .lazy import Missed
 
 def check_number(name: str, value: Any, low: float, high: float = math.inf) -> float:
     """The value as a float, or ValueError unless low <= value < high."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= value < high:
+    if not is_real(value) or not low <= value < high:
         raise ValueError(f"{name} must be a number in [{low:g}, {high:g}), got {value!r}")
     return float(value)
 
@@ -124,6 +124,11 @@ class Optimizer(abc.ABC):
         passes before it and done again with equal ones. None, as by default: each step may have numbers of its own."""
         return None
 
+    def renumber(self) -> Hashable | None:
+        """In place of `prepare`, for a step of which all weights are read: put its numbers where recorded launches find them.
+        Returns the numbers of `recorded_by`; None, as by default, where more has to be prepared."""
+        return None
+
     def reduce(self) -> None:  # noqa: B027  in one process there is nothing to do
         """After the passes: make gradients those of all processes that train together."""
 
@@ -153,20 +158,25 @@ class Optimizer(abc.ABC):
         found, squares = [], []
         for p in self.parameters:
             if p.gradient is not None:
-                dev, packed = p.device, isinstance(p.gradient, Packed)
-                found.append((dev, p.gradient.values if packed else p.gradient.dense(dev)))
-                squares.append(dev.packed_squares(found[-1][1], p.gradient.packing) if packed else dev.squares(found[-1][1]))
+                dev, packing = p.device, p.gradient.packing if isinstance(p.gradient, Packed) else None
+                found.append((dev, p.gradient.dense(dev) if packing is None else p.gradient.values))
+                squares.append(dev.squares(found[-1][1]) if packing is None else dev.packed_squares(found[-1][1], packing))
         norm = math.sqrt(math.fsum(float(dev.download(s)) for (dev, _), s in zip(found, squares)))
-        if norm > self.clip_norm:
+        limit = math.inf if self.clip_norm is None else self.clip_norm
+        if norm > limit:
             with np.errstate(all="ignore"):  # of packed tiles, places that are no elements hold anything
-                for dev, g in {dev.address(g): (dev, g) for dev, g in found}.values():
-                    dev.affine(g, mul=self.clip_norm / norm, out=g)
+                for dev in {dev for dev, _ in found}:
+                    for g in dev.distinct([g for there, g in found if there is dev]):
+                        dev.affine(g, mul=limit / norm, out=g)
 
-    def advance(self) -> None:
-        """A step was launched: go on to the next, without gradients."""
+    def advance(self, trained: Sequence[bool] | None = None) -> None:
+        """A step was launched: go on to the next, without gradients. `trained` says which parameters had one, if that is known
+        and there are none to forget."""
         self.steps += 1
-        self.counts = [n + (p.gradient is not None) for n, p in zip(self.counts, self.parameters, strict=True)]
-        self.zero_grad()
+        if trained is None:
+            trained = [p.gradient is not None for p in self.parameters]
+            self.zero_grad()
+        self.counts = [n + had for n, had in zip(self.counts, trained, strict=True)]
 
     # --- what optimisers differ in ------------------------------------------------------------------------------------
     @abc.abstractmethod
@@ -276,10 +286,19 @@ class SGD(Optimizer):
                 self.settle(p)
                 del self.missed[p]
         self.stepping = list(self.missed.values())
+        self._put_rate()
+
+    def _put_rate(self) -> None:
         for dev in {p.device for p in self.parameters}:
             rate, array = self.rates.get(dev, (None, None))
             if dev.records() and rate != self.learning_rate:
                 self.rates[dev] = self.learning_rate, dev.full((1,), self.learning_rate, out=array)
+
+    def renumber(self):
+        if self.missed or self.clip_norm is not None or any(p.device.lazy_pays(p.size) for p in self.parameters):
+            return None
+        self._put_rate()
+        return self._numbers[1:] if len(self.rates) == 1 else None
 
     def recorded_by(self):
         devices = {p.device for p in self.parameters}
@@ -315,21 +334,22 @@ class SGD(Optimizer):
         """Tell what a parameter misses what is wanted; start to count where nothing fits."""
         dev, missed = parameter.device, self.missed.get(parameter)
         part = part if part is not None and dev.lazy_pays(parameter.size) else None
-        block = part and part.plan.region(parameter.shape).block
+        region = None if part is None else part.plan.region(parameter.shape)
+        block = None if region is None else region.block
         fits = missed and missed.dev is dev and block in (None, missed.block)
         if missed and not (fits and missed.numbers == self._numbers):
             self.settle(parameter)
             missed.renumber(self._numbers)
             if not fits:
                 del self.missed[parameter]
-        if part and not fits:
+        if block is not None and not fits:
             shape = parameter.shape[0], parameter.size // max(parameter.shape[0], 1)
             self.missed[parameter] = Missed(dev, shape, block, self._numbers)
         if parameter in self.missed:
             self.missed[parameter].want(part)
 
-    def advance(self):
-        super().advance()
+    def advance(self, trained=None):
+        super().advance(trained)
         for missed in self.stepping:
             missed.stepped()
         self.stepping = []

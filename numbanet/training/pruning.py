@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -65,7 +65,7 @@ class MagnitudePruning(Sparsity):
         return Pruning(self, model, shape, epochs)
 
 
-def _layers(model: Sequential) -> list[Layer]:
+def _layers(model: Sequential) -> Sequence[Layer]:
     """Those that can be pruned, front to back."""
     found = compaction.trainable(model)
     return [layer for layer in model.layers if layer in found or type(layer) is LSTM][:-1]

@@ -43,7 +43,8 @@ class Recovery:
 
     def accepts(self, record: dict[str, Any], whole: bool) -> bool:
         """Whether an epoch has left the weights finite, as far as it is looked at: each time where they are whole."""
-        self._due = whole or self.run.optimizer.steps >= self.good.state["steps"] + APART
+        known = None if self.good is None else self.good.state
+        self._due = whole or known is None or self.run.optimizer.steps >= known["steps"] + APART
         if self._due:
             with np.errstate(over="ignore", invalid="ignore"):
                 self.run.settle()
@@ -71,13 +72,13 @@ class Recovery:
         FloatingPointError
             If it was the first one.
         """
-        run, number = self.run, self.run.epoch
+        run, number, good = self.run, self.run.epoch, self.good
         where = "" if step is None else f", from step {step} on"
         advice = "try a smaller learning_rate, or scale the inputs"
-        if number == self.first:
+        if number == self.first or good is None:
             raise FloatingPointError(f"the loss was not finite in the first epoch of this fit{where}; {advice}")
-        run.restore(self.good)
-        if self.good.epoch == number:
+        run.restore(good)
+        if good.epoch == number:
             warn(f"the loss was not finite in epoch {number + 1}{where}: the fit ended with the weights of epoch {number}; "
                  f"{advice}")
             run.stop()

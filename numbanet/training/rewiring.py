@@ -4,12 +4,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-import numbers
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ..layers import Sequential, SparseLinear
+from ..arguments import is_integer, is_real
+from ..layers import Sequential, SparseLinear, Tree
 from .run import Run
 from .sparsity import Sparsity, Thinning
 
@@ -45,9 +45,9 @@ class Rewire(Sparsity):
     def __post_init__(self) -> None:
         for name in ("share", "until"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value <= 1:
+            if not is_real(value) or not 0 < value <= 1:
                 raise ValueError(f"Rewire: {name} must be a number in (0, 1], got {value!r}")
-        if isinstance(self.every, bool) or not isinstance(self.every, numbers.Integral) or self.every < 1:
+        if not is_integer(self.every) or self.every < 1:
             raise ValueError(f"Rewire: every must be a whole number of steps from 1 on, got {self.every!r}")
 
     def begin(self, model, shape, epochs, dev):
@@ -98,7 +98,8 @@ class Rewiring(Thinning):
 
 def _layers(model: Sequential) -> list[SparseLinear]:
     """Those that can be rewired, each once."""
-    return [layer for layer in dict.fromkeys(model.layers) if isinstance(layer, SparseLinear) and layer.tile is None]
+    layers = dict.fromkeys(Tree(model).layers.values())
+    return [layer for layer in layers if isinstance(layer, SparseLinear) and layer.tile is None]
 
 
 def _learning(model: Sequential) -> list[SparseLinear]:

@@ -154,8 +154,7 @@ class Classification(Supervised):
         return dev.argmax(output if found is None else found)
 
     def score(self, targets, answers, weights):
-        from sklearn.metrics import accuracy_score
-        return float(accuracy_score(targets, answers, sample_weight=weights))
+        return float(np.average(targets == answers, weights=weights)) if len(targets) else math.nan
 
     def constant(self, targets, weights):
         counts = np.bincount(targets, weights)
@@ -294,7 +293,7 @@ class LanguageModelling(Task):
 
     def _most(self, model: Sequential, x: Tensor) -> int:
         """How many time steps have at most `MOST_LOGITS`."""
-        return max(1, self.MOST_LOGITS // max(1, x.shape[1] * model.symbols))
+        return max(1, self.MOST_LOGITS // max(1, x.shape[1] * (model.symbols or 1)))
 
     def _pieces(self, model: Sequential, x: Tensor) -> Iterator[tuple[Tensor, slice]]:
         """(some time steps of x (T, N, …), the first of their graph; which of the T N words they are)"""

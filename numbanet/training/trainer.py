@@ -61,13 +61,14 @@ class Trainer:
 
     def _look_around(self) -> None:
         """Find out what the model is made of: a callback may exchange layers."""
+        self.recorder.look_again()
         self.tree = Tree(self.model)
         self._choose = self.current.choosing(self.tree, self.streams.plans)
 
     @property
     def drawn(self) -> dict[str, Plan] | None:
         """The plans of the next step, where they are drawn already: what `resume` takes."""
-        return self.upcoming and dict(self.upcoming.assigned)
+        return None if self.upcoming is None else dict(self.upcoming.assigned)
 
     def report(self) -> dict[str, Any]:
         """What was dropped since the last call, for the record of an epoch."""
@@ -97,7 +98,7 @@ class Trainer:
 
     def _chosen(self, *given: Any) -> Plan | None:
         """What the policy of the epoch that the step is in chooses."""
-        return self._choose(*given)
+        return None if self._choose is None else self._choose(*given)
 
     def resume(self, plans: dict[str, Plan] | None) -> None:
         """The next step has these plans; None: they are to be drawn."""
@@ -112,9 +113,17 @@ class Trainer:
         says which rows of an `Embedding` that step reads; without one the next step begins an epoch. change(batch), with its
         inputs on the device, is the batch that the step trains on.
         """
-        self.optimizer.zero_grad()  # an earlier step may have been broken off
         with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
+            if whole or change is not None:  # hooks, which may change anything
+                self.recorder.look_again()
+            elif (ready := self.recorder.ready(plans, batch, self.optimizer)) is not None:
+                upcoming = None if last else self.draw(following is None)
+                loss, answer = self.recorder.again(ready, X, batch, plans)
+                self.optimizer.advance(ready.trained)
+                self.upcoming, self.packed = upcoming, {}
+                return self._done(loss, answer, (len(batch.rows), *X.shape[1:]), plans)
+            self.optimizer.zero_grad()  # an earlier step may have been broken off
             batch = self.recorder.hold(X, batch, change)
             states = [state for own in (self.state or {}).values() for state in own]
             for state in states if batch.fresh else ():
@@ -131,12 +140,14 @@ class Trainer:
                 packed.clear()  # room for what the update packs
                 return results
 
-            repeatable = self.recorder.possible and not self.current.looks and self.task.records and self.model.records
+            repeatable = self.recorder.asks and not self.current.looks and self.task.records and self.model.records
             (loss, answer), packed_next = self.recorder.step(passes, self.optimizer, plans, batch, states, repeatable)
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
-            shape = tuple(batch.inputs.shape)
-            flops, dense = self._flops(shape, plans), self._flops(shape, self._nothing)
+            return self._done(loss, answer, tuple(batch.inputs.shape), plans)
+
+    def _done(self, loss: Any, answer: Any, shape: tuple[int, ...], plans: Plans) -> Done:
+        flops, dense = self._flops(shape, plans), self._flops(shape, self._nothing)
         return Done(Tensor.wrap(loss, self.dev), answer, flops + self.current.spent(), dense)
 
     def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:

@@ -9,7 +9,7 @@ INSIDE = ("numbanet", "sklearn", "joblib")  # what may stand between the user an
 
 def warn(message: str) -> None:
     """A UserWarning at the line that called into these libraries."""
-    frame, level = sys._getframe(1), 2
+    frame, level = sys._getframe(1), 2  # noqa: SLF001  there is no public way
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in INSIDE:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)

@@ -19,7 +19,8 @@ from numba import float32, int64, void
 from numba.extending import intrinsic
 
 from ..host import threads
-from ..host.simd import WIDTH, below, data_of, load, store
+from ..host.simd import WIDTH, data_of, for_lanes, load, store
+from ..host.ufuncs import apply
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, output
@@ -106,23 +107,11 @@ LEAST_COLUMNS = 64  # of a thread's part of a row
 
 
 @intrinsic
-def _sigmoid_at(typing_context, x, out, at):
-    """out[at + i] = sigmoid(x[at + i]) for i below WIDTH"""
-    def generate(context, builder, signature, arguments):
-        x, out, at = data_of(context, builder, signature, arguments)
-        store(builder, load(builder, x, at).sigmoid(), out, at)
-        return context.get_dummy_value()
-
-    return void(x, out, int64), generate
-
-
-@intrinsic
-def _sigmoid_below(typing_context, x, out, at, count):
-    """out[at + i] = sigmoid(x[at + i]) for i below count, which is less than WIDTH"""
+def _sigmoid_at(typing_context, x, out, at, count):
+    """out[at + i] = sigmoid(x[at + i]) for i below count and WIDTH"""
     def generate(context, builder, signature, arguments):
         x, out, at, count = data_of(context, builder, signature, arguments)
-        some = below(builder, count)
-        store(builder, load(builder, x, at, some).sigmoid(), out, at, some)
+        for_lanes(builder, count, lambda some: store(builder, load(builder, x, at, some).sigmoid(), out, at, some))
         return context.get_dummy_value()
 
     return void(x, out, int64, int64), generate
@@ -151,11 +140,8 @@ def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
             for i in range(out.size):
                 out[i] = a[i] * b[i] * (one - b[i])
         elif formula == SIGMOID_MAP:
-            whole = out.size // WIDTH * WIDTH
-            for i in range(0, whole, WIDTH):
-                _sigmoid_at(a, out, i)
-            if whole < out.size:
-                _sigmoid_below(a, out, whole, out.size - whole)
+            for i in range(0, out.size, WIDTH):
+                _sigmoid_at(a, out, i, out.size - i)
         else:
             # Phi(-|x|) = e t q(t) / 2 with e = exp(-x^2/2), t = 1/(1 + p |x|/sqrt 2): Abramowitz and Stegun 7.1.26, within
             # 1e-7; e = 2^k r(z) is written out, as calls to the C library would keep the loop from being vectorised
@@ -192,15 +178,15 @@ def affine_cpu(x, mul=1.0, add=0.0, out=None):
     """y = x*mul + add"""
     out = output("affine (cpu)", empty_cpu, out, x=x)
     if mul == 1.0:
-        return np.add(x, add, out=out)
-    np.multiply(x, mul, out=out)
-    return out if add == 0.0 else np.add(out, add, out=out)
+        return apply(np.add, x, add, out=out)
+    apply(np.multiply, x, mul, out=out)
+    return out if add == 0.0 else apply(np.add, out, add, out=out)
 
 
 def power_cpu(x, exponent, out=None):
     """y = x^exponent"""
     out = output("power (cpu)", empty_cpu, out, x=x)
-    return np.square(x, out=out) if exponent == 2 else np.power(x, exponent, out=out)
+    return apply(np.square, x, out=out) if exponent == 2 else apply(np.power, x, exponent, out=out)
 
 
 def relu_grad_cpu(dy, y, scale=1.0, out=None):
@@ -325,6 +311,8 @@ def relu_grad_cuda(dy, y, scale=1.0, out=None):
 # --- one line an operation --------------------------------------------------------------------------------------------
 def _unary(op, formula, ufunc, which):
     """(op_cpu, op_cuda)"""
+    ufunc = functools.partial(apply, ufunc) if isinstance(ufunc, np.ufunc) else ufunc
+
     def unary_cpu(x, out=None):
         return ufunc(x, out=output(f"{op} (cpu)", empty_cpu, out, x=x))
 
@@ -338,6 +326,8 @@ def _unary(op, formula, ufunc, which):
 
 def _binary(op, formula, ufunc, which, names=("a", "b")):
     """(op_cpu, op_cuda)"""
+    ufunc = functools.partial(apply, ufunc) if isinstance(ufunc, np.ufunc) else ufunc
+
     def binary_cpu(a, b, out=None):
         return ufunc(a, b, out=output(f"{op} (cpu)", empty_cpu, out, **dict(zip(names, (a, b)))))
 

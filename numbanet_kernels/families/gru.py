@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 
 from ..blocks.intrinsics import sigmoids
 from ..host import threads
-from ..host.simd import NUMBER, WIDTH, below, data_of, load, store
+from ..host.simd import NUMBER, WIDTH, data_of, for_lanes, load, store
 from ..host.transpose import NO_INDICES
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.expect import INT32, expect
@@ -86,12 +86,15 @@ def _cell(typing_context, z, s, at, step, h, before, after, width, alive):
     """One sample's units, `width` of them: z becomes the gates, h[after] follows from h[before]."""
     def generate(context, builder, signature, arguments):
         z, s, at, step, h, before, after, width, alive = data_of(context, builder, signature, arguments)
-        some = below(builder, width)
-        (a_r, a_u, a_m), (s_r, s_u, s_m) = (_three(builder, data, at, step, some) for data in (z, s))
-        r, u, old = (a_r + s_r).sigmoid(), (a_u + s_u).sigmoid(), load(builder, h, before, some)
-        m = (a_m + r * s_m).tanh()
-        _store_three(builder, (r, u, m), z, at, step, some)
-        store(builder, (m + u * (old - m)).where_not(alive, 0.0), h, after, some)
+
+        def units(some):
+            (a_r, a_u, a_m), (s_r, s_u, s_m) = (_three(builder, data, at, step, some) for data in (z, s))
+            r, u, old = (a_r + s_r).sigmoid(), (a_u + s_u).sigmoid(), load(builder, h, before, some)
+            m = (a_m + r * s_m).tanh()
+            _store_three(builder, (r, u, m), z, at, step, some)
+            store(builder, (m + u * (old - m)).where_not(alive, 0.0), h, after, some)
+
+        for_lanes(builder, width, units)
         return context.get_dummy_value()
 
     return numba.void(z, s, INTEGER, INTEGER, h, INTEGER, INTEGER, INTEGER, numba.boolean), generate
@@ -103,16 +106,19 @@ def _cell_grad(typing_context, dy, dy_at, back, carried, state_at, gates, s, at,
     def generate(context, builder, signature, arguments):
         dy, dy_at, back, carried, state_at, gates, s, at, step, h, before, width, alive = data_of(
             context, builder, signature, arguments)
-        some = below(builder, width)
-        (r, u, m), (_, _, s_m) = (_three(builder, data, at, step, some) for data in (gates, s))
-        dh = load(builder, dy, dy_at, some) + load(builder, back, state_at, some) + load(builder, carried, state_at, some)
-        dh = dh.where_not(alive, 0.0)
-        of_m = (dh * (1.0 - u) * (1.0 - m * m)).where_not(alive, 0.0)
-        of_u = (dh * (load(builder, h, before, some) - m) * u * (1.0 - u)).where_not(alive, 0.0)
-        of_r = (of_m * s_m * r * (1.0 - r)).where_not(alive, 0.0)
-        _store_three(builder, (of_r, of_u, of_m), gates, at, step, some)
-        _store_three(builder, (of_r, of_u, of_m * r), s, at, step, some)
-        store(builder, dh * u, carried, state_at, some)
+
+        def units(some):
+            (r, u, m), (_, _, s_m) = (_three(builder, data, at, step, some) for data in (gates, s))
+            dh = load(builder, dy, dy_at, some) + load(builder, back, state_at, some) + load(builder, carried, state_at, some)
+            dh = dh.where_not(alive, 0.0)
+            of_m = (dh * (1.0 - u) * (1.0 - m * m)).where_not(alive, 0.0)
+            of_u = (dh * (load(builder, h, before, some) - m) * u * (1.0 - u)).where_not(alive, 0.0)
+            of_r = (of_m * s_m * r * (1.0 - r)).where_not(alive, 0.0)
+            _store_three(builder, (of_r, of_u, of_m), gates, at, step, some)
+            _store_three(builder, (of_r, of_u, of_m * r), s, at, step, some)
+            store(builder, dh * u, carried, state_at, some)
+
+        for_lanes(builder, width, units)
         return context.get_dummy_value()
 
     return numba.void(dy, INTEGER, back, carried, INTEGER, gates, s, INTEGER, INTEGER, h, INTEGER, INTEGER,

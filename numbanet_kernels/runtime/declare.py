@@ -36,6 +36,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.np import numpy_support
 
 from . import driverless, files
+from .context import Scoped
 from .interrupt import deferred
 
 try:
@@ -50,6 +51,7 @@ if cuda is not None and not numba.config.ENABLE_CUDASIM:
 
 PACKAGE = pathlib.Path(__file__).parents[1]
 _FACTORIES: list[Callable[..., Any]] = []
+tape = Scoped("tape", None)  # what compiled loops of the CPU are written to, in place of being run (`runtime.tape`)
 
 
 class Kernel:
@@ -60,6 +62,7 @@ class Kernel:
     shall hold): what a thread's registers must leave room for.
     """
 
+    __name__: str               # the function's
     family, made_by = "", None  # until `kernels` says which factory made it, and of what
 
     def __init__(self, function: Callable[..., None], signature: str, fastmath: bool, least: tuple[int, int],
@@ -181,7 +184,8 @@ def intrinsic(*key: Any) -> Callable[[Callable[..., Any]], Any]:
     def declare(function: Callable[..., Any]) -> Any:
         made = extending.intrinsic(function)
         if hasattr(made, "_set_uuid"):
-            made._set_uuid(f"{function.__module__}.{function.__qualname__}.{key}.{digest(PACKAGE)}")
+            made._set_uuid(  # noqa: SLF001  there is no public way
+                f"{function.__module__}.{function.__qualname__}.{key}.{digest(PACKAGE)}")
         return made
 
     return declare
@@ -233,6 +237,7 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
     """Declare a CPU loop by its one signature: Numba compiles it at the first call and caches it on disk.
 
     A loop runs on the thread that calls it, without the GIL: `threads.share` calls it on parts of its arrays at the same time.
+    It takes arrays and numbers. While a tape is written, a call is written to it.
     """
     digest(PACKAGE)  # of the sources as they are imported, not as they may be at the first call
 
@@ -245,7 +250,11 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
             if loop is None:
                 options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
                 loop = _cached(numba.njit, signature, function, options)
-            loop(*args)
+            writer = tape.get()
+            if writer is None:
+                loop(*args)
+            else:
+                writer.call(loop, args)
 
         return call
 

@@ -128,7 +128,7 @@ def test_what_was_read_is_kept_and_what_is_damaged_is_made_anew(tmp_path, cache,
 
 def test_nothing_is_kept_of_what_is_wrong_and_a_cache_is_not_needed(tmp_path, cache, monkeypatch):
     write(tmp_path, changed={LAYER: CONTENTS[LAYER][:-3]})
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="tsv"):
         load(tmp_path)
     assert not cache.exists()
     (tmp_path / "a file").write_bytes(b"")

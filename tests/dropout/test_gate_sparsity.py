@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from numbanet import LSTM, Context, Tensor
+from numbanet import LSTM, Context, LanguageModel, Sequential, Tensor
 from numbanet.dropout import GateSparsity
 from numbanet.gradients import Packed
 from numbanet.layers import Flow, Tree
@@ -75,6 +75,22 @@ def test_schedules(schedule, epochs, shares, rng):
     for epoch, share in enumerate(shares):
         drawn = np.mean([policy.at(epoch).plan(GATES, rng) is not None for _ in range(400)])
         assert abs(drawn - share) < 0.12
+
+
+def test_a_step_is_sparse_in_all_layers_or_in_none(rng):
+    sites = Tree(Sequential([LSTM(3, 8), LSTM(8, 4)])).droppable("gates")
+    policy = GateSparsity(0.5, schedule=lambda epoch: 0.5).at(0)
+    drawn = [[policy.plan(site, rng) is not None for site in sites] for _ in range(100)]
+    assert len(sites) == 2 and all(first == second for first, second in drawn)
+    assert 20 < sum(first for first, _ in drawn) < 80
+
+
+def test_as_many_steps_are_sparse_as_the_schedule_says():
+    """The first step of an epoch goes by the schedule of its own epoch, though its plans are drawn in the one before."""
+    words = [f"{i % 7}" for i in range(8 * 30 + 1)]
+    model = LanguageModel((8,), gate_sparsity=0.5, gate_schedule=0.8, epochs=5, steps=5, batch_size=8, random_state=0)
+    shares = [record["flops_share"] for record in model.fit(words).history_]
+    assert len(set(shares[:4])) == 1 and shares[0] < 0.8 and shares[4] == 1
 
 
 @pytest.mark.parametrize("options, message", [

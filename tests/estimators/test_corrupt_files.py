@@ -70,8 +70,8 @@ def layer(kind, **arguments):
 def crafted(path, arrays=None, **options):
     """A file whose digest is right."""
     arrays = {"0.weight": np.zeros((10, 3), "f"), "0.bias": np.zeros(10, "f")} if arrays is None else arrays
-    told = {"version": 1, "class": "Net", "shared": {}, "layers": [SMALL], "given": True, "parameters": {}, "fitted": {},
-            **options}
+    told = {"version": saving.VERSION, "class": "Net", "shared": {}, "layers": [SMALL], "given": True, "parameters": {},
+            "fitted": {}, **options}
     save_file(arrays, path, {"numbanet": json.dumps({"sha256": saving._digest(told, arrays), **told})})
 
 
@@ -90,7 +90,9 @@ FOREIGN = {
     "image": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(999)), "is no safetensors file"),
     "no metadata": (lambda path: save_file({"a": np.zeros(3)}, path), "none that numbanet saved"),
     "other metadata": (lambda path: save_file({"a": np.zeros(3)}, path, {"format": "pt"}), "none that numbanet saved"),
-    "newer": (lambda path: crafted(path, version=2), "has version 2 of the format, .* reads version 1: update"),
+    "newer": (lambda path: crafted(path, version=3), "has version 3 of the format, .* reads version 2: update"),
+    "older": (lambda path: crafted(path, version=1, layers=[layer("Linear", dict=[["bias", True]])]),
+              "has version 1 of the format, .* reads version 2: .* save again"),
     "no JSON": (lambda path: save_file({"a": np.zeros(3)}, path, {"numbanet": "]"}), "is damaged"),
     "a number": (lambda path: save_file({"a": np.zeros(3)}, path, {"numbanet": "1"}), "is damaged"),
     "nothing": (lambda path: save_file({"a": np.zeros(3)}, path, {"numbanet": "{}"}), "is damaged"),
@@ -130,7 +132,7 @@ def test_a_foreign_file_is_refused_by_its_name(name, tmp_path):
 
 def test_nesting_is_refused_however_deep(tmp_path):
     for depth in (*range(800, 1010, 3), 10**5):
-        text = json.dumps({"version": 1, "class": "Net", "layers": 0}).replace("0", "[" * depth + "]" * depth)
+        text = json.dumps({"version": saving.VERSION, "class": "Net", "layers": 0}).replace("0", "[" * depth + "]" * depth)
         save_file({"a": np.zeros(3)}, tmp_path / "net", {"numbanet": text})
         with pytest.raises(ValueError, match="net is damaged"):
             Net.load(tmp_path / "net")

@@ -213,3 +213,14 @@ def test_a_rate_that_is_not_given_follows_the_optimiser(optimizer, rate):
 
 def test_layers_are_those_of_the_module():
     assert isinstance(model(epochs=1).fit(TEXT).model_, Sequential)
+
+
+def test_the_table_of_the_layers_is_of_a_word_and_names_what_drops(tmp_path):
+    model = LanguageModel((16,), dropout="rdp", recurrent_dropout="rdp", gate_sparsity=0.5, epochs=1, batch_size=4, steps=8,
+                          random_state=0).fit(TEXT)
+    rows = [line.split() for line in str(model.model_).splitlines() if line.strip()[:1].isdigit()]
+    assert rows[1][-5:] == ["rdp", "0.5,", "rdp", "0.25", "recurrent"] and rows[0][-2:] == ["rdp", "0.5"]
+    flops = 3 * 2 * 4 * 16 * (16 + 16)  # of the LSTM, forward and backward
+    assert f"{flops / 1000:.3g} k".split() == rows[1][-7:-5]
+    model.save(tmp_path / "model")
+    assert str(LanguageModel.load(tmp_path / "model").model_) == str(model.model_)

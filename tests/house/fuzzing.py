@@ -78,13 +78,12 @@ class Random:
     def plan(self):
         n, dp = self.size(), int(self.rng.integers(1, 5))
         scale = self.one(1.0, 1.5)
-        made = self.one(
+        return self.one(
             lambda: RowPlan(n, dp, int(self.rng.integers(dp)), scale),
             lambda: IndexPlan(n, np.flatnonzero(self.rng.random(n) < 0.5), scale),
             lambda: TilePlan((n, self.size()), self.one(1, 2, 8, 32), dp, int(self.rng.integers(dp)), scale, self.one(0, 2)),
             lambda: BernoulliPlan(n, 0.5, 3, 2.0), lambda: self.blocks(n, self.size()), lambda: None,
             lambda: self.one(3, "rdp", slice(0, 4)))()
-        return made
 
     def blocks(self, rows, columns):
         """A plan of blocks of a matrix of this size."""

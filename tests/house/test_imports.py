@@ -32,8 +32,8 @@ ARROWS = {  # folder: those whose files it may import besides its own
 }
 
 # each imports those before it
-LEVELS = ["profile", "device", "gradients", "tensor", "autograd", "plans", "ops", "losses", "layers", "dropout", "training",
-          "datasets", "estimators", "check", "sparse", "plots", "demo", "cli", "__init__", "__main__"]
+LEVELS = ["profile", "arguments", "device", "gradients", "tensor", "autograd", "plans", "ops", "losses", "layers", "dropout",
+          "training", "datasets", "estimators", "check", "sparse", "plots", "demo", "cli", "__init__", "__main__"]
 NO_KERNELS = tuple(f"numbanet_kernels.{name}." for name in ("layouts", "runtime.interrupt", "runtime.context"))
 BACK = {("tensor", "autograd"), ("tensor", "ops")}  # Tensor's methods are the operations, which need Tensor
 

@@ -61,7 +61,14 @@ class Swish(Layer):
 # --- lengths of sequences ---------------------------------------------------------------------------------------------
 BETWEEN = {"Linear": lambda: [Linear(6, 6, rng=3)], "SparseLinear": lambda: [SparseLinear(6, 6, 0.3, rng=3)],
            "a user's layer": lambda: [Doubling()], "Sequential": lambda: [Sequential([Linear(6, 6, rng=3), Tanh()])],
-           "a user's layer that holds an LSTM": lambda: [Recurrent()]}
+           "a user's layer that holds an LSTM": lambda: [Recurrent()], "a flow without tags": lambda: [Anew()]}
+
+
+class Anew(Layer):
+    """It makes a flow of its own."""
+
+    def forward(self, flow, context):
+        return Flow(flow.dense() * 2.0)
 
 
 class Recurrent(Layer):

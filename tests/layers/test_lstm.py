@@ -200,7 +200,7 @@ def test_last_step_of_each_length(dev, rng):
 
 def test_long_sequences_are_trained(monkeypatch):
     """20,000 steps: without recursion, and with memory that grows as they do (from 5,000 on all arrays are of the pool)."""
-    monkeypatch.setattr(pool, "host_pool", pool.Pool(pool._pages, chunk=0, keep=0, step=pool.PAGE))  # all is seen at once
+    monkeypatch.setattr(pool, "host_pool", pool.Pool(pool.pages, chunk=0, keep=0, step=pool.PAGE))  # all is seen at once
     model = Sequential([LSTM(2, 8, 2, batch_first=True, rng=0), LastStep(), Linear(8, 1, rng=0)])
     optimizer, peaks, losses = Adam(model.parameters(), 0.01), {}, []
 

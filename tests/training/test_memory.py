@@ -17,11 +17,11 @@ from numbanet.training.task import Classification
 from numbanet.training.trainer import Trainer
 from numbanet_kernels.runtime import arrays
 
-SAMPLES, ARRAY = 512, 1 << 18  # bytes: every activation, gradient and packed weight below is larger
+SAMPLES, ARRAY = 256, 1 << 17  # bytes: every activation, gradient and packed weight below is larger
 
 
 def trainer(dropout):
-    model = Sequential([Linear(300, 1024, rng=0), ReLU(), Linear(1024, 1024, rng=1), ReLU(), Linear(1024, 10, rng=2)])
+    model = Sequential([Linear(300, 512, rng=0), ReLU(), Linear(512, 512, rng=1), ReLU(), Linear(512, 10, rng=2)])
     return Trainer(model, SGD(model.parameters(), 0.01, 0.9), policy(dropout, 0.5), Classification(), Streams.from_seed(0),
                    device("cpu"), SAMPLES)
 

@@ -15,7 +15,7 @@ from numba import float32, int64
 from numba.extending import intrinsic
 
 from ...host.packed_gemm import multiply_panel
-from ...host.simd import NUMBER, WIDTH, Lanes, below, data_of, load, store
+from ...host.simd import NUMBER, WIDTH, Lanes, data_of, for_lanes, load, store
 from ...host.transpose import transpose_block
 from ...runtime.declare import host_function, host_kernel
 
@@ -48,15 +48,19 @@ def _cell(typing_context, room, room_at, room_step, scale, z, z_at, z_step, c, b
     def generate(context, builder, signature, arguments):
         room, room_at, room_step, scale, z, z_at, z_step, c, before, after, h, h_at, width, alive = data_of(
             context, builder, signature, arguments)
-        some = below(builder, width)
-        products = _gates(builder, room, room_at, room_step, some)
-        i, f, g, o = (brought + product * scale for brought, product in zip(_gates(builder, z, z_at, z_step, some), products))
-        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-        old = load(builder, c, before, some)
-        new = f * old + i * g
-        _store_gates(builder, (i, f, g, o), z, z_at, z_step, some)
-        store(builder, new.where_not(alive, old), c, after, some)
-        store(builder, (o * new.tanh()).where_not(alive, 0.0), h, h_at, some)
+
+        def units(some):
+            products = _gates(builder, room, room_at, room_step, some)
+            i, f, g, o = (brought + product * scale
+                          for brought, product in zip(_gates(builder, z, z_at, z_step, some), products))
+            i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+            old = load(builder, c, before, some)
+            new = f * old + i * g
+            _store_gates(builder, (i, f, g, o), z, z_at, z_step, some)
+            store(builder, new.where_not(alive, old), c, after, some)
+            store(builder, (o * new.tanh()).where_not(alive, 0.0), h, h_at, some)
+
+        for_lanes(builder, width, units)
         return context.get_dummy_value()
 
     return numba.void(room, INTEGER, INTEGER, numba.float32, z, INTEGER, INTEGER, c, INTEGER, INTEGER, h, INTEGER, INTEGER,
@@ -70,14 +74,17 @@ def _cell_grad(typing_context, back, back_at, scale, dy, dy_at, gates, gates_at,
     def generate(context, builder, signature, arguments):
         (back, back_at, scale, dy, dy_at, gates, gates_at, step, c, before, after, dc, dc_at, out, out_at, out_step, threshold,
          width, alive) = data_of(context, builder, signature, arguments)
-        some = below(builder, width)
-        held = _gates(builder, gates, gates_at, step, some)
-        carried, dh = load(builder, dc, dc_at, some), load(builder, back, back_at, some) * scale
-        slopes, own = _slopes(load(builder, dy, dy_at, some) + dh, carried, held, load(builder, c, before, some),
-                              load(builder, c, after, some))
-        slopes = [_cut(slope, threshold).where_not(alive, 0.0) for slope in slopes]
-        _store_gates(builder, slopes, out, out_at, out_step, some)
-        store(builder, (own * held[1]).where_not(alive, carried), dc, dc_at, some)
+
+        def units(some):
+            held = _gates(builder, gates, gates_at, step, some)
+            carried, dh = load(builder, dc, dc_at, some), load(builder, back, back_at, some) * scale
+            slopes, own = _slopes(load(builder, dy, dy_at, some) + dh, carried, held, load(builder, c, before, some),
+                                  load(builder, c, after, some))
+            slopes = [_cut(slope, threshold).where_not(alive, 0.0) for slope in slopes]
+            _store_gates(builder, slopes, out, out_at, out_step, some)
+            store(builder, (own * held[1]).where_not(alive, carried), dc, dc_at, some)
+
+        for_lanes(builder, width, units)
         return context.get_dummy_value()
 
     return numba.void(back, INTEGER, numba.float32, dy, INTEGER, gates, INTEGER, INTEGER, c, INTEGER, INTEGER, dc, INTEGER, out,
@@ -95,12 +102,15 @@ def _cell_scores(typing_context, dy, dy_at, gates, gates_at, step, c, before, af
     """scores += |dz| of one sample's units, with nothing that comes back."""
     def generate(context, builder, signature, arguments):
         dy, dy_at, gates, gates_at, step, c, before, after, scores, at, width = data_of(context, builder, signature, arguments)
-        some = below(builder, width)
-        slope = load(builder, dy, dy_at, some)
-        slopes, _ = _slopes(slope, slope.of(0.0), _gates(builder, gates, gates_at, step, some),
-                            load(builder, c, before, some), load(builder, c, after, some))
-        sums = [total + slope.size() for total, slope in zip(_gates(builder, scores, at, step, some), slopes)]
-        _store_gates(builder, sums, scores, at, step, some)
+
+        def units(some):
+            slope = load(builder, dy, dy_at, some)
+            slopes, _ = _slopes(slope, slope.of(0.0), _gates(builder, gates, gates_at, step, some),
+                                load(builder, c, before, some), load(builder, c, after, some))
+            sums = [total + slope.size() for total, slope in zip(_gates(builder, scores, at, step, some), slopes)]
+            _store_gates(builder, sums, scores, at, step, some)
+
+        for_lanes(builder, width, units)
         return context.get_dummy_value()
 
     return numba.void(dy, INTEGER, gates, INTEGER, INTEGER, c, INTEGER, INTEGER, scores, INTEGER, INTEGER), generate

@@ -9,22 +9,23 @@ from numba import float32, int32
 from ...blocks.intrinsics import chosen, owner
 from ...runtime.arrays import device_cache, to_device
 from ...runtime.declare import cuda, kernel, kernels
+from ...runtime.expect import expect
 from ...runtime.launch import ceil_div, launch
-from ...runtime.memory import THREADS, flat
-from .family import adam_numbers
+from ...runtime.memory import THREADS, copy_cuda, empty_cuda, flat, output
+from .family import NUMBERS, adam_numbers_reference
 from .packed import check_update, packing, unread
 
 # Several weights are one launch: each has blocks of its own, and finds out which weight they belong to. All arrays come flat:
 # what a kernel takes has to fit into 4 KiB, and an array with two axes is 16 bytes more.
 TOGETHER = 6
 EACH = 4  # weights a thread; no card has confirmed it
-WEIGHTS, LISTS, FLAGS, NUMBERS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("f4[::1]", "i4[::1]", "b1[::1]", "i4"))
+WEIGHTS, LISTS, FLAGS, COUNTS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("f4[::1]", "i4[::1]", "b1[::1]", "i4"))
 
 
 @kernels("update")
 def _sgd_kernel():
     @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {FLAGS}, {FLAGS}, f4[:, ::1],"
-            f" f4[::1], {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, f4, b1, f4)")
+            f" f4[::1], {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, f4, b1, f4)")
     def sgd_step(ws, vs, gs, row_places, row_classes, col_places, behinds, afters, helds, wanteds, powers, rates,
                  firsts, widths, g_widths, heights, block_widths, blocks_across, momentum, nesterov, decay):
         """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing. Not lazy: blocks of height 0.
@@ -72,11 +73,12 @@ def _sgd_kernel():
 
 @kernels("update")
 def _adam_kernel():
-    @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {NUMBERS}, {NUMBERS}, {NUMBERS},"
-            " f4, f4, f4, f4, f4, f4, f4, f4)")
-    def adam_step(ws, ms, ss, gs, row_places, row_classes, col_places, firsts, widths, g_widths,
-                  lr, beta1, beta2, eps, correct1, correct2, decay, left):
+    @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, f4[::1], {COUNTS}, {COUNTS},"
+            f" {COUNTS})")
+    def adam_step(ws, ms, ss, gs, row_places, row_classes, col_places, numbers, firsts, widths, g_widths):
         """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing."""
+        lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
+        correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
         block = int32(cuda.blockIdx.x)
         k = owner(firsts, block)
         w, m, s, g, width, g_width = (chosen(ws, k), chosen(ms, k), chosen(ss, k), chosen(gs, k), chosen(widths, k),
@@ -140,7 +142,13 @@ def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     _together(_sgd_kernel(), weights, shared, (momentum, nesterov, decay))
 
 
-def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
+def adam_numbers_cuda(lr, beta1, beta2, eps, step, decay=0.0, decoupled=False, out=None):
+    out = output("adam_numbers (cuda)", empty_cuda, out, (NUMBERS,))
+    return copy_cuda(np.float32(adam_numbers_reference(lr, beta1, beta2, eps, step, decay, decoupled)), out)
+
+
+def adam_cuda(updates, numbers):
+    expect("adam (cuda)", numbers=(numbers, (NUMBERS,)))
     weights = []
     for update in updates:
         check_update("adam (cuda)", update)
@@ -148,4 +156,4 @@ def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
         lists, widths = packing(w, g, kept)
         if w.size:
             weights.append(((flat(w), flat(m), flat(s), flat(g), *lists), widths))
-    _together(_adam_kernel(), weights, (), adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled))
+    _together(_adam_kernel(), weights, (numbers,), ())

@@ -58,7 +58,8 @@ def test_adam_equals_reference(suffix, put, get, problem, step, decay, decoupled
     w, m, s, g, kept = problem
     arrays = put(w.copy()), put(m.copy()), put(s.copy())
     numbers = (0.1, 0.9, 0.999, 1e-8, step, decay, decoupled)
-    getattr(update, f"adam_{suffix}")([AdamUpdate(*arrays, put(g), kept and Packing(*map(put, kept)))], *numbers)
+    getattr(update, f"adam_{suffix}")([AdamUpdate(*arrays, put(g), kept and Packing(*map(put, kept)))],
+                                      getattr(update, f"adam_numbers_{suffix}")(*numbers))
     for found, expected in zip(arrays, update.adam_reference(w, m, s, g, *numbers, kept)):
         np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)
 
