@@ -20,7 +20,7 @@ test test-all: .venv/ready-test
 
 lint: .venv/ready-test
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy numbanet
 
 # what type checkers know of the operations of a device; a test says when it is out of date
 types: .venv/ready-test
