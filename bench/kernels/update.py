@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from numbanet.plans import RowPlan, TilePlan, kept
-from numbanet.plans.kept import packing
+from numbanet.plans.on_device import packing
 from numbanet_kernels.families.update import adam_reference, sgd_reference
 from numbanet_kernels.layouts.packed import AdamUpdate, SGDUpdate
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from ..autograd import no_grad
 from ..device import Device, device
-from ..plans import Kept, Plan, Plans, Site
+from ..plans import DevicePlan, Plan, Plans, Site
 from ..tensor import Tensor
 from .context import Around, Context, around, entering
 from .flow import NO_TAGS, Cost, Flow, Form
@@ -95,7 +95,7 @@ class Layer:
             total = total.plus(layer.cost(Form(given, None, form.differentiable or i > 0), plans)[0])
         return total, Form((form.shape[0], *shape[1:]), None, form.differentiable or next(self.parameters(), None) is not None)
 
-    def reads(self, plans: Plans, symbols: np.ndarray | None = None) -> dict[Tensor, Kept]:
+    def reads(self, plans: Plans, symbols: np.ndarray | None = None) -> dict[Tensor, DevicePlan]:
         """By weight, the part that a pass reads, for those of which it does not read all; symbols are the integers that come to
         the layer, where they are known. By default all is read: what `__call__` does with inner weights is not known."""
         return {}

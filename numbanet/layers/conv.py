@@ -11,7 +11,7 @@ from numbanet_kernels.layouts.windows import Window
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, BlockPlan, KeptAxis, KeptBlocks, Site
+from ..plans import AxisPlan, BernoulliPlan, BlockPlan, DeviceAxis, DeviceBlocks, Site
 from ..tensor import Tensor
 from .activation import ReLU
 from .base import Layer, only
@@ -113,7 +113,7 @@ class Conv2d(Layer):
         positions = math.prod((flow.x.shape[0], *self.window.positions(*flow.x.shape[1:3])))
         own = context.plans.at(self, "output", flow)
         inner = context.plans.at(self, "input", flow, (positions, math.prod(self.weight.shape[1:])))
-        rows, blocks = own if isinstance(own, KeptAxis) else None, isinstance(inner, KeptBlocks)
+        rows, blocks = own if isinstance(own, DeviceAxis) else None, isinstance(inner, DeviceBlocks)
         if blocks and flow.indices is not None:
             flow = flow.with_(flow.expanded(), CHANNELS_LAST)
         y = ops.conv2d(flow.x, self.weight, self.bias, window=self.window, groups=self.groups, relu=relu, rows=rows,

@@ -5,7 +5,7 @@ import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, DrawnPlan, KeptAxis, Site, kept as placed
+from ..plans import AxisPlan, BernoulliPlan, DeviceAxis, DrawnPlan, Site, kept as placed
 from ..tensor import Tensor
 from .base import Layer, only
 from .flow import DENSE, Columns, Cost, Form, Symbols, Tags
@@ -87,7 +87,7 @@ class Embedding(Layer):
 
     def forward(self, flow, context):
         plan, x = context.plans.at(self), flow.dense()
-        indices = plan if isinstance(plan, KeptAxis) else None
+        indices = plan if isinstance(plan, DeviceAxis) else None
         host = flow.layout.host if isinstance(flow.layout, Symbols) else None
         y = ops.embedding(self.weight, ids=x.data, cols=indices, padding=self.padding_idx, checked=host is not None)
         pending = plan is not None and (indices is None or plan.plan.scale != 1.0)

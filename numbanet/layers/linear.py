@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, KeptAxis, KeptSamples, KeptTiles, SamplePlan, Site, TilePlan
+from ..plans import AxisPlan, BernoulliPlan, DeviceAxis, DeviceSamples, DeviceTiles, SamplePlan, Site, TilePlan
 from ..tensor import Tensor
 from .activation import ReLU
 from .base import Layer
@@ -97,16 +97,16 @@ class Linear(Layer):
                 y = y if y.layout.plan is None else y.with_(y.dense())
                 return y._replace(x=y.x.reshape(*lead, y.x.shape[-1]))
         plan = context.plans.at(self, "tiles") or context.plans.at(self, "output", flow)
-        if isinstance(plan, KeptTiles):
+        if isinstance(plan, DeviceTiles):
             return flow.with_(ops.linear_tiles(flow.dense(), self.weight, self.bias, plan=plan, relu=relu,
                                                blocks=context.packed.get(self.weight)))
         inner = flow.layout.samples if isinstance(flow.layout, PerSample) else None
-        if isinstance(plan, KeptSamples) or (inner is not None and plan is None):
+        if isinstance(plan, DeviceSamples) or (inner is not None and plan is None):
             x = flow.x if inner is not None else flow.dense()
             y = ops.linear_samples(x, self.weight, self.bias, inner=inner, outer=plan, relu=relu)
             return flow.with_(y, DENSE if plan is None else PerSample(plan))
         flow = flow if inner is None else flow.with_(flow.dense())
-        rows = plan if isinstance(plan, KeptAxis) else None
+        rows = plan if isinstance(plan, DeviceAxis) else None
         if rows is None and flow.indices is None:
             y = ops.linear(flow.x, self.weight, self.bias, relu=relu)
         else:

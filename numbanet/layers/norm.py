@@ -9,7 +9,7 @@ import numpy as np
 from .. import ops
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, SamplePlan
-from ..plans.kept import KeptAxis, KeptSamples
+from ..plans.on_device import DeviceAxis, DeviceSamples
 from ..tensor import Tensor
 from .base import Layer, only
 from .context import Context
@@ -41,7 +41,7 @@ class BatchNorm(Layer):
     def num_features(self) -> int:
         return self.weight.shape[0]
 
-    def normed(self, x: Tensor, kept: KeptAxis | None, context: Context, sampled: KeptSamples | None = None) -> Tensor:
+    def normed(self, x: Tensor, kept: DeviceAxis | None, context: Context, sampled: DeviceSamples | None = None) -> Tensor:
         """y for x (N, C), for the kept channels x (N, K), or for the values that each sample keeps."""
         samples = x.shape[0] if sampled is None else sampled.plan.samples
         if not context.training:

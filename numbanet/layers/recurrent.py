@@ -10,7 +10,7 @@ import numpy as np
 from .. import ops
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, Plan, Plans, Site, TilePlan, TimePlan
-from ..plans.kept import KeptAxis
+from ..plans.on_device import DeviceAxis
 from ..tensor import Tensor
 from .base import Layer
 from .context import Context, entering
@@ -234,7 +234,7 @@ class Recurrent(Layer, abc.ABC):
         indices = context.plans.at(self, f"output_l{layer}")
         if indices is None:
             return flow
-        if not isinstance(indices, KeptAxis):  # but random bits
+        if not isinstance(indices, DeviceAxis):  # but random bits
             return flow._replace(pending=(indices.pending,)).applied()
         pending = (indices.pending,) if indices.plan.scale != 1.0 else ()
         return flow.with_(ops.compact(flow.x, plan=indices), Columns(indices), pending).applied()

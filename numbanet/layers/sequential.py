@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ..plans import Kept, Site
+from ..plans import DevicePlan, Site
 from ..tensor import Tensor
 from .base import Layer
 from .context import Context
@@ -99,7 +99,7 @@ class Sequential(Layer):
         return total, form
 
     def reads(self, plans, symbols=None):
-        found: dict[Tensor, Kept] = {}
+        found: dict[Tensor, DevicePlan] = {}
         for i, layer in enumerate(self.layers):
             found.update(layer.reads(plans, None if i else symbols))
         return found

@@ -13,7 +13,7 @@ from numbanet_kernels.layouts.sparse import BSR, CSR, ELL
 from .. import ops
 from ..arguments import is_real
 from ..device import Device, device as named  # a parameter is called `device`
-from ..plans import AxisPlan, BernoulliPlan, KeptAxis, Site
+from ..plans import AxisPlan, BernoulliPlan, DeviceAxis, Site
 from ..tensor import Tensor
 from .activation import ReLU
 from .base import Layer
@@ -202,7 +202,7 @@ class SparseLinear(Layer):
             found = self.forward(flow._replace(x=flow.x.reshape(math.prod(lead), width)), context, relu)
             return found._replace(x=found.x.reshape(*lead, found.x.shape[-1]))
         plan = context.plans.at(self)
-        rows = plan if isinstance(plan, KeptAxis) else None
+        rows = plan if isinstance(plan, DeviceAxis) else None
         y = ops.linear_sparse(flow.x, self.values, self.bias, layout=self.layout, relu=relu, cols=flow.indices,
                               rows=None if self.tile else rows, trace=self.trace)
         y = ops.compact(y, plan=rows) if self.tile and rows is not None else y

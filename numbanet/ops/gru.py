@@ -6,13 +6,13 @@ from typing import Any
 from ..autograd import op
 from ..device import Device
 from ..gradients import Packed
-from ..plans import AxisPlan, Kept
-from ..plans.kept import KeptAxis, on, packing, whole_axis
+from ..plans import AxisPlan, DevicePlan
+from ..plans.on_device import DeviceAxis, on, packing, whole_axis
 from .linear import once
 
 
 @op(fuses=True)
-def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | Kept | None = None, lengths: Any = None,
+def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | DevicePlan | None = None, lengths: Any = None,
         left: list[Any] | None = None):
     """s[t] = h[t-1] w.T + b;   r, u = sigmoid of z[t] + s[t], m = tanh(z_m[t] + r s_m[t]);   y[t] = h[t] = m + u (h[t-1] - m)
 
@@ -41,7 +41,7 @@ def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | Kept | None =
     if z.shape != (steps * n, 3 * hidden) or w.shape != (3 * hidden, hidden) or h0.shape != (n, hidden):
         raise ValueError(f"gru: z {tuple(z.shape)}, w {tuple(w.shape)} and h0 {tuple(h0.shape)} must be ({steps} N, 3 H), "
                          "(3 H, H) and (N, H)")
-    kept = None if units is None else on("gru", units, dev, KeptAxis, (hidden,))
+    kept = None if units is None else on("gru", units, dev, DeviceAxis, (hidden,))
     scale, own = (1.0, w) if kept is None else (kept.plan.scale, dev.compact(w, kept.kept))
 
     def at(states, t):

@@ -7,11 +7,11 @@ from typing import Any
 
 from ..autograd import op
 from ..device import Device
-from ..plans.kept import KeptAxis
+from ..plans.on_device import DeviceAxis
 from .linear import once, vector_gradient
 
 
-def _own(name: str, dev: Device, x: Any, kept: KeptAxis | None, vectors: tuple[Any, ...]) -> list[Any]:
+def _own(name: str, dev: Device, x: Any, kept: DeviceAxis | None, vectors: tuple[Any, ...]) -> list[Any]:
     """The kept entries of vectors (C,), or ValueError where x (N, K) does not hold as many."""
     channels, count = vectors[0].shape[0], vectors[0].shape[0] if kept is None else kept.plan.count
     if not (len(x.shape) == 2 and x.shape[1] == count and all(v.shape == (channels,) for v in vectors)
@@ -24,7 +24,7 @@ def _own(name: str, dev: Device, x: Any, kept: KeptAxis | None, vectors: tuple[A
 
 
 @op
-def batch_norm(dev: Device, x, gamma, beta, *, eps: float = 1e-5, kept: KeptAxis | None = None,
+def batch_norm(dev: Device, x, gamma, beta, *, eps: float = 1e-5, kept: DeviceAxis | None = None,
                seen: Callable[[Any, Any], None] = lambda mean, variance: None):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c], mean and variance over n.
 
@@ -43,7 +43,8 @@ def batch_norm(dev: Device, x, gamma, beta, *, eps: float = 1e-5, kept: KeptAxis
 
 
 @op
-def batch_norm_apply(dev: Device, x, gamma, beta, *, mean: Any, variance: Any, eps: float = 1e-5, kept: KeptAxis | None = None):
+def batch_norm_apply(dev: Device, x, gamma, beta, *, mean: Any, variance: Any, eps: float = 1e-5,
+                     kept: DeviceAxis | None = None):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c] with a given mean and variance, both (C,)."""
     gamma, beta, mean, variance = _own("batch_norm_apply", dev, x, kept, (gamma, beta, mean, variance))
     y = dev.batch_norm_apply(x, gamma, beta, mean, variance, eps)

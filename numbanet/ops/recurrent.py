@@ -8,19 +8,19 @@ import numpy as np
 from ..autograd import op
 from ..device import Device
 from ..gradients import Columns, Packed
-from ..plans import AxisPlan, Kept, TimePlan
-from ..plans.kept import KeptAxis, KeptTimes, on, packing, place_kept, whole_axis
+from ..plans import AxisPlan, DevicePlan, TimePlan
+from ..plans.on_device import DeviceAxis, DeviceTimes, on, packing, upload_plan, whole_axis
 from .linear import once
 
 
-def _units(dev: Device, plan: Any, hidden: int, steps: int) -> tuple[Kept | None, Any, float]:
+def _units(dev: Device, plan: Any, hidden: int, steps: int) -> tuple[DevicePlan | None, Any, float]:
     """(what is kept, as int32 (1 or T, K), the scale); a plan that is None keeps all."""
     if plan is None:
         return None, None, 1.0
-    if not isinstance(plan.plan if isinstance(plan, Kept) else plan, TimePlan):
-        found = on("lstm", plan, dev, KeptAxis, (hidden,))
+    if not isinstance(plan.plan if isinstance(plan, DevicePlan) else plan, TimePlan):
+        found = on("lstm", plan, dev, DeviceAxis, (hidden,))
         return found, dev.reshape(found.kept, (1, found.plan.count)), found.plan.scale
-    found = on("lstm", plan, dev, KeptTimes)
+    found = on("lstm", plan, dev, DeviceTimes)
     planned, n = found.plan.shape
     if n != hidden or planned < steps:
         raise ValueError(f"lstm: a plan of {planned} time steps for {n} units does not fit {steps} steps of {hidden} units")
@@ -28,7 +28,7 @@ def _units(dev: Device, plan: Any, hidden: int, steps: int) -> tuple[Kept | None
 
 
 @op(fuses=True)
-def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | Kept | None = None, lengths: Any = None,
+def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | DevicePlan | None = None, lengths: Any = None,
          gates: Any = None, cell: bool = False, left: list[Any] | None = None):
     """i, f, g, o = sigmoid, sigmoid, tanh, sigmoid of z[t] + h[t-1] w.T;   c[t] = f c[t-1] + i g;   y[t] = h[t] = o tanh c[t]
 
@@ -84,7 +84,7 @@ def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | 
             return dev.lstm_grad(dy, gates, c, w, listed, scale, lengths, dc, **options)
 
         found = gates and gates.choose(dev, dy, passed, c, lengths, lambda: run(dev.copy(passed))[0])
-        columns = place_kept(found, dev) if isinstance(found, AxisPlan) else None  # such a plan hardly comes twice
+        columns = upload_plan(found, dev) if isinstance(found, AxisPlan) else None  # such a plan hardly comes twice
         dz, *first = run(columns=columns.kept) if columns else run(threshold=found or 0.0)
         if gates:
             gates.done(dev, dz, columns and columns.plan)
@@ -96,7 +96,7 @@ def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | 
 
     def dw(dy):
         values, columns, *_ = back(dy)
-        seen, cols = dev.part(h, 0, steps), chosen if isinstance(chosen, KeptAxis) else None
+        seen, cols = dev.part(h, 0, steps), chosen if isinstance(chosen, DeviceAxis) else None
         if cols is None and chosen is not None:
             seen = dev.lstm_seen(seen, listed)
         seen = dev.reshape(seen, (steps * n, hidden))

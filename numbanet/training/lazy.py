@@ -13,7 +13,7 @@ import numpy as np
 from numbanet_kernels.layouts.packed import LazyBlocks
 
 from ..device import Device
-from ..plans import Kept
+from ..plans import DevicePlan
 
 
 @functools.lru_cache(maxsize=64)
@@ -54,7 +54,7 @@ class Missed:
         """Whether all blocks are up to date and wanted."""
         return not (self.count or self.partly)
 
-    def want(self, kept: Kept | None) -> None:
+    def want(self, kept: DevicePlan | None) -> None:
         """What will be read before the next step; None: everything."""
         wanted = None if kept is None or self.count + 1 >= self.LIMIT else kept.wanted
         self.partly = wanted is not None

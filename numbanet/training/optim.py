@@ -20,7 +20,7 @@ from numbanet_kernels.runtime.interrupt import deferred
 from ..arguments import is_real
 from ..device import Device
 from ..gradients import Packed
-from ..plans import Kept, Plan, kept
+from ..plans import DevicePlan, Plan, kept
 from ..tensor import Tensor
 from .lazy import Missed
 
@@ -78,11 +78,11 @@ class Optimizer(abc.ABC):
         self.steps = 0
         self.state: list[list[Any]] = []
         self.counts: list[int] = []  # of the steps, those in which each parameter had a gradient
-        self.wanted: dict[Tensor, Kept] = {}  # what is read of them before the next step
+        self.wanted: dict[Tensor, DevicePlan] = {}  # what is read of them before the next step
 
     # --- a step, in order ---------------------------------------------------------------------------------------------
     @deferred
-    def step(self, wanted: Mapping[Tensor, Kept | Plan] | None = None) -> dict[Tensor, Any]:
+    def step(self, wanted: Mapping[Tensor, DevicePlan | Plan] | None = None) -> dict[Tensor, Any]:
         """Update every parameter that has a gradient, and forget the gradients: prepare, reduce, launch and advance.
 
         Parameters
@@ -108,11 +108,11 @@ class Optimizer(abc.ABC):
         self.advance()
         return ready
 
-    def prepare(self, wanted: Mapping[Tensor, Kept | Plan] | None = None) -> None:
+    def prepare(self, wanted: Mapping[Tensor, DevicePlan | Plan] | None = None) -> None:
         """Before the passes of a step: what is read of the weights before the next one (`step`)."""
         self.wanted = {w: kept(plan, w.device) if isinstance(plan, Plan) else plan for w, plan in (wanted or {}).items()}
         for w, part in self.wanted.items():
-            region = part.plan.region(w.shape) if isinstance(part, Kept) else None
+            region = part.plan.region(w.shape) if isinstance(part, DevicePlan) else None
             if region is None or part.plan.shape not in (w.shape, w.shape[:1]) or part.device is not w.device:
                 raise ValueError(f"{type(self).__name__}: {part} is no part of a weight of shape {w.shape} on {w.device.name}")
         if not self.state:
@@ -330,7 +330,7 @@ class SGD(Optimizer):
         dev.sgd(updates, self.rates[dev][1] if dev in self.rates else self.learning_rate, *self._numbers[1:])
         return ready
 
-    def _arrange(self, parameter: Tensor, part: Kept | None) -> None:
+    def _arrange(self, parameter: Tensor, part: DevicePlan | None) -> None:
         """Tell what a parameter misses what is wanted; start to count where nothing fits."""
         dev, missed = parameter.device, self.missed.get(parameter)
         part = part if part is not None and dev.lazy_pays(parameter.size) else None

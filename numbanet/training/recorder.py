@@ -25,7 +25,7 @@ import numpy as np
 from .. import profile
 from ..device import Device
 from ..layers import Layer, walk
-from ..plans import Kept, Plan, Plans
+from ..plans import DevicePlan, Plan, Plans
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
@@ -70,7 +70,7 @@ class Recorder:
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
         self._inputs: dict[tuple, Any] = {}
         self._lists: dict[tuple, Any] = {}
-        self._kept: dict[tuple, Kept] = {}
+        self._kept: dict[tuple, DevicePlan] = {}
         self._ready: dict[Hashable, Ready] = {}
 
     @property
@@ -120,7 +120,7 @@ class Recorder:
             whole = plans.kept(site).whole
             self._lists[site, plan.kind] = self.dev.copy(whole, out=self._lists.get((site, plan.kind)))
 
-    def place_plans(self, plans: Plans) -> dict[str, Kept]:
+    def place_plans(self, plans: Plans) -> dict[str, DevicePlan]:
         """Let passes read them there; returns, by site, what has lists of its own."""
         own = {site: plans.kept(site) for site, _ in self._listed(plans)}
         for site, plan in self._listed(plans):

@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 from numbanet import BernoulliPlan, BlockPlan, IndexPlan, RowPlan, TilePlan, TimePlan, device
 from numbanet.gradients import Packed
 from numbanet.plans import kept
-from numbanet.plans.kept import packing
+from numbanet.plans.on_device import packing
 from numbanet_kernels.layouts.tiles import arrangement
 
 CPU = device("cpu")

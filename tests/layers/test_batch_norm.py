@@ -266,13 +266,13 @@ def test_batchwise_rows_learn_and_are_lazy(rng):
 @pytest.mark.parametrize("layers, placed_in_a_step", [((16, 16), 2), ("images", 4)])
 def test_plans_that_hardly_come_twice_are_placed_once_a_step_and_not_kept(rng, monkeypatch, layers, placed_in_a_step):
     """Of a convolution's filters those of what is made of them, too: its columns, and the features that `Flatten` makes."""
-    placed, plans_kept, plans_widened = [], sys.modules["numbanet.plans.kept"], sys.modules["numbanet.plans.rows"]._widened
+    placed, plans_kept, plans_widened = [], sys.modules["numbanet.plans.on_device"], sys.modules["numbanet.plans.rows"]._widened
 
-    def counted(plan, dev, place=plans_kept.place_kept):
+    def counted(plan, dev, place=plans_kept.upload_plan):
         placed.append(plan)
         return place(plan, dev)
 
-    monkeypatch.setattr(plans_kept, "place_kept", counted)
+    monkeypatch.setattr(plans_kept, "upload_plan", counted)
     X, y = samples(rng, 60)
     if layers == "images":
         layers = [Conv2d(1, 8, 2, rng=0), ReLU(), Conv2d(8, 6, 1, rng=1), ReLU(), Flatten(), Linear(12, 3, rng=2)]
