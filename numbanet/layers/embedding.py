@@ -5,7 +5,7 @@ import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, DeviceAxis, DrawnPlan, Site, kept as placed
+from ..plans import AxisPlan, BernoulliPlan, DeviceAxis, DrawnPlan, Site, on_device as placed
 from ..tensor import Tensor
 from .base import Layer, only
 from .flow import DENSE, Columns, Cost, Form, Symbols, Tags

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import ops
 from ..ops import Order
-from ..plans import IndexPlan, kept
+from ..plans import IndexPlan, on_device
 from .base import Layer, only
 from .flow import ChannelsLast, Columns, Cost, Form
 
@@ -29,7 +29,7 @@ class Flatten(Layer):
         longer = context.plans.repeat(flow.indices.plan, math.prod(flow.x.shape[1:3])) if compact else None
         x = flow.dense() if longer is None else flow.x.transpose(0, 3, 1, 2)
         y = x.reshape(x.shape[0], math.prod(x.shape[1:]))
-        return flow.with_(y) if longer is None else flow.with_(y, Columns(kept(longer, y.device)))
+        return flow.with_(y) if longer is None else flow.with_(y, Columns(on_device(longer, y.device)))
 
     def cost(self, form, plans):
         """Where lists of channels lie in fixed buffers (`Plans.repeat`), the features are dense."""
@@ -100,7 +100,7 @@ class Select(Layer):
         self.plan = IndexPlan(features, index)
 
     def forward(self, flow, context):
-        return flow.with_(ops.compact(flow.dense(), plan=kept(self.plan, flow.x.device)))
+        return flow.with_(ops.compact(flow.dense(), plan=on_device(self.plan, flow.x.device)))
 
     def config(self):
         return {"features": self.plan.n, "index": self.plan.indices()}

@@ -11,7 +11,7 @@ from ..autograd import op
 from ..device import Device
 from ..gradients import Packed
 from ..plans import AxisPlan, BlockPlan, DevicePlan, widened
-from ..plans.on_device import DeviceAxis, DeviceBlocks, kept, on, packing, whole_axis
+from ..plans.on_device import DeviceAxis, DeviceBlocks, on, on_device, packing, whole_axis
 from .linear import vector_gradient
 
 
@@ -83,7 +83,7 @@ def conv2d(dev: Device, x, w, b=None, *, window: Window, groups: int = 1, relu: 
         values = found.pop("w")
         if own is w:
             return values
-        columns = kept(widened(cols.plan, shape[2] * shape[3]), dev)
+        columns = on_device(widened(cols.plan, shape[2] * shape[3]), dev)
         return Packed(dev.reshape(values, (rows.plan.count, columns.plan.count)), packing(rows, columns), shape)
 
     def db(dy):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..device import Device, device
 from .base import AxisPlan, Plan
-from .on_device import DevicePlan, kept, upload_plan
+from .on_device import DevicePlan, on_device, upload_plan
 from .rows import widened
 
 
@@ -108,17 +108,17 @@ class Plans:
             self.assigned[site.path] = plan
             here = upload_plan(plan, self.device)  # such a plan hardly comes twice
         site.check(plan, layer, shape)
-        self._on_device[site.path] = here = kept(plan, self.device) if here is None else here
+        self._on_device[site.path] = here = on_device(plan, self.device) if here is None else here
         return here
 
     def place(self, path: str, here: DevicePlan) -> None:
         """What a site's plan is on the device from here on, such as in fixed buffers of a recorded pass."""
         self._on_device[path] = here
 
-    def kept(self, path: str) -> DevicePlan:
+    def on_device(self, path: str) -> DevicePlan:
         """An assigned plan on the device."""
         if path not in self._on_device:
-            self._on_device[path] = kept(self.assigned[path], self.device)
+            self._on_device[path] = on_device(self.assigned[path], self.device)
         return self._on_device[path]
 
     def region(self, layer: Any, weight: Any, name: str = "output") -> dict[Any, DevicePlan]:

@@ -1,6 +1,6 @@
 """Plan: which part of a matrix product is computed this step. Made on the host by a dropout policy, consumed by planned ops.
 
-A plan is small, frozen and hashable, and knows no device: `kept` makes the index arrays that kernels read. Every planned op
+A plan is small, frozen and hashable, and knows no device: `on_device` makes index arrays that kernels read. Every planned op
 satisfies, with M = plan.mask() and on every device,
 
     planned(x, W, plan) == dense(x, W * M)            for y, dx and dW.

@@ -215,14 +215,14 @@ def upload_plan(plan: Plan, dev: Device) -> DevicePlan:
 _held = functools.lru_cache(maxsize=1024)(upload_plan)
 
 
-def kept(plan: Plan, dev: Device) -> DevicePlan:
+def on_device(plan: Plan, dev: Device) -> DevicePlan:
     """The plan on a device; made once, where it may come again."""
     return (upload_plan if plan.once else _held)(plan, dev)
 
 
 def on(name: str, plan: Plan | DevicePlan, dev: Device, kind: type[DevicePlan], shape: tuple[int, ...] | None = None) -> Any:
     """The plan on the device, for the operation of that name, which takes plans of one kind, and of one shape where given."""
-    found = plan if isinstance(plan, DevicePlan) else kept(plan, dev) if isinstance(plan, Plan) else None
+    found = plan if isinstance(plan, DevicePlan) else on_device(plan, dev) if isinstance(plan, Plan) else None
     if not isinstance(found, kind):
         known = {DeviceAxis: "an axis", DeviceTimes: "time steps", DeviceTiles: "tiles", DeviceBlocks: "blocks",
                  DeviceSamples: "samples"}[kind]
@@ -236,4 +236,4 @@ def on(name: str, plan: Plan | DevicePlan, dev: Device, kind: type[DevicePlan], 
 
 def whole_axis(n: int, dev: Device) -> DeviceAxis:
     """An axis of which everything is kept."""
-    return cast(DeviceAxis, kept(RowPlan(n, 1, 0), dev))
+    return cast(DeviceAxis, on_device(RowPlan(n, 1, 0), dev))

@@ -20,7 +20,7 @@ from numbanet_kernels.runtime.interrupt import deferred
 from ..arguments import is_real
 from ..device import Device
 from ..gradients import Packed
-from ..plans import DevicePlan, Plan, kept
+from ..plans import DevicePlan, Plan, on_device
 from ..tensor import Tensor
 from .lazy import Missed
 
@@ -110,7 +110,7 @@ class Optimizer(abc.ABC):
 
     def prepare(self, wanted: Mapping[Tensor, DevicePlan | Plan] | None = None) -> None:
         """Before the passes of a step: what is read of the weights before the next one (`step`)."""
-        self.wanted = {w: kept(plan, w.device) if isinstance(plan, Plan) else plan for w, plan in (wanted or {}).items()}
+        self.wanted = {w: on_device(plan, w.device) if isinstance(plan, Plan) else plan for w, plan in (wanted or {}).items()}
         for w, part in self.wanted.items():
             region = part.plan.region(w.shape) if isinstance(part, DevicePlan) else None
             if region is None or part.plan.shape not in (w.shape, w.shape[:1]) or part.device is not w.device:

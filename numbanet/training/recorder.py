@@ -117,12 +117,12 @@ class Recorder:
     def put_plans(self, plans: Plans) -> None:
         """Put the lists of plans where recorded steps find those of all plans of their kind at that site."""
         for site, plan in self._listed(plans):
-            whole = plans.kept(site).whole
+            whole = plans.on_device(site).whole
             self._lists[site, plan.kind] = self.dev.copy(whole, out=self._lists.get((site, plan.kind)))
 
     def place_plans(self, plans: Plans) -> dict[str, DevicePlan]:
         """Let passes read them there; returns, by site, what has lists of its own."""
-        own = {site: plans.kept(site) for site, _ in self._listed(plans)}
+        own = {site: plans.on_device(site) for site, _ in self._listed(plans)}
         for site, plan in self._listed(plans):
             here = self._kept.get((site, plan))
             if here is None:

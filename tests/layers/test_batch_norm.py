@@ -28,7 +28,7 @@ from numbanet import (
 )
 from numbanet.gradients import Packed
 from numbanet.layers import to
-from numbanet.plans import kept
+from numbanet.plans import on_device
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -297,4 +297,4 @@ def test_batchwise_rows_train_the_same_on_all_devices(dev, rng, optimizer):
 
 def test_a_plan_is_made_once_a_device(dev):
     plan = IndexPlan(5, [1, 3])
-    assert kept(plan, dev) is kept(IndexPlan(5, [1, 3]), dev)
+    assert on_device(plan, dev) is on_device(IndexPlan(5, [1, 3]), dev)

@@ -27,7 +27,7 @@ from numbanet import (
 )
 from numbanet.gradients import Dense, Packed
 from numbanet.layers import ChannelsLast, Form, Tree
-from numbanet.plans import AxisPlan, kept
+from numbanet.plans import AxisPlan, on_device
 from numbanet_kernels.layouts.windows import Window
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
@@ -328,7 +328,7 @@ def test_a_step_reads_the_kept_filters():
     (lambda: Conv2d(3, 4, 3).cost(Form((2, 4, 5, 5)), Plans()), ValueError, r"takes images \(3, H, W\).*\(4, 5, 5\) a sample"),
     (lambda: Conv2d(3, 4, 3).cost(Form((2, 75)), Plans()), ValueError, r"takes images \(3, H, W\).*\(75,\) a sample"),
     (lambda: Conv2d(6, 4, 3).forward(Flow(Tensor(np.ones((2, 5, 5, 2))),
-                                          ChannelsLast(kept(IndexPlan(5, [0, 1]), Tensor([1]).device))), Context()),
+                                          ChannelsLast(on_device(IndexPlan(5, [0, 1]), Tensor([1]).device))), Context()),
      ValueError, r"conv2d: IndexPlan.* is of shape \(5,\), not \(6,\)")])
 def test_misuse_is_named(make, error, message):
     with pytest.raises(error, match=message):

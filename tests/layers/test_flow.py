@@ -27,7 +27,7 @@ from numbanet import (
     Tensor,
 )
 from numbanet.layers import Columns, Form, Tags, Tree
-from numbanet.plans import Plans, RowPlan, kept
+from numbanet.plans import Plans, RowPlan, on_device
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -102,7 +102,7 @@ def test_every_layer_carries_the_tags_of_a_flow():
         assert layer.forward(Flow(Tensor(np.ones(shape)), tags=tags), Context()).tags is tags, layer
     for layer in (Linear(4, 4), SparseLinear(4, 4, 0.2, rng=0)):
         x = Tensor(np.ones((2, 3, 2)))
-        flow = Flow(x, Columns(kept(plan, x.device)), (plan,), tags)
+        flow = Flow(x, Columns(on_device(plan, x.device)), (plan,), tags)
         assert layer.forward(flow, Context(plans={layer: plan})).tags is tags, layer
 
 

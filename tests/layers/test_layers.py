@@ -24,7 +24,7 @@ from numbanet import (
     device,
 )
 from numbanet.layers import Columns, Form, Tree
-from numbanet.plans import kept
+from numbanet.plans import on_device
 
 
 @pytest.mark.parametrize("init, keep, variance", [("he", 1.0, 2 / 300), ("glorot", 1.0, 2 / 500), ("he", 0.3, 0.6 / 300)])
@@ -63,7 +63,8 @@ def test_a_layer_that_is_not_elementwise_sees_the_dense_activation(rng):
     (lambda: Sequential([Shuffle([1, 0]), Linear(2, 2)])(Tensor(np.ones((4, 5, 2)))), "shuffle: x .* must have two axes"),
     (lambda: Shuffle([1, 0])(Tensor(np.ones((4, 3)))), r"x \(4, 3\) must have two axes, the last one of 2 features"),
     (lambda: Linear(4, 3)(Tensor(np.ones((2, 5)))), r"x \(2, 5\) does not match weight \(3, 4\)"),
-    (lambda: Linear(4, 3).forward(Flow(Tensor(np.ones((2, 4))), Columns(kept(RowPlan(4, 2, 0), device("cpu")))), Context()),
+    (lambda: Linear(4, 3).forward(Flow(Tensor(np.ones((2, 4))), Columns(on_device(RowPlan(4, 2, 0), device("cpu")))),
+                                  Context()),
      r"must be 2")])
 def test_misuse_is_named(make, message):
     with pytest.raises(ValueError, match=message):

@@ -20,7 +20,7 @@ from numbanet import (
     Tensor,
 )
 from numbanet.layers import ChannelsLast, Form
-from numbanet.plans import kept
+from numbanet.plans import on_device
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -78,7 +78,7 @@ def test_compact_channels_stay_compact(dev, rng, layer, plan):
     dense = Tensor(np.float32(host * plan.mask()).transpose(0, 3, 1, 2), dev, requires_grad=True)
     if isinstance(layer, BatchNorm2d):
         layer = BatchNorm2d(5, device=dev)
-    flow = layer.forward(Flow(held, ChannelsLast(kept(plan, dev)), (plan,)), Context(dev))
+    flow = layer.forward(Flow(held, ChannelsLast(on_device(plan, dev)), (plan,)), Context(dev))
     assert flow.indices.plan.count == flow.x.shape[-1] < flow.indices.plan.n
     mask = flow.indices.plan.mask() if flow.x.ndim == 2 else plan.mask()[:, None, None]
     expected = layer(dense) * np.float32(mask * plan.scale)
@@ -116,7 +116,7 @@ def test_batch_norm_equals_pytorchs(dev, rng, shape, momentum):
 def test_running_values_of_dropped_channels_stay(dev, rng):
     layer, plan = BatchNorm2d(4, device=dev), IndexPlan(4, [0, 3])
     host = np.float32(rng.normal(2, 3, (3, 2, 2, 2)))
-    layer.forward(Flow(Tensor(host, dev), ChannelsLast(kept(plan, dev))), Context(dev, training=True))
+    layer.forward(Flow(Tensor(host, dev), ChannelsLast(on_device(plan, dev))), Context(dev, training=True))
     close(layer.running_mean.numpy()[[0, 3]], 0.1 * host.mean((0, 1, 2)))
     close(layer.running_var.numpy()[[0, 3]], 0.9 + 0.1 * host.var((0, 1, 2), ddof=1))
     np.testing.assert_array_equal([layer.running_mean.numpy()[1:3], layer.running_var.numpy()[1:3]], [[0, 0], [1, 1]])
@@ -142,7 +142,7 @@ def test_costs_say_what_is_compact():
         assert form.shape == shape and form.kept.count == count and cost.flops == 0
     assert MaxPool2d(2).cost(Form((None, 4, None, None)), Plans())[1].shape == (None, 4, None, None)
     x, plans = Tensor(np.ones((2, 6, 5, 2))), Plans()
-    own = kept(plan, x.device)
+    own = on_device(plan, x.device)
     plans.place("a layer.output", own.at(own.whole))
     assert Flatten().cost(Form((2, 4, 6, 5), plan), plans)[1] == Form((2, 120))
     assert Flatten().forward(Flow(x, ChannelsLast(own)), Context("cpu", plans)).indices is None

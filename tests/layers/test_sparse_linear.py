@@ -26,7 +26,7 @@ from numbanet import (
 )
 from numbanet.datasets import load_digits
 from numbanet.layers import DENSE, Columns, Form, sparse, to
-from numbanet.plans import kept
+from numbanet.plans import on_device
 from numbanet.sparse import BSR, CSR
 
 
@@ -71,7 +71,7 @@ def test_equals_a_linear_with_zeros(dev, rng, kind):
 def test_planned_equals_masked(dev, rng, kind, rows, cols):
     layer, x = SparseLinear(10, 13, weight=weight(rng, kind), device=dev), rng.standard_normal((4, 10)).astype(np.float32)
     compact = x if cols is None else x[:, cols.mask().astype(bool)]
-    flow = Flow(Tensor(compact, dev, requires_grad=True), DENSE if cols is None else Columns(kept(cols, dev)))
+    flow = Flow(Tensor(compact, dev, requires_grad=True), DENSE if cols is None else Columns(on_device(cols, dev)))
     step = Context(dev, {layer: rows} if rows else {})
     y = layer.forward(flow, step).dense()
     x = x if cols is None else x * cols.mask()
@@ -248,7 +248,7 @@ def test_rewiring_drops_the_smallest_and_grows_by_the_dense_gradient(dev, rng, r
     layer = SparseLinear(10, 13, weight=weight(rng), device=dev)
     before, x, dy = layer.weight, rng.standard_normal((4, 10)).astype(np.float32), rng.standard_normal((4, 13))
     layer.trace, compact = [], x if cols is None else x[:, cols.mask().astype(bool)]
-    flow = Flow(Tensor(compact, dev), DENSE if cols is None else Columns(kept(cols, dev)))
+    flow = Flow(Tensor(compact, dev), DENSE if cols is None else Columns(on_device(cols, dev)))
     layer.forward(flow, Context(dev, {layer: rows} if rows else {})).dense().backward(dy)
     dense = (dy * (1 if rows is None else rows.mask())).T @ (x * (1 if cols is None else cols.mask()))
     places, after = layer.rewire(9), layer.weight
