@@ -83,7 +83,7 @@ class Columns(Gradient):
     shape: tuple[int, ...]
 
     def dense(self, dev):
-        return dev.expand(self.values, self.kept.places)
+        return dev.expand(self.values, self.kept.inverse)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -35,12 +35,12 @@ def _compact_inputs(rng, n, width, dp):
 
 
 def _compact(dev, x, n, width, dp):
-    columns = on_device(_plan(width, dp), dev).kept
+    columns = on_device(_plan(width, dp), dev).indices
     return lambda: dev.compact(x, columns)
 
 
 def _expand(dev, x, n, width, dp):
-    places = on_device(_plan(width, dp), dev).places
+    places = on_device(_plan(width, dp), dev).inverse
     return lambda: dev.expand(x, places)
 
 

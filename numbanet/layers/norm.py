@@ -79,9 +79,9 @@ class BatchNorm(Layer):
         if kept is None:
             dev.add(dev.affine(running.data, mul=1 - m), dev.affine(batch, mul=m * factor), out=running.data)
             return
-        row = dev.compact(dev.reshape(running.data, (1, self.num_features)), kept.kept)
+        row = dev.compact(dev.reshape(running.data, (1, self.num_features)), kept.indices)
         change = dev.add(dev.affine(row, mul=-m), dev.affine(dev.reshape(batch, row.shape), mul=m * factor))
-        dev.add(running.data, dev.reshape(dev.expand(change, kept.places), running.shape), out=running.data)
+        dev.add(running.data, dev.reshape(dev.expand(change, kept.inverse), running.shape), out=running.data)
 
     def cost(self, form, plans):
         if len(form.shape) not in self.axes or form.shape[1] not in (None, self.num_features):

@@ -59,7 +59,7 @@ def conv2d(dev: Device, x, w, b=None, *, window: Window, groups: int = 1, relu: 
                   for plan, n in ((rows, shape[0]), (cols, shape[1])))
     options: dict[str, Any] = {"window": window, "groups": groups}
     scale, own = rows.plan.scale, _own(dev, w, rows, cols)
-    own_b = b if b is None or own is w else dev.take_rows(b, rows.kept)
+    own_b = b if b is None or own is w else dev.take_rows(b, rows.indices)
     if positions is not None:
         size = x.shape[0] * int(np.prod(window.positions(*x.shape[1:3])))
         places = on("conv2d", positions, dev, DeviceAxis, (size,))

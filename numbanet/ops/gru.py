@@ -42,13 +42,13 @@ def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | DevicePlan | 
         raise ValueError(f"gru: z {tuple(z.shape)}, w {tuple(w.shape)} and h0 {tuple(h0.shape)} must be ({steps} N, 3 H), "
                          "(3 H, H) and (N, H)")
     kept = None if units is None else on("gru", units, dev, DeviceAxis, (hidden,))
-    scale, own = (1.0, w) if kept is None else (kept.plan.scale, dev.compact(w, kept.kept))
+    scale, own = (1.0, w) if kept is None else (kept.plan.scale, dev.compact(w, kept.indices))
 
     def at(states, t):
         return dev.reshape(dev.part(states, t, t + 1), states.shape[1:])
 
     def seen(states):
-        return states if kept is None else dev.compact(states, kept.kept)
+        return states if kept is None else dev.compact(states, kept.indices)
 
     gates, s, h = dev.reshape(z, (steps, n, 3 * hidden)), dev.empty((steps, n, 3 * hidden)), dev.empty((steps + 1, n, hidden))
     dev.copy(h0, out=at(h, 0))
@@ -65,7 +65,7 @@ def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | DevicePlan | 
         for t in reversed(range(steps)):
             dev.gru_cell_grad(dy, found, carried, gates, s, h, t, lengths)
             found = dev.gemm(at(s, t), own, scale=scale)
-            found = found if kept is None else dev.expand(found, kept.places)
+            found = found if kept is None else dev.expand(found, kept.inverse)
         return dev.reshape(gates, (steps * n, 3 * hidden)), dev.reshape(s, (steps * n, 3 * hidden)), dev.add(found, carried)
 
     def dw(dy):

@@ -20,7 +20,7 @@ def _own(name: str, dev: Device, x: Any, kept: DeviceAxis | None, vectors: tuple
                          f"{'' if kept is None else f' of which {kept.plan} are kept'}")
     if kept is None:
         return list(vectors)
-    return [dev.reshape(dev.compact(dev.reshape(v, (1, channels)), kept.kept), (count,)) for v in vectors]
+    return [dev.reshape(dev.compact(dev.reshape(v, (1, channels)), kept.indices), (count,)) for v in vectors]
 
 
 @op

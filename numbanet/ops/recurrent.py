@@ -19,7 +19,7 @@ def _units(dev: Device, plan: Any, hidden: int, steps: int) -> tuple[DevicePlan 
         return None, None, 1.0
     if not isinstance(plan.plan if isinstance(plan, DevicePlan) else plan, TimePlan):
         found = on("lstm", plan, dev, DeviceAxis, (hidden,))
-        return found, dev.reshape(found.kept, (1, found.plan.count)), found.plan.scale
+        return found, dev.reshape(found.indices, (1, found.plan.count)), found.plan.scale
     found = on("lstm", plan, dev, DeviceTimes)
     planned, n = found.plan.shape
     if n != hidden or planned < steps:
@@ -85,7 +85,7 @@ def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | 
 
         found = gates and gates.choose(dev, dy, passed, c, lengths, lambda: run(dev.copy(passed))[0])
         columns = upload_plan(found, dev) if isinstance(found, AxisPlan) else None  # such a plan hardly comes twice
-        dz, *first = run(columns=columns.kept) if columns else run(threshold=found or 0.0)
+        dz, *first = run(columns=columns.indices) if columns else run(threshold=found or 0.0)
         if gates:
             gates.done(dev, dz, columns and columns.plan)
         return dev.reshape(dz, (steps * n, dz.shape[2])), columns, *first
@@ -100,7 +100,7 @@ def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | 
         if cols is None and chosen is not None:
             seen = dev.lstm_seen(seen, listed)
         seen = dev.reshape(seen, (steps * n, hidden))
-        product = dev.gemm(values, seen if cols is None else dev.compact(seen, cols.kept), ta=True, scale=scale)
+        product = dev.gemm(values, seen if cols is None else dev.compact(seen, cols.indices), ta=True, scale=scale)
         if columns is None and cols is None:
             return product
         return Packed(product, packing(columns or whole_axis(4 * hidden, dev), cols or whole_axis(hidden, dev)), tuple(w.shape))

@@ -19,7 +19,7 @@ def _dense(dev: Device, x: Any, kept: DeviceSamples | None) -> Any:
 
 def _check(name: str, shape: tuple[int, ...], x: Any, kept: DeviceSamples | None) -> None:
     """ValueError unless x is an activation of that shape, or the values that are kept of one."""
-    if tuple(x.shape) != (shape if kept is None else (kept.plan.kept,)) or (kept is not None and kept.plan.shape != shape):
+    if tuple(x.shape) != (shape if kept is None else (kept.plan.count,)) or (kept is not None and kept.plan.shape != shape):
         raise ValueError(f"{name}: x {tuple(x.shape)} does not hold {'' if kept is None else f'what {kept} keeps of '}{shape}")
 
 
@@ -27,14 +27,14 @@ def _check(name: str, shape: tuple[int, ...], x: Any, kept: DeviceSamples | None
 def expand_samples(dev: Device, x, *, plan: DeviceSamples):
     """y[n, o] = the value that x (kept,) holds of it, 0 where it is dropped."""
     _check("expand_samples", plan.plan.shape, x, plan)
-    return _dense(dev, x, plan), (lambda dy: dev.compact_samples(dy, plan.lists, plan.plan.kept),)
+    return _dense(dev, x, plan), (lambda dy: dev.compact_samples(dy, plan.lists, plan.plan.count),)
 
 
 @op
 def compact_samples(dev: Device, x, *, plan: DeviceSamples):
     """The values of x (N, n) that are kept, (kept,)."""
     _check("compact_samples", plan.plan.shape, x, None)
-    return dev.compact_samples(x, plan.lists, plan.plan.kept), (lambda dy: dev.expand_samples(dy, plan.lists),)
+    return dev.compact_samples(x, plan.lists, plan.plan.count), (lambda dy: dev.expand_samples(dy, plan.lists),)
 
 
 @op
@@ -55,13 +55,13 @@ def linear_samples(dev: Device, x, w, b=None, *, inner: DeviceSamples | None = N
         raise ValueError(f"linear_samples: {outer} is not made for y {(samples, w.shape[0])}")
     whole = _dense(dev, x, inner)
     y = (dev.gemm(whole, w, tb=True, bias=b, relu=relu) if outer is None else
-         dev.gemm_samples(whole, w, outer.lists, outer.plan.kept, b, relu))
+         dev.gemm_samples(whole, w, outer.lists, outer.plan.count, b, relu))
     del whole
     dz = once(lambda dy: dev.relu_grad(dy, y) if relu else dy)
 
     def dx(dy):
         found = dev.gemm(dz(dy), w) if outer is None else dev.gemm_samples_dx(dz(dy), w, outer.lists)
-        return found if inner is None else dev.compact_samples(found, inner.lists, inner.plan.kept)
+        return found if inner is None else dev.compact_samples(found, inner.lists, inner.plan.count)
 
     @once
     def both(dy):
@@ -79,7 +79,7 @@ def batch_norm_samples(dev: Device, x, gamma, beta, *, plan: DeviceSamples, eps:
     _check("batch_norm_samples", (plan.plan.samples, gamma.shape[0]), x, plan)
     y, mean, variance = dev.batch_norm(_dense(dev, x, plan), gamma, beta, eps)
     seen(mean, variance)
-    y = dev.compact_samples(y, plan.lists, plan.plan.kept)
+    y = dev.compact_samples(y, plan.lists, plan.plan.count)
     gradients = once(lambda dy: dev.batch_norm_grad(_dense(dev, dy, plan), _dense(dev, x, plan), gamma, mean, variance, eps))
-    return y, (lambda dy: dev.compact_samples(gradients(dy)[0], plan.lists, plan.plan.kept), lambda dy: gradients(dy)[1],
+    return y, (lambda dy: dev.compact_samples(gradients(dy)[0], plan.lists, plan.plan.count), lambda dy: gradients(dy)[1],
                lambda dy: gradients(dy)[2])

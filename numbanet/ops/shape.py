@@ -128,7 +128,7 @@ def _expand(dev: Device, x, *, plan):
     kept = on("expand", plan, dev, DeviceAxis)
     if x.shape[1] != kept.plan.count:
         raise ValueError(f"expand: x {tuple(x.shape)} does not hold the {kept.plan.count} entries that {kept.plan} keeps")
-    return dev.expand(x, kept.places), (lambda dy: dev.compact(dy, kept.kept),)
+    return dev.expand(x, kept.inverse), (lambda dy: dev.compact(dy, kept.indices),)
 
 
 def compact(x: Tensor, *, plan: AxisPlan | DevicePlan) -> Tensor:
@@ -148,7 +148,7 @@ def compact(x: Tensor, *, plan: AxisPlan | DevicePlan) -> Tensor:
 @op
 def _compact(dev: Device, x, *, plan):
     kept = on("compact", plan, dev, DeviceAxis, (x.shape[1],))
-    return dev.compact(x, kept.kept), (lambda dy: dev.expand(dy, kept.places),)
+    return dev.compact(x, kept.indices), (lambda dy: dev.expand(dy, kept.inverse),)
 
 
 @op
@@ -207,7 +207,7 @@ def embedding(dev: Device, w, *, ids: Any, cols: AxisPlan | DevicePlan | None = 
     ids = ids if checked else dev.upload(host)
     flat = dev.reshape(ids, (ids.size,))
     width, y = cols.plan.count, dev.take_rows(w, flat)
-    y = dev.reshape(y if width == w.shape[1] else dev.compact(y, cols.kept), (*ids.shape, width))
+    y = dev.reshape(y if width == w.shape[1] else dev.compact(y, cols.indices), (*ids.shape, width))
 
     def dw(dy):
         found = dev.group_rows(flat, w.shape[0], padding) if checked else map(

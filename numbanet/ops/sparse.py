@@ -45,7 +45,7 @@ class Layout:
 
 def _whole(dev: Device, x: Any, kept: DeviceAxis | None) -> Any:
     """The dense form of an activation."""
-    return x if kept is None else dev.expand(x, kept.places)
+    return x if kept is None else dev.expand(x, kept.inverse)
 
 
 @op(fuses=True)

@@ -52,7 +52,7 @@ class DevicePlan:
         return tuple(np.asarray(array, np.int32) for array in self.plan.lists())
 
     @functools.cached_property
-    def whole(self) -> Any:
+    def buffer(self) -> Any:
         """All lists in one int32 array of the device, so that one copy moves them."""
         if self._place is not None:
             return self._place
@@ -64,13 +64,13 @@ class DevicePlan:
 
     @functools.cached_property
     def lists(self) -> tuple:
-        """The lists, parts of `whole`."""
+        """The lists, parts of `buffer`."""
         return self._parts()
 
     def _parts(self) -> tuple:
         dev, sizes = self.device, [array.size + -array.size % APART for array in self._host]
         starts = itertools.accumulate(sizes, initial=0)
-        return tuple(dev.reshape(dev.part(self.whole, start, start + array.size), array.shape) if array.size else
+        return tuple(dev.reshape(dev.part(self.buffer, start, start + array.size), array.shape) if array.size else
                      dev.empty(array.shape, np.int32) for array, start in zip(self._host, starts))
 
     @functools.cached_property
@@ -120,32 +120,32 @@ class DeviceAxis(DevicePlan):
     @functools.cached_property
     def index(self) -> Any:
         """What planned products take: None for all."""
-        return None if self.plan.count == self.plan.n else self.plan.index(self.lists.kept)
+        return None if self.plan.count == self.plan.n else self.plan.index(self.lists.indices)
 
     @property
-    def places(self) -> Any:
+    def inverse(self) -> Any:
         """(n,) int32: place of each index among the kept ones, -1 where dropped."""
-        return self.lists.places
+        return self.lists.inverse
 
     @property
-    def kept(self) -> Any:
+    def indices(self) -> Any:
         """(count,) int32: the kept indices."""
-        return self.lists.kept
+        return self.lists.indices
 
     @functools.cached_property
     def alone(self) -> Any:
         """The kept indices, where nothing else of the lists is asked for."""
-        return self.device.upload(np.array(self.plan.indices(), np.int32)) if self._place is None else self.lists.kept
+        return self.device.upload(np.array(self.plan.indices(), np.int32)) if self._place is None else self.lists.indices
 
     @functools.cached_property
     def columns(self) -> tuple[Any, Any]:
         """(1, count) and (1, n): the indices and the places as a `Packing` has them of one class of columns."""
-        return self.device.reshape(self.kept, (1, self.plan.count)), self.device.reshape(self.places, (1, self.plan.n))
+        return self.device.reshape(self.indices, (1, self.plan.count)), self.device.reshape(self.inverse, (1, self.plan.n))
 
 
 def packing(rows: DeviceAxis, cols: DeviceAxis) -> Packing:
     """How the gradient of w[kept rows, kept columns] lies in that of w."""
-    return Packing(rows.places, rows.lists.classes, *cols.columns)
+    return Packing(rows.inverse, rows.lists.classes, *cols.columns)
 
 
 class DeviceTimes(DevicePlan):

@@ -117,7 +117,7 @@ class Recorder:
     def put_plans(self, plans: Plans) -> None:
         """Put the lists of plans where recorded steps find those of all plans of their kind at that site."""
         for site, plan in self._listed(plans):
-            whole = plans.on_device(site).whole
+            whole = plans.on_device(site).buffer
             self._lists[site, plan.kind] = self.dev.copy(whole, out=self._lists.get((site, plan.kind)))
 
     def place_plans(self, plans: Plans) -> dict[str, DevicePlan]:

@@ -60,10 +60,10 @@ def test_a_time_plan_keeps_equally_many_at_each_step(plan):
 @given(st.one_of(row_plans(), index_plans()))
 def test_row_plan_views_agree_with_the_mask(plan):
     mask = plan.mask()
-    np.testing.assert_array_equal(np.flatnonzero(mask), on_device(plan, CPU).kept)
+    np.testing.assert_array_equal(np.flatnonzero(mask), on_device(plan, CPU).indices)
     assert plan.count == mask.sum()
     assert plan.density == (mask.mean() if plan.n else 1.0)
-    positions = on_device(plan, CPU).places
+    positions = on_device(plan, CPU).inverse
     np.testing.assert_array_equal(positions >= 0, mask)
     np.testing.assert_array_equal(positions[mask], np.arange(plan.count))
     if isinstance(plan, RowPlan):

@@ -41,7 +41,7 @@ def test_planned_is_masked_dense(dev, rng, inner, outer, relu, group):
 def test_gradients_by_differences(dev, rng):
     from numbanet.plans import on_device
     plan = on_device(a_plan(rng), dev)
-    values, x, g, b = (Tensor(rng.standard_normal(n), dev, requires_grad=True) for n in (plan.plan.kept, (7, 40), 40, 40))
+    values, x, g, b = (Tensor(rng.standard_normal(n), dev, requires_grad=True) for n in (plan.plan.count, (7, 40), 40, 40))
     check_grad(lambda x: ops.compact_samples(x, plan=plan), [x])
     check_grad(lambda v: ops.expand_samples(v, plan=plan), [values])
     check_grad(lambda v, g, b: ops.batch_norm_samples(v, g, b, plan=plan), [values, g, b])

@@ -143,7 +143,7 @@ def test_costs_say_what_is_compact():
     assert MaxPool2d(2).cost(Form((None, 4, None, None)), Plans())[1].shape == (None, 4, None, None)
     x, plans = Tensor(np.ones((2, 6, 5, 2))), Plans()
     own = on_device(plan, x.device)
-    plans.place("a layer.output", own.at(own.whole))
+    plans.place("a layer.output", own.at(own.buffer))
     assert Flatten().cost(Form((2, 4, 6, 5), plan), plans)[1] == Form((2, 120))
     assert Flatten().forward(Flow(x, ChannelsLast(own)), Context("cpu", plans)).indices is None
 
