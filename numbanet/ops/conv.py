@@ -10,8 +10,8 @@ from numbanet_kernels.layouts.windows import Window
 from ..autograd import op
 from ..device import Device
 from ..gradients import Packed
-from ..plans import AxisPlan, BlockPlan, DevicePlan, widened
-from ..plans.on_device import DeviceAxis, DeviceBlocks, on, on_device, packing, whole_axis
+from ..plans import AxisPlan, BlockPlan, DevicePlan, repeat_indices
+from ..plans.on_device import DeviceAxis, DeviceBlocks, full_axis, on, on_device, packing
 from .linear import vector_gradient
 
 
@@ -55,7 +55,7 @@ def conv2d(dev: Device, x, w, b=None, *, window: Window, groups: int = 1, relu: 
     shape = tuple(w.shape)
     if (rows is not None or cols is not None) and (groups > 1 or blocks is not None):
         raise ValueError(f"conv2d: channels of {groups} groups{' and blocks' * (blocks is not None)} cannot be left out")
-    rows, cols = ((whole_axis(n, dev) if plan is None else on("conv2d", plan, dev, DeviceAxis, (n,)))
+    rows, cols = ((full_axis(n, dev) if plan is None else on("conv2d", plan, dev, DeviceAxis, (n,)))
                   for plan, n in ((rows, shape[0]), (cols, shape[1])))
     options: dict[str, Any] = {"window": window, "groups": groups}
     scale, own = rows.plan.scale, _own(dev, w, rows, cols)
@@ -83,7 +83,7 @@ def conv2d(dev: Device, x, w, b=None, *, window: Window, groups: int = 1, relu: 
         values = found.pop("w")
         if own is w:
             return values
-        columns = on_device(widened(cols.plan, shape[2] * shape[3]), dev)
+        columns = on_device(repeat_indices(cols.plan, shape[2] * shape[3]), dev)
         return Packed(dev.reshape(values, (rows.plan.count, columns.plan.count)), packing(rows, columns), shape)
 
     def db(dy):

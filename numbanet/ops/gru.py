@@ -7,7 +7,7 @@ from ..autograd import op
 from ..device import Device
 from ..gradients import Packed
 from ..plans import AxisPlan, DevicePlan
-from ..plans.on_device import DeviceAxis, on, packing, whole_axis
+from ..plans.on_device import DeviceAxis, full_axis, on, packing
 from .linear import once
 
 
@@ -70,7 +70,7 @@ def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | DevicePlan | 
 
     def dw(dy):
         product = dev.gemm(back(dy)[1], seen(dev.reshape(dev.part(h, 0, steps), (steps * n, hidden))), ta=True, scale=scale)
-        return product if kept is None else Packed(product, packing(whole_axis(3 * hidden, dev), kept), tuple(w.shape))
+        return product if kept is None else Packed(product, packing(full_axis(3 * hidden, dev), kept), tuple(w.shape))
 
     return dev.part(h, 1, steps + 1), (lambda dy: back(dy)[0], dw, lambda dy: dev.sum_rows(back(dy)[1]),
                                        lambda dy: back(dy)[2])

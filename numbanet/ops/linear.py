@@ -13,7 +13,7 @@ from ..autograd import common_device, op
 from ..device import Device
 from ..gradients import Columns, Gradient, Packed, Pending
 from ..plans import AxisPlan, DevicePlan, TilePlan
-from ..plans.on_device import DeviceAxis, DeviceTiles, on, packing, whole_axis
+from ..plans.on_device import DeviceAxis, DeviceTiles, full_axis, on, packing
 from ..tensor import Tensor
 from .shape import reshape
 
@@ -100,13 +100,13 @@ def _listed_vjps(dev: Device, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], 
 
 def _of_columns(dev: Device, x: Any, w: Any, b: Any, cols: DeviceAxis | None, vjps: tuple) -> tuple:
     """The vjps for a dy of all columns or, where it is `Columns`, of these alone."""
-    own = once(lambda dy: _listed_vjps(dev, x, w, b, lambda dy: dy.values, dy.kept, cols or whole_axis(w.shape[1], dev)))
+    own = once(lambda dy: _listed_vjps(dev, x, w, b, lambda dy: dy.values, dy.kept, cols or full_axis(w.shape[1], dev)))
     return tuple((lambda dy, i=i, vjp=vjp: own(dy)[i](dy) if isinstance(dy, Columns) else vjp(dy))
                  for i, vjp in enumerate(vjps))
 
 
 def _axis(plan: AxisPlan | DevicePlan | None, n: int, dev: Device) -> DeviceAxis:
-    return whole_axis(n, dev) if plan is None else on("linear_rows", plan, dev, DeviceAxis, (n,))
+    return full_axis(n, dev) if plan is None else on("linear_rows", plan, dev, DeviceAxis, (n,))
 
 
 @op(fuses=True)
@@ -136,7 +136,7 @@ def linear_rows(dev: Device, x, w, b=None, *, rows: AxisPlan | DevicePlan | None
 def vector_gradient(values: Any, kept: DeviceAxis) -> Packed:
     """The gradient of a vector, such as a bias, of which these entries were kept."""
     dev = kept.device
-    return Packed(dev.reshape(values, (1, kept.plan.count)), packing(whole_axis(1, dev), kept), kept.plan.shape)
+    return Packed(dev.reshape(values, (1, kept.plan.count)), packing(full_axis(1, dev), kept), kept.plan.shape)
 
 
 @op(fuses=True)

@@ -9,7 +9,7 @@ from ..autograd import op
 from ..device import Device
 from ..gradients import Columns, Packed
 from ..plans import AxisPlan, DevicePlan, TimePlan
-from ..plans.on_device import DeviceAxis, DeviceTimes, on, packing, upload_plan, whole_axis
+from ..plans.on_device import DeviceAxis, DeviceTimes, full_axis, on, packing, upload_plan
 from .linear import once
 
 
@@ -103,7 +103,7 @@ def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | 
         product = dev.gemm(values, seen if cols is None else dev.compact(seen, cols.indices), ta=True, scale=scale)
         if columns is None and cols is None:
             return product
-        return Packed(product, packing(columns or whole_axis(4 * hidden, dev), cols or whole_axis(hidden, dev)), tuple(w.shape))
+        return Packed(product, packing(columns or full_axis(4 * hidden, dev), cols or full_axis(hidden, dev)), tuple(w.shape))
 
     return y, (dz, dw, lambda dy: back(dy)[2], lambda dy: back(dy)[3])
 

@@ -14,7 +14,7 @@ from ..autograd import op
 from ..device import Device, device
 from ..gradients import Packed
 from ..plans import AxisPlan, DevicePlan
-from ..plans.on_device import DeviceAxis, on, whole_axis
+from ..plans.on_device import DeviceAxis, full_axis, on
 from ..tensor import Tensor
 from .order import Order
 
@@ -202,7 +202,7 @@ def embedding(dev: Device, w, *, ids: Any, cols: AxisPlan | DevicePlan | None = 
         If the ids, or padding, are no integers.
     """
     padding = padding_row("embedding: padding", padding, w.shape[0])
-    cols = whole_axis(w.shape[1], dev) if cols is None else on("embedding", cols, dev, DeviceAxis, (w.shape[1],))
+    cols = full_axis(w.shape[1], dev) if cols is None else on("embedding", cols, dev, DeviceAxis, (w.shape[1],))
     host = None if checked else _symbols(dev, ids, w.shape[0])
     ids = ids if checked else dev.upload(host)
     flat = dev.reshape(ids, (ids.size,))
@@ -214,7 +214,7 @@ def embedding(dev: Device, w, *, ids: Any, cols: AxisPlan | DevicePlan | None = 
             dev.upload, device("cpu").group_rows(host.reshape(-1), w.shape[0], padding))  # as many as there are
         order, starts, places = found
         values = dev.sum_by_row(dev.reshape(dy, (flat.size, width)), order, starts)
-        return Packed(values, Packing(places, whole_axis(w.shape[0], dev).lists.classes, *cols.columns), tuple(w.shape))
+        return Packed(values, Packing(places, full_axis(w.shape[0], dev).lists.classes, *cols.columns), tuple(w.shape))
 
     return y, (dw,)
 

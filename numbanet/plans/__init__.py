@@ -3,10 +3,10 @@ from .assigned import Plans, Site
 from .base import AxisPlan, Plan, Region
 from .gates import GateChoice, GatePlan
 from .on_device import DeviceAxis, DeviceBlocks, DevicePlan, DeviceSamples, DeviceTiles, DeviceTimes, on_device
-from .rows import DrawnPlan, IndexPlan, RowPlan, TimePlan, widened
+from .rows import DrawnPlan, IndexPlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
 __all__ = ["AxisPlan", "BernoulliPlan", "BlockPlan", "DeviceAxis", "DeviceBlocks", "DevicePlan", "DeviceSamples",
            "DeviceTiles", "DeviceTimes", "DrawnPlan", "GateChoice", "GatePlan", "IndexPlan", "Plan", "Plans", "Region",
-           "RowPlan", "SamplePlan", "Site", "TilePlan", "TimePlan", "on_device", "widened"]
+           "RowPlan", "SamplePlan", "Site", "TilePlan", "TimePlan", "on_device", "repeat_indices"]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..device import Device, device
 from .base import AxisPlan, Plan
 from .on_device import DevicePlan, on_device, upload_plan
-from .rows import widened
+from .rows import repeat_indices
 
 
 class Site(NamedTuple):
@@ -131,4 +131,4 @@ class Plans:
         """The plan of a longer axis that has, for each index of a plan's, so many in a row, such as the pixels of a channel;
         None where that plan's lists lie in fixed buffers here: those of the longer one would not."""
         fixed = any(here.fixed for here in self._on_device.values() if here.plan is plan)
-        return None if fixed else widened(plan, times)
+        return None if fixed else repeat_indices(plan, times)

@@ -234,6 +234,6 @@ def on(name: str, plan: Plan | DevicePlan, dev: Device, kind: type[DevicePlan], 
     return found
 
 
-def whole_axis(n: int, dev: Device) -> DeviceAxis:
+def full_axis(n: int, dev: Device) -> DeviceAxis:
     """An axis of which everything is kept."""
     return cast(DeviceAxis, on_device(RowPlan(n, 1, 0), dev))

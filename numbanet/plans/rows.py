@@ -119,13 +119,13 @@ class DrawnPlan(IndexPlan):
     once = True
 
 
-def widened(plan: AxisPlan, times: int) -> IndexPlan:
+def repeat_indices(plan: AxisPlan, times: int) -> IndexPlan:
     """The plan of an axis that has, for each index of the plan's, so many in a row, such as the pixels of a channel."""
-    return (_widened.__wrapped__ if plan.once else _widened)(plan, times)
+    return (_repeat_indices.__wrapped__ if plan.once else _repeat_indices)(plan, times)
 
 
 @functools.lru_cache(maxsize=1024)
-def _widened(plan: AxisPlan, times: int) -> IndexPlan:
+def _repeat_indices(plan: AxisPlan, times: int) -> IndexPlan:
     chosen = (np.asarray(plan.indices())[:, None] * times + np.arange(times)).reshape(-1)
     return (DrawnPlan if plan.once else IndexPlan)(plan.n * times, chosen)
 

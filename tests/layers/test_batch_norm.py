@@ -266,23 +266,23 @@ def test_batchwise_rows_learn_and_are_lazy(rng):
 @pytest.mark.parametrize("layers, placed_in_a_step", [((16, 16), 2), ("images", 4)])
 def test_plans_that_hardly_come_twice_are_placed_once_a_step_and_not_kept(rng, monkeypatch, layers, placed_in_a_step):
     """Of a convolution's filters those of what is made of them, too: its columns, and the features that `Flatten` makes."""
-    placed, plans_kept, plans_widened = [], sys.modules["numbanet.plans.on_device"], sys.modules["numbanet.plans.rows"]._widened
+    placed, plans_on_device, repeated = [], sys.modules["numbanet.plans.on_device"], sys.modules["numbanet.plans.rows"]._repeat_indices
 
-    def counted(plan, dev, place=plans_kept.upload_plan):
+    def counted(plan, dev, place=plans_on_device.upload_plan):
         placed.append(plan)
         return place(plan, dev)
 
-    monkeypatch.setattr(plans_kept, "upload_plan", counted)
+    monkeypatch.setattr(plans_on_device, "upload_plan", counted)
     X, y = samples(rng, 60)
     if layers == "images":
         layers = [Conv2d(1, 8, 2, rng=0), ReLU(), Conv2d(8, 6, 1, rng=1), ReLU(), Flatten(), Linear(12, 3, rng=2)]
         X = X.reshape(-1, 1, 2, 3)
-    plans_kept._held.cache_clear()
-    plans_widened.cache_clear()
+    plans_on_device._held.cache_clear()
+    repeated.cache_clear()
     Net(layers, dropout=BatchwiseDropout(0.5), epochs=2, batch_size=20, random_state=0, device="cpu").fit(X, y)
     drawn = [plan for plan in placed if plan.once]
     assert len(drawn) == len({id(plan) for plan in drawn}) == 2 * 3 * placed_in_a_step  # epochs, steps
-    assert max(plans_kept._held.cache_info().currsize, plans_widened.cache_info().currsize) <= 1  # the first layer's input
+    assert max(plans_on_device._held.cache_info().currsize, repeated.cache_info().currsize) <= 1  # the first layer's input
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
