@@ -35,7 +35,7 @@ class Plan(abc.ABC):
     """
 
     scale: float = 1.0  # what is kept is multiplied by it
-    once: ClassVar[bool] = False    # whether one hardly comes twice: what it is on a device is not kept for later
+    cacheable: ClassVar[bool] = True    # whether one may come again: what it is on a device is kept for then
 
     if TYPE_CHECKING:  # a plan that has a region says so: a field or a property
 

@@ -217,7 +217,7 @@ _held = functools.lru_cache(maxsize=1024)(upload_plan)
 
 def on_device(plan: Plan, dev: Device) -> DevicePlan:
     """The plan on a device; made once, where it may come again."""
-    return (upload_plan if plan.once else _held)(plan, dev)
+    return (_held if plan.cacheable else upload_plan)(plan, dev)
 
 
 def on(name: str, plan: Plan | DevicePlan, dev: Device, kind: type[DevicePlan], shape: tuple[int, ...] | None = None) -> Any:

@@ -33,7 +33,7 @@ class BernoulliPlan(Plan):
     key: int
     scale: float = 1.0
 
-    once = True
+    cacheable = False
     density = 1.0
 
     @property

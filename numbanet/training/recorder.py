@@ -112,7 +112,7 @@ class Recorder:
     @staticmethod
     def _listed(plans: Plans) -> list[tuple[str, Plan]]:
         """The sites and plans of which there are others of their kind: else lists are kept as they are."""
-        return [(site, plan) for site, plan in plans.assigned.items() if plan.once or plan.density < 1]
+        return [(site, plan) for site, plan in plans.assigned.items() if not plan.cacheable or plan.density < 1]
 
     def put_plans(self, plans: Plans) -> None:
         """Put the lists of plans where recorded steps find those of all plans of their kind at that site."""
@@ -129,7 +129,7 @@ class Recorder:
                 here = own[site].at(self._lists[site, plan.kind])
                 if len(self._kept) == self.MET:
                     self._kept.clear()
-                if not plan.once:
+                if plan.cacheable:
                     self._kept[site, plan] = here
             plans.place(site, here)
         return own

@@ -280,7 +280,7 @@ def test_plans_that_hardly_come_twice_are_placed_once_a_step_and_not_kept(rng, m
     plans_on_device._held.cache_clear()
     repeated.cache_clear()
     Net(layers, dropout=BatchwiseDropout(0.5), epochs=2, batch_size=20, random_state=0, device="cpu").fit(X, y)
-    drawn = [plan for plan in placed if plan.once]
+    drawn = [plan for plan in placed if not plan.cacheable]
     assert len(drawn) == len({id(plan) for plan in drawn}) == 2 * 3 * placed_in_a_step  # epochs, steps
     assert max(plans_on_device._held.cache_info().currsize, repeated.cache_info().currsize) <= 1  # the first layer's input
 
