@@ -8,7 +8,7 @@ from ..device import Device
 from ..gradients import Packed
 from ..plans import AxisPlan, DevicePlan
 from ..plans.on_device import DeviceAxis, full_axis, on, packing
-from .linear import once
+from .linear import memoize
 
 
 @op(fuses=True)
@@ -58,7 +58,7 @@ def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | DevicePlan | 
     if left is not None:
         dev.copy(at(h, steps), out=left[0])
 
-    @once
+    @memoize
     def back(dy):
         """(dz, ds, dh0)"""
         dy, found, carried = dy.dense(dev), dev.full((n, hidden), 0.0), dev.full((n, hidden), 0.0)

@@ -18,7 +18,7 @@ from ..tensor import Tensor
 from .shape import reshape
 
 
-def once(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def memoize(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """f, remembering its result: what several vjps of one op share is computed once."""
     memory: list[Any] = []
 
@@ -83,7 +83,7 @@ def linear(dev: Device, x, w, b=None, *, relu: bool = False, scale: float = 1.0,
     """
     _check("linear", x, w, b)
     y = dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
-    dz = once(lambda dy: dy.through(dev, y if relu else None, scale))
+    dz = memoize(lambda dy: dy.through(dev, y if relu else None, scale))
     dw, db = _weight_vjps(dev, x, b, dz, 1 / scale)  # dz is scaled, once for dx and dw, which are larger
     vjps = lambda dy: Pending(functools.partial(dev.gemm, dz(dy), w), tuple(x.shape)), dw, db
     return y, _of_columns(dev, x, w, b, None, vjps) if columns else vjps
@@ -100,7 +100,7 @@ def _listed_vjps(dev: Device, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], 
 
 def _of_columns(dev: Device, x: Any, w: Any, b: Any, cols: DeviceAxis | None, vjps: tuple) -> tuple:
     """The vjps for a dy of all columns or, where it is `Columns`, of these alone."""
-    own = once(lambda dy: _listed_vjps(dev, x, w, b, lambda dy: dy.values, dy.kept, cols or full_axis(w.shape[1], dev)))
+    own = memoize(lambda dy: _listed_vjps(dev, x, w, b, lambda dy: dy.values, dy.kept, cols or full_axis(w.shape[1], dev)))
     return tuple((lambda dy, i=i, vjp=vjp: own(dy)[i](dy) if isinstance(dy, Columns) else vjp(dy))
                  for i, vjp in enumerate(vjps))
 
@@ -129,7 +129,7 @@ def linear_rows(dev: Device, x, w, b=None, *, rows: AxisPlan | DevicePlan | None
     _check("linear_rows", x, w, b, cols.plan.count)
     scale = rows.plan.scale if scale is None else scale
     y = dev.gemm_rows(x, w, rows.index, cols.index, bias=b, relu=relu, scale=scale)
-    vjps = _listed_vjps(dev, x, w, b, once(lambda dy: dy.through(dev, y if relu else None, scale)), rows, cols)
+    vjps = _listed_vjps(dev, x, w, b, memoize(lambda dy: dy.through(dev, y if relu else None, scale)), rows, cols)
     return y, _of_columns(dev, x, w, b, cols, vjps) if columns else vjps
 
 
@@ -147,7 +147,7 @@ def _linear_tiles(dev: Device, x, w, b=None, *, plan: DeviceTiles, relu: bool, b
     inputs = dev.tile_inputs(x, pattern)
     y = dev.gemm_tiles(x, w, pattern, b=b, relu=relu, scale=scale, blocks=blocks, inputs=inputs)
 
-    @once
+    @memoize
     def prepared(dy: Gradient):
         given = dy.product if isinstance(dy, Pending) else dy.dense(dev)
         return dev.tile_outputs(given, pattern, scale, y if relu else None)
@@ -156,7 +156,7 @@ def _linear_tiles(dev: Device, x, w, b=None, *, plan: DeviceTiles, relu: bool, b
         values = dev.gemm_tiles_dx(like_dy, w, pattern, scale=plan.plan.scale, blocks=blocks, outputs=outputs, where=where)
         return values if scale == 1.0 else dev.affine(values, mul=scale)
 
-    @once
+    @memoize
     def both(dy):
         like_dy, outputs = prepared(dy)
         return dev.gemm_tiles_dw(like_dy, x, pattern, scale=scale, blocks=blocks, inputs=inputs, outputs=outputs)

@@ -8,7 +8,7 @@ from typing import Any
 from ..autograd import op
 from ..device import Device
 from ..plans.on_device import DeviceAxis
-from .linear import once, vector_gradient
+from .linear import memoize, vector_gradient
 
 
 def _own(name: str, dev: Device, x: Any, kept: DeviceAxis | None, vectors: tuple[Any, ...]) -> list[Any]:
@@ -34,7 +34,7 @@ def batch_norm(dev: Device, x, gamma, beta, *, eps: float = 1e-5, kept: DeviceAx
     own_gamma, own_beta = _own("batch_norm", dev, x, kept, (gamma, beta))
     y, mean, variance = dev.batch_norm(x, own_gamma, own_beta, eps)
     seen(mean, variance)
-    gradients = once(lambda dy: dev.batch_norm_grad(dy, x, own_gamma, mean, variance, eps))
+    gradients = memoize(lambda dy: dev.batch_norm_grad(dy, x, own_gamma, mean, variance, eps))
 
     def of_vector(which: int) -> Callable[[Any], Any]:
         return lambda dy: gradients(dy)[which] if kept is None else vector_gradient(gradients(dy)[which], kept)
@@ -79,7 +79,7 @@ def layer_norm(dev: Device, x, gamma=None, beta=None, *, shape: Sequence[int], e
     rows = dev.reshape(x, (math.prod(before[:-len(shape)]), width))
     g, b = (dev.full((width,), value) if v is None else dev.reshape(v, (width,)) for v, value in ((gamma, 1.0), (beta, 0.0)))
     y, mean, inverse = dev.layer_norm(rows, g, b, eps)
-    gradients = once(lambda dy: dev.layer_norm_grad(dev.reshape(dy, rows.shape), rows, g, mean, inverse))
+    gradients = memoize(lambda dy: dev.layer_norm_grad(dev.reshape(dy, rows.shape), rows, g, mean, inverse))
     return dev.reshape(y, before), (lambda dy: dev.reshape(gradients(dy)[0], before),
                                     lambda dy: dev.reshape(gradients(dy)[1], shape),
                                     lambda dy: dev.reshape(gradients(dy)[2], shape))

@@ -10,7 +10,7 @@ from ..device import Device
 from ..gradients import Columns, Packed
 from ..plans import AxisPlan, DevicePlan, TimePlan
 from ..plans.on_device import DeviceAxis, DeviceTimes, full_axis, on, packing, upload_plan
-from .linear import once
+from .linear import memoize
 
 
 def _units(dev: Device, plan: Any, hidden: int, steps: int) -> tuple[DevicePlan | None, Any, float]:
@@ -73,7 +73,7 @@ def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | 
     y = dev.part(h, 1, steps + 1)
     y = dev.concatenate([y, last], 0) if cell else y
 
-    @once
+    @memoize
     def back(dy):
         """(dz, the plan of its columns or None, dh0, dc0)"""
         dy = dy.dense(dev)

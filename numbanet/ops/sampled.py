@@ -10,7 +10,7 @@ from typing import Any
 from ..autograd import op
 from ..device import Device
 from ..plans.on_device import DeviceSamples
-from .linear import once
+from .linear import memoize
 
 
 def _dense(dev: Device, x: Any, kept: DeviceSamples | None) -> Any:
@@ -57,13 +57,13 @@ def linear_samples(dev: Device, x, w, b=None, *, inner: DeviceSamples | None = N
     y = (dev.gemm(whole, w, tb=True, bias=b, relu=relu) if outer is None else
          dev.gemm_samples(whole, w, outer.lists, outer.plan.count, b, relu))
     del whole
-    dz = once(lambda dy: dev.relu_grad(dy, y) if relu else dy)
+    dz = memoize(lambda dy: dev.relu_grad(dy, y) if relu else dy)
 
     def dx(dy):
         found = dev.gemm(dz(dy), w) if outer is None else dev.gemm_samples_dx(dz(dy), w, outer.lists)
         return found if inner is None else dev.compact_samples(found, inner.lists, inner.plan.count)
 
-    @once
+    @memoize
     def both(dy):
         whole = _dense(dev, x, inner)
         return dev.gemm_dw(dz(dy), whole) if outer is None else dev.gemm_samples_dw(dz(dy), whole, outer.lists)
@@ -80,6 +80,6 @@ def batch_norm_samples(dev: Device, x, gamma, beta, *, plan: DeviceSamples, eps:
     y, mean, variance = dev.batch_norm(_dense(dev, x, plan), gamma, beta, eps)
     seen(mean, variance)
     y = dev.compact_samples(y, plan.lists, plan.plan.count)
-    gradients = once(lambda dy: dev.batch_norm_grad(_dense(dev, dy, plan), _dense(dev, x, plan), gamma, mean, variance, eps))
+    gradients = memoize(lambda dy: dev.batch_norm_grad(_dense(dev, dy, plan), _dense(dev, x, plan), gamma, mean, variance, eps))
     return y, (lambda dy: dev.compact_samples(gradients(dy)[0], plan.lists, plan.plan.count), lambda dy: gradients(dy)[1],
                lambda dy: gradients(dy)[2])

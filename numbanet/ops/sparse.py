@@ -11,7 +11,7 @@ from ..device import Device
 from ..plans import AxisPlan, DevicePlan
 from ..plans.on_device import DeviceAxis, on
 from ..tensor import Tensor
-from .linear import once, vector_gradient
+from .linear import memoize, vector_gradient
 
 
 class Layout:
@@ -53,8 +53,8 @@ def _linear_csr(dev: Device, x, values, b=None, *, at, relu: bool, rows: DeviceA
                 trace: list | None):
     lists, transposed = (rows and rows.lists, cols and cols.lists), dev.csr_transposed(x)
     y = dev.csr(x, values, at, b, relu, *lists, transposed)
-    dz = once(lambda dy: dy.through(dev, y if relu else None))
-    dz_transposed = once(lambda dy: dev.csr_transposed(dz(dy)))
+    dz = memoize(lambda dy: dy.through(dev, y if relu else None))
+    dz_transposed = memoize(lambda dy: dev.csr_transposed(dz(dy)))
 
     def dw(dy):
         if trace is not None:
@@ -71,7 +71,7 @@ def _linear_csr(dev: Device, x, values, b=None, *, at, relu: bool, rows: DeviceA
 @op(fuses=True)
 def _linear_bsr(dev: Device, x, values, b=None, *, at, outputs: int, relu: bool):
     y = dev.bsr(x, values, at, outputs, b, relu)
-    dz = once(lambda dy: dy.through(dev, y if relu else None))
+    dz = memoize(lambda dy: dy.through(dev, y if relu else None))
     return y, (lambda dy: dev.bsr_dx(dz(dy), values, at, x.shape[1]), lambda dy: dev.bsr_dw(dz(dy), x, at, values.shape[1]),
                lambda dy: dev.sum_rows(dz(dy)))
 
