@@ -266,7 +266,8 @@ def test_batchwise_rows_learn_and_are_lazy(rng):
 @pytest.mark.parametrize("layers, placed_in_a_step", [((16, 16), 2), ("images", 4)])
 def test_plans_that_hardly_come_twice_are_placed_once_a_step_and_not_kept(rng, monkeypatch, layers, placed_in_a_step):
     """Of a convolution's filters those of what is made of them, too: its columns, and the features that `Flatten` makes."""
-    placed, plans_on_device, repeated = [], sys.modules["numbanet.plans.on_device"], sys.modules["numbanet.plans.rows"]._repeat_indices
+    placed, plans_on_device = [], sys.modules["numbanet.plans.on_device"]
+    repeated = sys.modules["numbanet.plans.rows"]._repeat_indices
 
     def counted(plan, dev, place=plans_on_device.upload_plan):
         placed.append(plan)
