@@ -215,7 +215,7 @@ def mean_flops(name: str, shape: Shape, batch: int, dropout: str, rate: float) -
     """FLOPs of the products of a step: of rsdp and bsdp with the share 1 - rate of each input matrix, of rdp in the mean over
     some drawn patterns."""
     from numbanet.dropout import policy
-    from numbanet.layers import Context, Form
+    from numbanet.layers import ActivationSpec, Context
     from numbanet.plans import IndexPlan
 
     model, chosen, rng = network(name, shape), policy(dropout, rate), np.random.default_rng(6)
@@ -226,7 +226,7 @@ def mean_flops(name: str, shape: Shape, batch: int, dropout: str, rate: float) -
             return dict.fromkeys(sites, IndexPlan(1000, np.arange(round(1000 * (1 - rate)))))
         return {site: plan for site in sites if (plan := chosen.plan(site, rng)) is not None}
 
-    return float(np.mean([model.cost(Form((batch, *shape)), Context(plans=plans(), model=model).plans)[0].flops
+    return float(np.mean([model.cost(ActivationSpec((batch, *shape)), Context(plans=plans(), model=model).plans)[0].flops
                           for _ in range(1 if chosen.looks or dropout == "none" else DRAWN)]))
 
 

@@ -260,13 +260,13 @@ def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
     """FLOPs of the matrix products of a step, averaged exactly over the policy's patterns."""
     from numbanet.dropout import policy
     from numbanet.dropout.search import pattern_distribution
-    from numbanet.layers import Context, Form
+    from numbanet.layers import ActivationSpec, Context
     from numbanet.plans import RowPlan, TilePlan
 
     model = network(hidden)
 
     def flops(plans=None):
-        return float(model.cost(Form((batch, FEATURES)), Context(plans=plans, model=model).plans)[0].flops)
+        return float(model.cost(ActivationSpec((batch, FEATURES)), Context(plans=plans, model=model).plans)[0].flops)
 
     chosen, (first, second) = policy(dropout, rate), model.droppable()
     if dropout == "batchwise":  # each of its plans keeps as much

@@ -19,7 +19,7 @@ from numbanet_kernels.runtime.interrupt import deferred
 
 from ..arguments import is_integer
 from ..dropout import Dropout, Rate
-from ..layers import ACTIVATIONS, Form, Layer, Sequential
+from ..layers import ACTIVATIONS, ActivationSpec, Layer, Sequential
 from ..losses import Loss, loss_named
 from ..plans import Plans
 from ..training.augment import Augmentation
@@ -149,7 +149,7 @@ class Supervised(Estimator):
     def _takes(self, shape: tuple[int, ...]) -> bool:
         """Whether the trained layers take samples of another shape than those before, such as longer sequences."""
         try:
-            out = self.model_.cost(Form(shape), Plans())[1].shape
+            out = self.model_.cost(ActivationSpec(shape), Plans())[1].shape
         except ValueError:
             return False
         outputs = ((None,), (self._outputs(),))
@@ -236,7 +236,7 @@ class Supervised(Estimator):
         """ValueError unless the layers take the samples and give the outputs."""
         if not any(tensor.requires_grad for tensor in model.parameters()):
             raise ValueError(f"layers: there is nothing to train in {model!r}")
-        shape = model.cost(Form((self.batch_size, *self.input_shape_)), Plans())[1].shape
+        shape = model.cost(ActivationSpec((self.batch_size, *self.input_shape_)), Plans())[1].shape
         if len(shape) != 2 + self._by_step or shape[-1] not in (None, self._outputs()):
             which = f"{self._outputs()} outputs{' for each time step' * self._by_step}"
             raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} a sample; got {model!r}")

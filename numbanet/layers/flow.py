@@ -1,4 +1,4 @@
-"""Flow: what passes from layer to layer; Layout: how its values lie; Form and Cost: what is known of it beforehand.
+"""Flow: what passes from layer to layer; Layout: how its values lie; ActivationSpec and Cost: what is known of it beforehand.
 
     Dense           x is the activation
     Symbols         x holds integers, which are known on the host as well
@@ -158,11 +158,11 @@ class Flow(NamedTuple):
 
 
 # --- beforehand -------------------------------------------------------------------------------------------------------
-class Form(NamedTuple):
+class ActivationSpec(NamedTuple):
     """What is known of a Flow before it is computed."""
 
     shape: tuple[int | None, ...]   # of the dense activation; a length that is not known is None
-    kept: AxisPlan | None = None    # which features, of images channels, will be held
+    plan: AxisPlan | None = None    # which features, of images channels, will be held
     differentiable: bool = False    # whether a gradient will flow to it
 
     @property
@@ -189,8 +189,8 @@ class Cost(NamedTuple):
         return Cost(*(a + b for a, b in zip(self, other)))
 
 
-def product_cost(samples: int, inner: int, outer: int, kept: float, form: Form) -> Cost:
+def product_cost(samples: int, inner: int, outer: int, kept: float, spec: ActivationSpec) -> Cost:
     """Of y = x w.T with `kept` elements of w: forward, dW, and dx where a gradient flows on; 4 bytes a number."""
     flops, ends = 2.0 * samples * kept, 4.0 * samples * (inner + outer)
-    others = 2 if form.differentiable else 1
+    others = 2 if spec.differentiable else 1
     return Cost(flops, others * flops, ends + 4.0 * kept, others * (ends + 4.0 * kept))

@@ -13,7 +13,7 @@ from ..tensor import Tensor
 from .activation import ReLU
 from .base import Layer
 from .context import Context
-from .flow import DENSE, Columns, Flow, Form, PerSample, product_cost
+from .flow import DENSE, ActivationSpec, Columns, Flow, PerSample, product_cost
 
 
 class Linear(Layer):
@@ -118,16 +118,16 @@ class Linear(Layer):
     def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
 
-    def cost(self, form, plans):
-        if not form.shape or form.shape[-1] not in (None, self.in_features):
-            raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {form.shape[-1:]}")
+    def cost(self, spec, plans):
+        if not spec.shape or spec.shape[-1] not in (None, self.in_features):
+            raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {spec.shape[-1:]}")
         plan = plans.of(self, "tiles") or plans.of(self)
         tiles, rows = isinstance(plan, TilePlan), plan if isinstance(plan, AxisPlan) else None
-        inner = self.in_features if form.kept is None or tiles else form.kept.count
+        inner = self.in_features if spec.plan is None or tiles else spec.plan.count
         outer = self.out_features if rows is None else rows.count
         size = plan.size if tiles else inner * outer * (plan.density if isinstance(plan, SamplePlan) else 1.0)
-        return (product_cost(form.samples, inner, outer, size, form),
-                Form((*form.shape[:-1], self.out_features), rows, True))
+        return (product_cost(spec.samples, inner, outer, size, spec),
+                ActivationSpec((*spec.shape[:-1], self.out_features), rows, True))
 
     def commutes(self, plan):
         return isinstance(plan, SamplePlan)

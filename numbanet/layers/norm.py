@@ -83,11 +83,11 @@ class BatchNorm(Layer):
         change = dev.add(dev.affine(row, mul=-m), dev.affine(dev.reshape(batch, row.shape), mul=m * factor))
         dev.add(running.data, dev.reshape(dev.expand(change, kept.inverse), running.shape), out=running.data)
 
-    def cost(self, form, plans):
-        if len(form.shape) not in self.axes or form.shape[1] not in (None, self.num_features):
-            raise ValueError(f"{self!r}: its input is of shape {form.shape[1:]} a sample")
-        size = 4.0 * math.prod(n or 1 for n in form.shape) * (1.0 if form.kept is None else form.kept.density)
-        return Cost(0.0, 0.0, 2 * size, 3 * size), form._replace(differentiable=True)
+    def cost(self, spec, plans):
+        if len(spec.shape) not in self.axes or spec.shape[1] not in (None, self.num_features):
+            raise ValueError(f"{self!r}: its input is of shape {spec.shape[1:]} a sample")
+        size = 4.0 * math.prod(n or 1 for n in spec.shape) * (1.0 if spec.plan is None else spec.plan.density)
+        return Cost(0.0, 0.0, 2 * size, 3 * size), spec._replace(differentiable=True)
 
     def commutes(self, plan):
         return isinstance(plan, (AxisPlan, BernoulliPlan)) or (isinstance(plan, SamplePlan) and plan.double)

@@ -91,12 +91,12 @@ class Sequential(Layer):
         """The sites of a kind that a policy has plans for (`Tree.droppable`)."""
         return Tree(self).droppable(kind, answer)
 
-    def cost(self, form, plans):
+    def cost(self, spec, plans):
         total = Cost()
         for layer in self.layers:
-            own, form = layer.cost(form, plans)
+            own, spec = layer.cost(spec, plans)
             total = total.plus(own)
-        return total, form
+        return total, spec
 
     def reads(self, plans, symbols=None):
         found: dict[Tensor, DevicePlan] = {}

@@ -18,7 +18,7 @@ from ..tensor import Tensor
 from .activation import ReLU
 from .base import Layer
 from .context import Context
-from .flow import DENSE, Columns, Flow, Form, product_cost
+from .flow import DENSE, ActivationSpec, Columns, Flow, product_cost
 
 # From which density on a dense product takes less time on the CPU, forward and backward together: where the lines cross in
 # `python -m bench csr`, 2048 x 2048 at batch 128
@@ -212,17 +212,17 @@ class SparseLinear(Layer):
     def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
 
-    def cost(self, form, plans):
+    def cost(self, spec, plans):
         """By the entries that are there, of a plan's share of neurons and inputs."""
-        if not form.shape or form.shape[-1] not in (None, self.in_features):
-            raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {form.shape[-1:]}")
+        if not spec.shape or spec.shape[-1] not in (None, self.in_features):
+            raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {spec.shape[-1:]}")
         plan = plans.of(self)
         rows = plan if isinstance(plan, AxisPlan) else None
-        inner = self.in_features if form.kept is None else form.kept.count
+        inner = self.in_features if spec.plan is None else spec.plan.count
         outer = self.out_features if rows is None else rows.count
         share = 1.0 if self.tile else inner / self.in_features * outer / self.out_features
-        return (product_cost(form.samples, inner, outer, share * self.layout.nnz, form),
-                Form((*form.shape[:-1], self.out_features), rows, True))
+        return (product_cost(spec.samples, inner, outer, share * self.layout.nnz, spec),
+                ActivationSpec((*spec.shape[:-1], self.out_features), rows, True))
 
     def config(self):
         return {"in_features": self.in_features, "out_features": self.out_features, "bias": self.bias is not None}

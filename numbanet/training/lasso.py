@@ -28,7 +28,7 @@ import numpy as np
 from ..arguments import is_real
 from ..autograd import no_grad
 from ..device import Device
-from ..layers import Context, Conv2d, Flow, Form, Layer, Linear, Sequential
+from ..layers import ActivationSpec, Context, Conv2d, Flow, Layer, Linear, Sequential
 from ..plans import Plans
 from ..tensor import Tensor
 from . import compaction
@@ -272,19 +272,19 @@ def _shrunk(group: Group, threshold: float, mean: float) -> Any:
 
 def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Layer, float]:
     """Of each layer that can be changed, forward, for a weight of it over the network's mean, to powers of 2."""
-    form, layers = Form(shape), compaction.trainable(model)
+    spec, layers = ActivationSpec(shape), compaction.trainable(model)
     found: dict[Linear | Conv2d, float] = {}
     rng = np.random.default_rng(0)
     with no_grad(), dev.session():
         for layer in model.layers:
             if compaction.changeable(layer) and layer in layers:
-                x, times = Tensor(rng.standard_normal([n or 1 for n in form.shape], np.float32), dev), []
+                x, times = Tensor(rng.standard_normal([n or 1 for n in spec.shape], np.float32), dev), []
                 for _ in range(MEASURED):
                     began = time.perf_counter()
                     layer.forward(Flow(x), Context(dev))
                     dev.synchronize()
                     times.append(time.perf_counter() - began)
                 found[layer] = min(times)
-            form = layer.cost(form, Plans(dev))[1]
+            spec = layer.cost(spec, Plans(dev))[1]
     mean = sum(found.values()) / sum(layer.weight.size for layer in found)
     return {layer: 2.0 ** round(math.log2(spent / layer.weight.size / mean)) for layer, spent in found.items()}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..device import Device
 from ..dropout import Dropout
 from ..dropout.schedule import mean
-from ..layers import DENSE, Context, Flow, Form, Sequential, Symbols, Tree
+from ..layers import DENSE, ActivationSpec, Context, Flow, Sequential, Symbols, Tree
 from ..plans import Plan, Plans
 from ..tensor import Tensor
 from .data import Batch
@@ -156,5 +156,5 @@ class Trainer:
         if key not in self._counted:
             if len(self._counted) == COUNTED:
                 self._counted.clear()
-            self._counted[key] = self.model.cost(Form(shape), plans)[0].flops
+            self._counted[key] = self.model.cost(ActivationSpec(shape), plans)[0].flops
         return self._counted[key]

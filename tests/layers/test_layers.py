@@ -23,7 +23,7 @@ from numbanet import (
     TilePlan,
     device,
 )
-from numbanet.layers import Columns, Form, Tree
+from numbanet.layers import ActivationSpec, Columns, Tree
 from numbanet.plans import on_device
 
 
@@ -155,10 +155,10 @@ def test_a_layer_that_does_nothing_is_refused():
 # --- cost -------------------------------------------------------------------------------------------------------------
 def test_costs_follow_shapes_through_any_layers():
     model = Sequential([Flatten(), Linear(12, 5), ReLU(), BatchNorm1d(5), Linear(5, 2)])
-    cost, form = model.cost(Form((7, 3, 4)), Plans())
-    assert form.shape == (7, 2) and cost.flops == 2 * 7 * (2 * 12 * 5 + 3 * 5 * 2) and cost.bytes_forward > 4 * 7 * 12
+    cost, spec = model.cost(ActivationSpec((7, 3, 4)), Plans())
+    assert spec.shape == (7, 2) and cost.flops == 2 * 7 * (2 * 12 * 5 + 3 * 5 * 2) and cost.bytes_forward > 4 * 7 * 12
     with pytest.raises(ValueError, match=r"Linear\(5, 2\): it takes 5 features, and its input has \(6,\)"):
-        Sequential([Linear(4, 6), Linear(5, 2)]).cost(Form((7, 4)), Plans())
+        Sequential([Linear(4, 6), Linear(5, 2)]).cost(ActivationSpec((7, 4)), Plans())
 
 
 @pytest.mark.parametrize("plan, error, message", [

@@ -25,7 +25,7 @@ from numbanet import (
     ops,
 )
 from numbanet.datasets import load_digits
-from numbanet.layers import DENSE, Columns, Form, sparse, to
+from numbanet.layers import DENSE, ActivationSpec, Columns, sparse, to
 from numbanet.plans import on_device
 from numbanet.sparse import BSR, CSR
 
@@ -122,7 +122,7 @@ def test_it_says_where_a_dense_layer_is_faster():
     (lambda: SparseLinear(4, 5, weight=CSR.from_dense(np.eye(4))), ValueError, r"the weight is \(4, 4\), not .* \(5, 4\)"),
     (lambda: SparseLinear(4, 4, weight=np.eye(4)), TypeError, "must be a CSR, ELL or BSR, got ndarray"),
     (lambda: SparseLinear(4, 3, rng=0)(Tensor(np.ones((2, 5)))), ValueError, r"x \(2, 5\) does not match the weight \(3, 4\)"),
-    (lambda: Sequential([SparseLinear(4, 3, rng=0)]).cost(Form((7, 5)), Plans()), ValueError, "it takes 4 features"),
+    (lambda: Sequential([SparseLinear(4, 3, rng=0)]).cost(ActivationSpec((7, 5)), Plans()), ValueError, "it takes 4 features"),
     (lambda: planned(RowPlan(9, 2, 0)), ValueError, "is not made for output, of shape"),
     (lambda: planned(TilePlan((3, 4), 2, 2, 0)), TypeError, "does not know the plan")])
 def test_misuse_is_named(make, error, message):
@@ -137,10 +137,10 @@ def planned(plan):
 
 def test_cost_counts_what_is_there():
     layer = SparseLinear(40, 30, density=0.1, rng=0)
-    cost, form = layer.cost(Form((7, 40), differentiable=True), Plans())
-    assert form.shape == (7, 30) and (cost.forward, cost.backward) == (2 * 7 * 120, 4 * 7 * 120)
-    planned, form = layer.cost(Form((7, 40), RowPlan(40, 2, 0)), Context(plans={layer: RowPlan(30, 3, 0)}).plans)
-    assert planned.flops == pytest.approx(4 * 7 * 120 / 6) and form.kept == RowPlan(30, 3, 0)
+    cost, spec = layer.cost(ActivationSpec((7, 40), differentiable=True), Plans())
+    assert spec.shape == (7, 30) and (cost.forward, cost.backward) == (2 * 7 * 120, 4 * 7 * 120)
+    planned, spec = layer.cost(ActivationSpec((7, 40), RowPlan(40, 2, 0)), Context(plans={layer: RowPlan(30, 3, 0)}).plans)
+    assert planned.flops == pytest.approx(4 * 7 * 120 / 6) and spec.plan == RowPlan(30, 3, 0)
     assert repr(layer) == "SparseLinear(40, 30, density=0.1)"
 
 
