@@ -64,13 +64,13 @@ def network(name: str, shape: Shape, dev: Any = "cpu", keep: float = 1.0) -> Any
 
 # --- numbanet and PyTorch ---------------------------------------------------------------------------------------------
 def numbanet_task(device: str, name: str, shape: Shape, batch: int, dropout: str, rate: float) -> Task:
-    """Training steps through numbanet's Trainer."""
+    """Training steps through numbanet's Stepper."""
     from numbanet import Tensor, device as named
     from numbanet.dropout import policy
     from numbanet.training.optim import SGD
+    from numbanet.training.stepper import Stepper
     from numbanet.training.streams import Streams
     from numbanet.training.task import Classification
-    from numbanet.training.trainer import Trainer
 
     dev, (X, y), chosen = named(device), samples(shape, batch), policy(dropout, rate)
     keep = 1 - rate if chosen.looks else 1.0
@@ -79,11 +79,11 @@ def numbanet_task(device: str, name: str, shape: Shape, batch: int, dropout: str
         model = network(name, shape, dev, keep)
         own = chosen.calibrated(model, Tensor(X[:SEEN], dev)) if chosen.looks else chosen
         optimizer = SGD(model.parameters(), RATE, MOMENTUM)
-        return Trainer(model, optimizer, own, Classification(), Streams.from_seed(3), dev, batch)
+        return Stepper(model, optimizer, own, Classification(), Streams.from_seed(3), dev, batch)
 
-    def describe(trainer, drawn):
+    def describe(stepper, drawn):
         return {"keep": keep,
-                "plans": [[{site: plans.of(layer, site) for site in ("output", "input")} for layer in trainer.model.layers]
+                "plans": [[{site: plans.of(layer, site) for site in ("output", "input")} for layer in stepper.model.layers]
                           for plans in drawn]}
 
     return steps.numbanet_steps(dev, X, y, batch, make, describe, CHECKED[name])

@@ -18,9 +18,9 @@ from ..training.progress import Progress
 from ..training.rates import Rates
 from ..training.run import Run
 from ..training.schedule import LearningRate
+from ..training.stepper import Stepper
 from ..training.streams import Streams
 from ..training.task import Task
-from ..training.trainer import Trainer
 from ..training.validation import EarlyStopping, Validation
 from ..training.warned import warn
 from . import saving
@@ -149,10 +149,10 @@ class Estimator(Settings):
     # --- training -----------------------------------------------------------------------------------------------------
     def _run(self, settings: FitSettings, epochs: int, trained: bool) -> Run:
         """A run on the device of the settings; one that goes on from trained weights can be undone."""
-        trainer = Trainer(self.model_, self.optimizer_, settings.policy, self._task(), self._streams, settings.device,
+        stepper = Stepper(self.model_, self.optimizer_, settings.policy, self._task(), self._streams, settings.device,
                           self.batch_size, settings.session)
         users = [hook if isinstance(hook, Hook) else Callback(hook) for hook in self.callbacks or ()]
-        run = Run(trainer, self.history_, range(len(self.history_), len(self.history_) + epochs), users, self)
+        run = Run(stepper, self.history_, range(len(self.history_), len(self.history_) + epochs), users, self)
         if trained:
             self._undo.copy(run)
         run.move()

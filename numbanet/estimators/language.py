@@ -26,8 +26,8 @@ from ..tensor import Tensor
 from ..training.data import Data
 from ..training.loop import train
 from ..training.run import Run
+from ..training.stepper import Stepper
 from ..training.task import LanguageModelling
-from ..training.trainer import Trainer
 from ..training.validation import Validation
 from ..training.warned import warn
 from .base import Estimator
@@ -209,9 +209,9 @@ class LanguageModel(Estimator):
         """Minus the mean cross-entropy of a text, which is -log(perplexity): larger is better, 0 is best."""
         check_is_fitted(self, "model_")
         symbols = self._encoded("text", tokens)
-        trainer = Trainer(self.model_, self.optimizer_, policy("none"), self._task(), self._streams, self._device(),
+        stepper = Stepper(self.model_, self.optimizer_, policy("none"), self._task(), self._streams, self._device(),
                           self.batch_size, self._session_options())
-        return trainer.task.validate(trainer, Data(symbols, symbols))[1]
+        return stepper.task.validate(stepper, Data(symbols, symbols))[1]
 
     @deferred
     def predict_proba(self, prompt: Iterable[Any]) -> np.ndarray:

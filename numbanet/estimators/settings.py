@@ -36,7 +36,7 @@ class FitSettings:
         The policy with the means of its rates, for which initial weights are made.
     device : Device
     session : dict
-        What sessions of the device are asked for (`Trainer`).
+        What sessions of the device are asked for (`Stepper`).
     schedule : callable or None
         Factor on the learning rate by epoch.
     patience : int or None
@@ -122,7 +122,7 @@ class Settings(BaseEstimator):
                              f"got {self.scoring!r}: {error}") from error
 
     def _session_options(self) -> dict:
-        """What sessions of the device are asked for (`Trainer`), or ValueError."""
+        """What sessions of the device are asked for (`Stepper`), or ValueError."""
         if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise ValueError(f"precision must be {' or '.join(map(repr, PRECISIONS))}, got {self.precision!r}")
         if self.n_jobs is None:

@@ -44,11 +44,11 @@ class Task(abc.ABC):
         """The batches of one epoch; here in random order."""
         return in_order(data, data.at(rng.permutation(len(data))), size, dev)
 
-    def validate(self, trainer: Any, data: Data) -> tuple[float, float]:
+    def validate(self, stepper: Any, data: Data) -> tuple[float, float]:
         """(loss, score) on samples that are not trained on."""
-        dev, rows = trainer.dev, data.at(np.arange(len(data)))
-        output = forward(trainer.model, dev, data.X, rows, trainer.session_options, trainer.policy.predicting(trainer.epoch))
-        return self.judge(output, data.y[rows], None if data.weights is None else data.weights[rows], trainer.session_options)
+        dev, rows = stepper.dev, data.at(np.arange(len(data)))
+        output = forward(stepper.model, dev, data.X, rows, stepper.session_options, stepper.policy.predicting(stepper.epoch))
+        return self.judge(output, data.y[rows], None if data.weights is None else data.weights[rows], stepper.session_options)
 
     def judge(self, output: np.ndarray, targets: np.ndarray, weights: np.ndarray | None,
               session_options: dict[str, Any]) -> tuple[float, float]:
@@ -312,11 +312,11 @@ class LanguageModelling(Task):
     def score(self, targets, answers, weights):
         return float(np.mean(targets == answers)) if len(targets) else float("nan")
 
-    def validate(self, trainer, data):
+    def validate(self, stepper, data):
         """(loss, -loss): log(perplexity), the mean over all words but the first of each piece, and what is larger if better."""
-        state, total, count, dev, model = {}, 0.0, 0, trainer.dev, trainer.model
-        with no_grad(), dev.session(**trainer.session_options):
-            for batch in self.batches(data, min(trainer.batch_size, max((len(data.y) - 1) // 2, 1)), None, dev):
+        state, total, count, dev, model = {}, 0.0, 0, stepper.dev, stepper.model
+        with no_grad(), dev.session(**stepper.session_options):
+            for batch in self.batches(data, min(stepper.batch_size, max((len(data.y) - 1) // 2, 1)), None, dev):
                 flow = Flow(Tensor.wrap(dev.upload(batch.ids), dev), Symbols(batch.ids))
                 flow, last = model.before_last(flow, Context(dev, state=state))
                 flow = flow.applied()

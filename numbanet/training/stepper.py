@@ -1,4 +1,4 @@
-"""Trainer: the training step. Draw plans, forward, loss, backward, update: on a card one graph, which is replayed."""
+"""Stepper: the training step. Draw plans, forward, loss, backward, update: on a card one graph, which is replayed."""
 from __future__ import annotations
 
 import dataclasses
@@ -20,7 +20,7 @@ from .task import Task
 COUNTED = 4096  # kinds of steps whose FLOPs are remembered
 
 
-class Done(NamedTuple):
+class StepResult(NamedTuple):
     """What a step gives: the loss, what was predicted on the way, and the FLOPs done and of dense training."""
 
     loss: Tensor
@@ -30,7 +30,7 @@ class Done(NamedTuple):
 
 
 @dataclasses.dataclass
-class Trainer:
+class Stepper:
     """What a training step needs. What happens before and after steps and epochs is for hooks (`run.Run`)."""
 
     model: Sequential
@@ -105,7 +105,7 @@ class Trainer:
         self.upcoming, self.packed = None if plans is None else self._plans(plans), {}
 
     def step(self, X: Any, batch: Batch, following: Batch | None = None, last: bool = True, whole: bool = False,
-             change: Callable[[Batch], Batch] | None = None) -> Done:
+             change: Callable[[Batch], Batch] | None = None) -> StepResult:
         """One update with a batch of samples X.
 
         Unless it is the last one before the weights are read as a whole, the next step's plans are drawn here already, and what
@@ -146,9 +146,9 @@ class Trainer:
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
             return self._done(loss, answer, tuple(batch.inputs.shape), plans)
 
-    def _done(self, loss: Any, answer: Any, shape: tuple[int, ...], plans: Plans) -> Done:
+    def _done(self, loss: Any, answer: Any, shape: tuple[int, ...], plans: Plans) -> StepResult:
         flops, dense = self._flops(shape, plans), self._flops(shape, self._nothing)
-        return Done(Tensor.wrap(loss, self.dev), answer, flops + self.current.spent(), dense)
+        return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self.current.spent(), dense)
 
     def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:
         """Of a step with inputs of this shape; plans of one kind and one density do the same."""
