@@ -21,8 +21,8 @@ from ..training.schedule import LearningRate
 from ..training.stepper import Stepper
 from ..training.streams import Streams
 from ..training.task import Task
+from ..training.user_warnings import warn
 from ..training.validation import EarlyStopping, Validation
-from ..training.warned import warn
 from . import saving
 from .build import some
 from .parameters import SHARED

@@ -28,8 +28,8 @@ from ..training.loop import train
 from ..training.run import Run
 from ..training.stepper import Stepper
 from ..training.task import LanguageModelling
+from ..training.user_warnings import warn
 from ..training.validation import Validation
-from ..training.warned import warn
 from .base import Estimator
 from .parameters import SHARED, Parameter, by_name, choices, documented, storing
 from .settings import FitSettings

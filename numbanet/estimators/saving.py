@@ -23,7 +23,7 @@ from sklearn.utils.validation import check_is_fitted
 from ..device import Device
 from ..layers import Sequential, Tree
 from ..tensor import Tensor
-from .described import described, described_layer, made, made_layer
+from .serialization import described, described_layer, made, made_layer
 
 ENTRY, VERSION = "numbanet", 2
 MADE_ANEW = ("model_", "optimizer_")

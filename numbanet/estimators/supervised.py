@@ -23,13 +23,13 @@ from ..layers import ACTIVATIONS, ActivationSpec, Layer, Sequential
 from ..losses import Loss, loss_named
 from ..plans import Plans
 from ..training.augment import Augmentation
+from ..training.baseline_check import verdict
 from ..training.data import Data, on_device
-from ..training.forward import forward
+from ..training.inference import forward
 from ..training.loop import train
 from ..training.run import Run
+from ..training.user_warnings import warn
 from ..training.validation import Validation
-from ..training.verdict import verdict
-from ..training.warned import warn
 from .base import Estimator
 from .build import as_images, build, merged
 from .settings import FitSettings

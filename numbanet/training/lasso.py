@@ -36,7 +36,7 @@ from .compaction import Joint
 from .optim import matrix
 from .run import Run
 from .sparsity import Sparsity, Thinning
-from .warned import warn
+from .user_warnings import warn
 
 TILE = 32  # rows and columns of a tile, as those of `TilePlan`
 MEASURED = 5  # times that a layer is timed

@@ -17,7 +17,7 @@ from ..layers import Context, Flow, Sequential, Symbols
 from ..losses import OF_CLASSES, OF_NUMBERS, Loss, loss_named
 from ..tensor import Tensor
 from .data import Batch, Data, in_order
-from .forward import forward
+from .inference import forward
 
 
 class Constant(NamedTuple):

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from .data import Data, on_host
-from .forward import forward
+from .inference import forward
 from .stepper import Stepper
 from .task import Constant
 
