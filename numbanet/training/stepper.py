@@ -47,7 +47,7 @@ class Stepper:
         self.epoch, self.current = 0, self.policy   # the policy of the present epoch
         self._ahead: tuple[int, Dropout] = (-1, self.policy)  # that of another one, for which plans were drawn already
         self.recorder = Recorder(self.dev, self.model)
-        self.state: dict[Any, Any] | None = {} if self.task.carries else None  # of recurrent layers
+        self.state: dict[Any, Any] | None = {} if self.task.stateful else None  # of recurrent layers
         self.packed: dict[Tensor, Any] = {}     # by weight, what the last update packed for the next step
         self._counted: dict[tuple, float] = {}  # FLOPs of steps
         self._nothing = Plans(self.dev)         # is left out
@@ -78,7 +78,7 @@ class Stepper:
         """Layers have changed, or shapes of their weights: forget what was drawn, counted and recorded with those before."""
         self._look_around()
         self.upcoming, self.packed, self.recorder = None, {}, Recorder(self.dev, self.model)
-        self.state = {} if self.task.carries else None
+        self.state = {} if self.task.stateful else None
         self._counted.clear()
 
     def rate(self) -> float:
@@ -126,7 +126,7 @@ class Stepper:
             self.optimizer.zero_grad()  # an earlier step may have been broken off
             batch = self.recorder.hold(X, batch, change)
             states = [state for own in (self.state or {}).values() for state in own]
-            for state in states if batch.fresh else ():
+            for state in states if batch.resets_state else ():
                 self.dev.full(state.shape, 0.0, out=state)
             upcoming = None if last else self.draw(following is None)
             self.optimizer.prepare(None if upcoming is None or whole else

@@ -32,7 +32,7 @@ class Task(abc.ABC):
     """Base of the tasks."""
 
     recordable: ClassVar[bool] = False
-    carries: ClassVar[bool] = False     # whether layers begin a step with the states that they ended the one before with
+    stateful: ClassVar[bool] = False    # whether layers begin a step with the states that they ended the one before with
 
     @property
     def records(self) -> bool:
@@ -261,7 +261,7 @@ class LanguageModelling(Task):
     MOST_LOGITS = 1 << 24   # 64 MiB, and as much for their gradients
 
     recordable = True
-    carries = True
+    stateful = True
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
