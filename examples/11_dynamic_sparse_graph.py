@@ -101,7 +101,7 @@ print("test accuracy:", *(f"{fitted.score(X_test, y_test):.3f} {how}" for fitted
     (net, "with four in five neurons left out,"), (plain, "with all"))))
 first = net.model_.droppable()[0]
 with no_grad():
-    mask = policy.look_at(first, Flow(Tensor(X_test)), net.model_[0], rng).mask()
+    mask = policy.choose_from_flow(first, Flow(Tensor(X_test)), net.model_[0], rng).mask()
 by_digit = np.stack([mask[y_test == digit].mean(0) for digit in range(10)])
 order = np.lexsort((-by_digit.max(0), by_digit.argmax(0), by_digit.max(0) < 0.02))  # those that no digit uses come last
 figure, panel = plt.subplots(figsize=(9, 3.2), layout="constrained")

@@ -73,11 +73,11 @@ def numbanet_task(device: str, name: str, shape: Shape, batch: int, dropout: str
     from numbanet.training.task import Classification
 
     dev, (X, y), chosen = named(device), samples(shape, batch), policy(dropout, rate)
-    keep = 1 - rate if chosen.looks else 1.0
+    keep = 1 - rate if chosen.data_dependent else 1.0
 
     def make():
         model = network(name, shape, dev, keep)
-        own = chosen.calibrated(model, Tensor(X[:SEEN], dev)) if chosen.looks else chosen
+        own = chosen.calibrated(model, Tensor(X[:SEEN], dev)) if chosen.data_dependent else chosen
         optimizer = SGD(model.parameters(), RATE, MOMENTUM)
         return Stepper(model, optimizer, own, Classification(), Streams.from_seed(3), dev, batch)
 
@@ -222,12 +222,12 @@ def mean_flops(name: str, shape: Shape, batch: int, dropout: str, rate: float) -
     sites = chosen.sites(model)
 
     def plans():
-        if chosen.looks:
+        if chosen.data_dependent:
             return dict.fromkeys(sites, IndexPlan(1000, np.arange(round(1000 * (1 - rate)))))
         return {site: plan for site in sites if (plan := chosen.plan(site, rng)) is not None}
 
     return float(np.mean([model.cost(ActivationSpec((batch, *shape)), Context(plans=plans(), model=model).plans)[0].flops
-                          for _ in range(1 if chosen.looks or dropout == "none" else DRAWN)]))
+                          for _ in range(1 if chosen.data_dependent or dropout == "none" else DRAWN)]))
 
 
 def cases(options: Options) -> Iterator[Case]:

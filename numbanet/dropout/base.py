@@ -47,7 +47,7 @@ class Dropout(abc.ABC):
     kind: str = "output"             # of the sites that it has plans for (`Site`)
     answer: bool = False             # whether it has plans for what gives the answer as well
     by_sample: ClassVar[bool] = False  # whether each sample of a batch drops others
-    looks: bool = False              # whether plans depend on what comes to a layer (`look`): then passes are not recorded
+    data_dependent: bool = False     # whether plans depend on what comes to a layer (`choose`): then passes are not recorded
     shuffle: ClassVar[bool] = False  # whether features should come centred and in random order (`Shuffle`)
 
     def __init__(self, rate: Rate = 0.5) -> None:
@@ -172,21 +172,21 @@ class Dropout(abc.ABC):
             None where everything is computed.
         """
 
-    def look(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
+    def choose(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
         """The plan of a site for which none was drawn, from the layer's input, of images with channels last, and its weight, in
-        the pass. Called where `looks`."""
+        the pass. Called where it is `data_dependent`."""
         return None
 
-    def look_at(self, site: Site, flow: Flow, layer: Any, rng: np.random.Generator) -> Plan | None:
-        """`look` at what comes to a layer as it flows, compact where it is; by default at its dense form."""
-        return self.look(site, flow.expanded(), layer.weight, rng)
+    def choose_from_flow(self, site: Site, flow: Flow, layer: Any, rng: np.random.Generator) -> Plan | None:
+        """`choose` by what comes to a layer as it flows, compact where it is; by default at its dense form."""
+        return self.choose(site, flow.expanded(), layer.weight, rng)
 
     def choosing(self, model: Sequential | Tree, rng: np.random.Generator) -> Callable[..., Plan | None] | None:
         """(site, flow, layer) -> Plan or None for `Plans`; None where it draws all plans before the pass."""
-        if not self.looks:
+        if not self.data_dependent:
             return None
         own = set(self.sites(model))
-        return lambda site, flow, layer: self.look_at(site, flow, layer, rng) if site in own else None
+        return lambda site, flow, layer: self.choose_from_flow(site, flow, layer, rng) if site in own else None
 
     def predicting(self, epoch: int) -> Dropout | None:
         """The policy that selects in predictions after so many epochs and one; None, as by default: all is computed."""
@@ -198,7 +198,7 @@ class Dropout(abc.ABC):
 
     def calibrated(self, model: Sequential, x: Tensor) -> Dropout:
         """The policy for this model, with what it has to know of the data: x are some training samples on the model's device.
-        Called before each epoch, where it `looks`."""
+        Called before each epoch, where it is `data_dependent`."""
         return self
 
     def report(self) -> dict[str, list[float]]:

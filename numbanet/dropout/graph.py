@@ -99,7 +99,7 @@ class DynamicSparseGraph(Dropout):
     steps gained nothing.
     """
 
-    name, looks, style = "dsg", True, Style("#7aa874", (0, (5, 1, 1, 1, 1, 1)), "D")
+    name, data_dependent, style = "dsg", True, Style("#7aa874", (0, (5, 1, 1, 1, 1, 1)), "D")
     drops = "the neurons or channels that a random projection guesses to give least: a selection, which scales nothing"
     computes = "(1 − p)² of the products, and what is looked at"
 
@@ -168,7 +168,7 @@ class DynamicSparseGraph(Dropout):
             f"dsg: {norm!r} comes between {layer!r} and its ReLU, but what is kept is chosen by what ReLU would give without; "
             "put it after ReLU (product, ReLU, batch norm)" for layer, norm in early]
 
-    def look_at(self, site, flow, layer, rng):
+    def choose_from_flow(self, site, flow, layer, rng):
         if not self.rate_of(site):
             return None
         w, bias = layer.weight, layer.bias

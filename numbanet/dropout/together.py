@@ -28,7 +28,7 @@ class Together(Dropout):
             raise ValueError(f"Together: each policy must be for another kind of sites, got {kinds}")
         self.policies = policies
         self.rate, self.kind = policies[0].rate, kinds[0]
-        self.looks = any(policy.looks for policy in policies)
+        self.data_dependent = any(policy.data_dependent for policy in policies)
 
     def of(self, site):
         return next(policy for policy in self.policies if policy.kind == site.kind)
@@ -59,7 +59,7 @@ class Together(Dropout):
     def check(self, layers):
         """ValueError where there are no places, for a policy that looks at them; rates are checked when they are asked for."""
         for policy in self.policies if not layers else ():
-            if policy.looks:
+            if policy.data_dependent:
                 policy.check(layers)
 
     def concern(self, site):
@@ -74,8 +74,8 @@ class Together(Dropout):
     def plan(self, site, rng):
         return self.of(site).plan(site, rng)
 
-    def look_at(self, site, flow, layer, rng):
-        return self.of(site).look_at(site, flow, layer, rng)
+    def choose_from_flow(self, site, flow, layer, rng):
+        return self.of(site).choose_from_flow(site, flow, layer, rng)
 
     def predicting(self, epoch):
         selecting = tuple(filter(None, (policy.predicting(epoch) for policy in self.policies)))

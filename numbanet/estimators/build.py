@@ -50,7 +50,7 @@ def as_images(X: np.ndarray, shape: Sequence[int] | None) -> np.ndarray:
 
 def some(data: Data, dev: Device, policy: Dropout) -> Tensor | None:
     """Samples from all over the data, for a policy that looks at them; None for others."""
-    if not policy.looks or on_host(data.X):
+    if not policy.data_dependent or on_host(data.X):
         return None
     rows = data.at(np.linspace(0, len(data) - 1, min(CALIBRATION, len(data))).astype(np.int32)).astype(np.int32)
     return Tensor.wrap(dev.take_rows(data.X, dev.upload(rows)), dev)

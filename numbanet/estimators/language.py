@@ -36,7 +36,8 @@ from .settings import FitSettings
 from .vocabulary import Vocabulary, checked_tokens
 from .whole import whole
 
-DROPOUTS = {name: kind for name, kind in POLICIES.items() if kind.kind != "patches" and not kind.looks}  # see `_layers`
+DROPOUTS = {name: kind for name, kind in POLICIES.items()
+            if kind.kind != "patches" and not kind.data_dependent}  # see `_layers`
 RECURRENT = [name for name, kind in DROPOUTS.items() if kind.kind == "output" and not kind.by_sample]  # see `recurrent`
 
 OWN = by_name(
@@ -308,7 +309,8 @@ class LanguageModel(Estimator):
         return (int(self.hidden),) if isinstance(self.hidden, (int, np.integer)) else tuple(self.hidden)
 
     def _places(self, chosen):
-        return (len(self._hidden()) + 1) * (chosen.kind != "patches" and not chosen.looks)  # no layer here lets a policy look
+        # no layer here lets a policy choose
+        return (len(self._hidden()) + 1) * (chosen.kind != "patches" and not chosen.data_dependent)
 
     def _encoded(self, name: str, tokens: Iterable[Any], least: int = 2) -> np.ndarray:
         """Symbols of a text; errors that name it."""

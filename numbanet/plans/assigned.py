@@ -23,7 +23,7 @@ class Site(NamedTuple):
                             # through time; "gates", what the backward pass computes of the gates' gradients
     shape: tuple[int, ...]  # of the weight there
     takes: tuple[type[Plan], ...] | None = None  # which plans the layer knows there; None: any
-    chosen: bool = False    # whether the layer lets a policy choose in the pass (`Dropout.look`)
+    chosen: bool = False    # whether the layer lets a policy choose in the pass (`Dropout.choose`)
     per_batch: bool = False  # whether plans are made for the samples of one batch, not for the weight
     number: int = 0         # which of the model's sites of its kind, from 0: policies with a rate for each go by it
 

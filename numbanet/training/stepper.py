@@ -94,7 +94,7 @@ class Stepper:
         return self._plans({path: plan for path, plan in drawn if plan is not None})
 
     def _plans(self, assigned: dict[str, Plan]) -> Plans:
-        return Plans(self.dev, self.tree.sites, assigned, self._chosen if self.current.looks else None)
+        return Plans(self.dev, self.tree.sites, assigned, self._chosen if self.current.data_dependent else None)
 
     def _chosen(self, *given: Any) -> Plan | None:
         """What the policy of the epoch that the step is in chooses."""
@@ -140,7 +140,7 @@ class Stepper:
                 packed.clear()  # room for what the update packs
                 return results
 
-            repeatable = self.recorder.asks and not self.current.looks and self.task.records and self.model.records
+            repeatable = self.recorder.asks and not self.current.data_dependent and self.task.records and self.model.records
             (loss, answer), packed_next = self.recorder.step(passes, self.optimizer, plans, batch, states, repeatable)
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}

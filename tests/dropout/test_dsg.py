@@ -50,7 +50,7 @@ def samples(n=N, inputs=200, seed=0):
 def plan_of(chosen, model, x, number=0):
     tree = Tree(model)
     site = tree.droppable()[number]
-    return chosen.look_at(site, Flow(x), tree.owners[site.path], np.random.default_rng(0))
+    return chosen.choose_from_flow(site, Flow(x), tree.owners[site.path], np.random.default_rng(0))
 
 
 def choosing(chosen, model, dev, **options):
@@ -159,7 +159,7 @@ def test_what_comes_compact_is_looked_at_as_it_is_dense(dev):
     assert len(plans.assigned) == 2 and seen[second].x.shape == (N, 30)
     dense = Tensor(seen[second].dense().numpy(), dev)
     site = model.droppable()[1]
-    assert chosen.look_at(site, Flow(dense), second, None) == plans.of(second)
+    assert chosen.choose_from_flow(site, Flow(dense), second, None) == plans.of(second)
     assert asked(tree.sites[model.layers[4], "output"], Flow(dense), model.layers[4]) is None  # the answer
 
 

@@ -33,12 +33,12 @@ RISING = (0.0, 0.3, 0.6, 0.2)
 class LoudDropout(Dropout):
     """Chosen in the step: the neurons with the largest weights stay."""
 
-    name, looks = "loud", True
+    name, data_dependent = "loud", True
 
     def plan(self, site, rng):
         return None
 
-    def look(self, site, x, w, rng):
+    def choose(self, site, x, w, rng):
         size = np.abs(w.numpy()).sum(1)
         count = max(1, round(len(size) * (1 - self.rate_of(site))))
         return IndexPlan(len(size), np.sort(np.argsort(size)[-count:]), len(size) / count)

@@ -165,7 +165,7 @@ def a_pass(r):
     policy = r.one(None, RowSensitiveDropout(0.5, together=r.one(1, 2)), BlockSensitiveDropout(0.5, columns=r.one(None, 4)))
 
     def choose(site, flow, layer):
-        return policy.look_at(site, flow, layer, r.rng) if site.kind == "patches" else None
+        return policy.choose_from_flow(site, flow, layer, r.rng) if site.kind == "patches" else None
 
     given = Context("cpu", plans, model=model).plans
     given.choose = policy and choose

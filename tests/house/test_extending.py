@@ -97,12 +97,12 @@ class RunDropout(Dropout):
 class LoudDropout(Dropout):
     """Keeps the neurons whose weights answer loudest to the batch: a plan that is chosen in the step."""
 
-    name, looks = "loud", True
+    name, data_dependent = "loud", True
 
     def plan(self, site, rng):
         return None
 
-    def look(self, site, x, w, rng):
+    def choose(self, site, x, w, rng):
         loud = np.abs(x.numpy() @ w.numpy().T).sum(0)
         count = max(1, round(len(loud) * (1 - self.rate_of(site))))
         return IndexPlan(len(loud), np.sort(np.argsort(loud)[-count:]), len(loud) / count)
@@ -217,9 +217,9 @@ def test_a_policy_looks_at_each_site_but_the_answer(rng):
     seen = set()
 
     class Watch(LoudDropout):
-        def look(self, site, x, w, rng):
+        def choose(self, site, x, w, rng):
             seen.add((site.number, x.shape[1], w.shape))
-            return super().look(site, x, w, rng)
+            return super().choose(site, x, w, rng)
 
     y = np.arange(24) % 3
     Net((8, 5), dropout=Watch((0.5, 0.3)), epochs=1, random_state=0).fit(rng.standard_normal((24, 6)), y)
