@@ -148,10 +148,10 @@ class Dropout(abc.ABC):
         return [f"{self.name}: nothing is dropped of the weights that {', '.join(names)} hold{'s' * (len(names) == 1)}: what"
                 " may be a layer says by sites()"] if names else []
 
-    def keeps(self, layers: int) -> list[float]:
+    def variance_factors(self, layers: int) -> list[float]:
         """For each of the `Linear` layers, the last one too, by what the variance of its initial weights is multiplied.
 
-        Here 1: a policy that thins out sums says by how much (`Linear`, keep).
+        Here 1: a policy that thins out sums says by how much (`Linear`, variance_factor).
         """
         return [1.0] * (layers + 1)
 
@@ -233,7 +233,7 @@ class BernoulliDropout(Dropout):
     name, drops = "bernoulli", "activations, independently for each sample (conventional)"
     style, by_sample = Style("#b07aa1", "--", "^"), True
 
-    def keeps(self, layers):
+    def variance_factors(self, layers):
         return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses
 
     def plan(self, site, rng):

@@ -40,7 +40,7 @@ class BatchwiseDropout(Dropout):
     name, drops = "batchwise", "neurons: a random set of always the same size, for the whole batch"
     computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#c44e52", (0, (7, 2)), "v")
 
-    def keeps(self, layers):
+    def variance_factors(self, layers):
         return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses
 
     def plan(self, site, rng):

@@ -68,8 +68,8 @@ class Together(Dropout):
     def concerns(self, model):
         return [message for policy in self.policies for message in policy.concerns(model)]
 
-    def keeps(self, layers):
-        return self.policies[0].keeps(layers)
+    def variance_factors(self, layers):
+        return self.policies[0].variance_factors(layers)
 
     def plan(self, site, rng):
         return self.of(site).plan(site, rng)

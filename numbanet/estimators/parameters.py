@@ -57,7 +57,7 @@ SHARED = by_name(
     Parameter("dropout", "none", f"{choices(POLICIES)}, Dropout or None", """
         What is dropped in each training step (`numbanet.dropout`), None for nothing; a policy object brings its own rate.
         Layers that are built from widths are made for it: their initial weights have less variance where sums are thinned out
-        (`Linear`, keep), and before tiles features come nearly centred and in random order (`Shuffle`)."""),
+        (`Linear`, variance_factor), and before tiles features come nearly centred and in random order (`Shuffle`)."""),
     Parameter("dropout_rate", 0.5, "float, callable, or sequence of these", """
         Probability to drop, in [0, 1), for all hidden layers or one for each; or a function that gives it for an epoch, counted
         from 0, such as `SkewNormalSchedule`. Initial weights are then made for the mean over `epochs`."""),

@@ -32,8 +32,8 @@ class Linear(Layer):
     init : {"he", "glorot"}, default="he"
         Uniform initial weights of variance 2 / in, for ReLU (He et al. 2015, eq. 10), or 2 / (in + out), for tanh and
         sigmoid (Glorot & Bengio 2010, eq. 16); b starts at 0.
-    keep : float, default=1.0
-        The variance is multiplied by it: 1 / keep is how many times larger dropout makes the mean square of y's sums. Where a
+    variance_factor : float, default=1.0
+        The variance is multiplied by it: 1 / variance_factor is how many times larger dropout makes the mean square of y's sums. Where a
         share 1 - p of the products is left and scaled by 1 / (1 - p), it is 1 - p (Hendrycks & Gimpel 2016, "Adjusting for
         dropout variance in batch normalization and weight initialization").
     rng : numpy.random.Generator or int, optional
@@ -44,20 +44,21 @@ class Linear(Layer):
     Raises
     ------
     ValueError
-        If a width is not positive, `init` is unknown or `keep` not in (0, 1].
+        If a width is not positive, `init` is unknown or `variance_factor` not in (0, 1].
     """
 
     recordable = True
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, init: str = "he", keep: float = 1.0,
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, init: str = "he",
+                 variance_factor: float = 1.0,
                  rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
         if in_features < 1 or out_features < 1:
             raise ValueError(f"Linear: widths must be positive, got in_features={in_features}, out_features={out_features}")
         if init not in ("he", "glorot"):
             raise ValueError(f"Linear: init must be 'he' or 'glorot', got {init!r}")
-        if not 0 < keep <= 1:
-            raise ValueError(f"Linear: keep must be in (0, 1], got {keep!r}")
-        variance = keep * (2 / in_features if init == "he" else 2 / (in_features + out_features))
+        if not 0 < variance_factor <= 1:
+            raise ValueError(f"Linear: variance_factor must be in (0, 1], got {variance_factor!r}")
+        variance = variance_factor * (2 / in_features if init == "he" else 2 / (in_features + out_features))
         self._bound, self._shape = math.sqrt(3 * variance), (out_features, in_features)
         self.weight = Tensor(self.initial(self.generator(rng))["weight"], device, requires_grad=True)
         self.bias = Tensor(np.zeros(out_features), device, requires_grad=True) if bias else None

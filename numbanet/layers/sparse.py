@@ -49,7 +49,7 @@ class SparseLinear(Layer):
         Initial values of a density, as those of `Linear`, with the inputs that a neuron really has in place of all: He et al.
         2015, eq. 10, whose derivation counts the connections of a neuron; Evci et al. 2022, "Gradient flow in sparse neural
         networks and how lottery tickets win", find that sparse networks need it.
-    keep : float, default=1.0
+    variance_factor : float, default=1.0
         The variance is multiplied by it, as that of `Linear`.
     rng : numpy.random.Generator or int, optional
         Where the structure and the initial values come from.
@@ -59,7 +59,7 @@ class SparseLinear(Layer):
     Raises
     ------
     ValueError
-        If a width is not positive, the density not in (0, 1], the weight of another shape, or `init` or `keep` unknown.
+        If a width is not positive, the density not in (0, 1], the weight of another shape, or `init` or `variance_factor` unknown.
     TypeError
         If the weight is no CSR, ELL or BSR.
 
@@ -73,11 +73,12 @@ class SparseLinear(Layer):
     buffers = ("crow_indices", "col_indices")
 
     def __init__(self, in_features: int, out_features: int, density: float = 0.1, weight: CSR | ELL | BSR | None = None,
-                 bias: bool = True, init: str = "he", keep: float = 1.0, rng: np.random.Generator | int | None = None,
+                 bias: bool = True, init: str = "he", variance_factor: float = 1.0,
+                 rng: np.random.Generator | int | None = None,
                  device: str | Device = "cpu") -> None:
         shape, dev = (out_features, in_features), named(device)
         if weight is None:
-            self._drawn = shape, density, init, keep
+            self._drawn = shape, density, init, variance_factor
             weight = drawn(*self._drawn, self.generator(rng))
         elif not isinstance(weight, (CSR, ELL, BSR)):
             raise TypeError(f"SparseLinear: weight must be a CSR, ELL or BSR, got {type(weight).__name__}; "
@@ -234,7 +235,7 @@ class SparseLinear(Layer):
                 f"{'' if self.bias is not None else ', bias=False'})")
 
 
-def drawn(shape: tuple[int, int], density: float, init: str, keep: float, rng: np.random.Generator) -> CSR:
+def drawn(shape: tuple[int, int], density: float, init: str, variance_factor: float, rng: np.random.Generator) -> CSR:
     """A weight (O, I) whose neurons have round(density O I) inputs in all, drawn by chance, with initial values."""
     outputs, inputs = shape
     if outputs < 1 or inputs < 1:
@@ -243,14 +244,14 @@ def drawn(shape: tuple[int, int], density: float, init: str, keep: float, rng: n
         raise ValueError(f"SparseLinear: density must be in (0, 1], got {density!r}")
     if init not in ("he", "glorot"):
         raise ValueError(f"SparseLinear: init must be 'he' or 'glorot', got {init!r}")
-    if not 0 < keep <= 1:
-        raise ValueError(f"SparseLinear: keep must be in (0, 1], got {keep!r}")
+    if not 0 < variance_factor <= 1:
+        raise ValueError(f"SparseLinear: variance_factor must be in (0, 1], got {variance_factor!r}")
     total = max(round(density * outputs * inputs), 1)
     counts = np.full(outputs, total // outputs)
     counts[rng.permutation(outputs)[:total % outputs]] += 1
     columns = np.concatenate([np.sort(rng.choice(inputs, count, replace=False)) for count in counts])
     fans = np.repeat(counts if init == "he" else counts + total / inputs, counts)
-    bounds = np.sqrt(3 * keep * 2 / fans)
+    bounds = np.sqrt(3 * variance_factor * 2 / fans)
     return CSR(np.concatenate([[0], np.cumsum(counts)]), columns, rng.uniform(-bounds, bounds), shape)
 
 

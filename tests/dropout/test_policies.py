@@ -79,7 +79,7 @@ def test_the_same_seed_gives_the_same_plans():
 
 @pytest.mark.parametrize("name, expected", [("none", [1, 1, 1]), ("bernoulli", [1, 0.7, 0.4]), ("batchwise", [1, 0.7, 0.4])])
 def test_keeps_of_conventional_dropout(name, expected):
-    assert policy(name, (0.3, 0.6)).keeps(2) == pytest.approx(expected)
+    assert policy(name, (0.3, 0.6)).variance_factors(2) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("scale", ["rate", "root", "pattern"])
@@ -87,7 +87,8 @@ def test_keeps_is_what_of_the_mean_square_was_there_before(scale):
     rows, rng = RowDropout((0.0, 0.6), dp_max=8, scale=scale), np.random.default_rng(8)
     squares = [plan.scale**2 * plan.mask().mean() for plan in (rows.plan(site(840, 1, 1), rng) for _ in range(STEPS))]
     share = pytest.approx(1 / np.mean(squares), rel=0.03)
-    assert rows.keeps(2) == [1, 1, share] and TileDropout((0.0, 0.6), dp_max=8, scale=scale).keeps(2) == [1, share, 1]
+    assert rows.variance_factors(2) == [1, 1, share] and TileDropout((0.0, 0.6), dp_max=8,
+                                                                     scale=scale).variance_factors(2) == [1, share, 1]
 
 
 def test_a_policy_of_ones_own_leaves_initial_weights_alone():
@@ -97,7 +98,7 @@ def test_a_policy_of_ones_own_leaves_initial_weights_alone():
         def plan(self, site, rng):
             return None
 
-    assert Mine().keeps(2) == [1, 1, 1]
+    assert Mine().variance_factors(2) == [1, 1, 1]
 
 
 @pytest.mark.parametrize("scale, expected", [("rate", lambda plan, rate: 1 / (1 - rate)),

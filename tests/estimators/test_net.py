@@ -79,11 +79,11 @@ def test_the_same_seed_gives_the_same_net_bit_for_bit(dropout, optimizer):
                                             (RowDropout(0.8, scale="rate"), (1, 0.2, 0.2)),
                                             (TileDropout(0.8, scale="rate"), (0.2, 0.2, 1))])
 @pytest.mark.filterwarnings("ignore:tdp")
-def test_initial_weights_are_adjusted_for_dropout(dropout, keeps):
+def test_initial_weights_are_adjusted_for_dropout(dropout, variance_factors):
     net = Net((300, 200), dropout=dropout, dropout_rate=0.8, learning_rate=1e-12, epochs=1, random_state=0).fit(X, Y)
     widths = (64, 300, 200, 10)
-    expected = [keep * (2 / n_in if last < 2 else 2 / (n_in + n_out))
-                for last, (keep, n_in, n_out) in enumerate(zip(keeps, widths, widths[1:]))]
+    expected = [variance_factor * (2 / n_in if last < 2 else 2 / (n_in + n_out))
+                for last, (variance_factor, n_in, n_out) in enumerate(zip(variance_factors, widths, widths[1:]))]
     assert [w.var() for w in weights(net)[::2]] == pytest.approx(expected, rel=0.06)
 
 

@@ -27,9 +27,10 @@ from numbanet.layers import ActivationSpec, Columns, Tree
 from numbanet.plans import on_device
 
 
-@pytest.mark.parametrize("init, keep, variance", [("he", 1.0, 2 / 300), ("glorot", 1.0, 2 / 500), ("he", 0.3, 0.6 / 300)])
-def test_initial_weights_have_the_stated_variance(init, keep, variance):
-    weight = Linear(300, 200, init=init, keep=keep, rng=0).weight.numpy()
+@pytest.mark.parametrize("init, variance_factor, variance", [("he", 1.0, 2 / 300), ("glorot", 1.0, 2 / 500),
+                                                             ("he", 0.3, 0.6 / 300)])
+def test_initial_weights_have_the_stated_variance(init, variance_factor, variance):
+    weight = Linear(300, 200, init=init, variance_factor=variance_factor, rng=0).weight.numpy()
     assert weight.shape == (200, 300) and weight.var() == pytest.approx(variance, rel=0.02)
     assert abs(weight.mean()) < 5 * np.sqrt(variance / weight.size)
 
@@ -57,7 +58,7 @@ def test_a_layer_that_is_not_elementwise_sees_the_dense_activation(rng):
 
 @pytest.mark.parametrize("make, message", [
     (lambda: Linear(0, 4), "widths must be positive"), (lambda: Linear(4, 4, init="zeros"), "'he' or 'glorot'"),
-    (lambda: Linear(4, 4, keep=0), "keep must be"), (lambda: Shuffle([0, 2]), "must be a permutation"),
+    (lambda: Linear(4, 4, variance_factor=0), "variance_factor must be"), (lambda: Shuffle([0, 2]), "must be a permutation"),
     (lambda: Shuffle([True, False]), "must be a permutation"),
     (lambda: Shuffle([1, 0], [1, np.nan]), "mean must be 2 finite numbers"), (lambda: Shuffle([1, 0], 1.0), "mean must be 2"),
     (lambda: Sequential([Shuffle([1, 0]), Linear(2, 2)])(Tensor(np.ones((4, 5, 2)))), "shuffle: x .* must have two axes"),

@@ -98,9 +98,10 @@ def test_a_density_gives_each_neuron_its_share_of_inputs(density):
     np.testing.assert_array_equal(found.dense(), other.dense())
 
 
-@pytest.mark.parametrize("init, keep, variance", [("he", 1.0, 2 / 30), ("he", 0.3, 0.6 / 30), ("glorot", 1.0, 2 / 50)])
-def test_initial_values_count_the_inputs_that_are_there(init, keep, variance):
-    values = SparseLinear(300, 200, density=0.1, init=init, keep=keep, rng=0).values.numpy()
+@pytest.mark.parametrize("init, variance_factor, variance", [("he", 1.0, 2 / 30), ("he", 0.3, 0.6 / 30),
+                                                             ("glorot", 1.0, 2 / 50)])
+def test_initial_values_count_the_inputs_that_are_there(init, variance_factor, variance):
+    values = SparseLinear(300, 200, density=0.1, init=init, variance_factor=variance_factor, rng=0).values.numpy()
     assert values.var() == pytest.approx(variance, rel=0.03) and abs(values.mean()) < 5 * np.sqrt(variance / values.size)
 
 
@@ -118,7 +119,7 @@ def test_it_says_where_a_dense_layer_is_faster():
     (lambda: SparseLinear(4, 4, density=1.5), ValueError, "density must be in"),
     (lambda: SparseLinear(4, 4, density=True), ValueError, "density must be in .*, got True"),
     (lambda: SparseLinear(4, 4, init="zeros"), ValueError, "'he' or 'glorot'"),
-    (lambda: SparseLinear(4, 4, keep=0), ValueError, "keep must be"),
+    (lambda: SparseLinear(4, 4, variance_factor=0), ValueError, "variance_factor must be"),
     (lambda: SparseLinear(4, 5, weight=CSR.from_dense(np.eye(4))), ValueError, r"the weight is \(4, 4\), not .* \(5, 4\)"),
     (lambda: SparseLinear(4, 4, weight=np.eye(4)), TypeError, "must be a CSR, ELL or BSR, got ndarray"),
     (lambda: SparseLinear(4, 3, rng=0)(Tensor(np.ones((2, 5)))), ValueError, r"x \(2, 5\) does not match the weight \(3, 4\)"),
