@@ -131,12 +131,12 @@ work, stored = {form: [] for form in forms}, {form: [] for form in forms}
 for form in forms:
     for rate in rates:
         chosen, spent = DynamicSparseGraph(rate, share=form, select_in_prediction=True), []
-        once = chosen.predicting(0)  # weights that stay as they are: the first pass alone projects them
+        once = chosen.inference_policy(0)  # weights that stay as they are: the first pass alone projects them
         for _ in range(2):
             plans = Plans(sites=Tree(model).sites, choose=once.choosing(model, rng))
             with no_grad():
                 model(batch, Context(plans=plans))
-            spent.append(once.spent())
+            spent.append(once.pop_flops())
         done = model.cost(ActivationSpec((128, 784)), plans)[0].flops + spent[1] + (spent[0] - spent[1]) / chosen.refresh
         work[form].append(full / done)
         bits = 0 if form == "batch" else 2048 / 8 / (chosen.group if form == "tile" else 1)

@@ -164,8 +164,8 @@ print(f"factor at p = {RATE}: {factor:.3f}; with coins {1 - RATE:.3f}")
 def mean_squares(factor, policy=policy):
     """Mean square of each layer's output, (DEPTH,), in the mean over some steps."""
     rng = np.random.default_rng(1)
-    weights = [Linear(WIDTH, WIDTH, variance_factor=factor if layer else 1.0,
-                      rng=layer).weight.numpy() for layer in range(DEPTH)]
+    weights = [Linear(WIDTH, WIDTH, variance_factor=factor if layer else 1.0, rng=layer).weight.numpy()
+               for layer in range(DEPTH)]
     found = np.zeros((STEPS, DEPTH))
     for step in range(STEPS):
         x = rng.standard_normal((64, WIDTH)).astype(np.float32)

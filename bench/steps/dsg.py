@@ -72,12 +72,12 @@ def looks(policy: DynamicSparseGraph, model: Any, x: np.ndarray) -> tuple[float,
 
     once, spent = copy.copy(policy), []
     once.select_in_prediction = True
-    once = once.predicting(0)  # it projects the weights the first time alone
+    once = once.inference_policy(0)  # it projects the weights the first time alone
     for _ in range(2):
         plans = Plans("cpu", Tree(model).sites, choose=once.choosing(model, None))
         with no_grad():
             model(Tensor(x), Context("cpu", plans))
-        spent.append(once.spent())
+        spent.append(once.pop_flops())
     return model.cost(ActivationSpec(x.shape), plans)[0].flops, spent[1] + (spent[0] - spent[1]) / policy.refresh
 
 

@@ -79,7 +79,7 @@ class Dropout(abc.ABC):
         rates = tuple(rate_at(r, epoch) for r in rates)
         return self._with(rates if isinstance(self.rate, tuple) else rates[0])
 
-    def averaged(self, epochs: int) -> Dropout:
+    def at_mean_rate(self, epochs: int) -> Dropout:
         """The policy with the means of its rates over so many epochs: initial weights are made for it."""
         if self.at(0) is self:
             return self
@@ -125,19 +125,19 @@ class Dropout(abc.ABC):
         """The rate of each of these sites."""
         return list(map(self.rate_of, self.sites(model)))
 
-    def concern(self, site: Site) -> str | None:
+    def caution(self, site: Site) -> str | None:
         """What is unwise about dropping parts of a site, in a sentence, or None."""
         return None
 
-    def concerns(self, model: Sequential) -> list[str]:
-        """What is unwise about its use in a model, by default the `concern` of each site, layers that are passed over, and
+    def cautions(self, model: Sequential) -> list[str]:
+        """What is unwise about its use in a model, by default the `caution` of each site, layers that are passed over, and
         that there is nothing to drop."""
         tree = Tree(model)
         sites, rates = self.sites(tree), self.rate if isinstance(self.rate, tuple) else (self.rate,)
         if any(rates) and not any(map(self.rate_of, sites)):
             return [f"{self.name}: nothing is dropped, as no layer of this network but the last one has anything that it "
                     "drops; add a hidden layer, or choose another dropout, such as 'none'"]
-        return [*filter(None, map(self.concern, sites)), *(self._passed_over(tree) if sites else ())]
+        return [*filter(None, map(self.caution, sites)), *(self._passed_over(tree) if sites else ())]
 
     def _passed_over(self, tree: Tree) -> list[str]:
         """In one sentence, the layers that have weights of their own and no site, if there are some."""
@@ -188,11 +188,11 @@ class Dropout(abc.ABC):
         own = set(self.sites(model))
         return lambda site, flow, layer: self.choose_from_flow(site, flow, layer, rng) if site in own else None
 
-    def predicting(self, epoch: int) -> Dropout | None:
+    def inference_policy(self, epoch: int) -> Dropout | None:
         """The policy that selects in predictions after so many epochs and one; None, as by default: all is computed."""
         return None
 
-    def spent(self) -> float:
+    def pop_flops(self) -> float:
         """FLOPs of what it chose by, since the last call."""
         return 0.0
 
@@ -217,7 +217,7 @@ class NoDropout(Dropout):
     def rate_of(self, site):
         return 0.0
 
-    def concerns(self, model):
+    def cautions(self, model):
         return []  # `fit` says so where a rate was given
 
     def plan(self, site, rng):

@@ -53,7 +53,7 @@ class BatchwiseDropout(Dropout):
     def _count(self, site: Site) -> int:
         return max(1, round((1 - self.rate_of(site)) * site.shape[0]))
 
-    def concern(self, site):
+    def caution(self, site):
         n, count = site.shape[0], self._count(site)
         if self.rate_of(site) and abs(1 - count / n - self.rate_of(site)) > 0.1:
             return f"batchwise: of a layer of {n} neurons {n - count} are dropped, which is far from this rate"

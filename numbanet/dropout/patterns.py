@@ -80,7 +80,7 @@ class _PatternDropout(Dropout):
         return len(self._of(site).scales)
 
     def variance_factor(self, site: Site | int) -> float:
-        """By what the variance of the weights is multiplied whose products a site's plans thin out (`Linear`, variance_factor)."""
+        """By what the variance of the weights is multiplied whose products a site thins out (`Linear`, variance_factor)."""
         return self._of(site).variance_factor
 
     def draw(self, site: Site | int, rng: np.random.Generator) -> tuple[int, int, float]:
@@ -132,7 +132,7 @@ class RowDropout(_PatternDropout):
             return _row_plan(n, dp, bias, scale)
         return TimePlan(n, dp, len(range(bias, n, dp)), tuple(rng.integers(n, size=self.steps).tolist()), scale)
 
-    def concern(self, site):
+    def caution(self, site):
         if self.rate_of(site) and site.shape[0] < self.periods(site):
             return f"rdp: a layer of {site.shape[0]} neurons is too narrow for this rate: some steps drop all of them"
         return None
@@ -200,7 +200,7 @@ class TileDropout(_PatternDropout):
     def variance_factors(self, layers):
         return [*map(self.variance_factor, range(layers)), 1.0]
 
-    def concern(self, site):
+    def caution(self, site):
         grid = TilePlan(site.shape, self.tile, 1, 0).grid
         tiles = math.prod(grid)
         if self.rate_of(site) and sum(grid) - 1 < self.periods(site):  # a[r] + b[c] takes so many values

@@ -41,8 +41,8 @@ class Together(Dropout):
     def at(self, epoch):
         return self._each("at", epoch)
 
-    def averaged(self, epochs):
-        return self._each("averaged", epochs)
+    def at_mean_rate(self, epochs):
+        return self._each("at_mean_rate", epochs)
 
     def calibrated(self, model, x):
         return self._each("calibrated", model, x)
@@ -62,11 +62,11 @@ class Together(Dropout):
             if policy.data_dependent:
                 policy.check(layers)
 
-    def concern(self, site):
-        return self.of(site).concern(site)
+    def caution(self, site):
+        return self.of(site).caution(site)
 
-    def concerns(self, model):
-        return [message for policy in self.policies for message in policy.concerns(model)]
+    def cautions(self, model):
+        return [message for policy in self.policies for message in policy.cautions(model)]
 
     def variance_factors(self, layers):
         return self.policies[0].variance_factors(layers)
@@ -77,12 +77,12 @@ class Together(Dropout):
     def choose_from_flow(self, site, flow, layer, rng):
         return self.of(site).choose_from_flow(site, flow, layer, rng)
 
-    def predicting(self, epoch):
-        selecting = tuple(filter(None, (policy.predicting(epoch) for policy in self.policies)))
+    def inference_policy(self, epoch):
+        selecting = tuple(filter(None, (policy.inference_policy(epoch) for policy in self.policies)))
         return Together(*selecting) if selecting else None
 
-    def spent(self):
-        return sum(policy.spent() for policy in self.policies)
+    def pop_flops(self):
+        return sum(policy.pop_flops() for policy in self.policies)
 
     def report(self):
         return {name: value for policy in self.policies for name, value in policy.report().items()}

@@ -173,7 +173,7 @@ class Estimator(Settings):
         if type(chosen) is NoDropout and chosen.rate not in (0, SHARED["dropout_rate"].default):
             warn(f"dropout_rate={chosen.rate!r} drops nothing where dropout is 'none': choose 'bernoulli', 'rdp' or 'tdp'")
         policies = {tuple(part.rate for part in _parts(policy)): policy for policy in map(chosen.at, epochs)}.values()
-        for message in dict.fromkeys(said for policy in policies for said in policy.concerns(self.model_)):
+        for message in dict.fromkeys(said for policy in policies for said in policy.cautions(self.model_)):
             warn(message)
 
     def _learned(self, run: Run, epochs: int) -> None:

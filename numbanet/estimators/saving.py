@@ -90,7 +90,7 @@ def _told(net: Any) -> dict[str, Any]:
         try:
             found["fitted"][name] = described(value)
         except TypeError as error:
-            if name == "policy_" and value.predicting(net.n_iter_ - 1) is None:
+            if name == "policy_" and value.inference_policy(net.n_iter_ - 1) is None:
                 continue  # predictions do without it
             raise TypeError(f"save: {name} cannot be written: {error}; keep net.model_.state_dict()") from None
     return found

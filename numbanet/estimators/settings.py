@@ -32,7 +32,7 @@ class FitSettings:
     Attributes
     ----------
     policy : Dropout
-    averaged : Dropout
+    at_mean_rate : Dropout
         The policy with the means of its rates, for which initial weights are made.
     device : Device
     session : dict
@@ -46,7 +46,7 @@ class FitSettings:
     """
 
     policy: Dropout
-    averaged: Dropout
+    at_mean_rate: Dropout
     device: Device
     session: dict[str, Any]
     schedule: Callable[[int], float] | None = None
@@ -98,7 +98,7 @@ class Settings(BaseEstimator):
         chosen = self._policy(dropout, dropout_rate)
         if (places := self._places(chosen)) is not None:
             chosen.check(places)
-        return FitSettings(chosen, chosen.averaged(self.epochs), device(self.device), self._session_options(),
+        return FitSettings(chosen, chosen.at_mean_rate(self.epochs), device(self.device), self._session_options(),
                            schedule.named(self.schedule, self.epochs), self.patience if self.early_stopping else None,
                            self._scorer())
 

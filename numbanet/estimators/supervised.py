@@ -229,7 +229,7 @@ class Supervised(Estimator):
             model = Sequential(network(self.layers, self.input_shape_, self._outputs(), self._streams.weights))
             settings.policy.check(len(settings.policy.sites(model)))
             return model
-        return build(X, weights, (X.shape[1], *self._widths(), self._outputs()), self.activation, settings.averaged,
+        return build(X, weights, (X.shape[1], *self._widths(), self._outputs()), self.activation, settings.at_mean_rate,
                      self._streams.weights, settings.device)
 
     def _check_layers(self, model: Sequential) -> None:
@@ -306,4 +306,4 @@ class Supervised(Estimator):
         check_is_fitted(self)
         X, dev = self._checked(X), next(self.model_.parameters()).device
         return forward(self.model_, dev, on_device(X, dev), np.arange(len(X)), self._session_options(),
-                       self.policy_.predicting(self.n_iter_ - 1))
+                       self.policy_.inference_policy(self.n_iter_ - 1))

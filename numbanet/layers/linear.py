@@ -33,9 +33,9 @@ class Linear(Layer):
         Uniform initial weights of variance 2 / in, for ReLU (He et al. 2015, eq. 10), or 2 / (in + out), for tanh and
         sigmoid (Glorot & Bengio 2010, eq. 16); b starts at 0.
     variance_factor : float, default=1.0
-        The variance is multiplied by it: 1 / variance_factor is how many times larger dropout makes the mean square of y's sums. Where a
-        share 1 - p of the products is left and scaled by 1 / (1 - p), it is 1 - p (Hendrycks & Gimpel 2016, "Adjusting for
-        dropout variance in batch normalization and weight initialization").
+        The variance is multiplied by it: 1 / variance_factor is how many times larger dropout makes the mean square of y's
+        sums. Where a share 1 - p of the products is left and scaled by 1 / (1 - p), it is 1 - p (Hendrycks & Gimpel 2016,
+        "Adjusting for dropout variance in batch normalization and weight initialization").
     rng : numpy.random.Generator or int, optional
         Where the initial weights come from; without, an estimator's `random_state` says it.
     device : str or Device, default="cpu"
@@ -50,8 +50,8 @@ class Linear(Layer):
     recordable = True
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, *, init: str = "he",
-                 variance_factor: float = 1.0,
-                 rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
+                 variance_factor: float = 1.0, rng: np.random.Generator | int | None = None,
+                 device: str | Device = "cpu") -> None:
         if in_features < 1 or out_features < 1:
             raise ValueError(f"Linear: widths must be positive, got in_features={in_features}, out_features={out_features}")
         if init not in ("he", "glorot"):

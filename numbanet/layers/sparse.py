@@ -59,7 +59,8 @@ class SparseLinear(Layer):
     Raises
     ------
     ValueError
-        If a width is not positive, the density not in (0, 1], the weight of another shape, or `init` or `variance_factor` unknown.
+        If a width is not positive, the density not in (0, 1], the weight of another shape, or `init` or `variance_factor`
+        unknown.
     TypeError
         If the weight is no CSR, ELL or BSR.
 
@@ -74,8 +75,7 @@ class SparseLinear(Layer):
 
     def __init__(self, in_features: int, out_features: int, density: float = 0.1, weight: CSR | ELL | BSR | None = None,
                  bias: bool = True, init: str = "he", variance_factor: float = 1.0,
-                 rng: np.random.Generator | int | None = None,
-                 device: str | Device = "cpu") -> None:
+                 rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
         shape, dev = (out_features, in_features), named(device)
         if weight is None:
             self._drawn = shape, density, init, variance_factor

@@ -61,7 +61,7 @@ def _learned(score: float, loss: float, constant: Constant) -> float:
 def _found(stepper: Stepper, data: Data, rows: np.ndarray, targets: np.ndarray,
            weights: np.ndarray | None) -> tuple[float, float]:
     """(score, loss) in prediction."""
-    policy = stepper.policy.predicting(stepper.epoch)
+    policy = stepper.policy.inference_policy(stepper.epoch)
     with np.errstate(all="ignore"):
         output = forward(stepper.model, stepper.dev, data.X, rows, stepper.session_options, policy)
         if not np.isfinite(output).all():

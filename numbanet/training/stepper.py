@@ -148,7 +148,7 @@ class Stepper:
 
     def _done(self, loss: Any, answer: Any, shape: tuple[int, ...], plans: Plans) -> StepResult:
         flops, dense = self._flops(shape, plans), self._flops(shape, self._nothing)
-        return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self.current.spent(), dense)
+        return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self.current.pop_flops(), dense)
 
     def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:
         """Of a step with inputs of this shape; plans of one kind and one density do the same."""

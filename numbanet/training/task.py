@@ -47,7 +47,8 @@ class Task(abc.ABC):
     def validate(self, stepper: Any, data: Data) -> tuple[float, float]:
         """(loss, score) on samples that are not trained on."""
         dev, rows = stepper.dev, data.at(np.arange(len(data)))
-        output = forward(stepper.model, dev, data.X, rows, stepper.session_options, stepper.policy.predicting(stepper.epoch))
+        output = forward(stepper.model, dev, data.X, rows, stepper.session_options,
+                         stepper.policy.inference_policy(stepper.epoch))
         return self.judge(output, data.y[rows], None if data.weights is None else data.weights[rows], stepper.session_options)
 
     def judge(self, output: np.ndarray, targets: np.ndarray, weights: np.ndarray | None,

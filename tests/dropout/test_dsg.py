@@ -97,10 +97,10 @@ def test_without_fewer_numbers_than_inputs_the_outputs_themselves_are_looked_at(
     layer, chosen = model.layers[0], DynamicSparseGraph(0.5, samples=N)
     scores = np.maximum(np.float64(x.numpy()) @ layer.weight.numpy().T, 0).sum(0)
     np.testing.assert_array_equal(plan_of(chosen, model, x).indices(), np.sort(np.argsort(scores)[-30:]))
-    said = chosen.concern(model.droppable()[0])
+    said = chosen.caution(model.droppable()[0])
     assert "20 inputs and 60 outputs would be projected to 196 numbers" in said and "larger epsilon" in said
-    assert DynamicSparseGraph(0.5).concern(network(inputs=200).droppable()[0]) is None
-    assert DynamicSparseGraph(0.0).concern(model.droppable()[0]) is None
+    assert DynamicSparseGraph(0.5).caution(network(inputs=200).droppable()[0]) is None
+    assert DynamicSparseGraph(0.0).caution(model.droppable()[0]) is None
 
 
 @pytest.mark.parametrize("count, looked", [(1, 1), (7, 7), (16, 16), (40, 40), (100, 40)])
@@ -110,7 +110,7 @@ def test_so_many_samples_are_looked_at(count, looked):
     k = johnson_lindenstrauss(60, 0.9)
     plan_of(chosen, model, Tensor(samples()[0]))
     additions = ternary(k, 200, 0).columns.size
-    assert chosen.spent() == (looked + 60) * additions + 2 * looked * k * 60 and chosen.spent() == 0
+    assert chosen.pop_flops() == (looked + 60) * additions + 2 * looked * k * 60 and chosen.pop_flops() == 0
 
 
 def test_weights_are_projected_anew_after_so_many_steps():
@@ -134,7 +134,7 @@ def test_rows_of_a_weight_are_projected_anew_in_turn(dev, monkeypatch):
         monkeypatch.setattr(kind, "copy_to_device", lambda self, *given: copied.append(self.shape) or do(self, *given))
     for step in range(5):
         plans.append(plan_of(chosen, model, x))
-        spent.append(chosen.spent())
+        spent.append(chosen.pop_flops())
         if step == 0:
             dev.copy(dev.upload(np.random.default_rng(5).standard_normal(w.shape).astype(np.float32)), out=w.data)
     additions = ternary(k, 200, 0).columns.size
@@ -234,7 +234,7 @@ def test_batch_norm_before_relu_is_a_concern(wrong):
     assert [text for text in (str(warning.message) for warning in said) if not text.startswith("fit: ")] == [
         "dsg: BatchNorm1d(60) comes between Linear(200, 60) and its ReLU, but what is kept is chosen by what ReLU would give "
         "without; put it after ReLU (product, ReLU, batch norm)"] * wrong
-    assert DynamicSparseGraph(0.0).concerns(model) == []
+    assert DynamicSparseGraph(0.0).cautions(model) == []
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
