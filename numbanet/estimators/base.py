@@ -163,7 +163,8 @@ class Estimator(Settings):
         chosen = settings.policy
         self._warn_of(chosen, run.epochs)
         self.policy_ = chosen
-        hooks = [Rates(some(data, run.dev, chosen)), settings.schedule and LearningRate(settings.schedule), *others,
+        hooks = [Rates(some(data, run.dev, chosen)),
+                 settings.learning_rate_schedule and LearningRate(settings.learning_rate_schedule), *others,
                  self._thinning, validation, settings.patience and EarlyStopping(settings.patience), Fitted(),
                  Progress(len(data), run.epochs, _named(chosen)) if self.verbose else None]
         run.add(*(hook for hook in hooks if hook is not None))

@@ -96,7 +96,8 @@ OWN = by_name(
     Parameter("scoring", None, "callable or None", """
         What validation_score and early stopping go by: scoring(model, tokens), larger is better; None for `score`."""))
 PARAMETERS = {**OWN, **{name: SHARED[name] for name in (
-    "optimizer", "nesterov", "weight_decay", "schedule", "epochs", "patience", "callbacks", "device", "precision", "n_jobs",
+    "optimizer", "nesterov", "weight_decay", "learning_rate_schedule", "epochs", "patience", "callbacks", "device", "precision",
+    "n_jobs",
     "random_state", "verbose")}}
 
 

@@ -25,7 +25,7 @@ from ..layers import Sequential, Tree
 from ..tensor import Tensor
 from .serialization import described, described_layer, made, made_layer
 
-ENTRY, VERSION = "numbanet", 2
+ENTRY, VERSION = "numbanet", 3
 MADE_ANEW = ("model_", "optimizer_")
 HIDDEN = ("_by_step", "_flat_target", "_several")  # learned, and needed for predictions
 

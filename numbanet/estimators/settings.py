@@ -37,7 +37,7 @@ class FitSettings:
     device : Device
     session : dict
         What sessions of the device are asked for (`Stepper`).
-    schedule : callable or None
+    learning_rate_schedule : callable or None
         Factor on the learning rate by epoch.
     patience : int or None
         Of early stopping; None without it.
@@ -49,7 +49,7 @@ class FitSettings:
     at_mean_rate: Dropout
     device: Device
     session: dict[str, Any]
-    schedule: Callable[[int], float] | None = None
+    learning_rate_schedule: Callable[[int], float] | None = None
     patience: int | None = None
     scorer: Callable[..., float] | None = None
 
@@ -99,7 +99,8 @@ class Settings(BaseEstimator):
         if (places := self._places(chosen)) is not None:
             chosen.check(places)
         return FitSettings(chosen, chosen.at_mean_rate(self.epochs), device(self.device), self._session_options(),
-                           schedule.named(self.schedule, self.epochs), self.patience if self.early_stopping else None,
+                           schedule.named(self.learning_rate_schedule, self.epochs),
+                           self.patience if self.early_stopping else None,
                            self._scorer())
 
     def _policy(self, dropout, dropout_rate) -> Dropout:

@@ -171,7 +171,7 @@ def test_rates_are_halved_and_texts_cut(monkeypatch):
     fits = []
 
     def fit(self, words, validation):
-        rates = [self.schedule(epoch) for epoch in (0, 9, 10, 11)]
+        rates = [self.learning_rate_schedule(epoch) for epoch in (0, 9, 10, 11)]
         fits.append((len(words), len(validation), self.hidden, rates, self.random_state))
         return self
 

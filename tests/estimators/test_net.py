@@ -183,11 +183,11 @@ BAD_FITS = {
        (lambda net, name=name, value=value: net.set_params(**{name: value}).fit(X, Y), message) for name, value, message in [
         ("epochs", 0, "epochs"), ("batch_size", 1.5, "batch_size"), ("learning_rate", -1, "learning_rate"),
         ("momentum", 1.0, "momentum"), ("optimizer", "rmsprop", "'rmsprop'.*'adam'"), ("activation", "swish", "'swish'"),
-        ("layers", (0,), "layers"), ("layers", "big", "layers"), ("schedule", "step", "schedule"),
+        ("layers", (0,), "layers"), ("layers", "big", "layers"), ("learning_rate_schedule", "step", "learning_rate_schedule"),
         ("device", "tpu", "'tpu'"), ("validation_fraction", 1.0, "validation_fraction"), ("callbacks", [1], "callbacks"),
         ("callbacks", print, "callbacks"), ("activation", ["relu"], "activation"), ("dropout", ["rdp"], "no dropout"),
         ("class_weight", {77: 5.0}, r"\[77\]"), ("class_weight", {0: "x"}, "numbers"),
-        ("schedule", lambda epoch: None, "factor None"),
+        ("learning_rate_schedule", lambda epoch: None, "factor None"),
         ("class_weight", "even", "class_weight"), ("layers", [Linear(3, 10)], "Linear\\(3, 10\\): it takes 3 features"),
        ]},
 }
@@ -319,7 +319,7 @@ def test_early_stopping_keeps_the_best_weights():
 
 @pytest.mark.parametrize("schedule, last", [("linear", 1 / 3), ("cosine", 0.25), (lambda epoch: 0.1**epoch, 0.01)])
 def test_schedules(schedule, last):
-    net = Net(**SMALL, schedule=schedule).fit(X, Y)
+    net = Net(**SMALL, learning_rate_schedule=schedule).fit(X, Y)
     assert net.history_[0]["learning_rate"] == 0.01 and net.history_[-1]["learning_rate"] == pytest.approx(0.01 * last)
     assert net.optimizer_.learning_rate == 0.01
 
@@ -417,14 +417,14 @@ def test_regressor_learns_several_outputs_in_any_unit():
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_partial_fit_after_a_schedule_goes_on_at_its_last_rate(schedule):
-    net = Net(**SMALL, schedule=schedule).fit(X, Y).partial_fit(X, Y).partial_fit(X, Y)
+    net = Net(**SMALL, learning_rate_schedule=schedule).fit(X, Y).partial_fit(X, Y).partial_fit(X, Y)
     rates = [record["learning_rate"] for record in net.history_]
     assert rates[2] == rates[3] == rates[4] > 0
 
 
 def test_a_schedule_that_gives_nonsense_is_named():
-    with pytest.raises(ValueError, match="schedule gave the factor -1"):
-        Net(**SMALL, schedule=lambda epoch: -1).fit(X, Y)
+    with pytest.raises(ValueError, match="learning_rate_schedule gave the factor -1"):
+        Net(**SMALL, learning_rate_schedule=lambda epoch: -1).fit(X, Y)
 
 
 def test_a_partial_fit_that_fails_leaves_everything_as_it_was():

@@ -271,7 +271,7 @@ REFUSED = {
     "layer within": ({"layers": [Sequential([OwnLayer(2.0)]), Linear(64, 10)]}, "layer OwnLayer.. .* load_state_dict"),
     "layer of a name twice": ({"layers": [Linear(64, 10), TWINS[1]()]}, ".*several layers of the class Twin; .*state_dict"),
     "policy": ({"dropout": OwnDropout(0.5)}, r"dropout=OwnDropout\(.*set_params\(dropout=\.\.\.\)"),
-    "function": ({"schedule": lambda epoch: 1.0}, "schedule=<function"),
+    "function": ({"learning_rate_schedule": lambda epoch: 1.0}, "learning_rate_schedule=<function"),
     "rate": ({"dropout": "rdp", "dropout_rate": lambda epoch: 0.5}, "dropout_rate=<function"),
     "generator": ({"random_state": np.random.RandomState(0)}, r"random_state=RandomState\(MT19937\)"),
 }
