@@ -192,10 +192,10 @@ def resize(tensor: Tensor, keep: np.ndarray, axis: int, optimizer: Optimizer) ->
     """Keep some entries of an axis of a parameter, with its state, or of a buffer."""
     dev = tensor.device
 
-    def kept(array):
+    def resized(array):
         return dev.upload(np.compress(keep, dev.download(array), axis))
 
-    optimizer.resize(tensor, kept)
+    optimizer.resize(tensor, resized)
 
 
 def _select(model: Sequential, joint: Joint, index: np.ndarray, features: int) -> None:
@@ -264,7 +264,7 @@ def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
 
 
 # --- counting ---------------------------------------------------------------------------------------------------------
-def kept(model: Sequential) -> int:
+def count_nonzero(model: Sequential) -> int:
     """How many weights of products, biases apart, are not zero."""
     return sum(int(np.count_nonzero(tensor.numpy())) for name, tensor, trained in model.named()
                if trained and (tensor.ndim > 1 or name.endswith(".values")))

@@ -178,7 +178,7 @@ class Lasso(Thinning):
     def __init__(self, chosen: GroupLasso, model: Sequential, shape: tuple[int, ...], epochs: int,
                  costs: dict[Layer, float]) -> None:
         self.chosen, self.shape = chosen, shape
-        self.first = compaction.kept(model), compaction.flops(model, shape)
+        self.first = compaction.count_nonzero(model), compaction.flops(model, shape)
         self.until = max(1, round(epochs * (1 - chosen.fine_tuning)))
         self.costs = costs
         self.means: dict[Group, float] = {}  # the groups, and the mean of their root mean squares
@@ -207,7 +207,7 @@ class Lasso(Thinning):
         self._steps += 1
 
     def _left(self, run: Run) -> float:
-        return compaction.kept(run.model) / self.first[0]
+        return compaction.count_nonzero(run.model) / self.first[0]
 
     def _weigh(self) -> None:
         """Take the means that norms are compared with."""
