@@ -90,7 +90,7 @@ def made(i):
 
 for turn in range(300):
     i = turn % 3
-    text = files.kept("a", i, lambda: made(i))
+    text = files.cached("a", i, lambda: made(i))
     words = text.split()
     assert text in (f"{i} by {who} " * 50_000 for who in "12"), text[:100]
 """
