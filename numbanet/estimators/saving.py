@@ -25,9 +25,9 @@ from numbanet_kernels.runtime.interrupt import deferred
 from ..device import Device
 from ..layers import Sequential, Tree
 from ..tensor import Tensor
-from .described import described, described_layer, made, made_layer
+from .serialization import described, described_layer, made, made_layer
 
-ENTRY, VERSION = "numbanet", 2
+ENTRY, VERSION = "numbanet", 3
 MADE_ANEW = ("model_", "optimizer_")
 HIDDEN = ("_by_step", "_flat_target", "_several")  # learned, and needed for predictions
 
@@ -94,7 +94,7 @@ def _told(net: Any) -> dict[str, Any]:
         try:
             found["fitted"][name] = described(value)
         except TypeError as error:
-            if name == "policy_" and value.predicting(net.n_iter_ - 1) is None:
+            if name == "policy_" and value.inference_policy(net.n_iter_ - 1) is None:
                 continue  # predictions do without it
             raise TypeError(f"save: {name} cannot be written: {error}; keep net.model_.state_dict()") from None
     return found

@@ -33,7 +33,7 @@ class BernoulliPlan(Plan):
     key: int
     scale: float = 1.0
 
-    once = True
+    cacheable = False
     density = 1.0
 
     @property
@@ -130,13 +130,13 @@ class SamplePlan(Plan):
         return np.bitwise_count(self.bits.view(np.uint32)).sum(1, dtype=np.int64)[np.arange(self.samples) // self.group]
 
     @functools.cached_property
-    def kept(self) -> int:
+    def count(self) -> int:
         """How many values are kept."""
         return int(self.counts.sum())
 
     @property
     def density(self) -> float:
-        return self.kept / (self.samples * self.n) if self.samples * self.n else 1.0
+        return self.count / (self.samples * self.n) if self.samples * self.n else 1.0
 
     def lists(self) -> SampleLists:
         """The bits, and where the values of each sample begin."""

@@ -25,7 +25,7 @@ import numpy as np
 from .. import profile
 from ..device import Device
 from ..layers import Layer, walk
-from ..plans import Kept, Plan, Plans
+from ..plans import DevicePlan, Plan, Plans
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
@@ -70,7 +70,7 @@ class Recorder:
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
         self._inputs: dict[tuple, Any] = {}
         self._lists: dict[tuple, Any] = {}
-        self._kept: dict[tuple, Kept] = {}
+        self._kept: dict[tuple, DevicePlan] = {}
         self._ready: dict[Hashable, Ready] = {}
 
     @property
@@ -112,24 +112,24 @@ class Recorder:
     @staticmethod
     def _listed(plans: Plans) -> list[tuple[str, Plan]]:
         """The sites and plans of which there are others of their kind: else lists are kept as they are."""
-        return [(site, plan) for site, plan in plans.assigned.items() if plan.once or plan.density < 1]
+        return [(site, plan) for site, plan in plans.assigned.items() if not plan.cacheable or plan.density < 1]
 
     def put_plans(self, plans: Plans) -> None:
         """Put the lists of plans where recorded steps find those of all plans of their kind at that site."""
         for site, plan in self._listed(plans):
-            whole = plans.kept(site).whole
+            whole = plans.on_device(site).buffer
             self._lists[site, plan.kind] = self.dev.copy(whole, out=self._lists.get((site, plan.kind)))
 
-    def place_plans(self, plans: Plans) -> dict[str, Kept]:
+    def place_plans(self, plans: Plans) -> dict[str, DevicePlan]:
         """Let passes read them there; returns, by site, what has lists of its own."""
-        own = {site: plans.kept(site) for site, _ in self._listed(plans)}
+        own = {site: plans.on_device(site) for site, _ in self._listed(plans)}
         for site, plan in self._listed(plans):
             here = self._kept.get((site, plan))
             if here is None:
                 here = own[site].at(self._lists[site, plan.kind])
                 if len(self._kept) == self.MET:
                     self._kept.clear()
-                if not plan.once:
+                if plan.cacheable:
                     self._kept[site, plan] = here
             plans.place(site, here)
         return own

@@ -58,7 +58,7 @@ def _chosen(op, index, n):
     """(kept indices of an axis of length n as a slice or an int32 array, how many)"""
     if index is None:
         return ALL, n
-    chosen, kept = (index.slice, index.kept) if isinstance(index, Period) else (index, index)
+    chosen, kept = (index.slice, index.indices) if isinstance(index, Period) else (index, index)
     if isinstance(chosen, slice):
         count = len(range(*chosen.indices(n)))
         fits = chosen.stop in (None, n) and (chosen.step or 1) > 0
@@ -144,7 +144,7 @@ def _lists(op, w, rows, cols):
     None."""
     if isinstance(rows, slice) or isinstance(cols, slice) or (rows is None and cols is None):
         return None
-    rows, cols = (index.kept if isinstance(index, Period) else index for index in (rows, cols))
+    rows, cols = (index.indices if isinstance(index, Period) else index for index in (rows, cols))
     height, width = w.shape[0] if rows is None else rows.size, w.shape[1] if cols is None else cols.size
     if height * width > LISTED:
         return None
@@ -308,7 +308,7 @@ def _array(start, stop, step):
 def _listed_indices(index, n):
     """The indices as an array on the device."""
     if isinstance(index, Period):
-        return index.kept
+        return index.indices
     return _array(*index.indices(n)) if isinstance(index, slice) else _array(0, n, 1) if index is None else index
 
 

@@ -16,9 +16,9 @@ class Packing(NamedTuple):
 class LazyBlocks(NamedTuple):
     """The steps that blocks of a weight miss, as `families.update.lazy_sgd` defines them."""
 
-    behind: Any     # (U, B) int32
+    lag: Any        # (U, B) int32
     after: Any      # (U, B) int32
-    held: Any       # (U, B) bool
+    current: Any    # (U, B) bool
     wanted: Any     # (U, B) bool
     powers: Any     # (K, 4) float32
     block: tuple[int, int]

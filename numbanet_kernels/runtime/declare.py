@@ -106,7 +106,7 @@ class Kernel:
         if self.made_by is None:
             return compiled()
         decides = digest(PACKAGE), _compilers(), self.signature, sorted(self.options.items())
-        return files.kept((self.made_by, compute_capability, lines), decides, compiled)
+        return files.cached((self.made_by, compute_capability, lines), decides, compiled)
 
 
 def _declared(name: str, kind: Any) -> Iterator[tuple[str, str, int | None, str]]:

@@ -243,11 +243,11 @@ def test_a_neuron_near_its_kink_may_be_seen_on_either_side(monkeypatch):
 @pytest.mark.parametrize("dropout", ["rdp", "tdp"])
 def test_mean_flops_agree_with_drawn_plans(dropout):
     from numbanet.dropout import policy
-    from numbanet.layers import Context, Form
+    from numbanet.layers import ActivationSpec, Context
 
     model, chosen, rng = mlp_model.network(64), policy(dropout, 0.5), np.random.default_rng(0)
     steps = [Context(plans={site: chosen.plan(site, rng) for site in model.droppable()}, model=model) for _ in range(4000)]
-    drawn = [model.cost(Form((BATCH, 784)), step.plans)[0].flops for step in steps]
+    drawn = [model.cost(ActivationSpec((BATCH, 784)), step.plans)[0].flops for step in steps]
     spread = np.std(drawn) / np.sqrt(len(drawn))
     assert abs(np.mean(drawn) - mlp_model.mean_flops(64, BATCH, dropout, 0.5)) < 5 * spread
 

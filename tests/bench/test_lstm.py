@@ -14,7 +14,7 @@ from bench.machinery.table import markdown
 from bench.steps import lstm, lstm_model
 from bench.training import lstm_rates, papers_lstm
 from numbanet import LanguageModel
-from numbanet.layers import Context, Form, Tree
+from numbanet.layers import ActivationSpec, Context, Tree
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = lstm.Size(24, 50, 4, 5, 0.02, 3)
@@ -109,7 +109,7 @@ def test_mean_flops_agree_with_those_of_steps(dropout, rate):
     for step in outputs["drawn"]:
         at = {names.get(place, (1, place)): plan for place, plan in step.items()}
         plans = {sites[model.layers[number], name]: plan for (number, name), plan in at.items()}
-        done.append(model.cost(Form((size.steps, size.batch)), Context(plans=plans, model=model).plans)[0].flops)
+        done.append(model.cost(ActivationSpec((size.steps, size.batch)), Context(plans=plans, model=model).plans)[0].flops)
     assert np.mean(done) == pytest.approx(lstm.mean_flops(size, dropout, rate).sum(), rel=0.25 if rate else 1e-6)
 
 
@@ -171,7 +171,7 @@ def test_rates_are_halved_and_texts_cut(monkeypatch):
     fits = []
 
     def fit(self, words, validation):
-        rates = [self.schedule(epoch) for epoch in (0, 9, 10, 11)]
+        rates = [self.learning_rate_schedule(epoch) for epoch in (0, 9, 10, 11)]
         fits.append((len(words), len(validation), self.hidden, rates, self.random_state))
         return self
 

@@ -13,7 +13,7 @@ from numbanet import (
     Net,
     ReLU,
 )
-from numbanet.plans import kept
+from numbanet.plans import on_device
 
 
 def samples(rng, n=90):
@@ -30,13 +30,14 @@ def test_batchwise_rows_learn_and_are_lazy(rng):
 @pytest.mark.parametrize("layers, placed_in_a_step", [((16, 16), 2), ("images", 4)])
 def test_plans_that_hardly_come_twice_are_placed_once_a_step_and_not_kept(rng, monkeypatch, layers, placed_in_a_step):
     """Of a convolution's filters those of what is made of them, too: its columns, and the features that `Flatten` makes."""
-    placed, plans_kept, plans_widened = [], sys.modules["numbanet.plans.kept"], sys.modules["numbanet.plans.rows"]._widened
+    placed, plans_kept = [], sys.modules["numbanet.plans.on_device"]
+    plans_widened = sys.modules["numbanet.plans.rows"]._repeat_indices
 
-    def counted(plan, dev, place=plans_kept.place_kept):
+    def counted(plan, dev, place=plans_kept.upload_plan):
         placed.append(plan)
         return place(plan, dev)
 
-    monkeypatch.setattr(plans_kept, "place_kept", counted)
+    monkeypatch.setattr(plans_kept, "upload_plan", counted)
     X, y = samples(rng, 60)
     if layers == "images":
         layers = [Conv2d(1, 8, 2, rng=0), ReLU(), Conv2d(8, 6, 1, rng=1), ReLU(), Flatten(), Linear(12, 3, rng=2)]
@@ -44,7 +45,7 @@ def test_plans_that_hardly_come_twice_are_placed_once_a_step_and_not_kept(rng, m
     plans_kept._held.cache_clear()
     plans_widened.cache_clear()
     Net(layers, dropout=BatchwiseDropout(0.5), epochs=2, batch_size=20, random_state=0, device="cpu").fit(X, y)
-    drawn = [plan for plan in placed if plan.once]
+    drawn = [plan for plan in placed if not plan.cacheable]
     assert len(drawn) == len({id(plan) for plan in drawn}) == 2 * 3 * placed_in_a_step  # epochs, steps
     assert max(plans_kept._held.cache_info().currsize, plans_widened.cache_info().currsize) <= 1  # the first layer's input
 
@@ -61,4 +62,4 @@ def test_batchwise_rows_train_the_same_on_all_devices(dev, rng, optimizer):
 
 def test_a_plan_is_made_once_a_device(dev):
     plan = IndexPlan(5, [1, 3])
-    assert kept(plan, dev) is kept(IndexPlan(5, [1, 3]), dev)
+    assert on_device(plan, dev) is on_device(IndexPlan(5, [1, 3]), dev)

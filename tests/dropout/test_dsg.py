@@ -47,7 +47,7 @@ def samples(n=N, inputs=200, seed=0):
 def plan_of(chosen, model, x, number=0):
     tree = Tree(model)
     site = tree.droppable()[number]
-    return chosen.look_at(site, Flow(x), tree.owners[site.path], np.random.default_rng(0))
+    return chosen.choose_from_flow(site, Flow(x), tree.owners[site.path], np.random.default_rng(0))
 
 
 def choosing(chosen, model, dev, **options):
@@ -87,7 +87,7 @@ def test_batch_norm_before_relu_is_a_concern(wrong):
     assert [text for text in (str(warning.message) for warning in said) if not text.startswith("fit: ")] == [
         "dsg: BatchNorm1d(60) comes between Linear(200, 60) and its ReLU, but what is kept is chosen by what ReLU would give "
         "without; put it after ReLU (product, ReLU, batch norm)"] * wrong
-    assert DynamicSparseGraph(0.0).concerns(model) == []
+    assert DynamicSparseGraph(0.0).cautions(model) == []
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

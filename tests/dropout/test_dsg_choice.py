@@ -57,10 +57,10 @@ def test_without_fewer_numbers_than_inputs_the_outputs_themselves_are_looked_at(
     layer, chosen = model.layers[0], DynamicSparseGraph(0.5, samples=N)
     scores = np.maximum(np.float64(x.numpy()) @ layer.weight.numpy().T, 0).sum(0)
     np.testing.assert_array_equal(plan_of(chosen, model, x).indices(), np.sort(np.argsort(scores)[-30:]))
-    said = chosen.concern(model.droppable()[0])
+    said = chosen.caution(model.droppable()[0])
     assert "20 inputs and 60 outputs would be projected to 196 numbers" in said and "larger epsilon" in said
-    assert DynamicSparseGraph(0.5).concern(network(inputs=200).droppable()[0]) is None
-    assert DynamicSparseGraph(0.0).concern(model.droppable()[0]) is None
+    assert DynamicSparseGraph(0.5).caution(network(inputs=200).droppable()[0]) is None
+    assert DynamicSparseGraph(0.0).caution(model.droppable()[0]) is None
 
 
 @pytest.mark.parametrize("count, looked", [(1, 1), (7, 7), (16, 16), (40, 40), (100, 40)])
@@ -70,7 +70,7 @@ def test_so_many_samples_are_looked_at(count, looked):
     k = johnson_lindenstrauss(60, 0.9)
     plan_of(chosen, model, Tensor(samples()[0]))
     additions = ternary(k, 200, 0).columns.size
-    assert chosen.spent() == (looked + 60) * additions + 2 * looked * k * 60 and chosen.spent() == 0
+    assert chosen.pop_flops() == (looked + 60) * additions + 2 * looked * k * 60 and chosen.pop_flops() == 0
 
 
 def test_weights_are_projected_anew_after_so_many_steps():
@@ -94,7 +94,7 @@ def test_rows_of_a_weight_are_projected_anew_in_turn(dev, monkeypatch):
         monkeypatch.setattr(kind, "copy_to_device", lambda self, *given: copied.append(self.shape) or do(self, *given))
     for step in range(5):
         plans.append(plan_of(chosen, model, x))
-        spent.append(chosen.spent())
+        spent.append(chosen.pop_flops())
         if step == 0:
             dev.copy(dev.upload(np.random.default_rng(5).standard_normal(w.shape).astype(np.float32)), out=w.data)
     additions = ternary(k, 200, 0).columns.size
@@ -119,7 +119,7 @@ def test_what_comes_compact_is_looked_at_as_it_is_dense(dev):
     assert len(plans.assigned) == 2 and seen[second].x.shape == (N, 30)
     dense = Tensor(seen[second].dense().numpy(), dev)
     site = model.droppable()[1]
-    assert chosen.look_at(site, Flow(dense), second, None) == plans.of(second)
+    assert chosen.choose_from_flow(site, Flow(dense), second, None) == plans.of(second)
     assert asked(tree.sites[model.layers[4], "output"], Flow(dense), model.layers[4]) is None  # the answer
 
 

@@ -56,11 +56,11 @@ def test_the_same_seed_gives_the_same_net_bit_for_bit(dropout, optimizer):
                                             (RowDropout(0.8, scale="rate"), (1, 0.2, 0.2)),
                                             (TileDropout(0.8, scale="rate"), (0.2, 0.2, 1))])
 @pytest.mark.filterwarnings("ignore:tdp")
-def test_initial_weights_are_adjusted_for_dropout(dropout, keeps):
+def test_initial_weights_are_adjusted_for_dropout(dropout, variance_factors):
     net = Net((300, 200), dropout=dropout, dropout_rate=0.8, learning_rate=1e-12, epochs=1, random_state=0).fit(X, Y)
     widths = (64, 300, 200, 10)
-    expected = [keep * (2 / n_in if last < 2 else 2 / (n_in + n_out))
-                for last, (keep, n_in, n_out) in enumerate(zip(keeps, widths, widths[1:]))]
+    expected = [variance_factor * (2 / n_in if last < 2 else 2 / (n_in + n_out))
+                for last, (variance_factor, n_in, n_out) in enumerate(zip(variance_factors, widths, widths[1:]))]
     assert [w.var() for w in weights(net)[::2]] == pytest.approx(expected, rel=0.06)
 
 
@@ -139,7 +139,7 @@ def test_partial_fit_learns_classes_from_the_first_call():
 
 @pytest.mark.parametrize("schedule, last", [("linear", 1 / 3), ("cosine", 0.25), (lambda epoch: 0.1**epoch, 0.01)])
 def test_schedules(schedule, last):
-    net = Net(**SMALL, schedule=schedule).fit(X, Y)
+    net = Net(**SMALL, learning_rate_schedule=schedule).fit(X, Y)
     assert net.history_[0]["learning_rate"] == 0.01 and net.history_[-1]["learning_rate"] == pytest.approx(0.01 * last)
     assert net.optimizer_.learning_rate == 0.01
 
@@ -225,7 +225,7 @@ def test_regressor_learns_several_outputs_in_any_unit():
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_partial_fit_after_a_schedule_goes_on_at_its_last_rate(schedule):
-    net = Net(**SMALL, schedule=schedule).fit(X, Y).partial_fit(X, Y).partial_fit(X, Y)
+    net = Net(**SMALL, learning_rate_schedule=schedule).fit(X, Y).partial_fit(X, Y).partial_fit(X, Y)
     rates = [record["learning_rate"] for record in net.history_]
     assert rates[2] == rates[3] == rates[4] > 0
 

@@ -73,8 +73,8 @@ def test_n_jobs_must_be_a_number_of_threads(n_jobs):
 
 
 def test_a_schedule_that_gives_nonsense_is_named():
-    with pytest.raises(ValueError, match="schedule gave the factor -1"):
-        Net(**SMALL, schedule=lambda epoch: -1).fit(X, Y)
+    with pytest.raises(ValueError, match="learning_rate_schedule gave the factor -1"):
+        Net(**SMALL, learning_rate_schedule=lambda epoch: -1).fit(X, Y)
 
 
 def test_a_regressor_needs_two_samples_to_score():

@@ -102,7 +102,7 @@ def test_tensor_cores_multiply_tiles(passes, inner, a_along_k, b_along_k, card):
                                     cuda_grouped._grouped(True, 128, True, True)], ids=["block", "tensor", "tiles"])
 def test_the_largest_kernels_are_soon_compiled(kernel, tmp_path, monkeypatch):
     """With ptxas in less than eight times what the smallest one takes: 1.5 s where that takes 0.19 s. At least once in four."""
-    monkeypatch.setattr(files, "kept", lambda name, decides, make: make())
+    monkeypatch.setattr(files, "cached", lambda name, decides, make: make())
 
     def seconds(kernel):
         start = time.perf_counter()

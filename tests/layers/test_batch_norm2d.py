@@ -10,7 +10,7 @@ from numbanet import (
     Tensor,
 )
 from numbanet.layers import ChannelsLast
-from numbanet.plans import kept
+from numbanet.plans import on_device
 from tests.layers.test_pooling import passes
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
@@ -45,7 +45,7 @@ def test_batch_norm_equals_pytorchs(dev, rng, shape, momentum):
 def test_running_values_of_dropped_channels_stay(dev, rng):
     layer, plan = BatchNorm2d(4, device=dev), IndexPlan(4, [0, 3])
     host = np.float32(rng.normal(2, 3, (3, 2, 2, 2)))
-    layer.forward(Flow(Tensor(host, dev), ChannelsLast(kept(plan, dev))), Context(dev, training=True))
+    layer.forward(Flow(Tensor(host, dev), ChannelsLast(on_device(plan, dev))), Context(dev, training=True))
     close(layer.running_mean.numpy()[[0, 3]], 0.1 * host.mean((0, 1, 2)))
     close(layer.running_var.numpy()[[0, 3]], 0.9 + 0.1 * host.var((0, 1, 2), ddof=1))
     np.testing.assert_array_equal([layer.running_mean.numpy()[1:3], layer.running_var.numpy()[1:3]], [[0, 0], [1, 1]])

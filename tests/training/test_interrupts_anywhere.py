@@ -262,7 +262,7 @@ NETS = {
     "bsdp": lambda: of_images(dropout="bsdp"),
     "own layer": lambda: of_rows(layers=[Residual(6, 64), Linear(6, 2, rng=2)], dropout="rdp"),
     "own hook": lambda: of_rows(callbacks=[Steady()], dropout="rdp", early_stopping=True),
-    "augmented": lambda: of_rows(augment=lambda x, rng, dev: x + np.float32(rng.uniform()), schedule="cosine"),
+    "augmented": lambda: of_rows(augment=lambda x, rng, dev: x + np.float32(rng.uniform()), learning_rate_schedule="cosine"),
     "sequences": of_sequences,
     "gru": lambda: of_sequences(GRU),
     "words": lambda: of_words(dropout="rdp"),

@@ -8,7 +8,7 @@ from numbanet import LSTM, Embedding, LanguageModel, LastStep, Linear, Net, NetR
 from numbanet.device import problem
 from numbanet.dropout import Together, recurrent
 from numbanet.training.recorder import Recorder
-from numbanet.training.trainer import Trainer
+from numbanet.training.stepper import Stepper
 from numbanet_kernels.families import embedding
 from numbanet_kernels.families.lstm import cuda_steps as kernels
 from numbanet_kernels.runtime import graph, launch
@@ -114,14 +114,14 @@ def test_launches_of_a_step_do_not_depend_on_its_time_steps(monkeypatch, replays
     monkeypatch.setattr(kernels, "SMALL", 0)  # a launch a time step
     launched, steps = [], []
 
-    def step(self, *given, original=Trainer.step, **named):
+    def step(self, *given, original=Stepper.step, **named):
         before = len(launched), len(replays)
         found = original(self, *given, **named)
         steps.append((len(launched) - before[0], len(replays) - before[1]))
         return found
 
     monkeypatch.setattr(launch, "emulate", lambda *given, original=launch.emulate: launched.append(given) or original(*given))
-    monkeypatch.setattr(Trainer, "step", step)
+    monkeypatch.setattr(Stepper, "step", step)
     found = {}
     for count in (2, 5):
         launched.clear(), steps.clear(), replays.clear()

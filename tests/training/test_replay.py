@@ -67,7 +67,7 @@ def equal(ours, theirs):
                                                  Linear(8, 3)]},
                                      {"layers": [Linear(6, 9), BatchNorm1d(9, momentum=None), ReLU(), Linear(9, 3)],
                                       "dropout": "none"},
-                                     {"net": NetRegressor, "schedule": "linear", "weights": True}],
+                                     {"net": NetRegressor, "learning_rate_schedule": "linear", "weights": True}],
                          ids=["adam", "bernoulli", "tdp", "rdp by the epoch", "sparse", "batch norm", "regression"])
 def test_replayed_passes_train_the_same(monkeypatch, replays, options):
     ours = fit(np.random.default_rng(0), **options)
@@ -81,7 +81,8 @@ def test_replayed_passes_train_the_same(monkeypatch, replays, options):
 
 @pytest.mark.parametrize("options", [
     {"dropout": RowDropout(0.6, dp_max=3), "layers": (6, 12), "optimizer": "adam"},
-    {"dropout": RowDropout(0.6, dp_max=3), "layers": [Linear(6, 6), ReLU(), Flatten(), Linear(6, 3)], "schedule": "linear"},
+    {"dropout": RowDropout(0.6, dp_max=3), "layers": [Linear(6, 6), ReLU(), Flatten(), Linear(6, 3)],
+     "learning_rate_schedule": "linear"},
     {"dropout": TileDropout(0.6, dp_max=3, tile=2, mixes=3), "layers": (7,)}], ids=str)
 def test_one_graph_serves_every_bias_mix_and_rate(monkeypatch, replays, options):
     drawn = set()

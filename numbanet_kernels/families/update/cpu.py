@@ -51,17 +51,17 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, d
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4[::1], f4, b1, f4,"
              " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, f4[:, ::1], i8[::1])")
 def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, rates, momentum, nesterov, decay,
-                behind, after, held, wanted, powers, height, width, into, places_into):
+                lag, after, current, wanted, powers, height, width, into, places_into):
     lr = rates[0]
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
-    spread_class, due = -1, np.empty(behind.shape[1], np.int64)
+    spread_class, due = -1, np.empty(lag.shape[1], np.int64)
     for r in range(w.shape[0]):
         u, is_spread = r // height, False
         if r % height == 0:
             count = 0
-            for b in range(behind.shape[1]):
-                after[u, b] = behind[u, b] + 1
-                if held[u, b] or wanted[u, b]:
+            for b in range(lag.shape[1]):
+                after[u, b] = lag[u, b] + 1
+                if current[u, b] or wanted[u, b]:
                     after[u, b], due[count] = 0, b
                     count += 1
         row, velocity, packed_row, places, written = w[r], v[r], nothing, cols[0], 0
@@ -70,7 +70,7 @@ def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, rates, momen
             packed_row, places = g[row_pos[r]], col_pos[row_class[r]]
         for b in due[:count]:
             c0, c1 = np.uint64(b * width), np.uint64(min((b + 1) * width, w.shape[1]))
-            if held[u, b]:
+            if current[u, b]:
                 gradient, offset = nothing, np.uint64(0)
                 if not packed:
                     gradient = g[r]
@@ -87,7 +87,7 @@ def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, rates, momen
                     velocity[c] = momentum * velocity[c] + slope
                     row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
             else:
-                steps = max(min(behind[u, b] + 1, powers.shape[0] - 1), 0)
+                steps = max(min(lag[u, b] + 1, powers.shape[0] - 1), 0)
                 ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
                 for c in range(c0, c1):
                     before = row[c]
@@ -140,7 +140,7 @@ def _sgd_one(w, v, g, kept, lazy, into, numbers):
     packed, places = into or _NOWHERE
 
     def work(part):
-        units = part.of(lazy.behind.shape[0])
+        units = part.of(lazy.lag.shape[0])
         rows = slice(units.start * block[0], units.stop * block[0])
         _sgd_blocks(w[rows], v[rows], g[rows] if kept is None else g, kept is not None, row_pos[rows], row_class[rows],
                     cols, col_pos, *numbers, *(state[units] for state in states), powers, *block, packed, places[rows])

@@ -26,17 +26,17 @@ WEIGHTS, LISTS, FLAGS, COUNTS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("f
 def _sgd_kernel():
     @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {FLAGS}, {FLAGS}, f4[:, ::1],"
             f" f4[::1], {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, f4, b1, f4)")
-    def sgd_step(ws, vs, gs, row_places, row_classes, col_places, behinds, afters, helds, wanteds, powers, rates,
+    def sgd_step(ws, vs, gs, row_places, row_classes, col_places, lags, afters, currents, wanteds, powers, rates,
                  firsts, widths, g_widths, heights, block_widths, blocks_across, momentum, nesterov, decay):
         """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing. Not lazy: blocks of height 0.
 
-        Lazy: a thread whose block is neither held nor wanted leaves its weights alone.
+        Lazy: a thread whose block is neither current nor wanted leaves its weights alone.
         """
         block = int32(cuda.blockIdx.x)
         k = owner(firsts, block)
-        w, v, g, behind, after = chosen(ws, k), chosen(vs, k), chosen(gs, k), chosen(behinds, k), chosen(afters, k)
+        w, v, g, lag, after = chosen(ws, k), chosen(vs, k), chosen(gs, k), chosen(lags, k), chosen(afters, k)
         row_pos, row_class, col_pos = chosen(row_places, k), chosen(row_classes, k), chosen(col_places, k)
-        held, wanted, width, g_width = chosen(helds, k), chosen(wanteds, k), chosen(widths, k), chosen(g_widths, k)
+        current, wanted, width, g_width = chosen(currents, k), chosen(wanteds, k), chosen(widths, k), chosen(g_widths, k)
         height, block_width, across = chosen(heights, k), chosen(block_widths, k), chosen(blocks_across, k)
         lr = rates[0]
         first = (block - chosen(firsts, k)) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
@@ -47,7 +47,7 @@ def _sgd_kernel():
                 missed, due = int32(1), True
                 if height > 0:
                     at = (r // height) * across + c // block_width
-                    missed, due = behind[at] + int32(1), held[at] or wanted[at]
+                    missed, due = lag[at] + int32(1), current[at] or wanted[at]
                     if r % height == 0 and c % block_width == 0:
                         after[at] = int32(0) if due else missed
                 if due and missed == 1:
@@ -107,10 +107,10 @@ def _adam_kernel():
 
 
 def _lazy_lists(lazy):
-    """(behind, after, held, wanted), flat, and (rows of a block or 0, columns of a block, blocks across)"""
+    """(lag, after, current, wanted), flat, and (rows of a block or 0, columns of a block, blocks across)"""
     if lazy is None:
         return (unread(np.int32),) * 2 + (unread(np.bool_),) * 2, (0, 1, 1)
-    return tuple(map(flat, lazy[:4])), (*lazy.block, lazy.behind.shape[1])
+    return tuple(map(flat, lazy[:4])), (*lazy.block, lazy.lag.shape[1])
 
 
 @device_cache(maxsize=256)

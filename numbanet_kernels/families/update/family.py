@@ -47,14 +47,14 @@ def adam_reference(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, decoupled
 
 
 def sgd_lazy_reference(w, v, g, lr, momentum, nesterov, decay, kept, lazy):
-    """(w, v, after) after the step, float64: with g where a block is held, all it missed without g where it is wanted."""
-    behind, (height, width) = lazy.behind, lazy.block
-    new_w, new_v, after = np.array(w, np.float64), np.array(v, np.float64), np.array(behind) + 1
+    """(w, v, after) after the step, float64: with g where a block is current, all it missed without g where it is wanted."""
+    lag, (height, width) = lazy.lag, lazy.block
+    new_w, new_v, after = np.array(w, np.float64), np.array(v, np.float64), np.array(lag) + 1
     g = unpack_gradient_reference(g, kept, w.shape)
-    for u, b in np.ndindex(*behind.shape):
+    for u, b in np.ndindex(*lag.shape):
         own = slice(u * height, (u + 1) * height), slice(b * width, (b + 1) * width)
-        missed = behind[u, b]
-        if lazy.held[u, b] or lazy.wanted[u, b]:
+        missed = lag[u, b]
+        if lazy.current[u, b] or lazy.wanted[u, b]:
             for gradient in [np.zeros_like(g[own])] * (missed + 1) if missed else [g[own]]:
                 new_w[own], new_v[own] = sgd_reference(new_w[own], new_v[own], gradient, lr, momentum, nesterov, decay)
             after[u, b] = 0

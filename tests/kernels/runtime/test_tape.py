@@ -101,7 +101,7 @@ def test_lists_of_another_plan_are_read(rng, shared):
         for bias in (1, 2):
             now = period(90, bias, 3), period(60, bias, 3)
             for own, other in zip((rows, cols), now, strict=True):
-                own.kept[:] = other.kept
+                own.indices[:] = other.indices
             recorded.replay()
             equal(recorded.result, work(*now))
             np.testing.assert_allclose(recorded.result[0], 2 * np.maximum(
