@@ -6,7 +6,7 @@ WORKERS ?= 2
 # what tests and benchmarks of this checkout compile is kept here, by a digest of the sources (numbanet_kernels/runtime/files.py)
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.venv/caches
 
-.PHONY: demo test test-all lint types bench gpu clean
+.PHONY: demo test test-all lint types release-check bench gpu clean
 .DELETE_ON_ERROR:
 
 demo: .venv/ready-plots
@@ -20,11 +20,23 @@ test test-all: .venv/ready-test
 
 lint: .venv/ready-test
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy numbanet
 
 # what type checkers know of the operations of a device; a test says when it is out of date
 types: .venv/ready-test
 	$(BIN)/python -m numbanet_kernels.tables > numbanet/operations.pyi
+
+# what a release is made of: wheel and sdist, installed in an empty environment and tried there; the README as a page shows it
+release-check: .venv/ready-test
+	rm -rf build dist .venv/release
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m venv --without-pip .venv/release
+	$(BIN)/python -m pip --python .venv/release/bin/python install --quiet --disable-pip-version-check dist/*.whl
+	cd dist && ../.venv/release/bin/python -c 'import numbanet; print(numbanet.__version__, numbanet.__file__)'
+	cd dist && ../.venv/release/bin/numbanet devices
+	cd dist && ../.venv/release/bin/numbanet demo
+	@echo "Ready: git tag v$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' numbanet/__init__.py)"
 
 bench: .venv/ready-bench
 	$(BIN)/python -m bench mlp --against torch

@@ -35,7 +35,7 @@ setup(
         "plots": plots,
         "bench": bench,
         "test": [*bench, *cuda, *compilers, "pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "pandas>=2", "mpmath>=1.3",
-                 "ruff>=0.6", "mypy>=1.11", "build>=1", "twine>=6"],
+                 "ruff>=0.6", "mypy>=1.11", "build>=1", "twine>=6", "readme-renderer[md]>=40", "pre-commit>=3"],
     },
     entry_points={"console_scripts": ["numbanet = numbanet.cli:main"]},
     classifiers=[

@@ -29,7 +29,9 @@ class Gradient:
         def shape(self) -> tuple[int, ...]:
             """That of the dense gradient."""
 
-    dense: Callable[[Device], Any]  # the gradient as an array of the tensor's shape
+    def dense(self, dev: Device) -> Any:
+        """The gradient as an array of the tensor's shape."""
+        raise NotImplementedError
 
     def through(self, dev: Device, where: Any = None, scale: float = 1.0) -> Any:
         """scale * gradient as an array; given `where`, 0 unless where > 0: the gradient before a ReLU that gave `where`."""
@@ -51,6 +53,7 @@ class Dense(Gradient):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """That of the array."""
         return tuple(self.values.shape)
 
     def dense(self, dev):

@@ -68,18 +68,22 @@ class Tensor:
     # --- what it is ---------------------------------------------------------------------------------------------------
     @property
     def shape(self) -> tuple[int, ...]:
+        """The lengths of the axes."""
         return tuple(self.data.shape)
 
     @property
     def ndim(self) -> int:
+        """How many axes there are."""
         return self.data.ndim
 
     @property
     def size(self) -> int:
+        """How many values there are."""
         return self.data.size
 
     @property
     def dtype(self) -> np.dtype:
+        """What a value is: float32, or an integer of those that name rows."""
         return self.data.dtype
 
     def __len__(self) -> int:
@@ -266,66 +270,87 @@ class Tensor:
 
     @property
     def T(self) -> Tensor:
+        """The axes reversed."""
         return ops.transpose(self)
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
+        """The values under another shape, as given or as one tuple (`ops.reshape`)."""
         return ops.reshape(self, shape=shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
 
     def transpose(self, *axes: int) -> Tensor:
+        """The axes in another order, by default reversed (`ops.transpose`)."""
         return ops.transpose(self, axes=axes or None)
 
     def sum(self, axis=None, keepdims: bool = False) -> Tensor:
+        """The sum over axes, by default all (`ops.sum`)."""
         return ops.sum(self, axis=axis, keepdims=keepdims)
 
     def mean(self, axis=None, keepdims: bool = False) -> Tensor:
+        """The mean over axes, by default all (`ops.mean`)."""
         return ops.mean(self, axis=axis, keepdims=keepdims)
 
     def max(self, axis=None, keepdims: bool = False) -> Tensor:
+        """The largest value along axes, by default all (`ops.max`)."""
         return ops.max(self, axis=axis, keepdims=keepdims)
 
     def min(self, axis=None, keepdims: bool = False) -> Tensor:
+        """The smallest value along axes, by default all."""
         return -ops.max(-self, axis=axis, keepdims=keepdims)
 
     def argmax(self, axis=None, keepdims: bool = False) -> Tensor:
+        """Where the largest value along an axis is, by default of all (`ops.argmax`)."""
         return ops.argmax(self, axis=axis, keepdims=keepdims)
 
     def var(self, axis=None, correction: float = 1, keepdims: bool = False) -> Tensor:
+        """The variance over axes, as PyTorch's (`ops.var`)."""
         return ops.var(self, axis=axis, correction=correction, keepdims=keepdims)
 
     def std(self, axis=None, correction: float = 1, keepdims: bool = False) -> Tensor:
+        """The standard deviation over axes, as PyTorch's (`ops.std`)."""
         return ops.std(self, axis=axis, correction=correction, keepdims=keepdims)
 
     def clip(self, low: float | None = None, high: float | None = None) -> Tensor:
+        """The values, not below `low` and not above `high` (`ops.clip`)."""
         return ops.clip(self, low=low, high=high)
 
     def exp(self) -> Tensor:
+        """e^x (`ops.exp`)."""
         return ops.exp(self)
 
     def log(self) -> Tensor:
+        """The natural logarithm (`ops.log`)."""
         return ops.log(self)
 
     def sqrt(self) -> Tensor:
+        """The square root (`ops.sqrt`)."""
         return ops.sqrt(self)
 
     def abs(self) -> Tensor:
+        """The absolute value (`ops.abs`)."""
         return ops.abs(self)
 
     def tanh(self) -> Tensor:
+        """tanh x (`ops.tanh`)."""
         return ops.tanh(self)
 
     def sigmoid(self) -> Tensor:
+        """1 / (1 + e^-x) (`ops.sigmoid`)."""
         return ops.sigmoid(self)
 
     def relu(self) -> Tensor:
+        """max(x, 0) (`ops.relu`)."""
         return ops.relu(self)
 
     def gelu(self) -> Tensor:
+        """x times the normal distribution function (`ops.gelu`)."""
         return ops.gelu(self)
 
     def softmax(self) -> Tensor:
+        """Softmax over the last axis (`ops.softmax`)."""
         return ops.softmax(self)
 
     def log_softmax(self) -> Tensor:
+        """The logarithm of softmax over the last axis (`ops.log_softmax`)."""
         return ops.log_softmax(self)
 
 

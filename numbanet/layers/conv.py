@@ -93,10 +93,12 @@ class Conv2d(Layer):
 
     @property
     def out_channels(self) -> int:
+        """Channels of the output: filters."""
         return self.weight.shape[0]
 
     @property
     def in_channels(self) -> int:
+        """Channels of the input."""
         return self.weight.shape[1] * self.groups
 
     def sites(self):

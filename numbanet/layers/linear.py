@@ -67,10 +67,12 @@ class Linear(Layer):
 
     @property
     def out_features(self) -> int:
+        """O."""
         return self.weight.shape[0]
 
     @property
     def in_features(self) -> int:
+        """I."""
         return self.weight.shape[1]
 
     def sites(self):

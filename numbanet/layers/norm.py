@@ -39,6 +39,7 @@ class BatchNorm(Layer):
 
     @property
     def num_features(self) -> int:
+        """C."""
         return self.weight.shape[0]
 
     def normed(self, x: Tensor, kept: KeptAxis | None, context: Context, sampled: KeptSamples | None = None) -> Tensor:

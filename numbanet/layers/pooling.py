@@ -1,8 +1,6 @@
 """Pooling of images: MaxPool2d, AvgPool2d, AdaptiveAvgPool2d."""
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from numbanet_kernels.layouts.windows import Bins, Window, check_pooling
 
 from .. import ops
@@ -27,8 +25,11 @@ class Pooling(Layer):
     """Base: each channel of an image by itself. Compact channels stay compact."""
 
     window: Window | Bins
-    pool: Callable[[Tensor], Tensor]    # x (N, H, W, C) -> y (N, OH, OW, C)
     unitwise = True
+
+    def pool(self, x: Tensor) -> Tensor:
+        """x (N, H, W, C) -> y (N, OH, OW, C)."""
+        raise NotImplementedError
 
     def forward(self, flow, context):
         if not isinstance(flow.layout, ChannelsLast) and flow.x.ndim != 4:

@@ -187,6 +187,7 @@ class KeptBlocks(Kept):
 
     @functools.cached_property
     def blocks(self) -> Blocks:
+        """The kept blocks as kernels take them."""
         return Blocks(self.lists[0], self.plan.height, self.plan.width)
 
 

@@ -60,6 +60,7 @@ class Hook:
 
     @property
     def changes(self) -> bool:
+        """Whether it does something after updates, so that weights have to be up to date."""
         return self.defines("after_update")
 
     def defines(self, event: str) -> bool:

@@ -1,7 +1,7 @@
 """Missed steps: blocks of a weight that nobody reads are left alone, and brought up to date when somebody does.
 
 A step of SGD without a gradient is linear, (w, v) -> M (w, v), so that k missed ones are M^k
-(`numbanet_kernels.families.update`).
+(`numbanet_kernels.families.update.lazy_sgd`).
 """
 from __future__ import annotations
 

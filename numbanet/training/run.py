@@ -117,18 +117,22 @@ class Run:
 
     @property
     def model(self) -> Sequential:
+        """What is trained."""
         return self.stepper.model
 
     @property
     def optimizer(self) -> Optimizer:
+        """What updates it."""
         return self.stepper.optimizer
 
     @property
     def streams(self) -> Streams:
+        """Where random numbers come from, by use."""
         return self.stepper.streams
 
     @property
     def dev(self) -> Device:
+        """Where it runs."""
         return self.stepper.dev
 
     @property

@@ -21,9 +21,11 @@ class EmulatedArray(np.ndarray):
     """Host memory that stands for memory of the emulated device, with the methods of a device array that launchers use."""
 
     def copy_to_host(self) -> np.ndarray:
+        """A copy as a NumPy array, as of an array of the card."""
         return np.array(self)
 
     def copy_to_device(self, values: Any) -> None:
+        """Take these values, as an array of the card does."""
         self[...] = values
 
 

@@ -23,6 +23,7 @@ class Scoped:
         self.default = default
 
     def get(self) -> Any:
+        """The value of the innermost block that this thread is in."""
         block = self.innermost.get()
         if block is None:
             return self.default

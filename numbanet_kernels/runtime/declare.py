@@ -81,6 +81,7 @@ class Kernel:
 
     @functools.cached_property
     def dispatcher(self) -> Any:
+        """What Numba compiles and launches, its machine code kept on disk."""
         return _cached(cuda.jit, self.signature, self.function, self.options)
 
     @functools.cached_property

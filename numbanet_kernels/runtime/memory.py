@@ -251,4 +251,5 @@ def synchronize_cuda():
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
+    """By operation, a call that launches its kernels."""
     return {"full": lambda: dev.full((N, O), 2.5)}

@@ -34,6 +34,7 @@ class Piece:
 
     @property
     def address(self) -> int:
+        """Where it begins in memory."""
         return self.chunk.address + self.start
 
     def __del__(self) -> None:
@@ -208,6 +209,7 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
+        """How many bytes it holds, in use or not."""
         return sum(chunk.nbytes for chunk in self.chunks)
 
     @contextlib.contextmanager

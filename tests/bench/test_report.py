@@ -1,5 +1,4 @@
 """Reports: pages and charts are made from recorded files, and those of the repository are up to date; facts of the README."""
-import ast
 import re
 from pathlib import Path
 
@@ -151,13 +150,3 @@ def test_what_the_readme_names_exists():
     for anchor in re.findall(r"\]\(#([\w-]+)\)", README):
         headings = {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.+)$", README, re.M)}
         assert anchor in headings
-
-
-def test_what_the_readme_imports_is_there():
-    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    lines = [line for block in blocks for line in block.splitlines() if re.match(r"(from|import) ", line)]
-    assert len(lines) >= 10
-    for line in lines:
-        exec(line, {})
-    for block in blocks:
-        ast.parse(block.replace("…", "..."))

@@ -74,15 +74,6 @@ def test_opens_as_a_notebook(example):
             ast.parse("\n".join(lines))  # a cell is whole statements
 
 
-def test_the_file_of_ones_own_in_contributing_runs(tmp_path):
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("\n## From outside the package\n")[2]
-    (tmp_path / "own.py").write_text(re.search(r"```python\n(.*?)```", text, re.S)[1], encoding="utf-8")
-    done, _ = run(tmp_path / "own.py", tmp_path)
-    assert done.returncode == 0, done.stderr
-    accuracy, share = re.search(r"test accuracy ([\d.]+), (\d+)%", done.stdout).groups()
-    assert float(accuracy) > 0.9 and 40 < int(share) < 70
-
-
 def test_a_failing_example_fails(tmp_path):
     """The check that the checks above can fail."""
     broken = tmp_path / "broken.py"
