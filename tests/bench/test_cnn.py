@@ -87,8 +87,12 @@ def test_mean_flops_agree_with_those_of_steps(dropout, rate):
     assert np.mean(done) == pytest.approx(cnn.mean_flops(*sizes, dropout, rate), rel=0.6 if dropout == "rdp" else 0.1)
 
 
-def test_step_suite_end_to_end(tmp_path):
-    rows = _run(tmp_path, "cnn", "--plot", str(tmp_path / "a.png"))
+def test_step_suite_end_to_end(run_bench, tmp_path):
+    pytest.importorskip("torch")
+    status, _, errors = run_bench("cnn", "--quick", "--against", "torch", "--json", tmp_path / "a.json",
+                                  "--plot", tmp_path / "a.png")
+    assert status == 0, errors
+    rows = load(tmp_path / "a.json")["rows"]
     assert {row["case"] for row in rows} == {"lenet5 on 1x12x12, batch 16", "alexnet on 1x8x8, batch 4"}
     assert {row["implementation"]: row["peer"] for row in rows} == {
         "none": "torch", "rsdp p=0.6": "torch", "bsdp p=0.6": "torch", "rdp p=0.5": "torch", "torch": None}

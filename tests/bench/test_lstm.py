@@ -1,6 +1,4 @@
 """The suites of language models find what is wrong, count what is done, compare runs, and run end to end."""
-import subprocess
-import sys
 from pathlib import Path
 
 import joblib
@@ -119,13 +117,11 @@ def test_half_of_the_gate_columns_halve_the_backward_pass_of_the_cells():
 
 
 # --- suites -----------------------------------------------------------------------------------------------------------
-def test_step_suite_end_to_end(tmp_path):
+def test_step_suite_end_to_end(run_bench, tmp_path):
     pytest.importorskip("torch")
-    path = tmp_path / "a.json"
-    command = [sys.executable, "-m", "bench", "lstm", "--quick", "--against", "torch", "--json", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    rows = load(path)["rows"]
+    status, _, errors = run_bench("lstm", "--quick", "--against", "torch", "--json", tmp_path / "a.json")
+    assert status == 0, errors
+    rows = load(tmp_path / "a.json")["rows"]
     of_steps = {(row["case"].partition("words, ")[2], row["implementation"]): row["peer"] for row in rows
                 if "words" in row["case"]}
     assert {name: peer for (case, name), peer in of_steps.items() if case == "step p=0.5"} == {

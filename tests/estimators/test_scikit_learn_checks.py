@@ -1,5 +1,4 @@
 """All checks of scikit-learn, which hold for Net and NetRegressor."""
-
 import pytest
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
