@@ -25,9 +25,9 @@ from numbanet import (
 )
 from numbanet.datasets import load_digits
 from numbanet.device import problem
-from numbanet.training import compaction, lasso, recovery
+from numbanet.training import recovery
 from numbanet.training.hooks import Hook
-from numbanet.training.sparsity import Thinning
+from numbanet.training.sparsity import Thinning, compaction, lasso
 from numbanet_kernels.runtime import graph
 
 X, Y, X_TEST, Y_TEST = load_digits()

@@ -25,18 +25,18 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..arguments import is_real
-from ..autograd import no_grad
-from ..device import Device
-from ..layers import ActivationSpec, Context, Conv2d, Flow, Layer, Linear, Sequential
-from ..plans import Plans
-from ..tensor import Tensor
+from ...arguments import is_real
+from ...autograd import no_grad
+from ...device import Device
+from ...layers import ActivationSpec, Context, Conv2d, Flow, Layer, Linear, Sequential
+from ...plans import Plans
+from ...tensor import Tensor
+from ..optim import matrix
+from ..run import Run
+from ..user_warnings import warn
 from . import compaction
+from .base import Sparsity, Thinning
 from .compaction import Joint
-from .optim import matrix
-from .run import Run
-from .sparsity import Sparsity, Thinning
-from .user_warnings import warn
 
 TILE = 32  # rows and columns of a tile, as those of `TilePlan`
 MEASURED = 5  # times that a layer is timed

@@ -19,8 +19,8 @@ import numpy as np
 
 from numbanet_kernels.layouts.sparse import BSR, CSR
 
-from ..autograd import no_grad
-from ..layers import (
+from ...autograd import no_grad
+from ...layers import (
     ActivationSpec,
     BatchNorm1d,
     BatchNorm2d,
@@ -35,9 +35,9 @@ from ..layers import (
     SparseLinear,
     Tree,
 )
-from ..plans import IndexPlan, Plans
-from ..tensor import Tensor
-from .optim import Optimizer
+from ...plans import IndexPlan, Plans
+from ...tensor import Tensor
+from ..optim import Optimizer
 
 NORMS = BatchNorm1d, BatchNorm2d
 

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..layers import LSTM, Layer, Linear, Sequential, Tree
-from ..tensor import Tensor
+from ...layers import LSTM, Layer, Linear, Sequential, Tree
+from ...tensor import Tensor
 from . import compaction
+from .base import Sparsity, Thinning
 from .lasso import check_share
-from .sparsity import Sparsity, Thinning
 
 
 def cubic(progress: float) -> float:

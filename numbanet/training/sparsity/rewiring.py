@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..arguments import is_integer, is_real
-from ..layers import Sequential, SparseLinear, Tree
-from .run import Run
-from .sparsity import Sparsity, Thinning
+from ...arguments import is_integer, is_real
+from ...layers import Sequential, SparseLinear, Tree
+from ..run import Run
+from .base import Sparsity, Thinning
 
 
 @dataclasses.dataclass(frozen=True)
