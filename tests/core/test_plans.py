@@ -142,7 +142,8 @@ def test_plans_of_one_kind_have_lists_of_the_same_shapes():
                        (BlockPlan((4, 9), 2, 3, [[0], [1]]), BlockPlan((4, 9), 2, 3, [[0, 1], [1, 2]]))):
         shapes = [[np.shape(array) for array in plan.lists()] for plan in (one, other)]
         assert (one.kind == other.kind) == (shapes[0] == shapes[1])
-    assert BernoulliPlan(4, 0.5, 1).kind is None
+    key, other, rate = BernoulliPlan(4, 0.5, 1), BernoulliPlan(4, 0.5, 2), BernoulliPlan(4, 0.4, 1)
+    assert key.kind == other.kind != rate.kind  # the key of random bits is read from memory, the rate is not
 
 
 @pytest.mark.parametrize("make", [lambda: RowPlan(4, 0, 0), lambda: RowPlan(4, 2, 2), lambda: RowPlan(-1, 2, 0),
