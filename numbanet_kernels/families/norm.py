@@ -128,7 +128,7 @@ def _sums(loop, rows, vector):
 def batch_norm_cpu(x, gamma, beta, eps):
     """y = gamma h + beta, and mean and variance of each channel"""
     expect("batch_norm (cpu)", x=(x, ("N", "C")), gamma=(gamma, CHANNELS), beta=(beta, CHANNELS))
-    shift = np.float64(x[0] if len(x) else beta)
+    shift = np.asarray(x[0] if len(x) else beta, np.float64)
     first, second = _sums(_moments, [x], shift) / max(len(x), 1)
     mean, variance = np.float32(shift + first), np.float32(np.maximum(second - first * first, 0))
     return batch_norm_apply_cpu(x, gamma, beta, mean, variance, eps), mean, variance
@@ -146,7 +146,7 @@ def batch_norm_grad_cpu(dy, x, gamma, mean, variance, eps):
     """(dx, dgamma, dbeta) of batch_norm"""
     expect("batch_norm_grad (cpu)", dy=(dy, ("N", "C")), x=(x, ("N", "C")),
            **_channels(gamma=gamma, mean=mean, variance=variance))
-    dx, inverse = empty_cpu(x.shape), 1 / np.sqrt(np.float64(variance) + eps)
+    dx, inverse = empty_cpu(x.shape), 1 / np.sqrt(np.asarray(variance, np.float64) + eps)
     dbeta, dgamma = _sums(_slopes, [dy, x], mean) * np.stack([np.ones_like(inverse), inverse])
     factor, less, tilt = np.float32([gamma * inverse, dbeta / max(len(x), 1), dgamma * inverse / max(len(x), 1)])
     _each(_backward, [dy, x], [mean, factor, less, tilt], dx)
