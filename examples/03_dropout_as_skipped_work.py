@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from numbanet import BernoulliPlan, Context, Linear, ReLU, RowPlan, Sequential, Tensor, TilePlan, no_grad, ops
 from numbanet.dropout.search import pattern_distribution
-from numbanet.layers import Form
+from numbanet.layers import ActivationSpec
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)
@@ -215,7 +215,7 @@ network = Sequential([layers[0], ReLU(), layers[1], ReLU(), layers[2]])
 
 def flops(plans=None):
     """FLOPs of a training step of 128 samples under these plans."""
-    return network.cost(Form((128, WIDTHS[0])), Context(plans=plans, model=network).plans)[0].flops
+    return network.cost(ActivationSpec((128, WIDTHS[0])), Context(plans=plans, model=network).plans)[0].flops
 
 
 def share(policy, p):

@@ -125,7 +125,7 @@ few, kept = X_test[:4], {}
 def ask(site, flow, layer):
     """Called for each site of a layer that may be chosen from, when its input is there: images with channels last."""
     if site in chosen:
-        masks = [policy.look_at(site, flow, layer, rng).mask() for _ in range(60)]
+        masks = [policy.choose_from_flow(site, flow, layer, rng).mask() for _ in range(60)]
         kept[site.number] = np.mean(masks, axis=0).reshape(len(flow.x), *layer.window.positions(*flow.x.shape[1:3]))
 
 
@@ -166,8 +166,8 @@ def look(site, flow, layer):
     if site in chosen and layer is second:
         windows = np.lib.stride_tricks.sliding_window_view(flow.x.numpy()[0], (5, 5), axis=(0, 1))  # OH, OW, C, KH, KW
         found["A"] = windows.transpose(0, 1, 3, 4, 2).reshape(100, 150)
-        found["rsdp"] = policy.look_at(site, flow, layer, rng)
-        found["bsdp"] = blocks.look_at(site, flow, layer, rng)
+        found["rsdp"] = policy.choose_from_flow(site, flow, layer, rng)
+        found["bsdp"] = blocks.choose_from_flow(site, flow, layer, rng)
 
 
 with no_grad():

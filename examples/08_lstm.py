@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from numbanet import LSTM, Adam, LanguageModel, Plans, RowDropout, RowPlan, Tensor, TileDropout, TilePlan, device, ops
 from numbanet.dropout import GateSparsity
 from numbanet.estimators.vocabulary import Vocabulary
-from numbanet.layers import Context, Embedding, Form, Linear, Sequential, Tree
+from numbanet.layers import ActivationSpec, Context, Embedding, Linear, Sequential, Tree
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
 PICTURES.mkdir(parents=True, exist_ok=True)
@@ -205,8 +205,8 @@ ways = {"none or bernoulli": {}, "rdp": {leaving: rows}, "tdp": {entering: tiles
 
 def share(plans):
     """FLOPs of the second layer's training step over those without plans."""
-    form, thinned = Form((T, N, H), plans.get(leaving), differentiable=True), Context(plans=plans, model=model).plans
-    return second.cost(form, thinned)[0].flops / second.cost(form._replace(kept=None), Plans())[0].flops
+    spec, thinned = ActivationSpec((T, N, H), plans.get(leaving), differentiable=True), Context(plans=plans, model=model).plans
+    return second.cost(spec, thinned)[0].flops / second.cost(spec._replace(plan=None), Plans())[0].flops
 
 
 def masks_of(plans):

@@ -99,7 +99,7 @@ save("shrinking_step.png")
 
 # %%
 EPOCHS = 10
-options = {"epochs": EPOCHS, "batch_size": 32, "learning_rate": 0.04, "schedule": "linear", "random_state": 0}
+options = {"epochs": EPOCHS, "batch_size": 32, "learning_rate": 0.04, "learning_rate_schedule": "linear", "random_state": 0}
 drawn = {}
 
 

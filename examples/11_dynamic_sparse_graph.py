@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from numbanet import Context, DynamicSparseGraph, Linear, Net, Plans, ReLU, Sequential, Tensor, device, no_grad
 from numbanet.datasets import load_digits
 from numbanet.dropout.graph import johnson_lindenstrauss, kept_of
-from numbanet.layers import Flow, Form, Tree
+from numbanet.layers import ActivationSpec, Flow, Tree
 from numbanet_kernels.layouts.ternary import dense, ternary
 
 PICTURES = Path(os.environ.get("NUMBANET_PICTURES", "pictures"))
@@ -101,7 +101,7 @@ print("test accuracy:", *(f"{fitted.score(X_test, y_test):.3f} {how}" for fitted
     (net, "with four in five neurons left out,"), (plain, "with all"))))
 first = net.model_.droppable()[0]
 with no_grad():
-    mask = policy.look_at(first, Flow(Tensor(X_test)), net.model_[0], rng).mask()
+    mask = policy.choose_from_flow(first, Flow(Tensor(X_test)), net.model_[0], rng).mask()
 by_digit = np.stack([mask[y_test == digit].mean(0) for digit in range(10)])
 order = np.lexsort((-by_digit.max(0), by_digit.argmax(0), by_digit.max(0) < 0.02))  # those that no digit uses come last
 figure, panel = plt.subplots(figsize=(9, 3.2), layout="constrained")
@@ -126,18 +126,18 @@ save("dsg_digits.png")
 model = Sequential([Linear(784, 2048, rng=0), ReLU(), Linear(2048, 2048, rng=1), ReLU(), Linear(2048, 10, rng=2)])
 batch = Tensor(rng.random((128, 784)))
 rates, forms = (0.0, 0.5, 0.8, 0.9), ("batch", "tile", "sample")
-full = model.cost(Form((128, 784)), Plans())[0].flops
+full = model.cost(ActivationSpec((128, 784)), Plans())[0].flops
 work, stored = {form: [] for form in forms}, {form: [] for form in forms}
 for form in forms:
     for rate in rates:
         chosen, spent = DynamicSparseGraph(rate, share=form, select_in_prediction=True), []
-        once = chosen.predicting(0)  # weights that stay as they are: the first pass alone projects them
+        once = chosen.inference_policy(0)  # weights that stay as they are: the first pass alone projects them
         for _ in range(2):
             plans = Plans(sites=Tree(model).sites, choose=once.choosing(model, rng))
             with no_grad():
                 model(batch, Context(plans=plans))
-            spent.append(once.spent())
-        done = model.cost(Form((128, 784)), plans)[0].flops + spent[1] + (spent[0] - spent[1]) / chosen.refresh
+            spent.append(once.pop_flops())
+        done = model.cost(ActivationSpec((128, 784)), plans)[0].flops + spent[1] + (spent[0] - spent[1]) / chosen.refresh
         work[form].append(full / done)
         bits = 0 if form == "batch" else 2048 / 8 / (chosen.group if form == "tile" else 1)
         stored[form].append(4 * 2048 / (4 * kept_of(2048, rate) + bits) if rate else 1.0)

@@ -157,14 +157,15 @@ save("why_scale.png")
 # %%
 RATE, WIDTH, DEPTH, STEPS = 0.7, 512, 6, 30
 policy = RowDropout(RATE)
-keep = policy.keep(0)
-print(f"keep at p = {RATE}: {keep:.3f}; with coins {1 - RATE:.3f}")
+factor = policy.variance_factor(0)
+print(f"factor at p = {RATE}: {factor:.3f}; with coins {1 - RATE:.3f}")
 
 
-def mean_squares(keep, policy=policy):
+def mean_squares(factor, policy=policy):
     """Mean square of each layer's output, (DEPTH,), in the mean over some steps."""
     rng = np.random.default_rng(1)
-    weights = [Linear(WIDTH, WIDTH, keep=keep if layer else 1.0, rng=layer).weight.numpy() for layer in range(DEPTH)]
+    weights = [Linear(WIDTH, WIDTH, variance_factor=factor if layer else 1.0, rng=layer).weight.numpy()
+               for layer in range(DEPTH)]
     found = np.zeros((STEPS, DEPTH))
     for step in range(STEPS):
         x = rng.standard_normal((64, WIDTH)).astype(np.float32)
@@ -178,7 +179,7 @@ def mean_squares(keep, policy=policy):
 
 
 curves = {"rdp, weights as without dropout": (mean_squares(1.0), "o-", ORANGE),
-          "rdp, weights adjusted": (mean_squares(keep), "s-", BLUE),
+          "rdp, weights adjusted": (mean_squares(factor), "s-", BLUE),
           "no dropout": (mean_squares(1.0, None), "^:", GREY)}
 fig, ax = plt.subplots(figsize=(7.4, 3.9), layout="constrained")
 for name, (values, style, colour) in curves.items():
@@ -188,7 +189,7 @@ ax.legend(frameon=False)
 ax.set_title(f"Before the first update: {DEPTH} layers of {WIDTH}, p = {RATE}", loc="left", fontsize=11)
 save("why_weights.png")
 grown = curves["rdp, weights as without dropout"][0]
-print(f"each layer multiplies it by {(grown[-1] / grown[0])**(1 / (DEPTH - 1)):.2f}; 1 / keep is {1 / keep:.2f}")
+print(f"each layer multiplies it by {(grown[-1] / grown[0])**(1 / (DEPTH - 1)):.2f}; 1 / factor is {1 / factor:.2f}")
 
 # %% [markdown]
 # ## Why large periods cost accuracy

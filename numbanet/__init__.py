@@ -27,11 +27,9 @@ from .training.adam import Adam, AdamW
 from .training.augment import FlipsAndCrops
 from .training.checkpoint import ModelCheckpoint
 from .training.hooks import Hook
-from .training.lasso import GroupLasso
 from .training.optim import SGD, Optimizer
-from .training.pruning import MagnitudePruning
-from .training.rewiring import Rewire
 from .training.schedule import ReduceLROnPlateau
+from .training.sparsity import GroupLasso, MagnitudePruning, Rewire
 
 if TYPE_CHECKING:  # type checkers do not run __getattr__
     from .estimators.language import LanguageModel

@@ -79,14 +79,14 @@ class Packed(Gradient):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Columns(Gradient):
-    """Gradient of a matrix that is zero but for some columns: `values` (N, K) are those that `kept`, a `KeptAxis`, keeps."""
+    """Gradient of a matrix that is zero but for some columns: `values` (N, K) are those that `kept`, a `DeviceAxis`, keeps."""
 
     values: Any
     kept: Any
     shape: tuple[int, ...]
 
     def dense(self, dev):
-        return dev.expand(self.values, self.kept.places)
+        return dev.expand(self.values, self.kept.inverse)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

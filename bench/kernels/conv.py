@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from numbanet.dropout import BlockSensitiveDropout, RowSensitiveDropout
-from numbanet.plans import BlockPlan, IndexPlan, kept
+from numbanet.plans import BlockPlan, IndexPlan, on_device
 from numbanet_kernels.families.conv import conv2d_grad_reference, conv2d_materialised, conv2d_reference
 from numbanet_kernels.families.norm import batch_norm_grad_reference, batch_norm_reference
 from numbanet_kernels.families.pooling import max_pool_grad_reference, max_pool_reference
@@ -60,7 +60,7 @@ def _plan(kind, n, side, c, o, k, p):
 def _on_device(dev, kind, sizes):
     if kind is None:
         return {}
-    own = kept(_plan(kind, **sizes), dev)
+    own = on_device(_plan(kind, **sizes), dev)
     return {"rows": own.alone} if kind == "rows" else {"blocks": own.blocks}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from numbanet.plans import RowPlan, kept
+from numbanet.plans import RowPlan, on_device
 from numbanet_kernels.families.gemm_rows import gemm_rows_masked
 
 from .. import kernels
@@ -65,19 +65,19 @@ def _compact(dev, x, plan):
 
 
 def _forward(dev, x, w, b, mask, n, o, i, dp):
-    rows = kept(_plans(o, i, dp)[0], dev).index
+    rows = on_device(_plans(o, i, dp)[0], dev).index
     return lambda: dev.gemm_rows(x, w, rows, None, bias=b, relu=True)
 
 
 def _both(dev, x, w, b, mask, n, o, i, dp):
     rows, cols = _plans(o, i, dp)
-    at, x = (kept(rows, dev).index, kept(cols, dev).index), _compact(dev, x, cols)
+    at, x = (on_device(rows, dev).index, on_device(cols, dev).index), _compact(dev, x, cols)
     return lambda: dev.gemm_rows(x, w, *at, bias=b, relu=True)
 
 
 def _dx(dev, dy, w, mask, n, o, i, dp):
     rows, cols = _plans(o, i, dp)
-    at, dy = (kept(rows, dev).index, kept(cols, dev).index), _compact(dev, dy, rows)
+    at, dy = (on_device(rows, dev).index, on_device(cols, dev).index), _compact(dev, dy, rows)
     return lambda: dev.gemm_rows_dx(dy, w, *at)
 
 

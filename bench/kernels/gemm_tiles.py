@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from numbanet.device import device
-from numbanet.plans import TilePlan, kept
+from numbanet.plans import TilePlan, on_device
 from numbanet_kernels.families.gemm_tiles import gemm_tiles_dw_reference, gemm_tiles_masked
 from numbanet_kernels.families.update import unpack_gradient_reference
 
@@ -68,7 +68,7 @@ def _dense(dw, n, o, i, dp):
     """The dense form of a packed gradient."""
     if dw.shape == (o, i):
         return dw
-    return unpack_gradient_reference(dw, kept(_plan(o, i, dp), device("cpu")).packing, (o, i))
+    return unpack_gradient_reference(dw, on_device(_plan(o, i, dp), device("cpu")).packing, (o, i))
 
 
 def _flops(n, o, i, dp):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from numbanet.plans import RowPlan, kept
+from numbanet.plans import RowPlan, on_device
 
 from .. import kernels
 from ..machinery.harness import Case, Options
@@ -35,12 +35,12 @@ def _compact_inputs(rng, n, width, dp):
 
 
 def _compact(dev, x, n, width, dp):
-    columns = kept(_plan(width, dp), dev).kept
+    columns = on_device(_plan(width, dp), dev).indices
     return lambda: dev.compact(x, columns)
 
 
 def _expand(dev, x, n, width, dp):
-    places = kept(_plan(width, dp), dev).places
+    places = on_device(_plan(width, dp), dev).inverse
     return lambda: dev.expand(x, places)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from numbanet.plans import RowPlan, TilePlan, kept
-from numbanet.plans.kept import packing
+from numbanet.plans import RowPlan, TilePlan, on_device
+from numbanet.plans.on_device import packing
 from numbanet_kernels.families.update import adam_reference, sgd_reference
 from numbanet_kernels.layouts.packed import AdamUpdate, SGDUpdate
 
@@ -70,12 +70,12 @@ def _packed_sgd(dev, w, v, g, packing, shape):
 
 def _sgd_rows(dev, w, v, g, o, i, dp):
     rows, cols = _rows(o, i, dp)
-    return _packed_sgd(dev, w, v, g, packing(kept(rows, dev), kept(cols, dev)), (rows.count, cols.count))
+    return _packed_sgd(dev, w, v, g, packing(on_device(rows, dev), on_device(cols, dev)), (rows.count, cols.count))
 
 
 def _sgd_tiles(dev, w, v, g, o, i, dp):
     plan = _tiles(o, i, dp)
-    return _packed_sgd(dev, w, v, g, kept(plan, dev).packing, plan.pattern.packed_shape)
+    return _packed_sgd(dev, w, v, g, on_device(plan, dev).packing, plan.pattern.packed_shape)
 
 
 def _torch_sgd(t, w, v, g, **_):
@@ -104,7 +104,7 @@ def _adam(dev, w, m, s, g, **_):
     steps = iter(range(1, 1 << 62))
 
     def run():
-        dev.adam([AdamUpdate(w, m, s, g)], *ADAM, next(steps))
+        dev.adam([AdamUpdate(w, m, s, g)], dev.adam_numbers(*ADAM, next(steps)))
         return w, m, s
     return run
 

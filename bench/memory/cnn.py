@@ -38,14 +38,14 @@ def _measured(make: Callable[..., Task], sizes: tuple, steps: int) -> Task:
 def counted(name: str, shape: cnn.Shape, batch: int) -> float:
     """Bytes of the batch, of activations and their gradients, and of the gradients of the weights; ReLU and flattening have
     none of their own."""
-    from numbanet.layers import Flatten, Form, ReLU
+    from numbanet.layers import ActivationSpec, Flatten, ReLU
     from numbanet.plans import Plans
 
-    model, form = cnn.network(name, shape), Form((batch, *shape))
+    model, spec = cnn.network(name, shape), ActivationSpec((batch, *shape))
     values = sum(p.size for p in model.parameters()) + batch * math.prod(shape)
     for layer in model.layers:
-        form = layer.cost(form, Plans())[1]
-        values += 0 if isinstance(layer, (ReLU, Flatten)) else 2 * math.prod(form.shape)
+        spec = layer.cost(spec, Plans())[1]
+        values += 0 if isinstance(layer, (ReLU, Flatten)) else 2 * math.prod(spec.shape)
     return 4.0 * values
 
 

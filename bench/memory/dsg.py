@@ -57,7 +57,7 @@ def _arrays(root: Any) -> list[np.ndarray]:
             due += [thing.data, thing.node]
         elif type(thing).__name__ == "Node":
             due += [thing.inputs, thing.vjps]
-        elif type(thing).__name__.startswith("Kept"):
+        elif "DevicePlan" in {kind.__name__ for kind in type(thing).__mro__}:
             due.append(thing.__dict__.get("lists"))
     return list(found.values())
 

@@ -31,7 +31,7 @@ def batches(count: int, batch: int) -> Iterator[np.ndarray]:
 
 def numbanet_steps(dev: Any, X: np.ndarray, y: np.ndarray, batch: int, make: Callable[[], Any],
                    describe: Callable[[Any, list[Any]], dict[str, Any]], checked: int = CHECKED) -> Task:
-    """Steps of a Trainer on the samples X, y in random order (`trainer_steps`)."""
+    """Steps of a Stepper on the samples X, y in random order (`trainer_steps`)."""
     from numbanet.training.data import Data, in_order
 
     data = Data(dev.upload(X), y)
@@ -48,13 +48,13 @@ def numbanet_steps(dev: Any, X: np.ndarray, y: np.ndarray, batch: int, make: Cal
 
 def trainer_steps(dev: Any, X: Any, fed: Callable[[], Iterator[tuple[Any, Any, bool]]], make: Callable[[], Any],
                   describe: Callable[[Any, list[Any]], dict[str, Any]], checked: int = CHECKED) -> Task:
-    """Steps of a Trainer; its outputs are the weights after the first steps, and what describe(trainer, those steps) says.
+    """Steps of a Stepper; its outputs are the weights after the first steps, and what describe(stepper, those steps) says.
 
     fed() gives batch after batch: each with the one after it, or None, and whether it is the last one of its pass.
     """
-    trainer, taken = make(), fed()
+    stepper, taken = make(), fed()
 
-    def step(by=trainer, at=taken, last=False):
+    def step(by=stepper, at=taken, last=False):
         some, following, ends = next(at)
         by.step(X, some, following, last=last or ends)
 

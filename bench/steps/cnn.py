@@ -64,26 +64,26 @@ def network(name: str, shape: Shape, dev: Any = "cpu", keep: float = 1.0) -> Any
 
 # --- numbanet and PyTorch ---------------------------------------------------------------------------------------------
 def numbanet_task(device: str, name: str, shape: Shape, batch: int, dropout: str, rate: float) -> Task:
-    """Training steps through numbanet's Trainer."""
+    """Training steps through numbanet's Stepper."""
     from numbanet import Tensor, device as named
     from numbanet.dropout import policy
     from numbanet.training.optim import SGD
+    from numbanet.training.stepper import Stepper
     from numbanet.training.streams import Streams
     from numbanet.training.task import Classification
-    from numbanet.training.trainer import Trainer
 
     dev, (X, y), chosen = named(device), samples(shape, batch), policy(dropout, rate)
-    keep = 1 - rate if chosen.looks else 1.0
+    keep = 1 - rate if chosen.data_dependent else 1.0
 
     def make():
         model = network(name, shape, dev, keep)
-        own = chosen.calibrated(model, Tensor(X[:SEEN], dev)) if chosen.looks else chosen
+        own = chosen.calibrated(model, Tensor(X[:SEEN], dev)) if chosen.data_dependent else chosen
         optimizer = SGD(model.parameters(), RATE, MOMENTUM)
-        return Trainer(model, optimizer, own, Classification(), Streams.from_seed(3), dev, batch)
+        return Stepper(model, optimizer, own, Classification(), Streams.from_seed(3), dev, batch)
 
-    def describe(trainer, drawn):
+    def describe(stepper, drawn):
         return {"keep": keep,
-                "plans": [[{site: plans.of(layer, site) for site in ("output", "input")} for layer in trainer.model.layers]
+                "plans": [[{site: plans.of(layer, site) for site in ("output", "input")} for layer in stepper.model.layers]
                           for plans in drawn]}
 
     return steps.numbanet_steps(dev, X, y, batch, make, describe, CHECKED[name])
@@ -215,19 +215,19 @@ def mean_flops(name: str, shape: Shape, batch: int, dropout: str, rate: float) -
     """FLOPs of the products of a step: of rsdp and bsdp with the share 1 - rate of each input matrix, of rdp in the mean over
     some drawn patterns."""
     from numbanet.dropout import policy
-    from numbanet.layers import Context, Form
+    from numbanet.layers import ActivationSpec, Context
     from numbanet.plans import IndexPlan
 
     model, chosen, rng = network(name, shape), policy(dropout, rate), np.random.default_rng(6)
     sites = chosen.sites(model)
 
     def plans():
-        if chosen.looks:
+        if chosen.data_dependent:
             return dict.fromkeys(sites, IndexPlan(1000, np.arange(round(1000 * (1 - rate)))))
         return {site: plan for site in sites if (plan := chosen.plan(site, rng)) is not None}
 
-    return float(np.mean([model.cost(Form((batch, *shape)), Context(plans=plans(), model=model).plans)[0].flops
-                          for _ in range(1 if chosen.looks or dropout == "none" else DRAWN)]))
+    return float(np.mean([model.cost(ActivationSpec((batch, *shape)), Context(plans=plans(), model=model).plans)[0].flops
+                          for _ in range(1 if chosen.data_dependent or dropout == "none" else DRAWN)]))
 
 
 def cases(options: Options) -> Iterator[Case]:

@@ -67,18 +67,18 @@ def looks(policy: DynamicSparseGraph, model: Any, x: np.ndarray) -> tuple[float,
     """FLOPs of the products of a step, forward and backward, and of what the policy looks at, projections of the weights in
     the mean over `refresh` steps."""
     from numbanet import Tensor, no_grad
-    from numbanet.layers import Context, Form, Tree
+    from numbanet.layers import ActivationSpec, Context, Tree
     from numbanet.plans import Plans
 
     once, spent = copy.copy(policy), []
     once.select_in_prediction = True
-    once = once.predicting(0)  # it projects the weights the first time alone
+    once = once.inference_policy(0)  # it projects the weights the first time alone
     for _ in range(2):
         plans = Plans("cpu", Tree(model).sites, choose=once.choosing(model, None))
         with no_grad():
             model(Tensor(x), Context("cpu", plans))
-        spent.append(once.spent())
-    return model.cost(Form(x.shape), plans)[0].flops, spent[1] + (spent[0] - spent[1]) / policy.refresh
+        spent.append(once.pop_flops())
+    return model.cost(ActivationSpec(x.shape), plans)[0].flops, spent[1] + (spent[0] - spent[1]) / policy.refresh
 
 
 def step_flops(hidden: int, batch: int, policy: DynamicSparseGraph) -> float:

@@ -101,16 +101,16 @@ def _dense_gradients(size: Size, alone: bool) -> list[np.ndarray]:
 @functools.cache
 def mean_flops(size: Size, dropout: str = "none", rate: float = 0.0, gates: bool = False, alone: bool = False) -> Any:
     """FLOPs of the products of a step, (forward, backward), in the mean over some drawn plans."""
-    from numbanet.layers import Context, Form
+    from numbanet.layers import ActivationSpec, Context
 
     model, chosen, rng = _model(size), policy(dropout, rate, sparse_gates([]) if gates else None), np.random.default_rng(6)
-    of, form = model, Form((size.steps, size.batch))
+    of, spec = model, ActivationSpec((size.steps, size.batch))
     if alone:
-        of, form = model.layers[1], Form((*form.shape, size.hidden), None, True)
+        of, spec = model.layers[1], ActivationSpec((*spec.shape, size.hidden), None, True)
     costs = []
     for _ in range(DRAWN if rate else 1):
         plans = {site: plan for site in chosen.sites(model) if (plan := chosen.plan(site, rng)) is not None}
-        cost, _ = of.cost(form, Context(plans=plans, model=model).plans)
+        cost, _ = of.cost(spec, Context(plans=plans, model=model).plans)
         costs.append((cost.forward, cost.backward))
     return np.mean(costs, axis=0)
 

@@ -113,13 +113,13 @@ def _by_step(kept: list[dict[str, np.ndarray]], count: int) -> list[dict[str, np
 
 
 def numbanet_task(device: str, size: Size, dropout: str = "none", rate: float = 0.0, gates: bool = False) -> Task:
-    """Training steps through numbanet's Trainer."""
+    """Training steps through numbanet's Stepper."""
     from numbanet import device as named
     from numbanet.training.data import Data
     from numbanet.training.optim import SGD
+    from numbanet.training.stepper import Stepper
     from numbanet.training.streams import Streams
     from numbanet.training.task import LanguageModelling
-    from numbanet.training.trainer import Trainer
 
     dev, words, task, kept = named(device), text(size), LanguageModelling(size.steps), []
 
@@ -128,7 +128,7 @@ def numbanet_task(device: str, size: Size, dropout: str = "none", rate: float = 
         model = network(size, dev)
         optimizer = SGD(model.parameters(), LEARNING_RATE, clip_norm=size.clip)
         chosen = policy(dropout, rate, sparse_gates(kept) if gates else None)
-        return Trainer(model, optimizer, chosen, task, Streams.from_seed(3), dev, size.batch)
+        return Stepper(model, optimizer, chosen, task, Streams.from_seed(3), dev, size.batch)
 
     def fed():
         while True:
@@ -136,7 +136,7 @@ def numbanet_task(device: str, size: Size, dropout: str = "none", rate: float = 
             for batch, following in itertools.pairwise(itertools.chain(some, [None])):
                 yield batch, following, following is None
 
-    def describe(trainer, drawn):
+    def describe(stepper, drawn):
         names = {"0.output": "embedding", "2.tiles": "answer"}
         found = [{names.get(path, path.partition(".")[2]): plan for path, plan in plans.assigned.items() if path != "1.gates"}
                  for plans in drawn]

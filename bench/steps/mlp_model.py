@@ -42,14 +42,14 @@ def samples(count: int = SAMPLES, seed: int = 1) -> tuple[np.ndarray, np.ndarray
 
 # --- numbanet ---------------------------------------------------------------------------------------------------------
 def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: int = BATCH, replayed: bool = True) -> Task:
-    """Training steps through numbanet's Trainer; not replayed: each of its launches is made by Python."""
+    """Training steps through numbanet's Stepper; not replayed: each of its launches is made by Python."""
     from numbanet import device as named
 
     dev = named(device)
 
-    def describe(trainer, drawn):
-        owners, before = trainer.tree.owners, getattr(trainer.model.layers[0], "order", None)
-        layers = [owners[site.path] for site in trainer.tree.droppable()]
+    def describe(stepper, drawn):
+        owners, before = stepper.tree.owners, getattr(stepper.model.layers[0], "order", None)
+        layers = [owners[site.path] for site in stepper.tree.droppable()]
         kept = [[plans.of(layer, "tiles") or plans.of(layer) for layer in layers] for plans in drawn]
         return {"order": slice(None) if before is None else before.order, "mean": 0.0 if before is None else before.mean,
                 "factors": [[_factors(plan, batch) for plan in plans] for plans in kept]}
@@ -58,21 +58,21 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
 
 
 def _trainer(dev: Any, hidden: int, dropout: str, rate: float, batch: int, replayed: bool) -> Any:
-    """A Trainer of the network with the shared initial weights."""
+    """A Stepper of the network with the shared initial weights."""
     from numbanet.dropout import policy
     from numbanet.training.optim import SGD
+    from numbanet.training.stepper import Stepper
     from numbanet.training.streams import Streams
     from numbanet.training.task import Classification
-    from numbanet.training.trainer import Trainer
 
     chosen = policy(dropout, rate)
     model = network(hidden, dev, chosen.shuffle)
     for parameter, values in zip(model.parameters(), initial_weights(hidden), strict=True):
         dev.copy(dev.upload(values), out=parameter.data)
     optimizer = SGD(model.parameters(), RATE, MOMENTUM)
-    trainer = Trainer(model, optimizer, chosen, Classification(), Streams.from_seed(3), dev, batch)
-    trainer.recorder.possible &= replayed
-    return trainer
+    stepper = Stepper(model, optimizer, chosen, Classification(), Streams.from_seed(3), dev, batch)
+    stepper.recorder.possible &= replayed
+    return stepper
 
 
 def network(hidden: int, dev: Any = "cpu", shuffle: bool = False) -> Any:
@@ -260,13 +260,13 @@ def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
     """FLOPs of the matrix products of a step, averaged exactly over the policy's patterns."""
     from numbanet.dropout import policy
     from numbanet.dropout.search import pattern_distribution
-    from numbanet.layers import Context, Form
+    from numbanet.layers import ActivationSpec, Context
     from numbanet.plans import RowPlan, TilePlan
 
     model = network(hidden)
 
     def flops(plans=None):
-        return float(model.cost(Form((batch, FEATURES)), Context(plans=plans, model=model).plans)[0].flops)
+        return float(model.cost(ActivationSpec((batch, FEATURES)), Context(plans=plans, model=model).plans)[0].flops)
 
     chosen, (first, second) = policy(dropout, rate), model.droppable()
     if dropout == "batchwise":  # each of its plans keeps as much

@@ -171,7 +171,8 @@ def _text_epochs(chosen: dict[str, Any], variant: dict[str, Any], seed: int, dat
     words, held = data
     model = LanguageModel(tuple(chosen["lstm"]), vocabulary_size=chosen["vocabulary"], steps=chosen["steps"],
                           epochs=chosen["epochs"], batch_size=chosen["batch"], learning_rate=chosen["learning_rate"],
-                          schedule=lambda epoch: 0.5 ** max(0, epoch + 1 - chosen["halved_after"]), device=chosen["device"],
+                          learning_rate_schedule=lambda epoch: 0.5 ** max(0, epoch + 1 - chosen["halved_after"]),
+                          device=chosen["device"],
                           clip_norm=chosen["clip_norm"], random_state=seed, **variant)
     with warnings.catch_warnings(), contextlib.suppress(FloatingPointError):
         warnings.filterwarnings("ignore", "the loss was not finite")

@@ -59,7 +59,7 @@ def found(layer: Linear, batches: list[np.ndarray], rate: float, share: str, eps
     site = Sequential([layer, Linear(layer.out_features, 1)]).droppable()[0]
 
     def mask(policy: DynamicSparseGraph, x: np.ndarray) -> np.ndarray:
-        return policy.look_at(site, Flow(Tensor(x)), layer, None).mask()
+        return policy.choose_from_flow(site, Flow(Tensor(x)), layer, None).mask()
 
     policies = DynamicSparseGraph(rate, epsilon, share), Oracle(rate, share=share)
     pairs = [[mask(policy, x) for policy in policies] for x in batches]

@@ -36,7 +36,7 @@ def ways() -> Iterator[tuple[str, str, dict[str, Any]]]:
     for name in ("none", *DROPOUTS):
         rate = {} if name == "none" else {"dropout_rate": FALLING}
         yield (f"falling {name}" + f" p={FALLING}" * bool(rate), f"falling bernoulli p={FALLING}",
-               {"dropout": name, **rate, "schedule": "linear"})
+               {"dropout": name, **rate, "learning_rate_schedule": "linear"})
 
 
 def experiments(options: Options) -> Iterator[Experiment]:

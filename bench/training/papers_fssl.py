@@ -59,7 +59,7 @@ def _parameters(network: Network, sparsity: str | None = None, *given: Any, **na
     import numbanet
 
     made = sparsity and getattr(numbanet, sparsity)(*given, **named)
-    return {**network.parameters, "schedule": "linear", "sparsity": made}
+    return {**network.parameters, "learning_rate_schedule": "linear", "sparsity": made}
 
 
 def experiments(options: Options) -> Iterator[Experiment]:

@@ -47,7 +47,7 @@ class Dropout(abc.ABC):
     kind: str = "output"             # of the sites that it has plans for (`Site`)
     answer: bool = False             # whether it has plans for what gives the answer as well
     by_sample: ClassVar[bool] = False  # whether each sample of a batch drops others
-    looks: bool = False              # whether plans depend on what comes to a layer (`look`): then passes are not recorded
+    data_dependent: bool = False     # whether plans depend on what comes to a layer (`choose`): then passes are not recorded
     shuffle: ClassVar[bool] = False  # whether features should come centred and in random order (`Shuffle`)
 
     def __init__(self, rate: Rate = 0.5) -> None:
@@ -79,7 +79,7 @@ class Dropout(abc.ABC):
         rates = tuple(rate_at(r, epoch) for r in rates)
         return self._with(rates if isinstance(self.rate, tuple) else rates[0])
 
-    def averaged(self, epochs: int) -> Dropout:
+    def at_mean_rate(self, epochs: int) -> Dropout:
         """The policy with the means of its rates over so many epochs: initial weights are made for it."""
         if self.at(0) is self:
             return self
@@ -125,19 +125,19 @@ class Dropout(abc.ABC):
         """The rate of each of these sites."""
         return list(map(self.rate_of, self.sites(model)))
 
-    def concern(self, site: Site) -> str | None:
+    def caution(self, site: Site) -> str | None:
         """What is unwise about dropping parts of a site, in a sentence, or None."""
         return None
 
-    def concerns(self, model: Sequential) -> list[str]:
-        """What is unwise about its use in a model, by default the `concern` of each site, layers that are passed over, and
+    def cautions(self, model: Sequential) -> list[str]:
+        """What is unwise about its use in a model, by default the `caution` of each site, layers that are passed over, and
         that there is nothing to drop."""
         tree = Tree(model)
         sites, rates = self.sites(tree), self.rate if isinstance(self.rate, tuple) else (self.rate,)
         if any(rates) and not any(map(self.rate_of, sites)):
             return [f"{self.name}: nothing is dropped, as no layer of this network but the last one has anything that it "
                     "drops; add a hidden layer, or choose another dropout, such as 'none'"]
-        return [*filter(None, map(self.concern, sites)), *(self._passed_over(tree) if sites else ())]
+        return [*filter(None, map(self.caution, sites)), *(self._passed_over(tree) if sites else ())]
 
     def _passed_over(self, tree: Tree) -> list[str]:
         """In one sentence, the layers that have weights of their own and no site, if there are some."""
@@ -148,10 +148,10 @@ class Dropout(abc.ABC):
         return [f"{self.name}: nothing is dropped of the weights that {', '.join(names)} hold{'s' * (len(names) == 1)}: what"
                 " may be a layer says by sites()"] if names else []
 
-    def keeps(self, layers: int) -> list[float]:
+    def variance_factors(self, layers: int) -> list[float]:
         """For each of the `Linear` layers, the last one too, by what the variance of its initial weights is multiplied.
 
-        Here 1: a policy that thins out sums says by how much (`Linear`, keep).
+        Here 1: a policy that thins out sums says by how much (`Linear`, variance_factor).
         """
         return [1.0] * (layers + 1)
 
@@ -172,33 +172,33 @@ class Dropout(abc.ABC):
             None where everything is computed.
         """
 
-    def look(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
+    def choose(self, site: Site, x: Tensor, w: Tensor, rng: np.random.Generator) -> Plan | None:
         """The plan of a site for which none was drawn, from the layer's input, of images with channels last, and its weight, in
-        the pass. Called where `looks`."""
+        the pass. Called where it is `data_dependent`."""
         return None
 
-    def look_at(self, site: Site, flow: Flow, layer: Any, rng: np.random.Generator) -> Plan | None:
-        """`look` at what comes to a layer as it flows, compact where it is; by default at its dense form."""
-        return self.look(site, flow.expanded(), layer.weight, rng)
+    def choose_from_flow(self, site: Site, flow: Flow, layer: Any, rng: np.random.Generator) -> Plan | None:
+        """`choose` by what comes to a layer as it flows, compact where it is; by default at its dense form."""
+        return self.choose(site, flow.expanded(), layer.weight, rng)
 
     def choosing(self, model: Sequential | Tree, rng: np.random.Generator) -> Callable[..., Plan | None] | None:
         """(site, flow, layer) -> Plan or None for `Plans`; None where it draws all plans before the pass."""
-        if not self.looks:
+        if not self.data_dependent:
             return None
         own = set(self.sites(model))
-        return lambda site, flow, layer: self.look_at(site, flow, layer, rng) if site in own else None
+        return lambda site, flow, layer: self.choose_from_flow(site, flow, layer, rng) if site in own else None
 
-    def predicting(self, epoch: int) -> Dropout | None:
+    def inference_policy(self, epoch: int) -> Dropout | None:
         """The policy that selects in predictions after so many epochs and one; None, as by default: all is computed."""
         return None
 
-    def spent(self) -> float:
+    def pop_flops(self) -> float:
         """FLOPs of what it chose by, since the last call."""
         return 0.0
 
     def calibrated(self, model: Sequential, x: Tensor) -> Dropout:
         """The policy for this model, with what it has to know of the data: x are some training samples on the model's device.
-        Called before each epoch, where it `looks`."""
+        Called before each epoch, where it is `data_dependent`."""
         return self
 
     def report(self) -> dict[str, list[float]]:
@@ -217,7 +217,7 @@ class NoDropout(Dropout):
     def rate_of(self, site):
         return 0.0
 
-    def concerns(self, model):
+    def cautions(self, model):
         return []  # `fit` says so where a rate was given
 
     def plan(self, site, rng):
@@ -233,7 +233,7 @@ class BernoulliDropout(Dropout):
     name, drops = "bernoulli", "activations, independently for each sample (conventional)"
     style, by_sample = Style("#b07aa1", "--", "^"), True
 
-    def keeps(self, layers):
+    def variance_factors(self, layers):
         return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses
 
     def plan(self, site, rng):

@@ -40,7 +40,7 @@ class BatchwiseDropout(Dropout):
     name, drops = "batchwise", "neurons: a random set of always the same size, for the whole batch"
     computes, style = 'as `"rdp"`, (1 − p)² of an H × H layer', Style("#c44e52", (0, (7, 2)), "v")
 
-    def keeps(self, layers):
+    def variance_factors(self, layers):
         return [1.0, *(1 - self.rate_of(layer) for layer in range(layers))]  # what is dropped of a layer, the next one misses
 
     def plan(self, site, rng):
@@ -53,7 +53,7 @@ class BatchwiseDropout(Dropout):
     def _count(self, site: Site) -> int:
         return max(1, round((1 - self.rate_of(site)) * site.shape[0]))
 
-    def concern(self, site):
+    def caution(self, site):
         n, count = site.shape[0], self._count(site)
         if self.rate_of(site) and abs(1 - count / n - self.rate_of(site)) > 0.1:
             return f"batchwise: of a layer of {n} neurons {n - count} are dropped, which is far from this rate"

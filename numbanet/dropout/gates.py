@@ -89,7 +89,7 @@ class GateSparsity(Dropout):
         """The policy of an epoch: what it does depends on no other one."""
         return self.changed(_epoch=epoch, _met=collections.Counter(), _thresholds={})
 
-    def averaged(self, epochs):
+    def at_mean_rate(self, epochs):
         return self
 
     def rates(self, model):
@@ -99,7 +99,7 @@ class GateSparsity(Dropout):
     def check(self, layers):
         """Any model will do."""
 
-    def concerns(self, model):
+    def cautions(self, model):
         return []
 
     def plan(self, site, rng):

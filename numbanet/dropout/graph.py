@@ -99,7 +99,7 @@ class DynamicSparseGraph(Dropout):
     steps gained nothing.
     """
 
-    name, looks, style = "dsg", True, Style("#7aa874", (0, (5, 1, 1, 1, 1, 1)), "D")
+    name, data_dependent, style = "dsg", True, Style("#7aa874", (0, (5, 1, 1, 1, 1, 1)), "D")
     drops = "the neurons or channels that a random projection guesses to give least: a selection, which scales nothing"
     computes = "(1 − p)² of the products, and what is looked at"
 
@@ -145,30 +145,30 @@ class DynamicSparseGraph(Dropout):
         """A copy whose weights are projected anew: what an epoch does depends on nothing before it but the weights."""
         return self.changed(rate=rate, _guesses=Guesses(self.epsilon, self.refresh, self.seed))
 
-    def predicting(self, epoch):
+    def inference_policy(self, epoch):
         if not self.select_in_prediction:
             return None
         return self.at(epoch).changed(refresh=None, _guesses=Guesses(self.epsilon, None, self.seed))  # weights stay as they are
 
-    def concern(self, site):
+    def caution(self, site):
         outputs, inputs = site.shape[0], math.prod(site.shape[1:])
         if self.rate_of(site) and (k := johnson_lindenstrauss(outputs, self.epsilon)) >= inputs:
             return (f"dsg: a layer of {inputs} inputs and {outputs} outputs would be projected to {k} numbers, which saves "
                     "nothing: its outputs are looked at themselves. A larger epsilon projects to fewer")
         return None
 
-    def concerns(self, model):
+    def cautions(self, model):
         """And where batch norm comes between a product and its ReLU."""
         tree = Tree(model)
         chosen = {tree.owners[site.path] for site in self.sites(tree) if self.rate_of(site)}
         early = [(layer, norm) for holder in tree.layers.values()
                  for (_, layer), (_, norm) in itertools.pairwise(holder.children())
                  if layer in chosen and isinstance(norm, (BatchNorm1d, BatchNorm2d))]
-        return super().concerns(model) + [
+        return super().cautions(model) + [
             f"dsg: {norm!r} comes between {layer!r} and its ReLU, but what is kept is chosen by what ReLU would give without; "
             "put it after ReLU (product, ReLU, batch norm)" for layer, norm in early]
 
-    def look_at(self, site, flow, layer, rng):
+    def choose_from_flow(self, site, flow, layer, rng):
         if not self.rate_of(site):
             return None
         w, bias = layer.weight, layer.bias
@@ -201,8 +201,8 @@ class DynamicSparseGraph(Dropout):
         least = shared if self.share == "sample" else max(shared, np.finfo(np.float32).tiny)  # not those that give nothing
         return np.asarray(dev.download(dev.above(scores, least)))
 
-    def spent(self):
-        return self._guesses.spent()
+    def pop_flops(self):
+        return self._guesses.pop_flops()
 
 
 def kept_of(n: int, rate: float) -> int:
@@ -300,7 +300,7 @@ class Guesses:
         first = uses % self.refresh * together
         return slice(first, first + together)
 
-    def spent(self) -> float:
+    def pop_flops(self) -> float:
         """FLOPs since the last call: an addition is one."""
         found, self._flops = self._flops, 0.0
         return found

@@ -36,7 +36,7 @@ class _Periods(NamedTuple):
 
     cumulative: list[float]     # probability of 1 … dp, for dp from 1 on
     scales: list[float]         # what is kept under each dp is multiplied by it
-    keep: float                 # 1 / E[scale² / dp]: what of the mean square of a sum was there before
+    variance_factor: float      # 1 / E[scale² / dp]: what of the mean square of a sum was there before
 
 
 @functools.lru_cache(maxsize=64)
@@ -79,9 +79,9 @@ class _PatternDropout(Dropout):
         """The largest dp that a site can draw."""
         return len(self._of(site).scales)
 
-    def keep(self, site: Site | int) -> float:
-        """By what the variance of the weights is multiplied whose products a site's plans thin out (`Linear`, keep)."""
-        return self._of(site).keep
+    def variance_factor(self, site: Site | int) -> float:
+        """By what the variance of the weights is multiplied whose products a site thins out (`Linear`, variance_factor)."""
+        return self._of(site).variance_factor
 
     def draw(self, site: Site | int, rng: np.random.Generator) -> tuple[int, int, float]:
         """(dp, bias, scale) for one step."""
@@ -121,8 +121,8 @@ class RowDropout(_PatternDropout):
     set_on_copies = (*Dropout.set_on_copies, "steps")
     steps: int | None = None    # of what comes back through time: other units at each of so many steps (`recurrent`)
 
-    def keeps(self, layers):
-        return [1.0, *map(self.keep, range(layers))]
+    def variance_factors(self, layers):
+        return [1.0, *map(self.variance_factor, range(layers))]
 
     def plan(self, site, rng):
         if not self.rate_of(site):
@@ -132,7 +132,7 @@ class RowDropout(_PatternDropout):
             return _row_plan(n, dp, bias, scale)
         return TimePlan(n, dp, len(range(bias, n, dp)), tuple(rng.integers(n, size=self.steps).tolist()), scale)
 
-    def concern(self, site):
+    def caution(self, site):
         if self.rate_of(site) and site.shape[0] < self.periods(site):
             return f"rdp: a layer of {site.shape[0]} neurons is too narrow for this rate: some steps drop all of them"
         return None
@@ -197,10 +197,10 @@ class TileDropout(_PatternDropout):
         dp, bias, scale = self.draw(site, rng)
         return _tile_plan(site.shape, self.tile, dp, bias, scale, int(self.mixes * rng.random()) if dp > 1 else 0)
 
-    def keeps(self, layers):
-        return [*map(self.keep, range(layers)), 1.0]
+    def variance_factors(self, layers):
+        return [*map(self.variance_factor, range(layers)), 1.0]
 
-    def concern(self, site):
+    def caution(self, site):
         grid = TilePlan(site.shape, self.tile, 1, 0).grid
         tiles = math.prod(grid)
         if self.rate_of(site) and sum(grid) - 1 < self.periods(site):  # a[r] + b[c] takes so many values

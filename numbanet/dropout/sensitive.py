@@ -69,7 +69,7 @@ class SensitiveDropout(Dropout):
         If an argument is out of range.
     """
 
-    kind, looks = "patches", True
+    kind, data_dependent = "patches", True
     sample: float
     most: int
     votes: float
@@ -105,15 +105,15 @@ class SensitiveDropout(Dropout):
         return np.stack([rng.integers(max(side, 1), size=count) for side in size], 1)
 
     @abc.abstractmethod
-    def choose(self, sensitive: np.ndarray, images: int, shape: tuple[int, int], region: tuple[int, int],
-               rates: tuple[float, float], scale: float, rng: np.random.Generator) -> Plan:
+    def choose_regions(self, sensitive: np.ndarray, images: int, shape: tuple[int, int], region: tuple[int, int],
+                       rates: tuple[float, float], scale: float, rng: np.random.Generator) -> Plan:
         """The plan for an input matrix of this shape, of so many images, in which these regions are sensitive; rates (m, n)."""
 
     # --- sensitivity --------------------------------------------------------------------------------------------------
     def plan(self, site, rng):
         return None
 
-    def look_at(self, site, flow, layer, rng):
+    def choose_from_flow(self, site, flow, layer, rng):
         rate = self.rate_of(site)
         if not rate:
             return None
@@ -121,8 +121,8 @@ class SensitiveDropout(Dropout):
         shape, region, counts, looked = self._count(layer, x, rng, self.thresholds.get(site.number, 1.0))
         sensitive = counts > self.votes * looked
         share = float(sensitive.mean()) if sensitive.size else 0.0
-        plan = self.choose(sensitive, x.shape[0], shape, region, rates_of(rate, share, self.contrast),
-                           1.0 if self.scale == "none" else 1 / (1 - rate), rng)
+        plan = self.choose_regions(sensitive, x.shape[0], shape, region, rates_of(rate, share, self.contrast),
+                                   1.0 if self.scale == "none" else 1 / (1 - rate), rng)
         self._seen[site.number].append((1 - plan.density, share))
         return plan
 
@@ -226,7 +226,7 @@ class RowSensitiveDropout(SensitiveDropout):
     def places(self, size, count, rng):  # of one row: where its patch begins is worked out once
         return np.stack([np.full(count, rng.integers(max(size[0], 1))), rng.integers(max(size[1], 1), size=count)], 1)
 
-    def choose(self, sensitive, images, shape, region, rates, scale, rng):
+    def choose_regions(self, sensitive, images, shape, region, rates, scale, rng):
         low, high = (np.uint16(min(round(rate * 65536), 65535)) for rate in rates)
         watched, places = -(-images // self.together), shape[0] // max(images, 1)
         below = np.repeat(np.where(sensitive[:, 0], low, high), self.rows)[:watched * places].reshape(watched, places)
@@ -268,7 +268,7 @@ class BlockSensitiveDropout(SensitiveDropout):
         columns = _divisor(channels, COLUMNS) if channels > 4 else channels * window.kernel[1]
         return self.rows or rows, self.columns or columns
 
-    def choose(self, sensitive, images, shape, region, rates, scale, rng):
+    def choose_regions(self, sensitive, images, shape, region, rates, scale, rng):
         count = sensitive.shape[1]
         wanted = (1 - (sensitive.mean() * rates[0] + (1 - sensitive.mean()) * rates[1])) * count if sensitive.size else count
         keep = min(int(wanted + rng.random()), count)

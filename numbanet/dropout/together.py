@@ -28,7 +28,7 @@ class Together(Dropout):
             raise ValueError(f"Together: each policy must be for another kind of sites, got {kinds}")
         self.policies = policies
         self.rate, self.kind = policies[0].rate, kinds[0]
-        self.looks = any(policy.looks for policy in policies)
+        self.data_dependent = any(policy.data_dependent for policy in policies)
 
     def of(self, site):
         return next(policy for policy in self.policies if policy.kind == site.kind)
@@ -41,8 +41,8 @@ class Together(Dropout):
     def at(self, epoch):
         return self._each("at", epoch)
 
-    def averaged(self, epochs):
-        return self._each("averaged", epochs)
+    def at_mean_rate(self, epochs):
+        return self._each("at_mean_rate", epochs)
 
     def calibrated(self, model, x):
         return self._each("calibrated", model, x)
@@ -59,30 +59,30 @@ class Together(Dropout):
     def check(self, layers):
         """ValueError where there are no places, for a policy that looks at them; rates are checked when they are asked for."""
         for policy in self.policies if not layers else ():
-            if policy.looks:
+            if policy.data_dependent:
                 policy.check(layers)
 
-    def concern(self, site):
-        return self.of(site).concern(site)
+    def caution(self, site):
+        return self.of(site).caution(site)
 
-    def concerns(self, model):
-        return [message for policy in self.policies for message in policy.concerns(model)]
+    def cautions(self, model):
+        return [message for policy in self.policies for message in policy.cautions(model)]
 
-    def keeps(self, layers):
-        return self.policies[0].keeps(layers)
+    def variance_factors(self, layers):
+        return self.policies[0].variance_factors(layers)
 
     def plan(self, site, rng):
         return self.of(site).plan(site, rng)
 
-    def look_at(self, site, flow, layer, rng):
-        return self.of(site).look_at(site, flow, layer, rng)
+    def choose_from_flow(self, site, flow, layer, rng):
+        return self.of(site).choose_from_flow(site, flow, layer, rng)
 
-    def predicting(self, epoch):
-        selecting = tuple(filter(None, (policy.predicting(epoch) for policy in self.policies)))
+    def inference_policy(self, epoch):
+        selecting = tuple(filter(None, (policy.inference_policy(epoch) for policy in self.policies)))
         return Together(*selecting) if selecting else None
 
-    def spent(self):
-        return sum(policy.spent() for policy in self.policies)
+    def pop_flops(self):
+        return sum(policy.pop_flops() for policy in self.policies)
 
     def report(self):
         return {name: value for policy in self.policies for name, value in policy.report().items()}

@@ -18,11 +18,11 @@ from ..training.progress import Progress
 from ..training.rates import Rates
 from ..training.run import Run
 from ..training.schedule import LearningRate
+from ..training.stepper import Stepper
 from ..training.streams import Streams
 from ..training.task import Task
-from ..training.trainer import Trainer
+from ..training.user_warnings import warn
 from ..training.validation import EarlyStopping, Validation
-from ..training.warned import warn
 from . import saving
 from .build import some
 from .parameters import SHARED
@@ -149,10 +149,10 @@ class Estimator(Settings):
     # --- training -----------------------------------------------------------------------------------------------------
     def _run(self, settings: FitSettings, epochs: int, trained: bool) -> Run:
         """A run on the device of the settings; one that goes on from trained weights can be undone."""
-        trainer = Trainer(self.model_, self.optimizer_, settings.policy, self._task(), self._streams, settings.device,
+        stepper = Stepper(self.model_, self.optimizer_, settings.policy, self._task(), self._streams, settings.device,
                           self.batch_size, settings.session)
         users = [hook if isinstance(hook, Hook) else Callback(hook) for hook in self.callbacks or ()]
-        run = Run(trainer, self.history_, range(len(self.history_), len(self.history_) + epochs), users, self)
+        run = Run(stepper, self.history_, range(len(self.history_), len(self.history_) + epochs), users, self)
         if trained:
             self._undo.copy(run)
         run.move()
@@ -163,7 +163,8 @@ class Estimator(Settings):
         chosen = settings.policy
         self._warn_of(chosen, run.epochs)
         self.policy_ = chosen
-        hooks = [Rates(some(data, run.dev, chosen)), settings.schedule and LearningRate(settings.schedule), *others,
+        hooks = [Rates(some(data, run.dev, chosen)),
+                 settings.learning_rate_schedule and LearningRate(settings.learning_rate_schedule), *others,
                  self._thinning, validation, settings.patience and EarlyStopping(settings.patience), Fitted(),
                  Progress(len(data), run.epochs, _named(chosen)) if self.verbose else None]
         run.add(*(hook for hook in hooks if hook is not None))
@@ -173,7 +174,7 @@ class Estimator(Settings):
         if type(chosen) is NoDropout and chosen.rate not in (0, SHARED["dropout_rate"].default):
             warn(f"dropout_rate={chosen.rate!r} drops nothing where dropout is 'none': choose 'bernoulli', 'rdp' or 'tdp'")
         policies = {tuple(part.rate for part in _parts(policy)): policy for policy in map(chosen.at, epochs)}.values()
-        for message in dict.fromkeys(said for policy in policies for said in policy.concerns(self.model_)):
+        for message in dict.fromkeys(said for policy in policies for said in policy.cautions(self.model_)):
             warn(message)
 
     def _learned(self, run: Run, epochs: int) -> None:

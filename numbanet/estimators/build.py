@@ -25,14 +25,14 @@ def build(X: np.ndarray, weights: np.ndarray | None, widths: Sequence[int], acti
     Initial weights have less variance where dropout thins out sums; before tiles features come nearly centred and shuffled.
     """
     layers: list[Layer] = []
-    keeps = dropout.keeps(len(widths) - 2)
+    variance_factors = dropout.variance_factors(len(widths) - 2)
     for i, (n_in, n_out) in enumerate(zip(widths, widths[1:])):
         hidden = i < len(widths) - 2
         init = "he" if hidden and activation in ("relu", "gelu") else "glorot"
-        layers.append(Linear(n_in, n_out, init=init, keep=keeps[i], rng=rng, device=dev))
+        layers.append(Linear(n_in, n_out, init=init, variance_factor=variance_factors[i], rng=rng, device=dev))
         if hidden:
             layers.append(ACTIVATIONS[activation]())
-    if dropout.shuffle and keeps[0] < 1:
+    if dropout.shuffle and variance_factors[0] < 1:
         layers.insert(0, Shuffle(rng.permutation(widths[0]), centre(X, weights)))
     return Sequential(layers)
 
@@ -50,7 +50,7 @@ def as_images(X: np.ndarray, shape: Sequence[int] | None) -> np.ndarray:
 
 def some(data: Data, dev: Device, policy: Dropout) -> Tensor | None:
     """Samples from all over the data, for a policy that looks at them; None for others."""
-    if not policy.looks or on_host(data.X):
+    if not policy.data_dependent or on_host(data.X):
         return None
     rows = data.at(np.linspace(0, len(data) - 1, min(CALIBRATION, len(data))).astype(np.int32)).astype(np.int32)
     return Tensor.wrap(dev.take_rows(data.X, dev.upload(rows)), dev)

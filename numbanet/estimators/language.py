@@ -26,17 +26,18 @@ from ..tensor import Tensor
 from ..training.data import Data
 from ..training.loop import train
 from ..training.run import Run
+from ..training.stepper import Stepper
 from ..training.task import LanguageModelling
-from ..training.trainer import Trainer
+from ..training.user_warnings import warn
 from ..training.validation import Validation
-from ..training.warned import warn
 from .base import Estimator
 from .parameters import SHARED, Parameter, by_name, choices, documented, storing
 from .settings import FitSettings
 from .vocabulary import Vocabulary, checked_tokens
 from .whole import whole
 
-DROPOUTS = {name: kind for name, kind in POLICIES.items() if kind.kind != "patches" and not kind.looks}  # see `_layers`
+DROPOUTS = {name: kind for name, kind in POLICIES.items()
+            if kind.kind != "patches" and not kind.data_dependent}  # see `_layers`
 RECURRENT = [name for name, kind in DROPOUTS.items() if kind.kind == "output" and not kind.by_sample]  # see `recurrent`
 
 OWN = by_name(
@@ -95,7 +96,8 @@ OWN = by_name(
     Parameter("scoring", None, "callable or None", """
         What validation_score and early stopping go by: scoring(model, tokens), larger is better; None for `score`."""))
 PARAMETERS = {**OWN, **{name: SHARED[name] for name in (
-    "optimizer", "nesterov", "weight_decay", "schedule", "epochs", "patience", "callbacks", "device", "precision", "n_jobs",
+    "optimizer", "nesterov", "weight_decay", "learning_rate_schedule", "epochs", "patience", "callbacks", "device", "precision",
+    "n_jobs",
     "random_state", "verbose")}}
 
 
@@ -209,9 +211,9 @@ class LanguageModel(Estimator):
         """Minus the mean cross-entropy of a text, which is -log(perplexity): larger is better, 0 is best."""
         check_is_fitted(self, "model_")
         symbols = self._encoded("text", tokens)
-        trainer = Trainer(self.model_, self.optimizer_, policy("none"), self._task(), self._streams, self._device(),
+        stepper = Stepper(self.model_, self.optimizer_, policy("none"), self._task(), self._streams, self._device(),
                           self.batch_size, self._session_options())
-        return trainer.task.validate(trainer, Data(symbols, symbols))[1]
+        return stepper.task.validate(stepper, Data(symbols, symbols))[1]
 
     @deferred
     def predict_proba(self, prompt: Iterable[Any]) -> np.ndarray:
@@ -308,7 +310,8 @@ class LanguageModel(Estimator):
         return (int(self.hidden),) if isinstance(self.hidden, (int, np.integer)) else tuple(self.hidden)
 
     def _places(self, chosen):
-        return (len(self._hidden()) + 1) * (chosen.kind != "patches" and not chosen.looks)  # no layer here lets a policy look
+        # no layer here lets a policy choose
+        return (len(self._hidden()) + 1) * (chosen.kind != "patches" and not chosen.data_dependent)
 
     def _encoded(self, name: str, tokens: Iterable[Any], least: int = 2) -> np.ndarray:
         """Symbols of a text; errors that name it."""

@@ -57,7 +57,7 @@ SHARED = by_name(
     Parameter("dropout", "none", f"{choices(POLICIES)}, Dropout or None", """
         What is dropped in each training step (`numbanet.dropout`), None for nothing; a policy object brings its own rate.
         Layers that are built from widths are made for it: their initial weights have less variance where sums are thinned out
-        (`Linear`, keep), and before tiles features come nearly centred and in random order (`Shuffle`)."""),
+        (`Linear`, variance_factor), and before tiles features come nearly centred and in random order (`Shuffle`)."""),
     Parameter("dropout_rate", 0.5, "float, callable, or sequence of these", """
         Probability to drop, in [0, 1), for all hidden layers or one for each; or a function that gives it for an epoch, counted
         from 0, such as `SkewNormalSchedule`. Initial weights are then made for the mean over `epochs`."""),
@@ -77,7 +77,7 @@ SHARED = by_name(
         step takes off it, divided by the learning rate, of which 0.01 is usual."""),
     Parameter("clip_norm", None, "float or None", """
         Largest norm of all gradients as one vector: larger ones are scaled down to it, as recurrent networks need it."""),
-    Parameter("schedule", None, '{"cosine", "linear"}, callable or None', """
+    Parameter("learning_rate_schedule", None, '{"cosine", "linear"}, callable or None', """
         Factor on the learning rate as a function of the epoch, counted from 0."""),
     Parameter("epochs", 20, "int", """
         Passes over the samples."""),
@@ -128,7 +128,7 @@ ELSEWHERE = {  # by its name in scikit-learn's MLPs: what it is here, and what t
     "solver": ("optimizer", ", 'sgd', 'adam' or 'adamw'"), "nesterovs_momentum": ("nesterov", ""),
     "n_iter_no_change": ("patience", ", of early_stopping"),
     "tol": ("early_stopping", ", which looks at held-out samples; without it all epochs are trained"),
-    "power_t": ("schedule", ", a function of the epoch"),
+    "power_t": ("learning_rate_schedule", ", a function of the epoch"),
     "shuffle": ("random_state", ": samples always come in random order, and it says which"),
     **dict.fromkeys(("beta_1", "beta_2", "epsilon"), ("optimizer", ", which may be a function of parameters and learning rate "
                                                                   "that makes an Adam with other numbers")),

@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from numbanet_kernels.runtime.interrupt import deferred
+
 from ..device import Device
 from ..layers import Sequential, Tree
 from ..tensor import Tensor
-from .described import described, described_layer, made, made_layer
+from .serialization import described, described_layer, made, made_layer
 
-ENTRY, VERSION = "numbanet", 2
+ENTRY, VERSION = "numbanet", 3
 MADE_ANEW = ("model_", "optimizer_")
 HIDDEN = ("_by_step", "_flat_target", "_several")  # learned, and needed for predictions
 
@@ -49,7 +51,9 @@ def save(net: Any, path: str | os.PathLike) -> None:
             names[tensor], arrays[name] = name, np.array(tensor.numpy(), order="C")
     frozen = [names[tensor] for tensor in net.model_.parameters() if not tensor.requires_grad]
     told = {"version": VERSION, "class": type(net).__name__, "shared": shared, "frozen": frozen, **_told(net)}
-    write_file(path, serialised(arrays, {ENTRY: json.dumps({**told, "sha256": _digest(told, arrays)})}))
+    content = serialised(arrays, {ENTRY: json.dumps({**told, "sha256": _digest(told, arrays)})})
+    with deferred:  # no signal's handler leaves half a file in the folder
+        write_file(path, content)
 
 
 def check_target(path: str | os.PathLike) -> Path:
@@ -90,7 +94,7 @@ def _told(net: Any) -> dict[str, Any]:
         try:
             found["fitted"][name] = described(value)
         except TypeError as error:
-            if name == "policy_" and value.predicting(net.n_iter_ - 1) is None:
+            if name == "policy_" and value.inference_policy(net.n_iter_ - 1) is None:
                 continue  # predictions do without it
             raise TypeError(f"save: {name} cannot be written: {error}; keep net.model_.state_dict()") from None
     return found

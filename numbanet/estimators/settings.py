@@ -32,12 +32,12 @@ class FitSettings:
     Attributes
     ----------
     policy : Dropout
-    averaged : Dropout
+    at_mean_rate : Dropout
         The policy with the means of its rates, for which initial weights are made.
     device : Device
     session : dict
-        What sessions of the device are asked for (`Trainer`).
-    schedule : callable or None
+        What sessions of the device are asked for (`Stepper`).
+    learning_rate_schedule : callable or None
         Factor on the learning rate by epoch.
     patience : int or None
         Of early stopping; None without it.
@@ -46,10 +46,10 @@ class FitSettings:
     """
 
     policy: Dropout
-    averaged: Dropout
+    at_mean_rate: Dropout
     device: Device
     session: dict[str, Any]
-    schedule: Callable[[int], float] | None = None
+    learning_rate_schedule: Callable[[int], float] | None = None
     patience: int | None = None
     scorer: Callable[..., float] | None = None
 
@@ -98,8 +98,9 @@ class Settings(BaseEstimator):
         chosen = self._policy(dropout, dropout_rate)
         if (places := self._places(chosen)) is not None:
             chosen.check(places)
-        return FitSettings(chosen, chosen.averaged(self.epochs), device(self.device), self._session_options(),
-                           schedule.named(self.schedule, self.epochs), self.patience if self.early_stopping else None,
+        return FitSettings(chosen, chosen.at_mean_rate(self.epochs), device(self.device), self._session_options(),
+                           schedule.named(self.learning_rate_schedule, self.epochs),
+                           self.patience if self.early_stopping else None,
                            self._scorer())
 
     def _policy(self, dropout, dropout_rate) -> Dropout:
@@ -122,7 +123,7 @@ class Settings(BaseEstimator):
                              f"got {self.scoring!r}: {error}") from error
 
     def _session_options(self) -> dict:
-        """What sessions of the device are asked for (`Trainer`), or ValueError."""
+        """What sessions of the device are asked for (`Stepper`), or ValueError."""
         if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise ValueError(f"precision must be {' or '.join(map(repr, PRECISIONS))}, got {self.precision!r}")
         if self.n_jobs is None:

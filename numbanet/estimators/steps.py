@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..layers import Form, Layer, Sequential, sequence_lengths
+from ..layers import ActivationSpec, Layer, Sequential, sequence_lengths
 from ..plans import Plans
 
 
@@ -13,7 +13,7 @@ def given(layers: Sequence[Layer], X: np.ndarray, y: np.ndarray, batch: int) -> 
     """Whether labels y are of time steps: the layers give outputs for each step of X (n, T, …)."""
     if X.ndim < 2 or (y.ndim < 2 and X.shape[1] != 1):
         return False
-    shape = Sequential(layers).cost(Form((batch, *X.shape[1:])), Plans())[1].shape
+    shape = Sequential(layers).cost(ActivationSpec((batch, *X.shape[1:])), Plans())[1].shape
     return len(shape) == 3 and shape[1] in (None, X.shape[1])
 
 

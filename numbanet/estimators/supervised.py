@@ -19,17 +19,17 @@ from numbanet_kernels.runtime.interrupt import deferred
 
 from ..arguments import is_integer
 from ..dropout import Dropout, Rate
-from ..layers import ACTIVATIONS, Form, Layer, Sequential
+from ..layers import ACTIVATIONS, ActivationSpec, Layer, Sequential
 from ..losses import Loss, loss_named
 from ..plans import Plans
 from ..training.augment import Augmentation
+from ..training.baseline_check import verdict
 from ..training.data import Data, on_device
-from ..training.forward import forward
+from ..training.inference import forward
 from ..training.loop import train
 from ..training.run import Run
+from ..training.user_warnings import warn
 from ..training.validation import Validation
-from ..training.verdict import verdict
-from ..training.warned import warn
 from .base import Estimator
 from .build import as_images, build, merged
 from .settings import FitSettings
@@ -149,7 +149,7 @@ class Supervised(Estimator):
     def _takes(self, shape: tuple[int, ...]) -> bool:
         """Whether the trained layers take samples of another shape than those before, such as longer sequences."""
         try:
-            out = self.model_.cost(Form(shape), Plans())[1].shape
+            out = self.model_.cost(ActivationSpec(shape), Plans())[1].shape
         except ValueError:
             return False
         outputs = ((None,), (self._outputs(),))
@@ -229,14 +229,14 @@ class Supervised(Estimator):
             model = Sequential(network(self.layers, self.input_shape_, self._outputs(), self._streams.weights))
             settings.policy.check(len(settings.policy.sites(model)))
             return model
-        return build(X, weights, (X.shape[1], *self._widths(), self._outputs()), self.activation, settings.averaged,
+        return build(X, weights, (X.shape[1], *self._widths(), self._outputs()), self.activation, settings.at_mean_rate,
                      self._streams.weights, settings.device)
 
     def _check_layers(self, model: Sequential) -> None:
         """ValueError unless the layers take the samples and give the outputs."""
         if not any(tensor.requires_grad for tensor in model.parameters()):
             raise ValueError(f"layers: there is nothing to train in {model!r}")
-        shape = model.cost(Form((self.batch_size, *self.input_shape_)), Plans())[1].shape
+        shape = model.cost(ActivationSpec((self.batch_size, *self.input_shape_)), Plans())[1].shape
         if len(shape) != 2 + self._by_step or shape[-1] not in (None, self._outputs()):
             which = f"{self._outputs()} outputs{' for each time step' * self._by_step}"
             raise ValueError(f"layers: the last one must give {which}, not {shape[1:]} a sample; got {model!r}")
@@ -306,4 +306,4 @@ class Supervised(Estimator):
         check_is_fitted(self)
         X, dev = self._checked(X), next(self.model_.parameters()).device
         return forward(self.model_, dev, on_device(X, dev), np.arange(len(X)), self._session_options(),
-                       self.policy_.predicting(self.n_iter_ - 1))
+                       self.policy_.inference_policy(self.n_iter_ - 1))

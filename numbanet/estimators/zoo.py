@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..device import Device
-from ..layers import BatchNorm2d, Conv2d, Flatten, Form, Layer, Linear, MaxPool2d, ReLU, Sequential
+from ..layers import ActivationSpec, BatchNorm2d, Conv2d, Flatten, Layer, Linear, MaxPool2d, ReLU, Sequential
 from ..plans import Plans
 
 Shape = tuple[int, int, int]
@@ -31,7 +31,7 @@ def _convolution(inputs: int, outputs: int, kernel: int, padding: int, batch_nor
 
 def _classifier(layers: list[Layer], shape: Shape, widths: Sequence[int], **options) -> list[Layer]:
     """The layers, then linear ones of these widths, the last one without an activation."""
-    found = Sequential(layers).cost(Form((1, *shape)), Plans())[1].shape
+    found = Sequential(layers).cost(ActivationSpec((1, *shape)), Plans())[1].shape
     widths = [math.prod(found[1:]), *widths]
     for i, (inputs, outputs) in enumerate(zip(widths, widths[1:])):
         last = i + 2 == len(widths)

@@ -4,13 +4,26 @@ from .activation import ACTIVATIONS, Activation
 from .base import Layer, to
 from .context import Context
 from .embedding import sequence_lengths
-from .flow import CHANNELS_LAST, DENSE, ChannelsLast, Columns, Cost, Dense, Flow, Form, Layout, PerSample, Symbols, Tags
+from .flow import (
+    CHANNELS_LAST,
+    DENSE,
+    ActivationSpec,
+    ChannelsLast,
+    Columns,
+    Cost,
+    Dense,
+    Flow,
+    Layout,
+    PerSample,
+    Symbols,
+    Tags,
+)
 from .recurrent import Recurrent
 from .registry import *  # noqa: F403
 from .tree import Tree, walk
 
 __all__ = [
-    "ACTIVATIONS", "CHANNELS_LAST", "DENSE", "Activation", "ChannelsLast", "Columns", "Context", "Cost", "Dense", "Flow",
-    "Form", "Layer", "Layout", "PerSample", "Recurrent", "Symbols", "Tags", "Tree", "sequence_lengths", "to", "walk",
+    "ACTIVATIONS", "CHANNELS_LAST", "DENSE", "Activation", "ActivationSpec", "ChannelsLast", "Columns", "Context", "Cost",
+    "Dense", "Flow", "Layer", "Layout", "PerSample", "Recurrent", "Symbols", "Tags", "Tree", "sequence_lengths", "to", "walk",
 ]
 __all__ += registry.__all__

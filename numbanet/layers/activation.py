@@ -19,8 +19,8 @@ class Activation(Layer):
     def forward(self, flow, context):
         return flow._replace(x=type(self).function(flow.x))
 
-    def cost(self, form, plans):
-        return Cost(), form
+    def cost(self, spec, plans):
+        return Cost(), spec
 
     def config(self):
         return {}

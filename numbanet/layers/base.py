@@ -5,7 +5,7 @@ tensors train, move, are saved under PyTorch's names, and take part in dropout. 
 
     forward(flow, context)  how it takes compact activations; by default it is called with the dense one
     sites()                 places that dropout may thin out
-    cost(form, plans)       shapes, FLOPs and bytes; shapes that do not fit are refused here, before training starts. By default
+    cost(spec, plans)       shapes, FLOPs and bytes; shapes that do not fit are refused here, before training starts. By default
                             one batch is run through it, to see what comes out and which layers it calls
     reads(plans, symbols)   what of its weights a pass reads, so that updates may leave the rest for later
     config()                the arguments of its constructor, by which it is saved; by default attributes of the same names
@@ -24,10 +24,10 @@ import numpy as np
 
 from ..autograd import no_grad
 from ..device import Device, device
-from ..plans import Kept, Plan, Plans, Site
+from ..plans import DevicePlan, Plan, Plans, Site
 from ..tensor import Tensor
 from .context import Around, Context, around, entering
-from .flow import NO_TAGS, Cost, Flow, Form
+from .flow import NO_TAGS, ActivationSpec, Cost, Flow
 from .tree import walk
 
 NOT_SAVED = ("rng", "device")  # arguments that say where initial weights come from, and where they live
@@ -82,20 +82,21 @@ class Layer:
         """The places of this layer alone that dropout may thin out, their paths its own names."""
         return ()
 
-    def cost(self, form: Form, plans: Plans) -> tuple[Cost, Form]:
+    def cost(self, spec: ActivationSpec, plans: Plans) -> tuple[Cost, ActivationSpec]:
         """What a pass under these plans costs, and what comes out; ValueError where the layer cannot take what comes.
 
         By default the layers that it calls cost what they do, which is found, as is the shape of what comes out, by running one
         batch of zeros through it.
         """
-        if None in form.shape[1:]:
-            return Cost(), Form((form.shape[0], None), None, True)
-        total, (calls, shape) = Cost(), _tried(self, form.shape)
+        if None in spec.shape[1:]:
+            return Cost(), ActivationSpec((spec.shape[0], None), None, True)
+        total, (calls, shape) = Cost(), _tried(self, spec.shape)
         for i, (layer, given) in enumerate(calls):
-            total = total.plus(layer.cost(Form(given, None, form.differentiable or i > 0), plans)[0])
-        return total, Form((form.shape[0], *shape[1:]), None, form.differentiable or next(self.parameters(), None) is not None)
+            total = total.plus(layer.cost(ActivationSpec(given, None, spec.differentiable or i > 0), plans)[0])
+        return total, ActivationSpec((spec.shape[0], *shape[1:]), None,
+                                     spec.differentiable or next(self.parameters(), None) is not None)
 
-    def reads(self, plans: Plans, symbols: np.ndarray | None = None) -> dict[Tensor, Kept]:
+    def reads(self, plans: Plans, symbols: np.ndarray | None = None) -> dict[Tensor, DevicePlan]:
         """By weight, the part that a pass reads, for those of which it does not read all; symbols are the integers that come to
         the layer, where they are known. By default all is read: what `__call__` does with inner weights is not known."""
         return {}

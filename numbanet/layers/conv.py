@@ -11,22 +11,22 @@ from numbanet_kernels.layouts.windows import Window
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, BlockPlan, KeptAxis, KeptBlocks, Site
+from ..plans import AxisPlan, BernoulliPlan, BlockPlan, DeviceAxis, DeviceBlocks, Site
 from ..tensor import Tensor
 from .activation import ReLU
 from .base import Layer, only
 from .context import Context
-from .flow import CHANNELS_LAST, ChannelsLast, Cost, Flow, Form
+from .flow import CHANNELS_LAST, ActivationSpec, ChannelsLast, Cost, Flow
 from .pooling import Pair, pair
 
 
-def positions_of(layer: Layer, form: Form, window: Window, channels: int) -> tuple[int, int]:
-    """How many positions a window has on the images of a form, which the layer takes; ValueError where it does not."""
-    if len(form.shape) != 4 or form.shape[1] not in (None, channels) or None in form.shape[2:]:
-        raise ValueError(f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {form.shape[1:]} a sample")
-    found = window.positions(*(n or 0 for n in form.shape[2:]))
+def positions_of(layer: Layer, spec: ActivationSpec, window: Window, channels: int) -> tuple[int, int]:
+    """How many positions a window has on the images of a specification, which the layer takes; ValueError where it does not."""
+    if len(spec.shape) != 4 or spec.shape[1] not in (None, channels) or None in spec.shape[2:]:
+        raise ValueError(f"{layer!r}: it takes images ({channels}, H, W), and its input is of shape {spec.shape[1:]} a sample")
+    found = window.positions(*(n or 0 for n in spec.shape[2:]))
     if not min(found):
-        raise ValueError(f"{layer!r}: its window is larger than the images {form.shape[2:]} with their padding")
+        raise ValueError(f"{layer!r}: its window is larger than the images {spec.shape[2:]} with their padding")
     return found
 
 
@@ -115,28 +115,28 @@ class Conv2d(Layer):
         positions = math.prod((flow.x.shape[0], *self.window.positions(*flow.x.shape[1:3])))
         own = context.plans.at(self, "output", flow)
         inner = context.plans.at(self, "input", flow, (positions, math.prod(self.weight.shape[1:])))
-        rows, blocks = own if isinstance(own, KeptAxis) else None, isinstance(inner, KeptBlocks)
+        rows, blocks = own if isinstance(own, DeviceAxis) else None, isinstance(inner, DeviceBlocks)
         if blocks and flow.indices is not None:
             flow = flow.with_(flow.expanded(), CHANNELS_LAST)
         y = ops.conv2d(flow.x, self.weight, self.bias, window=self.window, groups=self.groups, relu=relu, rows=rows,
                        cols=flow.indices, **{"blocks" if blocks else "positions": inner})
-        return flow.with_(y, ChannelsLast(rows), () if own is None or rows else (own.plan,))
+        return flow.with_(y, ChannelsLast(rows), () if own is None or rows else (own.pending,))
 
     def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
 
-    def cost(self, form, plans):
-        positions = positions_of(self, form, self.window, self.in_channels)
+    def cost(self, spec, plans):
+        positions = positions_of(self, spec, self.window, self.in_channels)
         own, inner = plans.of(self), plans.of(self, "input")
         rows = own if isinstance(own, AxisPlan) else None
         outer = self.out_channels if rows is None else rows.count
-        share = 1.0 if form.kept is None or self.groups > 1 else form.kept.density
-        count = (form.shape[0] or 1) * math.prod(positions)
+        share = 1.0 if spec.plan is None or self.groups > 1 else spec.plan.density
+        count = (spec.shape[0] or 1) * math.prod(positions)
         flops = 2.0 * count * outer * math.prod(self.weight.shape[1:]) * share * (1.0 if inner is None else inner.density)
-        ends = 4.0 * (math.prod(n or 1 for n in form.shape) * share + count * outer)
-        size, others = 4.0 * self.weight.size, 2 if form.differentiable else 1
+        ends = 4.0 * (math.prod(n or 1 for n in spec.shape) * share + count * outer)
+        size, others = 4.0 * self.weight.size, 2 if spec.differentiable else 1
         return (Cost(flops, others * flops, ends + size, others * (ends + size)),
-                Form((form.shape[0], self.out_channels, *positions), rows, True))
+                ActivationSpec((spec.shape[0], self.out_channels, *positions), rows, True))
 
     def reads(self, plans, symbols=None):
         return plans.region(self, self.weight)

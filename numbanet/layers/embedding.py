@@ -5,10 +5,10 @@ import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, DrawnPlan, KeptAxis, Site, kept as placed
+from ..plans import AxisPlan, BernoulliPlan, DeviceAxis, DrawnPlan, Site, on_device as placed
 from ..tensor import Tensor
 from .base import Layer, only
-from .flow import DENSE, Columns, Cost, Form, Symbols, Tags
+from .flow import DENSE, ActivationSpec, Columns, Cost, Symbols, Tags
 
 
 def sequence_lengths(ids: np.ndarray, padding: int) -> np.ndarray:
@@ -87,12 +87,12 @@ class Embedding(Layer):
 
     def forward(self, flow, context):
         plan, x = context.plans.at(self), flow.dense()
-        indices = plan if isinstance(plan, KeptAxis) else None
+        indices = plan if isinstance(plan, DeviceAxis) else None
         host = flow.layout.host if isinstance(flow.layout, Symbols) else None
         y = ops.embedding(self.weight, ids=x.data, cols=indices, padding=self.padding_idx, checked=host is not None)
         pending = plan is not None and (indices is None or plan.plan.scale != 1.0)
         flow = flow._replace(tags=self._tags(flow, host))
-        return flow.with_(y, DENSE if indices is None else Columns(indices), (plan.plan,) if pending else ())
+        return flow.with_(y, DENSE if indices is None else Columns(indices), (plan.pending,) if pending else ())
 
     def _tags(self, flow, host):
         """With how long the sequences of symbols (N, T) are, without the padding at their ends."""
@@ -101,11 +101,11 @@ class Embedding(Layer):
         ids = np.asarray(flow.x.device.download(flow.x.data)) if host is None else host
         return Tags(sequence_lengths(ids, self.padding_idx))
 
-    def cost(self, form, plans):
+    def cost(self, spec, plans):
         width, plan = self.weight.shape[1], plans.of(self)
-        size = 4.0 * width * np.prod([n or 1 for n in form.shape])
+        size = 4.0 * width * np.prod([n or 1 for n in spec.shape])
         kept = plan if isinstance(plan, AxisPlan) else None
-        return Cost(0.0, 0.0, 2 * size, 2 * size), Form((*form.shape, width), kept, True)
+        return Cost(0.0, 0.0, 2 * size, 2 * size), ActivationSpec((*spec.shape, width), kept, True)
 
     def reads(self, plans, symbols=None):
         if symbols is None:

@@ -1,4 +1,4 @@
-"""Flow: what passes from layer to layer; Layout: how its values lie; Form and Cost: what is known of it beforehand.
+"""Flow: what passes from layer to layer; Layout: how its values lie; ActivationSpec and Cost: what is known of it beforehand.
 
     Dense           x is the activation
     Symbols         x holds integers, which are known on the host as well
@@ -19,7 +19,7 @@ import numpy as np
 
 from .. import ops
 from ..plans import AxisPlan, BernoulliPlan, Plan
-from ..plans.kept import KeptAxis, KeptSamples
+from ..plans.on_device import DeviceAxis, DeviceBits, DeviceSamples
 from ..tensor import Tensor
 
 
@@ -29,7 +29,7 @@ class Layout:
     commute with to take x as it is."""
 
     __slots__ = ()
-    indices: KeptAxis | None = None
+    indices: DeviceAxis | None = None
     plan: Plan | None = None
 
     def dense(self, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Columns(Layout):
 
     __slots__ = ("indices",)
 
-    def __init__(self, indices: KeptAxis) -> None:
+    def __init__(self, indices: DeviceAxis) -> None:
         self.indices = indices
 
     def dense(self, x):
@@ -69,7 +69,7 @@ class ChannelsLast(Layout):
 
     __slots__ = ("indices",)
 
-    def __init__(self, indices: KeptAxis | None = None) -> None:
+    def __init__(self, indices: DeviceAxis | None = None) -> None:
         self.indices = indices
 
     def dense(self, x):
@@ -81,7 +81,7 @@ class PerSample(Layout):
 
     __slots__ = ("plan", "samples")
 
-    def __init__(self, samples: KeptSamples) -> None:
+    def __init__(self, samples: DeviceSamples) -> None:
         self.samples, self.plan = samples, samples.plan
 
     def dense(self, x):
@@ -106,11 +106,11 @@ class Flow(NamedTuple):
 
     x: Tensor
     layout: Layout = DENSE
-    pending: tuple[Plan, ...] = ()  # what is still to be multiplied in: a scale, random bits
+    pending: tuple[Plan | DeviceBits, ...] = ()  # what is still to be multiplied in: a scale, random bits
     tags: Tags = NO_TAGS
 
     @property
-    def indices(self) -> KeptAxis | None:
+    def indices(self) -> DeviceAxis | None:
         """Which entries of an axis x holds; None for all."""
         return self.layout.indices
 
@@ -122,7 +122,7 @@ class Flow(NamedTuple):
         """With all that was pending multiplied in."""
         x = self.x
         for plan in self.pending:
-            if isinstance(plan, BernoulliPlan):
+            if isinstance(plan, (BernoulliPlan, DeviceBits)):
                 x = ops.dropout(x, plan=plan)
             elif isinstance(plan, AxisPlan):
                 x = ops.affine(x, mul=plan.scale)
@@ -132,7 +132,8 @@ class Flow(NamedTuple):
 
     def before(self, commutes: Callable[[Plan], bool]) -> Flow:
         """As a layer takes it that commutes with some plans: what others leave to do is done first."""
-        flow = self if all(map(commutes, self.pending)) else self.applied()
+        plans = [plan.plan if isinstance(plan, DeviceBits) else plan for plan in self.pending]
+        flow = self if all(map(commutes, plans)) else self.applied()
         return flow if flow.layout.plan is None or commutes(flow.layout.plan) else flow.with_(flow.dense())
 
     def dense(self) -> Tensor:
@@ -157,11 +158,11 @@ class Flow(NamedTuple):
 
 
 # --- beforehand -------------------------------------------------------------------------------------------------------
-class Form(NamedTuple):
+class ActivationSpec(NamedTuple):
     """What is known of a Flow before it is computed."""
 
     shape: tuple[int | None, ...]   # of the dense activation; a length that is not known is None
-    kept: AxisPlan | None = None    # which features, of images channels, will be held
+    plan: AxisPlan | None = None    # which features, of images channels, will be held
     differentiable: bool = False    # whether a gradient will flow to it
 
     @property
@@ -188,8 +189,8 @@ class Cost(NamedTuple):
         return Cost(*(a + b for a, b in zip(self, other)))
 
 
-def product_cost(samples: int, inner: int, outer: int, kept: float, form: Form) -> Cost:
+def product_cost(samples: int, inner: int, outer: int, kept: float, spec: ActivationSpec) -> Cost:
     """Of y = x w.T with `kept` elements of w: forward, dW, and dx where a gradient flows on; 4 bytes a number."""
     flops, ends = 2.0 * samples * kept, 4.0 * samples * (inner + outer)
-    others = 2 if form.differentiable else 1
+    others = 2 if spec.differentiable else 1
     return Cost(flops, others * flops, ends + 4.0 * kept, others * (ends + 4.0 * kept))

@@ -43,12 +43,12 @@ class LastStep(Layer):
             raise ValueError(f"{self!r}: its input has {width} features a step; two directions have an even number")
         return width // 2
 
-    def cost(self, form, plans):
-        if len(form.shape) != 3:
-            raise ValueError(f"{self!r}: it takes sequences (T, H), and its input is of shape {form.shape[1:]} a sample")
+    def cost(self, spec, plans):
+        if len(spec.shape) != 3:
+            raise ValueError(f"{self!r}: it takes sequences (T, H), and its input is of shape {spec.shape[1:]} a sample")
         if self.bidirectional:
-            self._half(form.shape[2] or 0)
-        return Cost(), form._replace(shape=(form.shape[0], form.shape[2]), kept=None if self.bidirectional else form.kept)
+            self._half(spec.shape[2] or 0)
+        return Cost(), spec._replace(shape=(spec.shape[0], spec.shape[2]), plan=None if self.bidirectional else spec.plan)
 
     def commutes(self, plan):
         return isinstance(plan, AxisPlan)

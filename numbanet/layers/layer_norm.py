@@ -12,7 +12,7 @@ from ..arguments import is_integer
 from ..device import Device
 from ..tensor import Tensor
 from .base import Layer
-from .flow import Cost, Form
+from .flow import ActivationSpec, Cost
 
 
 class LayerNorm(Layer):
@@ -66,12 +66,13 @@ class LayerNorm(Layer):
             raise ValueError(f"{self!r}: x {x.shape} does not end with the axes {self.normalized_shape}")
         return flow.with_(ops.layer_norm(x, self.weight, self.bias, shape=self.normalized_shape, eps=self.eps))
 
-    def cost(self, form, plans):
-        axes = form.shape[-len(self.normalized_shape):]
+    def cost(self, spec, plans):
+        axes = spec.shape[-len(self.normalized_shape):]
         if len(axes) != len(self.normalized_shape) or any(n not in (None, own) for n, own in zip(axes, self.normalized_shape)):
-            raise ValueError(f"{self!r}: its input is of shape {form.shape[1:]} a sample")
-        size = 4.0 * math.prod(n or 1 for n in form.shape)
-        return Cost(0.0, 0.0, 2 * size, 3 * size), Form(form.shape, None, form.differentiable or self.elementwise_affine)
+            raise ValueError(f"{self!r}: its input is of shape {spec.shape[1:]} a sample")
+        size = 4.0 * math.prod(n or 1 for n in spec.shape)
+        return Cost(0.0, 0.0, 2 * size, 3 * size), ActivationSpec(spec.shape, None,
+                                                                  spec.differentiable or self.elementwise_affine)
 
     def config(self):
         return {"normalized_shape": self.normalized_shape, "eps": self.eps, "elementwise_affine": self.elementwise_affine,

@@ -8,12 +8,12 @@ import numpy as np
 
 from .. import ops
 from ..device import Device
-from ..plans import AxisPlan, BernoulliPlan, KeptAxis, KeptSamples, KeptTiles, SamplePlan, Site, TilePlan
+from ..plans import AxisPlan, BernoulliPlan, DeviceAxis, DeviceSamples, DeviceTiles, SamplePlan, Site, TilePlan
 from ..tensor import Tensor
 from .activation import ReLU
 from .base import Layer
 from .context import Context
-from .flow import DENSE, Columns, Flow, Form, PerSample, product_cost
+from .flow import DENSE, ActivationSpec, Columns, Flow, PerSample, product_cost
 
 
 class Linear(Layer):
@@ -32,10 +32,10 @@ class Linear(Layer):
     init : {"he", "glorot"}, default="he"
         Uniform initial weights of variance 2 / in, for ReLU (He et al. 2015, eq. 10), or 2 / (in + out), for tanh and
         sigmoid (Glorot & Bengio 2010, eq. 16); b starts at 0.
-    keep : float, default=1.0
-        The variance is multiplied by it: 1 / keep is how many times larger dropout makes the mean square of y's sums. Where a
-        share 1 - p of the products is left and scaled by 1 / (1 - p), it is 1 - p (Hendrycks & Gimpel 2016, "Adjusting for
-        dropout variance in batch normalization and weight initialization").
+    variance_factor : float, default=1.0
+        The variance is multiplied by it: 1 / variance_factor is how many times larger dropout makes the mean square of y's
+        sums. Where a share 1 - p of the products is left and scaled by 1 / (1 - p), it is 1 - p (Hendrycks & Gimpel 2016,
+        "Adjusting for dropout variance in batch normalization and weight initialization").
     rng : numpy.random.Generator or int, optional
         Where the initial weights come from; without, an estimator's `random_state` says it.
     device : str or Device, default="cpu"
@@ -44,20 +44,21 @@ class Linear(Layer):
     Raises
     ------
     ValueError
-        If a width is not positive, `init` is unknown or `keep` not in (0, 1].
+        If a width is not positive, `init` is unknown or `variance_factor` not in (0, 1].
     """
 
     recordable = True
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, init: str = "he", keep: float = 1.0,
-                 rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, init: str = "he",
+                 variance_factor: float = 1.0, rng: np.random.Generator | int | None = None,
+                 device: str | Device = "cpu") -> None:
         if in_features < 1 or out_features < 1:
             raise ValueError(f"Linear: widths must be positive, got in_features={in_features}, out_features={out_features}")
         if init not in ("he", "glorot"):
             raise ValueError(f"Linear: init must be 'he' or 'glorot', got {init!r}")
-        if not 0 < keep <= 1:
-            raise ValueError(f"Linear: keep must be in (0, 1], got {keep!r}")
-        variance = keep * (2 / in_features if init == "he" else 2 / (in_features + out_features))
+        if not 0 < variance_factor <= 1:
+            raise ValueError(f"Linear: variance_factor must be in (0, 1], got {variance_factor!r}")
+        variance = variance_factor * (2 / in_features if init == "he" else 2 / (in_features + out_features))
         self._bound, self._shape = math.sqrt(3 * variance), (out_features, in_features)
         self.weight = Tensor(self.initial(self.generator(rng))["weight"], device, requires_grad=True)
         self.bias = Tensor(np.zeros(out_features), device, requires_grad=True) if bias else None
@@ -99,37 +100,37 @@ class Linear(Layer):
                 y = y if y.layout.plan is None else y.with_(y.dense())
                 return y._replace(x=y.x.reshape(*lead, y.x.shape[-1]))
         plan = context.plans.at(self, "tiles") or context.plans.at(self, "output", flow)
-        if isinstance(plan, KeptTiles):
+        if isinstance(plan, DeviceTiles):
             return flow.with_(ops.linear_tiles(flow.dense(), self.weight, self.bias, plan=plan, relu=relu,
                                                blocks=context.packed.get(self.weight)))
         inner = flow.layout.samples if isinstance(flow.layout, PerSample) else None
-        if isinstance(plan, KeptSamples) or (inner is not None and plan is None):
+        if isinstance(plan, DeviceSamples) or (inner is not None and plan is None):
             x = flow.x if inner is not None else flow.dense()
             y = ops.linear_samples(x, self.weight, self.bias, inner=inner, outer=plan, relu=relu)
             return flow.with_(y, DENSE if plan is None else PerSample(plan))
         flow = flow if inner is None else flow.with_(flow.dense())
-        rows = plan if isinstance(plan, KeptAxis) else None
+        rows = plan if isinstance(plan, DeviceAxis) else None
         if rows is None and flow.indices is None:
             y = ops.linear(flow.x, self.weight, self.bias, relu=relu)
         else:
             y = ops.linear_rows(flow.x, self.weight, self.bias, rows=rows, cols=flow.indices, relu=relu,
                                 scale=None if relu else 1.0)
-        pending = () if plan is None or (rows is not None and (relu or plan.plan.scale == 1.0)) else (plan.plan,)
+        pending = () if plan is None or (rows is not None and (relu or plan.plan.scale == 1.0)) else (plan.pending,)
         return flow.with_(y, DENSE if rows is None else Columns(rows), pending)
 
     def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
 
-    def cost(self, form, plans):
-        if not form.shape or form.shape[-1] not in (None, self.in_features):
-            raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {form.shape[-1:]}")
+    def cost(self, spec, plans):
+        if not spec.shape or spec.shape[-1] not in (None, self.in_features):
+            raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {spec.shape[-1:]}")
         plan = plans.of(self, "tiles") or plans.of(self)
         tiles, rows = isinstance(plan, TilePlan), plan if isinstance(plan, AxisPlan) else None
-        inner = self.in_features if form.kept is None or tiles else form.kept.count
+        inner = self.in_features if spec.plan is None or tiles else spec.plan.count
         outer = self.out_features if rows is None else rows.count
         size = plan.size if tiles else inner * outer * (plan.density if isinstance(plan, SamplePlan) else 1.0)
-        return (product_cost(form.samples, inner, outer, size, form),
-                Form((*form.shape[:-1], self.out_features), rows, True))
+        return (product_cost(spec.samples, inner, outer, size, spec),
+                ActivationSpec((*spec.shape[:-1], self.out_features), rows, True))
 
     def commutes(self, plan):
         return isinstance(plan, SamplePlan)

@@ -70,7 +70,7 @@ class LSTM(Recurrent):
     def sites(self):
         return *super().sites(), Site("gates", "gates", (4 * self.hidden_size,), (GatePlan,))
 
-    def cost(self, form, plans):
-        total, form = super().cost(form, plans)
+    def cost(self, spec, plans):
+        total, spec = super().cost(spec, plans)
         gates = plans.of(self, "gates")  # only columns of dz are computed, and what is computed from them
-        return total if gates is None else total._replace(backward=gates.density * total.backward), form
+        return total if gates is None else total._replace(backward=gates.density * total.backward), spec

@@ -9,7 +9,7 @@ import numpy as np
 from .. import ops
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, SamplePlan
-from ..plans.kept import KeptAxis, KeptSamples
+from ..plans.on_device import DeviceAxis, DeviceSamples
 from ..tensor import Tensor
 from .base import Layer, only
 from .context import Context
@@ -42,7 +42,7 @@ class BatchNorm(Layer):
         """C."""
         return self.weight.shape[0]
 
-    def normed(self, x: Tensor, kept: KeptAxis | None, context: Context, sampled: KeptSamples | None = None) -> Tensor:
+    def normed(self, x: Tensor, kept: DeviceAxis | None, context: Context, sampled: DeviceSamples | None = None) -> Tensor:
         """y for x (N, C), for the kept channels x (N, K), or for the values that each sample keeps."""
         samples = x.shape[0] if sampled is None else sampled.plan.samples
         if not context.training:
@@ -80,15 +80,15 @@ class BatchNorm(Layer):
         if kept is None:
             dev.add(dev.affine(running.data, mul=1 - m), dev.affine(batch, mul=m * factor), out=running.data)
             return
-        row = dev.compact(dev.reshape(running.data, (1, self.num_features)), kept.kept)
+        row = dev.compact(dev.reshape(running.data, (1, self.num_features)), kept.indices)
         change = dev.add(dev.affine(row, mul=-m), dev.affine(dev.reshape(batch, row.shape), mul=m * factor))
-        dev.add(running.data, dev.reshape(dev.expand(change, kept.places), running.shape), out=running.data)
+        dev.add(running.data, dev.reshape(dev.expand(change, kept.inverse), running.shape), out=running.data)
 
-    def cost(self, form, plans):
-        if len(form.shape) not in self.axes or form.shape[1] not in (None, self.num_features):
-            raise ValueError(f"{self!r}: its input is of shape {form.shape[1:]} a sample")
-        size = 4.0 * math.prod(n or 1 for n in form.shape) * (1.0 if form.kept is None else form.kept.density)
-        return Cost(0.0, 0.0, 2 * size, 3 * size), form._replace(differentiable=True)
+    def cost(self, spec, plans):
+        if len(spec.shape) not in self.axes or spec.shape[1] not in (None, self.num_features):
+            raise ValueError(f"{self!r}: its input is of shape {spec.shape[1:]} a sample")
+        size = 4.0 * math.prod(n or 1 for n in spec.shape) * (1.0 if spec.plan is None else spec.plan.density)
+        return Cost(0.0, 0.0, 2 * size, 3 * size), spec._replace(differentiable=True)
 
     def commutes(self, plan):
         return isinstance(plan, (AxisPlan, BernoulliPlan)) or (isinstance(plan, SamplePlan) and plan.double)

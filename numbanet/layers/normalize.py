@@ -51,10 +51,10 @@ class Normalize(Layer):
         if len(shape) < 2 or self.mean.shape[0] != 1 and shape[1] not in (None, self.mean.shape[0]):
             raise ValueError(f"{self!r}: x {shape} must be (N, C, …) with C = {self.mean.shape[0]} on its second axis")
 
-    def cost(self, form, plans):
-        self._check(form.shape)
-        size = 4.0 * np.prod([n or 1 for n in form.shape])
-        return Cost(0.0, 0.0, 2 * size, 2 * size * form.differentiable), form._replace(kept=None)
+    def cost(self, spec, plans):
+        self._check(spec.shape)
+        size = 4.0 * np.prod([n or 1 for n in spec.shape])
+        return Cost(0.0, 0.0, 2 * size, 2 * size * spec.differentiable), spec._replace(plan=None)
 
     def config(self):
         return {"mean": self.mean.numpy(), "std": self.std.numpy()}

@@ -40,18 +40,18 @@ class Pooling(Layer):
     def _misfit(self, shape):
         return f"{self!r}: its input is of shape {tuple(shape)} a sample; it takes (C, H, W)"
 
-    def cost(self, form, plans):
-        if len(form.shape) != 4:
-            raise ValueError(self._misfit(form.shape[1:]))
-        n, channels, height, width = form.shape
+    def cost(self, spec, plans):
+        if len(spec.shape) != 4:
+            raise ValueError(self._misfit(spec.shape[1:]))
+        n, channels, height, width = spec.shape
         if height is None or width is None:
-            return Cost(), form._replace(shape=(n, channels, None, None))
+            return Cost(), spec._replace(shape=(n, channels, None, None))
         positions = self.window.positions(height, width)
         if min(height, width, *positions) < 1:
             raise ValueError(f"{self!r}: its window is larger than its input, images of {height} x {width} pixels")
-        held = 4.0 * (n or 1) * ((channels or 1) if form.kept is None else form.kept.count)
+        held = 4.0 * (n or 1) * ((channels or 1) if spec.plan is None else spec.plan.count)
         size = held * (height * width + positions[0] * positions[1])
-        return Cost(0.0, 0.0, size, size), form._replace(shape=(n, channels, *positions))
+        return Cost(0.0, 0.0, size, size), spec._replace(shape=(n, channels, *positions))
 
     def commutes(self, plan):
         return isinstance(plan, AxisPlan) and plan.scale > 0

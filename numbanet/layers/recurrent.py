@@ -10,11 +10,11 @@ import numpy as np
 from .. import ops
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, Plan, Plans, Site, TilePlan, TimePlan
-from ..plans.kept import KeptAxis
+from ..plans.on_device import DeviceAxis
 from ..tensor import Tensor
 from .base import Layer
 from .context import Context, entering
-from .flow import Columns, Cost, Flow, Form, product_cost
+from .flow import ActivationSpec, Columns, Cost, Flow, product_cost
 
 WEIGHTS, BIASES = ("weight_ih", "weight_hh"), ("bias_ih", "bias_hh")
 
@@ -234,9 +234,9 @@ class Recurrent(Layer, abc.ABC):
         indices = context.plans.at(self, f"output_l{layer}")
         if indices is None:
             return flow
-        if not isinstance(indices, KeptAxis):  # but random bits
-            return flow._replace(pending=(indices.plan,)).applied()
-        pending = (indices.plan,) if indices.plan.scale != 1.0 else ()
+        if not isinstance(indices, DeviceAxis):  # but random bits
+            return flow._replace(pending=(indices.pending,)).applied()
+        pending = (indices.pending,) if indices.plan.scale != 1.0 else ()
         return flow.with_(ops.compact(flow.x, plan=indices), Columns(indices), pending).applied()
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
@@ -250,29 +250,29 @@ class Recurrent(Layer, abc.ABC):
                           Site(f"recurrent_{cell}", "recurrent", self._of("weight_hh", cell).shape[::-1], self.seen)]
         return tuple(found)
 
-    def cost(self, form, plans):
-        if len(form.shape) != 3 or form.shape[2] not in (None, self.input_size):
+    def cost(self, spec, plans):
+        if len(spec.shape) != 3 or spec.shape[2] not in (None, self.input_size):
             raise ValueError(f"{self!r}: it takes sequences of {self.input_size} features, and its input has "
-                             f"{form.shape[1:]} a sample")
-        total, n, rows, kept = Cost(), form.samples, self.gates * self.hidden_size, form.kept
+                             f"{spec.shape[1:]} a sample")
+        total, n, rows, kept = Cost(), spec.samples, self.gates * self.hidden_size, spec.plan
         for layer, cells in enumerate(self._layers()):
             size = self.output_size if layer else self.input_size
             for cell in cells:
                 plan = plans.of(self, f"input_{cell}")
                 inner = size if kept is None or plan is not None else kept.count
                 total = total.plus(product_cost(n, inner, rows, rows * inner if plan is None else plan.size,
-                                                form._replace(differentiable=form.differentiable or layer > 0)))
+                                                spec._replace(differentiable=spec.differentiable or layer > 0)))
                 total = total.plus(self._recurrent_cost(n, plans.of(self, f"recurrent_{cell}")))
             out = plans.of(self, f"output_l{layer}")
             kept = out if isinstance(out, AxisPlan) else None
-        return total, Form((*form.shape[:2], self.output_size), kept, True)
+        return total, ActivationSpec((*spec.shape[:2], self.output_size), kept, True)
 
     def _recurrent_cost(self, n: int, plan: Any) -> Cost:
         """Of the products with W_hh in n positions. Under a `TimePlan` the forward one alone is smaller: dw is one product for
         all time steps, and on the CPU they share the packed weight of dh."""
         def products(seen: int) -> Cost:
             rows = self.gates * self.hidden_size
-            return product_cost(n, seen, rows, rows * seen, Form((n, seen), None, True))
+            return product_cost(n, seen, rows, rows * seen, ActivationSpec((n, seen), None, True))
 
         thinned, dense = products(self.hidden_size if plan is None else plan.count), products(self.hidden_size)
         return Cost(thinned.forward, dense.backward, thinned.bytes_forward, dense.bytes_backward) if isinstance(

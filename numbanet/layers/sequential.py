@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ..plans import Kept, Site
+from ..plans import DevicePlan, Site
 from ..tensor import Tensor
 from .base import Layer
 from .context import Context
@@ -91,15 +91,15 @@ class Sequential(Layer):
         """The sites of a kind that a policy has plans for (`Tree.droppable`)."""
         return Tree(self).droppable(kind, answer)
 
-    def cost(self, form, plans):
+    def cost(self, spec, plans):
         total = Cost()
         for layer in self.layers:
-            own, form = layer.cost(form, plans)
+            own, spec = layer.cost(spec, plans)
             total = total.plus(own)
-        return total, form
+        return total, spec
 
     def reads(self, plans, symbols=None):
-        found: dict[Tensor, Kept] = {}
+        found: dict[Tensor, DevicePlan] = {}
         for i, layer in enumerate(self.layers):
             found.update(layer.reads(plans, None if i else symbols))
         return found

@@ -9,9 +9,9 @@ import numpy as np
 
 from .. import ops
 from ..ops import Order
-from ..plans import IndexPlan, kept
+from ..plans import IndexPlan, on_device
 from .base import Layer, only
-from .flow import ChannelsLast, Columns, Cost, Form
+from .flow import ActivationSpec, ChannelsLast, Columns, Cost
 
 
 class Flatten(Layer):
@@ -29,14 +29,14 @@ class Flatten(Layer):
         longer = context.plans.repeat(flow.indices.plan, math.prod(flow.x.shape[1:3])) if compact else None
         x = flow.dense() if longer is None else flow.x.transpose(0, 3, 1, 2)
         y = x.reshape(x.shape[0], math.prod(x.shape[1:]))
-        return flow.with_(y) if longer is None else flow.with_(y, Columns(kept(longer, y.device)))
+        return flow.with_(y) if longer is None else flow.with_(y, Columns(on_device(longer, y.device)))
 
-    def cost(self, form, plans):
+    def cost(self, spec, plans):
         """Where lists of channels lie in fixed buffers (`Plans.repeat`), the features are dense."""
-        width = None if None in form.shape[1:] else math.prod(form.shape[1:])
-        images = len(form.shape) == 4 and width is not None and form.kept is not None and form.kept.n == form.shape[1]
-        longer = plans.repeat(form.kept, math.prod(form.shape[2:])) if images else None
-        return Cost(), Form((form.shape[0], width), longer, form.differentiable)
+        width = None if None in spec.shape[1:] else math.prod(spec.shape[1:])
+        images = len(spec.shape) == 4 and width is not None and spec.plan is not None and spec.plan.n == spec.shape[1]
+        longer = plans.repeat(spec.plan, math.prod(spec.shape[2:])) if images else None
+        return Cost(), ActivationSpec((spec.shape[0], width), longer, spec.differentiable)
 
     def config(self):
         return {}
@@ -67,10 +67,10 @@ class Shuffle(Layer):
     def config(self):
         return {"order": self.order.order, "mean": self.order.mean}
 
-    def cost(self, form, plans):
-        if len(form.shape) != 2 or form.shape[1] not in (None, self.order.size):
-            raise ValueError(f"{self!r}: its input is of shape {form.shape[1:]} a sample")
-        return Cost(), form._replace(shape=(form.shape[0], self.order.size), kept=None)
+    def cost(self, spec, plans):
+        if len(spec.shape) != 2 or spec.shape[1] not in (None, self.order.size):
+            raise ValueError(f"{self!r}: its input is of shape {spec.shape[1:]} a sample")
+        return Cost(), spec._replace(shape=(spec.shape[0], self.order.size), plan=None)
 
     def __repr__(self) -> str:
         return f"Shuffle({self.order.size} features)"
@@ -100,15 +100,15 @@ class Select(Layer):
         self.plan = IndexPlan(features, index)
 
     def forward(self, flow, context):
-        return flow.with_(ops.compact(flow.dense(), plan=kept(self.plan, flow.x.device)))
+        return flow.with_(ops.compact(flow.dense(), plan=on_device(self.plan, flow.x.device)))
 
     def config(self):
         return {"features": self.plan.n, "index": self.plan.indices()}
 
-    def cost(self, form, plans):
-        if len(form.shape) != 2 or form.shape[1] not in (None, self.plan.n):
-            raise ValueError(f"{self!r}: its input is of shape {form.shape[1:]} a sample")
-        return Cost(), Form((form.shape[0], self.plan.count), None, form.differentiable)
+    def cost(self, spec, plans):
+        if len(spec.shape) != 2 or spec.shape[1] not in (None, self.plan.n):
+            raise ValueError(f"{self!r}: its input is of shape {spec.shape[1:]} a sample")
+        return Cost(), ActivationSpec((spec.shape[0], self.plan.count), None, spec.differentiable)
 
     def __repr__(self) -> str:
         return f"Select({self.plan.count} of {self.plan.n} features)"

@@ -13,12 +13,12 @@ from numbanet_kernels.layouts.sparse import BSR, CSR, ELL
 from .. import ops
 from ..arguments import is_real
 from ..device import Device, device as named  # a parameter is called `device`
-from ..plans import AxisPlan, BernoulliPlan, KeptAxis, Site
+from ..plans import AxisPlan, BernoulliPlan, DeviceAxis, Site
 from ..tensor import Tensor
 from .activation import ReLU
 from .base import Layer
 from .context import Context
-from .flow import DENSE, Columns, Flow, Form, product_cost
+from .flow import DENSE, ActivationSpec, Columns, Flow, product_cost
 
 # From which density on a dense product takes less time on the CPU, forward and backward together: where the lines cross in
 # `python -m bench csr`, 2048 x 2048 at batch 128
@@ -49,7 +49,7 @@ class SparseLinear(Layer):
         Initial values of a density, as those of `Linear`, with the inputs that a neuron really has in place of all: He et al.
         2015, eq. 10, whose derivation counts the connections of a neuron; Evci et al. 2022, "Gradient flow in sparse neural
         networks and how lottery tickets win", find that sparse networks need it.
-    keep : float, default=1.0
+    variance_factor : float, default=1.0
         The variance is multiplied by it, as that of `Linear`.
     rng : numpy.random.Generator or int, optional
         Where the structure and the initial values come from.
@@ -59,7 +59,8 @@ class SparseLinear(Layer):
     Raises
     ------
     ValueError
-        If a width is not positive, the density not in (0, 1], the weight of another shape, or `init` or `keep` unknown.
+        If a width is not positive, the density not in (0, 1], the weight of another shape, or `init` or `variance_factor`
+        unknown.
     TypeError
         If the weight is no CSR, ELL or BSR.
 
@@ -73,11 +74,11 @@ class SparseLinear(Layer):
     buffers = ("crow_indices", "col_indices")
 
     def __init__(self, in_features: int, out_features: int, density: float = 0.1, weight: CSR | ELL | BSR | None = None,
-                 bias: bool = True, init: str = "he", keep: float = 1.0, rng: np.random.Generator | int | None = None,
-                 device: str | Device = "cpu") -> None:
+                 bias: bool = True, init: str = "he", variance_factor: float = 1.0,
+                 rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
         shape, dev = (out_features, in_features), named(device)
         if weight is None:
-            self._drawn = shape, density, init, keep
+            self._drawn = shape, density, init, variance_factor
             weight = drawn(*self._drawn, self.generator(rng))
         elif not isinstance(weight, (CSR, ELL, BSR)):
             raise TypeError(f"SparseLinear: weight must be a CSR, ELL or BSR, got {type(weight).__name__}; "
@@ -202,27 +203,27 @@ class SparseLinear(Layer):
             found = self.forward(flow._replace(x=flow.x.reshape(math.prod(lead), width)), context, relu)
             return found._replace(x=found.x.reshape(*lead, found.x.shape[-1]))
         plan = context.plans.at(self)
-        rows = plan if isinstance(plan, KeptAxis) else None
+        rows = plan if isinstance(plan, DeviceAxis) else None
         y = ops.linear_sparse(flow.x, self.values, self.bias, layout=self.layout, relu=relu, cols=flow.indices,
                               rows=None if self.tile else rows, trace=self.trace)
         y = ops.compact(y, plan=rows) if self.tile and rows is not None else y
-        pending = () if plan is None or (rows is not None and plan.plan.scale == 1.0) else (plan.plan,)
+        pending = () if plan is None or (rows is not None and plan.plan.scale == 1.0) else (plan.pending,)
         return flow.with_(y, DENSE if rows is None else Columns(rows), pending)
 
     def fuse_with(self, following):
         return functools.partial(self.forward, relu=True) if type(following) is ReLU else None
 
-    def cost(self, form, plans):
+    def cost(self, spec, plans):
         """By the entries that are there, of a plan's share of neurons and inputs."""
-        if not form.shape or form.shape[-1] not in (None, self.in_features):
-            raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {form.shape[-1:]}")
+        if not spec.shape or spec.shape[-1] not in (None, self.in_features):
+            raise ValueError(f"{self!r}: it takes {self.in_features} features, and its input has {spec.shape[-1:]}")
         plan = plans.of(self)
         rows = plan if isinstance(plan, AxisPlan) else None
-        inner = self.in_features if form.kept is None else form.kept.count
+        inner = self.in_features if spec.plan is None else spec.plan.count
         outer = self.out_features if rows is None else rows.count
         share = 1.0 if self.tile else inner / self.in_features * outer / self.out_features
-        return (product_cost(form.samples, inner, outer, share * self.layout.nnz, form),
-                Form((*form.shape[:-1], self.out_features), rows, True))
+        return (product_cost(spec.samples, inner, outer, share * self.layout.nnz, spec),
+                ActivationSpec((*spec.shape[:-1], self.out_features), rows, True))
 
     def config(self):
         return {"in_features": self.in_features, "out_features": self.out_features, "bias": self.bias is not None}
@@ -234,7 +235,7 @@ class SparseLinear(Layer):
                 f"{'' if self.bias is not None else ', bias=False'})")
 
 
-def drawn(shape: tuple[int, int], density: float, init: str, keep: float, rng: np.random.Generator) -> CSR:
+def drawn(shape: tuple[int, int], density: float, init: str, variance_factor: float, rng: np.random.Generator) -> CSR:
     """A weight (O, I) whose neurons have round(density O I) inputs in all, drawn by chance, with initial values."""
     outputs, inputs = shape
     if outputs < 1 or inputs < 1:
@@ -243,14 +244,14 @@ def drawn(shape: tuple[int, int], density: float, init: str, keep: float, rng: n
         raise ValueError(f"SparseLinear: density must be in (0, 1], got {density!r}")
     if init not in ("he", "glorot"):
         raise ValueError(f"SparseLinear: init must be 'he' or 'glorot', got {init!r}")
-    if not 0 < keep <= 1:
-        raise ValueError(f"SparseLinear: keep must be in (0, 1], got {keep!r}")
+    if not 0 < variance_factor <= 1:
+        raise ValueError(f"SparseLinear: variance_factor must be in (0, 1], got {variance_factor!r}")
     total = max(round(density * outputs * inputs), 1)
     counts = np.full(outputs, total // outputs)
     counts[rng.permutation(outputs)[:total % outputs]] += 1
     columns = np.concatenate([np.sort(rng.choice(inputs, count, replace=False)) for count in counts])
     fans = np.repeat(counts if init == "he" else counts + total / inputs, counts)
-    bounds = np.sqrt(3 * keep * 2 / fans)
+    bounds = np.sqrt(3 * variance_factor * 2 / fans)
     return CSR(np.concatenate([[0], np.cumsum(counts)]), columns, rng.uniform(-bounds, bounds), shape)
 
 

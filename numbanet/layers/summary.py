@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..plans import Plans
 from .base import Layer
-from .flow import Form
+from .flow import ActivationSpec
 from .tree import Tree
 
 
@@ -23,15 +23,15 @@ class Line(NamedTuple):
     flops: float | None                     # of a training step, a sample
 
 
-def lines(model: Layer, form: Form | None, path: str = "", inner: bool = False) -> Iterator[Line]:
+def lines(model: Layer, spec: ActivationSpec | None, path: str = "", inner: bool = False) -> Iterator[Line]:
     """A line for each layer that is no mere chain of others, front to back; below it the layers that it holds."""
     for name, layer in model.children():
-        here, before = f"{path}.{name}" if path else name, form
+        here, before = f"{path}.{name}" if path else name, spec
         flops, shape = None, None
-        if form is not None:
-            samples = form.shape[0] or 1
-            cost, form = layer.cost(form, Plans())
-            flops, shape = cost.flops / samples, form.shape[1:]
+        if spec is not None:
+            samples = spec.shape[0] or 1
+            cost, spec = layer.cost(spec, Plans())
+            flops, shape = cost.flops / samples, spec.shape[1:]
         if layer.chain:
             yield from lines(layer, before, here, inner)
             continue
@@ -56,7 +56,7 @@ def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: A
     from rich.console import Console
     from rich.table import Table
 
-    tree, form = Tree(model), None if shape is None else Form((1, *shape))
+    tree, spec = Tree(model), None if shape is None else ActivationSpec((1, *shape))
     dropped: dict[Layer, list[str]] = {}
     policy = policy and policy.at(0)
     for site in policy.sites(tree) if policy is not None else ():
@@ -64,8 +64,8 @@ def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: A
             what = "" if site.kind != "recurrent" else " recurrent"
             dropped.setdefault(tree.owners[site.path], []).append(f"{policy.of(site).name} {rate:.2g}{what}")
     table = Table(box=box.SIMPLE_HEAD, show_footer=True)
-    rows = list(lines(model, form))
-    flops = None if form is None else math.fsum(row.flops or 0.0 for row in rows if not row.inner)
+    rows = list(lines(model, spec))
+    flops = None if spec is None else math.fsum(row.flops or 0.0 for row in rows if not row.inner)
     for title, foot, number in (("", "", False), ("layer", "", False), ("output", "", False),
                                 ("parameters", f"{sum({id(p): p.size for p in model.parameters()}.values()):,}", True),
                                 ("FLOPs", _figure(flops), True), ("dropped", "", False)):

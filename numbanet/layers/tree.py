@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from ..plans import Kept, Plans, Site
+from ..plans import DevicePlan, Plans, Site
 from ..tensor import Tensor
 
 
@@ -72,7 +72,7 @@ class Tree:
         uses = collections.Counter(tensor for _, tensor, _ in self.root.named())
         return frozenset(tensor for tensor, count in uses.items() if count > 1)
 
-    def reads(self, plans: Plans, symbols: Any = None) -> dict[Tensor, Kept]:
+    def reads(self, plans: Plans, symbols: Any = None) -> dict[Tensor, DevicePlan]:
         """By weight, what of it a pass reads, where that is not all (`Layer.reads`); all where several have it."""
         return {weight: part for weight, part in self.root.reads(plans, symbols).items() if weight not in self.shared}
 

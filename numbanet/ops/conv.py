@@ -10,12 +10,12 @@ from numbanet_kernels.layouts.windows import Window
 from ..autograd import op
 from ..device import Device
 from ..gradients import Packed
-from ..plans import AxisPlan, BlockPlan, Kept, widened
-from ..plans.kept import KeptAxis, KeptBlocks, kept, on, packing, whole_axis
+from ..plans import AxisPlan, BlockPlan, DevicePlan, repeat_indices
+from ..plans.on_device import DeviceAxis, DeviceBlocks, full_axis, on, on_device, packing
 from .linear import vector_gradient
 
 
-def _own(dev: Device, w: Any, rows: KeptAxis, cols: KeptAxis) -> Any:
+def _own(dev: Device, w: Any, rows: DeviceAxis, cols: DeviceAxis) -> Any:
     """The kept filters and channels of a weight."""
     outs, channels, *kernel = w.shape
     if rows.plan.count == outs and cols.plan.count == channels:
@@ -26,8 +26,8 @@ def _own(dev: Device, w: Any, rows: KeptAxis, cols: KeptAxis) -> Any:
 
 @op(fuses=True)
 def conv2d(dev: Device, x, w, b=None, *, window: Window, groups: int = 1, relu: bool = False,
-           rows: AxisPlan | Kept | None = None, cols: AxisPlan | Kept | None = None,
-           positions: AxisPlan | Kept | None = None, blocks: BlockPlan | Kept | None = None):
+           rows: AxisPlan | DevicePlan | None = None, cols: AxisPlan | DevicePlan | None = None,
+           positions: AxisPlan | DevicePlan | None = None, blocks: BlockPlan | DevicePlan | None = None):
     """y[n, oh, ow, o] = act(sum x[n, oh sh - ph + kh dh, ow sw - pw + kw dw, c] w[o, c, kh, kw] + b[o]), x 0 outside the image.
 
     The sum is over kh, kw and the channels c of o's group; stride, padding and dilation are those of the window. What plans
@@ -55,18 +55,18 @@ def conv2d(dev: Device, x, w, b=None, *, window: Window, groups: int = 1, relu: 
     shape = tuple(w.shape)
     if (rows is not None or cols is not None) and (groups > 1 or blocks is not None):
         raise ValueError(f"conv2d: channels of {groups} groups{' and blocks' * (blocks is not None)} cannot be left out")
-    rows, cols = ((whole_axis(n, dev) if plan is None else on("conv2d", plan, dev, KeptAxis, (n,)))
+    rows, cols = ((full_axis(n, dev) if plan is None else on("conv2d", plan, dev, DeviceAxis, (n,)))
                   for plan, n in ((rows, shape[0]), (cols, shape[1])))
     options: dict[str, Any] = {"window": window, "groups": groups}
     scale, own = rows.plan.scale, _own(dev, w, rows, cols)
-    own_b = b if b is None or own is w else dev.take_rows(b, rows.kept)
+    own_b = b if b is None or own is w else dev.take_rows(b, rows.indices)
     if positions is not None:
         size = x.shape[0] * int(np.prod(window.positions(*x.shape[1:3])))
-        places = on("conv2d", positions, dev, KeptAxis, (size,))
+        places = on("conv2d", positions, dev, DeviceAxis, (size,))
         options["rows"], scale = places.alone, scale * places.plan.scale
     sums_scale = scale
     if blocks is not None:
-        parts = on("conv2d", blocks, dev, KeptBlocks)
+        parts = on("conv2d", blocks, dev, DeviceBlocks)
         options["blocks"], sums_scale = parts.blocks, scale * parts.plan.scale
     biased = own_b if own_b is None or scale == 1.0 else dev.affine(own_b, mul=scale)
     y = dev.conv2d(x, own, bias=biased, relu=relu, scale=sums_scale, **options)
@@ -83,7 +83,7 @@ def conv2d(dev: Device, x, w, b=None, *, window: Window, groups: int = 1, relu: 
         values = found.pop("w")
         if own is w:
             return values
-        columns = kept(widened(cols.plan, shape[2] * shape[3]), dev)
+        columns = on_device(repeat_indices(cols.plan, shape[2] * shape[3]), dev)
         return Packed(dev.reshape(values, (rows.plan.count, columns.plan.count)), packing(rows, columns), shape)
 
     def db(dy):

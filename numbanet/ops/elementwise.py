@@ -8,6 +8,7 @@ from typing import Any
 from ..autograd import common_device, op
 from ..device import Device
 from ..plans import BernoulliPlan
+from ..plans.on_device import DeviceBits
 from ..tensor import Tensor
 from .shape import broadcast_shape, broadcast_to
 
@@ -167,7 +168,7 @@ def gelu(dev: Device, x):
 
 
 @op
-def dropout(dev: Device, x, *, plan: BernoulliPlan):
+def dropout(dev: Device, x, *, plan: BernoulliPlan | DeviceBits):
     """y = scale x where the plan's random bits keep it, else 0: linear and its own adjoint, so nothing is stored.
 
     Raises
@@ -177,9 +178,10 @@ def dropout(dev: Device, x, *, plan: BernoulliPlan):
     TypeError
         If the plan is no BernoulliPlan.
     """
+    key, plan = (plan.key, plan.plan) if isinstance(plan, DeviceBits) else (getattr(plan, "key", None), plan)
     if not isinstance(plan, BernoulliPlan):
         raise TypeError(f"dropout: it takes a BernoulliPlan, not {plan!r}")
     if not x.shape or x.shape[-1] != plan.n:
         raise ValueError(f"dropout: x {tuple(x.shape)} does not match {plan}: its last axis must be {plan.n}")
-    return (dev.dropout(x, plan.rate, plan.key, 0, scale=plan.scale),
-            (lambda dy: dev.dropout(dy, plan.rate, plan.key, 0, scale=plan.scale),))
+    return (dev.dropout(x, plan.rate, key, 0, scale=plan.scale),
+            (lambda dy: dev.dropout(dy, plan.rate, key, 0, scale=plan.scale),))

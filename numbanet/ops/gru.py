@@ -6,13 +6,13 @@ from typing import Any
 from ..autograd import op
 from ..device import Device
 from ..gradients import Packed
-from ..plans import AxisPlan, Kept
-from ..plans.kept import KeptAxis, on, packing, whole_axis
-from .linear import once
+from ..plans import AxisPlan, DevicePlan
+from ..plans.on_device import DeviceAxis, full_axis, on, packing
+from .linear import memoize
 
 
 @op(fuses=True)
-def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | Kept | None = None, lengths: Any = None,
+def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | DevicePlan | None = None, lengths: Any = None,
         left: list[Any] | None = None):
     """s[t] = h[t-1] w.T + b;   r, u = sigmoid of z[t] + s[t], m = tanh(z_m[t] + r s_m[t]);   y[t] = h[t] = m + u (h[t-1] - m)
 
@@ -41,14 +41,14 @@ def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | Kept | None =
     if z.shape != (steps * n, 3 * hidden) or w.shape != (3 * hidden, hidden) or h0.shape != (n, hidden):
         raise ValueError(f"gru: z {tuple(z.shape)}, w {tuple(w.shape)} and h0 {tuple(h0.shape)} must be ({steps} N, 3 H), "
                          "(3 H, H) and (N, H)")
-    kept = None if units is None else on("gru", units, dev, KeptAxis, (hidden,))
-    scale, own = (1.0, w) if kept is None else (kept.plan.scale, dev.compact(w, kept.kept))
+    kept = None if units is None else on("gru", units, dev, DeviceAxis, (hidden,))
+    scale, own = (1.0, w) if kept is None else (kept.plan.scale, dev.compact(w, kept.indices))
 
     def at(states, t):
         return dev.reshape(dev.part(states, t, t + 1), states.shape[1:])
 
     def seen(states):
-        return states if kept is None else dev.compact(states, kept.kept)
+        return states if kept is None else dev.compact(states, kept.indices)
 
     gates, s, h = dev.reshape(z, (steps, n, 3 * hidden)), dev.empty((steps, n, 3 * hidden)), dev.empty((steps + 1, n, hidden))
     dev.copy(h0, out=at(h, 0))
@@ -58,19 +58,19 @@ def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | Kept | None =
     if left is not None:
         dev.copy(at(h, steps), out=left[0])
 
-    @once
+    @memoize
     def back(dy):
         """(dz, ds, dh0)"""
         dy, found, carried = dy.dense(dev), dev.full((n, hidden), 0.0), dev.full((n, hidden), 0.0)
         for t in reversed(range(steps)):
             dev.gru_cell_grad(dy, found, carried, gates, s, h, t, lengths)
             found = dev.gemm(at(s, t), own, scale=scale)
-            found = found if kept is None else dev.expand(found, kept.places)
+            found = found if kept is None else dev.expand(found, kept.inverse)
         return dev.reshape(gates, (steps * n, 3 * hidden)), dev.reshape(s, (steps * n, 3 * hidden)), dev.add(found, carried)
 
     def dw(dy):
         product = dev.gemm(back(dy)[1], seen(dev.reshape(dev.part(h, 0, steps), (steps * n, hidden))), ta=True, scale=scale)
-        return product if kept is None else Packed(product, packing(whole_axis(3 * hidden, dev), kept), tuple(w.shape))
+        return product if kept is None else Packed(product, packing(full_axis(3 * hidden, dev), kept), tuple(w.shape))
 
     return dev.part(h, 1, steps + 1), (lambda dy: back(dy)[0], dw, lambda dy: dev.sum_rows(back(dy)[1]),
                                        lambda dy: back(dy)[2])

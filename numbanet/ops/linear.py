@@ -12,13 +12,13 @@ from typing import Any
 from ..autograd import common_device, op
 from ..device import Device
 from ..gradients import Columns, Gradient, Packed, Pending
-from ..plans import AxisPlan, Kept, TilePlan
-from ..plans.kept import KeptAxis, KeptTiles, on, packing, whole_axis
+from ..plans import AxisPlan, DevicePlan, TilePlan
+from ..plans.on_device import DeviceAxis, DeviceTiles, full_axis, on, packing
 from ..tensor import Tensor
 from .shape import reshape
 
 
-def once(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def memoize(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """f, remembering its result: what several vjps of one op share is computed once."""
     memory: list[Any] = []
 
@@ -83,14 +83,14 @@ def linear(dev: Device, x, w, b=None, *, relu: bool = False, scale: float = 1.0,
     """
     _check("linear", x, w, b)
     y = dev.gemm(x, w, tb=True, bias=b, relu=relu, scale=scale)
-    dz = once(lambda dy: dy.through(dev, y if relu else None, scale))
+    dz = memoize(lambda dy: dy.through(dev, y if relu else None, scale))
     dw, db = _weight_vjps(dev, x, b, dz, 1 / scale)  # dz is scaled, once for dx and dw, which are larger
     vjps = lambda dy: Pending(functools.partial(dev.gemm, dz(dy), w), tuple(x.shape)), dw, db
     return y, _of_columns(dev, x, w, b, None, vjps) if columns else vjps
 
 
 # --- planned ----------------------------------------------------------------------------------------------------------
-def _listed_vjps(dev: Device, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], rows: KeptAxis, cols: KeptAxis) -> tuple:
+def _listed_vjps(dev: Device, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], rows: DeviceAxis, cols: DeviceAxis) -> tuple:
     """The vjps of y = x w[rows, cols].T + b[rows]; dz gives the gradient of y from what comes."""
     shape, at = tuple(w.shape), (rows.index, cols.index)
     dw, sums = _weight_vjps(dev, x, b, dz)
@@ -98,19 +98,20 @@ def _listed_vjps(dev: Device, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], 
             lambda dy: Packed(dw(dy), packing(rows, cols), shape), lambda dy: vector_gradient(sums(dy), rows))
 
 
-def _of_columns(dev: Device, x: Any, w: Any, b: Any, cols: KeptAxis | None, vjps: tuple) -> tuple:
+def _of_columns(dev: Device, x: Any, w: Any, b: Any, cols: DeviceAxis | None, vjps: tuple) -> tuple:
     """The vjps for a dy of all columns or, where it is `Columns`, of these alone."""
-    own = once(lambda dy: _listed_vjps(dev, x, w, b, lambda dy: dy.values, dy.kept, cols or whole_axis(w.shape[1], dev)))
+    own = memoize(lambda dy: _listed_vjps(dev, x, w, b, lambda dy: dy.values, dy.kept, cols or full_axis(w.shape[1], dev)))
     return tuple((lambda dy, i=i, vjp=vjp: own(dy)[i](dy) if isinstance(dy, Columns) else vjp(dy))
                  for i, vjp in enumerate(vjps))
 
 
-def _axis(plan: AxisPlan | Kept | None, n: int, dev: Device) -> KeptAxis:
-    return whole_axis(n, dev) if plan is None else on("linear_rows", plan, dev, KeptAxis, (n,))
+def _axis(plan: AxisPlan | DevicePlan | None, n: int, dev: Device) -> DeviceAxis:
+    return full_axis(n, dev) if plan is None else on("linear_rows", plan, dev, DeviceAxis, (n,))
 
 
 @op(fuses=True)
-def linear_rows(dev: Device, x, w, b=None, *, rows: AxisPlan | Kept | None = None, cols: AxisPlan | Kept | None = None,
+def linear_rows(dev: Device, x, w, b=None, *, rows: AxisPlan | DevicePlan | None = None,
+                cols: AxisPlan | DevicePlan | None = None,
                 relu: bool = False, scale: float | None = None, columns: bool = False):
     """y[n, k] = scale act(sum_j x[n, j] w[rows_k, cols_j] + b[rows_k]), x and y compact; the scale is that of `rows`.
 
@@ -128,25 +129,25 @@ def linear_rows(dev: Device, x, w, b=None, *, rows: AxisPlan | Kept | None = Non
     _check("linear_rows", x, w, b, cols.plan.count)
     scale = rows.plan.scale if scale is None else scale
     y = dev.gemm_rows(x, w, rows.index, cols.index, bias=b, relu=relu, scale=scale)
-    vjps = _listed_vjps(dev, x, w, b, once(lambda dy: dy.through(dev, y if relu else None, scale)), rows, cols)
+    vjps = _listed_vjps(dev, x, w, b, memoize(lambda dy: dy.through(dev, y if relu else None, scale)), rows, cols)
     return y, _of_columns(dev, x, w, b, cols, vjps) if columns else vjps
 
 
-def vector_gradient(values: Any, kept: KeptAxis) -> Packed:
+def vector_gradient(values: Any, kept: DeviceAxis) -> Packed:
     """The gradient of a vector, such as a bias, of which these entries were kept."""
     dev = kept.device
-    return Packed(dev.reshape(values, (1, kept.plan.count)), packing(whole_axis(1, dev), kept), kept.plan.shape)
+    return Packed(dev.reshape(values, (1, kept.plan.count)), packing(full_axis(1, dev), kept), kept.plan.shape)
 
 
 @op(fuses=True)
-def _linear_tiles(dev: Device, x, w, b=None, *, plan: KeptTiles, relu: bool, blocks: Any):
+def _linear_tiles(dev: Device, x, w, b=None, *, plan: DeviceTiles, relu: bool, blocks: Any):
     _check("linear_tiles", x, w, b)
     shape, pattern, scale = tuple(w.shape), plan.plan.pattern, plan.plan.scale
     blocks = dev.tile_blocks(w, pattern, plan.tiles) if blocks is None else blocks
     inputs = dev.tile_inputs(x, pattern)
     y = dev.gemm_tiles(x, w, pattern, b=b, relu=relu, scale=scale, blocks=blocks, inputs=inputs)
 
-    @once
+    @memoize
     def prepared(dy: Gradient):
         given = dy.product if isinstance(dy, Pending) else dy.dense(dev)
         return dev.tile_outputs(given, pattern, scale, y if relu else None)
@@ -155,7 +156,7 @@ def _linear_tiles(dev: Device, x, w, b=None, *, plan: KeptTiles, relu: bool, blo
         values = dev.gemm_tiles_dx(like_dy, w, pattern, scale=plan.plan.scale, blocks=blocks, outputs=outputs, where=where)
         return values if scale == 1.0 else dev.affine(values, mul=scale)
 
-    @once
+    @memoize
     def both(dy):
         like_dy, outputs = prepared(dy)
         return dev.gemm_tiles_dw(like_dy, x, pattern, scale=scale, blocks=blocks, inputs=inputs, outputs=outputs)
@@ -164,7 +165,8 @@ def _linear_tiles(dev: Device, x, w, b=None, *, plan: KeptTiles, relu: bool, blo
                lambda dy: Packed(both(dy)[0], plan.packing, shape), lambda dy: both(dy)[1])
 
 
-def linear_tiles(x: Any, w: Any, b: Any = None, *, plan: TilePlan | Kept, relu: bool = False, blocks: Any = None) -> Tensor:
+def linear_tiles(x: Any, w: Any, b: Any = None, *, plan: TilePlan | DevicePlan, relu: bool = False,
+                 blocks: Any = None) -> Tensor:
     """y[n, o] = act(scale sum_i x[n, i] (w * M)[o, i] + b[o]), M = plan.mask().   x (N, I) -> y (N, O), scale = plan.scale
 
     All tiles (dp = 1) are `linear`. `blocks` are the kept tiles where an update has packed them (`Optimizer.launch`).
@@ -177,7 +179,7 @@ def linear_tiles(x: Any, w: Any, b: Any = None, *, plan: TilePlan | Kept, relu: 
         If the plan is none of tiles.
     """
     dev = common_device("linear_tiles", (x, w, b))
-    kept = on("linear_tiles", plan, dev, KeptTiles, tuple(w.shape))
+    kept = on("linear_tiles", plan, dev, DeviceTiles, tuple(w.shape))
     if kept.plan.dp > 1:
         return _linear_tiles(x, w, b, plan=kept, relu=relu, blocks=blocks)
     return linear(x, w, b, relu=relu, scale=kept.plan.scale)

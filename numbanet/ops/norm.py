@@ -7,11 +7,11 @@ from typing import Any
 
 from ..autograd import op
 from ..device import Device
-from ..plans.kept import KeptAxis
-from .linear import once, vector_gradient
+from ..plans.on_device import DeviceAxis
+from .linear import memoize, vector_gradient
 
 
-def _own(name: str, dev: Device, x: Any, kept: KeptAxis | None, vectors: tuple[Any, ...]) -> list[Any]:
+def _own(name: str, dev: Device, x: Any, kept: DeviceAxis | None, vectors: tuple[Any, ...]) -> list[Any]:
     """The kept entries of vectors (C,), or ValueError where x (N, K) does not hold as many."""
     channels, count = vectors[0].shape[0], vectors[0].shape[0] if kept is None else kept.plan.count
     if not (len(x.shape) == 2 and x.shape[1] == count and all(v.shape == (channels,) for v in vectors)
@@ -20,11 +20,11 @@ def _own(name: str, dev: Device, x: Any, kept: KeptAxis | None, vectors: tuple[A
                          f"{'' if kept is None else f' of which {kept.plan} are kept'}")
     if kept is None:
         return list(vectors)
-    return [dev.reshape(dev.compact(dev.reshape(v, (1, channels)), kept.kept), (count,)) for v in vectors]
+    return [dev.reshape(dev.compact(dev.reshape(v, (1, channels)), kept.indices), (count,)) for v in vectors]
 
 
 @op
-def batch_norm(dev: Device, x, gamma, beta, *, eps: float = 1e-5, kept: KeptAxis | None = None,
+def batch_norm(dev: Device, x, gamma, beta, *, eps: float = 1e-5, kept: DeviceAxis | None = None,
                seen: Callable[[Any, Any], None] = lambda mean, variance: None):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c], mean and variance over n.
 
@@ -34,7 +34,7 @@ def batch_norm(dev: Device, x, gamma, beta, *, eps: float = 1e-5, kept: KeptAxis
     own_gamma, own_beta = _own("batch_norm", dev, x, kept, (gamma, beta))
     y, mean, variance = dev.batch_norm(x, own_gamma, own_beta, eps)
     seen(mean, variance)
-    gradients = once(lambda dy: dev.batch_norm_grad(dy, x, own_gamma, mean, variance, eps))
+    gradients = memoize(lambda dy: dev.batch_norm_grad(dy, x, own_gamma, mean, variance, eps))
 
     def of_vector(which: int) -> Callable[[Any], Any]:
         return lambda dy: gradients(dy)[which] if kept is None else vector_gradient(gradients(dy)[which], kept)
@@ -43,7 +43,8 @@ def batch_norm(dev: Device, x, gamma, beta, *, eps: float = 1e-5, kept: KeptAxis
 
 
 @op
-def batch_norm_apply(dev: Device, x, gamma, beta, *, mean: Any, variance: Any, eps: float = 1e-5, kept: KeptAxis | None = None):
+def batch_norm_apply(dev: Device, x, gamma, beta, *, mean: Any, variance: Any, eps: float = 1e-5,
+                     kept: DeviceAxis | None = None):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c] with a given mean and variance, both (C,)."""
     gamma, beta, mean, variance = _own("batch_norm_apply", dev, x, kept, (gamma, beta, mean, variance))
     y = dev.batch_norm_apply(x, gamma, beta, mean, variance, eps)
@@ -78,7 +79,7 @@ def layer_norm(dev: Device, x, gamma=None, beta=None, *, shape: Sequence[int], e
     rows = dev.reshape(x, (math.prod(before[:-len(shape)]), width))
     g, b = (dev.full((width,), value) if v is None else dev.reshape(v, (width,)) for v, value in ((gamma, 1.0), (beta, 0.0)))
     y, mean, inverse = dev.layer_norm(rows, g, b, eps)
-    gradients = once(lambda dy: dev.layer_norm_grad(dev.reshape(dy, rows.shape), rows, g, mean, inverse))
+    gradients = memoize(lambda dy: dev.layer_norm_grad(dev.reshape(dy, rows.shape), rows, g, mean, inverse))
     return dev.reshape(y, before), (lambda dy: dev.reshape(gradients(dy)[0], before),
                                     lambda dy: dev.reshape(gradients(dy)[1], shape),
                                     lambda dy: dev.reshape(gradients(dy)[2], shape))

@@ -8,19 +8,19 @@ import numpy as np
 from ..autograd import op
 from ..device import Device
 from ..gradients import Columns, Packed
-from ..plans import AxisPlan, Kept, TimePlan
-from ..plans.kept import KeptAxis, KeptTimes, on, packing, place_kept, whole_axis
-from .linear import once
+from ..plans import AxisPlan, DevicePlan, TimePlan
+from ..plans.on_device import DeviceAxis, DeviceTimes, full_axis, on, packing, upload_plan
+from .linear import memoize
 
 
-def _units(dev: Device, plan: Any, hidden: int, steps: int) -> tuple[Kept | None, Any, float]:
+def _units(dev: Device, plan: Any, hidden: int, steps: int) -> tuple[DevicePlan | None, Any, float]:
     """(what is kept, as int32 (1 or T, K), the scale); a plan that is None keeps all."""
     if plan is None:
         return None, None, 1.0
-    if not isinstance(plan.plan if isinstance(plan, Kept) else plan, TimePlan):
-        found = on("lstm", plan, dev, KeptAxis, (hidden,))
-        return found, dev.reshape(found.kept, (1, found.plan.count)), found.plan.scale
-    found = on("lstm", plan, dev, KeptTimes)
+    if not isinstance(plan.plan if isinstance(plan, DevicePlan) else plan, TimePlan):
+        found = on("lstm", plan, dev, DeviceAxis, (hidden,))
+        return found, dev.reshape(found.indices, (1, found.plan.count)), found.plan.scale
+    found = on("lstm", plan, dev, DeviceTimes)
     planned, n = found.plan.shape
     if n != hidden or planned < steps:
         raise ValueError(f"lstm: a plan of {planned} time steps for {n} units does not fit {steps} steps of {hidden} units")
@@ -28,7 +28,7 @@ def _units(dev: Device, plan: Any, hidden: int, steps: int) -> tuple[Kept | None
 
 
 @op(fuses=True)
-def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | Kept | None = None, lengths: Any = None,
+def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | DevicePlan | None = None, lengths: Any = None,
          gates: Any = None, cell: bool = False, left: list[Any] | None = None):
     """i, f, g, o = sigmoid, sigmoid, tanh, sigmoid of z[t] + h[t-1] w.T;   c[t] = f c[t-1] + i g;   y[t] = h[t] = o tanh c[t]
 
@@ -73,7 +73,7 @@ def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | 
     y = dev.part(h, 1, steps + 1)
     y = dev.concatenate([y, last], 0) if cell else y
 
-    @once
+    @memoize
     def back(dy):
         """(dz, the plan of its columns or None, dh0, dc0)"""
         dy = dy.dense(dev)
@@ -84,8 +84,8 @@ def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | 
             return dev.lstm_grad(dy, gates, c, w, listed, scale, lengths, dc, **options)
 
         found = gates and gates.choose(dev, dy, passed, c, lengths, lambda: run(dev.copy(passed))[0])
-        columns = place_kept(found, dev) if isinstance(found, AxisPlan) else None  # such a plan hardly comes twice
-        dz, *first = run(columns=columns.kept) if columns else run(threshold=found or 0.0)
+        columns = upload_plan(found, dev) if isinstance(found, AxisPlan) else None  # such a plan hardly comes twice
+        dz, *first = run(columns=columns.indices) if columns else run(threshold=found or 0.0)
         if gates:
             gates.done(dev, dz, columns and columns.plan)
         return dev.reshape(dz, (steps * n, dz.shape[2])), columns, *first
@@ -96,14 +96,14 @@ def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | 
 
     def dw(dy):
         values, columns, *_ = back(dy)
-        seen, cols = dev.part(h, 0, steps), chosen if isinstance(chosen, KeptAxis) else None
+        seen, cols = dev.part(h, 0, steps), chosen if isinstance(chosen, DeviceAxis) else None
         if cols is None and chosen is not None:
             seen = dev.lstm_seen(seen, listed)
         seen = dev.reshape(seen, (steps * n, hidden))
-        product = dev.gemm(values, seen if cols is None else dev.compact(seen, cols.kept), ta=True, scale=scale)
+        product = dev.gemm(values, seen if cols is None else dev.compact(seen, cols.indices), ta=True, scale=scale)
         if columns is None and cols is None:
             return product
-        return Packed(product, packing(columns or whole_axis(4 * hidden, dev), cols or whole_axis(hidden, dev)), tuple(w.shape))
+        return Packed(product, packing(columns or full_axis(4 * hidden, dev), cols or full_axis(hidden, dev)), tuple(w.shape))
 
     return y, (dz, dw, lambda dy: back(dy)[2], lambda dy: back(dy)[3])
 

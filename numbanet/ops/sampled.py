@@ -9,36 +9,36 @@ from typing import Any
 
 from ..autograd import op
 from ..device import Device
-from ..plans.kept import KeptSamples
-from .linear import once
+from ..plans.on_device import DeviceSamples
+from .linear import memoize
 
 
-def _dense(dev: Device, x: Any, kept: KeptSamples | None) -> Any:
+def _dense(dev: Device, x: Any, kept: DeviceSamples | None) -> Any:
     return x if kept is None else dev.expand_samples(x, kept.lists)
 
 
-def _check(name: str, shape: tuple[int, ...], x: Any, kept: KeptSamples | None) -> None:
+def _check(name: str, shape: tuple[int, ...], x: Any, kept: DeviceSamples | None) -> None:
     """ValueError unless x is an activation of that shape, or the values that are kept of one."""
-    if tuple(x.shape) != (shape if kept is None else (kept.plan.kept,)) or (kept is not None and kept.plan.shape != shape):
+    if tuple(x.shape) != (shape if kept is None else (kept.plan.count,)) or (kept is not None and kept.plan.shape != shape):
         raise ValueError(f"{name}: x {tuple(x.shape)} does not hold {'' if kept is None else f'what {kept} keeps of '}{shape}")
 
 
 @op
-def expand_samples(dev: Device, x, *, plan: KeptSamples):
+def expand_samples(dev: Device, x, *, plan: DeviceSamples):
     """y[n, o] = the value that x (kept,) holds of it, 0 where it is dropped."""
     _check("expand_samples", plan.plan.shape, x, plan)
-    return _dense(dev, x, plan), (lambda dy: dev.compact_samples(dy, plan.lists, plan.plan.kept),)
+    return _dense(dev, x, plan), (lambda dy: dev.compact_samples(dy, plan.lists, plan.plan.count),)
 
 
 @op
-def compact_samples(dev: Device, x, *, plan: KeptSamples):
+def compact_samples(dev: Device, x, *, plan: DeviceSamples):
     """The values of x (N, n) that are kept, (kept,)."""
     _check("compact_samples", plan.plan.shape, x, None)
-    return dev.compact_samples(x, plan.lists, plan.plan.kept), (lambda dy: dev.expand_samples(dy, plan.lists),)
+    return dev.compact_samples(x, plan.lists, plan.plan.count), (lambda dy: dev.expand_samples(dy, plan.lists),)
 
 
 @op
-def linear_samples(dev: Device, x, w, b=None, *, inner: KeptSamples | None = None, outer: KeptSamples | None = None,
+def linear_samples(dev: Device, x, w, b=None, *, inner: DeviceSamples | None = None, outer: DeviceSamples | None = None,
                    relu: bool = False):
     """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), of x what `inner` keeps and of y what `outer` keeps; None: all.
 
@@ -55,15 +55,15 @@ def linear_samples(dev: Device, x, w, b=None, *, inner: KeptSamples | None = Non
         raise ValueError(f"linear_samples: {outer} is not made for y {(samples, w.shape[0])}")
     whole = _dense(dev, x, inner)
     y = (dev.gemm(whole, w, tb=True, bias=b, relu=relu) if outer is None else
-         dev.gemm_samples(whole, w, outer.lists, outer.plan.kept, b, relu))
+         dev.gemm_samples(whole, w, outer.lists, outer.plan.count, b, relu))
     del whole
-    dz = once(lambda dy: dev.relu_grad(dy, y) if relu else dy)
+    dz = memoize(lambda dy: dev.relu_grad(dy, y) if relu else dy)
 
     def dx(dy):
         found = dev.gemm(dz(dy), w) if outer is None else dev.gemm_samples_dx(dz(dy), w, outer.lists)
-        return found if inner is None else dev.compact_samples(found, inner.lists, inner.plan.kept)
+        return found if inner is None else dev.compact_samples(found, inner.lists, inner.plan.count)
 
-    @once
+    @memoize
     def both(dy):
         whole = _dense(dev, x, inner)
         return dev.gemm_dw(dz(dy), whole) if outer is None else dev.gemm_samples_dw(dz(dy), whole, outer.lists)
@@ -72,14 +72,14 @@ def linear_samples(dev: Device, x, w, b=None, *, inner: KeptSamples | None = Non
 
 
 @op
-def batch_norm_samples(dev: Device, x, gamma, beta, *, plan: KeptSamples, eps: float = 1e-5,
+def batch_norm_samples(dev: Device, x, gamma, beta, *, plan: DeviceSamples, eps: float = 1e-5,
                        seen: Callable[[Any, Any], None] = lambda mean, variance: None):
     """Batch normalisation of an activation of which x (kept,) holds the values, all else 0; of the result the same entries are
     kept: double-mask selection. seen(mean, variance) as for `batch_norm`."""
     _check("batch_norm_samples", (plan.plan.samples, gamma.shape[0]), x, plan)
     y, mean, variance = dev.batch_norm(_dense(dev, x, plan), gamma, beta, eps)
     seen(mean, variance)
-    y = dev.compact_samples(y, plan.lists, plan.plan.kept)
-    gradients = once(lambda dy: dev.batch_norm_grad(_dense(dev, dy, plan), _dense(dev, x, plan), gamma, mean, variance, eps))
-    return y, (lambda dy: dev.compact_samples(gradients(dy)[0], plan.lists, plan.plan.kept), lambda dy: gradients(dy)[1],
+    y = dev.compact_samples(y, plan.lists, plan.plan.count)
+    gradients = memoize(lambda dy: dev.batch_norm_grad(_dense(dev, dy, plan), _dense(dev, x, plan), gamma, mean, variance, eps))
+    return y, (lambda dy: dev.compact_samples(gradients(dy)[0], plan.lists, plan.plan.count), lambda dy: gradients(dy)[1],
                lambda dy: gradients(dy)[2])

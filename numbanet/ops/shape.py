@@ -13,8 +13,8 @@ from ..arguments import is_integer
 from ..autograd import op
 from ..device import Device, device
 from ..gradients import Packed
-from ..plans import AxisPlan, Kept
-from ..plans.kept import KeptAxis, on, whole_axis
+from ..plans import AxisPlan, DevicePlan
+from ..plans.on_device import DeviceAxis, full_axis, on
 from ..tensor import Tensor
 from .order import Order
 
@@ -109,7 +109,7 @@ def _concatenate(dev: Device, *xs, axis):
 
 
 # --- compact and dense activations ------------------------------------------------------------------------------------
-def expand(x: Tensor, *, plan: AxisPlan | Kept) -> Tensor:
+def expand(x: Tensor, *, plan: AxisPlan | DevicePlan) -> Tensor:
     """y[…, plan's k-th index] = x[…, k], 0 where dropped: the dense form of a compact activation.   (…, K) -> (…, n)
 
     Raises
@@ -125,13 +125,13 @@ def expand(x: Tensor, *, plan: AxisPlan | Kept) -> Tensor:
 
 @op
 def _expand(dev: Device, x, *, plan):
-    kept = on("expand", plan, dev, KeptAxis)
+    kept = on("expand", plan, dev, DeviceAxis)
     if x.shape[1] != kept.plan.count:
         raise ValueError(f"expand: x {tuple(x.shape)} does not hold the {kept.plan.count} entries that {kept.plan} keeps")
-    return dev.expand(x, kept.places), (lambda dy: dev.compact(dy, kept.kept),)
+    return dev.expand(x, kept.inverse), (lambda dy: dev.compact(dy, kept.indices),)
 
 
-def compact(x: Tensor, *, plan: AxisPlan | Kept) -> Tensor:
+def compact(x: Tensor, *, plan: AxisPlan | DevicePlan) -> Tensor:
     """y[…, k] = x[…, plan's k-th index]: what a plan keeps of a dense activation.   (…, n) -> (…, K)
 
     Raises
@@ -147,8 +147,8 @@ def compact(x: Tensor, *, plan: AxisPlan | Kept) -> Tensor:
 
 @op
 def _compact(dev: Device, x, *, plan):
-    kept = on("compact", plan, dev, KeptAxis, (x.shape[1],))
-    return dev.compact(x, kept.kept), (lambda dy: dev.expand(dy, kept.places),)
+    kept = on("compact", plan, dev, DeviceAxis, (x.shape[1],))
+    return dev.compact(x, kept.indices), (lambda dy: dev.expand(dy, kept.inverse),)
 
 
 @op
@@ -179,7 +179,7 @@ def padding_row(name: str, padding: int | None, rows: int) -> int | None:
 
 
 @op
-def embedding(dev: Device, w, *, ids: Any, cols: AxisPlan | Kept | None = None, padding: int | None = None,
+def embedding(dev: Device, w, *, ids: Any, cols: AxisPlan | DevicePlan | None = None, padding: int | None = None,
               checked: bool = False):
     """y[…, k] = w[ids[…], cols_k].   w (V, D), ids (…) integers of the host or int32 of the device -> y (…, K)
 
@@ -202,19 +202,19 @@ def embedding(dev: Device, w, *, ids: Any, cols: AxisPlan | Kept | None = None, 
         If the ids, or padding, are no integers.
     """
     padding = padding_row("embedding: padding", padding, w.shape[0])
-    cols = whole_axis(w.shape[1], dev) if cols is None else on("embedding", cols, dev, KeptAxis, (w.shape[1],))
+    cols = full_axis(w.shape[1], dev) if cols is None else on("embedding", cols, dev, DeviceAxis, (w.shape[1],))
     host = None if checked else _symbols(dev, ids, w.shape[0])
     ids = ids if checked else dev.upload(host)
     flat = dev.reshape(ids, (ids.size,))
     width, y = cols.plan.count, dev.take_rows(w, flat)
-    y = dev.reshape(y if width == w.shape[1] else dev.compact(y, cols.kept), (*ids.shape, width))
+    y = dev.reshape(y if width == w.shape[1] else dev.compact(y, cols.indices), (*ids.shape, width))
 
     def dw(dy):
         found = dev.group_rows(flat, w.shape[0], padding) if checked else map(
             dev.upload, device("cpu").group_rows(host.reshape(-1), w.shape[0], padding))  # as many as there are
         order, starts, places = found
         values = dev.sum_by_row(dev.reshape(dy, (flat.size, width)), order, starts)
-        return Packed(values, Packing(places, whole_axis(w.shape[0], dev).lists.classes, *cols.columns), tuple(w.shape))
+        return Packed(values, Packing(places, full_axis(w.shape[0], dev).lists.classes, *cols.columns), tuple(w.shape))
 
     return y, (dw,)
 

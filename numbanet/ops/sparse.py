@@ -8,10 +8,10 @@ from numbanet_kernels.layouts.sparse import BSR, CSR, ELL
 
 from ..autograd import common_device, op
 from ..device import Device
-from ..plans import AxisPlan, Kept
-from ..plans.kept import KeptAxis, on
+from ..plans import AxisPlan, DevicePlan
+from ..plans.on_device import DeviceAxis, on
 from ..tensor import Tensor
-from .linear import once, vector_gradient
+from .linear import memoize, vector_gradient
 
 
 class Layout:
@@ -43,18 +43,18 @@ class Layout:
         return f"Layout(shape={self.shape}, nnz={self.nnz}) on {self.device.name}"
 
 
-def _whole(dev: Device, x: Any, kept: KeptAxis | None) -> Any:
+def _whole(dev: Device, x: Any, kept: DeviceAxis | None) -> Any:
     """The dense form of an activation."""
-    return x if kept is None else dev.expand(x, kept.places)
+    return x if kept is None else dev.expand(x, kept.inverse)
 
 
 @op(fuses=True)
-def _linear_csr(dev: Device, x, values, b=None, *, at, relu: bool, rows: KeptAxis | None, cols: KeptAxis | None,
+def _linear_csr(dev: Device, x, values, b=None, *, at, relu: bool, rows: DeviceAxis | None, cols: DeviceAxis | None,
                 trace: list | None):
     lists, transposed = (rows and rows.lists, cols and cols.lists), dev.csr_transposed(x)
     y = dev.csr(x, values, at, b, relu, *lists, transposed)
-    dz = once(lambda dy: dy.through(dev, y if relu else None))
-    dz_transposed = once(lambda dy: dev.csr_transposed(dz(dy)))
+    dz = memoize(lambda dy: dy.through(dev, y if relu else None))
+    dz_transposed = memoize(lambda dy: dev.csr_transposed(dz(dy)))
 
     def dw(dy):
         if trace is not None:
@@ -71,13 +71,13 @@ def _linear_csr(dev: Device, x, values, b=None, *, at, relu: bool, rows: KeptAxi
 @op(fuses=True)
 def _linear_bsr(dev: Device, x, values, b=None, *, at, outputs: int, relu: bool):
     y = dev.bsr(x, values, at, outputs, b, relu)
-    dz = once(lambda dy: dy.through(dev, y if relu else None))
+    dz = memoize(lambda dy: dy.through(dev, y if relu else None))
     return y, (lambda dy: dev.bsr_dx(dz(dy), values, at, x.shape[1]), lambda dy: dev.bsr_dw(dz(dy), x, at, values.shape[1]),
                lambda dy: dev.sum_rows(dz(dy)))
 
 
 def linear_sparse(x: Any, values: Any, b: Any = None, *, layout: Layout, relu: bool = False,
-                  rows: AxisPlan | Kept | None = None, cols: AxisPlan | Kept | None = None,
+                  rows: AxisPlan | DevicePlan | None = None, cols: AxisPlan | DevicePlan | None = None,
                   trace: list | None = None) -> Tensor:
     """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), w the values where the layout says.   x (N, I) -> y (N, O)
 
@@ -99,7 +99,7 @@ def linear_sparse(x: Any, values: Any, b: Any = None, *, layout: Layout, relu: b
         raise ValueError(f"linear_sparse: the layout is on {layout.device.name}, the arrays on {dev.name}")
     if tiles and not (rows is None and cols is None and trace is None):
         raise TypeError("linear_sparse: tiles take no plan of rows or columns and no trace; give the dense activation")
-    rows, cols = (None if plan is None else on("linear_sparse", plan, dev, KeptAxis, (n,))
+    rows, cols = (None if plan is None else on("linear_sparse", plan, dev, DeviceAxis, (n,))
                   for plan, n in ((rows, outputs), (cols, inputs)))
     width = inputs if cols is None else cols.plan.count
     if x.ndim != 2 or x.shape[1] != width or values.shape != layout.values or (b is not None and b.shape != (outputs,)):

@@ -2,11 +2,11 @@
 from .assigned import Plans, Site
 from .base import AxisPlan, Plan, Region
 from .gates import GateChoice, GatePlan
-from .kept import Kept, KeptAxis, KeptBlocks, KeptSamples, KeptTiles, KeptTimes, kept
-from .rows import DrawnPlan, IndexPlan, RowPlan, TimePlan, widened
+from .on_device import DeviceAxis, DeviceBlocks, DevicePlan, DeviceSamples, DeviceTiles, DeviceTimes, on_device
+from .rows import DrawnPlan, IndexPlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
-__all__ = ["AxisPlan", "BernoulliPlan", "BlockPlan", "DrawnPlan", "GateChoice", "GatePlan", "IndexPlan", "Kept", "KeptAxis",
-           "KeptBlocks", "KeptSamples", "KeptTiles", "KeptTimes", "Plan", "Plans", "Region", "RowPlan", "SamplePlan", "Site",
-           "TilePlan", "TimePlan", "kept", "widened"]
+__all__ = ["AxisPlan", "BernoulliPlan", "BlockPlan", "DeviceAxis", "DeviceBlocks", "DevicePlan", "DeviceSamples",
+           "DeviceTiles", "DeviceTimes", "DrawnPlan", "GateChoice", "GatePlan", "IndexPlan", "Plan", "Plans", "Region",
+           "RowPlan", "SamplePlan", "Site", "TilePlan", "TimePlan", "on_device", "repeat_indices"]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from ..device import Device, device
 from .base import AxisPlan, Plan
-from .kept import Kept, kept, place_kept
-from .rows import widened
+from .on_device import DevicePlan, on_device, upload_plan
+from .rows import repeat_indices
 
 
 class Site(NamedTuple):
@@ -23,7 +23,7 @@ class Site(NamedTuple):
                             # through time; "gates", what the backward pass computes of the gates' gradients
     shape: tuple[int, ...]  # of the weight there
     takes: tuple[type[Plan], ...] | None = None  # which plans the layer knows there; None: any
-    chosen: bool = False    # whether the layer lets a policy choose in the pass (`Dropout.look`)
+    chosen: bool = False    # whether the layer lets a policy choose in the pass (`Dropout.choose`)
     per_batch: bool = False  # whether plans are made for the samples of one batch, not for the weight
     number: int = 0         # which of the model's sites of its kind, from 0: policies with a rate for each go by it
 
@@ -61,7 +61,7 @@ class Plans:
                  choose: Callable[[Site, Any, Any], Plan | None] | None = None) -> None:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}
-        self._on_device: dict[str, Kept] = {}
+        self._on_device: dict[str, DevicePlan] = {}
 
     def of(self, layer: Any, name: str = "output") -> Plan | None:
         """What is kept at a layer's site, as far as it is known; None: everything."""
@@ -72,7 +72,7 @@ class Plans:
             site.check(plan, layer)
         return plan
 
-    def at(self, layer: Any, name: str = "output", flow: Any = None, shape: tuple[int, ...] | None = None) -> Kept | None:
+    def at(self, layer: Any, name: str = "output", flow: Any = None, shape: tuple[int, ...] | None = None) -> DevicePlan | None:
         """The plan of a layer's site on the device; None: everything is kept.
 
         Parameters
@@ -106,22 +106,22 @@ class Plans:
             if plan is None or plan.trivial:
                 return None
             self.assigned[site.path] = plan
-            here = place_kept(plan, self.device)  # such a plan hardly comes twice
+            here = upload_plan(plan, self.device)  # such a plan hardly comes twice
         site.check(plan, layer, shape)
-        self._on_device[site.path] = here = kept(plan, self.device) if here is None else here
+        self._on_device[site.path] = here = on_device(plan, self.device) if here is None else here
         return here
 
-    def place(self, path: str, here: Kept) -> None:
+    def place(self, path: str, here: DevicePlan) -> None:
         """What a site's plan is on the device from here on, such as in fixed buffers of a recorded pass."""
         self._on_device[path] = here
 
-    def kept(self, path: str) -> Kept:
+    def on_device(self, path: str) -> DevicePlan:
         """An assigned plan on the device."""
         if path not in self._on_device:
-            self._on_device[path] = kept(self.assigned[path], self.device)
+            self._on_device[path] = on_device(self.assigned[path], self.device)
         return self._on_device[path]
 
-    def region(self, layer: Any, weight: Any, name: str = "output") -> dict[Any, Kept]:
+    def region(self, layer: Any, weight: Any, name: str = "output") -> dict[Any, DevicePlan]:
         """{weight: what of it the pass reads}, by the plan at a layer's site; {} where it is all."""
         plan = self.of(layer, name) if self.assigned else None
         here = None if plan is None or plan.region(weight.shape) is None else self.at(layer, name)
@@ -131,4 +131,4 @@ class Plans:
         """The plan of a longer axis that has, for each index of a plan's, so many in a row, such as the pixels of a channel;
         None where that plan's lists lie in fixed buffers here: those of the longer one would not."""
         fixed = any(here.fixed for here in self._on_device.values() if here.plan is plan)
-        return None if fixed else widened(plan, times)
+        return None if fixed else repeat_indices(plan, times)

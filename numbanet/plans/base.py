@@ -1,6 +1,6 @@
 """Plan: which part of a matrix product is computed this step. Made on the host by a dropout policy, consumed by planned ops.
 
-A plan is small, frozen and hashable, and knows no device: `kept` makes the index arrays that kernels read. Every planned op
+A plan is small, frozen and hashable, and knows no device: `on_device` makes index arrays that kernels read. Every planned op
 satisfies, with M = plan.mask() and on every device,
 
     planned(x, W, plan) == dense(x, W * M)            for y, dx and dW.
@@ -35,7 +35,7 @@ class Plan(abc.ABC):
     """
 
     scale: float = 1.0  # what is kept is multiplied by it
-    once: ClassVar[bool] = False    # whether one hardly comes twice: what it is on a device is not kept for later
+    cacheable: ClassVar[bool] = True    # whether one may come again: what it is on a device is kept for then
 
     if TYPE_CHECKING:  # a plan that has a region says so: a field or a property
 

@@ -116,18 +116,18 @@ class IndexPlan(AxisPlan):
 class DrawnPlan(IndexPlan):
     """Indices that were drawn one by one: a plan of so many that it hardly comes twice."""
 
-    once = True
+    cacheable = False
 
 
-def widened(plan: AxisPlan, times: int) -> IndexPlan:
+def repeat_indices(plan: AxisPlan, times: int) -> IndexPlan:
     """The plan of an axis that has, for each index of the plan's, so many in a row, such as the pixels of a channel."""
-    return (_widened.__wrapped__ if plan.once else _widened)(plan, times)
+    return (_repeat_indices if plan.cacheable else _repeat_indices.__wrapped__)(plan, times)
 
 
 @functools.lru_cache(maxsize=1024)
-def _widened(plan: AxisPlan, times: int) -> IndexPlan:
+def _repeat_indices(plan: AxisPlan, times: int) -> IndexPlan:
     chosen = (np.asarray(plan.indices())[:, None] * times + np.arange(times)).reshape(-1)
-    return (DrawnPlan if plan.once else IndexPlan)(plan.n * times, chosen)
+    return (IndexPlan if plan.cacheable else DrawnPlan)(plan.n * times, chosen)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class TimePlan(Plan):
         If a number is out of range.
     """
 
-    once = True
+    cacheable = False
 
     n: int
     dp: int

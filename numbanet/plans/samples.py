@@ -7,7 +7,7 @@ import numbers
 
 import numpy as np
 
-from numbanet_kernels.layouts.samples import WORD, SampleLists
+from numbanet_kernels.layouts.samples import WORD, SampleLists, key_words
 
 from .base import Plan
 
@@ -33,9 +33,19 @@ class BernoulliPlan(Plan):
     key: int
     scale: float = 1.0
 
+    cacheable = False
+    density = 1.0
+
     @property
     def covers(self):
         return (self.n,)
+
+    @property
+    def kind(self):
+        return BernoulliPlan, self.n, self.rate, self.scale
+
+    def lists(self):
+        return (key_words(self.key),)
 
     def mask(self) -> np.ndarray:
         """(n,) True: no part of a product is left out. Which activations are zeroed, `ops.dropout` says."""
@@ -120,13 +130,13 @@ class SamplePlan(Plan):
         return np.bitwise_count(self.bits.view(np.uint32)).sum(1, dtype=np.int64)[np.arange(self.samples) // self.group]
 
     @functools.cached_property
-    def kept(self) -> int:
+    def count(self) -> int:
         """How many values are kept."""
         return int(self.counts.sum())
 
     @property
     def density(self) -> float:
-        return self.kept / (self.samples * self.n) if self.samples * self.n else 1.0
+        return self.count / (self.samples * self.n) if self.samples * self.n else 1.0
 
     def lists(self) -> SampleLists:
         """The bits, and where the values of each sample begin."""

@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     weights: Any                    # on the device, summing to 1; None: each sample counts the same
     total: float                    # the sum of the weights, or the number of samples: how much the batch counts in an epoch
     ids: np.ndarray | None = None   # inputs that are integers, on the host
-    fresh: bool = True              # whether layers that remember begin anew
+    resets_state: bool = True       # whether layers that remember begin anew
 
     def fetch(self, X: Any, dev: Device, out: Any = None) -> Batch:
         """With its inputs taken from X, into an array that is given."""

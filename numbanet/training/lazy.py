@@ -1,7 +1,7 @@
 """Missed steps: blocks of a weight that nobody reads are left alone, and brought up to date when somebody does.
 
 A step of SGD without a gradient is linear, (w, v) -> M (w, v), so that k missed ones are M^k
-(`numbanet_kernels.families.update`).
+(`numbanet_kernels.families.update.lazy_sgd`).
 """
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from numbanet_kernels.layouts.packed import LazyBlocks
 
 from ..device import Device
-from ..plans import Kept
+from ..plans import DevicePlan
 
 
 @functools.lru_cache(maxsize=64)
 def _every_block(blocks: tuple[int, int], dev: Device) -> tuple[Any, Any]:
-    """Device arrays: int32, none is behind, and bool, all are wanted."""
+    """Device arrays: int32, none lags, and bool, all are wanted."""
     return dev.upload(np.zeros(blocks, np.int32)), dev.upload(np.ones(blocks, bool))
 
 
@@ -27,7 +27,7 @@ def _powers(dev: Device, count: int, numbers: tuple) -> Any:
     return dev.sgd_powers(count, *numbers)
 
 
-class Missed:
+class LazyUpdates:
     """The steps that the blocks of one weight miss. Its arrays stay, because recorded updates read them.
 
     shape and block are rows and columns of the weight, and of a block of it; numbers are learning rate, momentum, nesterov and
@@ -39,22 +39,22 @@ class Missed:
     def __init__(self, dev: Device, shape: tuple[int, int], block: tuple[int, int], numbers: tuple) -> None:
         self.dev, self.block, self.numbers, self.count = dev, block, numbers, 0
         self.none, self.every = _every_block(tuple(-(-n // size) for n, size in zip(shape, block, strict=True)), dev)
-        self.behind, self.after = (dev.copy(self.none) for _ in range(2))
-        self.held, self.wanted = (dev.copy(self.every) for _ in range(2))
+        self.lag, self.after = (dev.copy(self.none) for _ in range(2))
+        self.current, self.wanted = (dev.copy(self.every) for _ in range(2))
         self.powers = dev.copy(_powers(dev, self.LIMIT + 1, numbers))
         self.partly = False  # whether some blocks are not wanted
 
     @property
-    def lazy(self) -> LazyBlocks:
+    def blocks(self) -> LazyBlocks:
         """What the kernels take."""
-        return LazyBlocks(self.behind, self.after, self.held, self.wanted, self.powers, self.block)
+        return LazyBlocks(self.lag, self.after, self.current, self.wanted, self.powers, self.block)
 
     @property
     def idle(self) -> bool:
         """Whether all blocks are up to date and wanted."""
         return not (self.count or self.partly)
 
-    def want(self, kept: Kept | None) -> None:
+    def want(self, kept: DevicePlan | None) -> None:
         """What will be read before the next step; None: everything."""
         wanted = None if kept is None or self.count + 1 >= self.LIMIT else kept.wanted
         self.partly = wanted is not None
@@ -62,13 +62,13 @@ class Missed:
 
     def stepped(self) -> None:
         """A step was done: what it wrote is what the next one reads."""
-        self.behind, self.after, self.held, self.wanted = self.after, self.behind, self.wanted, self.held
+        self.lag, self.after, self.current, self.wanted = self.after, self.lag, self.wanted, self.current
         self.count = self.count + 1 if self.partly else 0
 
     def settled(self) -> None:
         """All blocks are up to date."""
-        self.dev.copy(self.none, out=self.behind)
-        self.dev.copy(self.every, out=self.held)
+        self.dev.copy(self.none, out=self.lag)
+        self.dev.copy(self.every, out=self.current)
         self.count = 0
 
     def renumber(self, numbers: tuple) -> None:

@@ -1,4 +1,4 @@
-"""The loop: fit -> train -> epoch -> `Trainer.step`.
+"""The loop: fit -> train -> epoch -> `Stepper.step`.
 
     train    epochs until done; hooks before and after; going back where the weights broke; interruption
     epoch    a pass over the samples, one host synchronisation at its end
@@ -19,7 +19,7 @@ from numbanet_kernels.runtime.interrupt import deferred
 from .data import Batch, Data
 from .recovery import Recovery
 from .run import Run
-from .trainer import Done
+from .stepper import StepResult
 
 NOTHING = "fit was interrupted before an epoch was whole: nothing of it is kept"
 
@@ -104,7 +104,7 @@ def epoch(run: Run, data: Data, whole: bool, change: Any = None) -> tuple[dict[s
     return {"epoch": run.epoch + 1, **found, "seconds": seconds, "learning_rate": run.optimizer.learning_rate}, broken
 
 
-def _record(run: Run, data: Data, done: Sequence[tuple[Batch, Done]]) -> tuple[dict[str, float], int | None]:
+def _record(run: Run, data: Data, done: Sequence[tuple[Batch, StepResult]]) -> tuple[dict[str, float], int | None]:
     """(loss, score and share of the FLOPs of a pass, the first step whose loss is not finite, or None)"""
     rows = np.concatenate([batch.rows for batch, _ in done]) if done else np.zeros(0, int)
     predicted = np.concatenate([run.dev.download(step.answer) for _, step in done]) if done else data.y[:0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +20,9 @@ from numbanet_kernels.runtime.interrupt import deferred
 from ..arguments import is_real
 from ..device import Device
 from ..gradients import Packed
-from ..plans import Kept, Plan, kept
+from ..plans import DevicePlan, Plan, on_device
 from ..tensor import Tensor
-from .lazy import Missed
+from .lazy import LazyUpdates
 
 
 def check_number(name: str, value: Any, low: float, high: float = math.inf) -> float:
@@ -78,11 +78,11 @@ class Optimizer(abc.ABC):
         self.steps = 0
         self.state: list[list[Any]] = []
         self.counts: list[int] = []  # of the steps, those in which each parameter had a gradient
-        self.wanted: dict[Tensor, Kept] = {}  # what is read of them before the next step
+        self.wanted: dict[Tensor, DevicePlan] = {}  # what is read of them before the next step
 
     # --- a step, in order ---------------------------------------------------------------------------------------------
     @deferred
-    def step(self, wanted: Mapping[Tensor, Kept | Plan] | None = None) -> dict[Tensor, Any]:
+    def step(self, wanted: Mapping[Tensor, DevicePlan | Plan] | None = None) -> dict[Tensor, Any]:
         """Update every parameter that has a gradient, and forget the gradients: prepare, reduce, launch and advance.
 
         Parameters
@@ -108,11 +108,11 @@ class Optimizer(abc.ABC):
         self.advance()
         return ready
 
-    def prepare(self, wanted: Mapping[Tensor, Kept | Plan] | None = None) -> None:
+    def prepare(self, wanted: Mapping[Tensor, DevicePlan | Plan] | None = None) -> None:
         """Before the passes of a step: what is read of the weights before the next one (`step`)."""
-        self.wanted = {w: kept(plan, w.device) if isinstance(plan, Plan) else plan for w, plan in (wanted or {}).items()}
+        self.wanted = {w: on_device(plan, w.device) if isinstance(plan, Plan) else plan for w, plan in (wanted or {}).items()}
         for w, part in self.wanted.items():
-            region = part.plan.region(w.shape) if isinstance(part, Kept) else None
+            region = part.plan.region(w.shape) if isinstance(part, DevicePlan) else None
             if region is None or part.plan.shape not in (w.shape, w.shape[:1]) or part.device is not w.device:
                 raise ValueError(f"{type(self).__name__}: {part} is no part of a weight of shape {w.shape} on {w.device.name}")
         if not self.state:
@@ -122,6 +122,11 @@ class Optimizer(abc.ABC):
     def recorded_by(self) -> tuple[Hashable, list[Any]] | None:
         """After `prepare`: the numbers and the arrays that decide what `launch` launches, where it may be recorded with the
         passes before it and done again with equal ones. None, as by default: each step may have numbers of its own."""
+        return None
+
+    def renumber(self) -> Hashable | None:
+        """In place of `prepare`, for a step of which all weights are read: put its numbers where recorded launches find them.
+        Returns the numbers of `recorded_by`; None, as by default, where more has to be prepared."""
         return None
 
     def reduce(self) -> None:  # noqa: B027  in one process there is nothing to do
@@ -164,11 +169,14 @@ class Optimizer(abc.ABC):
                     for g in dev.distinct([g for there, g in found if there is dev]):
                         dev.affine(g, mul=limit / norm, out=g)
 
-    def advance(self) -> None:
-        """A step was launched: go on to the next, without gradients."""
+    def advance(self, trained: Sequence[bool] | None = None) -> None:
+        """A step was launched: go on to the next, without gradients. `trained` says which parameters had one, if that is known
+        and there are none to forget."""
         self.steps += 1
-        self.counts = [n + (p.gradient is not None) for n, p in zip(self.counts, self.parameters, strict=True)]
-        self.zero_grad()
+        if trained is None:
+            trained = [p.gradient is not None for p in self.parameters]
+            self.zero_grad()
+        self.counts = [n + had for n, had in zip(self.counts, trained, strict=True)]
 
     # --- what optimisers differ in ------------------------------------------------------------------------------------
     @abc.abstractmethod
@@ -261,8 +269,8 @@ class SGD(Optimizer):
         self.nesterov = bool(nesterov)
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
-        self.missed: dict[Tensor, Missed] = {}
-        self.stepping: list[Missed] = []  # those that the present step changes
+        self.lazy: dict[Tensor, LazyUpdates] = {}
+        self.stepping: list[LazyUpdates] = []  # those that the present step changes
         self.rates: dict[Device, tuple[float, Any]] = {}  # where devices record: recorded launches read the rate in an array
 
     @property
@@ -274,14 +282,23 @@ class SGD(Optimizer):
         for p in self.parameters:
             if p.requires_grad:
                 self._arrange(p, self.wanted.get(p))
-            elif p in self.missed:  # frozen meanwhile
+            elif p in self.lazy:  # frozen meanwhile
                 self.settle(p)
-                del self.missed[p]
-        self.stepping = list(self.missed.values())
+                del self.lazy[p]
+        self.stepping = list(self.lazy.values())
+        self._put_rate()
+
+    def _put_rate(self) -> None:
         for dev in {p.device for p in self.parameters}:
             rate, array = self.rates.get(dev, (None, None))
             if dev.records() and rate != self.learning_rate:
                 self.rates[dev] = self.learning_rate, dev.full((1,), self.learning_rate, out=array)
+
+    def renumber(self):
+        if self.lazy or self.clip_norm is not None or any(p.device.lazy_pays(p.size) for p in self.parameters):
+            return None
+        self._put_rate()
+        return self._numbers[1:] if len(self.rates) == 1 else None
 
     def recorded_by(self):
         devices = {p.device for p in self.parameters}
@@ -289,72 +306,72 @@ class SGD(Optimizer):
             return None
         ((_, rate),) = self.rates.values()
         return self._numbers[1:], [rate, *(v for (v,) in self.state),
-                                   *(a for missed in self.stepping for a in (missed.behind, missed.held))]
+                                   *(a for lazy in self.stepping for a in (lazy.lag, lazy.current))]
 
     def launch(self):
-        for parameter, missed in self.missed.items():
+        for parameter, lazy in self.lazy.items():
             if parameter.gradient is None:  # copies, as `settled` makes, are not recorded
                 self.settle(parameter)
-                missed.settled()
-                self.stepping.remove(missed)
+                lazy.settled()
+                self.stepping.remove(lazy)
         return super().launch()
 
     def update(self, dev, due):
         updates, ready = [], {}
         for parameter, (w, v), g, packing in due:
-            missed, into = self.missed.get(parameter), None
-            if missed and missed.idle and not dev.records():
-                missed = None  # it has nothing to say; where passes are recorded, it may have by the next time
-            if missed and missed.partly:
+            lazy, into = self.lazy.get(parameter), None
+            if lazy and lazy.idle and not dev.records():
+                lazy = None  # it has nothing to say; where passes are recorded, it may have by the next time
+            if lazy and lazy.partly:
                 into = self.wanted[parameter].room()
-            updates.append(SGDUpdate(w, v, g, packing, missed and missed.lazy, into))
+            updates.append(SGDUpdate(w, v, g, packing, lazy and lazy.blocks, into))
             if into is not None:
                 ready[parameter] = into[0]
         dev.sgd(updates, self.rates[dev][1] if dev in self.rates else self.learning_rate, *self._numbers[1:])
         return ready
 
-    def _arrange(self, parameter: Tensor, part: Kept | None) -> None:
+    def _arrange(self, parameter: Tensor, part: DevicePlan | None) -> None:
         """Tell what a parameter misses what is wanted; start to count where nothing fits."""
-        dev, missed = parameter.device, self.missed.get(parameter)
+        dev, lazy = parameter.device, self.lazy.get(parameter)
         part = part if part is not None and dev.lazy_pays(parameter.size) else None
         region = None if part is None else part.plan.region(parameter.shape)
         block = None if region is None else region.block
-        fits = missed and missed.dev is dev and block in (None, missed.block)
-        if missed and not (fits and missed.numbers == self._numbers):
+        fits = lazy and lazy.dev is dev and block in (None, lazy.block)
+        if lazy and not (fits and lazy.numbers == self._numbers):
             self.settle(parameter)
-            missed.renumber(self._numbers)
+            lazy.renumber(self._numbers)
             if not fits:
-                del self.missed[parameter]
+                del self.lazy[parameter]
         if block is not None and not fits:
             shape = parameter.shape[0], parameter.size // max(parameter.shape[0], 1)
-            self.missed[parameter] = Missed(dev, shape, block, self._numbers)
-        if parameter in self.missed:
-            self.missed[parameter].want(part)
+            self.lazy[parameter] = LazyUpdates(dev, shape, block, self._numbers)
+        if parameter in self.lazy:
+            self.lazy[parameter].want(part)
 
-    def advance(self):
-        super().advance()
-        for missed in self.stepping:
-            missed.stepped()
+    def advance(self, trained=None):
+        super().advance(trained)
+        for lazy in self.stepping:
+            lazy.stepped()
         self.stepping = []
 
     def settle(self, parameter=None):
         for i, p in enumerate(self.parameters):
-            missed = self.missed.get(p) if parameter is None or parameter is p else None
-            if missed and missed.count:
-                p.device.sgd_settle(matrix(p, p.data), matrix(p, self.state[i][0]), missed.lazy)
-                missed.settled()
+            lazy = self.lazy.get(p) if parameter is None or parameter is p else None
+            if lazy and lazy.count:
+                p.device.sgd_settle(matrix(p, p.data), matrix(p, self.state[i][0]), lazy.blocks)
+                lazy.settled()
 
     def resize(self, parameter, change):
         super().resize(parameter, change)
-        self.missed.pop(parameter, None)
+        self.lazy.pop(parameter, None)
 
     def reset(self):
         super().reset()
-        self.missed = {}
+        self.lazy = {}
 
     def restore(self, saved):
         super().restore(saved)
-        self.missed, self.stepping, self.rates = {}, [], {}
+        self.lazy, self.stepping, self.rates = {}, [], {}
 
     def __getstate__(self):
         return {**super().__getstate__(), "missed": {}, "stepping": [], "rates": {}}

@@ -1,8 +1,9 @@
-"""Recorder: a training step that came before, its passes and with SGD its update, is done again as the device recorded it.
+"""Recorder: a training step that came before, its passes and its update, is done again as the device recorded it.
 
 With plans of the same kinds and the same number of samples a step is the same launches on the same arrays: only what is in them
-is new, the batch and the lists of what the plans keep. So these lie in fixed buffers, which the recorder alone knows. On a card
-a small step takes less time than Python takes to launch it, and a graph (`numbanet_kernels.runtime.graph`) is launched at once.
+is new, the batch and the lists of what the plans keep. So these lie in fixed buffers, which the recorder alone knows. A small
+step takes less time than Python takes to say what to do in it; a graph of a card (`numbanet_kernels.runtime.graph`) or a tape
+of the CPU (`numbanet_kernels.runtime.tape`) is done at once.
 A step that is met for the second time is recorded; as there are few kinds, nearly all steps of a fit are replayed. What they
 compute lies in one memory for all of them, which is used up before the next one is done.
 
@@ -14,6 +15,7 @@ by op, in arrays of their own.
 """
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +25,7 @@ import numpy as np
 from .. import profile
 from ..device import Device
 from ..layers import Layer, walk
-from ..plans import Kept, Plan, Plans
+from ..plans import DevicePlan, Plan, Plans
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
@@ -39,6 +41,19 @@ class _Pass(NamedTuple):
     held: list[Any]         # the arrays of its key, so that no other ones are taken for them
 
 
+class Ready(NamedTuple):
+    """A recorded step, passes and update, that is done again while nothing but batches, plans and numbers change."""
+
+    graph: Any
+    numbers: Hashable       # of the optimiser, as it was recorded
+    state: Any              # of the optimiser: another one has other arrays
+    tensors: list[tuple[Tensor, Any, bool]]     # of the model: with their arrays, and whether they are trained
+    trained: list[bool]     # by the parameters of the optimiser, whether they have a gradient
+    inputs: Any             # the buffers that are read
+    targets: Any
+    weights: Any
+
+
 class Recorder:
     """The recorded steps of one training run of a model."""
 
@@ -49,13 +64,19 @@ class Recorder:
 
     def __init__(self, dev: Device, model: Layer) -> None:
         self.dev, self.model = dev, model
-        self.possible = not profile.ENABLED and dev.records()  # False on the CPU, and where every operation shall be seen
+        self.possible = not profile.ENABLED and dev.records()  # False where every operation shall be seen
         self._recorded: list[Any] = []
-        self._failed = 0
+        self._failed, self._replayed, self._told = 0, None, False
         self._met: dict[Hashable, _Pass | tuple[()] | None] = {}  # met once: None; not to be had: ()
         self._inputs: dict[tuple, Any] = {}
         self._lists: dict[tuple, Any] = {}
-        self._kept: dict[tuple, Kept] = {}
+        self._kept: dict[tuple, DevicePlan] = {}
+        self._ready: dict[Hashable, Ready] = {}
+
+    @property
+    def asks(self) -> bool:
+        """Whether it matters if passes can be recorded."""
+        return self.possible or (profile.ENABLED and not self._told)
 
     # --- fixed buffers ------------------------------------------------------------------------------------------------
     def hold(self, X: Any, batch: Batch, change: Callable[[Batch], Batch] | None) -> Batch:
@@ -88,25 +109,59 @@ class Recorder:
         """Whether an array is the buffer of an input of that name; None always is."""
         return array is None or array is self._inputs.get((name, tuple(array.shape), array.dtype))
 
-    def put_plans(self, plans: Plans) -> None:
-        """Put the lists of plans where steps find those of all plans of their kind at that site."""
-        for site, plan in plans.assigned.items():
-            if plan.density < 1 or plan.once:  # else there is no other one of its kind, and its lists are kept
-                plans.place(site, self._put_plan(site, plan, plans.kept(site)))
+    @staticmethod
+    def _listed(plans: Plans) -> list[tuple[str, Plan]]:
+        """The sites and plans of which there are others of their kind: else lists are kept as they are."""
+        return [(site, plan) for site, plan in plans.assigned.items() if not plan.cacheable or plan.density < 1]
 
-    def _put_plan(self, site: str, plan: Plan, own: Kept) -> Kept:
-        if (site, plan.kind) not in self._lists:
-            self._lists[site, plan.kind] = self.dev.copy(own.whole)
-        place = self.dev.copy(own.whole, out=self._lists[site, plan.kind])
-        if plan.once:
-            return own.at(place)
-        if (site, plan) not in self._kept:
-            if len(self._kept) == self.MET:
-                self._kept.clear()
-            self._kept[site, plan] = own.at(place)
-        return self._kept[site, plan]
+    def put_plans(self, plans: Plans) -> None:
+        """Put the lists of plans where recorded steps find those of all plans of their kind at that site."""
+        for site, plan in self._listed(plans):
+            whole = plans.on_device(site).buffer
+            self._lists[site, plan.kind] = self.dev.copy(whole, out=self._lists.get((site, plan.kind)))
+
+    def place_plans(self, plans: Plans) -> dict[str, DevicePlan]:
+        """Let passes read them there; returns, by site, what has lists of its own."""
+        own = {site: plans.on_device(site) for site, _ in self._listed(plans)}
+        for site, plan in self._listed(plans):
+            here = self._kept.get((site, plan))
+            if here is None:
+                here = own[site].at(self._lists[site, plan.kind])
+                if len(self._kept) == self.MET:
+                    self._kept.clear()
+                if plan.cacheable:
+                    self._kept[site, plan] = here
+            plans.place(site, here)
+        return own
 
     # --- steps --------------------------------------------------------------------------------------------------------
+    def look_again(self) -> None:
+        """Layers, tensors or arrays may be others: no recorded step is done again before they were compared."""
+        self._ready.clear()
+
+    def ready(self, plans: Plans, batch: Batch, optimizer: Optimizer) -> Ready | None:
+        """The recorded step of such plans and such a batch, before it is fetched, the optimiser prepared for it; None: it takes
+        the longer way, `hold` and `step`."""
+        found = self._ready.get(self._quick_key(plans, batch)) if self._ready else None
+        if found is None or found.state is not optimizer.state or found.numbers != optimizer.renumber():
+            return None
+        return found if all([t.data is array and t.requires_grad is grad for t, array, grad in found.tensors]) else None
+
+    @staticmethod
+    def _quick_key(plans: Plans, batch: Batch) -> Hashable:
+        return (len(batch.rows), batch.weights is None, *((path, plan.kind) for path, plan in plans.assigned.items()))
+
+    def again(self, ready: Ready, X: Any, batch: Batch, plans: Plans) -> list[Any]:
+        """What `step` gives of a step that is ready."""
+        dev = self.dev
+        batch.fetch(X, dev, ready.inputs)
+        dev.copy(batch.targets, out=ready.targets)
+        if ready.weights is not None:
+            dev.copy(batch.weights, out=ready.weights)
+        self.put_plans(plans)
+        ready.graph.replay()
+        return [dev.copy(array) for array in ready.graph.result[0]]
+
     def step(self, passes: Callable[[], Sequence[Any]], optimizer: Optimizer, plans: Plans, batch: Batch, states: list[Any],
              repeatable: bool) -> tuple[Sequence[Any], dict[Tensor, Any]]:
         """(what the passes return, what the update packed for the next step), after an update of the weights.
@@ -125,22 +180,52 @@ class Recorder:
         repeatable : bool
             Whether passes with equal kinds of plans and equal shapes are equal launches.
         """
+        if profile.ENABLED and not self._told:
+            self._tell(passes, repeatable, plans)
         key = self._key(plans, batch) if repeatable and self.possible else None
         own = None if key is None else optimizer.recorded_by()
-        if key is not None:
-            self.put_plans(plans)
         if own is None:
-            results = self(key, passes, states)
+            results = self(key, passes, states, plans)
             optimizer.reduce()
             return results, optimizer.launch()
+        ready: dict[Tensor, Any] = {}
 
         def work() -> Sequence[Any]:
             results = passes()
             optimizer.reduce()
-            optimizer.launch()  # last: what fails before leaves the weights as they are
+            ready.update(optimizer.launch())  # last: what fails before leaves the weights as they are
             return results
 
-        return self((key, own[0]), work, states + own[1]), {}
+        results = self((key, own[0]), work, states + own[1], plans)
+        if self._replayed is not None and not states and batch.ids is None:
+            trained = [p.gradient is not None for p in optimizer.parameters]
+            tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
+            self._ready[self._quick_key(plans, batch)] = Ready(
+                self._replayed, own[0], optimizer.state, tensors, trained, batch.inputs, batch.targets, batch.weights)
+        return results, ready if self._replayed is None else {}
+
+    def _tell(self, passes: Callable[[], Sequence[Any]], repeatable: bool, plans: Plans) -> None:
+        """Say, once, why passes like these are not recorded where they might be."""
+        self._told, reasons = True, []
+        if not repeatable:
+            reasons = ["a layer, the task or the policy does not say that equal kinds of plans mean equal launches"]
+        elif any(plan.kind is None for plan in plans.assigned.values()):
+            reasons = ["a plan has no kind"]
+        elif self.dev.records():
+            self.dev.record(self._from_no_gradients(passes), most=self.MOST, refused=reasons)
+        for reason in reasons:
+            print(f"not recorded: {reason}", file=sys.stderr)
+
+    def _from_no_gradients(self, work: Callable[[], Sequence[Any]]) -> Callable[[], tuple[Sequence[Any], list[Any]]]:
+        """work, which adds to gradients, from none on; it gives them, too."""
+        parameters: list[Tensor] = list(self.model.parameters())
+
+        def run() -> tuple[Sequence[Any], list[Any]]:
+            for parameter in parameters:
+                parameter.zero_grad()
+            return work(), [getattr(parameter.gradient, "values", None) for parameter in parameters]
+
+        return run
 
     def _key(self, plans: Plans, batch: Batch) -> Hashable | None:
         """What decides which launches the passes are; None where that is not known, or they are more than launches."""
@@ -151,43 +236,51 @@ class Recorder:
         layers = tuple(layer for _, layer in walk(self.model))  # a callback may exchange some
         return layers, kinds, batch.inputs.shape, batch.weights is None
 
-    def __call__(self, key: Hashable, work: Callable[[], Sequence[Any]], arrays: Sequence[Any] = ()) -> Sequence[Any]:
+    def __call__(self, key: Hashable, work: Callable[[], Sequence[Any]], arrays: Sequence[Any], plans: Plans) -> Sequence[Any]:
         """The arrays that work() returns, which leaves gradients: computed, or replayed where this key was met before.
 
         The key, with some arrays and those of the model, says all that decides what is launched, and None that nothing does;
-        inputs are in their places.
+        inputs are in their places, and lists of plans where it is recorded.
         """
+        self._replayed = None
         if not self.possible or key is None:
             return work()
         tensors = [tensor for _, tensor, _ in self.model.named()]
         key = key, tuple(map(id, arrays)), *((id(t.data), t.requires_grad) for t in tensors)
-        if key not in self._met:
+        new, found, own = key not in self._met, self._met.get(key), {}
+        if self.dev.rehearses() or not (new or found == ()):
+            self.put_plans(plans)
+            own = self.place_plans(plans)
+        if new:
             if len(self._met) < self.MET:
                 self._met[key] = None
             return work()
-        found = self._met[key]
         if found is None:
             found = self._met[key] = self._record(work, [*arrays, *(t.data for t in tensors)])
         if not found:
+            for site, here in () if self.dev.rehearses() else own.items():  # it is done as if nothing was recorded
+                plans.place(site, here)
             return work()
         found.graph.replay()
+        self._replayed = found.graph
         for parameter, gradient in zip(self.model.parameters(), found.gradients, strict=True):
             parameter.zero_grad()
             if gradient is not None:
                 parameter.receive(gradient)
-        return tuple(self.dev.copy(array) for array in found.graph.result)  # the next replay writes to the same memory
+        return tuple(self.dev.copy(array) for array in found.graph.result[0])  # the next replay writes to the same memory
 
     def _record(self, work: Callable[[], Sequence[Any]], arrays: list[Any]) -> _Pass | tuple[()]:
         if len(self._recorded) == self.RECORDED:
             return ()
+        parameters: list[Tensor] = list(self.model.parameters())
         try:
-            graph = self.dev.record(work, next(iter(self._recorded), None), self.MOST)
+            graph = self.dev.record(self._from_no_gradients(work), next(iter(self._recorded), None), self.MOST)
         except Exception as error:  # whatever a driver does not like, or memory that is short: training goes on without
             warnings.warn(f"passes are not replayed: {type(error).__name__}: {error}", stacklevel=2)
             self.possible, graph = False, None
             self._met.clear()
+            self._ready.clear()
             self._recorded.clear()
-        parameters: list[Tensor] = list(self.model.parameters())
         if graph is None:
             for parameter in parameters:
                 parameter.zero_grad()  # nothing was computed

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .run import Run, Snapshot
-from .warned import warn
+from .user_warnings import warn
 
 APART = 512  # steps between copies to go back to: then they take a few hundredths of the time at most
 

@@ -14,8 +14,8 @@ from ..layers import Layer, Sequential, to
 from ..tensor import Tensor
 from .data import Batch
 from .optim import Optimizer
+from .stepper import Stepper
 from .streams import Streams
-from .trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Run:
 
     Attributes
     ----------
-    stepper : Trainer
+    stepper : Stepper
         Does the steps: it has the model, the optimiser, the random streams, the policy, and the plans of the next step.
     history : list of dict
         One record an epoch, of earlier calls as well.
@@ -107,7 +107,7 @@ class Run:
         Whether a hook has asked to stop.
     """
 
-    stepper: Trainer
+    stepper: Stepper
     history: list[dict]
     epochs: range
     hooks: Sequence[Any] = ()
@@ -178,6 +178,7 @@ class Run:
         self.seen = 0
         for hook in self.hooks:
             hook.epoch_start(self, self.epoch)
+        self.stepper.recorder.look_again()
         self._after = [hook for hook in self.hooks if hook.defines("after_update")]
         change = [hook for hook in self.hooks if hook.defines("before_step")]
 

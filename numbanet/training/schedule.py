@@ -26,7 +26,8 @@ def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
     if schedule is None or callable(schedule):
         return schedule
     if schedule not in known:
-        raise ValueError(f"schedule must be None, 'cosine', 'linear' or a function of the epoch, got {schedule!r}")
+        raise ValueError("learning_rate_schedule must be None, 'cosine', 'linear' or a function of the epoch, got "
+                         f"{schedule!r}")
     return known[schedule]
 
 
@@ -34,7 +35,8 @@ def factor_of(schedule: Callable[[int], float] | None, epoch: int) -> float:
     """The factor for an epoch, 1 without a schedule; ValueError where the function gives none."""
     factor = schedule(epoch) if schedule else 1.0
     if not (isinstance(factor, numbers.Real) and 0 <= factor < math.inf):
-        raise ValueError(f"schedule gave the factor {factor!r} for epoch {epoch}; it must be a number, finite and not negative")
+        raise ValueError(f"learning_rate_schedule gave the factor {factor!r} for epoch {epoch}; it must be a number, finite "
+                         "and not negative")
     return float(factor)
 
 
@@ -65,7 +67,7 @@ class LearningRate(Hook):
 
 class ReduceLROnPlateau(Hook):
     """Multiplies the learning rate by a factor where a figure has not improved for some epochs, for
-    `callbacks=[ReduceLROnPlateau()]`. A `schedule` multiplies what this leaves. Names and defaults are PyTorch's.
+    `callbacks=[ReduceLROnPlateau()]`. A `learning_rate_schedule` multiplies what this leaves. Names and defaults are PyTorch's.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from ..layers import Context, Flow, Sequential, Symbols
 from ..losses import OF_CLASSES, OF_NUMBERS, Loss, loss_named
 from ..tensor import Tensor
 from .data import Batch, Data, in_order
-from .forward import forward
+from .inference import forward
 
 
 class Constant(NamedTuple):
@@ -32,7 +32,7 @@ class Task(abc.ABC):
     """Base of the tasks."""
 
     recordable: ClassVar[bool] = False
-    carries: ClassVar[bool] = False     # whether layers begin a step with the states that they ended the one before with
+    stateful: ClassVar[bool] = False    # whether layers begin a step with the states that they ended the one before with
 
     @property
     def records(self) -> bool:
@@ -44,11 +44,12 @@ class Task(abc.ABC):
         """The batches of one epoch; here in random order."""
         return in_order(data, data.at(rng.permutation(len(data))), size, dev)
 
-    def validate(self, trainer: Any, data: Data) -> tuple[float, float]:
+    def validate(self, stepper: Any, data: Data) -> tuple[float, float]:
         """(loss, score) on samples that are not trained on."""
-        dev, rows = trainer.dev, data.at(np.arange(len(data)))
-        output = forward(trainer.model, dev, data.X, rows, trainer.session_options, trainer.policy.predicting(trainer.epoch))
-        return self.judge(output, data.y[rows], None if data.weights is None else data.weights[rows], trainer.session_options)
+        dev, rows = stepper.dev, data.at(np.arange(len(data)))
+        output = forward(stepper.model, dev, data.X, rows, stepper.session_options,
+                         stepper.policy.inference_policy(stepper.epoch))
+        return self.judge(output, data.y[rows], None if data.weights is None else data.weights[rows], stepper.session_options)
 
     def judge(self, output: np.ndarray, targets: np.ndarray, weights: np.ndarray | None,
               session_options: dict[str, Any]) -> tuple[float, float]:
@@ -154,8 +155,7 @@ class Classification(Supervised):
         return dev.argmax(output if found is None else found)
 
     def score(self, targets, answers, weights):
-        from sklearn.metrics import accuracy_score
-        return float(accuracy_score(targets, answers, sample_weight=weights))
+        return float(np.average(targets == answers, weights=weights)) if len(targets) else math.nan
 
     def constant(self, targets, weights):
         counts = np.bincount(targets, weights)
@@ -262,7 +262,7 @@ class LanguageModelling(Task):
     MOST_LOGITS = 1 << 24   # 64 MiB, and as much for their gradients
 
     recordable = True
-    carries = True
+    stateful = True
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -313,11 +313,11 @@ class LanguageModelling(Task):
     def score(self, targets, answers, weights):
         return float(np.mean(targets == answers)) if len(targets) else float("nan")
 
-    def validate(self, trainer, data):
+    def validate(self, stepper, data):
         """(loss, -loss): log(perplexity), the mean over all words but the first of each piece, and what is larger if better."""
-        state, total, count, dev, model = {}, 0.0, 0, trainer.dev, trainer.model
-        with no_grad(), dev.session(**trainer.session_options):
-            for batch in self.batches(data, min(trainer.batch_size, max((len(data.y) - 1) // 2, 1)), None, dev):
+        state, total, count, dev, model = {}, 0.0, 0, stepper.dev, stepper.model
+        with no_grad(), dev.session(**stepper.session_options):
+            for batch in self.batches(data, min(stepper.batch_size, max((len(data.y) - 1) // 2, 1)), None, dev):
                 flow = Flow(Tensor.wrap(dev.upload(batch.ids), dev), Symbols(batch.ids))
                 flow, last = model.before_last(flow, Context(dev, state=state))
                 flow = flow.applied()

@@ -10,7 +10,7 @@ import numpy as np
 from .data import Data
 from .hooks import Hook
 from .run import Snapshot
-from .warned import warn
+from .user_warnings import warn
 
 TOLERANCE = 1e-4     # by how much a validation score has to be better than the best one
 

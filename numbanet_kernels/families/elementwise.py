@@ -20,6 +20,7 @@ from numba.extending import intrinsic
 
 from ..host import threads
 from ..host.simd import WIDTH, data_of, for_lanes, load, store
+from ..host.ufuncs import apply
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, output
@@ -177,15 +178,15 @@ def affine_cpu(x, mul=1.0, add=0.0, out=None):
     """y = x*mul + add"""
     out = output("affine (cpu)", empty_cpu, out, x=x)
     if mul == 1.0:
-        return np.add(x, add, out=out)
-    np.multiply(x, mul, out=out)
-    return out if add == 0.0 else np.add(out, add, out=out)
+        return apply(np.add, x, add, out=out)
+    apply(np.multiply, x, mul, out=out)
+    return out if add == 0.0 else apply(np.add, out, add, out=out)
 
 
 def power_cpu(x, exponent, out=None):
     """y = x^exponent"""
     out = output("power (cpu)", empty_cpu, out, x=x)
-    return np.square(x, out=out) if exponent == 2 else np.power(x, exponent, out=out)
+    return apply(np.square, x, out=out) if exponent == 2 else apply(np.power, x, exponent, out=out)
 
 
 def relu_grad_cpu(dy, y, scale=1.0, out=None):
@@ -310,6 +311,8 @@ def relu_grad_cuda(dy, y, scale=1.0, out=None):
 # --- one line an operation --------------------------------------------------------------------------------------------
 def _unary(op, formula, ufunc, which):
     """(op_cpu, op_cuda)"""
+    ufunc = functools.partial(apply, ufunc) if isinstance(ufunc, np.ufunc) else ufunc
+
     def unary_cpu(x, out=None):
         return ufunc(x, out=output(f"{op} (cpu)", empty_cpu, out, x=x))
 
@@ -323,6 +326,8 @@ def _unary(op, formula, ufunc, which):
 
 def _binary(op, formula, ufunc, which, names=("a", "b")):
     """(op_cpu, op_cuda)"""
+    ufunc = functools.partial(apply, ufunc) if isinstance(ufunc, np.ufunc) else ufunc
+
     def binary_cpu(a, b, out=None):
         return ufunc(a, b, out=output(f"{op} (cpu)", empty_cpu, out, **dict(zip(names, (a, b)))))
 

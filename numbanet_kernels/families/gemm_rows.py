@@ -22,7 +22,7 @@ from ..blocks import gemm_block
 from ..host.gathered_gemm import multiply_listed
 from ..layouts.rows import Period
 from ..runtime.arrays import device_cache, to_device
-from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.declare import cuda, host_kernel, kernel, kernels, tape
 from ..runtime.expect import BOOL, INT32, expect, shapes
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import empty_cpu, empty_cuda, flat, output
@@ -58,7 +58,7 @@ def _chosen(op, index, n):
     """(kept indices of an axis of length n as a slice or an int32 array, how many)"""
     if index is None:
         return ALL, n
-    chosen, kept = (index.slice, index.kept) if isinstance(index, Period) else (index, index)
+    chosen, kept = (index.slice, index.indices) if isinstance(index, Period) else (index, index)
     if isinstance(chosen, slice):
         count = len(range(*chosen.indices(n)))
         fits = chosen.stop in (None, n) and (chosen.step or 1) > 0
@@ -117,6 +117,47 @@ def _numbered(op, index, n):
     return index
 
 
+@host_kernel("void(f4[::1], i4[::1], f4[::1])")
+def _gather_entries(x, places, kept):
+    """kept[k] = x[places[k]]; x has all these places."""
+    for k in range(places.size):
+        kept[k] = x[places[k]]
+
+
+def _gathered(op, w, rows, cols):
+    """w[rows][:, cols] as an array of its own; rows and cols are arrays, cols None for all."""
+    kept = empty_cpu((rows.size, w.shape[1] if cols is None else cols.size))
+    if cols is None:
+        _gather_rows(w, rows, kept)
+    else:
+        _gather(w, rows, cols, kept)
+    return kept
+
+
+# Where that takes no time worth speaking of, all lists are read from memory, not views taken: what is recorded then finds those
+# of other plans of the same kind there.
+LISTED = 1 << 17  # elements of what is kept of a weight
+
+
+def _lists(op, w, rows, cols):
+    """(rows, cols) as arrays, cols None for all, where both are a `Period`, an array or None, and what they keep is small; else
+    None."""
+    if isinstance(rows, slice) or isinstance(cols, slice) or (rows is None and cols is None):
+        return None
+    rows, cols = (index.indices if isinstance(index, Period) else index for index in (rows, cols))
+    height, width = w.shape[0] if rows is None else rows.size, w.shape[1] if cols is None else cols.size
+    if height * width > LISTED:
+        return None
+    rows = _numbers(w.shape[0]) if rows is None else _numbered(op, rows, w.shape[0])
+    return rows, None if cols is None else _numbered(op, cols, w.shape[1])
+
+
+def _refuse_views(w, given):
+    """Views are not recorded: with another plan of the same kind they are others."""
+    if given != (None, None) and (writer := tape.get()) is not None:
+        writer.refuse(f"a product with a view of w {w.shape}")
+
+
 def _kept_rows(op, w, rows, cols):
     """part -> its kept rows of w[:, cols], with unit stride along a row: a view where only rows are dropped, else a copy."""
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
@@ -142,8 +183,15 @@ def _kept_rows(op, w, rows, cols):
 
 def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     """y[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])"""
-    op = "gemm_rows (cpu)"
+    op, given = "gemm_rows (cpu)", (rows, cols)
     (rows, _), (cols, _), out = _arguments(op, empty_cpu, x, w, rows, cols, bias, out=out)
+    if (lists := _lists(op, w, *given)) is not None:
+        kept, own_bias = _gathered(op, w, *lists), bias
+        if bias is not None:
+            own_bias = empty_cpu(lists[0].shape)
+            _gather_entries(bias, lists[0], own_bias)
+        return multiply_forward(x, lambda part: kept[part.of(kept.shape[0])], out, own_bias, relu, scale)
+    _refuse_views(w, given)
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
@@ -155,8 +203,14 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
 
 def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
     """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]], given `where` 0 unless where[n, j] > 0"""
-    (rows, _), (cols, _), out = _arguments("gemm_rows_dx (cpu)", empty_cpu, dy, w, rows, cols, where=where, out=out)
-    own = _kept_rows("gemm_rows_dx (cpu)", w, rows, cols)
+    op, given = "gemm_rows_dx (cpu)", (rows, cols)
+    (rows, _), (cols, _), out = _arguments(op, empty_cpu, dy, w, rows, cols, where=where, out=out)
+    if (lists := _lists(op, w, *given)) is not None:
+        kept = _gathered(op, w, *lists)
+        own = lambda part: kept[part.of(kept.shape[0])]  # noqa: E731
+    else:
+        _refuse_views(w, given)
+        own = _kept_rows(op, w, rows, cols)
     if where is None:
         return multiply_back(dy, own, out, alpha=scale)
     return relu_grad_cpu(multiply_back(dy, own, out), where, scale, out=out)
@@ -254,7 +308,7 @@ def _array(start, stop, step):
 def _listed_indices(index, n):
     """The indices as an array on the device."""
     if isinstance(index, Period):
-        return index.kept
+        return index.indices
     return _array(*index.indices(n)) if isinstance(index, slice) else _array(0, n, 1) if index is None else index
 
 
@@ -305,7 +359,11 @@ def gemm_rows_masked(x, w, mask, out=None):
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     kept = slice(1, None, 3), slice(0, None, 2)
+    rows, cols = (Period(np.arange(own.start, n, own.step, dtype=np.int32), slice(own.start, n, own.step))
+                  for own, n in zip(kept, (3 * O, I), strict=True))
     return {
         "gemm_rows": lambda: dev.gemm_rows(a(N, ceil_div(I, 2)), a(3 * O, I), *kept, a(3 * O), relu=True),
         "gemm_rows_dx": lambda: dev.gemm_rows_dx(a(N, O), a(3 * O, 2 * I), *kept),
+        "gemm_rows, periods": lambda: dev.gemm_rows(a(N, cols.size), a(3 * O, I), rows, cols, a(3 * O), relu=True),
+        "gemm_rows_dx, periods": lambda: dev.gemm_rows_dx(a(N, rows.size), a(3 * O, I), rows, cols),
     }

@@ -12,10 +12,10 @@ from numba import float32, int32
 
 from ..host import threads
 from ..runtime import arrays
-from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.declare import cuda, host_kernel, kernel, kernels, tape
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import ceil_div, launch
-from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat, full_cuda, output, upload_cuda
+from ..runtime.memory import THREADS, assign, blocks_for, empty_cpu, empty_cuda, flat, full_cuda, output, upload_cuda
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -69,19 +69,28 @@ def _columns(op, empty, x, columns, shift, out):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
+def _contiguous(view):
+    """The same memory where it is contiguous, else a copy."""
+    return view if view.flags.c_contiguous else assign(view, empty_cpu(view.shape, view.dtype))
+
+
 def transpose_cpu(x, axes):
     """y = np.transpose(x, axes), contiguous."""
-    return np.asarray(x.transpose(_axes("transpose (cpu)", x, axes)), order="C")
+    return _contiguous(x.transpose(_axes("transpose (cpu)", x, axes)))
 
 
 def broadcast_to_cpu(x, shape):
     """y = np.broadcast_to(x, shape), copied so that it is contiguous."""
-    return np.array(np.broadcast_to(x, _spread("broadcast_to (cpu)", x, shape)), order="C")
+    shape = _spread("broadcast_to (cpu)", x, shape)
+    return assign(np.broadcast_to(x, shape), empty_cpu(shape, x.dtype))
 
 
 def getitem_cpu(x, key):
     """y = x[key], contiguous; where x[key] is so already, the same memory."""
-    return np.asarray(x[key], order="C")
+    parts = key if isinstance(key, tuple) else (key,)
+    if (writer := tape.get()) is not None and not all(isinstance(part, (int, slice, type(None), type(...))) for part in parts):
+        writer.refuse("a list of positions")
+    return _contiguous(x[key])
 
 
 def putitem_cpu(dy, key, shape):
@@ -94,13 +103,19 @@ def putitem_cpu(dy, key, shape):
 
 def concatenate_cpu(xs, axis):
     """y = np.concatenate(xs, axis)"""
-    _joined("concatenate (cpu)", xs, axis)
-    return np.concatenate(xs, axis)
+    out, start = empty_cpu(_joined("concatenate (cpu)", xs, axis), xs[0].dtype), 0
+    for x in xs:
+        assign(x, np.moveaxis(np.moveaxis(out, axis, 0)[start:start + x.shape[axis]], 0, axis))
+        start += x.shape[axis]
+    return out
 
 
 def take_rows_cpu(x, rows, out=None):
     """y[k, ...] = x[rows[k], ...], rows (...) of 0 ... len(x) - 1"""
-    return np.take(x, rows, axis=0, out=_taken("take_rows (cpu)", empty_cpu, x, rows, out), mode="clip")
+    if out is None or not (rows.dtype is INT32 and rows.flags.c_contiguous and x.flags.c_contiguous and out.flags.c_contiguous
+                           and out.dtype is x.dtype and len(x) and out.shape == rows.shape + x.shape[1:]):
+        out = _taken("take_rows (cpu)", empty_cpu, x, rows, out)
+    return x.take(rows, axis=0, out=out, mode="clip")
 
 
 @host_kernel("void(f4[:, ::1], i4[::1], f4[::1], f4[:, ::1], i8, i8)")

@@ -67,8 +67,9 @@ def _forward(x, gamma, beta, eps, y, mean, inverse, start, stop):
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[:, ::1], f8[:, ::1], i8, i8)")
 def _backward(dy, x, gamma, mean, inverse, dx, sums, start, stop):
-    """dx of the rows start … stop - 1; sums[0] += dy h, sums[1] += dy of these rows."""
+    """dx of the rows start … stop - 1; sums[0] = dy h, sums[1] = dy, added up over these rows."""
     of_gamma, of_beta, share = sums[0], sums[1], 1 / float64(max(x.shape[1], 1))
+    of_gamma[:], of_beta[:] = 0, 0
     for n in range(start, stop):
         slope, row, out, centre, factor = dy[n], x[n], dx[n], mean[n], inverse[n]
         first, second = float64(0), float64(0)
@@ -83,6 +84,17 @@ def _backward(dy, x, gamma, mean, inverse, dx, sums, start, stop):
         for c in range(row.size):
             h = (row[c] - centre) * factor
             out[c] = factor * (gamma[c] * slope[c] - less - h * tilt)
+
+
+@host_kernel("void(f8[:, :, ::1], f4[::1], f4[::1])")
+def _add_up(sums, dgamma, dbeta):
+    """What all threads found, each time in the same order."""
+    for c in range(dgamma.size):
+        first, second = 0.0, 0.0
+        for t in range(sums.shape[0]):
+            first += sums[t, 0, c]
+            second += sums[t, 1, c]
+        dgamma[c], dbeta[c] = first, second
 
 
 def layer_norm_cpu(x, gamma, beta, eps):
@@ -101,14 +113,15 @@ def layer_norm_cpu(x, gamma, beta, eps):
 def layer_norm_grad_cpu(dy, x, gamma, mean, inverse):
     """(dx, dgamma, dbeta) of layer_norm"""
     _check("layer_norm_grad (cpu)", dy, x, gamma, mean, inverse)
-    dx, found = empty_cpu(x.shape), {}
+    dx, dgamma, dbeta = empty_cpu(x.shape), empty_cpu(gamma.shape), empty_cpu(gamma.shape)
+    sums = empty_cpu((threads.parts(x.size), 2, x.shape[1]), np.float64)
 
     def work(part):
-        own, found[part.number] = part.of(len(x)), np.zeros((2, x.shape[1]))
-        _backward(dy, x, gamma, mean, inverse, dx, found[part.number], own.start, own.stop)
+        own = part.of(len(x))
+        _backward(dy, x, gamma, mean, inverse, dx, sums[part.number], own.start, own.stop)
 
     threads.share(work, x.size)
-    dgamma, dbeta = np.float32(sum(found[number] for number in sorted(found)))  # each time in the same order
+    _add_up(sums, dgamma, dbeta)
     return dx, dgamma, dbeta
 
 

@@ -21,7 +21,7 @@ from numba import float32, int32
 
 from ..blocks.kahan import kahan
 from ..host import threads
-from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.declare import cuda, host_function, host_kernel, kernel, kernels
 from ..runtime.expect import expect
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
@@ -55,14 +55,23 @@ def batch_norm_grad_reference(dy, x, gamma, mean, variance, eps):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-@host_kernel("void(f4[::1], f8[::1], f8[:, ::1])")
+@host_kernel("void(f4[::1], f4[::1])")
+def _repeat(x, y):
+    """y is x again and again."""
+    for begin in range(0, y.size, x.size):
+        y[begin:begin + x.size] = x
+
+
+@host_kernel("void(f4[::1], f4[::1], f8[:, ::1])")
 def _moments(x, shift, sums):
-    """sums[0, j] += x - shift, sums[1, j] += (x - shift)², j the place of each number in its group of as many as sums has."""
+    """sums[0, j] = the sum of x - shift, sums[1, j] = that of (x - shift)², j the place of each number in its group of as many
+    as shift has."""
     first, second = sums[0], sums[1]
+    first[:], second[:] = 0, 0
     for begin in range(0, x.size, shift.size):
         group = x[begin:begin + shift.size]
         for j in range(group.size):
-            d = group[j] - shift[j]
+            d = np.float64(group[j]) - np.float64(shift[j])
             first[j] += d
             second[j] += d * d
 
@@ -78,8 +87,9 @@ def _apply(x, centre, factor, offset, y):
 
 @host_kernel("void(f4[::1], f4[::1], f4[::1], f8[:, ::1])")
 def _slopes(dy, x, centre, sums):
-    """sums[0, j] += dy, sums[1, j] += dy (x - centre)"""
+    """sums[0, j] = the sum of dy, sums[1, j] = that of dy (x - centre)"""
     first, second = sums[0], sums[1]
+    first[:], second[:] = 0, 0
     for begin in range(0, x.size, centre.size):
         slope, group = dy[begin:begin + centre.size], x[begin:begin + centre.size]
         for j in range(group.size):
@@ -96,49 +106,93 @@ def _backward(dy, x, centre, factor, less, tilt, dx):
             out[j] = factor[j] * (slope[j] - less[j] - (group[j] - centre[j]) * tilt[j])
 
 
+@host_function
+def _total(sums, which, c, channels):
+    """Of all threads and all places of a channel in a group, in order: each time the same."""
+    total = 0.0
+    for t in range(sums.shape[0]):
+        for j in range(c, sums.shape[2], channels):
+            total += sums[t, which, j]
+    return total
+
+
+@host_kernel("void(f8[:, :, ::1], f4[::1], i8, f4[::1], f4[::1])")
+def _mean_and_variance(sums, shift, n, mean, variance):
+    for c in range(mean.size):
+        first, second = _total(sums, 0, c, mean.size) / n, _total(sums, 1, c, mean.size) / n
+        mean[c], apart = shift[c] + first, second - first * first
+        variance[c] = 0.0 if apart < 0.0 else apart  # in this order NaN passes
+
+
+@host_kernel("void(f4[::1], f4[::1], f4, f4[::1])")
+def _factors(gamma, variance, eps, factor):
+    for c in range(factor.size):
+        factor[c] = gamma[c] / math.sqrt(variance[c] + eps)
+
+
+@host_kernel("void(f8[:, :, ::1], f4[::1], f4[::1], f8, i8, f4[:, ::1], f4[::1], f4[::1])")
+def _gradients(sums, gamma, variance, eps, n, numbers, dgamma, dbeta):
+    """numbers are factor, less and tilt of `_backward`."""
+    for c in range(dgamma.size):
+        inverse = 1.0 / math.sqrt(np.float64(variance[c]) + eps)
+        of_beta, of_gamma = _total(sums, 0, c, dgamma.size), _total(sums, 1, c, dgamma.size) * inverse
+        numbers[0, c], numbers[1, c], numbers[2, c] = gamma[c] * inverse, of_beta / n, of_gamma * inverse / n
+        dgamma[c], dbeta[c] = of_gamma, of_beta
+
+
+def _repeated(vector):
+    """Groups of rows count as one, so that few channels are vector code, too."""
+    if vector.size >= GROUP:
+        return vector
+    out = empty_cpu(GROUP // vector.size * vector.size)
+    _repeat(vector, out)
+    return out
+
+
 def _each(loop, rows, vectors, *out):
-    """loop(rows, vectors, out) on each thread's rows. Groups of rows count as one, so that few channels are vector code too."""
+    """loop(rows, vectors, out) on each thread's rows."""
     n, channels = rows[0].shape
-    vectors = [np.tile(vector, max(1, GROUP // max(channels, 1))) for vector in vectors]
+    if not n * channels:
+        return
+    vectors = [_repeated(vector) for vector in vectors]
 
     def work(part):
         own = part.of(n)
         loop(*(x[own].reshape(-1) for x in rows), *vectors, *(y[own].reshape(-1) for y in out))
 
-    if n * channels:
-        threads.share(work, n * channels)
+    threads.share(work, n * channels)
 
 
 def _sums(loop, rows, vector):
-    """(2, C) float64: the two sums of `loop` over all rows, those of each thread added in order: each time the same."""
+    """(threads, 2, places) float64: the two sums of `loop` over each thread's rows."""
     n, channels = rows[0].shape
-    groups, found = max(1, GROUP // max(channels, 1)), {}
-    vector = np.tile(vector, groups)
+    vector = _repeated(vector)
+    sums = empty_cpu((threads.parts(n * channels), 2, vector.size), np.float64)
 
     def work(part):
-        own, sums = part.of(n), np.zeros((2, vector.size))
-        loop(*(x[own].reshape(-1) for x in rows), vector, sums)
-        found[part.number] = sums.reshape(2, groups, channels).sum(1)
+        own = part.of(n)
+        loop(*(x[own].reshape(-1) for x in rows), vector, sums[part.number])
 
-    if n * channels:
-        threads.share(work, n * channels)
-    return sum((found[number] for number in sorted(found)), np.zeros((2, channels)))
+    threads.share(work, n * channels)
+    return sums
 
 
 def batch_norm_cpu(x, gamma, beta, eps):
     """y = gamma h + beta, and mean and variance of each channel"""
     expect("batch_norm (cpu)", x=(x, ("N", "C")), gamma=(gamma, CHANNELS), beta=(beta, CHANNELS))
-    shift = np.asarray(x[0] if len(x) else beta, np.float64)
-    first, second = _sums(_moments, [x], shift) / max(len(x), 1)
-    mean, variance = np.float32(shift + first), np.float32(np.maximum(second - first * first, 0))
+    mean, variance = empty_cpu(gamma.shape), empty_cpu(gamma.shape)
+    if gamma.size:
+        shift = x[0] if len(x) else beta
+        _mean_and_variance(_sums(_moments, [x], shift), shift, max(len(x), 1), mean, variance)
     return batch_norm_apply_cpu(x, gamma, beta, mean, variance, eps), mean, variance
 
 
 def batch_norm_apply_cpu(x, gamma, beta, mean, variance, eps):
     """y = gamma (x - mean) / sqrt(variance + eps) + beta"""
     expect("batch_norm_apply (cpu)", x=(x, ("N", "C")), **_channels(gamma=gamma, beta=beta, mean=mean, variance=variance))
-    y = empty_cpu(x.shape)
-    _each(_apply, [x], [mean, gamma / np.sqrt(variance + np.float32(eps)), beta], y)
+    y, factor = empty_cpu(x.shape), empty_cpu(gamma.shape)
+    _factors(gamma, variance, eps, factor)
+    _each(_apply, [x], [mean, factor, beta], y)
     return y
 
 
@@ -146,11 +200,11 @@ def batch_norm_grad_cpu(dy, x, gamma, mean, variance, eps):
     """(dx, dgamma, dbeta) of batch_norm"""
     expect("batch_norm_grad (cpu)", dy=(dy, ("N", "C")), x=(x, ("N", "C")),
            **_channels(gamma=gamma, mean=mean, variance=variance))
-    dx, inverse = empty_cpu(x.shape), 1 / np.sqrt(np.asarray(variance, np.float64) + eps)
-    dbeta, dgamma = _sums(_slopes, [dy, x], mean) * np.stack([np.ones_like(inverse), inverse])
-    factor, less, tilt = np.float32([gamma * inverse, dbeta / max(len(x), 1), dgamma * inverse / max(len(x), 1)])
-    _each(_backward, [dy, x], [mean, factor, less, tilt], dx)
-    return dx, np.float32(dgamma), np.float32(dbeta)
+    dx, dgamma, dbeta, numbers = (empty_cpu(shape) for shape in (x.shape, gamma.shape, gamma.shape, (3, gamma.size)))
+    if gamma.size:
+        _gradients(_sums(_slopes, [dy, x], mean), gamma, variance, eps, max(len(x), 1), numbers, dgamma, dbeta)
+        _each(_backward, [dy, x], [mean, *numbers], dx)
+    return dx, dgamma, dbeta
 
 
 def _channels(**arrays):

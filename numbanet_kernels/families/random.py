@@ -7,7 +7,8 @@ four 32-bit words and a key of two to four words of random bits; ten times over,
 bits[i] is word i % 4 of the call with counter words (i//4 low, i//4 high, counter low, counter high).
 
 dropout      y[i] = x[i] scale where bits[i] / 2^32 >= rate, else 0: compared as integers, so that every device keeps
-             the same elements. Linear and self-adjoint: the same call on dy is the backward pass.
+             the same elements. Linear and self-adjoint: the same call on dy is the backward pass. Its key may be an array
+             of the device (`key_words`), so that what is recorded can be done with another one.
 """
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ import math
 import numpy as np
 from numba import float32, int32, uint32, uint64
 
+from ..layouts.samples import key_words
+from ..runtime.arrays import to_device
 from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.expect import INT32, expect
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, ceil_div, empty_cpu, empty_cuda, flat, output
 
@@ -31,6 +35,15 @@ def _words(value, name):
     if not 0 <= value < 1 << 64:
         raise ValueError(f"random: {name} {value} is not in [0, 2**64)")
     return int(value) & 0xFFFFFFFF, int(value) >> 32
+
+
+def _key(key, put):
+    """The array of a key's words on the device."""
+    if isinstance(key, (int, np.integer)):
+        _words(key, "key")
+        return put(key_words(int(key)))
+    expect("random", key=(key, (2,), INT32))
+    return key
 
 
 def _threshold_and_scale(rate, scale):
@@ -68,13 +81,12 @@ def dropout_reference(x, rate, key, counter, scale=None):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 # Words are kept in 64-bit lanes with empty upper halves: so the compiler sees that one vector multiplication serves
 # both hi and lo, and vectorises the loop over calls. It ends at the last whole call; a ragged end is done apart.
-@host_kernel("void(u8, u8, u8, u8, i8, u8, f4, f4[::1], f4[::1])")
-def _drop(key0, key1, counter2, counter3, first, threshold, scale, x, y):
-    """y[i] = x[i] scale where the bits of the calls first, first + 1, … are >= threshold, else 0; the last size % 4 elements
-    are left to the caller."""
-    zero = float32(0)
+@host_kernel("void(i4[::1], u8, u8, u8, f4, f4[::1], f4[::1])")
+def _drop(key, counter2, counter3, threshold, scale, x, y):
+    """y[i] = x[i] scale where bits[i] >= threshold, else 0."""
+    zero, key0, key1 = float32(0), uint64(uint32(key[0])), uint64(uint32(key[1]))
     for j in range(x.size // 4):
-        c0, c1, c2, c3 = uint64(first + j) & LOW, uint64(first + j) >> WORD, counter2, counter3
+        c0, c1, c2, c3 = uint64(j) & LOW, uint64(j) >> WORD, counter2, counter3
         k0, k1 = key0, key1
         for _ in range(ROUNDS):
             p0, p1 = M0 * c0, M1 * c2
@@ -84,20 +96,24 @@ def _drop(key0, key1, counter2, counter3, first, threshold, scale, x, y):
         y[4 * j + 1] = x[4 * j + 1] * scale if c1 >= threshold else zero
         y[4 * j + 2] = x[4 * j + 2] * scale if c2 >= threshold else zero
         y[4 * j + 3] = x[4 * j + 3] * scale if c3 >= threshold else zero
+    last = x.size // 4
+    if 4 * last < x.size:
+        c0, c1, c2, c3 = uint64(last) & LOW, uint64(last) >> WORD, counter2, counter3
+        k0, k1 = key0, key1
+        for _ in range(ROUNDS):
+            p0, p1 = M0 * c0, M1 * c2
+            c0, c1, c2, c3 = (p1 >> WORD) ^ c1 ^ k0, p1 & LOW, (p0 >> WORD) ^ c3 ^ k1, p0 & LOW
+            k0, k1 = (k0 + W0) & LOW, (k1 + W1) & LOW
+        for i in range(4 * last, x.size):
+            bits = c0 if i == 4 * last else c1 if i == 4 * last + 1 else c2
+            y[i] = x[i] * scale if bits >= threshold else zero
 
 
 def dropout_cpu(x, rate, key, counter, scale=None, out=None):
     """y[i] = x[i] scale where bits[i] / 2^32 >= rate, else 0; scale = 1/(1 - rate) unless given"""
     out = output("dropout (cpu)", empty_cpu, out, x=x)
     threshold, scale = _threshold_and_scale(rate, scale)
-    words = *_words(key, "key"), *_words(counter, "counter")
-    _drop(*words, 0, threshold, scale, flat(x), flat(out))
-    whole = x.size // 4 * 4
-    if whole < x.size:
-        last, dropped = np.zeros(4, np.float32), np.empty(4, np.float32)
-        last[:x.size - whole] = flat(x)[whole:]
-        _drop(*words, whole // 4, threshold, scale, last, dropped)
-        flat(out)[whole:] = dropped[:x.size - whole]
+    _drop(_key(key, np.asarray), *_words(counter, "counter"), threshold, scale, flat(x), flat(out))
     return out
 
 
@@ -110,8 +126,9 @@ ROOM = 4 * PITCH
 def _dropout_kernel():
     """A thread makes one call, for four elements; these go through shared memory, so that neighbouring threads read and write
     neighbours."""
-    @kernel("void(f4[::1], f4[::1], u4, u4, u4, u4, u4, f4)")
-    def dropout(x, y, key0, key1, counter2, counter3, threshold, scale):
+    @kernel("void(f4[::1], f4[::1], i4[::1], u4, u4, u4, f4)")
+    def dropout(x, y, key, counter2, counter3, threshold, scale):
+        key0, key1 = uint32(key[0]), uint32(key[1])
         words = cuda.shared.array(ROOM, uint32)
         t = int32(cuda.threadIdx.x)
         c0, c1, c2, c3 = uint32(cuda.grid(1)), uint32(0), counter2, counter3
@@ -136,11 +153,12 @@ def _dropout_kernel():
 
 def dropout_cuda(x, rate, key, counter, scale=None, out=None):
     out = output("dropout (cuda)", empty_cuda, out, x=x)
-    launch(_dropout_kernel(), blocks_for(ceil_div(out.size, 4)), THREADS, flat(x), flat(out), *_words(key, "key"),
+    launch(_dropout_kernel(), blocks_for(ceil_div(out.size, 4)), THREADS, flat(x), flat(out), _key(key, to_device),
            *_words(counter, "counter"), *_threshold_and_scale(rate, scale))
     return out
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
-    return {"dropout": lambda: dev.dropout(a(N, O), 0.4, 5, 6)}
+    return {"dropout": lambda: dev.dropout(a(N, O), 0.4, 5, 6),
+            "dropout, key in memory": lambda: dev.dropout(a(7, 9), 0.4, key_words(3 << 40), 6)}

@@ -126,6 +126,31 @@ def _sum_lines(x, size, wide, scale, y, start, stop):
             y[o, start + c] = scale * float32(total)
 
 
+@host_kernel("void(f4[:, ::1], f4[::1], i8, i8)")
+def _sum_each(x, y, start, stop):
+    """y[o] = the sum of x[o], for start <= o < stop; sums of LINE numbers are float32, those of the sums float64."""
+    for o in range(start, stop):
+        row, total = x[o], np.float64(0)
+        for first in range(0, row.size, LINE):
+            few = float32(0)
+            for value in row[first:first + LINE]:
+                few += value
+            total += few
+        y[o] = total
+
+
+@host_kernel("void(f4[:, ::1], i4[::1])")
+def _argmax(x, y):
+    """y[n] = the first place of the largest of x[n]; NaN counts as the largest."""
+    for n in range(x.shape[0]):
+        place, top = 0, x[n, 0]
+        for c in range(1, x.shape[1]):
+            value = x[n, c]
+            if value > top or (value != value and top == top):
+                place, top = c, value
+        y[n] = place
+
+
 def _sum(x, outer, n, inner, scale, out):
     """out[o, i] = scale * the sum of x[o, :, i]"""
     y, x, wide = out.reshape(outer, inner), x.reshape(-1), max(min(LINE // inner, n), 1) * inner
@@ -150,8 +175,8 @@ def sum_cpu(x, axis=None, keepdims=False, out=None):
     groups = list(_groups(x.shape, axes))
     for number, (outer, n, inner) in enumerate(groups, 1):
         y = out if number == len(groups) else empty_cpu(outer * inner)
-        if inner == 1:  # contiguous: NumPy adds in pairs
-            np.add.reduce(x.reshape(outer, n), axis=1, out=y.reshape(outer))
+        if inner == 1:
+            _sum_each(x.reshape(outer, n), y.reshape(outer), 0, outer)
         else:
             _sum(x, outer, n, inner, 1.0, y)
         x = y
@@ -197,7 +222,7 @@ def sum_rows_cpu(x, scale=1.0, out=None):
 def argmax_cpu(x, out=None):
     """y[n] = the first c with x[n, c] = max_c x[n, c]"""
     out = _places("argmax (cpu)", empty_cpu, x, out)
-    out[...] = np.argmax(x, axis=-1)
+    _argmax(x.reshape(out.size, x.shape[-1]), out.reshape(out.size))
     return out
 
 

@@ -15,7 +15,8 @@ import math
 import numpy as np
 from numba import float32
 
-from ..runtime.declare import cuda, inlined, kernel, kernels
+from ..host.ufuncs import apply
+from ..runtime.declare import cuda, host_kernel, inlined, kernel, kernels
 from ..runtime.launch import launch
 from ..runtime.memory import empty_cpu, empty_cuda, output
 
@@ -52,31 +53,95 @@ def log_softmax_grad_reference(dy, y):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
+@host_kernel("void(f4[:, ::1], f4[:, ::1])")
+def _below_largest(x, y):
+    """y[n, c] = x[n, c] - m[n]"""
+    for n in range(x.shape[0]):
+        row, out, top = x[n], y[n], LOWEST
+        for value in row:
+            top = value if value > top or value != value else top  # NaN stays
+        for c in range(row.size):
+            out[c] = row[c] - top
+
+
+@host_kernel("void(f4[:, ::1])")
+def _to_shares(y):
+    """y[n, c] /= sum_c y[n, c]"""
+    for row in y:
+        total = float32(0)
+        for value in row:
+            total += value
+        for c in range(row.size):
+            row[c] = row[c] / total
+
+
+@host_kernel("void(f4[:, ::1], f4[:, ::1])")
+def _less_logarithm(powers, y):
+    """y[n, c] -= log sum_c powers[n, c]"""
+    for n in range(y.shape[0]):
+        row, total = y[n], float32(0)
+        for value in powers[n]:
+            total += value
+        less = math.log(total)
+        for c in range(row.size):
+            row[c] -= less
+
+
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1])")
+def _softmax_grad(dy, y, dx):
+    for n in range(dy.shape[0]):
+        slope, row, out, total = dy[n], y[n], dx[n], float32(0)
+        for c in range(row.size):
+            total += slope[c] * row[c]
+        for c in range(row.size):
+            out[c] = row[c] * (slope[c] - total)
+
+
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1])")
+def _log_softmax_grad(dy, powers, dx):
+    for n in range(dy.shape[0]):
+        slope, power, out, total = dy[n], powers[n], dx[n], float32(0)
+        for value in slope:
+            total += value
+        for c in range(slope.size):
+            out[c] = slope[c] - power[c] * total
+
+
+def _rows(*arrays):
+    return [array.reshape(-1, array.shape[-1]) for array in arrays]
+
+
 def softmax_cpu(x, out=None):
     """y[n, c] = exp(x[n, c] - m[n]) / sum_c exp(x[n, c] - m[n])"""
     out = _output("softmax (cpu)", empty_cpu, out, x)
-    np.exp(np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), out=out), out=out)
-    return np.divide(out, np.add.reduce(out, axis=-1, keepdims=True), out=out)
+    _below_largest(*_rows(x, out))
+    apply(np.exp, out, out=out)
+    _to_shares(*_rows(out))
+    return out
 
 
 def log_softmax_cpu(x, out=None):
     """y[n, c] = x[n, c] - m[n] - log sum_c exp(x[n, c] - m[n])"""
     out = _output("log_softmax (cpu)", empty_cpu, out, x)
-    np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), out=out)
-    return np.subtract(out, np.log(np.add.reduce(np.exp(out), axis=-1, keepdims=True)), out=out)
+    _below_largest(*_rows(x, out))
+    _less_logarithm(*_rows(apply(np.exp, out, out=empty_cpu(out.shape)), out))
+    return out
 
 
 def softmax_grad_cpu(dy, y, out=None):
     """dx[n, c] = y[n, c] (dy[n, c] - sum_c dy[n, c] y[n, c])"""
     out = output("softmax_grad (cpu)", empty_cpu, out, dy=dy, y=y)
-    share = np.add.reduce(dy * y, axis=-1, keepdims=True)
-    return np.multiply(dy - share, y, out=out)
+    if out.size:
+        _softmax_grad(*_rows(dy, y, out))
+    return out
 
 
 def log_softmax_grad_cpu(dy, y, out=None):
     """dx[n, c] = dy[n, c] - exp(y[n, c]) sum_c dy[n, c]"""
     out = output("log_softmax_grad (cpu)", empty_cpu, out, dy=dy, y=y)
-    return np.subtract(dy, np.exp(y) * np.add.reduce(dy, axis=-1, keepdims=True), out=out)
+    if out.size:
+        _log_softmax_grad(*_rows(dy, apply(np.exp, y, out=empty_cpu(y.shape)), out))
+    return out
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------

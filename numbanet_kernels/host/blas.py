@@ -7,6 +7,10 @@
     multiply(entry(), …)     the same product from within a compiled loop, without the GIL
 
 Another library stands here once it has these five.
+
+What is recorded calls SGEMM by its address, as compiled loops do, and what is not recorded goes through NumPy, which calls the
+same function with the same arguments: results are equal to the last bit. Where an axis has length 1 NumPy calls another one, so
+such products call SGEMM in both cases, and all do where NumPy is found to have another library.
 """
 from __future__ import annotations
 
@@ -22,10 +26,43 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import get_cython_function_address, intrinsic
 
-from ..runtime.declare import host_function
+from ..runtime.declare import host_function, host_kernel, tape
 
-matmul = np.matmul
 OWN_FLOPS = 1 << 19
+
+
+def matmul(a, b, out=None):
+    """out = a b, float32; matrices, of which a and b may be transposed, or what else NumPy multiplies, which makes an array if
+    none is given."""
+    writer = tape.get()
+    if numba.config.DISABLE_JIT or out is None or a.ndim != 2 or b.ndim != 2 or 0 in a.shape or 0 in b.shape:
+        return np.matmul(a, b, out=out) if writer is None else writer.refuse(f"the product of {a.shape} and {b.shape}")
+    if writer is None and 1 not in a.shape and 1 not in b.shape and _is_numpys():
+        return np.matmul(a, b, out=out)
+    if not (_in_rows(out) and (_in_rows(a) or _in_rows(a.T)) and (_in_rows(b) or _in_rows(b.T))):
+        return np.matmul(a, b, out=out) if writer is None else writer.refuse("a product of matrices in pieces")
+    if writer is not None and a.__array_interface__["data"] == b.__array_interface__["data"]:
+        writer.refuse("the product of a matrix with itself")  # for which NumPy calls SSYRK
+    _product(entry(), a, b, out)
+    return out
+
+
+@functools.cache
+def _is_numpys():
+    """Whether SGEMM is what NumPy calls: some products are equal to the last bit."""
+    rng = np.random.default_rng(0)
+    for m, k, n in ((2, 3, 4), (9, 70, 33), (64, 20, 32), (48, 64, 64)):
+        a, b, c = (rng.standard_normal(shape, np.float32) for shape in ((m, k), (n, k), (m, n)))
+        _product(entry(), a, b.T, c)
+        if c.tobytes() != np.matmul(a, b.T).tobytes():
+            return False
+    return True
+
+
+def _in_rows(matrix):
+    """Whether the entries of a row lie side by side."""
+    (rows, columns), (across, along) = matrix.shape, matrix.strides
+    return (along == 4 or columns == 1) and (across % 4 == 0 and across >= 4 * columns or rows == 1)
 
 
 @functools.cache
@@ -114,3 +151,19 @@ def multiply(entry, a, b, c, ta=False, tb=False, beta=0.0):
         return
     _sgemm(entry, ta, tb, m, n, depth, a, max(a.strides[0] // 4, 1), b, max(b.strides[0] // 4, 1), np.float32(beta), c,
            max(c.strides[0] // 4, 1))
+
+
+@host_function
+def _rows_lie(matrix):
+    """Whether the entries of a row lie side by side, the rows of a matrix apart, and the numbers from row to row."""
+    (rows, columns), (across, along) = matrix.shape, matrix.strides
+    return (along == 4 or columns == 1) and (across >= 4 * columns or rows == 1)
+
+
+@host_kernel("void(i8, f4[:, :], f4[:, :], f4[:, :])")
+def _product(entry, a, b, c):
+    """c = a b; rows of c lie contiguous, and those of a and b or of their transposes."""
+    ta, tb, depth = not _rows_lie(a), not _rows_lie(b), a.shape[1]
+    a_row, b_row = a.strides[1] if ta else a.strides[0], b.strides[1] if tb else b.strides[0]
+    _sgemm(entry, ta, tb, c.shape[0], c.shape[1], depth, a, max(a_row // 4, c.shape[0] if ta else depth),
+           b, max(b_row // 4, depth if tb else c.shape[1]), np.float32(0), c, max(c.strides[0] // 4, c.shape[1]))

@@ -100,11 +100,11 @@ def _updates(dev: Any) -> Works:
     powers = dev.sgd_powers(4, 0.01, 0.9)
     for side in (*SIDES, 2 * SIDES[-1]):
         rows = np.arange(side)
-        held, wanted = (rows % 2 == 0)[:, None], (rows % 4 < 2)[:, None]
-        behind = np.where(held, 0, 2).astype(np.int32)
-        lazy = LazyBlocks(behind, np.zeros_like(behind), held, wanted, powers, (1, side))
+        current, wanted = (rows % 2 == 0)[:, None], (rows % 4 < 2)[:, None]
+        lag = np.where(current, 0, 2).astype(np.int32)
+        lazy = LazyBlocks(lag, np.zeros_like(lag), current, wanted, powers, (1, side))
         columns = np.arange(side, dtype=np.int32)[None]
-        kept = Packing(np.where(held[:, 0], rows // 2, -1).astype(np.int32), np.zeros(side, np.int32), columns, columns)
+        kept = Packing(np.where(current[:, 0], rows // 2, -1).astype(np.int32), np.zeros(side, np.int32), columns, columns)
         weights = itertools.cycle([(_random(side, side), _random(side, side)) for _ in range(WEIGHTS)])
         g = _random(side // 2, side)
 

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numba.extending import intrinsic
 
-from ..runtime.declare import host_kernel
+from ..runtime import atomic
+from ..runtime.declare import host_kernel, tape
 from ..runtime.interrupt import deferred
 from . import blas, thresholds
 
@@ -87,23 +87,13 @@ def _cores() -> int:
 
 
 # --- handing over -----------------------------------------------------------------------------------------------------
-@intrinsic
-def _read(typing_context, counter):
-    """counter[0] from memory, each time: a plain read would leave the loop that waits for its change."""
-    def generate(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        return builder.load_atomic(data, "acquire", 8)
-
-    return numba.types.int64(counter), generate
-
-
 @host_kernel("void(i8[::1], i8, i8, i8)")
 def _spin(counter, seen, turns, pause):
     """Wait without the GIL until counter[0] is not what was seen and a pause longer; at most for so many turns of 0.3 ns."""
     for _ in range(turns):
-        if _read(counter) != seen:
+        if atomic.load(counter, 0) != seen:
             for _ in range(pause):
-                _read(counter)
+                atomic.load(counter, 0)
             break
 
 
@@ -155,10 +145,14 @@ class _Crew:
             done.put(None)
             del run, work, part, answers, done  # while waiting, hold on to nobody's arrays
 
-    def share(self, work: Callable[[Part], Any]) -> None:
-        """work(part) for every part; when all are done, the first exception of any."""
+    def share(self, work: Callable[[Part], Any], alone: Callable[[], Any] | None = None) -> None:
+        """work(part) for every part; when all are done, the first exception of any. Where another thread shares its work, all
+        parts are done here, with the same result: by alone(), where that is given, else one after the other."""
         done, answers, posted = _Mailbox(), [], 0
-        if not self.free.acquire(blocking=False):  # another thread shares its work: do all parts here, with the same result
+        if not self.free.acquire(blocking=False):
+            if alone is not None:
+                alone()
+                return
             for part in self.parts:
                 work(part)
             return
@@ -187,6 +181,11 @@ class _Crew:
                 raised = error
         if raised is not None:
             raise raised
+
+
+def _share_recorded(size: int, work: Callable[[Part], Any], alone: Callable[[], Any]) -> None:
+    """By the crew that there is then: a child process has one of its own."""
+    _crew(size).share(work, alone)
 
 
 _blas = _Blas()
@@ -268,6 +267,9 @@ def share(work: Callable[[Part], Any], elements: int | None = None, flops: int |
         with session():
             share(work)
     elif size > 1:
-        _crew(size).share(work)
+        if (writer := tape.get()) is None:
+            _crew(size).share(work)
+        else:
+            writer.share(work, [Part(number, size) for number in range(size)], functools.partial(_share_recorded, size))
     else:
         work(WHOLE)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class Packing(NamedTuple):
-    """How a packed gradient lies in its (R, C) weight: int32 arrays, as `families.packed` defines them."""
+    """How a packed gradient lies in its (R, C) weight: int32 arrays, as `families.update.packed` defines them."""
 
     row_pos: Any    # (R,)
     row_class: Any  # (R,)
@@ -14,11 +14,11 @@ class Packing(NamedTuple):
 
 
 class LazyBlocks(NamedTuple):
-    """The steps that blocks of a weight miss, as `families.update` defines them."""
+    """The steps that blocks of a weight miss, as `families.update.lazy_sgd` defines them."""
 
-    behind: Any     # (U, B) int32
+    lag: Any        # (U, B) int32
     after: Any      # (U, B) int32
-    held: Any       # (U, B) bool
+    current: Any    # (U, B) bool
     wanted: Any     # (U, B) bool
     powers: Any     # (K, 4) float32
     block: tuple[int, int]

@@ -27,3 +27,8 @@ def sample_lists(mask: np.ndarray, samples: int, group: int) -> SampleLists:
     counts = mask.sum(1)[np.arange(samples) // group]
     return SampleLists(np.ascontiguousarray(bits).view("<i4").astype(np.int32).reshape(groups, -(-width // WORD)),
                        np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), group, width)
+
+
+def key_words(key: int) -> np.ndarray:
+    """(2,) int32: the lower and the upper word of the key of random bits, 0 … 2**64 - 1."""
+    return np.array([key & 0xFFFFFFFF, key >> 32], np.uint32).view(np.int32)

@@ -19,6 +19,8 @@ DTYPES = {**{f"{kind}{bits}": np.dtype(f"{code}{bits // 8}") for kind, code in (
               ("f16", "f2"), ("bf16", "u2"), ("f16x2", "u4"), ("f32", "f4"), ("f64", "f8"), ("pred", "?"))}}
 BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 ROUNDINGS = ("rn", "rz", "rm", "rp")
+ONE, LOWER_BITS, HALFWAY = np.uint64(1), np.uint64((1 << 29) - 1), np.uint64(1 << 28)  # of the bits that float32 has not
+SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)  # above twice the bits of a float64, less one, that is subnormal as float32
 
 
 # --- rounding ---------------------------------------------------------------------------------------------------------
@@ -48,7 +50,16 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn", dtype
     """a b + c with one rounding; of float64 to nearest alone."""
     if dtype == np.float64:
         return _fma64(*np.broadcast_arrays(a, b, c))
-    return narrowed(odd_sum(np.float64(a) * np.float64(b), np.float64(c)), rounding, dtype)
+    product, c = np.float64(a) * np.float64(b), np.float64(c)
+    if rounding == "rn" and dtype == np.float32 and not _ties(total := product + c):
+        return total.astype(dtype)
+    return narrowed(odd_sum(product, c), rounding, dtype)
+
+
+def _ties(x: np.ndarray) -> bool:
+    """Whether a float64 may lie halfway between two float32: only there does it matter what was rounded before."""
+    bits = x.view(np.uint64)
+    return bool((bits & LOWER_BITS == HALFWAY).any() or ((bits << ONE) - ONE < SUBNORMAL).any())
 
 
 def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

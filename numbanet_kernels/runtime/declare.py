@@ -36,6 +36,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.np import numpy_support
 
 from . import driverless, files
+from .context import Scoped
 from .interrupt import deferred
 
 try:
@@ -50,6 +51,7 @@ if cuda is not None and not numba.config.ENABLE_CUDASIM:
 
 PACKAGE = pathlib.Path(__file__).parents[1]
 _FACTORIES: list[Callable[..., Any]] = []
+tape = Scoped("tape", None)  # what compiled loops of the CPU are written to, in place of being run (`runtime.tape`)
 
 
 class Kernel:
@@ -104,7 +106,7 @@ class Kernel:
         if self.made_by is None:
             return compiled()
         decides = digest(PACKAGE), _compilers(), self.signature, sorted(self.options.items())
-        return files.kept((self.made_by, compute_capability, lines), decides, compiled)
+        return files.cached((self.made_by, compute_capability, lines), decides, compiled)
 
 
 def _declared(name: str, kind: Any) -> Iterator[tuple[str, str, int | None, str]]:
@@ -236,6 +238,7 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
     """Declare a CPU loop by its one signature: Numba compiles it at the first call and caches it on disk.
 
     A loop runs on the thread that calls it, without the GIL: `threads.share` calls it on parts of its arrays at the same time.
+    It takes arrays and numbers. While a tape is written, a call is written to it.
     """
     digest(PACKAGE)  # of the sources as they are imported, not as they may be at the first call
 
@@ -248,7 +251,11 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
             if loop is None:
                 options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
                 loop = _cached(numba.njit, signature, function, options)
-            loop(*args)
+            writer = tape.get()
+            if writer is None:
+                loop(*args)
+            else:
+                writer.call(loop, args)
 
         return call
 

@@ -76,7 +76,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 @deferred  # a time-out is an OSError, too
-def kept(name: object, decides: object, make: Callable[[], str]) -> str:
+def cached(name: object, decides: object, make: Callable[[], str]) -> str:
     """make(), unless a file has what it gave before for the same name and for what else decides on it.
 
     A name has one file, in NUMBA_CACHE_DIR or else in the cache folder. It begins with a digest of what decides and of the

@@ -88,26 +88,25 @@ def _available() -> float:
 
 
 # --- the operations ---------------------------------------------------------------------------------------------------
-def records_cpu():
-    """False: on the CPU nothing is gained by recording."""
-    return False
-
-
 def records_cuda():
     """Whether `record` can be had: not on a card that does not do it right when it is tried."""
     return _available()
 
 
-def record_cpu(work, beside=None, most=1 << 30):
-    """None: nothing is recorded on the CPU."""
+def rehearses_cuda():
+    """Whether work is done once as it will be recorded, before it is."""
+    return True  # what it launches is compiled then
 
 
-def record_cuda(work, beside=None, most=1 << 30):
+def record_cuda(work, beside=None, most=1 << 30, refused=None):
     """A `Graph` of what work() launches, which is not done yet; None where work needs more than launches, or more memory than
     there is room for: `most` bytes, or those of the graph beside it, whose memory it shares: then each is replayed when the
     results of the other have been used. work was run before, so that what is made once is there, but may have been given up.
+    The reason why nothing is recorded is added to a list `refused`.
     """
     try:
         return Graph(work, Arena(most) if beside is None else beside.arena)
-    except NotRecorded:
+    except NotRecorded as reason:
+        if refused is not None:
+            refused.append(str(reason))
         return None

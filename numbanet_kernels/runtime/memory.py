@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from . import arrays
-from .declare import cuda, kernel, kernels
+from .declare import cuda, host_kernel, kernel, kernels, tape
 from .expect import FLOAT32, check
 from .launch import ceil_div, launch, refuse_to_record, synchronize
 from .pool import SMALL, lend_device, lend_host
@@ -41,13 +41,55 @@ def _sized(shape, dtype):
 def empty_cpu(shape, dtype=np.float32):
     """An array of unset values."""
     size, shape, dtype = _sized(shape, dtype)
+    if (writer := tape.get()) is not None:
+        return writer.lend(size, shape, dtype)
     return np.empty(shape, dtype) if size < SMALL else lend_host(size, shape, dtype)
+
+
+@host_kernel("void(f4[::1], f4)")
+def _fill(y, value):
+    y[:] = value
+
+
+@host_kernel("void(u1[::1], u1[::1])")
+def _copy(x, y):
+    y[:] = x
+
+
+AXES = 4
+
+
+@host_kernel("void(f4[:, :, :, :], f4[:, :, :, :])")
+def _assign(x, y):
+    for i in range(y.shape[0]):
+        for j in range(y.shape[1]):
+            for k in range(y.shape[2]):
+                for m in range(y.shape[3]):
+                    y[i, j, k, m] = x[i, j, k, m]
+
+
+def assign(x, out):
+    """out = x for arrays of one shape and dtype, of any strides."""
+    if (writer := tape.get()) is None:
+        np.copyto(out, x)
+    elif x.flags.c_contiguous and out.flags.c_contiguous:
+        _copy(flat(x).view(np.uint8), flat(out).view(np.uint8))
+    elif x.dtype == out.dtype == FLOAT32 and x.ndim <= AXES:
+        _assign(*(array[(None,) * (AXES - array.ndim)] for array in (x, out)))
+    else:
+        writer.refuse(f"a copy of {x.dtype} {x.shape} in pieces")
+    return out
 
 
 def full_cpu(shape, value, dtype=np.float32, out=None):
     """y[...] = value"""
     out = output("full (cpu)", empty_cpu, out, (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype))
-    out.fill(value)
+    if (writer := tape.get()) is None:
+        out.fill(value)
+    elif out.dtype == FLOAT32:
+        _fill(flat(out), value)
+    else:
+        writer.refuse(f"full with {out.dtype}")
     return out
 
 
@@ -63,9 +105,11 @@ def download_cpu(x):
 
 def copy_cpu(x, out=None):
     """y = x, in memory of its own."""
-    out = output("copy (cpu)", empty_cpu, out, x.shape, x.dtype)
-    np.copyto(out, x)
-    return out
+    if out is None:
+        out = empty_cpu(x.shape, x.dtype)
+    elif out.shape != x.shape or out.dtype is not x.dtype or not out.flags.c_contiguous:
+        output("copy (cpu)", empty_cpu, out, x.shape, x.dtype)
+    return assign(x, out)
 
 
 def part_cpu(x, start, stop):

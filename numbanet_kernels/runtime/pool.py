@@ -98,6 +98,7 @@ class Pool:
         self.returned: collections.deque[tuple[_Chunk, int, int]] = collections.deque()
         self.chunks: list[_Chunk] = []
         self.allocations = 0
+        self.patient = False  # whether what comes back is left alone for now
         self.family = [] if family is None else family  # pools of one memory: where it is short, all give up what nobody uses
         self.family.append(self)
         self.renew()
@@ -145,7 +146,7 @@ class Pool:
             self._give_up(keep)
 
     def _collect(self) -> None:
-        while self.returned:
+        while self.returned and not self.patient:
             chunk = self.returned[0][0]
             chunk.join(self.returned)
             if chunk.idle:
@@ -165,19 +166,19 @@ SMALL = 1 << 16  # bytes: what is smaller, NumPy and the C library hand out agai
 PAGE = 1 << 12  # bytes: arrays start at one
 
 
-def _pages(size: int) -> np.ndarray:
+def pages(size: int) -> np.ndarray:
     """So many bytes from the start of a page on."""
     memory = np.empty(size + PAGE, np.uint8)
     start = -memory.ctypes.data % PAGE
     return memory[start:start + size]
 
 
-host_pool = Pool(_pages, chunk=1 << 26, keep=1 << 29, step=PAGE)
+host_pool = Pool(pages, chunk=1 << 26, keep=1 << 29, step=PAGE)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=host_pool.renew)
 
 
-class _Loan:
+class Loan:
     """A NumPy array's claim to a piece."""
 
     def __init__(self, piece: Piece, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -187,7 +188,7 @@ class _Loan:
 
 def lend_host(size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An array in a piece of so many bytes."""
-    return np.asarray(_Loan(host_pool.take(size), shape, dtype))
+    return np.asarray(Loan(host_pool.take(size), shape, dtype))
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -201,8 +202,9 @@ class Arena:
 
     CHUNK = 1 << 26
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, allocate: Callable[[int], Any] | None = None) -> None:
         self.most = most  # bytes that it may take of the device
+        self.allocate = allocate or (lambda size: arrays.device_array(size, np.uint8))
         self.chunks: list[Any] = []  # arrays of bytes
 
     @property
@@ -211,14 +213,14 @@ class Arena:
         return sum(chunk.nbytes for chunk in self.chunks)
 
     @contextlib.contextmanager
-    def lending(self) -> Iterator[None]:
+    def lending(self) -> Iterator[Pool]:
         """Arrays of the device that this thread makes inside lie here. NotRecorded where there is no more room."""
         pool, before = Pool(self._more, min(self.CHUNK, self.most), keep=self.most, step=arrays.ALIGNMENT), len(self.chunks)
         pool.chunks = [_Chunk(chunk) for chunk in self.chunks]
         pool.family = device_pool.family  # which gives up what nobody uses where the device is short of memory
         try:
             with _lender.within(pool):
-                yield
+                yield pool
         except BaseException:
             del self.chunks[before:]
             raise
@@ -226,7 +228,7 @@ class Arena:
     def _more(self, size: int) -> Any:
         if self.nbytes + size > self.most:
             raise launch.NotRecorded(f"there is no room for {size} bytes more: {self.nbytes} of {self.most} are taken")
-        self.chunks.append(arrays.device_array(size, np.uint8))
+        self.chunks.append(self.allocate(size))
         return self.chunks[-1]
 
 
@@ -243,5 +245,5 @@ def lend_device(size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     piece = pool.take(size)
     memory = piece.chunk.memory
     if isinstance(memory, np.ndarray):
-        return np.asarray(_Loan(piece, shape, dtype)).view(type(memory))
+        return np.asarray(Loan(piece, shape, dtype)).view(type(memory))
     return device_array_in(cuda.current_context(), memory, piece.address, size, shape, dtype, piece)

@@ -1,8 +1,6 @@
 """The suite of the Challenge finds what is wrong, its peers compute the same, and it runs end to end."""
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -44,10 +42,9 @@ def test_work_is_counted():
     assert {implementation.name: implementation.peer for implementation in case.implementations}["compact"] == "SciPy"
 
 
-def test_the_suite_runs_and_draws(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "bench", "challenge", "--quick", "--json", tmp_path / "a.json", "--plot",
-                           tmp_path / "a.png"], cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+def test_the_suite_runs_and_draws(run_bench, tmp_path):
+    status, _, errors = run_bench("challenge", "--quick", "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")
+    assert status == 0, errors
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
     timed = {row["implementation"]: row for row in rows if row["suite"] == "challenge"}
     assert timed["compact"]["ratio"] > 0 and all(row["error"] == 0 and row["median_ms"] > 0 for row in timed.values())

@@ -15,7 +15,7 @@ from bench.memory import cnn as cnn_memory
 from bench.steps import TOLERANCE, cnn
 from bench.training import motivation, papers_cnn
 from numbanet import Net, Tensor
-from numbanet.layers import Context, Conv2d, Flow, Form, Tree
+from numbanet.layers import ActivationSpec, Context, Conv2d, Flow, Tree
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME, (SHAPE, BATCH) = "lenet5", cnn.QUICK["lenet5"]
@@ -83,12 +83,16 @@ def test_mean_flops_agree_with_those_of_steps(dropout, rate):
     sites = Tree(model).sites
     drawn = [{sites[layer, name]: plan for layer, own in zip(model.layers, step) for name, plan in own.items()
               if plan is not None} for step in outputs["plans"]]
-    done = [model.cost(Form((16, 1, 28, 28)), Context(plans=plans, model=model).plans)[0].flops for plans in drawn]
+    done = [model.cost(ActivationSpec((16, 1, 28, 28)), Context(plans=plans, model=model).plans)[0].flops for plans in drawn]
     assert np.mean(done) == pytest.approx(cnn.mean_flops(*sizes, dropout, rate), rel=0.6 if dropout == "rdp" else 0.1)
 
 
-def test_step_suite_end_to_end(tmp_path):
-    rows = _run(tmp_path, "cnn", "--plot", str(tmp_path / "a.png"))
+def test_step_suite_end_to_end(run_bench, tmp_path):
+    pytest.importorskip("torch")
+    status, _, errors = run_bench("cnn", "--quick", "--against", "torch", "--json", tmp_path / "a.json",
+                                  "--plot", tmp_path / "a.png")
+    assert status == 0, errors
+    rows = load(tmp_path / "a.json")["rows"]
     assert {row["case"] for row in rows} == {"lenet5 on 1x12x12, batch 16", "alexnet on 1x8x8, batch 4"}
     assert {row["implementation"]: row["peer"] for row in rows} == {
         "none": "torch", "rsdp p=0.6": "torch", "bsdp p=0.6": "torch", "rdp p=0.5": "torch", "torch": None}

@@ -1,6 +1,4 @@
 """The suites of language models find what is wrong, count what is done, compare runs, and run end to end."""
-import subprocess
-import sys
 from pathlib import Path
 
 import joblib
@@ -14,7 +12,7 @@ from bench.machinery.table import markdown
 from bench.steps import lstm, lstm_model
 from bench.training import lstm_rates, papers_lstm
 from numbanet import LanguageModel
-from numbanet.layers import Context, Form, Tree
+from numbanet.layers import ActivationSpec, Context, Tree
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = lstm.Size(24, 50, 4, 5, 0.02, 3)
@@ -109,7 +107,7 @@ def test_mean_flops_agree_with_those_of_steps(dropout, rate):
     for step in outputs["drawn"]:
         at = {names.get(place, (1, place)): plan for place, plan in step.items()}
         plans = {sites[model.layers[number], name]: plan for (number, name), plan in at.items()}
-        done.append(model.cost(Form((size.steps, size.batch)), Context(plans=plans, model=model).plans)[0].flops)
+        done.append(model.cost(ActivationSpec((size.steps, size.batch)), Context(plans=plans, model=model).plans)[0].flops)
     assert np.mean(done) == pytest.approx(lstm.mean_flops(size, dropout, rate).sum(), rel=0.25 if rate else 1e-6)
 
 
@@ -119,13 +117,11 @@ def test_half_of_the_gate_columns_halve_the_backward_pass_of_the_cells():
 
 
 # --- suites -----------------------------------------------------------------------------------------------------------
-def test_step_suite_end_to_end(tmp_path):
+def test_step_suite_end_to_end(run_bench, tmp_path):
     pytest.importorskip("torch")
-    path = tmp_path / "a.json"
-    command = [sys.executable, "-m", "bench", "lstm", "--quick", "--against", "torch", "--json", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    rows = load(path)["rows"]
+    status, _, errors = run_bench("lstm", "--quick", "--against", "torch", "--json", tmp_path / "a.json")
+    assert status == 0, errors
+    rows = load(tmp_path / "a.json")["rows"]
     of_steps = {(row["case"].partition("words, ")[2], row["implementation"]): row["peer"] for row in rows
                 if "words" in row["case"]}
     assert {name: peer for (case, name), peer in of_steps.items() if case == "step p=0.5"} == {
@@ -171,7 +167,7 @@ def test_rates_are_halved_and_texts_cut(monkeypatch):
     fits = []
 
     def fit(self, words, validation):
-        rates = [self.schedule(epoch) for epoch in (0, 9, 10, 11)]
+        rates = [self.learning_rate_schedule(epoch) for epoch in (0, 9, 10, 11)]
         fits.append((len(words), len(validation), self.hidden, rates, self.random_state))
         return self
 

@@ -18,7 +18,7 @@ from numbanet import (
     ops,
 )
 from numbanet.gradients import Packed
-from numbanet.layers import Form, Tree
+from numbanet.layers import ActivationSpec, Tree
 from numbanet.plans import BernoulliPlan
 
 N = 5
@@ -113,7 +113,7 @@ def test_gradients_of_planned_ops_by_differences(dev, rng):
 
 
 def flops(model, plans=None):
-    return model.cost(Form((N, 6)), Context(plans=plans, model=model).plans)[0].flops
+    return model.cost(ActivationSpec((N, 6)), Context(plans=plans, model=model).plans)[0].flops
 
 
 def droppable(model):

@@ -5,8 +5,8 @@ from hypothesis import given, settings, strategies as st
 
 from numbanet import BernoulliPlan, BlockPlan, IndexPlan, RowPlan, TilePlan, TimePlan, device
 from numbanet.gradients import Packed
-from numbanet.plans import kept
-from numbanet.plans.kept import packing
+from numbanet.plans import on_device
+from numbanet.plans.on_device import packing
 from numbanet_kernels.layouts.tiles import arrangement
 
 CPU = device("cpu")
@@ -47,7 +47,7 @@ def time_plans(draw):
 
 @given(time_plans())
 def test_a_time_plan_keeps_equally_many_at_each_step(plan):
-    mask, units = plan.mask(), kept(plan, CPU).units
+    mask, units = plan.mask(), on_device(plan, CPU).units
     assert mask.shape == plan.shape and units.shape == (len(plan.starts), plan.count)
     assert plan.density == pytest.approx(mask.mean() if mask.size else plan.density)
     for own, row, start in zip(mask, units, plan.starts):
@@ -60,10 +60,10 @@ def test_a_time_plan_keeps_equally_many_at_each_step(plan):
 @given(st.one_of(row_plans(), index_plans()))
 def test_row_plan_views_agree_with_the_mask(plan):
     mask = plan.mask()
-    np.testing.assert_array_equal(np.flatnonzero(mask), kept(plan, CPU).kept)
+    np.testing.assert_array_equal(np.flatnonzero(mask), on_device(plan, CPU).indices)
     assert plan.count == mask.sum()
     assert plan.density == (mask.mean() if plan.n else 1.0)
-    positions = kept(plan, CPU).places
+    positions = on_device(plan, CPU).inverse
     np.testing.assert_array_equal(positions >= 0, mask)
     np.testing.assert_array_equal(positions[mask], np.arange(plan.count))
     if isinstance(plan, RowPlan):
@@ -83,7 +83,7 @@ def test_tile_plan_keeps_one_tile_in_dp(plan):
 
 @given(block_plans())
 def test_block_plan_keeps_the_same_number_in_every_block_row(plan):
-    mask, found = plan.mask(), kept(plan, CPU).blocks
+    mask, found = plan.mask(), on_device(plan, CPU).blocks
     assert (found.height, found.width) == (plan.height, plan.width) and len(found.kept) == -(-plan.shape[0] // plan.height)
     assert plan.density == pytest.approx(mask.mean() if mask.size else 1.0)
     for b, columns in enumerate(np.asarray(found.kept)):
@@ -95,7 +95,7 @@ def test_block_plan_keeps_the_same_number_in_every_block_row(plan):
 @given(tile_plans(), st.integers(0, 2**32 - 1))
 def test_packing_and_unpacking_keeps_what_the_mask_keeps(plan, seed):
     dense = np.random.default_rng(seed).standard_normal(plan.shape).astype(np.float32)
-    at = kept(plan, CPU).packing
+    at = on_device(plan, CPU).packing
     packed = np.full((at.row_pos.max(initial=-1) + 1, at.cols.shape[1]), np.nan, np.float32)
     for r, (place, z) in enumerate(zip(at.row_pos, at.row_class)):
         columns = at.cols[z][at.cols[z] >= 0]
@@ -107,7 +107,7 @@ def test_packing_and_unpacking_keeps_what_the_mask_keeps(plan, seed):
 def test_row_packing_keeps_what_both_masks_keep(rows, cols, seed):
     dense = np.random.default_rng(seed).standard_normal((rows.n, cols.n)).astype(np.float32)
     packed = np.ascontiguousarray(dense[rows.mask()][:, cols.mask()])
-    gradient = Packed(packed, packing(kept(rows, CPU), kept(cols, CPU)), dense.shape)
+    gradient = Packed(packed, packing(on_device(rows, CPU), on_device(cols, CPU)), dense.shape)
     np.testing.assert_array_equal(gradient.dense(CPU), dense * rows.mask()[:, None] * cols.mask())
 
 
@@ -142,7 +142,8 @@ def test_plans_of_one_kind_have_lists_of_the_same_shapes():
                        (BlockPlan((4, 9), 2, 3, [[0], [1]]), BlockPlan((4, 9), 2, 3, [[0, 1], [1, 2]]))):
         shapes = [[np.shape(array) for array in plan.lists()] for plan in (one, other)]
         assert (one.kind == other.kind) == (shapes[0] == shapes[1])
-    assert BernoulliPlan(4, 0.5, 1).kind is None
+    key, other, rate = BernoulliPlan(4, 0.5, 1), BernoulliPlan(4, 0.5, 2), BernoulliPlan(4, 0.4, 1)
+    assert key.kind == other.kind != rate.kind  # the key of random bits is read from memory, the rate is not
 
 
 @pytest.mark.parametrize("make", [lambda: RowPlan(4, 0, 0), lambda: RowPlan(4, 2, 2), lambda: RowPlan(-1, 2, 0),

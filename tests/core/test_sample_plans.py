@@ -21,8 +21,8 @@ def a_plan(rng, samples=7, n=40, group=1, share=0.4):
 @pytest.mark.parametrize("inner", [False, True])
 def test_planned_is_masked_dense(dev, rng, inner, outer, relu, group):
     """y, dx, dW and db of values alone are those of the dense product under the masks, in float64."""
-    from numbanet.plans import kept
-    into, out = (kept(a_plan(rng, 20, n, group), dev) if given else None for n, given in ((33, inner), (40, outer)))
+    from numbanet.plans import on_device
+    into, out = (on_device(a_plan(rng, 20, n, group), dev) if given else None for n, given in ((33, inner), (40, outer)))
     x, w, b, dy = (rng.standard_normal(shape) for shape in ((20, 33), (40, 33), (40,), (20, 40)))
     masks = [1.0 if given is None else given.plan.mask() for given in (into, out)]
     x, dy = x * masks[0], dy * masks[1]
@@ -39,9 +39,9 @@ def test_planned_is_masked_dense(dev, rng, inner, outer, relu, group):
 
 
 def test_gradients_by_differences(dev, rng):
-    from numbanet.plans import kept
-    plan = kept(a_plan(rng), dev)
-    values, x, g, b = (Tensor(rng.standard_normal(n), dev, requires_grad=True) for n in (plan.plan.kept, (7, 40), 40, 40))
+    from numbanet.plans import on_device
+    plan = on_device(a_plan(rng), dev)
+    values, x, g, b = (Tensor(rng.standard_normal(n), dev, requires_grad=True) for n in (plan.plan.count, (7, 40), 40, 40))
     check_grad(lambda x: ops.compact_samples(x, plan=plan), [x])
     check_grad(lambda v: ops.expand_samples(v, plan=plan), [values])
     check_grad(lambda v, g, b: ops.batch_norm_samples(v, g, b, plan=plan), [values, g, b])
@@ -58,6 +58,6 @@ def test_gradients_by_differences(dev, rng):
     (lambda plan, x, w: SamplePlan(2, 5, 1.5, [[1], [1]]), "group must be an integer"),
     (lambda plan, x, w: SamplePlan(2, 5, True, [[1], [1]]), "group must be an integer")])
 def test_what_does_not_fit_is_refused(rng, make, message):
-    from numbanet.plans import kept
+    from numbanet.plans import on_device
     with pytest.raises(ValueError, match=message):
-        make(kept(a_plan(rng), Tensor(0.0).device), Tensor(np.ones((7, 5))), Tensor(np.ones((41, 5))))
+        make(on_device(a_plan(rng), Tensor(0.0).device), Tensor(np.ones((7, 5))), Tensor(np.ones((41, 5))))

@@ -37,8 +37,8 @@ def test_batchwise_keeps_equally_many_of_any_neurons():
     rng, drawn = np.random.default_rng(7), BatchwiseDropout((0.5, 0.9))
     plans = [drawn.plan(site(6, 9), rng) for _ in range(STEPS)]
     assert {(plan.count, plan.scale) for plan in plans} == {(3, 2.0)} and len(set(plans)) == 20  # 6 over 3
-    assert drawn.plan(site(4, 9, 1), rng).count == 1 and "4 neurons 3 are" in drawn.concern(site(4, 9, 1))
-    assert drawn.concern(site(6, 9)) is None and BatchwiseDropout(0.0).plan(site(6, 9), rng) is None
+    assert drawn.plan(site(4, 9, 1), rng).count == 1 and "4 neurons 3 are" in drawn.caution(site(4, 9, 1))
+    assert drawn.caution(site(6, 9)) is None and BatchwiseDropout(0.0).plan(site(6, 9), rng) is None
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.7])
@@ -79,7 +79,7 @@ def test_the_same_seed_gives_the_same_plans():
 
 @pytest.mark.parametrize("name, expected", [("none", [1, 1, 1]), ("bernoulli", [1, 0.7, 0.4]), ("batchwise", [1, 0.7, 0.4])])
 def test_keeps_of_conventional_dropout(name, expected):
-    assert policy(name, (0.3, 0.6)).keeps(2) == pytest.approx(expected)
+    assert policy(name, (0.3, 0.6)).variance_factors(2) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("scale", ["rate", "root", "pattern"])
@@ -87,7 +87,8 @@ def test_keeps_is_what_of_the_mean_square_was_there_before(scale):
     rows, rng = RowDropout((0.0, 0.6), dp_max=8, scale=scale), np.random.default_rng(8)
     squares = [plan.scale**2 * plan.mask().mean() for plan in (rows.plan(site(840, 1, 1), rng) for _ in range(STEPS))]
     share = pytest.approx(1 / np.mean(squares), rel=0.03)
-    assert rows.keeps(2) == [1, 1, share] and TileDropout((0.0, 0.6), dp_max=8, scale=scale).keeps(2) == [1, share, 1]
+    assert rows.variance_factors(2) == [1, 1, share]
+    assert TileDropout((0.0, 0.6), dp_max=8, scale=scale).variance_factors(2) == [1, share, 1]
 
 
 def test_a_policy_of_ones_own_leaves_initial_weights_alone():
@@ -97,7 +98,7 @@ def test_a_policy_of_ones_own_leaves_initial_weights_alone():
         def plan(self, site, rng):
             return None
 
-    assert Mine().keeps(2) == [1, 1, 1]
+    assert Mine().variance_factors(2) == [1, 1, 1]
 
 
 @pytest.mark.parametrize("scale, expected", [("rate", lambda plan, rate: 1 / (1 - rate)),
@@ -158,7 +159,7 @@ def test_high_rates_work_by_default_and_objects_show_what_they_are():
     (TileDropout(0.5, tile=8), (16, 64), None), (RowDropout(0.5), (16, 64), None), (TileDropout(0.0), (16, 16), None),
     (RowDropout((0.0, 0.5)), (2, 64), None), (BernoulliDropout(0.5), (1, 1), None)])
 def test_layers_too_small_for_a_pattern_are_a_concern(chosen, shape, message):
-    said = chosen.concern(site(*shape))
+    said = chosen.caution(site(*shape))
     assert said is None if message is None else re.search(message, said)
 
 

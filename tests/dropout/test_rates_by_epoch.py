@@ -33,12 +33,12 @@ RISING = (0.0, 0.3, 0.6, 0.2)
 class LoudDropout(Dropout):
     """Chosen in the step: the neurons with the largest weights stay."""
 
-    name, looks = "loud", True
+    name, data_dependent = "loud", True
 
     def plan(self, site, rng):
         return None
 
-    def look(self, site, x, w, rng):
+    def choose(self, site, x, w, rng):
         size = np.abs(w.numpy()).sum(1)
         count = max(1, round(len(size) * (1 - self.rate_of(site))))
         return IndexPlan(len(size), np.sort(np.argsort(size)[-count:]), len(size) / count)
@@ -198,8 +198,9 @@ def test_rates_by_layer_and_epoch():
 
 def test_initial_weights_are_made_for_the_mean_rate():
     for name in ("bernoulli", "rdp", "tdp"):
-        made = policy(name, (SkewNormalSchedule(0.6, 20), 0.3)).averaged(20)
-        assert made.rate == pytest.approx((0.6, 0.3)) and made.keeps(2) == pytest.approx(policy(name, (0.6, 0.3)).keeps(2))
+        made = policy(name, (SkewNormalSchedule(0.6, 20), 0.3)).at_mean_rate(20)
+        assert made.rate == pytest.approx((0.6, 0.3))
+        assert made.variance_factors(2) == pytest.approx(policy(name, (0.6, 0.3)).variance_factors(2))
     net = Net((300,), dropout="bernoulli", dropout_rate=(0.9, 0.7).__getitem__, learning_rate=1e-12, epochs=2).fit(X, Y)
     assert weights(net)[2].var() == pytest.approx(0.2 * 2 / 310, rel=0.1)
 

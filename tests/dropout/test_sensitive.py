@@ -70,7 +70,7 @@ def drawn(kind, rate, share, contrast, count=DRAWS, **options):
     masks = []
     sensitive = np.random.default_rng(2).permuted(np.arange(np.prod(grid)) < share * np.prod(grid) - 0.5).reshape(grid)
     for _ in range(count):
-        plan = chosen.choose(sensitive, images, shape, region, rates_of(rate, sensitive.mean(), contrast), 1.0, rng)
+        plan = chosen.choose_regions(sensitive, images, shape, region, rates_of(rate, sensitive.mean(), contrast), 1.0, rng)
         if kind is RowSensitiveDropout:
             assert isinstance(plan, IndexPlan) and plan.n == shape[0]
             masks.append(plan.mask())
@@ -139,7 +139,7 @@ def chosen_for(policy, model, x, rng):
     """The plan of the first convolution for images (N, H, W, C) that come to it."""
     tree = Tree(model)
     site = tree.droppable("patches")[0]
-    return policy.look_at(site, Flow(x, CHANNELS_LAST), tree.owners[site.path], rng)
+    return policy.choose_from_flow(site, Flow(x, CHANNELS_LAST), tree.owners[site.path], rng)
 
 
 def images(n=48, seed=0):

@@ -11,9 +11,9 @@ import pytest
 from numbanet import SGD, Linear, Net, NetRegressor, ReLU, RowDropout, Sequential, TileDropout
 from numbanet.device import device, problem
 from numbanet.training.data import Data, in_order
+from numbanet.training.stepper import Stepper
 from numbanet.training.streams import Streams
 from numbanet.training.task import Classification
-from numbanet.training.trainer import Trainer
 from numbanet_kernels.runtime import arrays, availability, emulation, pool
 
 OTHERS = [name for name in ("cuda", "emulated") if problem(name) is None]
@@ -48,7 +48,7 @@ def test_a_step_asks_the_driver_for_no_memory_after_the_first_ones(rng, monkeypa
     biases, dev = itertools.count(), device(other)
     model = Sequential([Linear(5, 8, rng=0, device=dev), ReLU(), Linear(8, 8, rng=1, device=dev), ReLU(),
                         Linear(8, 3, rng=2, device=dev)])
-    by = Trainer(model, SGD(model.parameters(), 0.01, 0.9), chosen, Classification(), Streams.from_seed(0), dev, 3)
+    by = Stepper(model, SGD(model.parameters(), 0.01, 0.9), chosen, Classification(), Streams.from_seed(0), dev, 3)
     data = Data(dev.upload(rng.random((20, 5), np.float32)), rng.integers(3, size=20).astype(np.int32))
 
     def steps(count):

@@ -121,7 +121,7 @@ def test_a_warm_start_goes_on_from_the_weights(dropout):
 
 
 def test_a_warm_start_takes_schedules_and_regressors_anew():
-    net = NetRegressor((16,), **FAST, schedule="cosine", warm_start=True)
+    net = NetRegressor((16,), **FAST, learning_rate_schedule="cosine", warm_start=True)
     first, second = (list(net.fit(X, Y).history_) for _ in range(2))
     assert [record["learning_rate"] for record in first] == [record["learning_rate"] for record in second]
     assert second[0]["loss"] < first[0]["loss"] and net.n_iter_ == 3

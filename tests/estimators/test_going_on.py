@@ -38,7 +38,7 @@ def test_a_rate_that_a_callback_gives_holds(schedule, factors, verb):
         if record["epoch"] == 2:
             net.optimizer_.learning_rate = 0.05 if verb == "sets" else net.optimizer_.learning_rate / 2
 
-    net = Net(**SMALL, learning_rate=0.01, schedule=schedule, callbacks=[change]).fit(X, Y)
+    net = Net(**SMALL, learning_rate=0.01, learning_rate_schedule=schedule, callbacks=[change]).fit(X, Y)
     late = 0.05 if verb == "sets" else 0.005
     assert rates(net) == pytest.approx([base * factor for base, factor in zip((0.01, 0.01, late, late), factors)])
     assert net.optimizer_.learning_rate == late

@@ -39,7 +39,7 @@ class Own(Layer):
 
 
 KINDS = {
-    "linear": (lambda: [Linear(64, 16), ReLU(), Linear(16, 10, init="glorot", keep=0.5)], X),
+    "linear": (lambda: [Linear(64, 16), ReLU(), Linear(16, 10, init="glorot", variance_factor=0.5)], X),
     "images": (lambda: [Conv2d(1, 4, 3), BatchNorm2d(4), ReLU(), MaxPool2d(2), Flatten(), Linear(36, 10)], IMAGES),
     "sequences": (lambda: [Embedding(17, 8, padding_idx=0), LSTM(8, 9, 2, batch_first=True), LastStep(), Linear(9, 10)],
                   SYMBOLS),
@@ -106,7 +106,7 @@ def test_layers_that_others_hold_are_drawn_too():
 
 
 def test_initial_values_are_of_the_distribution_that_the_layer_says():
-    layer = Linear(300, 200, keep=0.5)
+    layer = Linear(300, 200, variance_factor=0.5)
     layer.redraw(np.random.default_rng(0))
     assert layer.weight.numpy().var() == pytest.approx(0.5 * 2 / 300, rel=0.03)
     padded = Embedding(9, 4, padding_idx=2)

@@ -187,7 +187,7 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_weights():
     with pytest.raises(FloatingPointError, match=r"first epoch .* step \d+"):
         model.fit(TEXT)
     assert not hasattr(model, "model_")
-    model = LanguageModel((8,), **{**FAST, "clip_norm": None, "schedule": lambda epoch: 1e39 if epoch else 1.0})
+    model = LanguageModel((8,), **{**FAST, "clip_norm": None, "learning_rate_schedule": lambda epoch: 1e39 if epoch else 1.0})
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model.fit(TEXT)

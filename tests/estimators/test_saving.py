@@ -53,7 +53,7 @@ from numbanet import (
 )
 from numbanet.datasets import load_digits
 from numbanet.dropout import recurrent
-from numbanet.estimators import described, saving
+from numbanet.estimators import saving, serialization
 from numbanet.training.sparsity import Sparsity
 
 pytestmark = pytest.mark.filterwarnings("ignore:fit. the network answers no better")  # after so few epochs
@@ -234,11 +234,11 @@ def test_every_layer_and_setting_of_the_library_can_be_saved():
     assert layers == set(map(type, LAYERS))
     for layer in LAYERS:
         arrays = layer.state_dict()
-        again = described.made_layer(json.loads(json.dumps(described.described_layer(layer))), arrays, "")
+        again = serialization.made_layer(json.loads(json.dumps(serialization.described_layer(layer))), arrays, "")
         again.load_state_dict(arrays)
         assert type(again) is type(layer) and repr(again) == repr(layer) and again.config().keys() == layer.config().keys()
     settings = {kind for kind in public if issubclass(kind, (numbanet.Dropout, Sparsity))} - {numbanet.Dropout}
-    assert settings < set(described.SETTINGS.values())
+    assert settings < set(serialization.SETTINGS.values())
 
 
 # --- what cannot be saved ---------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ REFUSED = {
     "layer within": ({"layers": [Sequential([OwnLayer(2.0)]), Linear(64, 10)]}, "layer OwnLayer.. .* load_state_dict"),
     "layer of a name twice": ({"layers": [Linear(64, 10), TWINS[1]()]}, ".*several layers of the class Twin; .*state_dict"),
     "policy": ({"dropout": OwnDropout(0.5)}, r"dropout=OwnDropout\(.*set_params\(dropout=\.\.\.\)"),
-    "function": ({"schedule": lambda epoch: 1.0}, "schedule=<function"),
+    "function": ({"learning_rate_schedule": lambda epoch: 1.0}, "learning_rate_schedule=<function"),
     "rate": ({"dropout": "rdp", "dropout_rate": lambda epoch: 0.5}, "dropout_rate=<function"),
     "generator": ({"random_state": np.random.RandomState(0)}, r"random_state=RandomState\(MT19937\)"),
 }

@@ -138,7 +138,7 @@ def test_no_dropout_is_none():
 @pytest.mark.parametrize("name, here", [
     ("hidden_layer_sizes", "layers"), ("max_iter", "epochs"), ("alpha", "weight_decay"), ("solver", "optimizer"),
     ("learning_rate_init", "learning_rate"), ("nesterovs_momentum", "nesterov"), ("n_iter_no_change", "patience"),
-    ("tol", "early_stopping"), ("power_t", "schedule"), ("shuffle", "random_state"), ("beta_1", "optimizer")])
+    ("tol", "early_stopping"), ("power_t", "learning_rate_schedule"), ("shuffle", "random_state"), ("beta_1", "optimizer")])
 def test_names_of_scikit_learn_are_translated(name, here):
     for call, error in ((lambda: Net(**{name: 1}), TypeError), (lambda: NetRegressor().set_params(**{name: 1}), ValueError)):
         with pytest.raises(error, match=f"has no parameter '{name}': here it is '{here}'"):

@@ -24,7 +24,7 @@ from numbanet import (
     lenet5,
     vgg19,
 )
-from numbanet.layers import Form
+from numbanet.layers import ActivationSpec
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -53,7 +53,7 @@ def test_networks_are_pytorchs_of_the_same_layers(name, shape, batch_norm):
     kinds = [type(layer) for layer in model.layers]
     assert (kinds.count(Conv2d), kinds.count(Linear), kinds.count(BatchNorm2d)) == (convolutions, linear,
                                                                                    convolutions * batch_norm)
-    cost, form = model.cost(Form((2, *shape)), Plans())
+    cost, form = model.cost(ActivationSpec((2, *shape)), Plans())
     assert form.shape == (2, 7) and cost.flops > 0
     last = next(layer for layer in reversed(model.layers) if isinstance(layer, Conv2d))
     first = next(layer for layer in model.layers if isinstance(layer, Linear))
@@ -79,7 +79,7 @@ def test_a_seed_gives_the_weights(name):
                                          ("vgg19", (2, 40, 9))])
 def test_the_smallest_images_and_others(name, shape):
     model = Sequential(MODELS[name][0](shape, classes=3, rng=0))
-    assert model.cost(Form((5, *shape)), Plans())[1].shape == (5, 3)
+    assert model.cost(ActivationSpec((5, *shape)), Plans())[1].shape == (5, 3)
     assert model(Tensor(np.ones((1, *shape)))).shape == (1, 3)
 
 

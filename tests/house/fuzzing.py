@@ -38,7 +38,7 @@ from numbanet import (
 )
 from numbanet.gradients import Dense, Packed
 from numbanet.layers import Tree
-from numbanet.plans import kept
+from numbanet.plans import on_device
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.layouts.windows import Bins, Window
 from tests.kernels import guards
@@ -152,7 +152,7 @@ def a_convolution(r):
 
 
 def kept_axis(r):
-    return kept(RowPlan(r.size(), 2, 0), guards.CPU)
+    return on_device(RowPlan(r.size(), 2, 0), guards.CPU)
 
 
 def a_pass(r):
@@ -165,7 +165,7 @@ def a_pass(r):
     policy = r.one(None, RowSensitiveDropout(0.5, together=r.one(1, 2)), BlockSensitiveDropout(0.5, columns=r.one(None, 4)))
 
     def choose(site, flow, layer):
-        return policy.look_at(site, flow, layer, r.rng) if site.kind == "patches" else None
+        return policy.choose_from_flow(site, flow, layer, r.rng) if site.kind == "patches" else None
 
     given = Context("cpu", plans, model=model).plans
     given.choose = policy and choose
@@ -179,7 +179,7 @@ def an_update(r):
     optimizer = r.one(lambda: SGD(weights, 0.1, 0.9), lambda: Adam(weights, 0.1))()
     for _ in range(3):
         for w in weights:
-            packing = kept(TilePlan((r.size(), r.size()), 8, 2, 1), guards.CPU).packing
+            packing = on_device(TilePlan((r.size(), r.size()), 8, 2, 1), guards.CPU).packing
             dense = Dense(r.array(*w.shape, dtype="f4"))
             w.gradient = r.one(None, dense, Dense(r.array()), Packed(r.array(), packing, w.shape))
         optimizer.step({w: r.plan() for w in weights if r.rng.random() < 0.7})

@@ -26,7 +26,7 @@ from numbanet import (
     concatenate,
     op,
 )
-from numbanet.layers import Cost, Form
+from numbanet.layers import ActivationSpec, Cost
 
 
 # --- an op, and a layer that calls it ---------------------------------------------------------------------------------
@@ -53,9 +53,9 @@ class Swish(Layer):
     def __call__(self, x):
         return swish(x, self.gain)
 
-    def cost(self, form, plans):
-        size = float(np.prod(form.shape))
-        return Cost(4 * size, 8 * size), form._replace(kept=None, differentiable=True)
+    def cost(self, spec, plans):
+        size = float(np.prod(spec.shape))
+        return Cost(4 * size, 8 * size), spec._replace(plan=None, differentiable=True)
 
 
 class SkipConnection(Layer):
@@ -97,12 +97,12 @@ class RunDropout(Dropout):
 class LoudDropout(Dropout):
     """Keeps the neurons whose weights answer loudest to the batch: a plan that is chosen in the step."""
 
-    name, looks = "loud", True
+    name, data_dependent = "loud", True
 
     def plan(self, site, rng):
         return None
 
-    def look(self, site, x, w, rng):
+    def choose(self, site, x, w, rng):
         loud = np.abs(x.numpy() @ w.numpy().T).sum(0)
         count = max(1, round(len(loud) * (1 - self.rate_of(site))))
         return IndexPlan(len(loud), np.sort(np.argsort(loud)[-count:]), len(loud) / count)
@@ -197,9 +197,9 @@ def test_a_loss_has_the_right_value_and_gradient(dev, rng):
 
 def test_a_layer_costs_what_the_layers_that_it_holds_do():
     """Side by side as well, where the second does not take what the first gives."""
-    form, plans = Form((12, 9), None, True), Plans("cpu")
-    one = Linear(9, 9).cost(form, plans)[0]
-    assert SkipConnection(9).cost(form, plans)[0] == one.plus(one)
+    spec, plans = ActivationSpec((12, 9), None, True), Plans("cpu")
+    one = Linear(9, 9).cost(spec, plans)[0]
+    assert SkipConnection(9).cost(spec, plans)[0] == one.plus(one)
 
     class Sides(Layer):
         def __init__(self):
@@ -208,7 +208,7 @@ def test_a_layer_costs_what_the_layers_that_it_holds_do():
         def __call__(self, x):
             return concatenate([self.left(x), self.right(x)], axis=1)
 
-    found, both = Sides().cost(form, plans), (Linear(9, n).cost(form, plans)[0] for n in (4, 5))
+    found, both = Sides().cost(spec, plans), (Linear(9, n).cost(spec, plans)[0] for n in (4, 5))
     assert found[0] == next(both).plus(next(both)) and found[1].shape == (12, 9)
 
 
@@ -217,9 +217,9 @@ def test_a_policy_looks_at_each_site_but_the_answer(rng):
     seen = set()
 
     class Watch(LoudDropout):
-        def look(self, site, x, w, rng):
+        def choose(self, site, x, w, rng):
             seen.add((site.number, x.shape[1], w.shape))
-            return super().look(site, x, w, rng)
+            return super().choose(site, x, w, rng)
 
     y = np.arange(24) % 3
     Net((8, 5), dropout=Watch((0.5, 0.3)), epochs=1, random_state=0).fit(rng.standard_normal((24, 6)), y)

@@ -118,7 +118,7 @@ OFFENDERS = [("numbanet/estimators/net.py", "numba.cuda"), ("numbanet/ops/linear
              ("numbanet/ops/linear.py", "numbanet_kernels.runtime.launch"), ("datasets/idx.py", "numbanet.cli"),
              ("numbanet/plans/rows.py", "numbanet.ops.linear"), ("numbanet/layers/base.py", "numbanet.training.optim"),
              ("numbanet/tensor.py", "numbanet.plans"), ("numbanet/training/task.py", "numbanet.estimators.net"),
-             ("numbanet/dropout/base.py", "numbanet.training.trainer"), ("numbanet/device.py", "numbanet.tensor"),
+             ("numbanet/dropout/base.py", "numbanet.training.stepper"), ("numbanet/device.py", "numbanet.tensor"),
              *((f"numbanet_kernels/{here}.py", f"{there}.x") for here, there in (
                  ("families/gemm", "numba.cuda"), ("host/threads", "threadpoolctl"),
                  ("families/gemm", "numbanet"), ("families/gemm", "numbanet_kernels.cpu"),

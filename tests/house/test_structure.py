@@ -4,9 +4,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from numbanet import Net
 from numbanet.training import optim
+from numbanet.training.recorder import Recorder
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "numbanet").rglob("*.py"))
@@ -92,9 +94,13 @@ def test_stores_are_found():
     assert [line for line, _ in sorted(stores(source))] == [1, 3, 4, 6, 7]
 
 
-def test_few_frames_stand_between_fit_and_an_update(monkeypatch):
-    """Of the estimator, the loop, the epoch, the step and the recorder of steps."""
+@pytest.mark.parametrize("recording, most", [(False, 4), (True, 6)])
+def test_few_frames_stand_between_fit_and_an_update(monkeypatch, recording, most):
+    """Of the estimator, the loop, the epoch, the step and the recorder of steps; before a step is recorded, also of its key and
+    of passes and update as one."""
     depths = []
+    if not recording:
+        monkeypatch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
 
     def launch(self, original=optim.SGD.launch):
         frame, names = sys._getframe(1), []
@@ -107,7 +113,8 @@ def test_few_frames_stand_between_fit_and_an_update(monkeypatch):
     monkeypatch.setattr(optim.SGD, "launch", launch)
     x = np.random.default_rng(0).standard_normal((40, 5))
     Net((4,), epochs=1, batch_size=20, device="cpu").fit(x, x[:, 0] > 0)
-    assert len(depths) == 2 and all(names[-1] == "train" and len(names) <= 4 for names in depths), depths
+    steps = depths[:1] if recording else depths  # the second is recorded
+    assert len(depths) >= 2 and all(names[-1] == "train" and len(names) <= most for names in steps), depths
 
 
 def test_nothing_in_numbanet_knows_addresses():

@@ -34,7 +34,7 @@ def assembled(kernel, card, disassembled=False):
             return said + "".join(f"SASS\n{run(tool, '-c', binary).stdout}" for tool in tools[1:])
 
     decides = ptx, [(tool, os.stat(tool).st_size, os.stat(tool).st_mtime_ns) for tool in tools]
-    return files.kept(("assembled", kernel.made_by, card, disassembled), decides, made)
+    return files.cached(("assembled", kernel.made_by, card, disassembled), decides, made)
 
 
 def run(*command):

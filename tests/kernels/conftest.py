@@ -13,11 +13,11 @@ DEVICES = ["cpu", "cpu shared", *(["cuda"] if availability.cuda_problem() is Non
 
 
 def pytest_generate_tests(metafunc):
-    """Every test that asks for a suffix runs on all devices, of products on an older card as well, which has other kernels; one
-    that asks for `on_cuda` or `from_8_0`, on those alone that have what it tests."""
+    """Every test that asks for a suffix runs on all devices, in a module whose kernels are others on an older card (`OLDER`) on
+    that one as well; one that asks for `on_cuda` or `from_8_0`, on those alone that have what it tests."""
     if "suffix" not in metafunc.fixturenames:
         return
-    names = [*DEVICES, *(["emulated 7.5"] if "emulated" in DEVICES and "gemm" in metafunc.module.__name__ else [])]
+    names = [*DEVICES, *(["emulated 7.5"] if "emulated" in DEVICES and getattr(metafunc.module, "OLDER", False) else [])]
     if "on_cuda" in metafunc.fixturenames:
         names = [name for name in names if not name.startswith("cpu")]
     if "from_8_0" in metafunc.fixturenames:

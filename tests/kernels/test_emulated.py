@@ -1,5 +1,7 @@
 """Every CUDA kernel, as it is compiled, on several blocks with ragged edges: the emulated device against the CPU."""
+import ast
 import functools
+import os
 
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from numbanet_kernels import cpu, examples
 from numbanet_kernels.families import conv, gemm, gemm_rows, gemm_tiles
 from numbanet_kernels.layouts.windows import Window
-from numbanet_kernels.runtime import arrays, availability, declare, emulation, launch
+from numbanet_kernels.runtime import arrays, availability, declare, emulation, files, launch
 
 pytestmark = pytest.mark.skipif(availability.nvvm_problem() is not None, reason=str(availability.nvvm_problem()))
 
@@ -45,47 +47,70 @@ SIMPLE = {  # what no operation launches: to look at, or to compare with. What i
 
 
 CASES = [*NAMES, *(f"{name}, older" for name in OLDER)]
-BLOCKS = {}  # {(family, kernel, variant): the most blocks that it was launched with}
+
+
+def key_of(kernel):
+    """Family, kernel and variant. Products have a variant for each size of tiles and way to read: their own tests go through
+    these."""
+    return str((kernel.family, kernel.__name__, kernel.variant if "gemm" not in kernel.family else ""))
 
 
 @functools.cache
-def emulated(name):
-    """What a case gives on the emulated device. Products have a variant for each size of tiles and way to read: their own tests
-    go through these."""
+def launched(name):
+    """(what a case gives on the emulated device, {kernel: the most blocks that it was launched with})"""
     from numbanet_kernels import emulated as dev
 
     def emulate(kernel, grid, block, args, original=emulation.emulate):
-        key = kernel.family, kernel.__name__, kernel.variant if "gemm" not in kernel.family else ""
-        BLOCKS[key] = max(BLOCKS.get(key, 0), int(np.prod(grid)))
+        blocks[key_of(kernel)] = max(blocks.get(key_of(kernel), 0), int(np.prod(grid)))
         original(kernel, grid, block, args)
 
+    blocks = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "emulate", emulate)
         if name in SIMPLE:
             with emulation.emulated():
-                return np.array(SIMPLE[name][0](*map(arrays.to_device, OPERANDS)))
+                return np.array(SIMPLE[name][0](*map(arrays.to_device, OPERANDS))), blocks
         if name.endswith(", older"):
             patch.setattr(emulation, "EMULATED", (7, 5))
-        return run(name.removesuffix(", older"), dev)
+        return run(name.removesuffix(", older"), dev), blocks
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    """emulated(name) -> what a case gives on the emulated device; how many blocks it launches, other workers find in a file."""
+    def emulated(name):
+        found, blocks = launched(name)
+        files.write(path_of(tmp_path_factory, name), repr(blocks).encode())
+        return found
+
+    return emulated
+
+
+def path_of(tmp_path_factory, name):
+    """The file, of all workers of this run, of what a case launches."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "launched" / f"{[*CASES, *SIMPLE].index(name)}"
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equals_the_cpu(name):
+def test_equals_the_cpu(emulated, name):
     for ours, theirs in zip(emulated(name), run(name.removesuffix(", older"), cpu), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", SIMPLE)
-def test_simple_versions_equal_numpy(name):
+def test_simple_versions_equal_numpy(emulated, name):
     np.testing.assert_allclose(emulated(name), SIMPLE[name][1](*OPERANDS), rtol=1e-4, atol=1e-4)
 
 
-def test_no_kernel_is_left_out():
+def test_no_kernel_is_left_out(tmp_path_factory):
     """A kernel that is new, or was only ever launched with one block, is named here."""
+    several = set()
     for name in (*CASES, *SIMPLE):
-        emulated(name)
-    every = {(k.family, k.__name__, k.variant if "gemm" not in k.family else "") for k in declare.all_kernels()}
-    assert {key for key in every if BLOCKS.get(key, 0) < 2} == set()
+        path = path_of(tmp_path_factory, name)
+        blocks = ast.literal_eval(path.read_text()) if path.exists() else launched(name)[1]
+        several |= {kernel for kernel, most in blocks.items() if most > 1}
+    assert {key_of(kernel) for kernel in declare.all_kernels()} - several == set()
 
 
 NO_KERNEL = {"csr_transposed", "empty_slabs", "lazy_pays", "samples_together", "scores_packed", "sgd_powers", "tile_blocks",

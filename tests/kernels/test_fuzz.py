@@ -168,8 +168,8 @@ def prepared(dev):
             yield Example("conv2d_grad", (slopes, images, weight, window), {"where": slopes, "scale": 2.0, **thinned})
         yield Example("conv2d", (a(2, 5, 4, 4), *grouped), {"rows": few})
         yield Example("conv2d_grad", (a(2, 3, 4, 4), a(2, 5, 4, 4), *grouped), {"wants_dx": False})
-    behind, held = dev.upload(np.zeros(pattern.grid, np.int32)), dev.upload(np.ones(pattern.grid, np.bool_))
-    lazy = LazyBlocks(behind, behind, held, dev.upload(kept_tiles(pattern)), dev.sgd_powers(8, 0.1, 0.9), (4, 4))
+    lag, current = dev.upload(np.zeros(pattern.grid, np.int32)), dev.upload(np.ones(pattern.grid, np.bool_))
+    lazy = LazyBlocks(lag, lag, current, dev.upload(kept_tiles(pattern)), dev.sgd_powers(8, 0.1, 0.9), (4, 4))
     yield Example("sgd", ([SGDUpdate(w, a(O, I), a(O, I), None, lazy, dev.tile_room(pattern))], 0.1, 0.9), {})
 
 

@@ -1,7 +1,6 @@
-"""BatchNorm1d and Embedding: equal to PyTorch's, compact and lazy where they may be, kept whole by all that keeps a network."""
+"""BatchNorm1d: equal to PyTorch's, compact where it may be, kept whole by all that keeps a network."""
 import copy
 import pickle
-import sys
 
 import numpy as np
 import pytest
@@ -9,12 +8,8 @@ import pytest
 from numbanet import (
     SGD,
     BatchNorm1d,
-    BatchwiseDropout,
     BernoulliDropout,
     Context,
-    Conv2d,
-    Embedding,
-    Flatten,
     Flow,
     IndexPlan,
     Linear,
@@ -28,7 +23,6 @@ from numbanet import (
 )
 from numbanet.gradients import Packed
 from numbanet.layers import to
-from numbanet.plans import kept
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -37,7 +31,6 @@ def close(ours, theirs, tolerance=1e-5):
     np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=tolerance, atol=tolerance)
 
 
-# --- BatchNorm1d ------------------------------------------------------------------------------------------------------
 def pair(dev, channels=5, momentum=0.1):
     theirs, rng = torch.nn.BatchNorm1d(channels, momentum=momentum), np.random.default_rng(1)
     with torch.no_grad():
@@ -171,130 +164,3 @@ def test_statistics_move_with_the_layer(dev):
 def test_misuse_of_batch_norm_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-# --- Embedding --------------------------------------------------------------------------------------------------------
-def test_embedding_equals_pytorchs(dev, rng):
-    theirs = torch.nn.Embedding(9, 4)
-    ours = Embedding(9, 4, device=dev)
-    ours.load_state_dict(theirs.state_dict())
-    ids, dy = rng.integers(9, size=(5, 3)), rng.standard_normal((5, 3, 4)).astype(np.float32)
-    y = ops.embedding(ours.weight, ids=ids)
-    y.backward(dy)
-    other = theirs(torch.from_numpy(ids))
-    other.backward(torch.from_numpy(dy))
-    close(y.numpy(), other.detach())
-    assert isinstance(ours.weight.gradient, Packed) and len(ours.weight.gradient.values) == len(np.unique(ids))
-    close(ours.weight.grad.numpy(), theirs.weight.grad)
-    y = ops.embedding(ours.weight, ids=ids)
-    y.backward(dy)  # other lookups add up
-    close(ours.weight.grad.numpy(), 2 * theirs.weight.grad)
-
-
-@pytest.mark.parametrize("ids, error, message", [
-    (np.array([9]), ValueError, "do not fit a table of 9 rows"), (np.array([-1]), ValueError, "do not fit"),
-    (np.ones(2), TypeError, "not integers")])
-def test_ids_are_checked(dev, ids, error, message):
-    with pytest.raises(error, match=message):
-        ops.embedding(Embedding(9, 4, device=dev).weight, ids=ids)
-
-
-def words(rng, n=120):
-    """Sequences of three symbols of twelve; the class is that of the first."""
-    X = rng.integers(12, size=(n, 3))
-    return X, X[:, 0] // 4
-
-
-def texts(dev="cpu"):
-    return [Embedding(12, 5, rng=0, device=dev), Flatten(), Linear(15, 8, rng=1, device=dev), ReLU(),
-            Linear(8, 3, rng=2, device=dev)]
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_net_learns_from_integers(rng, optimizer):
-    X, y = words(rng)
-    net = Net(texts(), dropout=RowDropout(0.3), optimizer=optimizer, learning_rate=0.01, epochs=60, batch_size=16,
-              random_state=0).fit(X, y)
-    assert net.score(*words(rng)) > 0.8
-    again = pickle.loads(pickle.dumps(net))
-    np.testing.assert_array_equal(again.predict(X), net.predict(X))
-    with pytest.raises(ValueError, match=r"float64 .*Embedding\(12, 5\) takes integers"):
-        net.fit(X + 0.5, y)
-    with pytest.raises(ValueError, match="from 1 to 12, and .*from 0 to 11"):
-        net.fit(X + 1, y)
-
-
-def test_rows_of_an_embedding_that_no_step_reads_are_late_and_right(monkeypatch, rng):
-    """The weights are those of dense updates, and some were left undone on the way."""
-    X, y = words(rng)
-    missed = []
-
-    def fit(lazy):
-        with monkeypatch.context() as patch:
-            if not lazy:
-                patch.setattr(Sequential, "reads", lambda self, plans, symbols=None: {})
-            else:
-                advance = SGD.advance
-
-                def watched(self):
-                    advance(self)
-                    missed.append({m.count for m in self.missed.values()})
-
-                patch.setattr(SGD, "advance", watched)
-            return Net(texts(), epochs=5, batch_size=2, random_state=0).fit(X, y).model_.state_dict()
-
-    lazy, dense = fit(True), fit(False)
-    for name, value in lazy.items():
-        close(value, dense[name])
-    assert any(max(counts, default=0) > 2 for counts in missed)
-
-
-def test_integers_train_the_same_where_cuda_kernels_run(dev, rng):
-    X, y = words(rng, 12)
-    nets = [Net(texts(), epochs=1, batch_size=6, random_state=0, device=name).fit(X, y) for name in ("cpu", dev.name)]
-    for ours, theirs in zip(*(net.model_.parameters() for net in nets), strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
-
-
-# --- any neurons ------------------------------------------------------------------------------------------------------
-def test_batchwise_rows_learn_and_are_lazy(rng):
-    X, y = samples(rng, 300)
-    net = Net((64, 64), dropout=BatchwiseDropout(0.5), epochs=60, batch_size=50, random_state=0).fit(X, y)
-    assert net.score(X, y) > 0.85 and net.history_[-1]["flops_share"] < 0.5
-
-
-@pytest.mark.parametrize("layers, placed_in_a_step", [((16, 16), 2), ("images", 4)])
-def test_plans_that_hardly_come_twice_are_placed_once_a_step_and_not_kept(rng, monkeypatch, layers, placed_in_a_step):
-    """Of a convolution's filters those of what is made of them, too: its columns, and the features that `Flatten` makes."""
-    placed, plans_kept, plans_widened = [], sys.modules["numbanet.plans.kept"], sys.modules["numbanet.plans.rows"]._widened
-
-    def counted(plan, dev, place=plans_kept.place_kept):
-        placed.append(plan)
-        return place(plan, dev)
-
-    monkeypatch.setattr(plans_kept, "place_kept", counted)
-    X, y = samples(rng, 60)
-    if layers == "images":
-        layers = [Conv2d(1, 8, 2, rng=0), ReLU(), Conv2d(8, 6, 1, rng=1), ReLU(), Flatten(), Linear(12, 3, rng=2)]
-        X = X.reshape(-1, 1, 2, 3)
-    plans_kept._held.cache_clear()
-    plans_widened.cache_clear()
-    Net(layers, dropout=BatchwiseDropout(0.5), epochs=2, batch_size=20, random_state=0, device="cpu").fit(X, y)
-    drawn = [plan for plan in placed if plan.once]
-    assert len(drawn) == len({id(plan) for plan in drawn}) == 2 * 3 * placed_in_a_step  # epochs, steps
-    assert max(plans_kept._held.cache_info().currsize, plans_widened.cache_info().currsize) <= 1  # the first layer's input
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_batchwise_rows_train_the_same_on_all_devices(dev, rng, optimizer):
-    """Recorded where the device records: their lists are read from device memory."""
-    X, y = samples(rng, 24)
-    options = {"dropout": BatchwiseDropout(0.5), "optimizer": optimizer, "epochs": 2, "batch_size": 8, "random_state": 0}
-    nets = [Net((7, 6), **options, device=name).fit(X, y) for name in ("cpu", dev.name)]
-    for ours, theirs in zip(*(net.model_.parameters() for net in nets), strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
-
-
-def test_a_plan_is_made_once_a_device(dev):
-    plan = IndexPlan(5, [1, 3])
-    assert kept(plan, dev) is kept(IndexPlan(5, [1, 3]), dev)

@@ -26,8 +26,8 @@ from numbanet import (
     ops,
 )
 from numbanet.gradients import Dense, Packed
-from numbanet.layers import ChannelsLast, Form, Tree
-from numbanet.plans import AxisPlan, kept
+from numbanet.layers import ActivationSpec, ChannelsLast, Tree
+from numbanet.plans import AxisPlan, on_device
 from numbanet_kernels.layouts.windows import Window
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
@@ -78,7 +78,7 @@ def test_it_equals_pytorchs(dev, rng, arguments, options, shape, relu):
     found = passes(ours, theirs, np.float32(rng.standard_normal(shape)), dev)
     for mine, other in zip(*found, strict=True):
         close(mine, other)
-    assert ours.cost(Form(shape), Plans(dev))[1].shape == found[0][0].shape
+    assert ours.cost(ActivationSpec(shape), Plans(dev))[1].shape == found[0][0].shape
 
 
 @pytest.mark.parametrize("arguments, options, shape", MANY, ids=str)
@@ -251,7 +251,7 @@ def test_the_flops_are_those_of_the_kept_products():
     def flops(name, pair):
         sites = [Tree(model).sites[layer, name] for layer in (first, second)]
         plans = {site: plan for site, plan in zip(sites, pair) if plan is not None}
-        return model.cost(Form((N, 2, *SIZE)), Context(plans=plans, model=model).plans)[0].flops
+        return model.cost(ActivationSpec((N, 2, *SIZE)), Context(plans=plans, model=model).plans)[0].flops
 
     def products(rows, cols, last):
         """Forward and dW of the first, of `rows` elements of its input matrix and `cols` filters; dx too of the others."""
@@ -323,12 +323,13 @@ def test_a_step_reads_the_kept_filters():
     (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 4, 5, 5)))), ValueError, r"2d\(3, 4, 3\): x \(2, 4, 5, 5\) is not of images"),
     (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 75)))), ValueError, r"3\): x \(2, 75\) is not of images \(3, H, W\)"),
     (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 3, 2, 5)))), ValueError, r"larger than the images \(2, 5\)"),
-    (lambda: Conv2d(3, 4, 3).cost(Form((2, 3, 2, 5)), Plans()), ValueError,
+    (lambda: Conv2d(3, 4, 3).cost(ActivationSpec((2, 3, 2, 5)), Plans()), ValueError,
      r"3\): its window is larger than the im.* \(2, 5\)"),
-    (lambda: Conv2d(3, 4, 3).cost(Form((2, 4, 5, 5)), Plans()), ValueError, r"takes images \(3, H, W\).*\(4, 5, 5\) a sample"),
-    (lambda: Conv2d(3, 4, 3).cost(Form((2, 75)), Plans()), ValueError, r"takes images \(3, H, W\).*\(75,\) a sample"),
+    (lambda: Conv2d(3, 4, 3).cost(ActivationSpec((2, 4, 5, 5)), Plans()), ValueError,
+     r"takes images \(3, H, W\).*\(4, 5, 5\) a sample"),
+    (lambda: Conv2d(3, 4, 3).cost(ActivationSpec((2, 75)), Plans()), ValueError, r"takes images \(3, H, W\).*\(75,\) a sample"),
     (lambda: Conv2d(6, 4, 3).forward(Flow(Tensor(np.ones((2, 5, 5, 2))),
-                                          ChannelsLast(kept(IndexPlan(5, [0, 1]), Tensor([1]).device))), Context()),
+                                          ChannelsLast(on_device(IndexPlan(5, [0, 1]), Tensor([1]).device))), Context()),
      ValueError, r"conv2d: IndexPlan.* is of shape \(5,\), not \(6,\)")])
 def test_misuse_is_named(make, error, message):
     with pytest.raises(error, match=message):

@@ -26,8 +26,8 @@ from numbanet import (
     Tanh,
     Tensor,
 )
-from numbanet.layers import Columns, Form, Tags, Tree
-from numbanet.plans import Plans, RowPlan, kept
+from numbanet.layers import ActivationSpec, Columns, Tags, Tree
+from numbanet.plans import Plans, RowPlan, on_device
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -102,7 +102,7 @@ def test_every_layer_carries_the_tags_of_a_flow():
         assert layer.forward(Flow(Tensor(np.ones(shape)), tags=tags), Context()).tags is tags, layer
     for layer in (Linear(4, 4), SparseLinear(4, 4, 0.2, rng=0)):
         x = Tensor(np.ones((2, 3, 2)))
-        flow = Flow(x, Columns(kept(plan, x.device)), (plan,), tags)
+        flow = Flow(x, Columns(on_device(plan, x.device)), (plan,), tags)
         assert layer.forward(flow, Context(plans={layer: plan})).tags is tags, layer
 
 
@@ -195,9 +195,9 @@ def test_sites_inside_a_users_layer_are_sites():
 def test_flops_inside_a_users_layer_are_those_that_are_done():
     model, n = Sequential([Linear(12, 32), Residual(32), Linear(32, 2)]), 10
     dense = 2 * n * (12 * 32 * 2 + 32 * 32 * 3 * 2 + 32 * 2 * 3)
-    assert model.cost(Form((n, 12)), Plans())[0].flops == dense
+    assert model.cost(ActivationSpec((n, 12)), Plans())[0].flops == dense
     inner = model[1].body[0]
-    thinned = model.cost(Form((n, 12)), Context(plans={inner: RowPlan(32, 4, 0)}).plans)[0].flops
+    thinned = model.cost(ActivationSpec((n, 12)), Context(plans={inner: RowPlan(32, 4, 0)}).plans)[0].flops
     assert thinned == dense - 2 * n * 3 * (32 * 24 + 24 * 32)
 
 
@@ -297,7 +297,7 @@ def test_a_model_is_printed_as_a_table():
     assert list(rows) == ["0", "1", "2", "2.body.0", "2.body.1", "2.body.2", "2.body.3", "3.0", "2,658"]
     assert rows["0"].split()[3:] == ["32", "416", "1.54", "k", "rdp", "0.5"] and rows["2.body.0"].endswith("rdp 0.5")
     assert rows["3.0"].split()[3:] == ["2", "66", "384"]  # the answer
-    total = model.cost(Form((1, 12)), Plans())[0].flops
+    total = model.cost(ActivationSpec((1, 12)), Plans())[0].flops
     assert f"{total / 1000:.3g} k" in rows["2,658"] and repr(model).startswith("Sequential([Linear(12, 32), ")
 
 

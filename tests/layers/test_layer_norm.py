@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from numbanet import LayerNorm, Linear, Net, ReLU, RowDropout, RowPlan, Sequential, Tensor, check_grad, ops
-from numbanet.layers import Form
+from numbanet.layers import ActivationSpec
 from numbanet.plans import Plans
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
@@ -56,10 +56,10 @@ def test_batches_are_told_nothing_of_each_other(rng):
 
 
 def test_cost_and_shapes():
-    cost, form = Sequential([LayerNorm((3, 4)), LayerNorm(4)]).cost(Form((7, 3, 4)), Plans())
-    assert form.shape == (7, 3, 4) and form.differentiable and cost.flops == 0 and cost.bytes_forward == 2 * 2 * 4 * 84
+    cost, spec = Sequential([LayerNorm((3, 4)), LayerNorm(4)]).cost(ActivationSpec((7, 3, 4)), Plans())
+    assert spec.shape == (7, 3, 4) and spec.differentiable and cost.flops == 0 and cost.bytes_forward == 2 * 2 * 4 * 84
     with pytest.raises(ValueError, match=r"LayerNorm\(5\): its input is of shape \(3, 4\) a sample"):
-        LayerNorm(5).cost(Form((7, 3, 4)), Plans())
+        LayerNorm(5).cost(ActivationSpec((7, 3, 4)), Plans())
 
 
 @pytest.mark.parametrize("dropout", ["none", RowDropout(0.3)], ids=str)

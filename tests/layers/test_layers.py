@@ -23,13 +23,14 @@ from numbanet import (
     TilePlan,
     device,
 )
-from numbanet.layers import Columns, Form, Tree
-from numbanet.plans import kept
+from numbanet.layers import ActivationSpec, Columns, Tree
+from numbanet.plans import on_device
 
 
-@pytest.mark.parametrize("init, keep, variance", [("he", 1.0, 2 / 300), ("glorot", 1.0, 2 / 500), ("he", 0.3, 0.6 / 300)])
-def test_initial_weights_have_the_stated_variance(init, keep, variance):
-    weight = Linear(300, 200, init=init, keep=keep, rng=0).weight.numpy()
+@pytest.mark.parametrize("init, variance_factor, variance", [("he", 1.0, 2 / 300), ("glorot", 1.0, 2 / 500),
+                                                             ("he", 0.3, 0.6 / 300)])
+def test_initial_weights_have_the_stated_variance(init, variance_factor, variance):
+    weight = Linear(300, 200, init=init, variance_factor=variance_factor, rng=0).weight.numpy()
     assert weight.shape == (200, 300) and weight.var() == pytest.approx(variance, rel=0.02)
     assert abs(weight.mean()) < 5 * np.sqrt(variance / weight.size)
 
@@ -57,13 +58,14 @@ def test_a_layer_that_is_not_elementwise_sees_the_dense_activation(rng):
 
 @pytest.mark.parametrize("make, message", [
     (lambda: Linear(0, 4), "widths must be positive"), (lambda: Linear(4, 4, init="zeros"), "'he' or 'glorot'"),
-    (lambda: Linear(4, 4, keep=0), "keep must be"), (lambda: Shuffle([0, 2]), "must be a permutation"),
+    (lambda: Linear(4, 4, variance_factor=0), "variance_factor must be"), (lambda: Shuffle([0, 2]), "must be a permutation"),
     (lambda: Shuffle([True, False]), "must be a permutation"),
     (lambda: Shuffle([1, 0], [1, np.nan]), "mean must be 2 finite numbers"), (lambda: Shuffle([1, 0], 1.0), "mean must be 2"),
     (lambda: Sequential([Shuffle([1, 0]), Linear(2, 2)])(Tensor(np.ones((4, 5, 2)))), "shuffle: x .* must have two axes"),
     (lambda: Shuffle([1, 0])(Tensor(np.ones((4, 3)))), r"x \(4, 3\) must have two axes, the last one of 2 features"),
     (lambda: Linear(4, 3)(Tensor(np.ones((2, 5)))), r"x \(2, 5\) does not match weight \(3, 4\)"),
-    (lambda: Linear(4, 3).forward(Flow(Tensor(np.ones((2, 4))), Columns(kept(RowPlan(4, 2, 0), device("cpu")))), Context()),
+    (lambda: Linear(4, 3).forward(Flow(Tensor(np.ones((2, 4))), Columns(on_device(RowPlan(4, 2, 0), device("cpu")))),
+                                  Context()),
      r"must be 2")])
 def test_misuse_is_named(make, message):
     with pytest.raises(ValueError, match=message):
@@ -154,10 +156,10 @@ def test_a_layer_that_does_nothing_is_refused():
 # --- cost -------------------------------------------------------------------------------------------------------------
 def test_costs_follow_shapes_through_any_layers():
     model = Sequential([Flatten(), Linear(12, 5), ReLU(), BatchNorm1d(5), Linear(5, 2)])
-    cost, form = model.cost(Form((7, 3, 4)), Plans())
-    assert form.shape == (7, 2) and cost.flops == 2 * 7 * (2 * 12 * 5 + 3 * 5 * 2) and cost.bytes_forward > 4 * 7 * 12
+    cost, spec = model.cost(ActivationSpec((7, 3, 4)), Plans())
+    assert spec.shape == (7, 2) and cost.flops == 2 * 7 * (2 * 12 * 5 + 3 * 5 * 2) and cost.bytes_forward > 4 * 7 * 12
     with pytest.raises(ValueError, match=r"Linear\(5, 2\): it takes 5 features, and its input has \(6,\)"):
-        Sequential([Linear(4, 6), Linear(5, 2)]).cost(Form((7, 4)), Plans())
+        Sequential([Linear(4, 6), Linear(5, 2)]).cost(ActivationSpec((7, 4)), Plans())
 
 
 @pytest.mark.parametrize("plan, error, message", [

@@ -32,7 +32,7 @@ from numbanet import (
 )
 from numbanet.dropout import Together, recurrent
 from numbanet.gradients import Packed
-from numbanet.layers import Flow, Form, Tags, Tree
+from numbanet.layers import ActivationSpec, Flow, Tags, Tree
 from numbanet.training.adam import Adam
 from numbanet_kernels.runtime import pool
 
@@ -165,7 +165,7 @@ def test_units_of_a_time_step_are_dropped_at_the_rate_and_apart_from_those_of_ot
 
 def test_flops_of_units_that_are_dropped_at_each_time_step():
     layer = LSTM(6, 8)
-    whole, thinned = (layer.cost(Form((5, 2, 6)), Context(plans=plans, model=layer).plans)[0]
+    whole, thinned = (layer.cost(ActivationSpec((5, 2, 6)), Context(plans=plans, model=layer).plans)[0]
                       for plans in ({}, {layer.sites()[2]: TimePlan(8, 4, 2, (0,) * 5)}))
     assert whole.forward - thinned.forward == 2 * 10 * 32 * 6 and thinned.backward == whole.backward
 
@@ -200,7 +200,7 @@ def test_last_step_of_each_length(dev, rng):
 
 def test_long_sequences_are_trained(monkeypatch):
     """20,000 steps: without recursion, and with memory that grows as they do (from 5,000 on all arrays are of the pool)."""
-    monkeypatch.setattr(pool, "host_pool", pool.Pool(pool._pages, chunk=0, keep=0, step=pool.PAGE))  # all is seen at once
+    monkeypatch.setattr(pool, "host_pool", pool.Pool(pool.pages, chunk=0, keep=0, step=pool.PAGE))  # all is seen at once
     model = Sequential([LSTM(2, 8, 2, batch_first=True, rng=0), LastStep(), Linear(8, 1, rng=0)])
     optimizer, peaks, losses = Adam(model.parameters(), 0.01), {}, []
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numbanet import Flatten, Linear, Net, Normalize, Plans, ReLU, RowPlan, Sequential, Tensor, check_grad
-from numbanet.layers import Form, to
+from numbanet.layers import ActivationSpec, to
 
 MEAN, STD = np.float32([0.5, -1.0, 2.0]), np.float32([0.25, 2.0, 0.5])
 
@@ -64,8 +64,9 @@ def test_a_net_with_it_learns_as_on_inputs_that_are_normalised(dev, rng):
 
 
 def test_cost():
-    cost, form = Normalize(MEAN, STD).cost(Form((10, 3, 4, 4)), Plans())
-    assert form == Form((10, 3, 4, 4)) and cost.flops == 0 and cost.bytes_forward == 2 * 4 * 480 and cost.bytes_backward == 0
+    cost, spec = Normalize(MEAN, STD).cost(ActivationSpec((10, 3, 4, 4)), Plans())
+    assert spec == ActivationSpec((10, 3, 4, 4))
+    assert cost.flops == 0 and cost.bytes_forward == 2 * 4 * 480 and cost.bytes_backward == 0
 
 
 @pytest.mark.parametrize("make, message", [

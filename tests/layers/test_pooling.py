@@ -1,4 +1,4 @@
-"""Pooling, BatchNorm2d and Flatten of images: equal to PyTorch's; compact channels as if the others had never been there."""
+"""Pooling and Flatten of images: equal to PyTorch's; compact channels as if the others had never been there."""
 import numpy as np
 import pytest
 
@@ -19,8 +19,8 @@ from numbanet import (
     Sequential,
     Tensor,
 )
-from numbanet.layers import ChannelsLast, Form
-from numbanet.plans import kept
+from numbanet.layers import ActivationSpec, ChannelsLast
+from numbanet.plans import on_device
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -78,7 +78,7 @@ def test_compact_channels_stay_compact(dev, rng, layer, plan):
     dense = Tensor(np.float32(host * plan.mask()).transpose(0, 3, 1, 2), dev, requires_grad=True)
     if isinstance(layer, BatchNorm2d):
         layer = BatchNorm2d(5, device=dev)
-    flow = layer.forward(Flow(held, ChannelsLast(kept(plan, dev)), (plan,)), Context(dev))
+    flow = layer.forward(Flow(held, ChannelsLast(on_device(plan, dev)), (plan,)), Context(dev))
     assert flow.indices.plan.count == flow.x.shape[-1] < flow.indices.plan.n
     mask = flow.indices.plan.mask() if flow.x.ndim == 2 else plan.mask()[:, None, None]
     expected = layer(dense) * np.float32(mask * plan.scale)
@@ -90,38 +90,6 @@ def test_compact_channels_stay_compact(dev, rng, layer, plan):
     close(held.grad.numpy(), dense.grad.numpy().transpose(0, 2, 3, 1)[..., plan.indices()])
 
 
-# --- BatchNorm2d ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("momentum", [0.1, None])
-@pytest.mark.parametrize("shape", [(4, 3, 5, 2), (2, 7, 1, 1), (1, 3, 4, 5)], ids=str)
-def test_batch_norm_equals_pytorchs(dev, rng, shape, momentum):
-    theirs, ours = torch.nn.BatchNorm2d(shape[1], momentum=momentum), BatchNorm2d(shape[1], momentum=momentum, device=dev)
-    with torch.no_grad():
-        for tensor in (theirs.weight, theirs.bias):
-            tensor.copy_(torch.from_numpy(rng.uniform(0.5, 2, shape[1])))
-    ours.load_state_dict(theirs.state_dict())
-    for training in (True, True, False):
-        theirs.train(training)
-        theirs.zero_grad()
-        for parameter in ours.parameters():
-            parameter.zero_grad()
-        host = np.float32(rng.normal(3, 2, shape))
-        found = passes(ours, theirs, host, dev, Context(dev, training=training))
-        for mine, other in (*zip(*found), (ours.weight.grad.numpy(), theirs.weight.grad),
-                            (ours.bias.grad.numpy(), theirs.bias.grad)):
-            close(mine, other, 1e-4)
-    for name, value in theirs.state_dict().items():
-        close(ours.state_dict()[name], value)
-
-
-def test_running_values_of_dropped_channels_stay(dev, rng):
-    layer, plan = BatchNorm2d(4, device=dev), IndexPlan(4, [0, 3])
-    host = np.float32(rng.normal(2, 3, (3, 2, 2, 2)))
-    layer.forward(Flow(Tensor(host, dev), ChannelsLast(kept(plan, dev))), Context(dev, training=True))
-    close(layer.running_mean.numpy()[[0, 3]], 0.1 * host.mean((0, 1, 2)))
-    close(layer.running_var.numpy()[[0, 3]], 0.9 + 0.1 * host.var((0, 1, 2), ddof=1))
-    np.testing.assert_array_equal([layer.running_mean.numpy()[1:3], layer.running_var.numpy()[1:3]], [[0, 0], [1, 1]])
-
-
 # --- a network --------------------------------------------------------------------------------------------------------
 def test_layers_of_images_give_pytorchs_order_of_features(dev, rng):
     ours = Sequential([BatchNorm2d(3, device=dev), ReLU(), MaxPool2d(2), AvgPool2d(2, 1), Flatten(), Linear(6, 4, device=dev)])
@@ -131,20 +99,20 @@ def test_layers_of_images_give_pytorchs_order_of_features(dev, rng):
     found = passes(ours, theirs.eval(), np.float32(rng.standard_normal((2, 3, 6, 5))), dev)
     for mine, other in zip(*found):
         close(mine, other)
-    assert ours.cost(Form((2, 3, 6, 5)), Plans(dev))[1].shape == (2, 4)
+    assert ours.cost(ActivationSpec((2, 3, 6, 5)), Plans(dev))[1].shape == (2, 4)
     assert ours.records
 
 
 def test_costs_say_what_is_compact():
     plan = RowPlan(4, 2, 1)
     for layer, shape, count in ((MaxPool2d(2), (2, 4, 3, 2), 2), (BatchNorm2d(4), (2, 4, 6, 5), 2), (Flatten(), (2, 120), 60)):
-        cost, form = layer.cost(Form((2, 4, 6, 5), plan, True), Plans())
-        assert form.shape == shape and form.kept.count == count and cost.flops == 0
-    assert MaxPool2d(2).cost(Form((None, 4, None, None)), Plans())[1].shape == (None, 4, None, None)
+        cost, spec = layer.cost(ActivationSpec((2, 4, 6, 5), plan, True), Plans())
+        assert spec.shape == shape and spec.plan.count == count and cost.flops == 0
+    assert MaxPool2d(2).cost(ActivationSpec((None, 4, None, None)), Plans())[1].shape == (None, 4, None, None)
     x, plans = Tensor(np.ones((2, 6, 5, 2))), Plans()
-    own = kept(plan, x.device)
-    plans.place("a layer.output", own.at(own.whole))
-    assert Flatten().cost(Form((2, 4, 6, 5), plan), plans)[1] == Form((2, 120))
+    own = on_device(plan, x.device)
+    plans.place("a layer.output", own.at(own.buffer))
+    assert Flatten().cost(ActivationSpec((2, 4, 6, 5), plan), plans)[1] == ActivationSpec((2, 120))
     assert Flatten().forward(Flow(x, ChannelsLast(own)), Context("cpu", plans)).indices is None
 
 
@@ -167,10 +135,13 @@ def test_scales_may_come_after_pooling_and_random_zeros_may_not():
     (lambda: BatchNorm2d(3)(Tensor(np.ones((4, 2, 5, 5)))), ValueError, "does not match 3 channels"),
     (lambda: BatchNorm2d(3)(Tensor(np.ones((1, 3, 1, 1))), Context(training=True)), ValueError, "2d.*more than one value"),
     (lambda: MaxPool2d(2)(Tensor(np.ones((4, 3)))), ValueError, r"MaxPool2d.* \(3,\) a sample; it takes \(C, H, W\)"),
-    (lambda: MaxPool2d(3).cost(Form((4, 3, 2, 9)), Plans()), ValueError, "MaxPool2d.*larger than its input, .* 2 x 9 pixels"),
+    (lambda: MaxPool2d(3).cost(ActivationSpec((4, 3, 2, 9)), Plans()), ValueError,
+     "MaxPool2d.*larger than its input, .* 2 x 9 pixels"),
     (lambda: AvgPool2d(3)(Tensor(np.ones((1, 3, 2, 9)))), ValueError, "2 x 9 pixels are smaller than the window"),
-    (lambda: AdaptiveAvgPool2d(3).cost(Form((4, 90)), Plans()), ValueError, r"\(90,\) a sample; it takes \(C, H, W\)"),
-    (lambda: BatchNorm2d(3).cost(Form((4, 2, 5, 5)), Plans()), ValueError, r"2d\(3\): its input is of shape \(2, 5, 5\)")])
+    (lambda: AdaptiveAvgPool2d(3).cost(ActivationSpec((4, 90)), Plans()), ValueError,
+     r"\(90,\) a sample; it takes \(C, H, W\)"),
+    (lambda: BatchNorm2d(3).cost(ActivationSpec((4, 2, 5, 5)), Plans()), ValueError,
+     r"2d\(3\): its input is of shape \(2, 5, 5\)")])
 def test_misuse_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()

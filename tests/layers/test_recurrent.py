@@ -26,7 +26,7 @@ from numbanet import (
 )
 from numbanet.dropout import Together, recurrent
 from numbanet.gradients import Packed
-from numbanet.layers import Flow, Form, Tags, Tree
+from numbanet.layers import ActivationSpec, Flow, Tags, Tree
 from numbanet.plans import Plans
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
@@ -236,15 +236,15 @@ def test_sites_reads_and_cost_know_both_directions():
             "output_l0", "input_l0", "recurrent_l0", "input_l0_reverse", "recurrent_l0_reverse",
             "output_l1", "input_l1", "recurrent_l1", "input_l1_reverse", "recurrent_l1_reverse"]
         assert both.sites()[0].shape[0] == both.sites()[5].shape[0] == 16
-        cost, form = both.cost(Form((5, 2, 6)), Plans())
+        cost, spec = both.cost(ActivationSpec((5, 2, 6)), Plans())
         rows = gates * 8
-        assert form.shape == (5, 2, 16) and cost.forward == 2 * 10 * 2 * rows * (6 + 8 + 16 + 8)
-        assert one.cost(Form((5, 2, 6)), Plans())[0].forward == 2 * 10 * rows * (6 + 8 + 8 + 8)
+        assert spec.shape == (5, 2, 16) and cost.forward == 2 * 10 * 2 * rows * (6 + 8 + 16 + 8)
+        assert one.cost(ActivationSpec((5, 2, 6)), Plans())[0].forward == 2 * 10 * rows * (6 + 8 + 8 + 8)
         plan = TilePlan((rows, 6), 4, 2, 1)
         sites = {site.path: site for site in Tree(both).sites.values()}
         plans = Context(plans={sites["input_l0_reverse"]: plan}, model=both).plans
         assert {weight: part.plan for weight, part in both.reads(plans).items()} == {both.weight_ih_l0_reverse: plan}
-        thinned = both.cost(Form((5, 2, 6)), Context(plans={both.sites()[2]: RowPlan(8, 2, 0)}, model=both).plans)[0]
+        thinned = both.cost(ActivationSpec((5, 2, 6)), Context(plans={both.sites()[2]: RowPlan(8, 2, 0)}, model=both).plans)[0]
         assert cost.forward - thinned.forward == 2 * 10 * rows * 4
 
 
@@ -283,14 +283,14 @@ def test_the_last_steps_of_both_directions(dev, rng, plan):
     _, h = layer(Tensor(x, dev), lengths=lengths)
     mask = 1 if plan is None else plan.mask() * plan.scale
     close(flow.dense().numpy(), np.concatenate(h.numpy(), 1) * mask)
-    assert flow.tags.lengths is None and model.cost(Form((3, 4, 3)), Plans())[1].shape == (3, 10)
+    assert flow.tags.lengths is None and model.cost(ActivationSpec((3, 4, 3)), Plans())[1].shape == (3, 10)
 
 
 def test_directions_are_two():
     with pytest.raises(ValueError, match=r"LastStep\(bidirectional=True\): its input has 5 features"):
         LastStep(True)(Tensor(np.ones((2, 3, 5))))
     with pytest.raises(ValueError, match="its input has 5 features"):
-        LastStep(True).cost(Form((2, 3, 5)), Plans())
+        LastStep(True).cost(ActivationSpec((2, 3, 5)), Plans())
 
 
 # --- in a Net ---------------------------------------------------------------------------------------------------------

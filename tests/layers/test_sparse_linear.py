@@ -25,8 +25,8 @@ from numbanet import (
     ops,
 )
 from numbanet.datasets import load_digits
-from numbanet.layers import DENSE, Columns, Form, sparse, to
-from numbanet.plans import kept
+from numbanet.layers import DENSE, ActivationSpec, Columns, sparse, to
+from numbanet.plans import on_device
 from numbanet.sparse import BSR, CSR
 
 
@@ -71,7 +71,7 @@ def test_equals_a_linear_with_zeros(dev, rng, kind):
 def test_planned_equals_masked(dev, rng, kind, rows, cols):
     layer, x = SparseLinear(10, 13, weight=weight(rng, kind), device=dev), rng.standard_normal((4, 10)).astype(np.float32)
     compact = x if cols is None else x[:, cols.mask().astype(bool)]
-    flow = Flow(Tensor(compact, dev, requires_grad=True), DENSE if cols is None else Columns(kept(cols, dev)))
+    flow = Flow(Tensor(compact, dev, requires_grad=True), DENSE if cols is None else Columns(on_device(cols, dev)))
     step = Context(dev, {layer: rows} if rows else {})
     y = layer.forward(flow, step).dense()
     x = x if cols is None else x * cols.mask()
@@ -98,9 +98,10 @@ def test_a_density_gives_each_neuron_its_share_of_inputs(density):
     np.testing.assert_array_equal(found.dense(), other.dense())
 
 
-@pytest.mark.parametrize("init, keep, variance", [("he", 1.0, 2 / 30), ("he", 0.3, 0.6 / 30), ("glorot", 1.0, 2 / 50)])
-def test_initial_values_count_the_inputs_that_are_there(init, keep, variance):
-    values = SparseLinear(300, 200, density=0.1, init=init, keep=keep, rng=0).values.numpy()
+@pytest.mark.parametrize("init, variance_factor, variance", [("he", 1.0, 2 / 30), ("he", 0.3, 0.6 / 30),
+                                                             ("glorot", 1.0, 2 / 50)])
+def test_initial_values_count_the_inputs_that_are_there(init, variance_factor, variance):
+    values = SparseLinear(300, 200, density=0.1, init=init, variance_factor=variance_factor, rng=0).values.numpy()
     assert values.var() == pytest.approx(variance, rel=0.03) and abs(values.mean()) < 5 * np.sqrt(variance / values.size)
 
 
@@ -118,11 +119,11 @@ def test_it_says_where_a_dense_layer_is_faster():
     (lambda: SparseLinear(4, 4, density=1.5), ValueError, "density must be in"),
     (lambda: SparseLinear(4, 4, density=True), ValueError, "density must be in .*, got True"),
     (lambda: SparseLinear(4, 4, init="zeros"), ValueError, "'he' or 'glorot'"),
-    (lambda: SparseLinear(4, 4, keep=0), ValueError, "keep must be"),
+    (lambda: SparseLinear(4, 4, variance_factor=0), ValueError, "variance_factor must be"),
     (lambda: SparseLinear(4, 5, weight=CSR.from_dense(np.eye(4))), ValueError, r"the weight is \(4, 4\), not .* \(5, 4\)"),
     (lambda: SparseLinear(4, 4, weight=np.eye(4)), TypeError, "must be a CSR, ELL or BSR, got ndarray"),
     (lambda: SparseLinear(4, 3, rng=0)(Tensor(np.ones((2, 5)))), ValueError, r"x \(2, 5\) does not match the weight \(3, 4\)"),
-    (lambda: Sequential([SparseLinear(4, 3, rng=0)]).cost(Form((7, 5)), Plans()), ValueError, "it takes 4 features"),
+    (lambda: Sequential([SparseLinear(4, 3, rng=0)]).cost(ActivationSpec((7, 5)), Plans()), ValueError, "it takes 4 features"),
     (lambda: planned(RowPlan(9, 2, 0)), ValueError, "is not made for output, of shape"),
     (lambda: planned(TilePlan((3, 4), 2, 2, 0)), TypeError, "does not know the plan")])
 def test_misuse_is_named(make, error, message):
@@ -137,10 +138,10 @@ def planned(plan):
 
 def test_cost_counts_what_is_there():
     layer = SparseLinear(40, 30, density=0.1, rng=0)
-    cost, form = layer.cost(Form((7, 40), differentiable=True), Plans())
-    assert form.shape == (7, 30) and (cost.forward, cost.backward) == (2 * 7 * 120, 4 * 7 * 120)
-    planned, form = layer.cost(Form((7, 40), RowPlan(40, 2, 0)), Context(plans={layer: RowPlan(30, 3, 0)}).plans)
-    assert planned.flops == pytest.approx(4 * 7 * 120 / 6) and form.kept == RowPlan(30, 3, 0)
+    cost, spec = layer.cost(ActivationSpec((7, 40), differentiable=True), Plans())
+    assert spec.shape == (7, 30) and (cost.forward, cost.backward) == (2 * 7 * 120, 4 * 7 * 120)
+    planned, spec = layer.cost(ActivationSpec((7, 40), RowPlan(40, 2, 0)), Context(plans={layer: RowPlan(30, 3, 0)}).plans)
+    assert planned.flops == pytest.approx(4 * 7 * 120 / 6) and spec.plan == RowPlan(30, 3, 0)
     assert repr(layer) == "SparseLinear(40, 30, density=0.1)"
 
 
@@ -248,7 +249,7 @@ def test_rewiring_drops_the_smallest_and_grows_by_the_dense_gradient(dev, rng, r
     layer = SparseLinear(10, 13, weight=weight(rng), device=dev)
     before, x, dy = layer.weight, rng.standard_normal((4, 10)).astype(np.float32), rng.standard_normal((4, 13))
     layer.trace, compact = [], x if cols is None else x[:, cols.mask().astype(bool)]
-    flow = Flow(Tensor(compact, dev), DENSE if cols is None else Columns(kept(cols, dev)))
+    flow = Flow(Tensor(compact, dev), DENSE if cols is None else Columns(on_device(cols, dev)))
     layer.forward(flow, Context(dev, {layer: rows} if rows else {})).dense().backward(dy)
     dense = (dy * (1 if rows is None else rows.mask())).T @ (x * (1 if cols is None else cols.mask()))
     places, after = layer.rewire(9), layer.weight

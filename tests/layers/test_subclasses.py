@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from numbanet import Context, Layer, Linear, Net, Plans, ReLU, Rewire, RowPlan, Sequential, SparseLinear, Tensor
-from numbanet.layers import Form
+from numbanet.layers import ActivationSpec
 
 
 class Doubled(Linear):
@@ -178,9 +178,9 @@ class Calling(Forwarding):
 
 @pytest.mark.parametrize("kind", [Forwarding, Calling])
 def test_a_layer_with_forward_costs_what_the_layers_that_it_calls_do(kind):
-    layer, form = kind(), Form((10, 12), None, True)
-    cost, out = layer.cost(form, Plans())
-    assert cost == Linear(12, 12).cost(form, Plans())[0].plus(Linear(12, 12).cost(form, Plans())[0]) and out.shape == (10, 12)
+    layer, spec = kind(), ActivationSpec((10, 12), None, True)
+    cost, out = layer.cost(spec, Plans())
+    assert cost == Linear(12, 12).cost(spec, Plans())[0].plus(Linear(12, 12).cost(spec, Plans())[0]) and out.shape == (10, 12)
     assert not any("forward" in vars(inner) for inner in (layer.one, layer.body))
     net = Net([Linear(12, 12), layer, Linear(12, 2)], dropout="rdp", epochs=1, random_state=0, device="cpu").fit(*samples())
     assert 0 < net.history_[0]["flops_share"] < 0.9

@@ -9,7 +9,7 @@ from sklearn.base import clone
 from numbanet import Embedding, Flatten, FlipsAndCrops, Linear, Net, NetRegressor, ReLU, RowDropout, device
 from numbanet.device import problem
 from numbanet.training.recorder import Recorder
-from numbanet.training.trainer import Trainer
+from numbanet.training.stepper import Stepper
 from numbanet_kernels.families.augment import crop_flip_reference
 from numbanet_kernels.runtime import graph
 
@@ -91,13 +91,13 @@ def test_plans_are_those_without(monkeypatch):
     def plans(augment):
         drawn = []
 
-        def draw(self, following=False, original=Trainer.draw):
+        def draw(self, following=False, original=Stepper.draw):
             step = original(self, following)
             drawn.append(list(step.assigned.values()))
             return step
 
         with monkeypatch.context() as patch:
-            patch.setattr(Trainer, "draw", draw)
+            patch.setattr(Stepper, "draw", draw)
             net(augment, epochs=4).fit(*images())
         return drawn
 

@@ -22,7 +22,7 @@ from numbanet import (
     Tensor,
 )
 from numbanet.layers import Layer, to
-from numbanet.training import compaction
+from numbanet.training.sparsity import compaction
 
 OUT, IN = 0, 1  # axes of a weight
 

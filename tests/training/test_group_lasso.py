@@ -25,9 +25,9 @@ from numbanet import (
 )
 from numbanet.datasets import load_digits
 from numbanet.device import problem
-from numbanet.training import compaction, lasso, recovery
+from numbanet.training import recovery
 from numbanet.training.hooks import Hook
-from numbanet.training.sparsity import Thinning
+from numbanet.training.sparsity import Thinning, compaction, lasso
 from numbanet_kernels.runtime import graph
 
 X, Y, X_TEST, Y_TEST = load_digits()
@@ -85,7 +85,7 @@ def test_a_network_shrinks_while_it_learns(name, compared):
     assert any(compared) and kept[-1] < 0.75 and kept == sorted(kept, reverse=True)
     assert net.score(X_TEST.reshape(-1, 1, 8, 8) if "X" in CASES[name] else X_TEST, Y_TEST) > 0.65
     assert len(set(kept[2:])) == 1, "half of the epochs are at fixed structure"
-    assert kept[-1] == pytest.approx(compaction.kept(net.model_) / compaction.kept(dense.model_))
+    assert kept[-1] == pytest.approx(compaction.count_nonzero(net.model_) / compaction.count_nonzero(dense.model_))
     assert all(a["flops_share"] <= b["flops_share"] * 1.001 for a, b in zip(net.history_, dense.history_)) or "tdp" in name
     assert net.history_[-1]["flops_share"] < dense.history_[-1]["flops_share"]
     assert net.history_[0]["sparsity_loss"] > 0 == net.history_[-1]["sparsity_loss"]
@@ -226,7 +226,7 @@ def test_pruning_on_another_device(dev):
 def test_early_stopping_keeps_the_best_compact_network():
     net = fitted(epochs=30, early_stopping=True, patience=2, sparsity=GroupLasso(8e-3, fine_tuning=0.8))
     kept = [record["weights_kept"] for record in net.history_]
-    assert 6 < net.n_iter_ < 30 and compaction.kept(net.model_) == pytest.approx(kept[-1] * (64 * 48 + 48 * 48 + 480))
+    assert 6 < net.n_iter_ < 30 and compaction.count_nonzero(net.model_) == pytest.approx(kept[-1] * (64 * 48 + 48 * 48 + 480))
     assert kept[-1] < 0.7
 
 

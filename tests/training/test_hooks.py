@@ -8,7 +8,7 @@ import pytest
 from numbanet import Hook, LanguageModel, Net, NetRegressor
 from numbanet.datasets import load_digits
 from numbanet.training import loop
-from numbanet.training.trainer import Trainer
+from numbanet.training.stepper import Stepper
 
 X, Y, X_TEST, Y_TEST = load_digits()
 SMALL = {"layers": (32, 32), "epochs": 3, "batch_size": 500, "random_state": 0, "device": "cpu"}
@@ -129,7 +129,7 @@ def test_the_loop_names_no_hook():
 def test_few_frames_stand_between_fit_and_an_update(kind, monkeypatch):
     names = []
 
-    def step(self, *given, original=Trainer.step, **named):
+    def step(self, *given, original=Stepper.step, **named):
         frame = sys._getframe(1)
         names.clear()
         while frame.f_code.co_name not in ("fit", "partial_fit"):
@@ -137,7 +137,7 @@ def test_few_frames_stand_between_fit_and_an_update(kind, monkeypatch):
             frame = frame.f_back
         return original(self, *given, **named)
 
-    monkeypatch.setattr(Trainer, "step", step)
+    monkeypatch.setattr(Stepper, "step", step)
     if kind == "LanguageModel":
         LanguageModel((8,), epochs=1, batch_size=4, random_state=0, device="cpu").fit(WORDS)
     elif kind == "partial_fit":

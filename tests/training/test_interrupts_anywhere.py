@@ -24,6 +24,7 @@ from numbanet import (
     Net,
     NetRegressor,
     Rewire,
+    Sequential,
     SparseLinear,
     Tensor,
     no_grad,
@@ -110,8 +111,19 @@ def state(net):
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
+class Residual(Layer):
+    """y = x + b relu(a x), of layers that it holds."""
+
+    def __init__(self, inputs, hidden):
+        self.a, self.b = Linear(inputs, hidden, rng=0), Linear(hidden, inputs, rng=1)
+
+    def __call__(self, x):
+        return x + self.b(ops.relu(self.a(x)))
+
+
 VALUE = Scoped("value", 0)
 X_HAND, W_HAND = (Tensor(np.ones((64, 128), np.float32), requires_grad=True) for _ in range(2))
+MODEL = Sequential([Residual(128, 8), Linear(128, 2, rng=2)])
 OPTIMIZER = SGD([Tensor(np.ones((64, 128), np.float32), requires_grad=True)], learning_rate=0.1)
 
 
@@ -139,6 +151,7 @@ BLOCKS = {
     "product": lambda: ops.linear(X_HAND, W_HAND),
     "backward": lambda: ops.linear(X_HAND, W_HAND).sum().backward(),
     "step": step,
+    "model": lambda: MODEL(X_HAND).sum().backward(),
     "outside": lambda: [deferred.outside(sum, ()) for _ in range(20)],
 }
 
@@ -198,16 +211,6 @@ def of_sequences(recurrent=LSTM):
     return Net(layers, epochs=1, batch_size=20, random_state=0), (X, X[:, 0] > 4)
 
 
-class Residual(Layer):
-    """y = x + b relu(a x), of layers that it holds."""
-
-    def __init__(self):
-        self.a, self.b = Linear(6, 64, rng=0), Linear(64, 6, rng=1)
-
-    def __call__(self, x):
-        return x + self.b(ops.relu(self.a(x)))
-
-
 class Steady(Hook):
     """Changes batches, weights and the course of training, and can go back."""
 
@@ -257,9 +260,9 @@ NETS = {
     "regressor": of_numbers,
     "rsdp": lambda: of_images(dropout="rsdp"),
     "bsdp": lambda: of_images(dropout="bsdp"),
-    "own layer": lambda: of_rows(layers=[Residual(), Linear(6, 2, rng=2)], dropout="rdp"),
+    "own layer": lambda: of_rows(layers=[Residual(6, 64), Linear(6, 2, rng=2)], dropout="rdp"),
     "own hook": lambda: of_rows(callbacks=[Steady()], dropout="rdp", early_stopping=True),
-    "augmented": lambda: of_rows(augment=lambda x, rng, dev: x + np.float32(rng.uniform()), schedule="cosine"),
+    "augmented": lambda: of_rows(augment=lambda x, rng, dev: x + np.float32(rng.uniform()), learning_rate_schedule="cosine"),
     "sequences": of_sequences,
     "gru": lambda: of_sequences(GRU),
     "words": lambda: of_words(dropout="rdp"),
@@ -303,8 +306,22 @@ def test_a_call_is_done_or_undone(clock, rng, name):
 @pytest.mark.long
 @pytest.mark.parametrize("name", NETS)
 def test_a_call_is_done_or_undone_whenever(clock, rng, name):
-    """With those of the blocks, more than 20,000 interrupts."""
+    """With those of the blocks, more than 25,000 interrupts."""
     storm_of_fits(clock, rng, name, 750)
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.long)])
+def test_a_network_is_saved_or_not(clock, rng, tmp_path, count):
+    """Nothing else is in the folder, and what is there can be loaded."""
+    net, given = of_rows()
+    net.fit(*given).save(tmp_path / "net")
+    left, kept = traces(clock), state(net)
+
+    def check(inside):
+        assert [path.name for path in tmp_path.iterdir()] == ["net"] and traces(clock) == left and state(net) == kept
+
+    storm(clock, count, rng, lambda: net.save(tmp_path / "net"), check)
+    np.testing.assert_array_equal(Net.load(tmp_path / "net").predict_proba(given[0]), net.predict_proba(given[0]))
 
 
 def test_the_storm_finds_what_is_left(clock, rng):

@@ -8,7 +8,7 @@ from numbanet import LSTM, Embedding, LanguageModel, LastStep, Linear, Net, NetR
 from numbanet.device import problem
 from numbanet.dropout import Together, recurrent
 from numbanet.training.recorder import Recorder
-from numbanet.training.trainer import Trainer
+from numbanet.training.stepper import Stepper
 from numbanet_kernels.families import embedding
 from numbanet_kernels.families.lstm import cuda_steps as kernels
 from numbanet_kernels.runtime import graph, launch
@@ -35,7 +35,7 @@ def replays(monkeypatch):
     return done
 
 
-def language(where, steps=2, pieces=3, hidden=(4,), **options):
+def language(where, steps=2, pieces=2, hidden=(4,), **options):
     """A text of two pieces, each so many times `steps` words."""
     text = np.random.default_rng(1).integers(5, size=int(2 * steps * pieces) + 1)
     given = {"epochs": 2, "batch_size": 2, "steps": steps, "learning_rate": 1.0, "random_state": 0, **options}
@@ -53,10 +53,10 @@ def sequences(where, net=Net, first=None, **options):
 
 CASES = {
     "none": lambda where: language(where, hidden=(4, 4), clip_norm=None, epochs=3),
-    "clipped, a shorter last piece": lambda where: language(where, pieces=2.5),
+    "clipped, a shorter last piece": lambda where: language(where, pieces=1.5, epochs=3),
     "rdp": lambda where: language(where, dropout=FEW, recurrent_dropout=FEW, epochs=5),
     "each time step": lambda where: language(where, recurrent_dropout=FEW, recurrent_sampling="step", epochs=4),
-    "tied, adam": lambda where: language(where, tied=True, optimizer="adam", learning_rate=0.01),
+    "tied, adam": lambda where: language(where, tied=True, optimizer="adam", learning_rate=0.01, epochs=3),
     "words": sequences,
     "series": lambda where: sequences(where, NetRegressor, dropout=Together(FEW, recurrent(FEW, steps=3)), epochs=8),
 }
@@ -94,7 +94,7 @@ def test_steps_of_every_period_are_replayed_with_lists_that_are_made_once(where,
 
     monkeypatch.setattr(Recorder, "put_plans", put_plans)
     monkeypatch.setattr(TimePlan, "lists", lambda plan, original=TimePlan.lists: listed.append(plan) or original(plan))
-    language(where, hidden=(4, 4), recurrent_dropout="rdp", recurrent_sampling="step", epochs=4)
+    language(where, pieces=3, hidden=(4, 4), recurrent_dropout="rdp", recurrent_sampling="step", epochs=4)
     assert len(replays) == len(passes) - len(passes[0]._met) > 4 and len(listed) == 2 * len(passes)
     assert {plan.density == 1 for plan in plans} == {True, False}
 
@@ -114,19 +114,19 @@ def test_launches_of_a_step_do_not_depend_on_its_time_steps(monkeypatch, replays
     monkeypatch.setattr(kernels, "SMALL", 0)  # a launch a time step
     launched, steps = [], []
 
-    def step(self, *given, original=Trainer.step, **named):
+    def step(self, *given, original=Stepper.step, **named):
         before = len(launched), len(replays)
         found = original(self, *given, **named)
         steps.append((len(launched) - before[0], len(replays) - before[1]))
         return found
 
     monkeypatch.setattr(launch, "emulate", lambda *given, original=launch.emulate: launched.append(given) or original(*given))
-    monkeypatch.setattr(Trainer, "step", step)
+    monkeypatch.setattr(Stepper, "step", step)
     found = {}
-    for count in (4, 12):
+    for count in (2, 5):
         launched.clear(), steps.clear(), replays.clear()
-        language("emulated", steps=count, clip_norm=clip_norm, epochs=2 if clip_norm else 3)
+        language("emulated", steps=count, clip_norm=clip_norm, epochs=3)
         found[count] = steps[-3:], len(replays[-1]._calls)
         assert steps[0][0] > 2 * count
-    assert found[4][0] == found[12][0] and all(replayed == 1 for _, replayed in found[4][0])
-    assert found[12][1] - found[4][1] == 2 * 8  # forward and backward, eight time steps more
+    assert found[2][0] == found[5][0] and all(replayed == 1 for _, replayed in found[2][0])
+    assert found[5][1] - found[2][1] == 2 * 3  # forward and backward, three time steps more

@@ -12,17 +12,17 @@ import pytest
 from numbanet import SGD, Linear, ReLU, Sequential, device
 from numbanet.dropout import policy
 from numbanet.training.data import Data, in_order
+from numbanet.training.stepper import Stepper
 from numbanet.training.streams import Streams
 from numbanet.training.task import Classification
-from numbanet.training.trainer import Trainer
 from numbanet_kernels.runtime import arrays
 
-SAMPLES, ARRAY = 512, 1 << 18  # bytes: every activation, gradient and packed weight below is larger
+SAMPLES, ARRAY = 256, 1 << 17  # bytes: every activation, gradient and packed weight below is larger
 
 
-def trainer(dropout):
-    model = Sequential([Linear(300, 1024, rng=0), ReLU(), Linear(1024, 1024, rng=1), ReLU(), Linear(1024, 10, rng=2)])
-    return Trainer(model, SGD(model.parameters(), 0.01, 0.9), policy(dropout, 0.5), Classification(), Streams.from_seed(0),
+def stepper(dropout):
+    model = Sequential([Linear(300, 512, rng=0), ReLU(), Linear(512, 512, rng=1), ReLU(), Linear(512, 10, rng=2)])
+    return Stepper(model, SGD(model.parameters(), 0.01, 0.9), policy(dropout, 0.5), Classification(), Streams.from_seed(0),
                    device("cpu"), SAMPLES)
 
 
@@ -30,7 +30,7 @@ def trainer(dropout):
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp"])
 def test_a_step_allocates_no_array_after_the_first_ones(dropout):
     """Of what Python and NumPy allocate in 20 steps, less than one activation is alive at any time."""
-    by, rng = trainer(dropout), np.random.default_rng(1)
+    by, rng = stepper(dropout), np.random.default_rng(1)
     data = Data(rng.random((1000, 300), np.float32), rng.integers(10, size=1000).astype(np.int32))
 
     def steps(count):

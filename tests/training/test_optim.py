@@ -8,7 +8,7 @@ from numbanet import SGD, Adam, AdamW, Context, Linear, Net, ReLU, RowPlan, Sequ
 from numbanet.device import problem
 from numbanet.gradients import Dense, Packed
 from numbanet.layers import Tree
-from numbanet.training.lazy import Missed
+from numbanet.training.lazy import LazyUpdates
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
@@ -129,7 +129,7 @@ DRAWN = {"rows": lambda rng, shape: RowPlan(shape[0], dp := int(rng.integers(1, 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_200_lazy_steps_equal_dense_ones(rng, monkeypatch, kind, name):
     """What a plan reads is up to date in every step, everything is in the end, and something was left undone on the way."""
-    monkeypatch.setattr(Missed, "LIMIT", 50)  # passed several times
+    monkeypatch.setattr(LazyUpdates, "LIMIT", 50)  # passed several times
     model, _ = pair()
     dense = [Tensor(p.numpy().copy(), requires_grad=True) for p in model.parameters()]
     lazy, whole = (OPTIMIZERS[name][0](parameters) for parameters in (model.parameters(), dense))

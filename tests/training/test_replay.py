@@ -60,15 +60,15 @@ def equal(ours, theirs):
     assert [r["score"] for r in ours.history_] == [r["score"] for r in theirs.history_]
 
 
-@pytest.mark.parametrize("options", [{"dropout": "none", "optimizer": "adam"},
+@pytest.mark.parametrize("options", [{"dropout": "none", "optimizer": "adam"}, {"dropout": "bernoulli", "dropout_rate": 0.4},
                                      {"dropout": TileDropout(0.4, dp_max=2, tile=2, mixes=1)},
                                      {"dropout": RowDropout((0.0, 0.4, 0.4).__getitem__, dp_max=2)},
                                      {"layers": [Linear(6, 9), ReLU(), SparseLinear(9, 8, density=0.25, rng=0), ReLU(),
                                                  Linear(8, 3)]},
                                      {"layers": [Linear(6, 9), BatchNorm1d(9, momentum=None), ReLU(), Linear(9, 3)],
                                       "dropout": "none"},
-                                     {"net": NetRegressor, "schedule": "linear", "weights": True}],
-                         ids=["adam", "tdp", "rdp by the epoch", "sparse", "batch norm", "regression"])
+                                     {"net": NetRegressor, "learning_rate_schedule": "linear", "weights": True}],
+                         ids=["adam", "bernoulli", "tdp", "rdp by the epoch", "sparse", "batch norm", "regression"])
 def test_replayed_passes_train_the_same(monkeypatch, replays, options):
     ours = fit(np.random.default_rng(0), **options)
     assert sum(replays.values()) > 2
@@ -80,9 +80,9 @@ def test_replayed_passes_train_the_same(monkeypatch, replays, options):
 
 
 @pytest.mark.parametrize("options", [
-    {"dropout": RowDropout(0.6, dp_max=3), "schedule": "linear"},
     {"dropout": RowDropout(0.6, dp_max=3), "layers": (6, 12), "optimizer": "adam"},
-    {"dropout": RowDropout(0.6, dp_max=3), "layers": [Linear(6, 6), ReLU(), Flatten(), Linear(6, 3)]},
+    {"dropout": RowDropout(0.6, dp_max=3), "layers": [Linear(6, 6), ReLU(), Flatten(), Linear(6, 3)],
+     "learning_rate_schedule": "linear"},
     {"dropout": TileDropout(0.6, dp_max=3, tile=2, mixes=3), "layers": (7,)}], ids=str)
 def test_one_graph_serves_every_bias_mix_and_rate(monkeypatch, replays, options):
     drawn = set()
@@ -107,7 +107,7 @@ class Own(Layer):
         return x.relu()
 
 
-@pytest.mark.parametrize("options", [{"dropout": "bernoulli"}, {"layers": [Linear(6, 5), Own(), Linear(5, 3)]},
+@pytest.mark.parametrize("options", [{"layers": [Linear(6, 5), Own(), Linear(5, 3)]},
                                      {"layers": [Linear(6, 5), ReLU(), type("L", (Linear,), {})(5, 3)]},
                                      {"net": type("N", (Net,), {"_task": lambda self: type("C", (Classification,), {})()})}],
                          ids=str)

@@ -10,7 +10,7 @@ from numbanet.datasets import load_digits
 from numbanet.device import problem
 from numbanet.sparse import BSR
 from numbanet.training import validation
-from numbanet.training.rewiring import Rewiring
+from numbanet.training.sparsity.rewiring import Rewiring
 from numbanet_kernels.runtime import graph
 
 X, Y, X_TEST, Y_TEST = load_digits()

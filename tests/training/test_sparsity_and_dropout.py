@@ -3,7 +3,7 @@ import pytest
 
 from numbanet import GroupLasso, Linear, MagnitudePruning, Net, ReLU, SparseLinear, TileDropout
 from numbanet.datasets import load_digits
-from numbanet.training.trainer import Trainer
+from numbanet.training.stepper import Stepper
 
 X, Y, X_TEST, Y_TEST = load_digits()
 
@@ -17,12 +17,12 @@ def drawn(monkeypatch):
     """By epoch, which of the layers with weights had plans."""
     found = {}
 
-    def begin(self, assigned, original=Trainer._plans):
+    def begin(self, assigned, original=Stepper._plans):
         for path in assigned:
             found.setdefault(self.epoch, set()).add(weighted(self.model).index(self.tree.owners[path]))
         return original(self, assigned)
 
-    monkeypatch.setattr(Trainer, "_plans", begin)
+    monkeypatch.setattr(Stepper, "_plans", begin)
     return found
 
 

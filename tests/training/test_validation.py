@@ -148,7 +148,8 @@ class Figure(Hook):
 @pytest.mark.parametrize("schedule", [None, "linear"])
 def test_the_rate_falls_where_nothing_improves(values, options, rates, schedule):
     hooks = [Figure(values), ReduceLROnPlateau(0.5, monitor="figure", **options)]
-    net = Net(**{**SMALL, "epochs": 8}, learning_rate=0.01, schedule=schedule, callbacks=hooks).fit(X[:200], Y[:200])
+    net = Net(**{**SMALL, "epochs": 8}, learning_rate=0.01, learning_rate_schedule=schedule, callbacks=hooks)
+    net.fit(X[:200], Y[:200])
     factors = [1 - epoch / 8 for epoch in range(8)] if schedule else [1] * 8
     assert figures(net, "learning_rate") == pytest.approx([0.01 * a * b for a, b in zip(rates, factors)])
     torch = pytest.importorskip("torch")

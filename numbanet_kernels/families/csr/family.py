@@ -32,8 +32,8 @@ def _dense_reference(values, at, rows=None, cols=None):
     w, of = np.zeros((at.starts.size, at.col_starts.size)), np.full((at.starts.size, at.col_starts.size), -1)
     for o, (start, stop) in enumerate(zip(at.starts, at.stops)):
         w[o, at.ids[start:stop]], of[o, at.ids[start:stop]] = values[start:stop], np.arange(start, stop)
-    rows = np.arange(len(w)) if rows is None else np.asarray(rows.kept)
-    cols = np.arange(w.shape[1]) if cols is None else np.asarray(cols.kept)
+    rows = np.arange(len(w)) if rows is None else np.asarray(rows.indices)
+    cols = np.arange(w.shape[1]) if cols is None else np.asarray(cols.indices)
     return w[np.ix_(rows, cols)], of[np.ix_(rows, cols)]
 
 
@@ -41,7 +41,7 @@ def csr_reference(x, values, at, bias=None, relu=False, rows=None, cols=None, tr
     """y = act(x w.T + b) in float64, w dense"""
     y = np.float64(x) @ _dense_reference(values, at, rows, cols)[0].T
     if bias is not None:
-        y = y + (bias if rows is None else bias[np.asarray(rows.kept)])
+        y = y + (bias if rows is None else bias[np.asarray(rows.indices)])
     return np.maximum(y, 0) if relu else y
 
 
@@ -65,7 +65,7 @@ def _lists(op, at, rows, cols):
     found = {f"at.{name}": (array, (length,), INT32) for name, array, length in zip(at._fields, at, "OOVIIBB")}
     for name, lists, kept, whole in (("rows", rows, "K", "O"), ("cols", cols, "J", "I")):
         if lists is not None:
-            found |= {f"{name}.kept": (lists.kept, (kept,), INT32), f"{name}.places": (lists.places, (whole,), INT32)}
+            found |= {f"{name}.indices": (lists.indices, (kept,), INT32), f"{name}.inverse": (lists.inverse, (whole,), INT32)}
     return found
 
 
@@ -83,8 +83,8 @@ def check(op, at, rows, cols, **arrays):
 
 
 def lists_of(lists):
-    """(kept, places), None for all"""
-    return (None, None) if lists is None else (lists.kept, lists.places)
+    """(indices, inverse), None for all"""
+    return (None, None) if lists is None else (lists.indices, lists.inverse)
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------

@@ -9,7 +9,9 @@ from numba import float32
 from ...host import threads
 from ...layouts.packed import Into, Packing
 from ...runtime.declare import host_function, host_kernel
-from .family import adam_numbers
+from ...runtime.expect import expect
+from ...runtime.memory import empty_cpu, full_cpu, output
+from .family import NUMBERS, adam_numbers_reference
 from .packed import check_update
 
 
@@ -29,9 +31,10 @@ def _spread(spread, spread_class, g, cols, place, row_class):
     return row_class
 
 
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, b1, f4, i8, i8)")
-def _sgd(w, v, g, packed, row_pos, row_class, cols, lr, momentum, nesterov, decay, first, stop):
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4[::1], f4, b1, f4, i8, i8)")
+def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, decay, first, stop):
     """Rows first … stop - 1, all of them up to date."""
+    lr = rates[0]
     spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
     for r in range(first, stop):
         row, velocity = w[r], v[r]
@@ -45,19 +48,20 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, lr, momentum, nesterov, deca
 
 
 # Where the kept columns of a block lie side by side in a packed gradient, they are read there.
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4, f4, b1, f4,"
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4[::1], f4, b1, f4,"
              " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, f4[:, ::1], i8[::1])")
-def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum, nesterov, decay,
-                behind, after, held, wanted, powers, height, width, into, places_into):
+def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, rates, momentum, nesterov, decay,
+                lag, after, current, wanted, powers, height, width, into, places_into):
+    lr = rates[0]
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
-    spread_class, due = -1, np.empty(behind.shape[1], np.int64)
+    spread_class, due = -1, np.empty(lag.shape[1], np.int64)
     for r in range(w.shape[0]):
         u, is_spread = r // height, False
         if r % height == 0:
             count = 0
-            for b in range(behind.shape[1]):
-                after[u, b] = behind[u, b] + 1
-                if held[u, b] or wanted[u, b]:
+            for b in range(lag.shape[1]):
+                after[u, b] = lag[u, b] + 1
+                if current[u, b] or wanted[u, b]:
                     after[u, b], due[count] = 0, b
                     count += 1
         row, velocity, packed_row, places, written = w[r], v[r], nothing, cols[0], 0
@@ -66,7 +70,7 @@ def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum
             packed_row, places = g[row_pos[r]], col_pos[row_class[r]]
         for b in due[:count]:
             c0, c1 = np.uint64(b * width), np.uint64(min((b + 1) * width, w.shape[1]))
-            if held[u, b]:
+            if current[u, b]:
                 gradient, offset = nothing, np.uint64(0)
                 if not packed:
                     gradient = g[r]
@@ -83,7 +87,7 @@ def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, lr, momentum
                     velocity[c] = momentum * velocity[c] + slope
                     row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
             else:
-                steps = max(min(behind[u, b] + 1, powers.shape[0] - 1), 0)
+                steps = max(min(lag[u, b] + 1, powers.shape[0] - 1), 0)
                 ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
                 for c in range(c0, c1):
                     before = row[c]
@@ -122,8 +126,9 @@ def sgd_cpu(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     """g += decay w;  v = momentum v + g;  w -= lr v   (nesterov: w -= lr (g + momentum v)), in place"""
     for update in updates:
         check_update("sgd (cpu)", update)
+    rates = full_cpu((1,), lr) if np.isscalar(lr) else lr
     for update in updates:
-        _sgd_one(*update, (lr, momentum, nesterov, decay))
+        _sgd_one(*update, (rates, momentum, nesterov, decay))
 
 
 def _sgd_one(w, v, g, kept, lazy, into, numbers):
@@ -135,7 +140,7 @@ def _sgd_one(w, v, g, kept, lazy, into, numbers):
     packed, places = into or _NOWHERE
 
     def work(part):
-        units = part.of(lazy.behind.shape[0])
+        units = part.of(lazy.lag.shape[0])
         rows = slice(units.start * block[0], units.stop * block[0])
         _sgd_blocks(w[rows], v[rows], g[rows] if kept is None else g, kept is not None, row_pos[rows], row_class[rows],
                     cols, col_pos, *numbers, *(state[units] for state in states), powers, *block, packed, places[rows])
@@ -143,10 +148,11 @@ def _sgd_one(w, v, g, kept, lazy, into, numbers):
     threads.share(work, w.size)
 
 
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4, f4, f4, f4, f4, f4,"
-             " f4, f4, i8, i8)")
-def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, correct1, correct2, decay, left, first, stop):
+@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4[::1], i8, i8)")
+def _adam(w, m, s, g, packed, row_pos, row_class, cols, numbers, first, stop):
     """Rows first … stop - 1."""
+    lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
+    correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
     spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
     for r in range(first, stop):
         if packed:
@@ -159,10 +165,18 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, lr, beta1, beta2, eps, c
             w[r, c] = left * w[r, c] - lr * (m[r, c] * correct1) / (math.sqrt(s[r, c] * correct2) + eps)
 
 
-def adam_cpu(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
+def adam_numbers_cpu(lr, beta1, beta2, eps, step, decay=0.0, decoupled=False, out=None):
+    """What `adam` takes in step t.   -> (8,)"""
+    if out is None or out.shape != (NUMBERS,):
+        out = output("adam_numbers (cpu)", empty_cpu, out, (NUMBERS,))
+    out[:] = adam_numbers_reference(lr, beta1, beta2, eps, step, decay, decoupled)
+    return out
+
+
+def adam_cpu(updates, numbers):
     """w -= lr m' / (sqrt(s') + eps) with bias-corrected m', s', in place"""
+    expect("adam (cpu)", numbers=(numbers, (NUMBERS,)))
     for update in updates:
         check_update("adam (cpu)", update)
-    numbers = adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled)
     for *arrays, g, kept in updates:
-        _share_rows(_adam, arrays, g, kept, numbers)
+        _share_rows(_adam, arrays, g, kept, (numbers,))

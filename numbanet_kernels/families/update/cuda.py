@@ -9,33 +9,34 @@ from numba import float32, int32
 from ...blocks.intrinsics import chosen, owner
 from ...runtime.arrays import device_cache, to_device
 from ...runtime.declare import cuda, kernel, kernels
+from ...runtime.expect import expect
 from ...runtime.launch import ceil_div, launch
-from ...runtime.memory import THREADS, flat
-from .family import adam_numbers
+from ...runtime.memory import THREADS, copy_cuda, empty_cuda, flat, output
+from .family import NUMBERS, adam_numbers_reference
 from .packed import check_update, packing, unread
 
 # Several weights are one launch: each has blocks of its own, and finds out which weight they belong to. All arrays come flat:
 # what a kernel takes has to fit into 4 KiB, and an array with two axes is 16 bytes more.
 TOGETHER = 6
 EACH = 4  # weights a thread; no card has confirmed it
-WEIGHTS, LISTS, FLAGS, NUMBERS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("f4[::1]", "i4[::1]", "b1[::1]", "i4"))
+WEIGHTS, LISTS, FLAGS, COUNTS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("f4[::1]", "i4[::1]", "b1[::1]", "i4"))
 
 
 @kernels("update")
 def _sgd_kernel():
     @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {FLAGS}, {FLAGS}, f4[:, ::1],"
-            f" f4[::1], {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, {NUMBERS}, f4, b1, f4)")
-    def sgd_step(ws, vs, gs, row_places, row_classes, col_places, behinds, afters, helds, wanteds, powers, rates,
+            f" f4[::1], {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, f4, b1, f4)")
+    def sgd_step(ws, vs, gs, row_places, row_classes, col_places, lags, afters, currents, wanteds, powers, rates,
                  firsts, widths, g_widths, heights, block_widths, blocks_across, momentum, nesterov, decay):
         """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing. Not lazy: blocks of height 0.
 
-        Lazy: a thread whose block is neither held nor wanted leaves its weights alone.
+        Lazy: a thread whose block is neither current nor wanted leaves its weights alone.
         """
         block = int32(cuda.blockIdx.x)
         k = owner(firsts, block)
-        w, v, g, behind, after = chosen(ws, k), chosen(vs, k), chosen(gs, k), chosen(behinds, k), chosen(afters, k)
+        w, v, g, lag, after = chosen(ws, k), chosen(vs, k), chosen(gs, k), chosen(lags, k), chosen(afters, k)
         row_pos, row_class, col_pos = chosen(row_places, k), chosen(row_classes, k), chosen(col_places, k)
-        held, wanted, width, g_width = chosen(helds, k), chosen(wanteds, k), chosen(widths, k), chosen(g_widths, k)
+        current, wanted, width, g_width = chosen(currents, k), chosen(wanteds, k), chosen(widths, k), chosen(g_widths, k)
         height, block_width, across = chosen(heights, k), chosen(block_widths, k), chosen(blocks_across, k)
         lr = rates[0]
         first = (block - chosen(firsts, k)) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
@@ -46,7 +47,7 @@ def _sgd_kernel():
                 missed, due = int32(1), True
                 if height > 0:
                     at = (r // height) * across + c // block_width
-                    missed, due = behind[at] + int32(1), held[at] or wanted[at]
+                    missed, due = lag[at] + int32(1), current[at] or wanted[at]
                     if r % height == 0 and c % block_width == 0:
                         after[at] = int32(0) if due else missed
                 if due and missed == 1:
@@ -72,11 +73,12 @@ def _sgd_kernel():
 
 @kernels("update")
 def _adam_kernel():
-    @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {NUMBERS}, {NUMBERS}, {NUMBERS},"
-            " f4, f4, f4, f4, f4, f4, f4, f4)")
-    def adam_step(ws, ms, ss, gs, row_places, row_classes, col_places, firsts, widths, g_widths,
-                  lr, beta1, beta2, eps, correct1, correct2, decay, left):
+    @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, f4[::1], {COUNTS}, {COUNTS},"
+            f" {COUNTS})")
+    def adam_step(ws, ms, ss, gs, row_places, row_classes, col_places, numbers, firsts, widths, g_widths):
         """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing."""
+        lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
+        correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
         block = int32(cuda.blockIdx.x)
         k = owner(firsts, block)
         w, m, s, g, width, g_width = (chosen(ws, k), chosen(ms, k), chosen(ss, k), chosen(gs, k), chosen(widths, k),
@@ -105,10 +107,10 @@ def _adam_kernel():
 
 
 def _lazy_lists(lazy):
-    """(behind, after, held, wanted), flat, and (rows of a block or 0, columns of a block, blocks across)"""
+    """(lag, after, current, wanted), flat, and (rows of a block or 0, columns of a block, blocks across)"""
     if lazy is None:
         return (unread(np.int32),) * 2 + (unread(np.bool_),) * 2, (0, 1, 1)
-    return tuple(map(flat, lazy[:4])), (*lazy.block, lazy.behind.shape[1])
+    return tuple(map(flat, lazy[:4])), (*lazy.block, lazy.lag.shape[1])
 
 
 @device_cache(maxsize=256)
@@ -140,7 +142,13 @@ def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     _together(_sgd_kernel(), weights, shared, (momentum, nesterov, decay))
 
 
-def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
+def adam_numbers_cuda(lr, beta1, beta2, eps, step, decay=0.0, decoupled=False, out=None):
+    out = output("adam_numbers (cuda)", empty_cuda, out, (NUMBERS,))
+    return copy_cuda(np.float32(adam_numbers_reference(lr, beta1, beta2, eps, step, decay, decoupled)), out)
+
+
+def adam_cuda(updates, numbers):
+    expect("adam (cuda)", numbers=(numbers, (NUMBERS,)))
     weights = []
     for update in updates:
         check_update("adam (cuda)", update)
@@ -148,4 +156,4 @@ def adam_cuda(updates, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
         lists, widths = packing(w, g, kept)
         if w.size:
             weights.append(((flat(w), flat(m), flat(s), flat(g), *lists), widths))
-    _together(_adam_kernel(), weights, (), adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled))
+    _together(_adam_kernel(), weights, (numbers,), ())

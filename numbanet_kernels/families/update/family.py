@@ -12,8 +12,10 @@ With into, on the CPU, the wanted blocks of row r, in order, are written to into
 is room.
 
 sgd and adam take several weights at once: a list of `SGDUpdate` or `AdamUpdate`; all that are lazy have the same powers. On
-CUDA up to TOGETHER of them are one launch; there sgd takes lr as an array (1,) of the device, too, so that a recorded launch
-can be done with another one.
+CUDA up to TOGETHER of them are one launch. Numbers that change from step to step lie in arrays of the device, so that what is
+recorded can be done with others: sgd takes lr as an array (1,), too, and adam takes what `adam_numbers` gives.
+
+adam_numbers    (lr, b1, b2, eps, 1 / (1 - b1^t), 1 / (1 - b2^t), what of w is added to g, what of w is left)
 """
 from __future__ import annotations
 
@@ -22,6 +24,8 @@ import numpy as np
 from ...layouts.packed import AdamUpdate, SGDUpdate
 from .lazy_sgd import lazy_example
 from .packed import packed_example, unpack_gradient_reference
+
+NUMBERS = 8  # what adam takes besides arrays
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
@@ -43,22 +47,21 @@ def adam_reference(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, decoupled
 
 
 def sgd_lazy_reference(w, v, g, lr, momentum, nesterov, decay, kept, lazy):
-    """(w, v, after) after the step, float64: with g where a block is held, all it missed without g where it is wanted."""
-    behind, (height, width) = lazy.behind, lazy.block
-    new_w, new_v, after = np.array(w, np.float64), np.array(v, np.float64), np.array(behind) + 1
+    """(w, v, after) after the step, float64: with g where a block is current, all it missed without g where it is wanted."""
+    lag, (height, width) = lazy.lag, lazy.block
+    new_w, new_v, after = np.array(w, np.float64), np.array(v, np.float64), np.array(lag) + 1
     g = unpack_gradient_reference(g, kept, w.shape)
-    for u, b in np.ndindex(*behind.shape):
+    for u, b in np.ndindex(*lag.shape):
         own = slice(u * height, (u + 1) * height), slice(b * width, (b + 1) * width)
-        missed = behind[u, b]
-        if lazy.held[u, b] or lazy.wanted[u, b]:
+        missed = lag[u, b]
+        if lazy.current[u, b] or lazy.wanted[u, b]:
             for gradient in [np.zeros_like(g[own])] * (missed + 1) if missed else [g[own]]:
                 new_w[own], new_v[own] = sgd_reference(new_w[own], new_v[own], gradient, lr, momentum, nesterov, decay)
             after[u, b] = 0
     return new_w, new_v, after
 
 
-def adam_numbers(lr, beta1, beta2, eps, step, decay, decoupled):
-    """What kernels take: the corrections of m and s, what is added to g of w, and what is left of w, by the decay."""
+def adam_numbers_reference(lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
     of_g, left = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
     return lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left
 
@@ -70,5 +73,6 @@ def examples(dev, a, N, I, O):
         "sgd, packed": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), *packed_example(a, O, I))], 0.1, 0.9),
         "sgd, lazy": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), *packed_example(a, O, I), lazy_example(a, O, I))], 0.1, 0.9),
         "adam": lambda: dev.adam([AdamUpdate(a(O, I), a(O, I), a(O, I, above=0.1), *packed_example(a, O, I))],
-                                 0.1, 0.9, 0.999, 1e-8, 3),
+                                 np.float32(adam_numbers_reference(0.1, 0.9, 0.999, 1e-8, 3))),
+        "adam_numbers": lambda: dev.adam_numbers(0.1, 0.9, 0.999, 1e-8, 3, 0.01, True),
     }

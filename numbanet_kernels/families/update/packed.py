@@ -73,7 +73,7 @@ def check_update(op, update):
     if kept is not None:
         arrays |= {"g": (update.g, ("G", "K")), **_expected(kept)}
     if lazy is not None:
-        arrays |= {name: (array, ("U", "B"), BOOL if name in ("held", "wanted") else INT32)
+        arrays |= {name: (array, ("U", "B"), BOOL if name in ("current", "wanted") else INT32)
                    for name, array in zip(LazyBlocks._fields[:4], lazy)}
         arrays["powers"] = lazy.powers, ("steps", 4)
     if into is not None:

@@ -43,7 +43,7 @@ def close(found, reference):
 
 def products(suffix, put, get, rng, at, v, n=N, rows=None, cols=None, sides=(O, I)):
     """Forward, dx and dw against the references."""
-    outs, ins = (len(lists.kept) if lists else side for lists, side in zip((rows, cols), sides))
+    outs, ins = (len(lists.indices) if lists else side for lists, side in zip((rows, cols), sides))
     x, dy, values, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((n, ins), (n, outs), v, (sides[0],)))
     on = Entries(*map(put, at))
     thinned = {"rows": rows and RowLists(*map(put, rows)), "cols": cols and RowLists(*map(put, cols))}

@@ -64,7 +64,7 @@ def test_arguments_out_of_range(suffix, put):
     for rate in (-0.1, 1.0):
         with pytest.raises(ValueError, match=rf"dropout: rate {rate} is not in \[0, 1\)"):
             getattr(random, f"dropout_{suffix}")(put(np.ones(3)), rate, 0, 0)
-    with pytest.raises(ValueError, match=r"out \(3,\) does not match \(4,\)"):
+    with pytest.raises(ValueError, match=r"x \(4,\), out \(3,\) do not match"):
         getattr(random, f"dropout_{suffix}")(put(np.ones(4)), 0.5, 0, 0, out=put(np.ones(3)))
 
 

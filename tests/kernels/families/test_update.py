@@ -58,7 +58,8 @@ def test_adam_equals_reference(suffix, put, get, problem, step, decay, decoupled
     w, m, s, g, kept = problem
     arrays = put(w.copy()), put(m.copy()), put(s.copy())
     numbers = (0.1, 0.9, 0.999, 1e-8, step, decay, decoupled)
-    getattr(update, f"adam_{suffix}")([AdamUpdate(*arrays, put(g), kept and Packing(*map(put, kept)))], *numbers)
+    getattr(update, f"adam_{suffix}")([AdamUpdate(*arrays, put(g), kept and Packing(*map(put, kept)))],
+                                      getattr(update, f"adam_numbers_{suffix}")(*numbers))
     for found, expected in zip(arrays, update.adam_reference(w, m, s, g, *numbers, kept)):
         np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)
 
@@ -73,7 +74,7 @@ def test_several_weights_at_once(suffix, put, get, rng):
             packed_shape = (4, 0)
         lazy, host = lazy_blocks(rng, put, shape, (1, 1), numbers) if i == 4 else (None, None)
         w, v, g = (rng.standard_normal(s) for s in (shape, shape, packed_shape))
-        g = g if host is None else g * host[2]  # what is not held has no gradient
+        g = g if host is None else g * host[2]  # what is not current has no gradient
         problems.append((w, v, g, kept, host))
         updates.append(SGDUpdate(put(w.copy()), put(v.copy()), put(g), kept and Packing(*map(put, kept)), lazy))
     getattr(update, f"sgd_{suffix}")(updates, *numbers)
@@ -104,10 +105,10 @@ NUMBERS = {"plain": (0.1, 0.0, False, 0.0), "momentum": (0.1, 0.9, False, 0.0), 
 
 
 def lazy_blocks(rng, put, blocks, block, numbers):
-    """`lazy` with some blocks held and others up to four steps behind, on the device and on the host."""
-    held, wanted = rng.random(blocks) < 0.4, rng.random(blocks) < 0.4
-    behind = np.where(held, 0, rng.integers(5, size=blocks)).astype(np.int32)
-    host = behind, np.zeros_like(behind), held, wanted, update.sgd_powers_reference(8, *numbers)
+    """`lazy` with some blocks current and others up to four steps late, on the device and on the host."""
+    current, wanted = rng.random(blocks) < 0.4, rng.random(blocks) < 0.4
+    lag = np.where(current, 0, rng.integers(5, size=blocks)).astype(np.int32)
+    host = lag, np.zeros_like(lag), current, wanted, update.sgd_powers_reference(8, *numbers)
     return LazyBlocks(*map(put, host), block), LazyBlocks(*host, block)
 
 
@@ -146,14 +147,14 @@ def test_an_update_packs_the_tiles_that_the_next_step_reads(rng, shape, dp):
 
 @pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
 def test_settling_makes_up_for_every_missed_step(suffix, put, get, rng, numbers):
-    lazy, (behind, *_) = lazy_blocks(rng, put, (3, 3), (4, 3), numbers)
+    lazy, (lag, *_) = lazy_blocks(rng, put, (3, 3), (4, 3), numbers)
     w, v = rng.standard_normal((9, 7)), rng.standard_normal((9, 7))
     arrays = put(w.copy()), put(v.copy())
     getattr(update, f"sgd_settle_{suffix}")(*arrays, lazy)
     expected = [w.copy(), v.copy()]
     for u, b in np.ndindex(3, 3):
         own = slice(u * 4, u * 4 + 4), slice(b * 3, b * 3 + 3)
-        for _ in range(behind[u, b]):
+        for _ in range(lag[u, b]):
             zero = np.zeros_like(expected[0][own])
             expected[0][own], expected[1][own] = update.sgd_reference(expected[0][own], expected[1][own], zero, *numbers)
     for found, values in zip(arrays, expected, strict=True):

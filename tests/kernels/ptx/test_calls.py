@@ -148,7 +148,7 @@ def test_what_a_library_does_is_counted_for_the_line_that_calls_it():
     made = mapped("pow", "f8", 2)
     x = np.full(32, 1.5)
     found = ptx.run(emulation.program(made, emulation.EMULATED), (1,), (32,), (x, x, x.copy()))
-    assert next(iter(found.by_line())).startswith("test_ptx_calls.py:") and found.summary()["issued branch"] >= 3
+    assert next(iter(found.by_line())).startswith("test_calls.py:") and found.summary()["issued branch"] >= 3
 
 
 # --- hand-written -----------------------------------------------------------------------------------------------------

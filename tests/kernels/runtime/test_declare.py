@@ -25,7 +25,7 @@ def run(made, *arguments, grid=(1,), block=(32,), **options):
 def place(made, mark):
     """"file.py:12" of the line of a kernel that has a mark."""
     lines, first = inspect.getsourcelines(made.function)
-    return f"test_own_kernels.py:{first + next(i for i, line in enumerate(lines) if f'# {mark}' in line)}"
+    return f"test_declare.py:{first + next(i for i, line in enumerate(lines) if f'# {mark}' in line)}"
 
 
 # --- float64 ----------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_an_endless_loop_ends(monkeypatch):
             x[i] += 1  # here
 
     began = time.thread_time()
-    with pytest.raises(ptx.PtxError, match=r"endless, line \d+: .* \(test_own_kernels.py:\d+\): the kernel does not end"):
+    with pytest.raises(ptx.PtxError, match=r"endless, line \d+: .* \(test_declare.py:\d+\): the kernel does not end"):
         run(endless, np.zeros(3, np.int32), block=(1,))
     assert time.thread_time() - began < 20
 
@@ -327,7 +327,7 @@ def test_counters_know_the_line_of_python():
         y[i] = total
 
     lines = run(powers, np.ones(32, F), np.zeros(32, F)).by_line()
-    assert place(powers, "hot") in list(lines)[:2] and all(re.fullmatch(r"(test_own_kernels.py:\d+)?", line) for line in lines)
+    assert place(powers, "hot") in list(lines)[:2] and all(re.fullmatch(r"(test_declare.py:\d+)?", line) for line in lines)
 
 
 OWN = """

@@ -28,15 +28,15 @@ class Made:
 
 def test_a_text_is_made_once(folder):
     made = Made()
-    assert files.kept("a", 1, made) == files.kept("a", 1, made) == "text 1\nof 2 lines, ünïcode\r\n"
-    assert files.kept("b", 1, made).startswith("text 2") and files.kept("a", 1, made).startswith("text 1")
+    assert files.cached("a", 1, made) == files.cached("a", 1, made) == "text 1\nof 2 lines, ünïcode\r\n"
+    assert files.cached("b", 1, made).startswith("text 2") and files.cached("a", 1, made).startswith("text 1")
     assert len(list(folder.iterdir())) == 2
 
 
 def test_what_else_decides_has_the_file_anew(folder):
     made = Made()
     for decides, count in (((1, "x"), 1), ((1, "y"), 2), ((1, "y"), 2), ((1, "x"), 3)):
-        assert files.kept("a", decides, made).startswith(f"text {count}\n")
+        assert files.cached("a", decides, made).startswith(f"text {count}\n")
     assert len(list(folder.iterdir())) == 1  # old ones do not pile up
 
 
@@ -46,23 +46,23 @@ def test_what_else_decides_has_the_file_anew(folder):
                          ids=["empty", "cut", "head only", "changed", "no text", "no end of the head"])
 def test_a_damaged_file_is_written_anew(folder, damage):
     made = Made()
-    files.kept("a", 1, made)
+    files.cached("a", 1, made)
     (path,) = folder.iterdir()
     path.write_bytes(damage(path.read_bytes()))
-    assert [files.kept("a", 1, made)[:6] for _ in range(2)] == ["text 2"] * 2
+    assert [files.cached("a", 1, made)[:6] for _ in range(2)] == ["text 2"] * 2
 
 
 def test_where_nothing_can_be_written_it_is_made_each_time(folder, monkeypatch):
     made = Made()
     folder.parent.write_text("a file where the folder should be")
-    assert [files.kept("a", 1, made)[:6] for _ in range(2)] == ["text 1", "text 2"]
+    assert [files.cached("a", 1, made)[:6] for _ in range(2)] == ["text 1", "text 2"]
 
     def homeless():
         raise RuntimeError("could not determine home directory")
 
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     monkeypatch.setattr(files, "cache_folder", homeless)
-    assert files.kept("a", 1, made).startswith("text 3")
+    assert files.cached("a", 1, made).startswith("text 3")
 
 
 def test_a_disk_that_is_full_leaves_nothing_half_done(folder, monkeypatch):
@@ -72,13 +72,13 @@ def test_a_disk_that_is_full_leaves_nothing_half_done(folder, monkeypatch):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(files.os, "replace", full)
-    assert [files.kept("a", 1, made)[:6] for _ in range(2)] == ["text 1", "text 2"] and not list(folder.iterdir())
+    assert [files.cached("a", 1, made)[:6] for _ in range(2)] == ["text 1", "text 2"] and not list(folder.iterdir())
 
 
 def test_an_error_is_not_kept(folder):
     with pytest.raises(ZeroDivisionError):
-        files.kept("a", 1, lambda: 1 / 0)
-    assert files.kept("a", 1, Made()).startswith("text 1")
+        files.cached("a", 1, lambda: 1 / 0)
+    assert files.cached("a", 1, Made()).startswith("text 1")
 
 
 BUSY = """
@@ -90,7 +90,7 @@ def made(i):
 
 for turn in range(300):
     i = turn % 3
-    text = files.kept("a", i, lambda: made(i))
+    text = files.cached("a", i, lambda: made(i))
     words = text.split()
     assert text in (f"{i} by {who} " * 50_000 for who in "12"), text[:100]
 """

@@ -1,6 +1,6 @@
 """Convolution of images against its float64 reference, on every device; the products and the sampling that belong to it.
 
-    python test_conv.py    all cases on the CPU, each array between pages that nobody may touch (`guards`)
+    python -m tests.kernels.families.conv.test_conv    all cases on the CPU, arrays between closed pages (`guards`)
 """
 import itertools
 import subprocess
@@ -76,8 +76,11 @@ def fits(case, plan):
     return case[3] == 1 or "blocks" not in plan  # blocks are for convolutions without groups
 
 
-def combined(cases):
-    return [(case, plan, option) for case, plan, option in itertools.product(cases, PLANS, OPTIONS) if fits(case, plan)]
+def combined(cases, *turns):
+    """Each case with each plan and as many of the options as there are turns: all of them in turns 0 to 3."""
+    options = list(OPTIONS)
+    return [(case, plan, options[(c + p + turn) % len(options)]) for turn in turns
+            for (c, case), (p, plan) in itertools.product(enumerate(cases), enumerate(PLANS)) if fits(case, plan)]
 
 
 def close(found, expected):
@@ -126,16 +129,19 @@ def of(suffix):
 
 
 # --- against the reference --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("case, plan, option", combined(FEW), ids=str)
+@pytest.mark.parametrize("case, plan, option", [*combined(FEW, 0), *(pytest.param(*given, marks=pytest.mark.long)
+                                                                     for given in combined(FEW, 1, 2, 3))], ids=str)
 def test_conv2d(suffix, put, get, case, plan, option):
     check(case, plan, option, *of(suffix), put, get)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+# every case with every plan and all options, half of them here and the other half between pages that nobody may touch (`main`)
+@pytest.mark.parametrize("threads, turns", [(1, (0,)), (2, (1,)), pytest.param(1, (1, 2, 3), marks=pytest.mark.long),
+                                            pytest.param(2, (0, 2, 3), marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize("case", MANY, ids=str)
-def test_conv2d_of_any_shape(case, threads):
+def test_conv2d_of_any_shape(case, threads, turns):
     with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(threads, user_api="blas"):
-        for combination in combined([case]):
+        for combination in combined([case], *turns):
             check(*combination, conv.conv2d_cpu, conv.conv2d_grad_cpu, np.array, np.asarray)
 
 
@@ -383,11 +389,12 @@ def test_a_bias_gradient_that_cancels_is_off_by_rounding_alone(suffix, put, get,
 def main():
     from tests.kernels import guards
 
-    for threads in (1, 2):
+    for threads, turn in ((1, 2), (2, 3)):
         with thresholds.using(thresholds.Thresholds(1, 1, 0)), threadpoolctl.threadpool_limits(threads, user_api="blas"):
-            for combination in combined([*FEW, *MANY]):
-                check(*combination, conv.conv2d_cpu, conv.conv2d_grad_cpu, guards.guarded, np.array)
-                guards.check()
+            for case in (*FEW, *MANY):
+                for combination in combined([case], turn):
+                    check(*combination, conv.conv2d_cpu, conv.conv2d_grad_cpu, guards.guarded, np.array)
+                    guards.check()
     print("nothing was wrong")
 
 

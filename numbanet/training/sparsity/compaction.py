@@ -19,15 +19,15 @@ import numpy as np
 
 from numbanet_kernels.layouts.sparse import BSR, CSR
 
-from ..autograd import no_grad
-from ..layers import (
+from ...autograd import no_grad
+from ...layers import (
+    ActivationSpec,
     BatchNorm1d,
     BatchNorm2d,
     Context,
     Conv2d,
     Flatten,
     Flow,
-    Form,
     Layer,
     Linear,
     Select,
@@ -35,9 +35,9 @@ from ..layers import (
     SparseLinear,
     Tree,
 )
-from ..plans import IndexPlan, Plans
-from ..tensor import Tensor
-from .optim import Optimizer
+from ...plans import IndexPlan, Plans
+from ...tensor import Tensor
+from ..optim import Optimizer
 
 NORMS = BatchNorm1d, BatchNorm2d
 
@@ -62,7 +62,7 @@ class Joint:
         What reads them.
     after : Layer or None
         The layer behind the reader.
-    form : Form
+    spec : ActivationSpec
         What the source gives.
     flat : bool
         Whether the reader's input is (N, features), so that a `Select` may stand before it.
@@ -74,7 +74,7 @@ class Joint:
     between: tuple[Layer, ...]
     reader: Linear | Conv2d
     after: Layer | None
-    form: Form
+    spec: ActivationSpec
     flat: bool
     owner: np.ndarray
 
@@ -99,36 +99,37 @@ def trainable(model: Sequential) -> set[Linear | Conv2d]:
 
 def joints(model: Sequential, shape: tuple[int, ...]) -> list[Joint]:
     """Front to back, for inputs of a shape (N, …)."""
-    found, own, shared, form = [], trainable(model), Tree(model).shared, Form(shape)
+    found, own, shared, spec = [], trainable(model), Tree(model).shared, ActivationSpec(shape)
     source: Linear | Conv2d | None = None
     between: list[Layer] = []
-    given = form
+    given = spec
     for place, layer in enumerate(model.layers):
         if changeable(layer) and layer in own:
             after = model.layers[place + 1] if place + 1 < len(model.layers) else None
             parts = filter(None, (source, *between, layer, after if type(after) in NORMS else None))
             known = shared.isdisjoint(tensor for part in parts for _, tensor, _ in part.named())
-            found.append(_joint(source if known else None, tuple(between), layer, after, given, len(form.shape) == 2))
+            found.append(_joint(source if known else None, tuple(between), layer, after, given, len(spec.shape) == 2))
             source, between = layer, []
         else:
             between.append(layer)
-        form = layer.cost(form, Plans())[1]
-        given = form if layer in own else given
+        spec = layer.cost(spec, Plans())[1]
+        given = spec if layer in own else given
     return found
 
 
-def _joint(source: Linear | Conv2d | None, between: tuple[Layer, ...], reader: Linear | Conv2d, after: Layer | None, form: Form,
+def _joint(source: Linear | Conv2d | None, between: tuple[Layer, ...], reader: Linear | Conv2d, after: Layer | None,
+           spec: ActivationSpec,
            flat: bool) -> Joint:
     """With the source, where each of its units passes to the reader by itself."""
     inputs = reader.weight.shape[1]
-    alone = Joint(None, between, reader, after, form, flat, np.arange(inputs))
+    alone = Joint(None, between, reader, after, spec, flat, np.arange(inputs))
     through = between[:-1] if alone.select else between
     if source is None or not all(layer.passes_units for layer in through):
         return alone
     units, features = source.weight.shape[0], alone.select.plan.n if alone.select else inputs
-    images = len(form.shape) == 4
+    images = len(spec.shape) == 4
     flattened = images and type(reader) is Linear and Flatten in map(type, through)
-    if not (len(form.shape) == 2 or flattened or (images and type(reader) is Conv2d)) or \
+    if not (len(spec.shape) == 2 or flattened or (images and type(reader) is Conv2d)) or \
             features % units or (features != units and not flattened):
         return alone
     owner = np.repeat(np.arange(units), features // units)
@@ -191,10 +192,10 @@ def resize(tensor: Tensor, keep: np.ndarray, axis: int, optimizer: Optimizer) ->
     """Keep some entries of an axis of a parameter, with its state, or of a buffer."""
     dev = tensor.device
 
-    def kept(array):
+    def resized(array):
         return dev.upload(np.compress(keep, dev.download(array), axis))
 
-    optimizer.resize(tensor, kept)
+    optimizer.resize(tensor, resized)
 
 
 def _select(model: Sequential, joint: Joint, index: np.ndarray, features: int) -> None:
@@ -229,7 +230,7 @@ def _tiles(matrix: BSR) -> np.ndarray:
 # --- what constant units give -----------------------------------------------------------------------------------------
 def _constants(joint: Joint, source: Linear | Conv2d) -> np.ndarray:
     """What each input of the reader is where all units are their bias: (features,), or (channels, H, W)."""
-    units, *others = (n or 1 for n in joint.form.shape[1:])
+    units, *others = (n or 1 for n in joint.spec.shape[1:])
     bias = np.zeros(units, np.float32) if source.bias is None else source.bias.numpy()
     x = np.broadcast_to(bias.reshape(1, units, *(1 for _ in others)), (1, units, *others))
     dev = source.weight.device
@@ -264,7 +265,7 @@ def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
 
 
 # --- counting ---------------------------------------------------------------------------------------------------------
-def kept(model: Sequential) -> int:
+def count_nonzero(model: Sequential) -> int:
     """How many weights of products, biases apart, are not zero."""
     return sum(int(np.count_nonzero(tensor.numpy())) for name, tensor, trained in model.named()
                if trained and (tensor.ndim > 1 or name.endswith(".values")))
@@ -272,4 +273,4 @@ def kept(model: Sequential) -> int:
 
 def flops(model: Sequential, shape: tuple[int, ...]) -> float:
     """Of a training step with a batch of this shape, nothing dropped."""
-    return model.cost(Form(shape), Plans(next(model.parameters()).device))[0].flops
+    return model.cost(ActivationSpec(shape), Plans(next(model.parameters()).device))[0].flops

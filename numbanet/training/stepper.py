@@ -1,4 +1,4 @@
-"""Trainer: the training step. Draw plans, forward, loss, backward, update: on a card one graph, which is replayed."""
+"""Stepper: the training step. Draw plans, forward, loss, backward, update: on a card one graph, which is replayed."""
 from __future__ import annotations
 
 import dataclasses
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..device import Device
 from ..dropout import Dropout
 from ..dropout.schedule import mean
-from ..layers import DENSE, Context, Flow, Form, Sequential, Symbols, Tree
+from ..layers import DENSE, ActivationSpec, Context, Flow, Sequential, Symbols, Tree
 from ..plans import Plan, Plans
 from ..tensor import Tensor
 from .data import Batch
@@ -20,7 +20,7 @@ from .task import Task
 COUNTED = 4096  # kinds of steps whose FLOPs are remembered
 
 
-class Done(NamedTuple):
+class StepResult(NamedTuple):
     """What a step gives: the loss, what was predicted on the way, and the FLOPs done and of dense training."""
 
     loss: Tensor
@@ -30,7 +30,7 @@ class Done(NamedTuple):
 
 
 @dataclasses.dataclass
-class Trainer:
+class Stepper:
     """What a training step needs. What happens before and after steps and epochs is for hooks (`run.Run`)."""
 
     model: Sequential
@@ -47,7 +47,7 @@ class Trainer:
         self.epoch, self.current = 0, self.policy   # the policy of the present epoch
         self._ahead: tuple[int, Dropout] = (-1, self.policy)  # that of another one, for which plans were drawn already
         self.recorder = Recorder(self.dev, self.model)
-        self.state: dict[Any, Any] | None = {} if self.task.carries else None  # of recurrent layers
+        self.state: dict[Any, Any] | None = {} if self.task.stateful else None  # of recurrent layers
         self.packed: dict[Tensor, Any] = {}     # by weight, what the last update packed for the next step
         self._counted: dict[tuple, float] = {}  # FLOPs of steps
         self._nothing = Plans(self.dev)         # is left out
@@ -61,6 +61,7 @@ class Trainer:
 
     def _look_around(self) -> None:
         """Find out what the model is made of: a callback may exchange layers."""
+        self.recorder.look_again()
         self.tree = Tree(self.model)
         self._choose = self.current.choosing(self.tree, self.streams.plans)
 
@@ -77,7 +78,7 @@ class Trainer:
         """Layers have changed, or shapes of their weights: forget what was drawn, counted and recorded with those before."""
         self._look_around()
         self.upcoming, self.packed, self.recorder = None, {}, Recorder(self.dev, self.model)
-        self.state = {} if self.task.carries else None
+        self.state = {} if self.task.stateful else None
         self._counted.clear()
 
     def rate(self) -> float:
@@ -93,7 +94,7 @@ class Trainer:
         return self._plans({path: plan for path, plan in drawn if plan is not None})
 
     def _plans(self, assigned: dict[str, Plan]) -> Plans:
-        return Plans(self.dev, self.tree.sites, assigned, self._chosen if self.current.looks else None)
+        return Plans(self.dev, self.tree.sites, assigned, self._chosen if self.current.data_dependent else None)
 
     def _chosen(self, *given: Any) -> Plan | None:
         """What the policy of the epoch that the step is in chooses."""
@@ -104,7 +105,7 @@ class Trainer:
         self.upcoming, self.packed = None if plans is None else self._plans(plans), {}
 
     def step(self, X: Any, batch: Batch, following: Batch | None = None, last: bool = True, whole: bool = False,
-             change: Callable[[Batch], Batch] | None = None) -> Done:
+             change: Callable[[Batch], Batch] | None = None) -> StepResult:
         """One update with a batch of samples X.
 
         Unless it is the last one before the weights are read as a whole, the next step's plans are drawn here already, and what
@@ -112,12 +113,20 @@ class Trainer:
         says which rows of an `Embedding` that step reads; without one the next step begins an epoch. change(batch), with its
         inputs on the device, is the batch that the step trains on.
         """
-        self.optimizer.zero_grad()  # an earlier step may have been broken off
         with self.dev.session(**self.session_options):
             plans, self.upcoming = self.draw() if self.upcoming is None else self.upcoming, None
+            if whole or change is not None:  # hooks, which may change anything
+                self.recorder.look_again()
+            elif (ready := self.recorder.ready(plans, batch, self.optimizer)) is not None:
+                upcoming = None if last else self.draw(following is None)
+                loss, answer = self.recorder.again(ready, X, batch, plans)
+                self.optimizer.advance(ready.trained)
+                self.upcoming, self.packed = upcoming, {}
+                return self._done(loss, answer, (len(batch.rows), *X.shape[1:]), plans)
+            self.optimizer.zero_grad()  # an earlier step may have been broken off
             batch = self.recorder.hold(X, batch, change)
             states = [state for own in (self.state or {}).values() for state in own]
-            for state in states if batch.fresh else ():
+            for state in states if batch.resets_state else ():
                 self.dev.full(state.shape, 0.0, out=state)
             upcoming = None if last else self.draw(following is None)
             self.optimizer.prepare(None if upcoming is None or whole else
@@ -131,13 +140,15 @@ class Trainer:
                 packed.clear()  # room for what the update packs
                 return results
 
-            repeatable = self.recorder.possible and not self.current.looks and self.task.records and self.model.records
+            repeatable = self.recorder.asks and not self.current.data_dependent and self.task.records and self.model.records
             (loss, answer), packed_next = self.recorder.step(passes, self.optimizer, plans, batch, states, repeatable)
             self.optimizer.advance()
             self.upcoming, self.packed = upcoming, packed_next if upcoming else {}
-            shape = tuple(batch.inputs.shape)
-            flops, dense = self._flops(shape, plans), self._flops(shape, self._nothing)
-        return Done(Tensor.wrap(loss, self.dev), answer, flops + self.current.spent(), dense)
+            return self._done(loss, answer, tuple(batch.inputs.shape), plans)
+
+    def _done(self, loss: Any, answer: Any, shape: tuple[int, ...], plans: Plans) -> StepResult:
+        flops, dense = self._flops(shape, plans), self._flops(shape, self._nothing)
+        return StepResult(Tensor.wrap(loss, self.dev), answer, flops + self.current.pop_flops(), dense)
 
     def _flops(self, shape: tuple[int, ...], plans: Plans) -> float:
         """Of a step with inputs of this shape; plans of one kind and one density do the same."""
@@ -145,5 +156,5 @@ class Trainer:
         if key not in self._counted:
             if len(self._counted) == COUNTED:
                 self._counted.clear()
-            self._counted[key] = self.model.cost(Form(shape), plans)[0].flops
+            self._counted[key] = self.model.cost(ActivationSpec(shape), plans)[0].flops
         return self._counted[key]

@@ -1,4 +1,4 @@
-"""Kept: a plan on a device. The arrays that kernels and gradients read of a plan are made here, once, and owned here."""
+"""DevicePlan: a plan on a device. The arrays that kernels and gradients read of a plan are made here, once, and owned here."""
 from __future__ import annotations
 
 import functools
@@ -16,13 +16,13 @@ from numbanet_kernels.layouts.windows import Blocks
 from ..device import Device
 from .base import AxisPlan, Plan
 from .rows import RowPlan, TimePlan
-from .samples import SamplePlan
+from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
 APART = 64  # numbers between the starts of two lists: 256 bytes, as a device aligns its own arrays
 
 
-class Kept:
+class DevicePlan:
     """A plan on a device; `place` is where its lists lie, if not in an array of its own.
 
     All plans of a kind fit into the same place, so that recorded launches find what is kept now (`training.recorder`).
@@ -33,7 +33,7 @@ class Kept:
         if host is not None:
             self._host = host
 
-    def at(self, place: Any) -> Kept:
+    def at(self, place: Any) -> DevicePlan:
         """The same plan, its lists, which are worked out once, in a place: whoever has one copies them there."""
         return type(self)(self.plan, self.device, place, self._host)
 
@@ -52,7 +52,7 @@ class Kept:
         return tuple(np.asarray(array, np.int32) for array in self.plan.lists())
 
     @functools.cached_property
-    def whole(self) -> Any:
+    def buffer(self) -> Any:
         """All lists in one int32 array of the device, so that one copy moves them."""
         if self._place is not None:
             return self._place
@@ -64,13 +64,13 @@ class Kept:
 
     @functools.cached_property
     def lists(self) -> tuple:
-        """The lists, parts of `whole`."""
+        """The lists, parts of `buffer`."""
         return self._parts()
 
     def _parts(self) -> tuple:
         dev, sizes = self.device, [array.size + -array.size % APART for array in self._host]
         starts = itertools.accumulate(sizes, initial=0)
-        return tuple(dev.reshape(dev.part(self.whole, start, start + array.size), array.shape) if array.size else
+        return tuple(dev.reshape(dev.part(self.buffer, start, start + array.size), array.shape) if array.size else
                      dev.empty(array.shape, np.int32) for array, start in zip(self._host, starts))
 
     @functools.cached_property
@@ -84,11 +84,31 @@ class Kept:
         """Where an update may write, on its way, what the next step reads of the weight packed; None: nothing is packed."""
         return None
 
+    @property
+    def pending(self) -> Any:
+        """What is left to be multiplied in by whoever keeps what the plan keeps: its scale, or bits."""
+        return self.plan
+
     def __repr__(self) -> str:
         return f"{self.plan!r} on {self.device.name}"
 
 
-class KeptAxis(Kept):
+class DeviceBits(DevicePlan):
+    """Random bits of an activation."""
+
+    plan: BernoulliPlan
+
+    @property
+    def key(self) -> Any:
+        """A number, or an array of the device where it lies in a place that was given."""
+        return self.plan.key if self._place is None else self.lists[0]
+
+    @property
+    def pending(self):
+        return self
+
+
+class DeviceAxis(DevicePlan):
     """Kept indices of an axis."""
 
     plan: AxisPlan
@@ -100,35 +120,35 @@ class KeptAxis(Kept):
     @functools.cached_property
     def index(self) -> Any:
         """What planned products take: None for all."""
-        return None if self.plan.count == self.plan.n else self.plan.index(self.lists.kept)
+        return None if self.plan.count == self.plan.n else self.plan.index(self.lists.indices)
 
     @property
-    def places(self) -> Any:
+    def inverse(self) -> Any:
         """(n,) int32: place of each index among the kept ones, -1 where dropped."""
-        return self.lists.places
+        return self.lists.inverse
 
     @property
-    def kept(self) -> Any:
+    def indices(self) -> Any:
         """(count,) int32: the kept indices."""
-        return self.lists.kept
+        return self.lists.indices
 
     @functools.cached_property
     def alone(self) -> Any:
         """The kept indices, where nothing else of the lists is asked for."""
-        return self.device.upload(np.array(self.plan.indices(), np.int32)) if self._place is None else self.lists.kept
+        return self.device.upload(np.array(self.plan.indices(), np.int32)) if self._place is None else self.lists.indices
 
     @functools.cached_property
     def columns(self) -> tuple[Any, Any]:
         """(1, count) and (1, n): the indices and the places as a `Packing` has them of one class of columns."""
-        return self.device.reshape(self.kept, (1, self.plan.count)), self.device.reshape(self.places, (1, self.plan.n))
+        return self.device.reshape(self.indices, (1, self.plan.count)), self.device.reshape(self.inverse, (1, self.plan.n))
 
 
-def packing(rows: KeptAxis, cols: KeptAxis) -> Packing:
+def packing(rows: DeviceAxis, cols: DeviceAxis) -> Packing:
     """How the gradient of w[kept rows, kept columns] lies in that of w."""
-    return Packing(rows.places, rows.lists.classes, *cols.columns)
+    return Packing(rows.inverse, rows.lists.classes, *cols.columns)
 
 
-class KeptTimes(Kept):
+class DeviceTimes(DevicePlan):
     """Kept indices of an axis, others at each time step."""
 
     plan: TimePlan
@@ -139,7 +159,7 @@ class KeptTimes(Kept):
         return self.lists[0]
 
 
-class KeptTiles(Kept):
+class DeviceTiles(DevicePlan):
     """Kept tiles of a weight."""
 
     plan: TilePlan
@@ -160,7 +180,7 @@ class KeptTiles(Kept):
         return self.device.tile_room(self.plan.pattern)
 
 
-class KeptBlocks(Kept):
+class DeviceBlocks(DevicePlan):
     """Kept blocks of a convolution's input matrix."""
 
     plan: BlockPlan
@@ -171,7 +191,7 @@ class KeptBlocks(Kept):
         return Blocks(self.lists[0], self.plan.height, self.plan.width)
 
 
-class KeptSamples(Kept):
+class DeviceSamples(DevicePlan):
     """What each sample keeps of an activation."""
 
     plan: SamplePlan
@@ -182,29 +202,31 @@ class KeptSamples(Kept):
         return found._replace(bits=self.device.upload(found.bits), starts=self.device.upload(found.starts.astype(np.int32)))
 
 
-KINDS = {SamplePlan: KeptSamples, AxisPlan: KeptAxis, TimePlan: KeptTimes, TilePlan: KeptTiles, BlockPlan: KeptBlocks}
+KINDS = {BernoulliPlan: DeviceBits, SamplePlan: DeviceSamples, AxisPlan: DeviceAxis, TimePlan: DeviceTimes,
+         TilePlan: DeviceTiles,
+         BlockPlan: DeviceBlocks}
 
 
-def place_kept(plan: Plan, dev: Device) -> Kept:
+def upload_plan(plan: Plan, dev: Device) -> DevicePlan:
     """The plan on a device."""
-    kind = next((kept for kind, kept in KINDS.items() if isinstance(plan, kind)), Kept)
+    kind = next((kept for kind, kept in KINDS.items() if isinstance(plan, kind)), DevicePlan)
     return kind(plan, dev)
 
 
-_held = functools.lru_cache(maxsize=1024)(place_kept)
+_held = functools.lru_cache(maxsize=1024)(upload_plan)
 
 
-def kept(plan: Plan, dev: Device) -> Kept:
+def on_device(plan: Plan, dev: Device) -> DevicePlan:
     """The plan on a device; made once, where it may come again."""
-    return (place_kept if plan.once else _held)(plan, dev)
+    return (_held if plan.cacheable else upload_plan)(plan, dev)
 
 
-def on(name: str, plan: Plan | Kept, dev: Device, kind: type[Kept], shape: tuple[int, ...] | None = None) -> Any:
+def on(name: str, plan: Plan | DevicePlan, dev: Device, kind: type[DevicePlan], shape: tuple[int, ...] | None = None) -> Any:
     """The plan on the device, for the operation of that name, which takes plans of one kind, and of one shape where given."""
-    found = plan if isinstance(plan, Kept) else kept(plan, dev) if isinstance(plan, Plan) else None
+    found = plan if isinstance(plan, DevicePlan) else on_device(plan, dev) if isinstance(plan, Plan) else None
     if not isinstance(found, kind):
-        known = {KeptAxis: "an axis", KeptTimes: "time steps", KeptTiles: "tiles", KeptBlocks: "blocks",
-                 KeptSamples: "samples"}[kind]
+        known = {DeviceAxis: "an axis", DeviceTimes: "time steps", DeviceTiles: "tiles", DeviceBlocks: "blocks",
+                 DeviceSamples: "samples"}[kind]
         raise TypeError(f"{name}: it does not know the plan {plan!r}; it takes one of {known}")
     if found.device is not dev:
         raise ValueError(f"{name}: the plan is on {found.device.name}, the arrays on {dev.name}")
@@ -213,6 +235,6 @@ def on(name: str, plan: Plan | Kept, dev: Device, kind: type[Kept], shape: tuple
     return found
 
 
-def whole_axis(n: int, dev: Device) -> KeptAxis:
+def full_axis(n: int, dev: Device) -> DeviceAxis:
     """An axis of which everything is kept."""
-    return cast(KeptAxis, kept(RowPlan(n, 1, 0), dev))
+    return cast(DeviceAxis, on_device(RowPlan(n, 1, 0), dev))

@@ -22,7 +22,7 @@ PREDICT_ROWS = 4096  # rows of a forward pass without gradients: bounds its memo
 def forward(model: Layer, dev: Device, X: Any, rows: np.ndarray, session_options: dict[str, Any],
             policy: Dropout | None = None) -> np.ndarray:
     """The model's output for some rows of X (n, …), as in `Data`, in pieces of PREDICT_ROWS, as a host array; session_options
-    as for a `Trainer`. A policy selects what is computed (`Dropout.predicting`).
+    as for a `Stepper`. A policy selects what is computed (`Dropout.inference_policy`).
 
     A short piece is filled up to LEAST_ROWS: BLAS takes other paths for a handful of rows, and what is predicted for a
     sample should not depend on how many others are predicted with it.

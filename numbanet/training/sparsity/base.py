@@ -9,10 +9,10 @@ import abc
 import time
 from typing import Any, ClassVar
 
-from ..device import Device
-from ..layers import Sequential
-from .hooks import Hook
-from .run import Run
+from ...device import Device
+from ...layers import Sequential
+from ..hooks import Hook
+from ..run import Run
 
 
 class Sparsity(abc.ABC):

@@ -14,10 +14,8 @@ from ..dropout import POLICIES, ConstantSchedule, Dropout, GateSparsity, SkewNor
 from ..layers import Layer, Sequential, SparseLinear
 from ..losses import OF_CLASSES, OF_NUMBERS
 from ..training.augment import FlipsAndCrops
-from ..training.lasso import GroupLasso
-from ..training.pruning import MagnitudePruning
-from ..training.rewiring import Rewire
 from ..training.schedule import ReduceLROnPlateau
+from ..training.sparsity import GroupLasso, MagnitudePruning, Rewire
 from .vocabulary import Vocabulary
 
 # what estimators are given, or learn; each keeps the arguments of its constructor as attributes

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..layers import LSTM, Layer, Linear, Sequential, Tree
-from ..tensor import Tensor
+from ...layers import LSTM, Layer, Linear, Sequential, Tree
+from ...tensor import Tensor
 from . import compaction
+from .base import Sparsity, Thinning
 from .lasso import check_share
-from .sparsity import Sparsity, Thinning
 
 
 def cubic(progress: float) -> float:
@@ -83,7 +83,7 @@ class Pruning(Thinning):
 
     def __init__(self, chosen: MagnitudePruning, model: Sequential, shape: tuple[int, ...], epochs: int) -> None:
         self.chosen, self.shape = chosen, shape
-        self.first = compaction.kept(model), compaction.flops(model, shape)
+        self.first = compaction.count_nonzero(model), compaction.flops(model, shape)
         self.until = max(1, round(epochs * (1 - chosen.fine_tuning)))
         self.shares = [float(chosen.schedule(epoch / self.until)) for epoch in range(1, self.until + 1)]
         for share in self.shares:
@@ -112,7 +112,7 @@ class Pruning(Thinning):
             linear = [layer for layer in _layers(run.model) if type(layer) is Linear and run.epoch + 1 == self.until]
         for layer in linear:
             compaction.to_sparse(run.model, layer, run.optimizer)
-        self._left = compaction.kept(run.model) / self.first[0]
+        self._left = compaction.count_nonzero(run.model) / self.first[0]
         return bool(linear)
 
     def report(self):

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..arguments import is_integer, is_real
-from ..layers import Sequential, SparseLinear, Tree
-from .run import Run
-from .sparsity import Sparsity, Thinning
+from ...arguments import is_integer, is_real
+from ...layers import Sequential, SparseLinear, Tree
+from ..run import Run
+from .base import Sparsity, Thinning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Rewire(Sparsity):
             if uses[layer.values] > 1:
                 raise ValueError(f"Rewire: {layer!r} is used in several places; its gradient is known of one alone")
         for layer in _learning(model):
-            layer.keep_trace(True)  # before the trainer asks whether steps may be recorded
+            layer.keep_trace(True)  # before the stepper asks whether steps may be recorded
         return Rewiring(self, max(1, round(self.until * epochs)))
 
 

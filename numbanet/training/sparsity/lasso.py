@@ -25,18 +25,18 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..arguments import is_real
-from ..autograd import no_grad
-from ..device import Device
-from ..layers import Context, Conv2d, Flow, Form, Layer, Linear, Sequential
-from ..plans import Plans
-from ..tensor import Tensor
+from ...arguments import is_real
+from ...autograd import no_grad
+from ...device import Device
+from ...layers import ActivationSpec, Context, Conv2d, Flow, Layer, Linear, Sequential
+from ...plans import Plans
+from ...tensor import Tensor
+from ..optim import matrix
+from ..run import Run
+from ..user_warnings import warn
 from . import compaction
+from .base import Sparsity, Thinning
 from .compaction import Joint
-from .optim import matrix
-from .run import Run
-from .sparsity import Sparsity, Thinning
-from .warned import warn
 
 TILE = 32  # rows and columns of a tile, as those of `TilePlan`
 MEASURED = 5  # times that a layer is timed
@@ -178,7 +178,7 @@ class Lasso(Thinning):
     def __init__(self, chosen: GroupLasso, model: Sequential, shape: tuple[int, ...], epochs: int,
                  costs: dict[Layer, float]) -> None:
         self.chosen, self.shape = chosen, shape
-        self.first = compaction.kept(model), compaction.flops(model, shape)
+        self.first = compaction.count_nonzero(model), compaction.flops(model, shape)
         self.until = max(1, round(epochs * (1 - chosen.fine_tuning)))
         self.costs = costs
         self.means: dict[Group, float] = {}  # the groups, and the mean of their root mean squares
@@ -207,7 +207,7 @@ class Lasso(Thinning):
         self._steps += 1
 
     def _left(self, run: Run) -> float:
-        return compaction.kept(run.model) / self.first[0]
+        return compaction.count_nonzero(run.model) / self.first[0]
 
     def _weigh(self) -> None:
         """Take the means that norms are compared with."""
@@ -272,19 +272,19 @@ def _shrunk(group: Group, threshold: float, mean: float) -> Any:
 
 def seconds(model: Sequential, shape: tuple[int, ...], dev: Device) -> dict[Layer, float]:
     """Of each layer that can be changed, forward, for a weight of it over the network's mean, to powers of 2."""
-    form, layers = Form(shape), compaction.trainable(model)
+    spec, layers = ActivationSpec(shape), compaction.trainable(model)
     found: dict[Linear | Conv2d, float] = {}
     rng = np.random.default_rng(0)
     with no_grad(), dev.session():
         for layer in model.layers:
             if compaction.changeable(layer) and layer in layers:
-                x, times = Tensor(rng.standard_normal([n or 1 for n in form.shape], np.float32), dev), []
+                x, times = Tensor(rng.standard_normal([n or 1 for n in spec.shape], np.float32), dev), []
                 for _ in range(MEASURED):
                     began = time.perf_counter()
                     layer.forward(Flow(x), Context(dev))
                     dev.synchronize()
                     times.append(time.perf_counter() - began)
                 found[layer] = min(times)
-            form = layer.cost(form, Plans(dev))[1]
+            spec = layer.cost(spec, Plans(dev))[1]
     mean = sum(found.values()) / sum(layer.weight.size for layer in found)
     return {layer: 2.0 ** round(math.log2(spent / layer.weight.size / mean)) for layer, spent in found.items()}

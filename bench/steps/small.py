@@ -1,0 +1,178 @@
+"""Whole fits of small networks, where a step costs more than its products: against scikit-learn, PyTorch and, if there, JAX.
+
+Each side as its users would write it: an estimator here and in scikit-learn, a loop over shuffled batches in PyTorch, a jitted
+step in JAX. What is checked is that all of them learn.
+"""
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..machinery.harness import Case, Implementation, Options, Schedule, run_cases
+from ..machinery.results import Results
+from ..machinery.worker import Task, torch_on
+
+SUITE = "small"
+RATES = {"adam": 0.001, "sgd": 0.05}
+WRONG = 0.4     # at most, of the training samples after a fit; by chance it is at least 0.5
+FEW = Schedule(pairs=9, turn=0.05, warm_up=1)   # a turn is a whole fit
+
+
+class Problem(NamedTuple):
+    """Widths of all layers, samples, samples of a batch, epochs."""
+
+    widths: tuple[int, ...]
+    samples: int
+    batch: int
+    epochs: int
+
+    def __str__(self) -> str:
+        return f"{'-'.join(map(str, self.widths))}, batch {self.batch}"
+
+
+PROBLEMS = (Problem((20, 64, 32, 2), 10_000, 32, 3), Problem((50, 256, 128, 2), 20_000, 128, 3),
+            Problem((64, 100, 10), 1_500, 200, 30), Problem((100, 512, 2), 50_000, 256, 3))
+
+
+@functools.lru_cache(maxsize=1)
+def data(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """X (samples, inputs) normal, y: which of some directions of X is the largest."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((problem.samples, problem.widths[0]), np.float32)
+    return X, (X @ rng.standard_normal((problem.widths[0], problem.widths[-1]), np.float32)).argmax(1)
+
+
+def _task(fit: Callable[[], Callable[[np.ndarray], np.ndarray]], problem: Problem, **options: Any) -> Task:
+    """Fits; fit() returns a function that predicts."""
+    X, y = data(problem)
+    return Task(fit, lambda: {"error": float(np.mean(fit()(X) != y))}, **options)
+
+
+def numbanet_task(device: str, problem: Problem, optimizer: str, dropout: str) -> Task:
+    """Fits of a `Net`."""
+    from numbanet import Net
+
+    (X, y), (_, *hidden, _) = data(problem), problem.widths
+
+    def fit():
+        return Net(hidden, dropout=dropout, dropout_rate=0.5, epochs=problem.epochs, batch_size=problem.batch, device=device,
+                   optimizer=optimizer, learning_rate=RATES[optimizer], momentum=0.9, random_state=0).fit(X, y).predict
+
+    return _task(fit, problem)
+
+
+def scikit_learn_task(device: str, problem: Problem, optimizer: str) -> Task:
+    """Fits of an `MLPClassifier`."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPClassifier
+
+    (X, y), (_, *hidden, _) = data(problem), problem.widths
+
+    def fit():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return MLPClassifier(hidden, solver=optimizer, alpha=0, batch_size=problem.batch, max_iter=problem.epochs,
+                                 learning_rate_init=RATES[optimizer], momentum=0.9, nesterovs_momentum=False,
+                                 n_iter_no_change=problem.epochs + 1, random_state=0).fit(X, y).predict
+
+    return _task(fit, problem)
+
+
+def torch_task(device: str, problem: Problem, optimizer: str) -> Task:
+    """The same in PyTorch: layers as PyTorch makes them, batches by index, the loss looked at once an epoch."""
+    import torch
+
+    X, y = (torch.from_numpy(part).to(device) for part in data(problem))
+
+    def fit():
+        layers = []
+        for n_in, n_out in itertools.pairwise(problem.widths):
+            layers += [torch.nn.Linear(n_in, n_out), torch.nn.ReLU()]
+        model = torch.nn.Sequential(*layers[:-1]).to(device)
+        chosen = {"adam": torch.optim.Adam, "sgd": functools.partial(torch.optim.SGD, momentum=0.9)}[optimizer]
+        updates = chosen(model.parameters(), lr=RATES[optimizer])
+        for _ in range(problem.epochs):
+            total = 0.0
+            for rows in torch.randperm(len(X), device=X.device).split(problem.batch):
+                updates.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(X[rows]), y[rows])
+                loss.backward()
+                updates.step()
+                total += loss.detach() * len(rows)
+            float(total)
+        return lambda x: model(torch.from_numpy(x).to(device)).argmax(1).cpu().numpy()
+
+    return _task(fit, problem, **torch_on(torch, device))
+
+
+def jax_task(device: str, problem: Problem, optimizer: str) -> Task:
+    """The same in JAX with optax: a step is one jitted function, called from Python."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    X, y = map(jnp.asarray, data(problem))
+    updates = optax.adam(RATES["adam"]) if optimizer == "adam" else optax.sgd(RATES["sgd"], momentum=0.9)
+
+    def output(weights, x):
+        for w, b in weights[:-1]:
+            x = jax.nn.relu(x @ w + b)
+        return x @ weights[-1][0] + weights[-1][1]
+
+    def loss(weights, x, labels):
+        return optax.softmax_cross_entropy_with_integer_labels(output(weights, x), labels).mean()
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(weights, state, rows):
+        found, slopes = jax.value_and_grad(loss)(weights, X[rows], y[rows])
+        changes, state = updates.update(slopes, state, weights)
+        return optax.apply_updates(weights, changes), state, found
+
+    def fit():
+        rng = np.random.default_rng(0)
+        weights = [(jnp.asarray(rng.uniform(-1, 1, (n_in, n_out)) * np.sqrt(6 / n_in), jnp.float32), jnp.zeros(n_out))
+                   for n_in, n_out in itertools.pairwise(problem.widths)]
+        state = updates.init(weights)
+        for _ in range(problem.epochs):
+            order, losses = rng.permutation(len(X)), []
+            for start in range(0, len(X), problem.batch):
+                weights, state, found = step(weights, state, order[start:start + problem.batch])
+                losses.append(found)
+            float(sum(losses))
+        return lambda x: np.asarray(output(weights, jnp.asarray(x)).argmax(1))
+
+    return _task(fit, problem)
+
+
+PEERS: dict[str, Callable[..., Task]] = {"scikit-learn": scikit_learn_task, "torch": torch_task, "jax": jax_task}
+
+
+def _error(outputs: Mapping[str, Any]) -> float:
+    return outputs["error"]
+
+
+def cases(options: Options) -> Iterator[Case]:
+    """Every network with every optimiser against every peer that is there; and rdp against no dropout."""
+    problems = (Problem((20, 16, 2), 640, 32, 6),) if options.quick else PROBLEMS
+    wanted = [options.against] if options.against else ["scikit-learn", "torch", "jax"]
+    peers = [name for name in wanted if name == "scikit-learn" or importlib.util.find_spec(name)]
+    for problem, optimizer in itertools.product(problems, RATES):
+        common = {"device": options.device, "problem": problem, "optimizer": optimizer}
+        for name in peers:
+            peer = Implementation(name, PEERS[name], common)
+            own = Implementation("none", numbanet_task, {**common, "dropout": "none"}, name)
+            yield Case(SUITE, f"{problem}, {optimizer}, against {name}", (own, peer), _error, WRONG)
+        plain = Implementation("none", numbanet_task, {**common, "dropout": "none"})
+        thinned = Implementation("rdp", numbanet_task, {**common, "dropout": "rdp"}, "none")
+        yield Case(SUITE, f"{problem}, {optimizer}, rdp p=0.5", (thinned, plain), _error, WRONG)
+
+
+def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Time the fits; returns the rows."""
+    return run_cases(SUITE, cases(options), options, results, say, FEW)

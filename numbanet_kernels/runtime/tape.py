@@ -1,0 +1,338 @@
+"""Tape: CPU work that was written down once and is done again by one compiled call, without the interpreter.
+
+A small step takes less time than Python takes to say what to do in it. What `record` is given is run without doing anything:
+each compiled loop that it calls (`declare.host_kernel`, matrix products among them) is written down with its arguments, and
+`replay` calls them in their order by their addresses, without the GIL. Whoever replays writes new values into the arrays that
+the tape reads; numbers, sizes and places in memory stay as they were.
+
+Nothing is left out silently. Operations whose CPU function does anything but call compiled loops refuse (`OPERATIONS`). And
+work is run twice, first on memory of its own, filled with random bytes: NumPy, wherever it is called, changes these bytes, or
+makes an array or a number that is another one the second time. Then nothing is recorded.
+"""
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import int32, int64
+from numba.core import types
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+from numba.np import numpy_support
+
+from . import atomic
+from .declare import host_kernel, tape
+from .launch import NotRecorded
+from .pool import Arena, Loan, Pool, pages
+
+# What the CPU does by compiled loops alone, or without touching what is in arrays. A test records an example of each.
+OPERATIONS = frozenset((
+    "abs absolute_error adam add affine argmax batch_norm batch_norm_apply batch_norm_grad broadcast_to compact "
+    "concatenate copy div dropout empty exp expand full gelu gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx getitem "
+    "huber_error layer_norm layer_norm_grad lazy_pays log log_softmax log_softmax_grad maximum minimum mul part power "
+    "quantile_error records relu relu_grad reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax "
+    "softmax_cross_entropy softmax_grad sqrt squared_error sub sum sum_rows tanh tanh_grad transpose upload").split())
+NONE = -2  # what a loop returns that is well, besides 0
+LINE = 8   # numbers of a cache line
+NOWHERE = np.zeros(0, np.int64)
+
+
+# --- calling loops by their addresses ---------------------------------------------------------------------------------
+class _Callee:
+    """How a compiled loop is called: where it begins, what it takes, and `trampoline`, which takes the arguments from memory.
+
+    Numba passes an array as seven numbers or more: two owners, which may be missing, elements, bytes of an element, the place,
+    the length of each axis and the bytes between two entries of each.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        ((_, compiled),) = loop.overloads.items()
+        described = compiled.fndesc
+        self.loop, self.function = loop, compiled.library.get_pointer_to_function(described.llvm_func_name)
+        kind = compiled.target_context.call_conv.get_function_type(described.restype, described.argtypes)
+        self.trampoline = _trampoline(tuple(kind.args))
+        self.kinds = [(numpy_support.as_dtype(kind.dtype), kind.ndim, kind.layout) if isinstance(kind, types.Array) else None
+                      for kind in described.argtypes]
+        self.pack = struct.Struct("<" + "".join(map(_packed, described.argtypes))).pack
+
+
+SCALARS = {types.float32: "f4x", types.float64: "d", types.boolean: "B7x", types.int32: "i4x", types.int64: "q",
+           types.uint32: "I4x", types.uint64: "Q"}  # each in eight bytes
+
+
+def _packed(kind: Any) -> str:
+    if isinstance(kind, types.Array):
+        return "q" * (5 + 2 * kind.ndim)
+    if kind not in SCALARS:
+        raise NotRecorded(f"a compiled loop takes a {kind}")
+    return SCALARS[kind]
+
+
+_libraries: list[Any] = []  # hold the code
+
+
+@functools.cache
+@global_compiler_lock
+def _trampoline(kinds: tuple[Any, ...]) -> int:
+    """Where int32 trampoline(function, place) begins, which calls a loop with what lies at a place: for each of its arguments
+    but the first two, where it would leave a result and an exception, eight bytes."""
+    codegen = cpu_target.target_context.codegen()
+    library = codegen.create_library(f"numbanet.trampoline{len(_libraries)}")
+    module = library.create_ir_module(library.name)
+    number, status = ir.IntType(64), ir.IntType(32)
+    function = ir.Function(module, ir.FunctionType(status, [number, number]), library.name)
+    builder = ir.IRBuilder(function.append_basic_block())
+    target, place = function.args
+    given = [builder.alloca(kind.pointee) for kind in kinds[:2]]
+    for unset in given:
+        builder.store(unset.type.pointee(None), unset)
+    for i, kind in enumerate(kinds[2:]):
+        given.append(builder.load(builder.inttoptr(builder.add(place, number(8 * i)), kind.as_pointer())))
+    callee = builder.inttoptr(target, ir.FunctionType(status, kinds).as_pointer())
+    builder.ret(builder.call(callee, given))
+    library.add_ir_module(module)
+    library.finalize()
+    _libraries.append(library)
+    return library.get_pointer_to_function(library.name)
+
+
+_callee = functools.lru_cache(maxsize=None)(_Callee)
+
+
+@intrinsic
+def _call(typing_context, trampoline, function, place):
+    """trampoline(function, place)"""
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * 2).as_pointer()
+        return builder.call(builder.inttoptr(arguments[0], kind), arguments[1:])
+
+    return int32(int64, int64, int64), generate
+
+
+@host_kernel("void(i8[:, ::1], i8[::1], i8[::1], i8, i8[::1])")
+def _run(entries, failed, arrived, threads, pauses):
+    """Call each (trampoline, function, place of its arguments, its number). One without a trampoline is a barrier: its function
+    is a place of `arrived`, where all threads meet. After one that fails, whose number, from 1 on, is then in failed[0], there
+    are only barriers."""
+    going = True
+    for i in range(entries.shape[0]):
+        if entries[i, 0] == 0:
+            place = entries[i, 1]
+            before = atomic.add(arrived, place, 1)
+            atomic.wait(arrived, place, (before // threads + 1) * threads, pauses)
+        elif going:
+            status = _call(entries[i, 0], entries[i, 1], entries[i, 2])
+            if status != 0 and status != NONE:
+                failed[0], going = entries[i, 3], False
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+class _Writer:
+    """What is written down, and where what it makes lies: in pieces of a pool, lent to it alone."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.calls: list[tuple[int, int, _Callee, bytes]] = []  # section, thread, loop, arguments
+        self.section, self.thread, self.threads = 0, 0, 1
+        self.together: Callable[..., None] | None = None    # runs work(part) for every part, as many as threads
+        self.facts: list[Any] = []      # of each call, all that has to be the same each time
+        self.held: dict[int, Any] = {}  # arrays that were there before, by their places
+
+    def lend(self, size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """An array of so many bytes."""
+        return np.asarray(_Lent(self, self.pool.take(max(size, 1)), shape, dtype))
+
+    def refuse(self, what: str) -> None:
+        raise NotRecorded(f"{what} cannot be recorded: it is no compiled loop")
+
+    def call(self, loop: Any, args: tuple) -> None:
+        """Write down a call of a compiled loop."""
+        callee = _callee(loop)
+        values: list[Any] = []
+        self.facts.append(loop)
+        for kind, value in zip(callee.kinds, args, strict=True):
+            if kind is None:
+                values.append(value)
+                self.facts.append(value)
+                continue
+            dtype, axes, layout = kind
+            if value.dtype != dtype or value.ndim != axes or (layout == "C" and not value.flags.c_contiguous):
+                raise NotRecorded(f"{loop.__name__} takes a {dtype} array of {axes} axes, not {value.dtype} {value.shape}")
+            place = value.__array_interface__["data"][0]
+            values += (0, 0, value.size, value.itemsize, place, *value.shape, *value.strides)
+            self.facts.append((self.known(value, place), value.shape, value.strides))
+        self.calls.append((self.section, self.thread, callee, callee.pack(*values)))
+
+    def share(self, work: Callable[[Any], Any], parts: Sequence[Any], together: Callable[..., None]) -> None:
+        """Write down work(part) of every part: what different threads do at the same time. No memory is used twice in it."""
+        self.section, self.threads, self.together, self.pool.patient = self.section + 1, len(parts), together, True
+        try:
+            for self.thread, part in enumerate(parts):
+                self.facts.append(part)
+                work(part)
+        finally:
+            self.section, self.thread, self.pool.patient = self.section + 1, 0, False
+
+    def known(self, array: Any, place: int) -> int:
+        """Where an array lies that was there before, and is held from here on; 0 of one that was made for this tape."""
+        owner = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        if isinstance(owner.base, _Lent) and owner.base.writer is self:
+            return 0
+        self.held.setdefault(place, array)
+        return place
+
+
+class _Lent(Loan):
+    """An array's claim to memory of what is written."""
+
+    def __init__(self, writer: _Writer, piece: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        super().__init__(piece, shape, dtype)
+        self.writer = writer
+
+
+class _Trial(_Writer):
+    """Written for comparison: each array has memory of its own, until the end, the first and last BYTES of which are random."""
+
+    BYTES = 1 << 12
+    STEP = 8  # between the bytes of two arrays: one that is copied to the other changes them
+
+    def __init__(self) -> None:
+        super().__init__(Pool(pages, chunk=1 << 16, keep=0, step=8))
+        self.marked: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def lend(self, size, shape, dtype):
+        array = super().lend(size, shape, dtype)
+        whole = array.reshape(-1).view(np.uint8)
+        for end in (whole[:self.BYTES], whole[self.BYTES:][-self.BYTES:]):
+            first = self.STEP * len(self.marked) % (2 * self.BYTES)
+            end[:] = _random()[first:first + end.size]
+            self.marked.append((end, end.copy()))
+        return array
+
+    def untouched(self) -> bool:
+        """Whether nobody has written to an array."""
+        return all(np.array_equal(end, before) for end, before in self.marked)
+
+
+@functools.cache
+def _random() -> np.ndarray:
+    return np.random.default_rng(0).integers(256, size=3 * _Trial.BYTES, dtype=np.uint8)
+
+
+class Tape:
+    """What a recorded function returned, and the compiled loops it called: work() is run for it, without doing anything.
+
+    The arrays that it makes lie in the arena. Tapes that share one write over each other's: arrays of `result` have their
+    values from a `replay` until a tape of the same arena is replayed.
+
+    Raises
+    ------
+    NotRecorded
+        If work does anything else, or does not do the same each time, or there is no room.
+    """
+
+    def __init__(self, work: Callable[[], Any], arena: Arena) -> None:
+        self.arena, trial = arena, _Trial()
+        with tape.within(trial):
+            first = list(_arrays(work()))
+        with arena.lending() as pool, tape.within(_Writer(pool)) as writer:
+            self.result = work()
+        facts = [[writer.known(array, array.__array_interface__["data"][0]) for array in found]
+                 for writer, found in ((trial, first), (writer, list(_arrays(self.result))))]
+        if not trial.untouched() or facts[0] != facts[1] or trial.facts != writer.facts:
+            raise NotRecorded("something else than compiled loops was done, or not the same each time")
+        self.held, self.together, self.failed = list(writer.held.values()), writer.together, np.zeros(1, np.int64)
+        self.names = [callee.loop.__name__ for *_, callee, _ in writer.calls]
+        self.words = np.frombuffer(b"".join(packed for *_, packed in writer.calls), np.int64).copy()
+        places = self.words.ctypes.data + np.cumsum([0, *(len(packed) for *_, packed in writer.calls)])
+        entries = [(section, thread, (callee.trampoline, callee.function, place, number)) for number, (
+            (section, thread, callee, _), place) in enumerate(zip(writer.calls, places), 1)]
+        self.alone = _table([entry for *_, entry in entries])
+        self.tables = self._by_threads(entries, writer.threads) if writer.threads > 1 else []
+
+    def _by_threads(self, entries: list[tuple[int, int, tuple]], threads: int) -> list[np.ndarray]:
+        """What each thread does, with a barrier between any two sections: in one of them threads work at the same time."""
+        sections = sorted({section for section, *_ in entries})
+        self.arrived = np.zeros(LINE * max(len(sections) - 1, 1), np.int64)
+        tables: list[list[tuple]] = [[] for _ in range(threads)]
+        for place, section in enumerate(sections):
+            for thread, table in enumerate(tables):
+                table += [(0, LINE * (place - 1), 0, 0)] * (place > 0)
+                table += [entry for of, by, entry in entries if of == section and by == thread]
+        return list(map(_table, tables))
+
+    def replay(self) -> None:
+        """All calls again, in order, by all threads that shared them."""
+        if self.tables:
+            self.together(self._run_part, self._run_alone)
+        else:
+            self._run_alone()
+        if self.failed[0]:
+            name, self.failed[0] = self.names[self.failed[0] - 1], 0
+            raise RuntimeError(f"{name} failed when it was done again")
+
+    def _run_alone(self) -> None:
+        _run(self.alone, self.failed, NOWHERE, 1, NOWHERE)
+
+    def _run_part(self, part: Any) -> None:
+        _run(self.tables[part.number], self.failed, self.arrived, len(self.tables), atomic.pauses())
+
+
+def _table(entries: list[tuple]) -> np.ndarray:
+    return np.array(entries, np.int64).reshape(-1, 4)
+
+
+def _arrays(result: Any) -> Iterator[np.ndarray]:
+    """The arrays in what a function returned."""
+    if isinstance(result, np.ndarray):
+        yield result
+    elif isinstance(result, Iterable):
+        for part in result:
+            yield from _arrays(part)
+
+
+# --- the operations ---------------------------------------------------------------------------------------------------
+def recordable(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation of the CPU, which is refused while others are written down unless it is one of OPERATIONS."""
+    if op in OPERATIONS:
+        return function
+
+    @functools.wraps(function)
+    def refusing(*args: Any, **options: Any) -> Any:
+        if (writer := tape.get()) is not None:
+            writer.refuse(op)
+        return function(*args, **options)
+
+    return refusing
+
+
+def records_cpu():
+    """Whether `record` can be had: not where Numba compiles nothing."""
+    return not numba.config.DISABLE_JIT
+
+
+def rehearses_cpu():
+    """Whether work is done once as it will be recorded, before it is."""
+    return False
+
+
+def record_cpu(work, beside=None, most=1 << 30, refused=None):
+    """A `Tape` of what work() does, which is not done yet; None where work needs more than compiled loops, or more memory than
+    there is room for: `most` bytes, or those of the tape beside it, whose memory it shares: then each is replayed when the
+    results of the other have been used. work was run before, so that what is made once is there, and is run twice here.
+    The reason why nothing is recorded is added to a list `refused`.
+    """
+    try:
+        return Tape(work, Arena(most, pages) if beside is None else beside.arena)
+    except NotRecorded as reason:
+        if refused is not None:
+            refused.append(str(reason))
+        return None

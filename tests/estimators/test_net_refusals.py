@@ -1,0 +1,117 @@
+"""What Net refuses, by name, before training, and without a change of what was there."""
+import pickle
+
+import numpy as np
+import pytest
+
+from numbanet import Flatten, Linear, Net, NetRegressor, ReLU, RowDropout
+from numbanet.device import problem
+from tests.estimators.test_net import SMALL, X_TEST, Y_TEST, X, Y, same, weights
+
+BAD_FITS = {
+    "NaN": (lambda net: net.fit(np.where(X > 0.9, np.nan, X), Y), "NaN"),
+    "infinity": (lambda net: net.fit(np.where(X > 0.9, np.inf, X), Y), "infinity"),
+    "too large for float32": (lambda net: net.fit(X.astype(float) * 1e300, Y), "too large"),
+    "lengths": (lambda net: net.fit(X, Y[:-1]), "inconsistent numbers of samples"),
+    "no samples": (lambda net: net.fit(X[:0], Y[:0]), "0 sample"),
+    "no features": (lambda net: net.fit(X[:, :0], Y), "0 feature"),
+    "one class": (lambda net: net.fit(X, np.zeros(len(Y))), "one class"),
+    "dropout": (lambda net: net.fit(X, Y, dropout="dropconnect"), "'dropconnect'.*'rdp'"),
+    "rate of 1": (lambda net: net.fit(X, Y, dropout="rdp", dropout_rate=1.0), r"\[0, 1\)"),
+    "negative rate": (lambda net: net.fit(X, Y, dropout_rate=-0.1), r"\[0, 1\)"),
+    "rates": (lambda net: net.fit(X, Y, dropout="rdp", dropout_rate=(0.1, 0.2, 0.3)), "3 entries for 2"),
+    "width": (lambda net: net.partial_fit(X[:, :-1], Y), "63 features"),
+    "label": (lambda net: net.partial_fit(X, Y + 1), r"labels.*\[10\]"),
+    "classes": (lambda net: net.partial_fit(X, Y, classes=[0, 1]), "differ"),
+    "sample_weight": (lambda net: net.fit(X, Y, sample_weight=-np.ones(len(Y))), "[Nn]egative"),
+    "sample_weight 0": (lambda net: net.fit(X, Y, sample_weight=np.zeros(len(Y))), "zero for every sample|non-zero"),
+    "validation": (lambda net: net.fit(X, Y, validation=3), "pair"),
+    "validation width": (lambda net: net.fit(X, Y, validation=(X[:, 1:], Y)), "63 features"),
+    **{f"{name}={getattr(value, '__name__', value)!r}":
+       (lambda net, name=name, value=value: net.set_params(**{name: value}).fit(X, Y), message) for name, value, message in [
+        ("epochs", 0, "epochs"), ("batch_size", 1.5, "batch_size"), ("learning_rate", -1, "learning_rate"),
+        ("momentum", 1.0, "momentum"), ("optimizer", "rmsprop", "'rmsprop'.*'adam'"), ("activation", "swish", "'swish'"),
+        ("layers", (0,), "layers"), ("layers", "big", "layers"), ("schedule", "step", "schedule"),
+        ("device", "tpu", "'tpu'"), ("validation_fraction", 1.0, "validation_fraction"), ("callbacks", [1], "callbacks"),
+        ("callbacks", print, "callbacks"), ("activation", ["relu"], "activation"), ("dropout", ["rdp"], "no dropout"),
+        ("class_weight", {77: 5.0}, r"\[77\]"), ("class_weight", {0: "x"}, "numbers"),
+        ("schedule", lambda epoch: None, "factor None"),
+        ("class_weight", "even", "class_weight"), ("layers", [Linear(3, 10)], "Linear\\(3, 10\\): it takes 3 features"),
+       ]},
+}
+
+
+@pytest.mark.parametrize("name", BAD_FITS)
+def test_bad_input_is_named_and_leaves_the_net_as_it_was(name):
+    call, message = BAD_FITS[name]
+    net = Net(**SMALL).fit(X, Y)
+    before, kept = {k: v for k, v in vars(net).items() if k.endswith("_")}, weights(net)
+    with pytest.raises(ValueError, match=message):
+        call(net)
+    assert {k: v for k, v in vars(net).items() if k.endswith("_")} == before and same(weights(net), kept)
+    assert net.n_iter_ == 3 and net.score(X_TEST, Y_TEST) > 0.2
+
+
+@pytest.mark.skipif(problem("cuda") is None, reason="this machine has CUDA")
+def test_a_device_that_is_not_there_says_how_to_get_it():
+    net = Net(device="cuda")
+    with pytest.raises(RuntimeError, match=r"cuda.*pip install 'numba-cuda\[cu13\]'"):
+        net.fit(X, Y)
+    assert not hasattr(net, "model_")
+
+
+@pytest.mark.parametrize("precision", ["float16", None, 32])
+def test_precision_is_one_of_two(precision):
+    with pytest.raises(ValueError, match="precision must be 'float32' or 'tf32', got"):
+        Net(precision=precision).fit(X, Y)
+
+
+@pytest.mark.parametrize("n_jobs", [0, 1.5, "all"])
+def test_n_jobs_must_be_a_number_of_threads(n_jobs):
+    with pytest.raises(ValueError, match="n_jobs"):
+        Net(n_jobs=n_jobs).fit(X, Y)
+
+
+def test_a_schedule_that_gives_nonsense_is_named():
+    with pytest.raises(ValueError, match="learning_rate_schedule gave the factor -1"):
+        Net(**SMALL, learning_rate_schedule=lambda epoch: -1).fit(X, Y)
+
+
+def test_a_regressor_needs_two_samples_to_score():
+    with pytest.raises(ValueError, match="held-out"):
+        NetRegressor(early_stopping=True).fit(X[:10], Y[:10])
+    with pytest.raises(ValueError, match="minimum of 2"):
+        NetRegressor(epochs=1).fit(X, Y, validation=(X[:1], Y[:1]))
+
+
+def test_a_rate_beside_a_policy_object_is_refused():
+    with pytest.raises(ValueError, match="policy object"):
+        Net(**SMALL, dropout=RowDropout(0.5)).fit(X, Y, dropout_rate=0.7)
+    assert Net(**SMALL, dropout=RowDropout(np.array([0.3, 0.5]))).fit(X, Y).n_iter_ == 3
+
+
+def images():
+    return X.reshape(-1, 8, 8), [Flatten(), Linear(64, 32, rng=0), ReLU(), Linear(32, 10, rng=1)]
+
+
+@pytest.mark.parametrize("dropout", ["none", RowDropout(0.3)], ids=str)
+def test_images_train_as_their_pixels(dropout):
+    pictures, layers = images()
+    net = Net(layers, epochs=3, random_state=0, dropout=dropout).fit(pictures, Y)
+    flat = Net(layers[1:], epochs=3, random_state=0, dropout=dropout).fit(X, Y)
+    assert same(weights(net), weights(flat)) and net.input_shape_ == (8, 8)
+    np.testing.assert_array_equal(net.predict(X_TEST.reshape(-1, 8, 8)), flat.predict(X_TEST))
+    assert same(weights(pickle.loads(pickle.dumps(net)).partial_fit(pictures, Y)), weights(net.partial_fit(pictures, Y)))
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda net, x: net.fit(x[:, :7], Y), r"Linear\(64, 32\): it takes 64 features, and its input has \(56,\)"),
+    (lambda net, x: net.fit(x, Y).predict(x[:, :7]), r"8 features|samples of shape \(7, 8\)"),
+    (lambda net, x: net.fit(x, Y).predict(x[:, :, :7]), r"samples of shape \(8, 7\), and Net expects \(8, 8\)"),
+    (lambda net, x: Net((32,)).fit(x, Y), "dim 3"),
+    (lambda net, x: Net([*net.layers, Linear(10, 7)]).fit(x, Y), "must give 10 outputs, not \\(7,\\) a sample"),
+    (lambda net, x: Net([Flatten(), ReLU()]).fit(x, Y), "nothing to train")])
+def test_shapes_that_do_not_fit_are_named_before_training(call, message):
+    pictures, layers = images()
+    with pytest.raises(ValueError, match=message):
+        call(Net(layers, epochs=1), pictures)

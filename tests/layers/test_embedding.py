@@ -1,0 +1,106 @@
+"""Embedding: equal to PyTorch's, lazy where it may be, of integers alone."""
+import pickle
+
+import numpy as np
+import pytest
+
+from numbanet import (
+    SGD,
+    Embedding,
+    Flatten,
+    Linear,
+    Net,
+    ReLU,
+    RowDropout,
+    Sequential,
+    ops,
+)
+from numbanet.gradients import Packed
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
+
+
+def close(ours, theirs, tolerance=1e-5):
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=tolerance, atol=tolerance)
+
+
+def test_embedding_equals_pytorchs(dev, rng):
+    theirs = torch.nn.Embedding(9, 4)
+    ours = Embedding(9, 4, device=dev)
+    ours.load_state_dict(theirs.state_dict())
+    ids, dy = rng.integers(9, size=(5, 3)), rng.standard_normal((5, 3, 4)).astype(np.float32)
+    y = ops.embedding(ours.weight, ids=ids)
+    y.backward(dy)
+    other = theirs(torch.from_numpy(ids))
+    other.backward(torch.from_numpy(dy))
+    close(y.numpy(), other.detach())
+    assert isinstance(ours.weight.gradient, Packed) and len(ours.weight.gradient.values) == len(np.unique(ids))
+    close(ours.weight.grad.numpy(), theirs.weight.grad)
+    y = ops.embedding(ours.weight, ids=ids)
+    y.backward(dy)  # other lookups add up
+    close(ours.weight.grad.numpy(), 2 * theirs.weight.grad)
+
+
+@pytest.mark.parametrize("ids, error, message", [
+    (np.array([9]), ValueError, "do not fit a table of 9 rows"), (np.array([-1]), ValueError, "do not fit"),
+    (np.ones(2), TypeError, "not integers")])
+def test_ids_are_checked(dev, ids, error, message):
+    with pytest.raises(error, match=message):
+        ops.embedding(Embedding(9, 4, device=dev).weight, ids=ids)
+
+
+def words(rng, n=120):
+    """Sequences of three symbols of twelve; the class is that of the first."""
+    X = rng.integers(12, size=(n, 3))
+    return X, X[:, 0] // 4
+
+
+def texts(dev="cpu"):
+    return [Embedding(12, 5, rng=0, device=dev), Flatten(), Linear(15, 8, rng=1, device=dev), ReLU(),
+            Linear(8, 3, rng=2, device=dev)]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_net_learns_from_integers(rng, optimizer):
+    X, y = words(rng)
+    net = Net(texts(), dropout=RowDropout(0.3), optimizer=optimizer, learning_rate=0.01, epochs=60, batch_size=16,
+              random_state=0).fit(X, y)
+    assert net.score(*words(rng)) > 0.8
+    again = pickle.loads(pickle.dumps(net))
+    np.testing.assert_array_equal(again.predict(X), net.predict(X))
+    with pytest.raises(ValueError, match=r"float64 .*Embedding\(12, 5\) takes integers"):
+        net.fit(X + 0.5, y)
+    with pytest.raises(ValueError, match="from 1 to 12, and .*from 0 to 11"):
+        net.fit(X + 1, y)
+
+
+def test_rows_of_an_embedding_that_no_step_reads_are_late_and_right(monkeypatch, rng):
+    """The weights are those of dense updates, and some were left undone on the way."""
+    X, y = words(rng)
+    missed = []
+
+    def fit(lazy):
+        with monkeypatch.context() as patch:
+            if not lazy:
+                patch.setattr(Sequential, "reads", lambda self, plans, symbols=None: {})
+            else:
+                advance = SGD.advance
+
+                def watched(self):
+                    advance(self)
+                    missed.append({m.count for m in self.missed.values()})
+
+                patch.setattr(SGD, "advance", watched)
+            return Net(texts(), epochs=5, batch_size=2, random_state=0).fit(X, y).model_.state_dict()
+
+    lazy, dense = fit(True), fit(False)
+    for name, value in lazy.items():
+        close(value, dense[name])
+    assert any(max(counts, default=0) > 2 for counts in missed)
+
+
+def test_integers_train_the_same_where_cuda_kernels_run(dev, rng):
+    X, y = words(rng, 12)
+    nets = [Net(texts(), epochs=1, batch_size=6, random_state=0, device=name).fit(X, y) for name in ("cpu", dev.name)]
+    for ours, theirs in zip(*(net.model_.parameters() for net in nets), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,178 @@
+"""On the CPU, too, a fit that replays recorded steps gives the weights, losses and scores of one that computes each of them."""
+import concurrent.futures
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from numbanet import GELU, Hook, Net, NetRegressor, RowDropout, profile
+from numbanet.training.recorder import Recorder
+from numbanet_kernels.host import thresholds
+from numbanet_kernels.runtime import tape
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """How often each tape was replayed."""
+    counts = {}
+
+    def replay(self, original=tape.Tape.replay):
+        original(self)
+        counts[self] = counts.get(self, 0) + 1
+
+    monkeypatch.setattr(tape.Tape, "replay", replay)
+    return counts
+
+
+def fit(net=Net, layers=(9, 7), weights=False, **options):
+    """Of 40 samples, 13 at a time: in an epoch three equal steps and a shorter one."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((40, 6)), np.arange(40) % 3
+    return net(layers, batch_size=13, random_state=0, **{"epochs": 5, "dropout": "none", **options}).fit(
+        x, y, sample_weight=1 + y if weights else None)
+
+
+def alone(monkeypatch, **options):
+    """The same fit, op by op."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
+        return fit(**options)
+
+
+def equal(ours, theirs):
+    state, other = ours.model_.state_dict(), theirs.model_.state_dict()
+    assert state.keys() == other.keys()
+    for name, value in state.items():
+        assert value.tobytes() == other[name].tobytes(), name
+    for record, expected in zip(ours.history_, theirs.history_, strict=True):
+        assert {**record, "seconds": 0} == {**expected, "seconds": 0}
+
+
+OPTIONS = {"adam": {"optimizer": "adam"}, "adamw": {"optimizer": "adamw", "weight_decay": 0.1}, "sgd": {"optimizer": "sgd"},
+           "nesterov": {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+           "one output": {"net": NetRegressor}, "tanh": {"activation": "tanh"}, "gelu": {"activation": "gelu"},
+           "sigmoid": {"activation": "sigmoid"}, "weights": {"weights": True}, "one sample": {"layers": (1,)},
+           "huber": {"net": NetRegressor, "loss": "huber"}}
+
+
+@pytest.mark.filterwarnings("ignore:fit. the network answers no better")
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_replayed_steps_train_the_same(monkeypatch, replays, options):
+    ours = fit(**options)
+    assert list(replays.values()) == [14, 4]  # of 15 and 5 steps: the first is done op by op
+    count = len(replays)
+    equal(ours, alone(monkeypatch, **options))
+    assert len(replays) == count
+
+
+PLANNED = {"rdp": {"dropout": RowDropout(0.5, dp_max=2)}, "adam": {"dropout": RowDropout(0.5, dp_max=2), "optimizer": "adam"},
+           "bernoulli": {"dropout": "bernoulli", "dropout_rate": 0.4, "optimizer": "adam"},
+           "batchwise": {"dropout": "batchwise", "dropout_rate": 0.5},
+           "rdp by the epoch": {"dropout": RowDropout((0.0, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4).__getitem__, dp_max=2)}}
+
+
+@pytest.mark.filterwarnings("ignore:fit. the network answers no better")
+@pytest.mark.parametrize("options", PLANNED.values(), ids=PLANNED)
+def test_one_tape_serves_all_plans_of_a_kind(monkeypatch, replays, options):
+    drawn = set()
+
+    def put_plans(self, plans, original=Recorder.put_plans):
+        drawn.update(plans.assigned.items())
+        original(self, plans)
+
+    monkeypatch.setattr(Recorder, "put_plans", put_plans)
+    options = {"layers": (8, 6), "epochs": 8, **options}
+    ours = fit(**options)
+    assert 0 < len(replays) <= 2 * len({(site, plan.kind) for site, plan in drawn}) ** 2 and sum(replays.values()) > 10
+    assert len(drawn) > len({(site, plan.kind) for site, plan in drawn})
+    equal(ours, alone(monkeypatch, **options))
+
+
+@pytest.mark.filterwarnings("ignore:fit. the network answers no better")
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("options", [OPTIONS["adam"], OPTIONS["nesterov"], PLANNED["rdp"]], ids=["adam", "nesterov", "rdp"])
+def test_threads_share_recorded_steps(monkeypatch, replays, options, size):
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(4, user_api="blas"):
+        ours = fit(**options, layers=(70, 40), n_jobs=size)
+        assert all(len(recorded.tables) == size for recorded in replays) and sum(replays.values()) > 5
+        equal(ours, alone(monkeypatch, **options, layers=(70, 40), n_jobs=size))
+
+
+@pytest.mark.filterwarnings("ignore:fit. the network answers no better")
+def test_two_fits_at_the_same_time_do_not_wait_for_each_other(replays):
+    """Two threads, one crew: whoever finds it taken does all parts itself."""
+    with thresholds.using(thresholds.Thresholds(1, 1)), threadpool_limits(2, user_api="blas"):
+        expected = fit(layers=(70, 40), epochs=30)
+        with concurrent.futures.ThreadPoolExecutor(2) as both:
+            for found in [both.submit(fit, layers=(70, 40), epochs=30) for _ in range(2)]:
+                equal(found.result(timeout=60), expected)
+
+
+def test_a_step_that_cannot_be_recorded_leaves_the_weights_to_the_next(monkeypatch):
+    """An error while recording: one warning, and training goes on op by op."""
+    def broken(self, work, arena, original=tape.Tape.__init__):
+        original(self, work, arena)
+        raise OSError("no tape today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tape.Tape, "__init__", broken)
+        with pytest.warns(UserWarning, match="not replayed: OSError: no tape today") as found:
+            ours = fit()
+    assert sum("no tape today" in str(warning.message) for warning in found) == 1
+    equal(ours, alone(monkeypatch))
+
+
+def test_what_a_callback_changes_is_trained(monkeypatch, replays):
+    """Weights, layers and rates that are exchanged between epochs are the ones that the next steps use."""
+    def exchange(net, record):
+        if record["epoch"] == 2:
+            for p in net.model_.parameters():
+                p.data = p.device.copy(p.data)
+        if record["epoch"] == 3:
+            net.model_.layers[1] = GELU()
+        if record["epoch"] == 4:
+            net.model_.layers[0].weight.requires_grad = False
+
+    ours = fit(callbacks=[exchange], epochs=7)
+    assert sum(replays.values()) > 12
+    equal(ours, alone(monkeypatch, callbacks=[exchange], epochs=7))
+
+
+class Steps(Hook):
+    """Looks at each step, and changes weights in place."""
+
+    def before_step(self, run, batch):
+        return batch._replace(inputs=run.dev.affine(batch.inputs, mul=1.5))
+
+    def after_update(self, run):
+        for p in run.model.parameters():
+            run.dev.affine(p.data, mul=0.99, out=p.data)
+
+
+def test_hooks_of_steps_are_called(monkeypatch, replays):
+    ours = fit(callbacks=[Steps()])
+    assert sum(replays.values()) > 12
+    equal(ours, alone(monkeypatch, callbacks=[Steps()]))
+
+
+def test_fits_go_on_from_where_they_were(monkeypatch, replays):
+    x, y = np.random.default_rng(0).standard_normal((40, 6)), np.arange(40) % 3
+
+    def both():
+        net = fit()
+        return net.partial_fit(x, y).partial_fit(x, y)
+
+    ours = both()
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "possible", property(lambda self: False, lambda self, value: None), raising=False)
+        equal(ours, both())
+
+
+@pytest.mark.parametrize("options, reason", [({"dropout": "tdp", "dropout_rate": 0.5}, "tile_blocks cannot be recorded"),
+                                             ({"dropout": "dsg", "dropout_rate": 0.5}, "does not say that"), ({}, None)],
+                         ids=str)
+def test_profiling_says_why_steps_are_not_recorded(monkeypatch, capsys, options, reason):
+    monkeypatch.setattr(profile, "ENABLED", True)
+    fit(**options, epochs=2)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not recorded: ")]
+    assert len(said) == (reason is not None) and (reason is None or reason in said[0])
