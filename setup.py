@@ -28,8 +28,8 @@ setup(
               *(f"numbanet.bench.{folder}" for folder in find_packages("bench"))],
     package_dir={"numbanet.datasets": "datasets", "numbanet.bench": "bench"},
     package_data={"numbanet": ["py.typed", "operations.pyi"], "numbanet_kernels": ["py.typed"]},
-    install_requires=["numba>=0.60", "numpy>=1.26", "scikit-learn>=1.6", "rich>=13", "safetensors>=0.4", "scipy>=1.10",
-                      "threadpoolctl>=3"],
+    install_requires=["numba>=0.62", "numpy>=2.2.5", "scikit-learn>=1.6", "rich>=13", "safetensors>=0.4", "scipy>=1.13",
+                      "threadpoolctl>=3.2"],
     extras_require={
         "cuda": cuda,
         "plots": plots,

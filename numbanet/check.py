@@ -57,7 +57,7 @@ def check_grad(function: Callable[..., Tensor], inputs: Sequence[Tensor], step: 
     for i in checked:
         x = inputs[i]
         u = rng.standard_normal(x.shape)
-        gradient = np.zeros(x.shape) if x.grad is None else np.float64(x.grad.numpy())
+        gradient = np.zeros(x.shape) if x.grad is None else np.asarray(x.grad.numpy(), np.float64)
         difference = _along(function, inputs, i, u, step)
         found, expected = float(np.sum(gradient * u)), float(np.sum(v * difference))
         scale = max(abs(found), abs(expected), 1e-2 * float(np.linalg.norm(v) * np.linalg.norm(difference)), 1e-6)
@@ -75,6 +75,6 @@ def _along(function: Callable[..., Tensor], inputs: Sequence[Tensor], i: int, u:
     sides = []
     with no_grad():
         for sign in (1, -1):
-            moved = Tensor(np.float64(inputs[i].numpy()) + sign * h * u, inputs[i].device)
+            moved = Tensor(np.asarray(inputs[i].numpy(), np.float64) + sign * h * u, inputs[i].device)
             sides.append(np.asarray(function(*inputs[:i], moved, *inputs[i + 1:]).numpy(), np.float64))
     return (sides[0] - sides[1]) / (2 * h)

@@ -124,7 +124,7 @@ class RegressionLoss(Loss):
         if len(targets) < 2:
             return float("nan")
         losses, least = (np.average(self.values(found - targets), axis=0, weights=weights)
-                         for found in (np.float64(predictions), self.constant(targets, weights)))
+                         for found in (np.asarray(predictions, np.float64), self.constant(targets, weights)))
         shares = np.divide(losses, least, out=np.where(losses > 0, 1.0, 0.0), where=least > 0)
         return float(np.mean(1 - shares))
 
@@ -148,7 +148,7 @@ class SquaredError(RegressionLoss):
         return np.square(d)
 
     def constant(self, targets, weights):
-        return np.average(np.float64(targets), axis=0, weights=weights)
+        return np.average(np.asarray(targets, np.float64), axis=0, weights=weights)
 
     def score(self, targets, predictions, weights):
         return Loss.score(self, targets, predictions, weights)
@@ -347,4 +347,4 @@ def _quantiles(targets: np.ndarray, weights: np.ndarray | None, level: float) ->
     order = np.argsort(targets, axis=0)
     shares = np.ones(len(targets)) if weights is None else np.asarray(weights, np.float64)
     reached = np.cumsum(shares[order], axis=0) >= level * shares.sum() * (1 - 1e-12)
-    return np.take_along_axis(np.float64(targets), np.take_along_axis(order, np.argmax(reached, axis=0)[None], 0), 0)[0]
+    return np.take_along_axis(np.asarray(targets, np.float64), np.take_along_axis(order, np.argmax(reached, axis=0)[None], 0), 0)[0]

@@ -168,7 +168,7 @@ class _Choice(GateChoice):
     def done(self, dev, dz, columns):
         if not self.probed:
             return
-        found = np.float64(dev.download(dz)).reshape(len(self.dense), -1)
+        found = np.asarray(dev.download(dz), np.float64).reshape(len(self.dense), -1)
         there = self.dense if columns is None else self.dense[:, columns.indices()]
         lengths = np.linalg.norm(found) * np.linalg.norm(self.dense)
         kept = float(np.mean(found != 0)) * found.shape[1] / max(self.dense.shape[1], 1)

@@ -64,7 +64,7 @@ def centre(X, weights):
     """
     every = -(-len(X) // MEAN_SAMPLES)
     some = X[::every]
-    counted = np.ones(len(some)) if weights is None else np.float64(weights[::every])
+    counted = np.ones(len(some)) if weights is None else np.asarray(weights[::every], np.float64)
     share = counted / counted.sum() if counted.any() else np.full(len(some), 1 / len(some))
     mean = np.einsum("n,ni->i", share, some, dtype=np.float64)  # no copy of X, which may be larger than memory
     common = mean @ mean

@@ -261,7 +261,7 @@ class LanguageModel(Estimator):
             if self.vocabulary_.unknown is not None and logits.size > 1:
                 logits[self.vocabulary_.encode([self.vocabulary_.unknown])] = -np.inf
             if temperature:
-                shares = np.exp(np.float64(logits - logits.max()) / temperature)
+                shares = np.exp((logits - logits.max()).astype(np.float64) / temperature)
                 chosen = rng.choice(logits.size, p=shares / shares.sum())
             else:
                 chosen = np.argmax(logits)

@@ -255,12 +255,13 @@ def _foldable(joint: Joint, units: int, values: np.ndarray) -> np.ndarray:
 
 def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
     """Put what these inputs of the reader always are into its bias; without one, take it off the mean of its batch norm."""
-    reader, weight = joint.reader, np.float64(joint.reader.weight.numpy())
-    sums = weight.reshape(*weight.shape[:2], -1).sum(axis=2)[:, inputs] @ np.float64(values.reshape(inputs.size, -1)[inputs, 0])
+    reader, weight = joint.reader, joint.reader.weight.numpy().astype(np.float64)
+    constants = values.reshape(inputs.size, -1)[inputs, 0].astype(np.float64)
+    sums = weight.reshape(*weight.shape[:2], -1).sum(axis=2)[:, inputs] @ constants
     target: Any = reader.bias if reader.bias is not None else getattr(joint.after, "running_mean", None)
     sign = 1 if reader.bias is not None else -1
     if sums.any():
-        target.assign(target.device.upload(np.float32(np.float64(target.numpy()) + sign * sums)))
+        target.assign(target.device.upload((target.numpy().astype(np.float64) + sign * sums).astype(np.float32)))
 
 
 # --- counting ---------------------------------------------------------------------------------------------------------

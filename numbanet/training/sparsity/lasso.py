@@ -223,7 +223,7 @@ class Lasso(Thinning):
         return strength * (1 - share), strength * share * self.costs.get(group.layer, 1.0)
 
     def compact(self, run):
-        parts = [np.float64(self._factors(group)) * _weighed(group, np.float64(group.layer.weight.device.download(norms)))
+        parts = [np.array(self._factors(group)) * _weighed(group, group.layer.weight.device.download(norms).astype(np.float64))
                  for group, norms in self._norms.items()]
         self._said = dict(zip(("sparsity_loss", "time_loss"), map(float, sum(parts, np.zeros(2)))))
         self._norms = {}
