@@ -329,8 +329,8 @@ for name in ("none", "rdp"):
 class Noting(GateSparsity):
     """Keeps the masks of the columns that it chose."""
 
-    def of(self, place):
-        choice = super().of(place)
+    def choice(self, place):
+        choice = super().choice(place)
         choose = choice.choose
 
         def noted(*given):

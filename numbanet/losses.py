@@ -347,4 +347,5 @@ def _quantiles(targets: np.ndarray, weights: np.ndarray | None, level: float) ->
     order = np.argsort(targets, axis=0)
     shares = np.ones(len(targets)) if weights is None else np.asarray(weights, np.float64)
     reached = np.cumsum(shares[order], axis=0) >= level * shares.sum() * (1 - 1e-12)
-    return np.take_along_axis(np.asarray(targets, np.float64), np.take_along_axis(order, np.argmax(reached, axis=0)[None], 0), 0)[0]
+    first = np.take_along_axis(order, np.argmax(reached, axis=0)[None], 0)
+    return np.take_along_axis(np.asarray(targets, np.float64), first, 0)[0]

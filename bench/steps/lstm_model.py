@@ -92,8 +92,8 @@ def sparse_gates(kept: list[dict[str, np.ndarray]]) -> Any:
     from numbanet.dropout import GateSparsity
 
     class Watched(GateSparsity):
-        def of(self, place: Any) -> Any:
-            choice = super().of(place)
+        def choice(self, place: Any) -> Any:
+            choice = super().choice(place)
             done = choice.done
 
             def watched(dev: Any, dz: Any, columns: Any) -> None:

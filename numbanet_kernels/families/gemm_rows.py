@@ -154,7 +154,7 @@ def _lists(op, w, rows, cols):
 
 def _refuse_views(w, given):
     """Views are not recorded: with another plan of the same kind they are others."""
-    if given != (None, None) and (writer := tape.get()) is not None:
+    if (writer := tape.get()) is not None and any(index is not None for index in given):
         writer.refuse(f"a product with a view of w {w.shape}")
 
 

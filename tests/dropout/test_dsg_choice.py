@@ -130,7 +130,7 @@ def test_each_sample_has_its_largest_guesses(dev, rate):
     plan = plan_of(DynamicSparseGraph(rate, epsilon=0.9, share="sample"), model, x)
     fx, fw = (project_reference(v, ternary(k, 200, 0), k) for v in (x.numpy(), layer.weight.numpy()))
     largest = np.argsort(fx @ fw.T + layer.bias.numpy(), axis=1)[:, -kept_of(60, rate):]
-    assert isinstance(plan, SamplePlan) and plan.kept == N * kept_of(60, rate) and plan.group == 1
+    assert isinstance(plan, SamplePlan) and plan.count == N * kept_of(60, rate) and plan.group == 1
     assert np.take_along_axis(plan.mask(), largest, 1).all()
 
 
@@ -138,7 +138,7 @@ def test_a_tile_has_the_largest_scores_of_its_samples(dev):
     model, x = network(inputs=20, device=dev), Tensor(samples(inputs=20)[0], dev)  # k would be more than the inputs
     plan = plan_of(DynamicSparseGraph(0.5, share="tile", group=16), model, x)
     y = np.maximum(np.float64(x.numpy()) @ model.layers[0].weight.numpy().T, 0)
-    assert plan.bits.shape == (3, 2) and plan.kept == N * 30
+    assert plan.bits.shape == (3, 2) and plan.count == N * 30
     for first in (0, 16, 32):
         best = np.argsort(y[first:first + 16].sum(0))[-30:]
         assert plan.mask()[first:first + 16][:, best].all()

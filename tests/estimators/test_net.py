@@ -52,9 +52,11 @@ def test_the_same_seed_gives_the_same_net_bit_for_bit(dropout, optimizer):
     assert not same(weights(nets[0]), weights(clone(nets[0]).set_params(random_state=1).fit(X, Y)))
 
 
-@pytest.mark.parametrize("dropout, keeps", [("none", (1, 1, 1)), ("bernoulli", (1, 0.2, 0.2)),
-                                            (RowDropout(0.8, scale="rate"), (1, 0.2, 0.2)),
-                                            (TileDropout(0.8, scale="rate"), (0.2, 0.2, 1))])
+VARIANCE_FACTORS = [("none", (1, 1, 1)), ("bernoulli", (1, 0.2, 0.2)), (RowDropout(0.8, scale="rate"), (1, 0.2, 0.2)),
+                    (TileDropout(0.8, scale="rate"), (0.2, 0.2, 1))]
+
+
+@pytest.mark.parametrize("dropout, variance_factors", VARIANCE_FACTORS)
 @pytest.mark.filterwarnings("ignore:tdp")
 def test_initial_weights_are_adjusted_for_dropout(dropout, variance_factors):
     net = Net((300, 200), dropout=dropout, dropout_rate=0.8, learning_rate=1e-12, epochs=1, random_state=0).fit(X, Y)

@@ -31,11 +31,11 @@ BAD_FITS = {
        (lambda net, name=name, value=value: net.set_params(**{name: value}).fit(X, Y), message) for name, value, message in [
         ("epochs", 0, "epochs"), ("batch_size", 1.5, "batch_size"), ("learning_rate", -1, "learning_rate"),
         ("momentum", 1.0, "momentum"), ("optimizer", "rmsprop", "'rmsprop'.*'adam'"), ("activation", "swish", "'swish'"),
-        ("layers", (0,), "layers"), ("layers", "big", "layers"), ("schedule", "step", "schedule"),
+        ("layers", (0,), "layers"), ("layers", "big", "layers"), ("learning_rate_schedule", "step", "learning_rate_schedule"),
         ("device", "tpu", "'tpu'"), ("validation_fraction", 1.0, "validation_fraction"), ("callbacks", [1], "callbacks"),
         ("callbacks", print, "callbacks"), ("activation", ["relu"], "activation"), ("dropout", ["rdp"], "no dropout"),
         ("class_weight", {77: 5.0}, r"\[77\]"), ("class_weight", {0: "x"}, "numbers"),
-        ("schedule", lambda epoch: None, "factor None"),
+        ("learning_rate_schedule", lambda epoch: None, "factor None"),
         ("class_weight", "even", "class_weight"), ("layers", [Linear(3, 10)], "Linear\\(3, 10\\): it takes 3 features"),
        ]},
 }

@@ -73,4 +73,4 @@ def test_the_constraints_cover_what_setup_asks_for(monkeypatch):
 def test_the_version_is_said_in_one_place():
     assert re.search(r"^version: (.+)$", text("CITATION.cff"), re.M)[1] == numbanet.__version__
     assert re.search(r"^## \[(\d.+?)\]", text("CHANGELOG.md"), re.M)[1] == numbanet.__version__
-    assert not re.search(r"\d+\.\d+\.\d+", re.sub(r"torch==\S+", "", text("setup.py")))
+    assert numbanet.__version__ not in text("setup.py")

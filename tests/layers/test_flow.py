@@ -39,7 +39,7 @@ class Doubling(Layer):
         return x + x
 
 
-class Residual(Layer):
+class ResidualBlock(Layer):
     """A residual block as a user writes it."""
 
     def __init__(self, width):
@@ -98,7 +98,7 @@ def test_every_layer_carries_the_tags_of_a_flow():
     for layer, shape in ((Linear(4, 4), (2, 3, 4)), (SparseLinear(4, 4, 0.2, rng=0), (2, 3, 4)), (BatchNorm1d(4), (2, 4, 3)),
                          (ReLU(), (2, 3, 4)), (LSTM(4, 4, batch_first=True), (2, 3, 4)), (Doubling(), (2, 3, 4)),
                          (Conv2d(4, 4, 1), (2, 4, 3, 3)), (BatchNorm2d(4), (2, 4, 3, 3)), (MaxPool2d(2), (2, 4, 4, 4)),
-                         (Flatten(), (2, 3, 4)), (Residual(4), (6, 4))):
+                         (Flatten(), (2, 3, 4)), (ResidualBlock(4), (6, 4))):
         assert layer.forward(Flow(Tensor(np.ones(shape)), tags=tags), Context()).tags is tags, layer
     for layer in (Linear(4, 4), SparseLinear(4, 4, 0.2, rng=0)):
         x = Tensor(np.ones((2, 3, 2)))
@@ -125,7 +125,7 @@ def theirs(width, layers):
 
 def test_a_residual_block_is_trained_as_in_pytorch(rng):
     """Its weights under PyTorch's names, its batch norm in training mode, its gradients."""
-    ours = Sequential([Linear(5, 8, rng=0), Residual(8), Linear(8, 3, rng=5)])
+    ours = Sequential([Linear(5, 8, rng=0), ResidualBlock(8), Linear(8, 3, rng=5)])
     assert "1.body.0.weight" in ours.state_dict() and "1.body.2.running_var" in ours.state_dict()
     other, x = theirs(8, ours), rng.standard_normal((16, 5)).astype(np.float32)
     y = ours(Tensor(x), Context(training=True))
@@ -150,7 +150,7 @@ def samples(n=96):
 @pytest.mark.parametrize("dropout", ["none", "rdp", "tdp", "batchwise", "bernoulli", "dsg"])
 def test_a_residual_block_learns_under_dropout_is_saved_and_loaded(dropout, tmp_path):
     X, y = samples()
-    layers = [Linear(12, 32, rng=0), ReLU(), Residual(32), ReLU(), Linear(32, 2, rng=1)]
+    layers = [Linear(12, 32, rng=0), ReLU(), ResidualBlock(32), ReLU(), Linear(32, 2, rng=1)]
     net = Net(layers, dropout=dropout, dropout_rate=0.3, epochs=4, batch_size=32, random_state=0, learning_rate=0.05,
               device="cpu").fit(X, y)
     before = {name: tensor.numpy() for name, tensor, _ in Sequential(layers).named()}
@@ -158,20 +158,20 @@ def test_a_residual_block_learns_under_dropout_is_saved_and_loaded(dropout, tmp_
     assert set(changed) == set(before)
     net.save(tmp_path / "net")
     other = Net.load(tmp_path / "net")
-    assert isinstance(other.model_[2], Residual) and np.array_equal(other.predict_proba(X), net.predict_proba(X))
+    assert isinstance(other.model_[2], ResidualBlock) and np.array_equal(other.predict_proba(X), net.predict_proba(X))
     assert net.history_[-1]["flops_share"] < 1 or dropout in ("none", "bernoulli")
 
 
 def test_a_residual_block_moves_and_is_copied(dev):
     from numbanet.layers import to
 
-    block = copy.deepcopy(Residual(4))
+    block = copy.deepcopy(ResidualBlock(4))
     to(block, dev)
     assert {tensor.device for _, tensor, _ in block.named()} == {dev} and len(list(block.parameters())) == 6
 
 
 def test_sites_inside_a_users_layer_are_sites():
-    model = Sequential([Linear(12, 32), ReLU(), Residual(32), Linear(32, 2)])
+    model = Sequential([Linear(12, 32), ReLU(), ResidualBlock(32), Linear(32, 2)])
     assert [site.path for site in model.droppable()] == ["0.output", "2.body.0.output", "2.body.3.output"]
     assert [site.number for site in model.droppable("tiles")] == [0, 1, 2]
     drawn = {site: RowPlan(32, 4, 1, 4.0) for site in model.droppable()}
@@ -193,7 +193,7 @@ def test_sites_inside_a_users_layer_are_sites():
 
 
 def test_flops_inside_a_users_layer_are_those_that_are_done():
-    model, n = Sequential([Linear(12, 32), Residual(32), Linear(32, 2)]), 10
+    model, n = Sequential([Linear(12, 32), ResidualBlock(32), Linear(32, 2)]), 10
     dense = 2 * n * (12 * 32 * 2 + 32 * 32 * 3 * 2 + 32 * 2 * 3)
     assert model.cost(ActivationSpec((n, 12)), Plans())[0].flops == dense
     inner = model[1].body[0]
@@ -215,7 +215,7 @@ def test_what_is_passed_over_by_dropout_is_named():
 
 
 def test_a_layer_that_holds_itself_is_refused():
-    block = Residual(3)
+    block = ResidualBlock(3)
     block.again = Sequential([block])
     with pytest.raises(ValueError, match="holds itself"):
         Tree(block)
@@ -283,14 +283,14 @@ def test_features_of_chosen_channels_stay_compact():
 
 def test_a_rate_for_each_site_counts_those_inside():
     X, y = samples()
-    layers = [Linear(12, 32, rng=0), Residual(32), Linear(32, 2, rng=1)]
+    layers = [Linear(12, 32, rng=0), ResidualBlock(32), Linear(32, 2, rng=1)]
     net = Net(layers, dropout=RowDropout((0.5, 0.0, 0.5)), epochs=1, device="cpu").fit(X, y)
     assert 0.1 < net.history_[0]["flops_share"] < 1
 
 
 # --- what a model is, as a table --------------------------------------------------------------------------------------
 def test_a_model_is_printed_as_a_table():
-    model = Sequential([Linear(12, 32), ReLU(), Residual(32), Sequential([Linear(32, 2)])])
+    model = Sequential([Linear(12, 32), ReLU(), ResidualBlock(32), Sequential([Linear(32, 2)])])
     assert "Linear(12, 32)" in str(model) and "FLOPs" in str(model)
     model.expect((12,), RowDropout(0.5))
     rows = {line.split()[0]: line for line in str(model).splitlines() if line.split() and line.split()[0][0].isdigit()}

@@ -104,7 +104,7 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
         raise ValueError(f"{op}: {found['R']} rows are listed of {total}{' and blocks as well' if blocks is not None else ''}")
     if blocks is not None and (groups > 1 or min(blocks[1:]) < 1 or found["B"] != -(-total // blocks.height)
                                or found["Q"] > -(-depth // blocks.width)):
-        raise ValueError(f"{op}: blocks {blocks.on_device.shape} of {blocks[1:]} do not divide a matrix {total, depth}"
+        raise ValueError(f"{op}: blocks {blocks.kept.shape} of {blocks[1:]} do not divide a matrix {total, depth}"
                          f"{' of several groups' if groups > 1 else ''}")
     return positions
 

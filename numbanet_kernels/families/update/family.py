@@ -63,7 +63,7 @@ def sgd_lazy_reference(w, v, g, lr, momentum, nesterov, decay, kept, lazy):
 
 def adam_numbers_reference(lr, beta1, beta2, eps, step, decay=0.0, decoupled=False):
     of_g, left = (0.0, 1 - lr * decay) if decoupled else (decay, 1.0)
-    return lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left
+    return np.array([lr, beta1, beta2, eps, 1 / (1 - beta1**step), 1 / (1 - beta2**step), of_g, left])
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
