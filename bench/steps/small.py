@@ -19,6 +19,7 @@ from ..machinery.results import Results
 from ..machinery.worker import Task, torch_on
 
 SUITE = "small"
+RECORDED = ("--json bench/results/small.json",)
 RATES = {"adam": 0.001, "sgd": 0.05}
 WRONG = 0.4     # at most, of the training samples after a fit; by chance it is at least 0.5
 FEW = Schedule(pairs=9, turn=0.05, warm_up=1)   # a turn is a whole fit
