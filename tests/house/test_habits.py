@@ -70,6 +70,18 @@ def test_the_constraints_cover_what_setup_asks_for(monkeypatch):
         assert requirement.specifier.contains(known[requirement.name]), requirement
 
 
+def test_contributing_says_that_the_oldest_versions_were_tried(monkeypatch):
+    given = {}
+    monkeypatch.setattr(pytest.importorskip("setuptools"), "setup", lambda **options: given.update(options))
+    runpy.run_path(str(ROOT / "setup.py"))
+    lines = text("CONTRIBUTING.md").partition("\n## Versions\n")[2].partition("\n## ")[0].splitlines()
+    heads, _, oldest, *others = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    least = {part.name: part.specifier for part in map(Requirement, given["install_requires"])}
+    for name, version in zip(heads[1:-1], oldest[1:-1], strict=True):
+        assert str(least[name]) in {f">={'.'.join(version.split('.')[:n])}" for n in (2, 3)}, name
+    assert len(others) >= 3 and all(row[-1] == "passes" for row in (oldest, *others))
+
+
 def test_the_version_is_said_in_one_place():
     assert re.search(r"^version: (.+)$", text("CITATION.cff"), re.M)[1] == numbanet.__version__
     assert re.search(r"^## \[(\d.+?)\]", text("CHANGELOG.md"), re.M)[1] == numbanet.__version__
