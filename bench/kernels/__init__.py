@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from numbanet_kernels import cpu, examples
+from numbanet_kernels.tables import family_of
 
 from ..machinery.harness import Case, Implementation, Options, relative_error
-from ..machinery.suites import family_of, files
+from ..machinery.suites import files
 from ..machinery.worker import Task, numbanet_on, torch_on
 
 SEED = 20

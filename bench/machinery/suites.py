@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from numbanet_kernels import examples
+from numbanet_kernels.tables import family_of
 
 BENCH = __package__.rpartition(".")[0]  # `bench`, or `numbanet.bench` where it is installed
 
@@ -45,14 +46,9 @@ def families() -> dict[str, ModuleType]:
     """{family of kernels: the module of numbanet_kernels that has its examples}"""
     found: dict[str, ModuleType] = {}
     for module in examples.families().values():
-        if family := family_of(module):
-            found.setdefault(family, module)
+        if ".families." in module.__name__:
+            found.setdefault(family_of(module), module)
     return found
-
-
-def family_of(module: ModuleType) -> str:
-    """The family that a module of numbanet_kernels belongs to, a file or a folder of `families`; "" if to none."""
-    return module.__name__.partition(".families.")[2].partition(".")[0]
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import check_count
 from ..plans import GateChoice, GatePlan, IndexPlan
 from .base import Dropout
 from .schedule import is_rate
@@ -65,9 +66,7 @@ class GateSparsity(Dropout):
         if not (callable(schedule) or is_rate(schedule) or schedule in (1, 1.0)):
             raise ValueError("gate_schedule must be a share of the steps, from 0 to 1, or a function of the epoch, got "
                              f"{schedule!r}")
-        if isinstance(probe, bool) or not isinstance(probe, (int, np.integer)) or probe < 1:
-            raise ValueError(f"probe must be a positive integer, got {probe!r}")
-        self.sparsity, self.mode, self.schedule, self.probe = sparsity, mode, schedule, probe
+        self.sparsity, self.mode, self.schedule, self.probe = sparsity, mode, schedule, check_count("probe", probe)
         self._epoch, self._sparse = 0, False  # whether the step that is drawn is sparse
         self._met: dict[Any, int] = collections.Counter()   # by layer of cells, how many sparse steps it had
         self._thresholds: dict[Any, float] = {}

@@ -18,11 +18,11 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-import numbers
 from typing import NamedTuple
 
 import numpy as np
 
+from ..arguments import check_count
 from ..plans import RowPlan, Site, TilePlan, TimePlan
 from .base import Dropout, Style
 from .schedule import Rate
@@ -182,8 +182,7 @@ class TileDropout(_PatternDropout):
                  tile: int = 32, mixes: int = 4, answer: bool = False) -> None:
         super().__init__(rate, dp_max, search, scale)
         for name, value in (("tile", tile), ("mixes", mixes)):
-            if not isinstance(value, numbers.Integral) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+            check_count(name, value)
         self.tile, self.mixes, self.answer = tile, mixes, bool(answer)
 
     def rate_of(self, site):

@@ -17,12 +17,11 @@ from __future__ import annotations
 import abc
 import collections
 import math
-import numbers
 from typing import Any
 
 import numpy as np
 
-from ..arguments import is_real
+from ..arguments import check_count, is_real
 from ..autograd import no_grad
 from ..layers import Context, Conv2d, Tree
 from ..plans import BlockPlan, IndexPlan, Plan, Plans, Site
@@ -82,8 +81,7 @@ class SensitiveDropout(Dropout):
                                        ("contrast", contrast, 0, 1)):
             if not is_real(value) or not low <= value <= high:
                 raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
-        if not isinstance(most, numbers.Integral) or most < 1:
-            raise ValueError(f"most must be a positive integer, got {most!r}")
+        check_count("most", most)
         if scale not in ("none", "rate"):
             raise ValueError(f"scale must be 'none' or 'rate', got {scale!r}")
         self.sample, self.most, self.votes, self.sensitive = sample, most, votes, sensitive
@@ -209,8 +207,7 @@ class RowSensitiveDropout(SensitiveDropout):
                  together: int = 16) -> None:
         super().__init__(rate, sample, most, votes, sensitive, contrast, scale, thresholds)
         for name, value in (("rows", rows), ("together", together)):
-            if not isinstance(value, numbers.Integral) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+            check_count(name, value)
         self.rows, self.together = rows, together
 
     def region(self, images, places, window, channels):
@@ -258,8 +255,8 @@ class BlockSensitiveDropout(SensitiveDropout):
                  rows: int | None = None, columns: int | None = None) -> None:
         super().__init__(rate, sample, most, votes, sensitive, contrast, scale, thresholds)
         for name, value in (("rows", rows), ("columns", columns)):
-            if value is not None and (not isinstance(value, numbers.Integral) or value < 1):
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+            if value is not None:
+                check_count(name, value)
         self.rows, self.columns = rows, columns
 
     def region(self, images, places, window, channels):

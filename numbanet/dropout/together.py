@@ -1,7 +1,7 @@
 """Together: several policies in one model, each for its own kind of sites."""
 from __future__ import annotations
 
-from ..arguments import is_integer
+from ..arguments import check_count
 from .base import Dropout
 from .patterns import RowDropout
 
@@ -109,6 +109,4 @@ def recurrent(policy: Dropout, steps: int | None = None) -> Dropout:
         raise ValueError(f"recurrent_dropout must drop units of a whole batch, such as 'rdp', not {policy.name!r}")
     if steps is not None and not isinstance(policy, RowDropout):
         raise ValueError(f"recurrent: other units at each time step are what 'rdp' can draw, not {policy.name!r}")
-    if steps is not None and (not is_integer(steps) or steps < 1):
-        raise ValueError(f"recurrent: steps must be a positive integer, got {steps!r}")
-    return policy.changed(kind="recurrent", **({} if steps is None else {"steps": int(steps)}))
+    return policy.changed(kind="recurrent", **({} if steps is None else {"steps": check_count("recurrent: steps", steps)}))

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from numbanet_kernels.runtime.interrupt import deferred
 
-from ..arguments import is_integer, is_real
+from ..arguments import check_count, is_real
 from ..autograd import no_grad
 from ..device import device
 from ..dropout import POLICIES, Dropout, GateSparsity, Rate, RowDropout, TileDropout, Together, policy, recurrent
@@ -225,7 +225,7 @@ class LanguageModel(Estimator):
     def predict_next(self, prompt: Iterable[Any], n: int = 1) -> list[Any]:
         """The n most probable words after a prompt, the most probable first."""
         check_is_fitted(self, "model_")
-        n = _count("n", n, len(self.vocabulary_))
+        n = check_count("n", n, len(self.vocabulary_))
         logits = self._read(self._encoded("prompt", prompt, 1), {})
         return self.vocabulary_.decode(np.argsort(-logits, kind="stable")[:n])
 
@@ -250,7 +250,7 @@ class LanguageModel(Estimator):
             If n or the temperature is out of range, or the prompt is empty.
         """
         check_is_fitted(self, "model_")
-        n = _count("n", n)
+        n = check_count("n", n)
         if not is_real(temperature) or not 0 <= temperature < math.inf:
             raise ValueError(f"temperature must be a number from 0 on, got {temperature!r}")
         rng, found = check_random_state(random_state), []
@@ -276,7 +276,7 @@ class LanguageModel(Estimator):
             value = getattr(self, name)
             for size in value if isinstance(value, Sequence) and name == "hidden" and len(value) else (value,):
                 if not (size is None and name in ("embedding", "vocabulary_size")):
-                    _count(name, size)
+                    check_count(name, size)
         if self.recurrent_sampling not in ("sequence", "step"):
             raise ValueError(f"recurrent_sampling must be 'sequence' or 'step', got {self.recurrent_sampling!r}")
         if self.tied and self.embedding not in (None, self._hidden()[-1]):
@@ -394,10 +394,3 @@ class LanguageModel(Estimator):
                 flow = Flow(Tensor.wrap(dev.upload(some), dev), Symbols(some))
                 output = self.model_.forward(flow, Context(dev, state=state)).dense()
         return np.array(output.numpy()[-1, 0])
-
-
-def _count(name: str, value: Any, most: int | None = None) -> int:
-    """A positive integer, or ValueError."""
-    if not is_integer(value) or value < 1 or (most is not None and value > most):
-        raise ValueError(f"{name} must be a positive integer{'' if most is None else f' of at most {most}'}, got {value!r}")
-    return int(value)

@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import functools
 import math
-import numbers
 
 import numpy as np
 
 from numbanet_kernels.layouts.windows import Window
 
 from .. import ops
+from ..arguments import check_count
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, BlockPlan, DeviceAxis, DeviceBlocks, Site
 from ..tensor import Tensor
@@ -71,8 +71,7 @@ class Conv2d(Layer):
                  rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
         only("Conv2d", "pad the images themselves", padding_mode=(padding_mode, "zeros"))
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
-            if not isinstance(value, numbers.Integral) or value < 1:
-                raise ValueError(f"Conv2d: {name} must be a positive integer, got {value!r}")
+            check_count(f"Conv2d: {name}", value)
         if in_channels % groups or out_channels % groups:
             raise ValueError(f"Conv2d: {groups} groups do not divide {in_channels} and {out_channels} channels")
         if init not in ("he", "glorot"):

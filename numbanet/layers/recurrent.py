@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import ops
+from ..arguments import check_count
 from ..device import Device
 from ..plans import AxisPlan, BernoulliPlan, Plan, Plans, Site, TilePlan, TimePlan
 from ..plans.on_device import DeviceAxis
@@ -47,8 +48,7 @@ class Recurrent(Layer, abc.ABC):
     def __init__(self, input_size: int, hidden_size: int, num_layers: int, bias: bool, batch_first: bool, bidirectional: bool,
                  rng: np.random.Generator | int | None, device: str | Device) -> None:
         for name, value in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ValueError(f"{type(self).__name__}: {name} must be a positive integer, got {value!r}")
+            check_count(f"{type(self).__name__}: {name}", value)
         self.input_size, self.hidden_size, self.num_layers = int(input_size), int(hidden_size), int(num_layers)
         self.has_bias, self.batch_first, self.bidirectional = bool(bias), bool(batch_first), bool(bidirectional)
         for name, values in self.initial(self.generator(rng)).items():

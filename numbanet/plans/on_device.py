@@ -203,8 +203,7 @@ class DeviceSamples(DevicePlan):
 
 
 KINDS = {BernoulliPlan: DeviceBits, SamplePlan: DeviceSamples, AxisPlan: DeviceAxis, TimePlan: DeviceTimes,
-         TilePlan: DeviceTiles,
-         BlockPlan: DeviceBlocks}
+         TilePlan: DeviceTiles, BlockPlan: DeviceBlocks}
 
 
 def upload_plan(plan: Plan, dev: Device) -> DevicePlan:

@@ -51,7 +51,6 @@ class Adam(Optimizer):
         self.betas = tuple(check_number("betas", b, 0, 1) for b in betas)
         self.eps = check_number("eps", eps, 0)
         self.places: list[int] = []  # by parameter, which of the numbers below are its own: by the steps that it has taken
-
         self.numbers: dict[tuple[Device, int], Any] = {}  # what kernels read: recorded steps find those of each step there
 
     def prepare(self, wanted=None):

@@ -19,7 +19,7 @@ from numba import float32, int32, uint32, uint64
 
 from ..layouts.samples import key_words
 from ..runtime.arrays import to_device
-from ..runtime.declare import cuda, host_kernel, kernel, kernels
+from ..runtime.declare import cuda, host_function, host_kernel, kernel, kernels
 from ..runtime.expect import INT32, expect
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, ceil_div, empty_cpu, empty_cuda, flat, output
@@ -81,29 +81,30 @@ def dropout_reference(x, rate, key, counter, scale=None):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 # Words are kept in 64-bit lanes with empty upper halves: so the compiler sees that one vector multiplication serves
 # both hi and lo, and vectorises the loop over calls. It ends at the last whole call; a ragged end is done apart.
+@host_function
+def _philox(call, counter2, counter3, key0, key1):
+    """The four words of a call."""
+    c0, c1, c2, c3 = uint64(call) & LOW, uint64(call) >> WORD, counter2, counter3
+    for _ in range(ROUNDS):
+        p0, p1 = M0 * c0, M1 * c2
+        c0, c1, c2, c3 = (p1 >> WORD) ^ c1 ^ key0, p1 & LOW, (p0 >> WORD) ^ c3 ^ key1, p0 & LOW
+        key0, key1 = (key0 + W0) & LOW, (key1 + W1) & LOW
+    return c0, c1, c2, c3
+
+
 @host_kernel("void(i4[::1], u8, u8, u8, f4, f4[::1], f4[::1])")
 def _drop(key, counter2, counter3, threshold, scale, x, y):
     """y[i] = x[i] scale where bits[i] >= threshold, else 0."""
     zero, key0, key1 = float32(0), uint64(uint32(key[0])), uint64(uint32(key[1]))
     for j in range(x.size // 4):
-        c0, c1, c2, c3 = uint64(j) & LOW, uint64(j) >> WORD, counter2, counter3
-        k0, k1 = key0, key1
-        for _ in range(ROUNDS):
-            p0, p1 = M0 * c0, M1 * c2
-            c0, c1, c2, c3 = (p1 >> WORD) ^ c1 ^ k0, p1 & LOW, (p0 >> WORD) ^ c3 ^ k1, p0 & LOW
-            k0, k1 = (k0 + W0) & LOW, (k1 + W1) & LOW
+        c0, c1, c2, c3 = _philox(j, counter2, counter3, key0, key1)
         y[4 * j] = x[4 * j] * scale if c0 >= threshold else zero
         y[4 * j + 1] = x[4 * j + 1] * scale if c1 >= threshold else zero
         y[4 * j + 2] = x[4 * j + 2] * scale if c2 >= threshold else zero
         y[4 * j + 3] = x[4 * j + 3] * scale if c3 >= threshold else zero
     last = x.size // 4
     if 4 * last < x.size:
-        c0, c1, c2, c3 = uint64(last) & LOW, uint64(last) >> WORD, counter2, counter3
-        k0, k1 = key0, key1
-        for _ in range(ROUNDS):
-            p0, p1 = M0 * c0, M1 * c2
-            c0, c1, c2, c3 = (p1 >> WORD) ^ c1 ^ k0, p1 & LOW, (p0 >> WORD) ^ c3 ^ k1, p0 & LOW
-            k0, k1 = (k0 + W0) & LOW, (k1 + W1) & LOW
+        c0, c1, c2, _ = _philox(last, counter2, counter3, key0, key1)
         for i in range(4 * last, x.size):
             bits = c0 if i == 4 * last else c1 if i == 4 * last + 1 else c2
             y[i] = x[i] * scale if bits >= threshold else zero

@@ -38,6 +38,7 @@ LOG_2_HIGH = 0.693359375  # of few bits, so that its product with an integer is 
 EXP = 1.0, 1.0, 0.4999999343179113, 0.16666520394944379, 0.041668390844026626, 0.008368745541536271, 0.001381453810523783
 TANH = -0.33333283923204693, 0.1333149123722551, -0.0537434942580016, 0.02065057554840763, -0.005717032513849632
 LINEAR = 0.625
+FLAT = 40.0  # e^-40 is nothing beside 1
 
 
 class Lanes:
@@ -101,15 +102,20 @@ class Lanes:
     def exp(self):
         """e^x of an x up to 88, and e^88 above, within 1.3e-7 of itself where that is a normal float; NaN passes.
 
-        e^x = 2^k p(r) with r = x - k log 2. 2^k is the product of two powers, as it may be less than any normal float.
+        e^x = 2^k p(r). 2^k is the product of two powers, as it may be less than any normal float.
         """
-        x = self.where("<", -104.0, -104.0).where(">", 88.0, 88.0)  # e^-104 rounds to 0
+        p, k = self.where("<", -104.0, -104.0).reduced()  # e^-104 rounds to 0
+        half = self.builder.ashr(k, BITS([1] * WIDTH))
+        return p * self._power(half) * self._power(self.builder.sub(k, half))
+
+    def reduced(self):
+        """(p(r), k) with e^x = 2^k p(r), r = x - k log 2, of an x up to 88 as of larger ones"""
+        x = self.where(">", 88.0, 88.0)
         shifted = x * (1 / math.log(2)) + ROUND
         k = shifted - ROUND
         r = x - k * LOG_2_HIGH - k * (math.log(2) - LOG_2_HIGH)
         whole = self.builder.sub(self.builder.bitcast(shifted.value, BITS), self.builder.bitcast(self.of(ROUND).value, BITS))
-        half = self.builder.ashr(whole, BITS([1] * WIDTH))
-        return r.polynomial(EXP) * self._power(half) * self._power(self.builder.sub(whole, half))
+        return r.polynomial(EXP), whole
 
     def _power(self, k):
         """2^k of integers from -126 to 127"""
@@ -123,7 +129,8 @@ class Lanes:
 
     def tanh(self):
         """(e^2x - 1) / (e^2x + 1), and a polynomial near 0, where that would cancel: within 2e-7 of itself"""
-        e, square = (2.0 * self).exp(), self * self
+        p, k = (2.0 * self).where("<", -FLAT, -FLAT).reduced()
+        e, square = p * self._power(k), self * self
         near = self.builder.fcmp_ordered("<", self.size().value, self.of(LINEAR).value)
         return (self * square * square.polynomial(TANH) + self).where_not(near, (e - 1.0) / (e + 1.0))
 
