@@ -130,5 +130,5 @@ class Plans:
     def repeat(self, plan: AxisPlan, times: int) -> AxisPlan | None:
         """The plan of a longer axis that has, for each index of a plan's, so many in a row, such as the pixels of a channel;
         None where that plan's lists lie in fixed buffers here: those of the longer one would not."""
-        fixed = any(here.fixed for here in self._on_device.values() if here.plan is plan)
+        fixed = any(here.fixed for here in self._on_device.values() if here.plan == plan)
         return None if fixed else repeat_indices(plan, times)
