@@ -1,16 +1,20 @@
-# make demo | make test | make bench | make gpu: each sets up .venv by itself, then runs. PYTHON=python3.12 chooses another Python.
-# make test-all runs the long tests as well
+# make demo | make check | make test | make bench | make gpu: each sets up .venv by itself, then runs. PYTHON=python3.12 chooses
+# another Python. make check is for daily work, make test for all that must hold; make test-all runs the long tests as well
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 # what tests and benchmarks of this checkout compile is kept here, by a digest of the sources (numbanet_kernels/runtime/files.py)
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.venv/caches
 
-.PHONY: demo test test-all lint types release-check bench gpu clean
+.PHONY: demo check test test-all lint types release-check bench gpu clean
 .DELETE_ON_ERROR:
 
 demo: .venv/ready-plots
 	$(BIN)/numbanet demo
+
+# for daily work, in a minute or so: the lint, and one case of each test that takes less than a second
+check: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --one-of-each -m "not alone and not long and not slow"
 
 # two workers of one thread each; tests that measure time or send signals run after the others, with nothing beside them
 test: LONG = and not long

@@ -1,6 +1,7 @@
 """Tests of tensors run on the CPU, on the emulated device where NVVM is installed, and on CUDA where a card answers."""
 import os
 import signal
+import zlib
 
 import numpy as np
 import pytest
@@ -10,6 +11,23 @@ os.environ["NUMBANET_COSTS"] = os.path.join(os.path.dirname(__file__), "no-such-
 
 from numbanet.device import NAMES, device, problem
 from numbanet_kernels.host import thresholds
+
+
+def pytest_addoption(parser):
+    parser.addoption("--one-of-each", action="store_true", help="one case of each test function")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """With --one-of-each, of what the marks leave, one case of each test function: another one of most, by its name."""
+    if not config.getoption("--one-of-each"):
+        return
+    cases = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = {name: found[zlib.crc32(name.encode()) % len(found)] for name, found in cases.items()}
+    config.hook.pytest_deselected(items=[item for item in items if item is not chosen[item.nodeid.partition("[")[0]]])
+    items[:] = chosen.values()
 
 
 @pytest.fixture(autouse=True)

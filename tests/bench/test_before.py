@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.machinery.harness import Case, Implementation, Schedule, measure, with_before
 from bench.machinery.results import load
 from bench.machinery.worker import Workers
@@ -24,6 +26,7 @@ def test_another_checkout_is_the_peer(monkeypatch, tmp_path):
         ("numbanet, before", None, 1.0), ("numbanet", "numbanet, before", 2.0)]
 
 
+@pytest.mark.slow
 def test_before_from_the_command_line(tmp_path):
     path, root = tmp_path / "rows.json", Path(__file__).parents[2]
     command = [sys.executable, "-m", "bench", "elementwise", "--quick", "--only", "^relu ", "--json", str(path), "--before"]

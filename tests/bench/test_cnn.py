@@ -39,6 +39,7 @@ KERNELS = list(conv.cases(Options(against="torch", quick=True)))
 
 
 @pytest.mark.parametrize("case", KERNELS, ids=[case.name.partition(" n=")[0] for case in KERNELS])
+@pytest.mark.slow
 def test_convolutions_of_both_sides_are_right(case):
     pytest.importorskip("torch")
     ours, theirs = (implementation.build(**implementation.parameters).outputs() for implementation in case.implementations)

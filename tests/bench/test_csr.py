@@ -19,6 +19,7 @@ def test_every_peer_computes_the_same():
     assert seen == expected - {("csr_dw", "SciPy"), ("bsr_dw", "SciPy"), ("bsr_dw", "torch")}
 
 
+@pytest.mark.slow
 def test_the_suite_draws_its_own_chart(tmp_path, monkeypatch):
     some = [case for case in csr.cases(Options(quick=True)) if case.name.startswith(("csr n", "bsr_dw"))]
     monkeypatch.setattr(csr, "cases", lambda options: some)

@@ -53,6 +53,7 @@ def test_the_norm_is_clipped_and_states_are_carried_over(clip):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
+@pytest.mark.slow
 def test_pytorchs_steps_and_passes_agree_with_the_reference(rate):
     pytest.importorskip("torch")
     outputs = lstm.torch_task("cpu", SIZE, rate).outputs()
@@ -206,6 +207,7 @@ def test_rates_are_compared_after_the_first_and_the_last_epoch(tmp_path, monkeyp
     assert "| 20, clipped to 0.25 | 3 | 3 of 3 diverged |" in text
 
 
+@pytest.mark.slow
 def test_papers_suite_resumes_and_compares_perplexities(tmp_path, monkeypatch):
     trained = []
 

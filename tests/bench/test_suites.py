@@ -37,6 +37,7 @@ def test_the_suite_of_a_family_has_all_its_operations_and_their_references(famil
     assert not ops
 
 
+@pytest.mark.slow
 def test_kernel_suite_end_to_end(tmp_path):
     """As a user runs it, with a process for each implementation."""
     pytest.importorskip("torch")
@@ -81,6 +82,7 @@ def test_kernels_at_a_shape(family):
     assert found and all({37, 21, 43} >= {value for key, value in sizes.items() if key in ("n", "i", "o")} for sizes in found)
 
 
+@pytest.mark.slow
 def test_counters_of_a_family_on_the_emulated_device(run_bench):
     status, said, errors = run_bench("embedding", "--device", "emulated", "--shape", "8,16,12")
     assert status == 0 and "N, I, O = 8, 16, 12" in said, errors

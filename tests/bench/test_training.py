@@ -15,6 +15,7 @@ def _trained(experiment, seed, accuracy, count=2, seconds=2.0):
     return {"dropout": experiment.name, "seed": seed, "processor": "one", "settings": experiment.settings, "epochs": epochs}
 
 
+@pytest.mark.slow
 def test_settings_suite_names_every_variant_rate_and_data_set(tmp_path, monkeypatch):
     seen = []
 
@@ -43,6 +44,7 @@ def test_settings_suite_names_every_variant_rate_and_data_set(tmp_path, monkeypa
     assert "| mnist, pattern dp_max=5 | 1 | +1.00 |  | +1.00 |  |" in lines
 
 
+@pytest.mark.slow
 def test_papers_suite_has_every_case_and_compares_times_to_accuracy(tmp_path, monkeypatch):
     seconds = {"bernoulli": 4.0, "rdp": 2.0, "tdp": 3.0, runs.TORCH: 8.0}
     monkeypatch.setattr(training, "train", lambda experiment, seed, data: _trained(

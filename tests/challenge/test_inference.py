@@ -168,6 +168,7 @@ def test_a_generated_network(capsys):
 
 
 @OFFICIAL
+@pytest.mark.slow
 def test_the_official_categories(tmp_path, monkeypatch):
     """All 60,000 images through all 120 layers, from the files on."""
     monkeypatch.setattr("numbanet.sparse.challenge_files.cache_folder", lambda: tmp_path)

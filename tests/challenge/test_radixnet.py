@@ -99,6 +99,7 @@ def official():
     return load_challenge()
 
 
+@pytest.mark.slow
 def test_the_official_structure(official):
     """The first group is pure; the others have their inputs permuted by one permutation a group."""
     pure = [dense(indices).astype(bool) for indices in mixed_radix((2,) * 6, 16)]

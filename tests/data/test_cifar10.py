@@ -262,6 +262,7 @@ def test_what_is_missing_is_named_with_its_home(tmp_path, there, message):
 
 # --- the data themselves ----------------------------------------------------------------------------------------------
 @pytest.mark.skipif(DATA is None or not Path(DATA, "cifar10").is_dir(), reason="there is no $NUMBANET_DATA/cifar10")
+@pytest.mark.slow
 def test_real_data():
     X_train, y_train, X_test, y_test = load_cifar10(download=False)
     assert np.bincount(y_train).tolist() == [len(y_train) // 10] * 10 and len(y_train) % 10000 == 0

@@ -312,6 +312,7 @@ def copy_shim(folder):
 
 
 @pytest.mark.parametrize("loaders_at", ["numbanet/datasets", "datasets"], ids=["wheel", "checkout"])
+@pytest.mark.slow
 def test_shim_finds_the_loaders(tmp_path, loaders_at):
     """As installed, next to Hugging Face's `datasets`; and in a checkout."""
     copy_shim(tmp_path)

@@ -42,6 +42,7 @@ def load(pattern, folder):
 # --- words ------------------------------------------------------------------------------------------------------------
 @given(st.lists(st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"]), min_size=1)), min_size=1)
        .filter(any), st.sampled_from([" ", "\t", "  "]), st.sampled_from(["\n", "\r\n", " \n"]))
+@pytest.mark.slow
 def test_any_words_are_found(lines, between, end):
     content = "".join(between.join(line) + end for line in lines).encode()
     assert parse_words(content, "x", {}) == [word for line in lines for word in [*line, "<eos>"]]

@@ -111,6 +111,7 @@ def test_a_fit_learns_and_counts_what_it_does():
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
+@pytest.mark.slow
 def test_a_step_is_that_of_the_masked_network(dev, options):
     """With masks on the activations of a dense network, in float64."""
     model, (X, _) = network(device=dev), samples()

@@ -35,6 +35,7 @@ def test_devices_and_kernels(capsys):
 
 
 @pytest.mark.skipif(problem("emulated") is not None, reason="needs NVVM")
+@pytest.mark.slow
 def test_counters(capsys, tmp_path):
     status, out, _ = run(capsys, "kernels", "--counters", "add", "gemm_rows", "--plot", str(tmp_path / "a.png"))
     assert status == 0 and "gemm_block" in out and (tmp_path / "a.png").stat().st_size > 1000
@@ -128,6 +129,7 @@ def test_missing_data_is_one_line_and_status_2(capsys, monkeypatch, tmp_path):
     assert status == 2 and err.count("\n") == 1 and "train-images-idx3-ubyte.gz" in err
 
 
+@pytest.mark.slow
 def test_python_m_numbanet():
     done = subprocess.run([sys.executable, "-m", "numbanet", "train", "--dropout", "x"], capture_output=True, text=True,
                           timeout=60)

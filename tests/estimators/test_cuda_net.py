@@ -27,6 +27,7 @@ def other(request):
 
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", TileDropout(0.5, tile=4)])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.slow
 def test_net_on_cuda_equals_net_on_the_cpu(rng, other, dropout, optimizer):
     x, y = rng.standard_normal((14, 6)), np.arange(14) % 3
     nets = [Net((9, 7), dropout=dropout, optimizer=optimizer, epochs=1, batch_size=8, random_state=0, device=name).fit(x, y)
@@ -37,6 +38,7 @@ def test_net_on_cuda_equals_net_on_the_cpu(rng, other, dropout, optimizer):
 
 
 @pytest.mark.parametrize("dropout", ["rdp", "tdp"])
+@pytest.mark.slow
 def test_a_step_asks_the_driver_for_no_memory_after_the_first_ones(rng, monkeypatch, other, dropout):
     """Of two patterns in turn, once both have been met; emulated, arrays lie in a pool here, which asks for each of them."""
     pools = [pool.device_pool, pool.small_device_pool]
@@ -101,6 +103,7 @@ def test_a_step_is_at_most_fourteen_launches(rng, dropout, optimizer):
 
 @pytest.mark.skipif("emulated" not in OTHERS, reason="needs NVVM")
 @pytest.mark.parametrize("dropout", ["rdp", TileDropout(0.5, tile=8)], ids=str)
+@pytest.mark.slow
 def test_imprecise_products_train_nearly_the_same(rng, dropout):
     x, y = rng.standard_normal((20, 24)), np.arange(20) % 3
     nets = [Net((24, 24), epochs=2, batch_size=20, random_state=0, device="emulated", dropout=dropout, precision=name).fit(x, y)

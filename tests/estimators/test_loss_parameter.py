@@ -170,6 +170,7 @@ def test_a_file_holds_no_function(classes, tmp_path):
         net.save(tmp_path / "net")
 
 
+@pytest.mark.slow
 def test_losses_train_the_same_on_all_devices(dev, numbers, classes):
     options = {**FAST, "epochs": 2, "batch_size": 40, "device": dev.name}
     x, y = numbers

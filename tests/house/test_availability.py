@@ -91,6 +91,7 @@ def test_a_picture_is_not_drawn_over_a_folder(tmp_path, capsys):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell with pipes")
 @pytest.mark.parametrize("command", ["numbanet kernels", "numbanet devices", "numbanet --help", "bench list"])
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(command):
     line = f'set -o pipefail; "{sys.executable}" -m {command} | head -1'
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)

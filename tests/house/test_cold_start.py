@@ -46,6 +46,7 @@ def test_a_cold_fit_compiles_in_under_15_seconds_and_a_warm_one_takes_under_2(tm
         assert cached < max(cold, 5)
 
 
+@pytest.mark.slow
 def test_profiling_prints_every_op_and_what_it_skipped():
     code = """
 from numbanet import Net

@@ -163,6 +163,7 @@ def run(code, **environment):
                           env={**os.environ, **environment}, timeout=120)
 
 
+@pytest.mark.slow
 def test_import_without_any_cuda_package():
     """numbanet imports, trains and explains what is missing where no CUDA package can be found."""
     done = run("""
@@ -204,6 +205,7 @@ def test_import_compiles_nothing():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_means_no_cache_not_an_error():
     done = run("""
         import numba.core.caching as caching

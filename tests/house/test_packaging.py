@@ -13,6 +13,7 @@ from numbanet import __version__
 
 ROOT = Path(__file__).parents[2]
 pytest.importorskip("build", reason="builds wheel and sdist (extra `test`)")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

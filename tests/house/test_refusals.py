@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs pages that can be closed")
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.slow
 def test_calls_that_do_not_fit_are_refused_and_touch_nothing_else(seed):
     done = subprocess.run([sys.executable, "-m", "tests.house.fuzzing", str(seed), "2000"], capture_output=True, text=True,
                           timeout=300, cwd=ROOT)

@@ -57,6 +57,7 @@ def test_the_programs_of_the_readme_run(small):
     assert len(programs("README.md")) >= 8 and Path("digits.safetensors").exists() and Path("best.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_the_file_of_ones_own_in_contributing_runs(capsys):
     (program,) = programs("CONTRIBUTING.md")
     exec(compile(program, "CONTRIBUTING.md", "exec"), {})

@@ -70,6 +70,7 @@ def test_results_do_not_depend_on_costs(rng, dropout):
         np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_calibration_from_the_command_line(file, capsys):
     assert main(["devices", "--calibrate"]) == 0
     shown = capsys.readouterr().out

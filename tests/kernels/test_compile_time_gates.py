@@ -127,6 +127,7 @@ for kernel in (gemm_block._block(128, False, False, 3, True), cuda_grouped._grou
 """
 
 
+@pytest.mark.slow
 def test_later_processes_find_compiled_kernels():
     """Numba's cache names a kernel by its code and by what its closure holds: intrinsics, too, are the same in each process."""
     said = [subprocess.run([sys.executable, "-c", NAMED], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
@@ -198,6 +199,7 @@ def test_dropout_and_transposes_read_and_write_side_by_side(rng):
 
 
 @pytest.mark.parametrize("ta, tb", ALONG)
+@pytest.mark.slow
 def test_three_passes_have_the_error_of_float32(rng, ta, tb):
     """No more than twice that of a float32 product; one pass stays within 1e-3; neither waits for banks."""
     a, b = put(rng, *((100, 130) if ta else (130, 100))), put(rng, *((70, 100) if tb else (100, 70)))
@@ -221,6 +223,7 @@ def gemm_reference_float32(a, b):
 
 
 @pytest.mark.parametrize("product", ["forward", "dx", "dw"])
+@pytest.mark.slow
 def test_dropped_tiles_cost_nothing(rng, product):
     """One launch for all classes, without bank conflicts, of dp as many FLOPs and no more sectors than that."""
     x, w, dy = put(rng, 128, 512), put(rng, 512, 512), put(rng, 128, 512)
@@ -238,6 +241,7 @@ def test_dropped_tiles_cost_nothing(rng, product):
 
 
 @pytest.mark.parametrize("module", [gemm_block, cuda_grouped])
+@pytest.mark.slow
 def test_a_fast_kernel_is_checked_once_on_a_card(module):
     """On the emulated device as if it were a card: it agrees; one that does not is not used, and says so."""
     passed = module._agrees.passed

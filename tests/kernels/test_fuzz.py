@@ -24,6 +24,7 @@ LONG = pytest.param("cpu", 4000, "1", marks=pytest.mark.long)  # loops look at e
 
 @pytest.mark.skipif(not sys.platform.startswith(("linux", "darwin")), reason="needs mprotect")
 @pytest.mark.parametrize("device, calls, looking", [("cpu", 4000, ""), ("emulated", 150, ""), LONG])
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_and_nothing_is_written_outside(device, calls, looking, tmp_path):
     if device == "emulated" and availability.nvvm_problem():
         pytest.skip(availability.nvvm_problem())

@@ -43,6 +43,7 @@ def pair(dev, channels=5, momentum=0.1):
 
 @pytest.mark.parametrize("momentum", [0.1, None, 0, 1])
 @pytest.mark.parametrize("shape", [(12, 5), (7, 5, 3)], ids=str)
+@pytest.mark.slow
 def test_batch_norm_equals_pytorchs_over_20_steps(dev, rng, shape, momentum):
     ours, theirs = pair(dev, momentum=momentum)
     optimizers = SGD(ours.parameters(), 0.1, 0.9), torch.optim.SGD(theirs.parameters(), 0.1, 0.9)

@@ -275,6 +275,7 @@ def test_the_flops_are_those_of_the_kept_products():
 @pytest.mark.parametrize("make", [lambda parameters: SGD(parameters, 0.1, 0.9, weight_decay=0.01),
                                   lambda parameters: SGD(parameters, 0.1, 0.9, nesterov=True),
                                   lambda parameters: Adam(parameters, 0.01)], ids=["SGD", "Nesterov", "Adam"])
+@pytest.mark.slow
 def test_packed_gradients_train_as_dense_ones_do(dev, rng, make):
     """In several steps, each with other filters."""
     packed, dense = network(dev), network(dev)

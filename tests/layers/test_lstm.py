@@ -198,6 +198,7 @@ def test_last_step_of_each_length(dev, rng):
     close(LastStep()(Tensor(x, dev)).numpy(), x[:, 3])
 
 
+@pytest.mark.slow
 def test_long_sequences_are_trained(monkeypatch):
     """20,000 steps: without recursion, and with memory that grows as they do (from 5,000 on all arrays are of the pool)."""
     monkeypatch.setattr(pool, "host_pool", pool.Pool(pool.pages, chunk=0, keep=0, step=pool.PAGE))  # all is seen at once

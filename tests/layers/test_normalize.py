@@ -50,6 +50,7 @@ def test_state(dev):
         other.load_state_dict({**state, "0.mean": [1.0]})
 
 
+@pytest.mark.slow
 def test_a_net_with_it_learns_as_on_inputs_that_are_normalised(dev, rng):
     x = (5 + 3 * rng.standard_normal((12, 3, 2, 2))).astype(np.float32)
     y, layers = np.arange(12) % 3, [Flatten(), Linear(12, 4, rng=0), ReLU(), Linear(4, 3, rng=1)]

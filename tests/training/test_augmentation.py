@@ -122,6 +122,7 @@ def test_same_seed_same_result_and_not_that_without():
 
 
 @pytest.mark.parametrize("name", [name for name in ("cuda", "emulated") if problem(name) is None])
+@pytest.mark.slow
 def test_recorded_passes_see_each_batch_anew(monkeypatch, name):
     x, y = images()
     replays = []

@@ -286,6 +286,7 @@ DEVICES = [name for name in ("cuda", "emulated") if problem(name) is None]
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.slow
 def test_recorded_passes_are_forgotten_when_shapes_change(device, optimizer, monkeypatch):
     counts = {}
 

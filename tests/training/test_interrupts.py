@@ -331,6 +331,7 @@ def test_a_search_stops(name):
     assert after.fits == 1
 
 
+@pytest.mark.slow
 def test_a_search_in_several_processes_stops():
     with pytest.raises(KeyboardInterrupt):
         cross_val_score(Net(**SMALL, callbacks=[After(1)]), X, Y, cv=3, n_jobs=2)

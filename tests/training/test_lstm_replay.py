@@ -14,6 +14,7 @@ from numbanet_kernels.families.lstm import cuda_steps as kernels
 from numbanet_kernels.runtime import graph, launch
 
 DEVICES = [name for name in ("cuda", "emulated") if problem(name) is None]
+pytestmark = pytest.mark.slow  # steps of LSTMs are emulated
 FEW = RowDropout(0.4, dp_max=2)
 
 

@@ -28,6 +28,7 @@ def stepper(dropout):
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp", "tdp"])
+@pytest.mark.slow
 def test_a_step_allocates_no_array_after_the_first_ones(dropout):
     """Of what Python and NumPy allocate in 20 steps, less than one activation is alive at any time."""
     by, rng = stepper(dropout), np.random.default_rng(1)
@@ -79,6 +80,7 @@ def test_a_device_array_gives_its_block_back_when_the_last_view_is_gone():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory that leaves out mapped files")
+@pytest.mark.slow
 def test_a_data_set_larger_than_memory_trains(tmp_path):
     """2 GB of samples, held out ones among them, in a process that may allocate 1 GB."""
     program = f"""

@@ -11,6 +11,7 @@ from numbanet.training.task import Classification
 from numbanet_kernels.runtime import graph, pool
 
 DEVICES = [name for name in ("cuda", "emulated") if problem(name) is None]
+pytestmark = pytest.mark.slow  # nine emulated steps and more
 
 
 @pytest.fixture(autouse=True, params=DEVICES)

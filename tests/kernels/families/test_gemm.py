@@ -143,6 +143,7 @@ def test_tensor_cores_serve_products_that_they_do_sooner(from_8_0, monkeypatch, 
 
 
 @pytest.mark.parametrize("module", [gemm_block, cuda_grouped])
+@pytest.mark.slow
 def test_three_passes_are_as_exact_on_a_card(from_8_0, monkeypatch, module):
     """Of a deep product, too; if not, they are not used."""
     if emulation.emulating():

@@ -173,6 +173,7 @@ def test_library_functions_equal_numpy(name):
 
 
 @needs_nvvm
+@pytest.mark.slow
 def test_examples_are_counted_and_the_counters_left_alone():
     from numbanet_kernels import examples
 

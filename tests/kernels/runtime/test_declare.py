@@ -362,6 +362,7 @@ def test_the_command_line_counts_kernels_of_a_file(tmp_path, capsys):
 
 
 @needs_nvvm
+@pytest.mark.slow
 def test_counters_are_of_the_shape_that_is_asked_for(capsys):
     for shape, flops in (("128,256,192", "24.6k"), ("64,256,64", "4.1k")):  # N x O sums
         assert cli.main(["kernels", "--counters", "add", "--shape", shape]) == 0

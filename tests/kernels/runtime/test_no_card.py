@@ -155,6 +155,7 @@ def test_the_command_line_says_so_of_a_file_with_plain_kernels(tmp_path, capsys,
     assert "numbanet: error: no card answers" in said and "driver" not in said and "@kernel" in said
 
 
+@pytest.mark.slow
 def test_a_file_whose_device_functions_come_first(tmp_path):
     """Numba is imported before numbanet is, and its device function typed after."""
     code = ("from numba import cuda\nfrom numbanet_kernels.runtime.declare import kernel\n"

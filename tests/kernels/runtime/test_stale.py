@@ -60,6 +60,7 @@ def edited(package, before="= a[n, i]", after="= a[n, i] + a[n, i]"):
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
+@pytest.mark.slow
 def test_a_changed_function_of_another_file_is_compiled(package, tmp_path):
     home = {"NUMBA_CACHE_DIR": str(tmp_path / "mine")}
     assert [said(package, **home) for _ in range(2)] == [f"1.0 {way} {tmp_path / 'mine'}" for way in WAYS]
@@ -70,6 +71,7 @@ def test_a_changed_function_of_another_file_is_compiled(package, tmp_path):
     assert {path.name for path in (tmp_path / "mine").iterdir()} == {"compiled"}
 
 
+@pytest.mark.slow
 def test_without_a_folder_of_the_users_choice_it_is_in_that_of_caches(package, tmp_path):
     home = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home"), "LOCALAPPDATA": str(tmp_path / "home")}
     assert said(package, **home) == "1.0 compiled "
@@ -79,6 +81,7 @@ def test_without_a_folder_of_the_users_choice_it_is_in_that_of_caches(package, t
     assert not list(package.rglob("*.nbi"))
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_written_nothing_old_is_run(package, tmp_path):
     (tmp_path / "file").write_text("a file where the folder should be")
     blocked = {"NUMBA_CACHE_DIR": str(tmp_path / "file")}

@@ -217,6 +217,7 @@ def test_what_is_dropped_is_not_multiplied_by_0(rng):
 
 
 @pytest.mark.parametrize("case", [FEW[0], FEW[1], MANY[7], MANY[10]], ids=str)
+@pytest.mark.slow
 def test_the_reference_is_pytorchs(rng, case):
     torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
     x, w, bias, dy, *_ = operands(rng, case)
@@ -318,6 +319,7 @@ def test_gradients_that_do_not_fit_are_refused(suffix, put, name, shape):
 
 
 @pytest.mark.skipif(not sys.platform.startswith(("linux", "darwin")), reason="needs mprotect")
+@pytest.mark.slow
 def test_nothing_is_read_or_written_outside_an_array():
     done = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True, timeout=600,
                           cwd=Path(__file__).parents[4])
