@@ -88,6 +88,7 @@ def test_mean_flops_agree_with_those_of_steps(dropout, rate):
     assert np.mean(done) == pytest.approx(cnn.mean_flops(*sizes, dropout, rate), rel=0.6 if dropout == "rdp" else 0.1)
 
 
+@pytest.mark.slow
 def test_step_suite_end_to_end(run_bench, tmp_path):
     pytest.importorskip("torch")
     status, _, errors = run_bench("cnn", "--quick", "--against", "torch", "--json", tmp_path / "a.json",

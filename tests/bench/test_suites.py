@@ -155,6 +155,7 @@ def test_scaling_suite_end_to_end(run_bench, tmp_path):
     assert set(slopes) == {"none", "rdp", "tdp"} and (tmp_path / "a.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_memory_suite_end_to_end(run_bench, tmp_path):
     """That of convolutions is run as users run it: here peaks of one process mean nothing."""
     pytest.importorskip("torch")

@@ -201,6 +201,7 @@ def test_labels_of_any_kind_and_pandas():
         net.predict(frame.rename(columns={"pixel 0": "other"}))
 
 
+@pytest.mark.slow
 def test_pipeline_grid_search_clone_and_pickle():
     pipeline = make_pipeline(StandardScaler(), Net(**{**SMALL, "epochs": 20}))
     search = GridSearchCV(pipeline, {"net__dropout": ["none", "rdp"]}, n_jobs=2, cv=2)

@@ -93,6 +93,7 @@ def _export(folder, path, text, registry, name, module=None):
     (folder / registry).write_text(f'{before}{line}{mark}"{name}", {after}', encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_policy_stands_in_help_docstrings_tables_and_plots(changed):
     assert "halves" in changed("-m", "numbanet", "train", "--help")
     said = changed("-c", "from numbanet import *; print(HalvesDropout.name, Net.__doc__, LanguageModel.__doc__)")
@@ -112,6 +113,7 @@ def test_a_policy_stands_in_help_docstrings_tables_and_plots(changed):
     assert "halves" in out
 
 
+@pytest.mark.slow
 def test_a_layer_is_public_and_can_be_saved(changed):
     assert changed("-c", """if True:
         import numpy as np
@@ -122,6 +124,7 @@ def test_a_layer_is_public_and_can_be_saved(changed):
         print(np.array_equal(Net.load("a.safetensors").predict_proba(X), net.predict_proba(X)))""") == "True\n"
 
 
+@pytest.mark.slow
 def test_a_data_set_is_trained_on_and_predicted(changed):
     assert "stripes" in changed("-m", "numbanet", "train", "--help")
     out = changed("-m", "numbanet", "train", "--data", "stripes", "--layers", "16", "--epochs", "20", "--batch-size", "10",
@@ -130,6 +133,7 @@ def test_a_data_set_is_trained_on_and_predicted(changed):
     assert changed("-m", "numbanet", "predict", "b.safetensors", "stripes").split() == ["0", "1"] * 10
 
 
+@pytest.mark.slow
 def test_a_suite_stands_in_the_list_in_help_and_in_the_page(changed):
     assert "nothing " in changed("-m", "bench", "list") and "nothing" in changed("-m", "bench", "--help")
     changed("-m", "bench", "nothing", "--json", "bench/results/nothing.json")

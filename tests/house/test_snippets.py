@@ -50,6 +50,7 @@ def small(monkeypatch, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # so few random images teach nothing
+@pytest.mark.slow
 def test_the_programs_of_the_readme_run(small):
     names = {}
     for block in programs("README.md"):

@@ -17,6 +17,7 @@ def test_the_stub_of_the_operations_is_up_to_date():
 @pytest.mark.parametrize("call, problem", [
     ("gemm(1, 2, tb=True)", None), ("gemmm(1, 2)", '"Device" has no attribute "gemmm"'),
     ("gemm(1)", 'Missing positional argument "b" in call to "gemm"'), ("gemm(1, 2, transposed=True)", "Unexpected keyword")])
+@pytest.mark.slow
 def test_type_checkers_know_what_a_device_has(call, problem, tmp_path):
     pytest.importorskip("mypy", reason="checks types (extra `test`)")
     done = subprocess.run([sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", tmp_path, "-c",

@@ -103,6 +103,7 @@ def test_simple_versions_equal_numpy(emulated, name):
     np.testing.assert_allclose(emulated(name), SIMPLE[name][1](*OPERANDS), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_no_kernel_is_left_out(tmp_path_factory):
     """A kernel that is new, or was only ever launched with one block, is named here."""
     several = set()
