@@ -24,6 +24,7 @@ test test-all: .venv/ready-test
 
 lint: .venv/ready-test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy numbanet
 
 # what type checkers know of the operations of a device; a test says when it is out of date

@@ -1,4 +1,5 @@
 """Packaging. The folders `datasets` and `bench` are installed in `numbanet`, never as packages of their own."""
+
 import re
 from pathlib import Path
 
@@ -24,18 +25,43 @@ setup(
     license="BSD-3-Clause",
     license_files=["LICENSE"],
     python_requires=">=3.10",
-    packages=[*find_packages(include=["numbanet*"]), "numbanet.datasets", "numbanet.bench",
-              *(f"numbanet.bench.{folder}" for folder in find_packages("bench"))],
+    packages=[
+        *find_packages(include=["numbanet*"]),
+        "numbanet.datasets",
+        "numbanet.bench",
+        *(f"numbanet.bench.{folder}" for folder in find_packages("bench")),
+    ],
     package_dir={"numbanet.datasets": "datasets", "numbanet.bench": "bench"},
     package_data={"numbanet": ["py.typed", "operations.pyi"], "numbanet_kernels": ["py.typed"]},
-    install_requires=["numba>=0.62", "numpy>=2.2.5", "scikit-learn>=1.6", "rich>=13", "safetensors>=0.4", "scipy>=1.13",
-                      "threadpoolctl>=3.2"],
+    install_requires=[
+        "numba>=0.62",
+        "numpy>=2.2.5",
+        "scikit-learn>=1.6",
+        "rich>=13",
+        "safetensors>=0.4",
+        "scipy>=1.13",
+        "threadpoolctl>=3.2",
+    ],
     extras_require={
         "cuda": cuda,
         "plots": plots,
         "bench": bench,
-        "test": [*bench, *cuda, *compilers, "pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "pandas>=2", "mpmath>=1.3",
-                 "ruff>=0.6", "mypy>=1.11", "build>=1", "twine>=6", "readme-renderer[md]>=40", "pre-commit>=3"],
+        "test": [
+            *bench,
+            *cuda,
+            *compilers,
+            "pytest>=8",
+            "pytest-xdist>=3",
+            "hypothesis>=6",
+            "pandas>=2",
+            "mpmath>=1.3",
+            "ruff>=0.6",
+            "mypy>=1.11",
+            "build>=1",
+            "twine>=6",
+            "readme-renderer[md]>=40",
+            "pre-commit>=3",
+        ],
     },
     entry_points={"console_scripts": ["numbanet = numbanet.cli:main"]},
     classifiers=[

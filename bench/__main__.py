@@ -1,4 +1,5 @@
 """The command line: python -m bench SUITE… | list | report | gpu; without a checkout numbanet bench SUITE…"""
+
 from __future__ import annotations
 
 import argparse
@@ -22,19 +23,33 @@ COMMANDS = ("list", "report", "gpu")
 
 
 def _parser(prog: str) -> cli.Parser:
-    parser = cli.Parser(prog=prog, description="Measure numbanet. `list` names the suites, `report` rewrites the "
-                                               "tables of the README files from bench/results/, `gpu` runs all that needs a "
-                                               "graphics card.",
-                        epilog=f"Suites: {', '.join(suites.suites())}.")
+    parser = cli.Parser(
+        prog=prog,
+        description="Measure numbanet. `list` names the suites, `report` rewrites the "
+        "tables of the README files from bench/results/, `gpu` runs all that needs a "
+        "graphics card.",
+        epilog=f"Suites: {', '.join(suites.suites())}.",
+    )
     parser.add_argument("suites", nargs="+", metavar="SUITE", help="suites to run, or `list`, `report` or `gpu`")
-    parser.add_argument("--device", choices=("cpu", "cuda", "emulated"), default="cpu",
-                        help="emulated: of a family, what its kernels do, counted")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda", "emulated"),
+        default="cpu",
+        help="emulated: of a family, what its kernels do, counted",
+    )
     parser.add_argument("--shape", type=cli.shape, metavar="N,I,O", help="of a family's kernels: samples, inputs and outputs")
-    parser.add_argument("--against", choices=("torch",), help="the peer; without it times stand alone, and dropout is "
-                                                              "compared with numbanet's own dense training")
+    parser.add_argument(
+        "--against",
+        choices=("torch",),
+        help="the peer; without it times stand alone, and dropout is compared with numbanet's own dense training",
+    )
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout: the peers are what all was there")
-    parser.add_argument("--only", default="", metavar="PATTERN", help="of the suites' cases, or trainings, those alone in "
-                                                                      "whose name this regular expression is found")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="PATTERN",
+        help="of the suites' cases, or trainings, those alone in whose name this regular expression is found",
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes and few turns: does it run, not how fast")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file, case by case")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the results to this PNG, PDF or SVG file")
@@ -121,8 +136,9 @@ def _measure(parser: cli.Parser, chosen: argparse.Namespace) -> int:
     from numbanet.device import device
 
     device(chosen.device)  # RuntimeError with the reason where it is not available
-    options = Options(chosen.device, chosen.against, chosen.quick, chosen.only, chosen.shape,
-                      chosen.before and str(chosen.before.resolve()))
+    options = Options(
+        chosen.device, chosen.against, chosen.quick, chosen.only, chosen.shape, chosen.before and str(chosen.before.resolve())
+    )
     told = {"before": commit(chosen.before.resolve())} if chosen.before else {}
     results = Results(chosen.json, **{**dataclasses.asdict(options), **told})
     for suite in dict.fromkeys(chosen.suites):

@@ -5,6 +5,7 @@ Both versions hold an image as 3072 bytes: its red, its green and its blue value
     binary    data_batch_1.bin ... data_batch_5.bin, test_batch.bin: records of one label and the image, 3073 bytes
     Python    data_batch_1 ... data_batch_5, test_batch: pickles of a dict with `data` (n, 3072) uint8 and `labels`
 """
+
 from __future__ import annotations
 
 import io
@@ -68,12 +69,13 @@ def load_cifar10(folder: str | os.PathLike[str] | None = None, download: bool = 
 
     Examples
     --------
-    >>> X_train, y_train, X_test, y_test = load_cifar10()         # doctest: +SKIP
+    >>> X_train, y_train, X_test, y_test = load_cifar10()  # doctest: +SKIP
     """
     folders = search_folders("cifar10", folder)
     batches = find_batches(folders)
     parts = {batch: read_batch(path) for batch, path in batches.items()} or read_archive(
-        folders, CIFAR10_MIRRORS, CIFAR10_DIGESTS, download)
+        folders, CIFAR10_MIRRORS, CIFAR10_DIGESTS, download
+    )
     splits: list[np.ndarray] = []
     for names in (TRAINING, [TEST]):
         images, labels = (np.concatenate(arrays) for arrays in zip(*(parts[name] for name in names if name in parts)))
@@ -92,13 +94,19 @@ def find_batches(folders: Sequence[Path]) -> dict[str, Path]:
         If it has no training batch, or no test batch.
     """
     for place in (folder / name for folder in folders for name in PLACES):
-        files = {batch: place / f"{batch}{ending}" for ending in ENDINGS[::-1] for batch in (*TRAINING, TEST)
-                 if (place / f"{batch}{ending}").is_file()}
+        files = {
+            batch: place / f"{batch}{ending}"
+            for ending in ENDINGS[::-1]
+            for batch in (*TRAINING, TEST)
+            if (place / f"{batch}{ending}").is_file()
+        }
         if files and (TEST not in files or len(files) == 1):
             missing = TRAINING[0] if TEST in files else TEST
-            raise FileNotFoundError(f"{place} has {', '.join(sorted(path.name for path in files.values()))} but not "
-                                    f"{missing}.bin.gz (or {missing}.bin, or {missing} of the Python version). "
-                                    f"The official files come from {HOME}")
+            raise FileNotFoundError(
+                f"{place} has {', '.join(sorted(path.name for path in files.values()))} but not "
+                f"{missing}.bin.gz (or {missing}.bin, or {missing} of the Python version). "
+                f"The official files come from {HOME}"
+            )
         if files:
             return files
     return {}
@@ -110,14 +118,17 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return parse_records(content, path) if ".bin" in path.suffixes else parse_python(content, path)
 
 
-def read_archive(folders: Sequence[Path], mirrors: Sequence[str], digests: Mapping[str, str],
-                 download: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def read_archive(
+    folders: Sequence[Path], mirrors: Sequence[str], digests: Mapping[str, str], download: bool
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """The batches of the official archive, which is found or downloaded; nothing is unpacked to disk."""
     try:
         content, path = read_data_file("cifar-10-binary.tar", folders, mirrors, digests, download)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"CIFAR-10: neither batches, such as {TRAINING[0]}.bin.gz, nor their archive: {error}. "
-                                f"The official files come from {HOME}") from error
+        raise FileNotFoundError(
+            f"CIFAR-10: neither batches, such as {TRAINING[0]}.bin.gz, nor their archive: {error}. "
+            f"The official files come from {HOME}"
+        ) from error
     found = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
@@ -139,8 +150,10 @@ def parse_records(content: bytes, source: object) -> tuple[np.ndarray, np.ndarra
         If the length is not that of whole records, at least one, or if a label is none.
     """
     if not content or len(content) % RECORD:
-        raise ValueError(f"{source}: truncated, or no batch of CIFAR-10: records of {RECORD} bytes expected, found "
-                         f"{len(content)} bytes, {len(content) % RECORD} more than {len(content) // RECORD} records")
+        raise ValueError(
+            f"{source}: truncated, or no batch of CIFAR-10: records of {RECORD} bytes expected, found "
+            f"{len(content)} bytes, {len(content) % RECORD} more than {len(content) // RECORD} records"
+        )
     records = np.frombuffer(content, np.uint8).reshape(-1, RECORD)
     return records[:, 1:], _checked(records[:, 0], source)
 
@@ -161,8 +174,10 @@ def parse_python(content: bytes, source: object) -> tuple[np.ndarray, np.ndarray
     if not isinstance(labels, list) or not labels or not all(type(label) is int for label in labels):
         raise ValueError(f"{source}: 'labels' must be a list of integers, one at least")
     if images.shape != (len(labels), RECORD - 1):
-        raise ValueError(f"{source}: 'data' of shape {(len(labels), RECORD - 1)} expected, as there are {len(labels)} labels, "
-                         f"found {images.shape}")
+        raise ValueError(
+            f"{source}: 'data' of shape {(len(labels), RECORD - 1)} expected, as there are {len(labels)} labels, "
+            f"found {images.shape}"
+        )
     return images, _checked(np.array(labels), source)
 
 
@@ -170,6 +185,7 @@ def _checked(labels: np.ndarray, source: object) -> np.ndarray:
     """Labels as uint8, or ValueError."""
     wrong = np.flatnonzero((labels < 0) | (labels >= len(CIFAR10_CLASSES)))
     if wrong.size:
-        raise ValueError(f"{source}: labels 0 to {len(CIFAR10_CLASSES) - 1} expected, found {labels[wrong[0]]} for image "
-                         f"{wrong[0]}")
+        raise ValueError(
+            f"{source}: labels 0 to {len(CIFAR10_CLASSES) - 1} expected, found {labels[wrong[0]]} for image {wrong[0]}"
+        )
     return labels.astype(np.uint8)

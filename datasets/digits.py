@@ -1,4 +1,5 @@
 """The small digits of 8 x 8 pixels that come with scikit-learn: real data without a download."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -30,6 +31,5 @@ def load_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
     X, y = bundled_digits(return_X_y=True)
     X = np.divide(X, 16).astype(np.float32)  # grey values are counts of 0 to 16 pixels in a block of 4 x 4
-    X_train, X_test, y_train, y_test = train_test_split(X, y.astype(np.int64), test_size=0.2, stratify=y,
-                                                        random_state=0)
+    X_train, X_test, y_train, y_test = train_test_split(X, y.astype(np.int64), test_size=0.2, stratify=y, random_state=0)
     return X_train, y_train, X_test, y_test

@@ -1,4 +1,5 @@
 """Find a data file, or download it, and check its SHA-256 before a byte of it is used."""
+
 from __future__ import annotations
 
 import gzip
@@ -43,8 +44,9 @@ def find_file(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
 
 
 # --- find, download, check --------------------------------------------------------------------------------------------
-def read_data_file(name: str, folders: Sequence[Path], mirrors: Sequence[str], digests: Mapping[str, str],
-                   download: bool = True) -> tuple[bytes, Path]:
+def read_data_file(
+    name: str, folders: Sequence[Path], mirrors: Sequence[str], digests: Mapping[str, str], download: bool = True
+) -> tuple[bytes, Path]:
     """The content of `name`, decompressed, and the path it was read from: `name`.gz or `name` in one of `folders`.
 
     Parameters
@@ -72,8 +74,10 @@ def read_data_file(name: str, folders: Sequence[Path], mirrors: Sequence[str], d
     if path is None:
         searched = " or ".join(str(folder) for folder in folders)
         if not download:
-            raise FileNotFoundError(f"{' or '.join(files)} is missing: it was expected in {searched}. Put it there, "
-                                    f"or allow the download, or set NUMBANET_DATA to a folder with {folders[-1].name}/ in it")
+            raise FileNotFoundError(
+                f"{' or '.join(files)} is missing: it was expected in {searched}. Put it there, "
+                f"or allow the download, or set NUMBANET_DATA to a folder with {folders[-1].name}/ in it"
+            )
         try:
             path = download_file(f"{name}.gz", folders[-1], mirrors, digests[f"{name}.gz"])
         except FileNotFoundError as error:
@@ -93,9 +97,11 @@ def check_digest(content: bytes, sha256: str, source: object) -> None:
     """A ValueError naming `source` if its content has another SHA-256."""
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        raise ValueError(f"{source}: SHA-256 {sha256} expected, found {found} ({len(content)} bytes): "
-                         "truncated, corrupt or not the original. Delete it, and it is downloaded again; "
-                         "or replace it with the original")
+        raise ValueError(
+            f"{source}: SHA-256 {sha256} expected, found {found} ({len(content)} bytes): "
+            "truncated, corrupt or not the original. Delete it, and it is downloaded again; "
+            "or replace it with the original"
+        )
 
 
 def decompress(content: bytes, source: object) -> bytes:
@@ -103,8 +109,9 @@ def decompress(content: bytes, source: object) -> bytes:
     try:
         return gzip.decompress(content)
     except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{source}: a complete gzip file expected, found {len(content)} bytes "
-                         f"that do not decompress: {error}") from error
+        raise ValueError(
+            f"{source}: a complete gzip file expected, found {len(content)} bytes that do not decompress: {error}"
+        ) from error
 
 
 def download_file(file: str, folder: Path, mirrors: Sequence[str], sha256: str) -> Path:
@@ -132,9 +139,11 @@ def download_file(file: str, folder: Path, mirrors: Sequence[str], sha256: str) 
                 continue
             os.replace(Path(partial, file), folder / file)
             return folder / file
-    raise FileNotFoundError(f"{file} could not be downloaded to {folder}. Tried:{''.join(failures)}\n"
-                            f"Without a network: put all files of the data set into {folder}, or set NUMBANET_DATA to a "
-                            f"folder with {folder.name}/ in it")
+    raise FileNotFoundError(
+        f"{file} could not be downloaded to {folder}. Tried:{''.join(failures)}\n"
+        f"Without a network: put all files of the data set into {folder}, or set NUMBANET_DATA to a "
+        f"folder with {folder.name}/ in it"
+    )
 
 
 def write_file(path: Path, content: bytes) -> None:

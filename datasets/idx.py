@@ -1,9 +1,10 @@
 """The idx format of MNIST and its relatives: arrays of bytes with a self-describing header.
 
-    magic number   uint32, big-endian: 0x00 0x00, type code 0x08 (uint8), number of dimensions
-    sizes          one uint32, big-endian, for each dimension
-    values         uint8, row-major, to the end of the file
+magic number   uint32, big-endian: 0x00 0x00, type code 0x08 (uint8), number of dimensions
+sizes          one uint32, big-endian, for each dimension
+values         uint8, row-major, to the end of the file
 """
+
 from __future__ import annotations
 
 import math
@@ -36,16 +37,19 @@ def parse_idx(content: bytes, ndim: int, source: object) -> np.ndarray:
     if len(content) >= 4:
         (magic,) = struct.unpack_from(">I", content)
         if magic != _UINT8_MAGIC + ndim:
-            raise ValueError(f"{source}: magic number {_UINT8_MAGIC + ndim} expected (idx, uint8, {ndim} dimensions), "
-                             f"found {magic}{_describe(magic)}")
+            raise ValueError(
+                f"{source}: magic number {_UINT8_MAGIC + ndim} expected (idx, uint8, {ndim} dimensions), "
+                f"found {magic}{_describe(magic)}"
+            )
     if len(content) < header:
         raise ValueError(f"{source}: truncated: an idx header of {header} bytes expected, found {len(content)} bytes")
     shape = struct.unpack_from(f">{ndim}I", content, 4)
     expected = header + math.prod(shape)
     if len(content) != expected:
         problem = "truncated" if len(content) < expected else "too long"
-        raise ValueError(f"{source}: {problem}: {expected} bytes expected from its header (shape {shape}), "
-                         f"found {len(content)}")
+        raise ValueError(
+            f"{source}: {problem}: {expected} bytes expected from its header (shape {shape}), found {len(content)}"
+        )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 

@@ -1,4 +1,5 @@
 """MNIST and Fashion-MNIST: four idx files each, 60,000 training and 10,000 test images of 28 x 28 grey values."""
+
 from __future__ import annotations
 
 import os
@@ -15,10 +16,7 @@ Splits: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 SIDE, CLASSES = 28, 10
 
 # --- the original files: where they are, and their SHA-256 (compressed, and not) --------------------------------------
-MNIST_MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
+MNIST_MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 MNIST_DIGESTS = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -78,7 +76,7 @@ def load_mnist(folder: str | os.PathLike[str] | None = None, download: bool = Tr
 
     Examples
     --------
-    >>> X_train, y_train, X_test, y_test = load_mnist()         # doctest: +SKIP
+    >>> X_train, y_train, X_test, y_test = load_mnist()  # doctest: +SKIP
     """
     return load_splits(search_folders("mnist", folder), MNIST_MIRRORS, MNIST_DIGESTS, download, flat)
 
@@ -118,8 +116,9 @@ def load_fashion_mnist(folder: str | os.PathLike[str] | None = None, download: b
     return load_splits(search_folders("fashion-mnist", folder), FASHION_MNIST_MIRRORS, FASHION_MNIST_DIGESTS, download, flat)
 
 
-def load_splits(folders: Sequence[os.PathLike[str]], mirrors: Sequence[str], digests: Mapping[str, str],
-                download: bool, flat: bool = True) -> Splits:
+def load_splits(
+    folders: Sequence[os.PathLike[str]], mirrors: Sequence[str], digests: Mapping[str, str], download: bool, flat: bool = True
+) -> Splits:
     """Find, check and parse the four files of a data set in MNIST's format."""
     splits: list[np.ndarray] = []
     for split in ("train", "t10k"):
@@ -130,17 +129,16 @@ def load_splits(folders: Sequence[os.PathLike[str]], mirrors: Sequence[str], dig
     return tuple(splits)
 
 
-def pair(images: np.ndarray, labels: np.ndarray, images_path: object,
-         labels_path: object) -> tuple[np.ndarray, np.ndarray]:
+def pair(images: np.ndarray, labels: np.ndarray, images_path: object, labels_path: object) -> tuple[np.ndarray, np.ndarray]:
     """images uint8 (n, 28, 28), labels uint8 (n,) -> X float32 (n, 784) in [0, 1], y int64 (n,), if they match."""
     if images.shape[1:] != (SIDE, SIDE):
         raise ValueError(f"{images_path}: images of {SIDE} x {SIDE} expected, found shape {images.shape}")
     if len(images) != len(labels):
-        raise ValueError(f"{labels_path}: {len(images)} labels expected, one for each image of {images_path}, "
-                         f"found {len(labels)}")
+        raise ValueError(
+            f"{labels_path}: {len(images)} labels expected, one for each image of {images_path}, found {len(labels)}"
+        )
     wrong = np.flatnonzero(labels >= CLASSES)
     if wrong.size:
-        raise ValueError(f"{labels_path}: labels 0 to {CLASSES - 1} expected, found {labels[wrong[0]]} "
-                         f"for image {wrong[0]}")
+        raise ValueError(f"{labels_path}: labels 0 to {CLASSES - 1} expected, found {labels[wrong[0]]} for image {wrong[0]}")
     X = np.divide(images.reshape(len(images), SIDE * SIDE), np.float32(255), dtype=np.float32)
     return X, labels.astype(np.int64)

@@ -4,6 +4,7 @@ A pickle is a program for a small stack machine. This machine knows the instruct
 strings, numbers and NumPy arrays (protocol 2). Where the program would call a function, the stack gets a `Call`, and a program
 that names any function but the three of an array is refused. So no code of a file can run.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -65,11 +66,15 @@ def parse_pickle(content: bytes, source: object) -> Any:
             elif code.name not in ("PROTO", "STOP"):
                 _do(code.name, argument, stack)
     except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{source}: a pickle of plain data (Python 2, protocol 2) expected, found {len(content)} bytes that "
-                         f"are none from byte {position} on: {error}") from error
+        raise ValueError(
+            f"{source}: a pickle of plain data (Python 2, protocol 2) expected, found {len(content)} bytes that "
+            f"are none from byte {position} on: {error}"
+        ) from error
     if len(stack) != 1 or position + 1 != len(content):
-        raise ValueError(f"{source}: one pickle of {len(content)} bytes expected, found its end at byte {position} and "
-                         f"{len(stack)} values in it")
+        raise ValueError(
+            f"{source}: one pickle of {len(content)} bytes expected, found its end at byte {position} and "
+            f"{len(stack)} values in it"
+        )
     return stack[0]
 
 
@@ -118,8 +123,8 @@ def _popped(stack: list[Any], count: int) -> list[Any]:
     """The last values, taken off the stack."""
     if len(stack) < count:
         raise ValueError(f"{count} values expected, found {len(stack)}")
-    values = stack[len(stack) - count:]
-    del stack[len(stack) - count:]
+    values = stack[len(stack) - count :]
+    del stack[len(stack) - count :]
     return values
 
 
@@ -148,10 +153,15 @@ def uint8_array(value: Any, source: object) -> np.ndarray:
         If the value is anything else.
     """
     match value:
-        case Call(Name("numpy.core.multiarray _reconstruct"), (Name("numpy ndarray"), (0,), "b"),
-                  (1, (*shape,), Call(Name("numpy dtype"), ("u1", 0, 1)), False, str(values))):
+        case Call(
+            Name("numpy.core.multiarray _reconstruct"),
+            (Name("numpy ndarray"), (0,), "b"),
+            (1, (*shape,), Call(Name("numpy dtype"), ("u1", 0, 1)), False, str(values)),
+        ):
             if all(type(n) is int and n >= 0 for n in shape) and len(values) == math.prod(shape):
                 return np.frombuffer(values.encode("latin-1"), np.uint8).reshape(shape)
             raise ValueError(f"{source}: an array of shape {tuple(shape)} expected, found {len(values)} bytes")
-    raise ValueError(f"{source}: an array of uint8 in C order expected, found "
-                     f"{'another one' if isinstance(value, Call) else type(value).__name__}")
+    raise ValueError(
+        f"{source}: an array of uint8 in C order expected, found "
+        f"{'another one' if isinstance(value, Call) else type(value).__name__}"
+    )

@@ -1,4 +1,5 @@
 """Penn Treebank as T. Mikolov prepared it: a user's own files, because their licence forbids passing them on."""
+
 from __future__ import annotations
 
 import os
@@ -43,7 +44,7 @@ def load_ptb(folder: str | os.PathLike[str] | None = None) -> Texts:
 
     Examples
     --------
-    >>> train, valid, test = load_ptb("simple-examples/data")         # doctest: +SKIP
+    >>> train, valid, test = load_ptb("simple-examples/data")  # doctest: +SKIP
     """
     folders = search_folders("ptb", folder)
     paths = [find_text(f"ptb.{split}.txt", folders) for split in SPLITS]
@@ -55,8 +56,10 @@ def find_text(name: str, folders: Sequence[Path]) -> Path:
     """`name`.gz or `name` in one of `folders`, or FileNotFoundError."""
     path = find_file(folders, (f"{name}.gz", name))
     if path is None:
-        raise FileNotFoundError(f"{name}.gz or {name} is missing: it was expected in {' or '.join(map(str, folders))}. "
-                                "The licence of Penn Treebank forbids passing it on, so it cannot be downloaded: put your own "
-                                "ptb.train.txt, ptb.valid.txt and ptb.test.txt there, one sentence a line, or set "
-                                "NUMBANET_DATA to a folder with ptb/ in it. load_wikitext2() has free text of twice the size")
+        raise FileNotFoundError(
+            f"{name}.gz or {name} is missing: it was expected in {' or '.join(map(str, folders))}. "
+            "The licence of Penn Treebank forbids passing it on, so it cannot be downloaded: put your own "
+            "ptb.train.txt, ptb.valid.txt and ptb.test.txt there, one sentence a line, or set "
+            "NUMBANET_DATA to a folder with ptb/ in it. load_wikitext2() has free text of twice the size"
+        )
     return path

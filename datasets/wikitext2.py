@@ -1,4 +1,5 @@
 """WikiText-2: 720 good articles of Wikipedia as words, 33,278 different ones; rare words are `<unk>` already."""
+
 from __future__ import annotations
 
 import os
@@ -10,8 +11,10 @@ from .words import SPLITS, Texts, parse_words
 
 # --- the original files: where they are, and their SHA-256, decompressed ----------------------------------------------
 # The address of the authors' archive, wikitext-2-v1.zip, has changed. PyTorch's examples hold its files under other names.
-WIKITEXT2_MIRRORS = ("https://raw.githubusercontent.com/pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/"
-                     "word_language_model/data/wikitext-2/",)
+WIKITEXT2_MIRRORS = (
+    "https://raw.githubusercontent.com/pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/"
+    "word_language_model/data/wikitext-2/",
+)
 WIKITEXT2_DIGESTS = {
     "train": "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
     "valid": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
@@ -51,7 +54,7 @@ def load_wikitext2(folder: str | os.PathLike[str] | None = None, download: bool 
 
     Examples
     --------
-    >>> train, valid, test = load_wikitext2()         # doctest: +SKIP
+    >>> train, valid, test = load_wikitext2()  # doctest: +SKIP
     """
     return load_texts(search_folders("wikitext2", folder), WIKITEXT2_MIRRORS, WIKITEXT2_DIGESTS, download)
 
@@ -69,8 +72,10 @@ def read_text(split: str, folders: Sequence[Path], mirrors: Sequence[str], sha25
     if path is None:
         searched = f"WikiText-2: none of {', '.join(names)} is in {' or '.join(map(str, folders))}"
         if not download:
-            raise FileNotFoundError(f"{searched}. Put one there, or allow the download, or set NUMBANET_DATA to a folder with "
-                                    f"{folders[-1].name}/ in it")
+            raise FileNotFoundError(
+                f"{searched}. Put one there, or allow the download, or set NUMBANET_DATA to a folder with "
+                f"{folders[-1].name}/ in it"
+            )
         try:
             path = download_file(names[-1], folders[-1], mirrors, sha256)
         except FileNotFoundError as error:

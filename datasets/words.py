@@ -1,4 +1,5 @@
 """Text, one sentence a line -> the list of its words, as models of language read it."""
+
 from __future__ import annotations
 
 import io
@@ -21,8 +22,9 @@ def parse_words(content: bytes, source: object, known: dict[str, str]) -> list[s
         If `content` has no word, or is not text.
     """
     if b"\0" in content:
-        raise ValueError(f"{source}: text in UTF-8 expected, found {len(content)} bytes, of which the first 0 is at "
-                         f"{content.index(0)}")
+        raise ValueError(
+            f"{source}: text in UTF-8 expected, found {len(content)} bytes, of which the first 0 is at {content.index(0)}"
+        )
     words: list[str] = []
     number = 0
     for number, line in enumerate(io.BytesIO(content), 1):

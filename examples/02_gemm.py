@@ -67,8 +67,7 @@ def least_bytes(m, n, k):
 
 for side in (16, 128, 1024, 4096):
     work, traffic = flops(side, side, side), least_bytes(side, side, side)
-    print(f"side {side:4d}   {work / 1e9:9.5f} GFLOP   {traffic / 1e6:8.3f} MB   "
-          f"at best {work / traffic:6.1f} FLOPs per byte")
+    print(f"side {side:4d}   {work / 1e9:9.5f} GFLOP   {traffic / 1e6:8.3f} MB   at best {work / traffic:6.1f} FLOPs per byte")
 
 # %% [markdown]
 # The same holds for a CPU. Below, one loop follows the formula, and BLAS (through NumPy) computes the same with tiles
@@ -106,8 +105,10 @@ for name, product in (("loop", lambda: by_the_formula(a, b, c)), ("BLAS", lambda
 # formula again. `am, ak` are the strides of A: A[m, k] = a[m·am + k·ak], so a transposed operand costs nothing.
 
 # %%
-KERNELS = {name: next(kernel for kernel in all_kernels() if kernel.__name__ == f"gemm_{name}")
-           for name in ("naive", "tiled", "register")}
+KERNELS = {
+    name: next(kernel for kernel in all_kernels() if kernel.__name__ == f"gemm_{name}")
+    for name in ("naive", "tiled", "register")
+}
 
 
 def excerpt(version, first, last):
@@ -115,7 +116,7 @@ def excerpt(version, first, last):
     lines = inspect.getsource(KERNELS[version].function).splitlines()
     start = next(i for i, line in enumerate(lines) if first in line)
     stop = next(i for i in range(start, len(lines)) if last in lines[i])
-    print(textwrap.dedent("\n".join(lines[start:stop + 1])))
+    print(textwrap.dedent("\n".join(lines[start : stop + 1])))
 
 
 excerpt("naive", "cuda.grid(2)", "acc +=")
@@ -158,20 +159,33 @@ SIDE, DEPTH, GAP = 16, 16, 2
 SHADES = matplotlib.colors.ListedColormap([PALE, "#a9c3d6", ORANGE])
 fig, axes = plt.subplots(1, 3, figsize=(10, 3.9), layout="constrained")
 row, col = 5, 9
-cases = (("1 naive", [], [row], [col], "each thread\nreads for itself"),
-         ("2 tiled, T = 4", [(4, 8, 8, 12)], [row], [col], "a block shares\nwhat it reads"),
-         ("3 register, T = 8, r = 2", [(0, 8, 8, 16)], [1, 5], [9, 13], "a thread reuses\nwhat it reads"))
+cases = (
+    ("1 naive", [], [row], [col], "each thread\nreads for itself"),
+    ("2 tiled, T = 4", [(4, 8, 8, 12)], [row], [col], "a block shares\nwhat it reads"),
+    ("3 register, T = 8, r = 2", [(0, 8, 8, 16)], [1, 5], [9, 13], "a thread reuses\nwhat it reads"),
+)
 for ax, (title, blocks, rows, cols, what) in zip(axes, cases):
     picture_a, picture_b, picture_c = np.zeros((SIDE, DEPTH)), np.zeros((DEPTH, SIDE)), np.zeros((SIDE, SIDE))
     for r0, r1, c0, c1 in blocks:
         picture_a[r0:r1], picture_b[:, c0:c1], picture_c[r0:r1, c0:c1] = 1, 1, 1
     picture_a[rows], picture_b[:, cols] = 2, 2
     picture_c[np.ix_(rows, cols)] = 2
-    for picture, x0, y0, label in ((picture_a, 0, DEPTH + GAP, "A"), (picture_b, DEPTH + GAP, 0, "B"),
-                                   (picture_c, DEPTH + GAP, DEPTH + GAP, "C")):
+    for picture, x0, y0, label in (
+        (picture_a, 0, DEPTH + GAP, "A"),
+        (picture_b, DEPTH + GAP, 0, "B"),
+        (picture_c, DEPTH + GAP, DEPTH + GAP, "C"),
+    ):
         height, width = picture.shape
-        ax.pcolormesh(np.arange(width + 1) + x0, np.arange(height + 1) + y0, picture, cmap=SHADES, vmin=0, vmax=2,
-                      edgecolors="white", linewidth=0.6)
+        ax.pcolormesh(
+            np.arange(width + 1) + x0,
+            np.arange(height + 1) + y0,
+            picture,
+            cmap=SHADES,
+            vmin=0,
+            vmax=2,
+            edgecolors="white",
+            linewidth=0.6,
+        )
         ax.text(x0 + 0.3, y0 - 0.4, label, color=GREY, va="bottom")
     ax.text(DEPTH / 2, DEPTH / 2, what, ha="center", va="center", color=GREY, fontsize=10)
     ax.set(aspect="equal", xlim=(-1.5, 35.5), ylim=(34.5, -2.2))
@@ -191,8 +205,11 @@ save("gemm_tiles.png")
 # | register T, r | 2/T | 2/r | T/4 |
 
 # %%
-COUNTS = [("naive", Fraction(2), Fraction(0)), ("tiled\nT = 16", Fraction(2, 16), Fraction(2)),
-          ("register\nT = 64, r = 4", Fraction(2, 64), Fraction(2, 4))]
+COUNTS = [
+    ("naive", Fraction(2), Fraction(0)),
+    ("tiled\nT = 16", Fraction(2, 16), Fraction(2)),
+    ("register\nT = 64, r = 4", Fraction(2, 64), Fraction(2, 4)),
+]
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.7), layout="constrained")
 at = np.arange(3)
 for shift, index, colour, label in ((-0.2, 1, ORANGE, "global memory"), (0.2, 2, BLUE, "shared memory")):
@@ -209,8 +226,15 @@ tile = np.array([1, 128])
 right.plot(tile, tile / 4, color=PALE, linewidth=2.5, zorder=1)
 for size, name, place in ((1, "naive", (10, -3)), (16, "tiled, T = 16", (-10, 4)), (64, "register, T = 64", (-10, 4))):
     right.plot(size, size / 4, "o", color=BLUE, markersize=7)
-    right.annotate(f"{name}: {size / 4:g}", (size, size / 4), place, textcoords="offset points", color=GREY,
-                   fontsize=10, ha="left" if size == 1 else "right")
+    right.annotate(
+        f"{name}: {size / 4:g}",
+        (size, size / 4),
+        place,
+        textcoords="offset points",
+        color=GREY,
+        fontsize=10,
+        ha="left" if size == 1 else "right",
+    )
 best = flops(1024, 1024, 1024) / least_bytes(1024, 1024, 1024)
 right.axhline(best, color=ORANGE, linewidth=1.5, linestyle="--")
 right.text(1, best * 0.87, "each number fetched once, side 1024", color=ORANGE, fontsize=10, va="top")
@@ -241,7 +265,7 @@ if nvvm_problem() is None:
         print(f"{version:10s} {fma:5d} {from_global:10d} {from_shared:10d}   {from_shared / fma:20.2f} {float(shared):14.2f}")
     lines = [line.strip() for line in KERNELS["register"].ptx((8, 0)).splitlines()]
     first = next(i for i, line in enumerate(lines) if line.startswith("ld.shared"))
-    print("\nthe register kernel's inner loop begins:", *lines[first:first + 12], sep="\n    ")
+    print("\nthe register kernel's inner loop begins:", *lines[first : first + 12], sep="\n    ")
 else:
     print("no PTX here:", nvvm_problem())
 
@@ -264,10 +288,15 @@ def run_emulated():
                 c = download_cuda(gemm_version(version, tile, upload_cuda(a), upload_cuda(b)))
             error = np.abs(c - gemm_reference(a, b)).max()
             (found,) = counters.values()
-            loads = sum(lanes for lanes, instruction in zip(found.lanes, found.program.instructions)
-                        if class_of(instruction) == "global load")
-            print(f"({m}, {k}) x ({k}, {n})   {version:8s} T = {tile:2d}   largest error {error:.1e}   "
-                  f"global loads per multiply-add {loads / (m * n * k):.3f}")
+            loads = sum(
+                lanes
+                for lanes, instruction in zip(found.lanes, found.program.instructions)
+                if class_of(instruction) == "global load"
+            )
+            print(
+                f"({m}, {k}) x ({k}, {n})   {version:8s} T = {tile:2d}   largest error {error:.1e}   "
+                f"global loads per multiply-add {loads / (m * n * k):.3f}"
+            )
 
 
 def run_on_gpu(side=2048, repeats=10):
@@ -284,8 +313,9 @@ def run_on_gpu(side=2048, repeats=10):
         stop.record()
         stop.synchronize()
         seconds = cuda.event_elapsed_time(start, stop) / 1e3 / repeats
-        print(f"{version:8s} T = {tile:2d}   largest error {error:.1e}   "
-              f"{flops(side, side, side) / seconds / 1e12:6.2f} TFLOP/s")
+        print(
+            f"{version:8s} T = {tile:2d}   largest error {error:.1e}   {flops(side, side, side) / seconds / 1e12:6.2f} TFLOP/s"
+        )
 
 
 if cuda_problem() is None:

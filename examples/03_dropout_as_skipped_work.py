@@ -97,14 +97,19 @@ before = RowPlan(I, dp=2, bias=0)
 tiles = TilePlan((O, I), tile=8, dp=5, bias=1)
 kept_rows = np.broadcast_to(rows.mask()[:, None], (O, I))
 both = np.outer(rows.mask(), before.mask())
-panels = [(kept_rows, "rdp, output side: dp 3"), (both, "rdp, both sides: dp 3, dp 2"),
-          (tiles.mask(), "tdp: tiles of 8, dp 5")]
+panels = [(kept_rows, "rdp, output side: dp 3"), (both, "rdp, both sides: dp 3, dp 2"), (tiles.mask(), "tdp: tiles of 8, dp 5")]
 
 fig, axes = plt.subplots(1, 4, figsize=(11, 4), layout="constrained", width_ratios=(I, I, before.count, I))
 for ax, (mask, title) in zip(axes[[0, 1, 3]], panels):
     draw(ax, mask, f"{title}\n{mask.mean():.1%} kept", f"input ({I})", f"output ({O})")
-draw(axes[2], np.ones((rows.count, before.count)), "the same, compact", f"kept inputs ({before.count})",
-     f"kept outputs ({rows.count})", (BLUE, BLUE))
+draw(
+    axes[2],
+    np.ones((rows.count, before.count)),
+    "the same, compact",
+    f"kept inputs ({before.count})",
+    f"kept outputs ({rows.count})",
+    (BLUE, BLUE),
+)
 axes[2].set(xlim=(-0.5, before.count - 0.5), ylim=(O - 0.5, -0.5))  # at the scale of its neighbours
 axes[2].set_ylabel(f"kept outputs ({rows.count})", y=1 - rows.count / O / 2, fontsize=10)
 axes[2].xaxis.set_label_coords(0.5, 1 - rows.count / O - 0.03)
@@ -141,10 +146,11 @@ col_order = np.argsort(class_of_col, kind="stable")
 
 coloured = np.where(tiles.tile_mask(), 1 + class_of_row[:, None], 0)
 fig, axes = plt.subplots(1, 2, figsize=(7.6, 4.6), layout="constrained")
-shades = (PALE, BLUE, ORANGE, LIGHT, "#1d3f5a", "#e8b986")[:P + 1]
+shades = (PALE, BLUE, ORANGE, LIGHT, "#1d3f5a", "#e8b986")[: P + 1]
 for ax, matrix, r_names, c_names, title in (
-        (axes[0], coloured, range(tile_rows), range(tile_cols), "kept tiles of w, coloured by class"),
-        (axes[1], coloured[row_order][:, col_order], row_order, col_order, "the same, sorted by class")):
+    (axes[0], coloured, range(tile_rows), range(tile_cols), "kept tiles of w, coloured by class"),
+    (axes[1], coloured[row_order][:, col_order], row_order, col_order, "the same, sorted by class"),
+):
     draw(ax, matrix, title, "tile column c", "tile row r", shades)
     ax.set_xticks(range(tile_cols), c_names)
     ax.set_yticks(range(tile_rows), r_names)
@@ -238,7 +244,7 @@ fig, ax = plt.subplots(figsize=(6.8, 3.8), layout="constrained")
 ax.plot(rates, np.ones_like(rates), "--", color=GREY, linewidth=2)
 ax.text(0.87, 1, "bernoulli", color=GREY, va="center")
 for policy, colour, mark, power in (("tdp", ORANGE, "s", 1), ("rdp", BLUE, "o", 2)):
-    ax.plot(rates, (1 - rates)**power, color="black", linewidth=1, linestyle=":", zorder=3)  # above the curve that it lies on
+    ax.plot(rates, (1 - rates) ** power, color="black", linewidth=1, linestyle=":", zorder=3)  # above the curve that it lies on
     ax.plot(rates, shares[policy], mark + "-", color=colour, linewidth=4, alpha=0.7, markersize=7, markevery=3)
     ax.text(0.87, shares[policy][-1], policy, color=colour, va="center")
 ax.text(0.42, 0.64, "1 − p", fontsize=10)
@@ -294,8 +300,10 @@ w = Tensor(rng.standard_normal((H, H)))
 x = Tensor(rng.standard_normal((128, H)))
 coins = BernoulliPlan(H, 0.5, key=1, scale=2.0)
 with no_grad(), threadpool_limits(1):  # one core, so that the figures can be compared
-    times = {"dense": [milliseconds(lambda: ops.linear(x, w))],
-             "bernoulli": [milliseconds(lambda: ops.dropout(ops.linear(x, w), plan=coins))]}
+    times = {
+        "dense": [milliseconds(lambda: ops.linear(x, w))],
+        "bernoulli": [milliseconds(lambda: ops.dropout(ops.linear(x, w), plan=coins))],
+    }
     for dp in (2, 4, 8):
         plan = RowPlan(H, dp, 0)
         compact = Tensor(x.numpy()[:, ::dp])

@@ -170,12 +170,16 @@ save("search_bias.png")
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-edges = [("nothing dropped (dp 1)", 1, 1, "#1d3f5a"), ("dp 2 to 8", 2, 8, BLUE), ("dp 9 to 20", 9, 20, "#9db9cc"),
-         ("dp above 20: under 5 % kept", 21, 64, ORANGE)]
+edges = [
+    ("nothing dropped (dp 1)", 1, 1, "#1d3f5a"),
+    ("dp 2 to 8", 2, 8, BLUE),
+    ("dp 9 to 20", 9, 20, "#9db9cc"),
+    ("dp above 20: under 5 % kept", 21, 64, ORANGE),
+]
 sizes = [4, 8, 16, 32, 64]
 bottom = np.zeros(len(sizes))
 for label, first, last, colour in edges:
-    share = np.array([search_exact(0.7, size)[first - 1:last].sum() for size in sizes])
+    share = np.array([search_exact(0.7, size)[first - 1 : last].sum() for size in sizes])
     left.bar(range(len(sizes)), share, 0.65, bottom=bottom, color=colour, label=label)
     bottom += share
 left.set(xlabel="largest period N (dp_max)", ylabel="share of the steps", ylim=(0, 1))
@@ -185,8 +189,9 @@ left.legend(frameon=False, fontsize=10, loc="upper center", bbox_to_anchor=(0.5,
 
 for size, colour, dash in ((4, "#1d3f5a", "-"), (8, BLUE, "--"), (16, "#9db9cc", "-."), (64, ORANGE, ":")):
     d = search_exact(0.7, size)
-    right.step(np.arange(1, size + 1), np.cumsum(d), where="post", color=colour, linestyle=dash, linewidth=2,
-               label=f"N = {size}")
+    right.step(
+        np.arange(1, size + 1), np.cumsum(d), where="post", color=colour, linestyle=dash, linewidth=2, label=f"N = {size}"
+    )
     right.plot(size, 1, "o", color=colour, markersize=5)
 right.set_xscale("log", base=2)
 right.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])

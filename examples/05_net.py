@@ -64,14 +64,20 @@ EPOCHS, SEEDS = 10, 3
 histories = {}
 print(f"{'dropout':10s} {'test':>7s} {'from':>7s} {'to':>7s} {'training loss':>14s} {'seconds':>8s} {'share of FLOPs':>15s}")
 for dropout in COLOURS:
-    nets = [Net((384, 384), dropout=dropout, dropout_rate=0.5, epochs=EPOCHS, learning_rate=0.02, random_state=seed)
-            .fit(X_train, y_train, validation=(X_test, y_test)) for seed in range(SEEDS)]
+    nets = [
+        Net((384, 384), dropout=dropout, dropout_rate=0.5, epochs=EPOCHS, learning_rate=0.02, random_state=seed).fit(
+            X_train, y_train, validation=(X_test, y_test)
+        )
+        for seed in range(SEEDS)
+    ]
     histories[dropout] = [net.history_ for net in nets]
     last = np.array([[history[-1][key] for key in ("validation_score", "loss")] for history in histories[dropout]])
     seconds = np.mean([sum(record["seconds"] for record in history) for history in histories[dropout]])
     work = np.mean([record["flops_share"] for history in histories[dropout] for record in history])
-    print(f"{dropout:10s} {last[:, 0].mean():7.1%} {last[:, 0].min():7.1%} {last[:, 0].max():7.1%} {last[:, 1].mean():14.4f} "
-          f"{seconds:8.2f} {work:15.1%}")
+    print(
+        f"{dropout:10s} {last[:, 0].mean():7.1%} {last[:, 0].min():7.1%} {last[:, 0].max():7.1%} {last[:, 1].mean():14.4f} "
+        f"{seconds:8.2f} {work:15.1%}"
+    )
 
 # %% [markdown]
 # Three remarks on the table. The training loss is higher with dropout by construction: it is that of the thinned
@@ -92,8 +98,17 @@ for dropout, runs in histories.items():
     dash, mark = MARKS[dropout]
     for ax, x in ((left, np.arange(1, EPOCHS + 1)), (right, work)):
         ax.fill_between(x, error.min(0), error.max(0), color=COLOURS[dropout], alpha=0.18, linewidth=0)
-        ax.plot(x, error.mean(0), dash, marker=mark, markevery=(2, 4), markersize=5, color=COLOURS[dropout], linewidth=1.8,
-                label=dropout)
+        ax.plot(
+            x,
+            error.mean(0),
+            dash,
+            marker=mark,
+            markevery=(2, 4),
+            markersize=5,
+            color=COLOURS[dropout],
+            linewidth=1.8,
+            label=dropout,
+        )
     right.plot(work[-1], error.mean(0)[-1], mark, color=COLOURS[dropout], markersize=9, markeredgecolor="black")
 left.set(xlabel="epoch", ylabel="test error", yscale="log", xlim=(0, EPOCHS + 1), xticks=range(0, EPOCHS + 1, 5))
 left.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5], ["2 %", "5 %", "10 %", "20 %", "50 %"])
@@ -128,8 +143,9 @@ print(f"scaled pixels: {pipeline.fit(X_train, y_train).score(X_test, y_test):.1%
 
 search = GridSearchCV(pipeline, {"net__dropout": ["bernoulli", "rdp"], "net__dropout_rate": [0.2, 0.5]}, cv=3)
 search.fit(X_train, y_train)
-for parameters, score, spread in zip(search.cv_results_["params"], search.cv_results_["mean_test_score"],
-                                     search.cv_results_["std_test_score"]):
+for parameters, score, spread in zip(
+    search.cv_results_["params"], search.cv_results_["mean_test_score"], search.cv_results_["std_test_score"]
+):
     print(f"{parameters['net__dropout']:10s} p = {parameters['net__dropout_rate']}   {score:.1%} ± {spread:.1%}")
 print(f"the best on the test images: {search.score(X_test, y_test):.1%}")
 
@@ -157,11 +173,9 @@ def good_enough(net, record):
     return record["loss"] < 0.2
 
 
-net = Net((128,), dropout="rdp", dropout_rate=0.3, learning_rate=0.05, epochs=100, callbacks=[good_enough],
-          random_state=0)
+net = Net((128,), dropout="rdp", dropout_rate=0.3, learning_rate=0.05, epochs=100, callbacks=[good_enough], random_state=0)
 net.fit(X_train, y_train)
-print(f"stopped after {net.n_iter_} of 100 epochs: loss {net.history_[-1]['loss']:.3f}, "
-      f"test {net.score(X_test, y_test):.1%}")
+print(f"stopped after {net.n_iter_} of 100 epochs: loss {net.history_[-1]['loss']:.3f}, test {net.score(X_test, y_test):.1%}")
 
 # %% [markdown]
 # For the common case, `early_stopping=True` holds out a part of the training samples, stops when their score no longer
@@ -170,6 +184,5 @@ print(f"stopped after {net.n_iter_} of 100 epochs: loss {net.history_[-1]['loss'
 # Same seed, same result: plans, initial weights and shuffling all come from `random_state`.
 
 # %%
-again = [Net((128,), dropout="rdp", epochs=3, random_state=1).fit(X_train, y_train).predict_proba(X_test)
-         for _ in range(2)]
+again = [Net((128,), dropout="rdp", epochs=3, random_state=1).fit(X_train, y_train).predict_proba(X_test) for _ in range(2)]
 print("two runs with one seed give equal probabilities:", np.array_equal(*again))

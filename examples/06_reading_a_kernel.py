@@ -56,8 +56,16 @@ a, b = rng.standard_normal((SIDE, DEPTH), dtype=np.float32), rng.standard_normal
 
 
 def block(x, y, padding=4):
-    return launch_block(x.reshape(-1), y.reshape(-1), (SIDE, SIDE, DEPTH), (DEPTH, 1), (SIDE, 1),
-                           device_array((SIDE, SIDE)), tile=128, padding=padding)
+    return launch_block(
+        x.reshape(-1),
+        y.reshape(-1),
+        (SIDE, SIDE, DEPTH),
+        (DEPTH, 1),
+        (SIDE, 1),
+        device_array((SIDE, SIDE)),
+        tile=128,
+        padding=padding,
+    )
 
 
 def counted(product):
@@ -69,10 +77,12 @@ def counted(product):
     return result, found
 
 
-VERSIONS = {"naive": lambda x, y: gemm_version("naive", 16, x, y),
-            "tiled": lambda x, y: gemm_version("tiled", 16, x, y),
-            "register": lambda x, y: gemm_version("register", 64, x, y),
-            "block": block}
+VERSIONS = {
+    "naive": lambda x, y: gemm_version("naive", 16, x, y),
+    "tiled": lambda x, y: gemm_version("tiled", 16, x, y),
+    "register": lambda x, y: gemm_version("register", 64, x, y),
+    "block": block,
+}
 counters = {}
 for name, product in VERSIONS.items():
     c, counters[name] = counted(product)
@@ -88,12 +98,16 @@ for name, product in VERSIONS.items():
 
 # %%
 summaries = {name: found.summary() for name, found in counters.items()}
-print(f"{'':9s} {'issued':>9s} {'fma':>5s} {'global bytes':>13s} {'least':>9s} {'FLOPs/byte':>11s} {'conflicts':>10s} "
-      f"{'barriers':>9s}")
+print(
+    f"{'':9s} {'issued':>9s} {'fma':>5s} {'global bytes':>13s} {'least':>9s} {'FLOPs/byte':>11s} {'conflicts':>10s} "
+    f"{'barriers':>9s}"
+)
 for name, found in summaries.items():
-    print(f"{name:9s} {found['issued']:9,d} {found['issued fma'] / found['issued']:5.0%} {found['bytes']:13,d} "
-          f"{32 * found['least sectors']:9,d} {found['intensity']:11.2f} {found['bank conflicts']:10,d} "
-          f"{found.get('issued barrier', 0):9,d}")
+    print(
+        f"{name:9s} {found['issued']:9,d} {found['issued fma'] / found['issued']:5.0%} {found['bytes']:13,d} "
+        f"{32 * found['least sectors']:9,d} {found['intensity']:11.2f} {found['bank conflicts']:10,d} "
+        f"{found.get('issued barrier', 0):9,d}"
+    )
 
 # %% [markdown]
 # Read it from above. *Naive* asks memory for two numbers for each multiply-add. *Tiled* asks for far fewer, because a block
@@ -102,8 +116,12 @@ for name, found in summaries.items():
 # brings four numbers: most of what it issues are the multiply-adds that the product consists of.
 
 # %%
-CLASSES = {"fma": ("multiply-add", BLUE), "shared load": ("shared loads and stores", ORANGE), "global load": ("global", GREEN),
-           "integer": ("addresses and the rest", PALE)}
+CLASSES = {
+    "fma": ("multiply-add", BLUE),
+    "shared load": ("shared loads and stores", ORANGE),
+    "global load": ("global", GREEN),
+    "integer": ("addresses and the rest", PALE),
+}
 
 
 def classed(found):
@@ -112,8 +130,15 @@ def classed(found):
     for key, n in found.items():
         kind = key.removeprefix("issued ")
         if key.startswith("issued "):
-            group = ("fma" if kind == "fma" else "shared load" if kind.startswith("shared") else
-                     "global load" if kind.startswith("global") or kind == "copy" else "integer")
+            group = (
+                "fma"
+                if kind == "fma"
+                else "shared load"
+                if kind.startswith("shared")
+                else "global load"
+                if kind.startswith("global") or kind == "copy"
+                else "integer"
+            )
             parts[group] += n
     return parts
 
@@ -170,8 +195,9 @@ fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
 labels = list(counters)
 at = np.arange(len(labels))
 products = SIDE * SIDE * DEPTH
-touched, least = (np.array([32 * getattr(found, name).sum() for found in counters.values()]) / products
-                  for name in ("sectors", "least"))
+touched, least = (
+    np.array([32 * getattr(found, name).sum() for found in counters.values()]) / products for name in ("sectors", "least")
+)
 waits = [1000 * found.conflicts.sum() / products for found in counters.values()]
 left.bar(at - 0.2, touched, 0.38, color=ORANGE, label="in the sectors touched")
 left.bar(at + 0.2, least, 0.38, color=BLUE, hatch="//", edgecolor="white", label="in as few as would do")

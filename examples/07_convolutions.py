@@ -175,11 +175,15 @@ with no_grad():
 values = np.minimum(found["A"] / np.quantile(found["A"], 0.98), 1)
 fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.2), layout="constrained")
 for ax, name in zip(axes, (None, "rsdp", "bsdp")):
-    mask = np.ones(values.shape, bool) if name is None else np.broadcast_to(
-        found[name].mask().reshape(100, -1), values.shape)
+    mask = np.ones(values.shape, bool) if name is None else np.broadcast_to(found[name].mask().reshape(100, -1), values.shape)
     colours = np.where(mask[..., None], plt.get_cmap("Greys")(values)[..., :3], matplotlib.colors.to_rgb("#e8b986"))
-    draw(ax, colours, "input matrix" if name is None else f"{name}: {mask.mean():.0%} kept", "tap and channel (150)",
-         "output position (100)")
+    draw(
+        ax,
+        colours,
+        "input matrix" if name is None else f"{name}: {mask.mean():.0%} kept",
+        "tap and channel (150)",
+        "output position (100)",
+    )
 save("conv_dropped.png")
 each = found["bsdp"].mask().reshape(10, 10, 25, 6).all(axis=(1, 3)).sum(axis=1)
 print("blocks kept in each block row:", each.tolist())
@@ -197,8 +201,14 @@ EPOCHS = 20
 fig, ax = plt.subplots(figsize=(6.8, 3.6), layout="constrained")
 for skew, colour, style in ((-2.0, BLUE, "o-"), (0.0, GREY, "^:"), (2.0, ORANGE, "s--")):
     schedule = SkewNormalSchedule(0.5, EPOCHS, skew=skew)
-    ax.plot(range(1, EPOCHS + 1), [schedule(epoch) for epoch in range(EPOCHS)], style, color=colour, markersize=4,
-            label=f"skew {skew:g}")
+    ax.plot(
+        range(1, EPOCHS + 1),
+        [schedule(epoch) for epoch in range(EPOCHS)],
+        style,
+        color=colour,
+        markersize=4,
+        label=f"skew {skew:g}",
+    )
     assert abs(np.mean(schedule.rates) - 0.5) < 1e-9
 ax.plot([0, EPOCHS], [0.5, 0.5], color=GREY, linewidth=1, linestyle=":")
 ax.text(EPOCHS + 0.3, 0.5, "mean", color=GREY, va="center")
@@ -215,17 +225,29 @@ save("conv_schedule.png")
 
 # %%
 EPOCHS, RATE = 3, 0.5
-ways = {"none": "none", "rsdp": RowSensitiveDropout(RATE), "bsdp": BlockSensitiveDropout(RATE),
-        "rsdp, rising and falling": RowSensitiveDropout(SkewNormalSchedule(RATE, EPOCHS))}
+ways = {
+    "none": "none",
+    "rsdp": RowSensitiveDropout(RATE),
+    "bsdp": BlockSensitiveDropout(RATE),
+    "rsdp, rising and falling": RowSensitiveDropout(SkewNormalSchedule(RATE, EPOCHS)),
+}
 fig, ax = plt.subplots(figsize=(6.8, 3.8), layout="constrained")
 print(f"{'':25s} {'test':>7s} {'seconds':>8s} {'share of FLOPs':>15s}")
 for (name, dropout), colour, style in zip(ways.items(), (GREY, BLUE, ORANGE, "#5b8c5a"), ("x:", "o-", "s-.", "^--")):
     net = Net("lenet5", dropout=dropout, epochs=EPOCHS, batch_size=32, learning_rate=0.02, random_state=0)
     history = net.fit(X_train, y_train, validation=(X_test, y_test)).history_
-    print(f"{name:25s} {history[-1]['validation_score']:7.1%} {sum(record['seconds'] for record in history):8.2f} "
-          f"{np.mean([record['flops_share'] for record in history]):15.1%}")
-    ax.plot(range(1, EPOCHS + 1), [1 - record["validation_score"] for record in history], style, color=colour,
-            linewidth=1.8, label=name)
+    print(
+        f"{name:25s} {history[-1]['validation_score']:7.1%} {sum(record['seconds'] for record in history):8.2f} "
+        f"{np.mean([record['flops_share'] for record in history]):15.1%}"
+    )
+    ax.plot(
+        range(1, EPOCHS + 1),
+        [1 - record["validation_score"] for record in history],
+        style,
+        color=colour,
+        linewidth=1.8,
+        label=name,
+    )
 ax.set(xlabel="epoch", ylabel="test error", yscale="log", xticks=range(1, EPOCHS + 1))
 ax.set_yticks([0.1, 0.2, 0.5], ["10 %", "20 %", "50 %"])
 ax.minorticks_off()

@@ -93,8 +93,14 @@ write, read = np.zeros(T), np.zeros(T)
 write[[6, 27, 43]], read[[13, 14, 21, 35, 36, 37, 52]] = 1, 1
 x = np.stack([value, write, read], axis=1)[:, None].astype(np.float32)
 latch = LSTM(3, 1)
-latch.load_state_dict({"weight_ih_l0": [[0, 12, 0], [0, -12, 0], [1, 0, 0], [0, 0, 12]], "weight_hh_l0": np.zeros((4, 1)),
-                       "bias_ih_l0": [-6, 6, 0, -6], "bias_hh_l0": np.zeros(4)})  # rows: i, f, g, o
+latch.load_state_dict(
+    {
+        "weight_ih_l0": [[0, 12, 0], [0, -12, 0], [1, 0, 0], [0, 0, 12]],
+        "weight_hh_l0": np.zeros((4, 1)),
+        "bias_ih_l0": [-6, 6, 0, -6],
+        "bias_hh_l0": np.zeros(4),
+    }
+)  # rows: i, f, g, o
 gates, c, h = by_hand(x, *latch.state_dict().values())
 assert np.abs(latch(Tensor(x))[0].numpy() - h).max() < 1e-5
 for t, end in ((6, 27), (27, 43), (43, T)):  # what was written, and what is left of it when the next comes
@@ -140,8 +146,14 @@ def felt(bias, through_h=True):
     """[t, s]: the norm of dx[s] for a loss at step t, where the gate f has this bias."""
     lstm = LSTM(8, H, rng=3)
     state = lstm.state_dict()
-    lstm.load_state_dict({**state, "weight_hh_l0": through_h * state["weight_hh_l0"],
-                          "bias_ih_l0": np.repeat([0, bias, 0, 0], H), "bias_hh_l0": np.zeros(4 * H)})
+    lstm.load_state_dict(
+        {
+            **state,
+            "weight_hh_l0": through_h * state["weight_hh_l0"],
+            "bias_ih_l0": np.repeat([0, bias, 0, 0], H),
+            "bias_hh_l0": np.zeros(4 * H),
+        }
+    )
     x = Tensor(np.repeat(sequence, T, axis=1), requires_grad=True)
     lstm(x)[0].backward(dy)
     return np.linalg.norm(x.grad.numpy(), axis=2).T
@@ -199,8 +211,12 @@ model = Sequential([first, second])
 sites = Tree(model).sites
 leaving, entering, returning = sites[first, "output_l0"], sites[second, "input_l0"], sites[second, "recurrent_l0"]
 rows, tiles, back = RowPlan(H, 2, 0, scale=2.0), TilePlan((4 * H, H), 8, 2, 0, scale=2.0), RowPlan(H, 2, 1, scale=2.0)
-ways = {"none or bernoulli": {}, "rdp": {leaving: rows}, "tdp": {entering: tiles},
-        "rdp and recurrent rdp": {leaving: rows, returning: back}}
+ways = {
+    "none or bernoulli": {},
+    "rdp": {leaving: rows},
+    "tdp": {entering: tiles},
+    "rdp and recurrent rdp": {leaving: rows, returning: back},
+}
 
 
 def share(plans):
@@ -248,8 +264,7 @@ def mean_share(p, tile=False, hidden=False):
     """Mean share of the second layer's FLOPs when policies of rate p draw the plans."""
     shares = []
     for _ in range(300):
-        plans = {entering: TileDropout(p, tile=8).plan(entering, rng)} if tile else {
-            leaving: RowDropout(p).plan(leaving, rng)}
+        plans = {entering: TileDropout(p, tile=8).plan(entering, rng)} if tile else {leaving: RowDropout(p).plan(leaving, rng)}
         if hidden:
             plans[returning] = RowDropout(p).plan(returning, rng)
         shares.append(share(plans))
@@ -297,16 +312,26 @@ assert flops["rdp"] < flops["none"] == 1
 fig, ax = plt.subplots(figsize=(8, 4), layout="constrained")
 for (name, model), colour, mark in zip(models.items(), (GREY, BLUE, ORANGE), "xos"):
     for key, line in (("validation_perplexity", "-"), ("perplexity", ":")):
-        ax.plot(range(1, EPOCHS + 1), [record[key] for record in model.history_], line, color=colour, linewidth=1.8,
-                marker=mark, markersize=5, label=name if line == "-" else None)
+        ax.plot(
+            range(1, EPOCHS + 1),
+            [record[key] for record in model.history_],
+            line,
+            color=colour,
+            linewidth=1.8,
+            marker=mark,
+            markersize=5,
+            label=name if line == "-" else None,
+        )
 ax.set(xlabel="epoch", ylabel="perplexity by character", yscale="log", xticks=range(2, EPOCHS + 1, 2))
 ax.set_yticks([3, 4, 6, 8, 12, 16], ["3", "4", "6", "8", "12", "16"])
 ax.minorticks_off()
 ax.set_title("Other paragraphs (solid) and the text itself (dotted)", loc="left", fontsize=11)
 ax.legend(frameon=False)
 save("lstm_text.png")
-gap = {name: np.log(model.history_[-1]["validation_perplexity"] / model.history_[-1]["perplexity"])
-       for name, model in models.items()}
+gap = {
+    name: np.log(model.history_[-1]["validation_perplexity"] / model.history_[-1]["perplexity"])
+    for name, model in models.items()
+}
 assert gap["rdp"] < 0.8 * gap["none"]
 for name in ("none", "rdp"):
     print(f"{name}: the {''.join(models[name].generate(list('the '), 200, temperature=0.5, random_state=1))}")
@@ -344,14 +369,14 @@ class Noting(GateSparsity):
 
 masks, H, N, T, STEPS = [], 64, 20, 35, 60
 symbols = Vocabulary.of(train).encode(train)
-pieces = symbols[:len(symbols) // N * N].reshape(N, -1).T  # (time, piece)
+pieces = symbols[: len(symbols) // N * N].reshape(N, -1).T  # (time, piece)
 model = Sequential([Embedding(symbols.max() + 1, H, rng=0), LSTM(H, H, rng=1), Linear(H, symbols.max() + 1, rng=2)])
 adam, gates, state = Adam(model.parameters(), learning_rate=0.01), Noting(0.5, schedule=1.0, probe=1), {}
-site, = model.droppable("gates")
+(site,) = model.droppable("gates")
 losses, cosines = [], []
 for count in range(STEPS):
     start = count * T % (len(pieces) - T - 1)
-    ids, following = pieces[start:start + T], pieces[start + 1:start + T + 1]
+    ids, following = pieces[start : start + T], pieces[start + 1 : start + T + 1]
     context = Context(plans={site: gates.plan(site, rng)}, model=model, state=state)
     logits = model(Tensor.wrap(np.ascontiguousarray(ids), device("cpu")), context)
     loss = ops.softmax_cross_entropy(logits.reshape(T * N, -1), labels=following.reshape(-1))

@@ -78,7 +78,7 @@ SHOWN, FIRST = 300, 30  # images and layers
 def by_hand(data, count, depth):
     """Activations (neurons, images) of the first images before each of the first layers, and after the last one."""
     y = np.zeros((len(data.network[0].indices), count), np.float32)
-    y[data.columns[:data.starts[count]], np.repeat(np.arange(count), np.diff(data.starts[:count + 1]))] = 1
+    y[data.columns[: data.starts[count]], np.repeat(np.arange(count), np.diff(data.starts[: count + 1]))] = 1
     found = [y]
     for indices, values, bias in list(data.network)[:depth]:
         total = sum(values[:, k, None] * y[indices[:, k]] for k in range(indices.shape[1]))
@@ -164,8 +164,13 @@ def draw_ways(left, right):
     for (way, run), colour, dash in zip(runs.items(), (BLUE, GREEN, ORANGE), ("-", "--", ":")):
         left.plot(np.arange(1, layers + 1), 1e3 * run.by_layer, dash, color=colour, linewidth=1.5, label=way)
         right.plot(np.arange(1, layers + 1), 1e3 * np.cumsum(run.by_layer), dash, color=colour, linewidth=1.8)
-        right.annotate(f" {run.multiplications.sum() / 1e9:.1f}G", (layers, 1e3 * run.by_layer.sum()), color=colour, fontsize=9,
-                       va="center")
+        right.annotate(
+            f" {run.multiplications.sum() / 1e9:.1f}G",
+            (layers, 1e3 * run.by_layer.sum()),
+            color=colour,
+            fontsize=9,
+            va="center",
+        )
     left.set(xlabel="layer", ylabel="ms of the layer", yscale="log")
     left.legend(frameon=False, loc="lower left", ncols=3, bbox_to_anchor=(0, 1))
     right.set(xlabel="layer", ylabel="ms up to this layer")

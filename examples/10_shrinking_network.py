@@ -129,14 +129,22 @@ fig, axes = plt.subplots(2, len(shown), figsize=(10, 3.9), layout="constrained",
 for column, epoch in zip(axes.T, shown):
     for ax, weight in zip(column, drawn[epoch][1]):
         order = np.argsort(-np.linalg.norm(weight, axis=1))
-        ax.imshow(weight[order], cmap="Greys", vmin=0, vmax=0.15, aspect="auto", interpolation="nearest",
-                  extent=(0, weight.shape[1], weight.shape[0], 0))
+        ax.imshow(
+            weight[order],
+            cmap="Greys",
+            vmin=0,
+            vmax=0.15,
+            aspect="auto",
+            interpolation="nearest",
+            extent=(0, weight.shape[1], weight.shape[0], 0),
+        )
         ax.set(xlim=(0, 784), ylim=(160, 0), xticks=[], yticks=[])
         ax.add_patch(plt.Rectangle((0, 0), *weight.shape[::-1], fill=False, edgecolor=BLUE, linewidth=1.5))
         ax.set_title(f"{weight.shape[0]} × {weight.shape[1]}", loc="left", fontsize=9)
         ax.spines[:].set_visible(False)
-    column[0].set_title(f"epoch {epoch}:  {drawn[epoch][1][0].shape[0]} × {drawn[epoch][1][0].shape[1]}", loc="left",
-                        fontsize=9)
+    column[0].set_title(
+        f"epoch {epoch}:  {drawn[epoch][1][0].shape[0]} × {drawn[epoch][1][0].shape[1]}", loc="left", fontsize=9
+    )
 axes[0, 0].set_ylabel("first weight")
 axes[1, 0].set_ylabel("second weight")
 save("shrinking_arrays.png")
@@ -165,8 +173,10 @@ save("shrinking_pixels.png")
 # %%
 epochs = [record["epoch"] for record in net.history_]
 fig, axes = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained")
-for key, colour, style, label in (("weights_kept", BLUE, "o-", "weights kept"),
-                                  ("flops_share", ORANGE, "s--", "FLOPs of the epoch")):
+for key, colour, style, label in (
+    ("weights_kept", BLUE, "o-", "weights kept"),
+    ("flops_share", ORANGE, "s--", "FLOPs of the epoch"),
+):
     axes[0].plot(epochs, [record[key] for record in net.history_], style, markersize=4, color=colour, label=label)
 axes[0].set(ylim=(0, 1.05), title="shares")
 for key, colour, style, label in (("loss", BLUE, "o-", "error"), ("sparsity_loss", ORANGE, "s--", "sparsity")):
@@ -198,11 +208,19 @@ def prediction(net):
     return min(times)
 
 
-ways = {"dense": None, "rows": GroupLasso(1e-3, "rows"), "tiles": GroupLasso(1.2e-3, "tiles"),
-        "single weights": MagnitudePruning(0.9)}
-nets = {"rows and columns": net, **{name: Net((160, 160), sparsity=sparsity, **options).fit(X_train, y_train)
-                                    for name, sparsity in ways.items()}}
+ways = {
+    "dense": None,
+    "rows": GroupLasso(1e-3, "rows"),
+    "tiles": GroupLasso(1.2e-3, "tiles"),
+    "single weights": MagnitudePruning(0.9),
+}
+nets = {
+    "rows and columns": net,
+    **{name: Net((160, 160), sparsity=sparsity, **options).fit(X_train, y_train) for name, sparsity in ways.items()},
+}
 print(f"{'':18s} {'test':>7s} {'kept':>7s} {'training, s':>12s} {'prediction, ms':>15s}")
 for name, found in nets.items():
-    print(f"{name:18s} {found.score(X_test, y_test):7.1%} {found.history_[-1].get('weights_kept', 1):7.1%} "
-          f"{sum(record['seconds'] for record in found.history_):12.2f} {prediction(found):15.2f}")
+    print(
+        f"{name:18s} {found.score(X_test, y_test):7.1%} {found.history_[-1].get('weights_kept', 1):7.1%} "
+        f"{sum(record['seconds'] for record in found.history_):12.2f} {prediction(found):15.2f}"
+    )

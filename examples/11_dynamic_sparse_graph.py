@@ -60,8 +60,9 @@ def guesses(epsilon):
     return cpu.project(X, lists, k) @ cpu.project(W, lists, k).T, k
 
 
-assert np.allclose(cpu.project(X, ternary(299, 512, 0), 299), X @ dense(ternary(299, 512, 0), 299, 512).T * np.sqrt(3 / 299),
-                   atol=1e-4)
+assert np.allclose(
+    cpu.project(X, ternary(299, 512, 0), 299), X @ dense(ternary(299, 512, 0), 299, 512).T * np.sqrt(3 / 299), atol=1e-4
+)
 share = 0.2  # of the neurons that are kept
 figure, panels = plt.subplots(1, 3, figsize=(11, 3.8), sharey=True, layout="constrained")
 for panel, epsilon in zip(panels, (0.5, 0.7, 0.9)):
@@ -94,11 +95,17 @@ save("dsg_guesses.png")
 X_train, y_train, X_test, y_test = load_digits()
 options = {"epochs": 12, "batch_size": 32, "learning_rate": 0.02, "random_state": 0, "device": "cpu"}
 policy = DynamicSparseGraph(0.8, epsilon=0.9, share="sample")
-net = Net([Linear(64, 128, rng=0), ReLU(), Linear(128, 128, rng=1), ReLU(), Linear(128, 10, rng=2)], dropout=policy,
-          **options).fit(X_train, y_train)
+net = Net(
+    [Linear(64, 128, rng=0), ReLU(), Linear(128, 128, rng=1), ReLU(), Linear(128, 10, rng=2)], dropout=policy, **options
+).fit(X_train, y_train)
 plain = Net((128, 128), dropout="none", **options).fit(X_train, y_train)
-print("test accuracy:", *(f"{fitted.score(X_test, y_test):.3f} {how}" for fitted, how in (
-    (net, "with four in five neurons left out,"), (plain, "with all"))))
+print(
+    "test accuracy:",
+    *(
+        f"{fitted.score(X_test, y_test):.3f} {how}"
+        for fitted, how in ((net, "with four in five neurons left out,"), (plain, "with all"))
+    ),
+)
 first = net.model_.droppable()[0]
 with no_grad():
     mask = policy.choose_from_flow(first, Flow(Tensor(X_test)), net.model_[0], rng).mask()
@@ -142,8 +149,10 @@ for form in forms:
         bits = 0 if form == "batch" else 2048 / 8 / (chosen.group if form == "tile" else 1)
         stored[form].append(4 * 2048 / (4 * kept_of(2048, rate) + bits) if rate else 1.0)
 figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-for panel, found, title in ((panels[0], work, "operations of a step, times fewer"),
-                            (panels[1], stored, "activations stored, times fewer")):
+for panel, found, title in (
+    (panels[0], work, "operations of a step, times fewer"),
+    (panels[1], stored, "activations stored, times fewer"),
+):
     for form, colour, mark in zip(forms, (BLUE, ORANGE, GREY), "os^"):
         panel.plot(rates, found[form], mark + "-", color=colour, label=form)
     panel.set(title=title, xlabel="share of the neurons left out", yscale="log", yticks=[1, 2, 5, 10, 20])

@@ -66,7 +66,7 @@ print("how often each period is drawn at p = 0.5:", d.round(3))
 def scales(rate, dp_max, a):
     """scale(dp) for dp = 1 … dp_max."""
     d, dp = pattern_distribution(rate, dp_max), np.arange(1, dp_max + 1.0)
-    return dp**a / (d @ dp**(a - 1))
+    return dp**a / (d @ dp ** (a - 1))
 
 
 for name, a in zip(SCALES, (0, 0.5, 1)):
@@ -106,7 +106,7 @@ assert "scale = 2.044" in drawn[2]
 def noise(rate, dp_max, a):
     """(single, common)"""
     d, dp, scale = pattern_distribution(rate, dp_max), np.arange(1, dp_max + 1), scales(rate, dp_max, a)
-    return d @ (scale**2 / dp) - 1, d @ (scale / dp)**2 - 1
+    return d @ (scale**2 / dp) - 1, d @ (scale / dp) ** 2 - 1
 
 
 PERIODS = (4, 8, 16)
@@ -164,8 +164,9 @@ print(f"factor at p = {RATE}: {factor:.3f}; with coins {1 - RATE:.3f}")
 def mean_squares(factor, policy=policy):
     """Mean square of each layer's output, (DEPTH,), in the mean over some steps."""
     rng = np.random.default_rng(1)
-    weights = [Linear(WIDTH, WIDTH, variance_factor=factor if layer else 1.0, rng=layer).weight.numpy()
-               for layer in range(DEPTH)]
+    weights = [
+        Linear(WIDTH, WIDTH, variance_factor=factor if layer else 1.0, rng=layer).weight.numpy() for layer in range(DEPTH)
+    ]
     found = np.zeros((STEPS, DEPTH))
     for step in range(STEPS):
         x = rng.standard_normal((64, WIDTH)).astype(np.float32)
@@ -178,9 +179,11 @@ def mean_squares(factor, policy=policy):
     return found.mean(0)
 
 
-curves = {"rdp, weights as without dropout": (mean_squares(1.0), "o-", ORANGE),
-          "rdp, weights adjusted": (mean_squares(factor), "s-", BLUE),
-          "no dropout": (mean_squares(1.0, None), "^:", GREY)}
+curves = {
+    "rdp, weights as without dropout": (mean_squares(1.0), "o-", ORANGE),
+    "rdp, weights adjusted": (mean_squares(factor), "s-", BLUE),
+    "no dropout": (mean_squares(1.0, None), "^:", GREY),
+}
 fig, ax = plt.subplots(figsize=(7.4, 3.9), layout="constrained")
 for name, (values, style, colour) in curves.items():
     ax.plot(range(1, DEPTH + 1), values, style, color=colour, linewidth=2, label=name)
@@ -189,7 +192,7 @@ ax.legend(frameon=False)
 ax.set_title(f"Before the first update: {DEPTH} layers of {WIDTH}, p = {RATE}", loc="left", fontsize=11)
 save("why_weights.png")
 grown = curves["rdp, weights as without dropout"][0]
-print(f"each layer multiplies it by {(grown[-1] / grown[0])**(1 / (DEPTH - 1)):.2f}; 1 / factor is {1 / factor:.2f}")
+print(f"each layer multiplies it by {(grown[-1] / grown[0]) ** (1 / (DEPTH - 1)):.2f}; 1 / factor is {1 / factor:.2f}")
 
 # %% [markdown]
 # ## Why large periods cost accuracy
@@ -228,8 +231,11 @@ for row in points:
 fig, axes = plt.subplots(1, 2, figsize=(10, 4.1), layout="constrained", sharey=True)
 for ax, data in zip(axes, ("mnist", "fashion-mnist")):
     for scale, style, colour in zip(SCALES, ("^:", "o-", "s--"), (GREY, BLUE, ORANGE)):
-        found = {int(row["case"].rsplit("=")[-1]): row["points_of"]["rdp p=0.7"] for row in points
-                 if row["case"].startswith(f"{data}, {scale} ") and "search" not in row["case"]}
+        found = {
+            int(row["case"].rsplit("=")[-1]): row["points_of"]["rdp p=0.7"]
+            for row in points
+            if row["case"].startswith(f"{data}, {scale} ") and "search" not in row["case"]
+        }
         found = {dp_max: value for dp_max, value in found.items() if isinstance(value, float)}  # without those that diverged
         ax.plot(list(found), list(found.values()), style, color=colour, linewidth=2, label=f'"{scale}"')
     ax.axhline(0, color=GREY, linewidth=1)
@@ -259,9 +265,16 @@ save("why_periods.png")
 # (`mlp`). The columns of points can be compared, those of times only by their order: card against card they were not measured.
 
 # %%
-THEIRS = {("1024-64", "rdp"): (-0.42, 1.27), ("1024-64", "tdp"): (-0.38, 1.19), ("1024-1024", "rdp"): (-0.35, 1.45),
-          ("1024-1024", "tdp"): (-0.21, 1.41), ("2048-2048", "rdp"): (-0.37, 1.77), ("2048-2048", "tdp"): (-0.31, 1.60),
-          ("4096-4096", "rdp"): (-0.47, 2.16), ("4096-4096", "tdp"): (-0.31, 1.95)}  # rdp of 2048: printed without its sign
+THEIRS = {
+    ("1024-64", "rdp"): (-0.42, 1.27),
+    ("1024-64", "tdp"): (-0.38, 1.19),
+    ("1024-1024", "rdp"): (-0.35, 1.45),
+    ("1024-1024", "tdp"): (-0.21, 1.41),
+    ("2048-2048", "rdp"): (-0.37, 1.77),
+    ("2048-2048", "tdp"): (-0.31, 1.60),
+    ("4096-4096", "rdp"): (-0.47, 2.16),
+    ("4096-4096", "tdp"): (-0.31, 1.95),
+}  # rdp of 2048: printed without its sign
 accuracy = {(row["case"], row["implementation"]): row for row in recorded("papers-mlp.json")}
 steps = {(row["case"], row["implementation"]): row["median_ms"] for row in recorded("cpu-mlp.json")}
 print(f"{'':16s} {'points':>8s} {'':8s} {'times shorter':>15s}")

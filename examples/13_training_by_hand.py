@@ -50,7 +50,7 @@ def network(seed=0):
 def batches(X, y, rng, size=64):
     order = rng.permutation(len(y))
     for start in range(0, len(y), size):
-        some = order[start:start + size]
+        some = order[start : start + size]
         yield Tensor(X[some]), y[some]
 
 

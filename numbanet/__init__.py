@@ -6,6 +6,7 @@
 Five ideas: `Tensor` (an array that can be differentiated), `op` (arithmetic lifted to tensors), `device` (where it runs),
 plans (which part of a product is computed), `Net` (a scikit-learn estimator).
 """
+
 from __future__ import annotations
 
 import importlib
@@ -40,8 +41,15 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
 __version__ = "0.1.0"
 
 # loaded when asked for: scikit-learn costs more than everything else together
-_LATER = {"LanguageModel": "language", "Net": "net", "NetRegressor": "net", "Vocabulary": "vocabulary", "alexnet": "zoo",
-          "lenet5": "zoo", "vgg19": "zoo"}
+_LATER = {
+    "LanguageModel": "language",
+    "Net": "net",
+    "NetRegressor": "net",
+    "Vocabulary": "vocabulary",
+    "alexnet": "zoo",
+    "lenet5": "zoo",
+    "vgg19": "zoo",
+}
 
 __all__ = [
     "SGD",

@@ -1,4 +1,5 @@
 """python -m numbanet: the command line without the installed script."""
+
 import sys
 
 from .cli import main

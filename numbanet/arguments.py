@@ -1,4 +1,5 @@
 """What numbers an argument may be: Python's and NumPy's, and no bool, which is more likely a misplaced switch than 0 or 1."""
+
 from __future__ import annotations
 
 import numbers

@@ -4,6 +4,7 @@
 
 `op` lifts `fn(dev, *arrays, **static) -> (array, vjps)` to tensors. Everything that is differentiated runs through it.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -30,8 +31,9 @@ class Node:
 
     __slots__ = ("fuses", "inputs", "op", "static", "vjps")
 
-    def __init__(self, op: str, inputs: tuple[Tensor | None, ...], vjps: Sequence[Callable], static: dict[str, Any],
-                 fuses: bool = False) -> None:
+    def __init__(
+        self, op: str, inputs: tuple[Tensor | None, ...], vjps: Sequence[Callable], static: dict[str, Any], fuses: bool = False
+    ) -> None:
         self.op, self.inputs, self.vjps, self.static, self.fuses = op, inputs, vjps, static, fuses
 
 
@@ -85,8 +87,10 @@ def common_device(name: str, inputs: Sequence[Any]) -> Device:
     """The one device of the tensors among the inputs, or ValueError; the CPU where there is none."""
     devices = {t.device for t in inputs if isinstance(t, Tensor)}
     if len(devices) > 1:
-        raise ValueError(f"{name}: the inputs are on {' and '.join(sorted(d.name for d in devices))}; "
-                         "move them to one device with .to(device)")
+        raise ValueError(
+            f"{name}: the inputs are on {' and '.join(sorted(d.name for d in devices))}; "
+            "move them to one device with .to(device)"
+        )
     return devices.pop() if devices else device("cpu")
 
 

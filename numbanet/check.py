@@ -2,6 +2,7 @@
 
 Two random projections check every entry of every vjp at once, at any size (autograd's way).
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -12,8 +13,9 @@ from .autograd import no_grad
 from .tensor import Tensor
 
 
-def check_grad(function: Callable[..., Tensor], inputs: Sequence[Tensor], step: float = 1e-2, tolerance: float = 2e-2,
-               seed: int = 0) -> float:
+def check_grad(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], step: float = 1e-2, tolerance: float = 2e-2, seed: int = 0
+) -> float:
     """Compare the gradient of `function(*inputs)` with central differences along one random direction an input.
 
     Parameters
@@ -64,8 +66,10 @@ def check_grad(function: Callable[..., Tensor], inputs: Sequence[Tensor], step: 
         error = abs(found - expected) / scale
         worst = max(worst, error)
         if not error <= tolerance:
-            raise AssertionError(f"check_grad: input {i} of shape {x.shape}: the gradient gives {found:.6g}, differences give "
-                                 f"{expected:.6g} (relative error {error:.2g} > {tolerance:g})")
+            raise AssertionError(
+                f"check_grad: input {i} of shape {x.shape}: the gradient gives {found:.6g}, differences give "
+                f"{expected:.6g} (relative error {error:.2g} > {tolerance:g})"
+            )
     return worst
 
 
@@ -76,5 +80,5 @@ def _along(function: Callable[..., Tensor], inputs: Sequence[Tensor], i: int, u:
     with no_grad():
         for sign in (1, -1):
             moved = Tensor(np.asarray(inputs[i].numpy(), np.float64) + sign * h * u, inputs[i].device)
-            sides.append(np.asarray(function(*inputs[:i], moved, *inputs[i + 1:]).numpy(), np.float64))
+            sides.append(np.asarray(function(*inputs[:i], moved, *inputs[i + 1 :]).numpy(), np.float64))
     return (sides[0] - sides[1]) / (2 * h)

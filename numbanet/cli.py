@@ -1,4 +1,5 @@
 """The command line: numbanet train | predict | demo | challenge | devices | kernels | bench."""
+
 from __future__ import annotations
 
 import argparse
@@ -54,14 +55,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="numbanet", description="Neural networks that train faster because work that "
-                                     "dropout throws away is never done.")
+    parser = Parser(
+        prog="numbanet", description="Neural networks that train faster because work that dropout throws away is never done."
+    )
     parser.add_argument("--version", action="version", version=f"numbanet {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")
 
     names = [name for name, policy in POLICIES.items() if policy.kind != "patches"]  # those are for convolutions
-    train = commands.add_parser("train", help="train a network on a data set and print its accuracy",
-                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    train = commands.add_parser(
+        "train",
+        help="train a network on a data set and print its accuracy",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     train.add_argument("--data", default="digits", choices=datasets.IMAGES, help="data set, each image as a row of numbers")
     train.add_argument("--layers", default="256,256", type=_list_of(int), help="widths of the hidden layers")
     train.add_argument("--dropout", default="rdp", help=f"{', '.join(names[:-1])} or {names[-1]}")
@@ -82,8 +87,9 @@ def _parser() -> argparse.ArgumentParser:
 
     predict = commands.add_parser("predict", help="what a saved network says of samples, one line each")
     predict.add_argument("network", type=Path, help="a file that train --save or Net.save wrote")
-    predict.add_argument("samples", help="a .npy file, a .csv file of numbers alone, or the test samples of "
-                                         f"{', '.join(datasets.IMAGES)}")
+    predict.add_argument(
+        "samples", help=f"a .npy file, a .csv file of numbers alone, or the test samples of {', '.join(datasets.IMAGES)}"
+    )
     predict.add_argument("--probabilities", action="store_true", help="those of all classes, after a line that names them")
     predict.add_argument("--device", default="auto", help="auto, cpu, cuda or emulated")
     predict.set_defaults(run=_predict)
@@ -93,12 +99,18 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--device", default="auto", help="auto, cpu, cuda or emulated")
     demo.set_defaults(run=_demo)
 
-    race = commands.add_parser("challenge", help="the Sparse DNN Graph Challenge: many layers of 32 weights a neuron",
-                               formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    race = commands.add_parser(
+        "challenge",
+        help="the Sparse DNN Graph Challenge: many layers of 32 weights a neuron",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     race.add_argument("--neurons", default=1024, type=int, help="of a layer: 1024, 4096, 16384 or 65536")
     race.add_argument("--layers", default=120, type=int, help="120, 480 or 1920")
-    race.add_argument("--data", metavar="FOLDER", help="of the official files, by default in NUMBANET_DATA or the cache; "
-                                                       "`generated`: a network of the same structure")
+    race.add_argument(
+        "--data",
+        metavar="FOLDER",
+        help="of the official files, by default in NUMBANET_DATA or the cache; `generated`: a network of the same structure",
+    )
     race.add_argument("--way", default="compact", help="compact, filter, buffer, plain or saturated")
     race.add_argument("--inputs", type=int, metavar="N", help="the first N images alone")
     race.add_argument("--memory", type=int, metavar="BYTES", help="for activations, at most; half of what is free if not given")
@@ -106,17 +118,29 @@ def _parser() -> argparse.ArgumentParser:
     race.set_defaults(run=_challenge)
 
     devices = commands.add_parser("devices", help="what this machine offers, what is missing and how to get it")
-    devices.add_argument("--calibrate", action="store_true",
-                         help="measure from which sizes on sharing and putting off work pay here, while nothing else runs, and "
-                              "keep it for later processes")
+    devices.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="measure from which sizes on sharing and putting off work pay here, while nothing else runs, and "
+        "keep it for later processes",
+    )
     devices.set_defaults(run=_devices)
 
     kernels = commands.add_parser("kernels", help="the operations of every device, and the CUDA kernels")
-    kernels.add_argument("--counters", nargs="+", metavar="OPERATION",
-                         help="what the kernels of these operations do, counted on the emulated device; "
-                              "path/to/file.py:function: those that a function of your own launches")
-    kernels.add_argument("--shape", default="128,256,192", type=shape, metavar="N,I,O",
-                         help="with --counters: samples, inputs and outputs of the examples")
+    kernels.add_argument(
+        "--counters",
+        nargs="+",
+        metavar="OPERATION",
+        help="what the kernels of these operations do, counted on the emulated device; "
+        "path/to/file.py:function: those that a function of your own launches",
+    )
+    kernels.add_argument(
+        "--shape",
+        default="128,256,192",
+        type=shape,
+        metavar="N,I,O",
+        help="with --counters: samples, inputs and outputs of the examples",
+    )
     kernels.add_argument("--plot", type=Path, metavar="FILE", help="with --counters: draw them under the roofs of two cards")
     kernels.set_defaults(run=_kernels)
 
@@ -149,10 +173,21 @@ def _train(options: argparse.Namespace) -> int:
     if options.plot:
         plots.check_target(options.plot)
     rate = options.rate[0] if len(options.rate) == 1 else options.rate
-    net = Net(options.layers, dropout=options.dropout, dropout_rate=rate, epochs=options.epochs,
-              batch_size=options.batch_size, learning_rate=options.learning_rate, momentum=options.momentum,
-              optimizer=options.optimizer, device=options.device, precision=options.precision, n_jobs=options.n_jobs,
-              random_state=options.seed, verbose=0 if options.quiet else 1)
+    net = Net(
+        options.layers,
+        dropout=options.dropout,
+        dropout_rate=rate,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        learning_rate=options.learning_rate,
+        momentum=options.momentum,
+        optimizer=options.optimizer,
+        device=options.device,
+        precision=options.precision,
+        n_jobs=options.n_jobs,
+        random_state=options.seed,
+        verbose=0 if options.quiet else 1,
+    )
     net.check()
     X, y, X_test, y_test = datasets.load(options.data)
     X, X_test = (part.reshape(len(part), -1) for part in (X, X_test))
@@ -164,10 +199,20 @@ def _train(options: argparse.Namespace) -> int:
             raise  # nothing was learned
         interrupted = True
         print(f"numbanet: {error}", file=sys.stderr)
-    _print_table("", ["data", "dropout", "epochs", "test accuracy", "s / epoch", "FLOPs done"],
-                 [[options.data, options.dropout, str(net.n_iter_), f"{net.history_[-1]['validation_score']:.2%}",
-                   f"{sum(r['seconds'] for r in net.history_) / net.n_iter_:.3f}",
-                   f"{sum(r['flops_share'] for r in net.history_) / net.n_iter_:.0%}"]])
+    _print_table(
+        "",
+        ["data", "dropout", "epochs", "test accuracy", "s / epoch", "FLOPs done"],
+        [
+            [
+                options.data,
+                options.dropout,
+                str(net.n_iter_),
+                f"{net.history_[-1]['validation_score']:.2%}",
+                f"{sum(r['seconds'] for r in net.history_) / net.n_iter_:.3f}",
+                f"{sum(r['flops_share'] for r in net.history_) / net.n_iter_:.0%}",
+            ]
+        ],
+    )
     if options.save:
         net.save(options.save)
         print(f"saved: {options.save}")
@@ -220,19 +265,31 @@ def _demo(options: argparse.Namespace) -> int:
 def _challenge(options: argparse.Namespace) -> int:
     from .sparse import challenge
 
-    found = challenge(options.neurons, options.layers, options.data, options.way, options.device, options.inputs,
-                      options.memory, print)
+    found = challenge(
+        options.neurons, options.layers, options.data, options.way, options.device, options.inputs, options.memory, print
+    )
     counted = found.connections // options.layers
     shown = [layer for layer in range(options.layers) if layer < 8 or layer % (options.layers // 8 or 1) == 0]
-    _print_table("", ["layers", "live inputs", "ms", "multiplications", "of all"],
-                 [[f"{first + 1}" if stop == first + 1 else f"{first + 1} to {stop}", f"{found.live[first]:,}",
-                   f"{1e3 * found.by_layer[first:stop].sum():.1f}", _short(found.multiplications[first:stop].sum()),
-                   f"{found.multiplications[first:stop].sum() / ((stop - first) * found.inputs * counted):.1%}"]
-                  for first, stop in zip(shown, [*shown[1:], options.layers])])
+    _print_table(
+        "",
+        ["layers", "live inputs", "ms", "multiplications", "of all"],
+        [
+            [
+                f"{first + 1}" if stop == first + 1 else f"{first + 1} to {stop}",
+                f"{found.live[first]:,}",
+                f"{1e3 * found.by_layer[first:stop].sum():.1f}",
+                _short(found.multiplications[first:stop].sum()),
+                f"{found.multiplications[first:stop].sum() / ((stop - first) * found.inputs * counted):.1%}",
+            ]
+            for first, stop in zip(shown, [*shown[1:], options.layers])
+        ],
+    )
     known = {True: "the Challenge's", False: "NOT the Challenge's", None: "not known beforehand"}[found.correct]
     print(f"{len(found.categories):,} of {found.inputs:,} inputs are not 0 at the end: {known}")
-    print(f"{found.seconds:.3f} s, {found.rate:.3g} edges/s as the Challenge counts them (inputs x connections / time); "
-          f"{found.share_done:.1%} of these were multiplied, {found.multiplications.sum() / found.seconds:.3g} a second")
+    print(
+        f"{found.seconds:.3f} s, {found.rate:.3g} edges/s as the Challenge counts them (inputs x connections / time); "
+        f"{found.share_done:.1%} of these were multiplied, {found.multiplications.sum() / found.seconds:.3g} a second"
+    )
     return 0 if found.correct is not False else 1
 
 
@@ -258,8 +315,11 @@ def _calibrate() -> None:
     from .device import device
 
     found, usual = calibrate(device("cpu")), thresholds.Thresholds()
-    _print_table("from which size on it pays", ["cost", "here", "by default"],
-                 [[name, f"{value:,}", f"{getattr(usual, name):,}"] for name, value in found._asdict().items()])
+    _print_table(
+        "from which size on it pays",
+        ["cost", "here", "by default"],
+        [[name, f"{value:,}", f"{getattr(usual, name):,}"] for name, value in found._asdict().items()],
+    )
     print(f"written to {thresholds.save(found)}")
 
 
@@ -278,23 +338,46 @@ def _counters(names: Sequence[str], sizes: Sequence[int], target: Path | None) -
         found = {name: counted(name, (sizes[0], sizes[1], sizes[2])) for name in dict.fromkeys(names)}
     for name, kernels in found.items():
         if not kernels:
-            raise ValueError(f"{name} launched no kernel, so that there is nothing to count: what is counted was declared with "
-                             "@kernel and started with launch, on a grid that has no zero in it")
+            raise ValueError(
+                f"{name} launched no kernel, so that there is nothing to count: what is counted was declared with "
+                "@kernel and started with launch, on a grid that has no zero in it"
+            )
     rows = [(name, kernel, counters.summary()) for name, kernels in found.items() for kernel, counters in kernels.items()]
-    _print_table("", ("operation", "kernel", "issued", "fma", "FLOPs", "bytes", "x least", "FLOP/B", "banks", "parted"), [
-        (name, kernel.__name__, _short(c["issued"]), f"{(c['issued fma'] + c['issued mma']) / c['issued']:.0%}",
-         _short(c["flops"]), _short(c["bytes"]), f"{c['sectors'] / max(c['least sectors'], 1):.2f}", f"{c['intensity']:.2f}",
-         _short(c["bank conflicts"]), _short(c["divergent branches"])) for name, kernel, c in rows], narrow=True)
+    _print_table(
+        "",
+        ("operation", "kernel", "issued", "fma", "FLOPs", "bytes", "x least", "FLOP/B", "banks", "parted"),
+        [
+            (
+                name,
+                kernel.__name__,
+                _short(c["issued"]),
+                f"{(c['issued fma'] + c['issued mma']) / c['issued']:.0%}",
+                _short(c["flops"]),
+                _short(c["bytes"]),
+                f"{c['sectors'] / max(c['least sectors'], 1):.2f}",
+                f"{c['intensity']:.2f}",
+                _short(c["bank conflicts"]),
+                _short(c["divergent branches"]),
+            )
+            for name, kernel, c in rows
+        ],
+        narrow=True,
+    )
     for name, kernel, c in rows:
         line, issued = next(iter(found[name][kernel].by_line().items()))
         print(f"{name}, {kernel.__name__}: {issued / c['issued']:.0%} of what is issued comes from {line or 'lines not known'}")
-    print(f"Counted on the emulated device, examples with N, I, O = {', '.join(map(str, sizes))}.\n"
-          "issued: instructions of whole warps; fma: how many of them multiply and add;\n"
-          "bytes: 32 for each sector of global memory that a warp touches; x least: times as many as its data would fit in;\n"
-          "banks: cycles that shared memory waits; parted: branches at which a warp goes both ways")
+    print(
+        f"Counted on the emulated device, examples with N, I, O = {', '.join(map(str, sizes))}.\n"
+        "issued: instructions of whole warps; fma: how many of them multiply and add;\n"
+        "bytes: 32 for each sector of global memory that a warp touches; x least: times as many as its data would fit in;\n"
+        "banks: cycles that shared memory waits; parted: branches at which a warp goes both ways"
+    )
     if target:
-        shown = {name if len(kernels) == 1 else f"{name} {i}": counters.summary()["intensity"]
-                 for name, kernels in found.items() for i, counters in enumerate(kernels.values(), 1)}
+        shown = {
+            name if len(kernels) == 1 else f"{name} {i}": counters.summary()["intensity"]
+            for name, kernels in found.items()
+            for i, counters in enumerate(kernels.values(), 1)
+        }
         print(f"drawn to {plots.rooflines(shown, target)}")
     return 0
 
@@ -324,8 +407,11 @@ def _kernels(options: argparse.Namespace) -> int:
         rows.append([function.__module__.rpartition(".")[2], op, *formula])
     _print_table(f"operations of {' and '.join(NAMES)}", ["family", "operation", "formula"], rows)
     variants = collections.Counter((k.family, k.__name__, k.signature) for k in declare.all_kernels())
-    _print_table("CUDA kernels", ["family", "kernel", "variants", "signature"],
-                 [[family, name, str(count), signature] for (family, name, signature), count in variants.items()])
+    _print_table(
+        "CUDA kernels",
+        ["family", "kernel", "variants", "signature"],
+        [[family, name, str(count), signature] for (family, name, signature), count in variants.items()],
+    )
     return 0
 
 
@@ -334,8 +420,13 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*columns, title=title or None, title_justify="left", box=box.SIMPLE if narrow else box.HEAVY_HEAD,
-                  padding=0 if narrow else (0, 1))
+    table = Table(
+        *columns,
+        title=title or None,
+        title_justify="left",
+        box=box.SIMPLE if narrow else box.HEAVY_HEAD,
+        padding=0 if narrow else (0, 1),
+    )
     for row in rows:
         table.add_row(*(str(cell).replace("[", "\\[") for cell in row))
     console = Console()

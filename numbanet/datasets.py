@@ -5,6 +5,7 @@ The loaders stand in the folder `datasets`, which a wheel installs as `numbanet/
 `numbanet/`. This module gives both one name. Next to the installed folder it wins, because a module goes before a
 folder without `__init__.py`; and with one, the folder would hide Hugging Face's `datasets` in every checkout.
 """
+
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ _places = (_here / "datasets", _here.parent / "datasets")
 # Next to an installed numbanet, a folder `datasets` is Hugging Face's: so ours goes first, known by a file in it.
 __path__ = [str(folder) for folder in _places if (folder / "idx.py").is_file()][:1]
 if not __path__:
-    raise ImportError(f"numbanet.datasets: its loaders are neither in {_places[0]} nor in {_places[1]}. "
-                      "Reinstall numbanet, or use a complete checkout")
+    raise ImportError(
+        f"numbanet.datasets: its loaders are neither in {_places[0]} nor in {_places[1]}. "
+        "Reinstall numbanet, or use a complete checkout"
+    )
 
 from numbanet.datasets.cifar10 import CIFAR10_CLASSES, load_cifar10  # noqa: E402  needs __path__
 from numbanet.datasets.digits import load_digits  # noqa: E402
@@ -22,8 +25,18 @@ from numbanet.datasets.mnist import load_fashion_mnist, load_mnist  # noqa: E402
 from numbanet.datasets.ptb import load_ptb  # noqa: E402
 from numbanet.datasets.wikitext2 import load_wikitext2  # noqa: E402
 
-__all__ = ["CIFAR10_CLASSES", "IMAGES", "TEXTS", "load", "load_cifar10", "load_digits", "load_fashion_mnist", "load_mnist",
-           "load_ptb", "load_wikitext2"]
+__all__ = [
+    "CIFAR10_CLASSES",
+    "IMAGES",
+    "TEXTS",
+    "load",
+    "load_cifar10",
+    "load_digits",
+    "load_fashion_mnist",
+    "load_mnist",
+    "load_ptb",
+    "load_wikitext2",
+]
 
 IMAGES = ("digits", "mnist", "fashion-mnist", "cifar10")
 TEXTS = ("wikitext2", "ptb")

@@ -1,4 +1,5 @@
 """The demo: real handwritten digits with each kind of dropout, side by side."""
+
 from __future__ import annotations
 
 import os
@@ -7,8 +8,9 @@ from pathlib import Path
 LAYERS, RATE, EPOCHS = (1024, 1024), 0.5, 30
 
 
-def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tuple[int, ...] = LAYERS,
-        epochs: int = EPOCHS) -> int:
+def run(
+    path: str | os.PathLike = "demo.png", device: str = "auto", layers: tuple[int, ...] = LAYERS, epochs: int = EPOCHS
+) -> int:
     """Train with none, bernoulli, rdp and tdp; print a table of what each learned and cost, and draw the learning curves,
     unless matplotlib is missing. Returns the exit status: 0, or 130 where training was interrupted: then nothing is drawn, and
     the table has what is done."""
@@ -28,8 +30,10 @@ def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tupl
     except RuntimeError as error:
         console.print(f"no picture: {error}", markup=False)
     X, y, X_test, y_test = load_digits()
-    console.print(f"{len(y)} handwritten digits of 8 x 8 pixels, {len(y_test)} for the test; a network "
-                  f"{'-'.join(map(str, (X.shape[1], *layers, 10)))}, {epochs} epochs, dropout rate {RATE}")
+    console.print(
+        f"{len(y)} handwritten digits of 8 x 8 pixels, {len(y_test)} for the test; a network "
+        f"{'-'.join(map(str, (X.shape[1], *layers, 10)))}, {epochs} epochs, dropout rate {RATE}"
+    )
     table = Table("dropout", "test accuracy", "s / epoch", "FLOPs done", "what is dropped")
     histories, interrupted = {}, False
     for name, policy in POLICIES.items():
@@ -43,8 +47,13 @@ def run(path: str | os.PathLike = "demo.png", device: str = "auto", layers: tupl
             break
         warm = sorted(record["seconds"] for record in net.history_)[len(net.history_) // 2]
         share = sum(record["flops_share"] for record in net.history_) / len(net.history_)
-        table.add_row(name, f"{net.score(X_test, y_test):.2%}", f"{warm:.4f}", f"{share:.0%}",
-                      ((policy.__doc__ or "").splitlines()[0].rpartition(": ")[2]).rstrip("."))
+        table.add_row(
+            name,
+            f"{net.score(X_test, y_test):.2%}",
+            f"{warm:.4f}",
+            f"{share:.0%}",
+            ((policy.__doc__ or "").splitlines()[0].rpartition(": ")[2]).rstrip("."),
+        )
     console.print(table)
     if target is not None and not interrupted:
         console.print(f"learning curves: {plots.learning_curves(histories, target, _promise(histories))}", markup=False)

@@ -5,6 +5,7 @@
 
 Everything above this file is written once for all devices, and everything below once for each.
 """
+
 from __future__ import annotations
 
 import functools
@@ -57,8 +58,10 @@ def problem(name: str) -> str | None:
     if name == "emulated":
         return availability.nvvm_problem()
     found = availability.cuda_problem()
-    return found and (f"{found}; it needs an NVIDIA GPU, its driver and: pip install 'numba-cuda[cu13]'. Without a GPU, device "
-                      "'emulated' runs the same kernels on the CPU, for study and tests")
+    return found and (
+        f"{found}; it needs an NVIDIA GPU, its driver and: pip install 'numba-cuda[cu13]'. Without a GPU, device "
+        "'emulated' runs the same kernels on the CPU, for study and tests"
+    )
 
 
 @functools.cache

@@ -1,11 +1,12 @@
 """Gradient: what `backward` leaves at a tensor, in the form that is cheapest to make and to use.
 
-    Dense     an array of the tensor's shape
-    Packed    values of what a plan kept: rows x columns or tiles of a weight, rows of an embedding; zero elsewhere
-    Columns   of a matrix, some columns alone; zero elsewhere
-    Pending   a product that is not done yet, so that its epilogue may take a ReLU's mask or a scale
-    One       ones: where `backward` begins, at a tensor of one value
+Dense     an array of the tensor's shape
+Packed    values of what a plan kept: rows x columns or tiles of a weight, rows of an embedding; zero elsewhere
+Columns   of a matrix, some columns alone; zero elsewhere
+Pending   a product that is not done yet, so that its epilogue may take a ReLU's mask or a scale
+One       ones: where `backward` begins, at a tensor of one value
 """
+
 from __future__ import annotations
 
 import dataclasses

@@ -1,9 +1,10 @@
 """Losses: what training makes small, how outputs become predictions, and how good predictions are.
 
-    loss = Huber(delta=0.5)
-    loss(output, target).backward()             # in a loop of one's own: tensors, the mean over the samples
-    NetRegressor(loss=loss)                     # or "huber", or a function of tensors
+loss = Huber(delta=0.5)
+loss(output, target).backward()             # in a loop of one's own: tensors, the mean over the samples
+NetRegressor(loss=loss)                     # or "huber", or a function of tensors
 """
+
 from __future__ import annotations
 
 import abc
@@ -21,8 +22,8 @@ from .tensor import Tensor
 class Loss(abc.ABC):
     """Base of the losses. One of your own defines `__call__`, and where outputs are no predictions `inverse_link`."""
 
-    recordable: ClassVar[bool] = False      # see `records`
-    standardised: ClassVar[bool] = False    # whether a regressor may train on (y - mean) / deviation in place of y
+    recordable: ClassVar[bool] = False  # see `records`
+    standardised: ClassVar[bool] = False  # whether a regressor may train on (y - mean) / deviation in place of y
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -75,8 +76,10 @@ class Loss(abc.ABC):
         if loss.shape not in ((n,), ()):
             raise ValueError(f"{self!r} must give a Tensor of shape ({n},), a loss for each sample, or (); not {loss.shape}")
         if loss.shape == () and weights is not None:
-            raise ValueError(f"{self!r} gives one number for all samples, which cannot be weighed: to train with weights, "
-                             f"return the losses of the samples, shape ({n},)")
+            raise ValueError(
+                f"{self!r} gives one number for all samples, which cannot be weighed: to train with weights, "
+                f"return the losses of the samples, shape ({n},)"
+            )
         if loss.shape == ():
             return loss
         return loss.mean() if weights is None else (loss * Tensor.wrap(weights, output.device)).sum()
@@ -95,6 +98,7 @@ class Loss(abc.ABC):
     def score(self, targets: np.ndarray, predictions: np.ndarray, weights: np.ndarray | None) -> float:
         """How good predictions of numbers are, 1 at best, 0 for the best constant; R² by default. NaN for fewer than two."""
         from sklearn.metrics import r2_score
+
         return float(r2_score(targets, predictions, sample_weight=weights)) if len(targets) > 1 else float("nan")
 
     def best_constant(self, targets: np.ndarray, weights: np.ndarray | None) -> tuple[str, float] | None:
@@ -106,7 +110,7 @@ class RegressionLoss(Loss):
     """Base of the losses of numbers that are the mean of a function of prediction - target."""
 
     standardised = True
-    named_constant: ClassVar[str]   # what the prediction is called that is best where it is always the same
+    named_constant: ClassVar[str]  # what the prediction is called that is best where it is always the same
 
     @abc.abstractmethod
     def values(self, d: np.ndarray) -> np.ndarray:
@@ -123,8 +127,10 @@ class RegressionLoss(Loss):
         """D² = 1 - loss / loss of the best constant, the mean over outputs: R² of the squared error."""
         if len(targets) < 2:
             return float("nan")
-        losses, least = (np.average(self.values(found - targets), axis=0, weights=weights)
-                         for found in (np.asarray(predictions, np.float64), self.constant(targets, weights)))
+        losses, least = (
+            np.average(self.values(found - targets), axis=0, weights=weights)
+            for found in (np.asarray(predictions, np.float64), self.constant(targets, weights))
+        )
         shares = np.divide(losses, least, out=np.where(losses > 0, 1.0, 0.0), where=least > 0)
         return float(np.mean(1 - shares))
 
@@ -306,8 +312,12 @@ class FunctionLoss(Loss):
 
 
 # --- by name ----------------------------------------------------------------------------------------------------------
-OF_NUMBERS: dict[str, type[Loss]] = {"squared_error": SquaredError, "absolute_error": AbsoluteError, "huber": Huber,
-                                     "quantile": Quantile}
+OF_NUMBERS: dict[str, type[Loss]] = {
+    "squared_error": SquaredError,
+    "absolute_error": AbsoluteError,
+    "huber": Huber,
+    "quantile": Quantile,
+}
 OF_CLASSES: dict[str, type[Loss]] = {"cross_entropy": CrossEntropy}
 
 

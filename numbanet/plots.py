@@ -1,4 +1,5 @@
 """Pictures of what training did. Needs matplotlib (extra `plots`)."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -44,12 +45,19 @@ def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path
         scores = [record.get("validation_score", record["score"]) for record in history]
         seconds = list(accumulate((record["seconds"] for record in history[1:]), initial=0.0))
         colour, dashes, mark = POLICIES[name].style if name in POLICIES else Style()
-        style = {"label": name, "color": colour, "linestyle": dashes, "linewidth": 1.8, "marker": mark, "markersize": 4,
-                 "markevery": max(1, len(epochs) // 6)}
+        style = {
+            "label": name,
+            "color": colour,
+            "linestyle": dashes,
+            "linewidth": 1.8,
+            "marker": mark,
+            "markersize": 4,
+            "markevery": max(1, len(epochs) // 6),
+        }
         by_epoch.plot(epochs, scores, **style)
-        line, = by_seconds.plot(seconds, scores, **style)
+        (line,) = by_seconds.plot(seconds, scores, **style)
         by_seconds.plot(seconds[-1], scores[-1], mark, color=line.get_color(), markersize=10)
-        shown += filter(math.isfinite, scores[len(scores) // 5:])
+        shown += filter(math.isfinite, scores[len(scores) // 5 :])
         loss_axes.plot(epochs, [record["loss"] for record in history], **style)
     held_out = all("validation_score" in record for history in histories.values() for record in history)
     score = "test accuracy" if held_out else "training score"
@@ -71,7 +79,9 @@ def learning_curves(histories: Mapping[str, Sequence[Mapping[str, float]]], path
 
 
 ROOFS = {  # float32 FLOP/s without tensor cores, bytes/s: data sheets; how they are drawn
-    "H200": (67e12, 4.8e12, Style("#134f82", "-")), "A100": (19.5e12, 2.0e12, Style("#e07b39", "--"))}
+    "H200": (67e12, 4.8e12, Style("#134f82", "-")),
+    "A100": (19.5e12, 2.0e12, Style("#e07b39", "--")),
+}
 
 
 def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path:
@@ -89,15 +99,20 @@ def rooflines(intensities: Mapping[str, float], path: str | os.PathLike) -> Path
     x, at = np.geomspace(low, high, 200), np.array(list(shown.values()))
     for card, (flops, bandwidth, (colour, dashes, mark)) in ROOFS.items():
         style = {"color": colour, "linestyle": dashes, "linewidth": 1.8}
-        above.plot(x, np.minimum(flops, bandwidth * x) / 1e12, **style,
-                   label=f"{card}: {flops / 1e12:g} TFLOP/s, {bandwidth / 1e12:g} TB/s")
+        above.plot(
+            x,
+            np.minimum(flops, bandwidth * x) / 1e12,
+            **style,
+            label=f"{card}: {flops / 1e12:g} TFLOP/s, {bandwidth / 1e12:g} TB/s",
+        )
         above.plot(at, np.minimum(flops, bandwidth * at) / 1e12, mark, color=colour, markersize=4)
         for axes in (above, below):
             axes.axvline(flops / bandwidth, **{**style, "linewidth": 0.9})
     _named_rows(below, shown, (low * high) ** 0.5)
     above.set(xscale="log", yscale="log", ylabel="TFLOP/s at most", xlim=(low, high))
-    above.set_title("What a card allows; left of its upright line memory holds a kernel up, right of it arithmetic", loc="left",
-                    fontsize=10)
+    above.set_title(
+        "What a card allows; left of its upright line memory holds a kernel up, right of it arithmetic", loc="left", fontsize=10
+    )
     below.set_xlabel("FLOPs for each byte of the sectors that warps touch")
     above.grid(alpha=0.25, which="both")
     for axes in (above, below):
@@ -111,8 +126,16 @@ def _named_rows(axes: Any, shown: Mapping[str, float], middle: float) -> None:
     for row, (name, x) in enumerate(shown.items()):
         side = 1 if x < middle else -1
         axes.plot(x, row, "o", color="black", markersize=4)
-        axes.annotate(name, (x, row), xytext=(7 * side, 0), textcoords="offset points", va="center", fontsize=8,
-                      ha="left" if side > 0 else "right", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+        axes.annotate(
+            name,
+            (x, row),
+            xytext=(7 * side, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            ha="left" if side > 0 else "right",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        )
     axes.set(ylim=(-0.7, max(len(shown), 1) - 0.3), yticks=[])
     axes.spines["left"].set_visible(False)
 

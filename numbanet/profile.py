@@ -1,4 +1,5 @@
 """What each op did: with NUMBANET_PROFILE=1, one line an op with its shapes, plan, milliseconds and the FLOPs skipped."""
+
 from __future__ import annotations
 
 import contextlib

@@ -1,4 +1,5 @@
 """Tensor: an array on a device that knows how it was computed (`autograd`); its methods are the operations of `ops`."""
+
 from __future__ import annotations
 
 import math
@@ -44,8 +45,11 @@ class Tensor:
         if isinstance(data, Tensor):
             raise TypeError("Tensor: the values are a Tensor already; use .detach() or .to(device)")
         if data is None or (isinstance(data, (list, tuple)) and any(isinstance(x, Tensor) for x in data)):
-            raise TypeError("Tensor: the values are missing" if data is None else
-                            "Tensor: a list of tensors would lose their graph; use concatenate, or .numpy()")
+            raise TypeError(
+                "Tensor: the values are missing"
+                if data is None
+                else "Tensor: a list of tensors would lose their graph; use concatenate, or .numpy()"
+            )
         self.device = named(device)
         try:
             host = np.asarray(data, np.float32)

@@ -1,4 +1,5 @@
 """The operations of the CPU: a flat table, the same names and signatures on every device."""
+
 from .runtime.tape import recordable as _recordable
 from .tables import collected as _collected
 

@@ -2,6 +2,7 @@
 
 Arrays lie in the memory of the host, so what other libraries give and take is theirs as on the CPU.
 """
+
 from . import cpu as _cpu, cuda as _cuda
 from .runtime.arrays import to_device as _to_device
 from .runtime.emulation import emulated as _emulated

@@ -5,6 +5,7 @@
 
 A family names them in its function `examples(dev, a, N, I, O)`: the name of the operation, a comma and what is special.
 """
+
 from __future__ import annotations
 
 import functools
@@ -89,8 +90,9 @@ def counted(op: str, sizes: tuple[int, int, int] = SIZES) -> dict[declare.Kernel
     path, _, function = op.rpartition(":")
     if path.endswith(".py"):
         return _counting(_own(path, function))
-    names = ([name for name in families() if op in (name, name.partition(",")[0])]
-             or [name for name, module in families().items() if op == family_of(module)])
+    names = [name for name in families() if op in (name, name.partition(",")[0])] or [
+        name for name, module in families().items() if op == family_of(module)
+    ]
     if not names:
         ops = dict.fromkeys(name.partition(",")[0] for name in families())
         raise ValueError(f"there is no example of {op!r}; choose from {', '.join(ops)}")

@@ -1,4 +1,5 @@
 """The operations of a device, collected: a public function foo_cpu is the CPU's operation foo, foo_cuda that of CUDA."""
+
 from __future__ import annotations
 
 import importlib
@@ -37,6 +38,7 @@ def collected(device: str) -> dict[str, Callable[..., Any]]:
 
 def stub() -> str:
     """The text of `numbanet/operations.pyi`: the operations of the CPU as methods, for type checkers (`make types`)."""
+
     def shown(p: inspect.Parameter) -> str:
         plain = p.default is p.empty or isinstance(p.default, (bool, int, float, str, type(None)))
         return str(p if plain else p.replace(default=...)).replace("Ellipsis", "...")
@@ -45,9 +47,16 @@ def stub() -> str:
         parameters = ", ".join(["self", *map(shown, inspect.signature(function).parameters.values())])
         return f"    def {name}({parameters}) -> Any: ..."
 
-    return "\n".join(["# The operations of a device, by the signatures of the CPU's. `make types` writes this file.",
-                      "from typing import Any", "", "class Operations:",
-                      *(method(name, function) for name, function in sorted(collected("cpu").items())), ""])
+    return "\n".join(
+        [
+            "# The operations of a device, by the signatures of the CPU's. `make types` writes this file.",
+            "from typing import Any",
+            "",
+            "class Operations:",
+            *(method(name, function) for name, function in sorted(collected("cpu").items())),
+            "",
+        ]
+    )
 
 
 if __name__ == "__main__":

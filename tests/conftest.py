@@ -1,4 +1,5 @@
 """Tests of tensors run on the CPU, on the emulated device where NVVM is installed, and on CUDA where a card answers."""
+
 import os
 import signal
 import zlib

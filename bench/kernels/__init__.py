@@ -8,6 +8,7 @@ SUITE is the family's name says what else there is to know, none of it needed:
     SHAPED    False where its cases have shapes that no (N, I, O) says
     KERNELS   {name: Kernel}, measured as `cases(options)` says, in place of the examples of their operations
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -140,8 +141,13 @@ def _of_example(family: str, name: str) -> Kernel:
         ours = call(**sizes)
         return float(sum(array.nbytes for array in (*_arrays(ours), *_arrays(ours.run(cpu)))))
 
-    return Kernel(lambda rng, **sizes: tuple(_arrays(call(**sizes))), numbanet,
-                  peer and (lambda torch, *arrays, **sizes: lambda: peer(torch, *arrays)), reference, bytes=moved)
+    return Kernel(
+        lambda rng, **sizes: tuple(_arrays(call(**sizes))),
+        numbanet,
+        peer and (lambda torch, *arrays, **sizes: lambda: peer(torch, *arrays)),
+        reference,
+        bytes=moved,
+    )
 
 
 def _kernel(family: str, op: str) -> Kernel:
@@ -166,8 +172,7 @@ def numbanet_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> T
     def fresh():
         return kernel.numbanet(dev, *(dev.upload(a) for a in inputs_of(kernel, sizes)), **sizes)
 
-    return Task(fresh(), lambda: {"result": [np.array(dev.download(a)) for a in _tuple(fresh()())]},
-                **numbanet_on(dev))
+    return Task(fresh(), lambda: {"result": [np.array(dev.download(a)) for a in _tuple(fresh()())]}, **numbanet_on(dev))
 
 
 def torch_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> Task:
@@ -179,8 +184,11 @@ def torch_task(family: str, op: str, device: str, sizes: dict[str, Any]) -> Task
     def fresh():
         return kernel.torch(torch, *(torch.from_numpy(a).to(device) for a in inputs_of(kernel, sizes)), **sizes)
 
-    return Task(fresh(), lambda: {"result": [a.detach().cpu().numpy() for a in _tuple(fresh()())], "peer": True},
-                **torch_on(torch, device))
+    return Task(
+        fresh(),
+        lambda: {"result": [a.detach().cpu().numpy() for a in _tuple(fresh()())], "peer": True},
+        **torch_on(torch, device),
+    )
 
 
 def _error(family: str, op: str, sizes: dict[str, Any], outputs: Mapping[str, Any]) -> float:
@@ -191,8 +199,9 @@ def _error(family: str, op: str, sizes: dict[str, Any], outputs: Mapping[str, An
         return kernel.error(result, inputs, **sizes)
     reference = kernel.peer_reference if "peer" in outputs and kernel.peer_reference else kernel.reference
     references = _tuple(reference(*inputs, **sizes))
-    return max(relative_error(kernel.dense(value, **sizes), reference)
-               for value, reference in zip(result, references, strict=True))
+    return max(
+        relative_error(kernel.dense(value, **sizes), reference) for value, reference in zip(result, references, strict=True)
+    )
 
 
 def cases(family: str, chosen: Iterable[tuple[str, dict[str, Any]]], options: Options) -> Iterator[Case]:
@@ -202,8 +211,14 @@ def cases(family: str, chosen: Iterable[tuple[str, dict[str, Any]]], options: Op
         parameters = {"family": family, "op": op, "device": options.device, "sizes": sizes}
         work = {"flops": kernel.flops and kernel.flops(**sizes), "bytes": kernel.bytes and kernel.bytes(**sizes)}
         torch = options.against == "torch" and kernel.torch is not None
-        ours = Implementation("numbanet", numbanet_task, parameters, "torch" if torch else None,
-                              kernel.ceiling(**sizes) if torch else None, **work)
+        ours = Implementation(
+            "numbanet",
+            numbanet_task,
+            parameters,
+            "torch" if torch else None,
+            kernel.ceiling(**sizes) if torch else None,
+            **work,
+        )
         theirs = (Implementation("torch", torch_task, parameters),) if torch else ()
         name = " ".join((op, *(f"{key}={value}" for key, value in sizes.items())))
         yield Case(family, name, (ours, *theirs), functools.partial(_error, family, op, sizes))

@@ -4,6 +4,7 @@ Layers of LeNet-5 and AlexNet on 28 x 28 at batch 128, and of VGG19 on 32 x 32 a
 left out here: conv2d and ReLU, or the backward pass of conv2d, of images with channels first, as PyTorch's users have them. In
 the first layer of a network, of 1 or 3 channels, there is no dx. On CUDA also the teaching step that writes the input matrix.
 """
+
 from __future__ import annotations
 
 import functools
@@ -27,11 +28,20 @@ SUITE = "conv"
 RECORDED = ("--against torch --json bench/results/conv.json",)
 RATE, EPS, POOL = 0.6, 1e-5, Window((2, 2), (2, 2))
 LAYERS = (  # n images of side x side pixels, c channels, o filters of k x k, padding p
-    (128, 28, 1, 6, 5, 2), (128, 14, 6, 16, 5, 0),  # LeNet-5
-    (128, 28, 1, 64, 3, 1), (128, 14, 64, 192, 3, 1), (128, 7, 192, 384, 3, 1),  # AlexNet
-    (128, 7, 384, 256, 3, 1), (128, 7, 256, 256, 3, 1),
-    (64, 32, 3, 64, 3, 1), (64, 32, 64, 64, 3, 1), (64, 16, 128, 128, 3, 1), (64, 8, 256, 256, 3, 1),  # VGG19
-    (64, 4, 512, 512, 3, 1), (64, 2, 512, 512, 3, 1))
+    (128, 28, 1, 6, 5, 2),
+    (128, 14, 6, 16, 5, 0),  # LeNet-5
+    (128, 28, 1, 64, 3, 1),
+    (128, 14, 64, 192, 3, 1),
+    (128, 7, 192, 384, 3, 1),  # AlexNet
+    (128, 7, 384, 256, 3, 1),
+    (128, 7, 256, 256, 3, 1),
+    (64, 32, 3, 64, 3, 1),
+    (64, 32, 64, 64, 3, 1),
+    (64, 16, 128, 128, 3, 1),
+    (64, 8, 256, 256, 3, 1),  # VGG19
+    (64, 4, 512, 512, 3, 1),
+    (64, 2, 512, 512, 3, 1),
+)
 IMAGES = (128, 28, 6), (128, 14, 192), (64, 32, 64), (64, 8, 256)
 SHAPED = False  # layers have more sizes than N, I and O
 
@@ -105,8 +115,9 @@ def _backward(kind):
         return lambda: _there(*dev.conv2d_grad(dy, x, w, window, wants_dx=sizes["c"] > 3, **options))
 
     def reference(dy, x, w, **sizes):
-        return _there(*conv2d_grad_reference(dy, x, w, _window(sizes["k"], sizes["p"]), wants_dx=sizes["c"] > 3,
-                                             **_on_host(kind, sizes)))
+        return _there(
+            *conv2d_grad_reference(dy, x, w, _window(sizes["k"], sizes["p"]), wants_dx=sizes["c"] > 3, **_on_host(kind, sizes))
+        )
 
     return prepare, reference
 
@@ -130,8 +141,9 @@ def _torch_backward(t, dy, x, w, c, o, p, **_):
     dy, x = _first(dy), _first(x)
 
     def run():
-        dx, dw, db = t.ops.aten.convolution_backward(dy, x, w, [o], [1, 1], [p, p], [1, 1], False, [0, 0], 1,
-                                                     [c > 3, True, True])
+        dx, dw, db = t.ops.aten.convolution_backward(
+            dy, x, w, [o], [1, 1], [p, p], [1, 1], False, [0, 0], 1, [c > 3, True, True]
+        )
         return (_last(dx), dw, db) if c > 3 else (dw, db)
 
     return run
@@ -139,6 +151,7 @@ def _torch_backward(t, dy, x, w, c, o, p, **_):
 
 def _flops(kind, products):
     """Of so many products, given the channels of the images."""
+
     def flops(**sizes):
         n, side, c, o, k, p = sizes.values()
         density = 1.0 if kind is None else _plan(kind, **sizes).density
@@ -150,10 +163,16 @@ def _flops(kind, products):
 def _convolution(kind, backward=False):
     prepare, reference = (_backward if backward else _forward)(kind)
     flops = _flops(kind, lambda c: 1 if not backward else 2 if c > 3 else 1)
-    return Kernel(_slopes if backward else _images, prepare, _torch_backward if backward else _torch_forward, reference,
-                  peer_reference=(_backward if backward else _forward)(None)[1], flops=flops,
-                  ceiling=lambda **sizes: 1.0 if kind is None else 1 / _plan(kind, **sizes).density,
-                  op="conv2d_grad" if backward else "conv2d")
+    return Kernel(
+        _slopes if backward else _images,
+        prepare,
+        _torch_backward if backward else _torch_forward,
+        reference,
+        peer_reference=(_backward if backward else _forward)(None)[1],
+        flops=flops,
+        ceiling=lambda **sizes: 1.0 if kind is None else 1 / _plan(kind, **sizes).density,
+        op="conv2d_grad" if backward else "conv2d",
+    )
 
 
 def _materialised(dev, x, w, b, k, p, **_):
@@ -243,30 +262,57 @@ def _moved(times):
 
 
 KERNELS = {
-    **{f"conv2d{'_grad' * backward}{f', {kind}' if kind else ''}": _convolution(kind, backward)
-       for backward in (False, True) for kind in (None, "rows", "blocks")},
-    "materialised": Kernel(_images, _materialised, _torch_without_relu,
-                           lambda x, w, b, k, p, **_: conv2d_reference(x, w, _window(k, p), bias=b),
-                           flops=_flops(None, lambda c: 1), op="conv2d"),
-    "max_pool": Kernel(_pixels, lambda dev, x, **_: lambda: dev.max_pool(x, POOL)[0], _torch_max_pool,
-                       lambda x, **_: max_pool_reference(x, POOL)[0], bytes=_moved(1.25)),
-    "max_pool_grad": Kernel(_pooled, _max_pool_grad, _torch_max_pool_grad,
-                            lambda dy, x, **_: max_pool_grad_reference(dy, max_pool_reference(x, POOL)[1], POOL, x.shape),
-                            bytes=_moved(1.25)),
-    "batch_norm": Kernel(_normed, _batch_norm, _torch_batch_norm,
-                         lambda dy, x, gamma, beta, **_: batch_norm_reference(_rows(x), gamma, beta, EPS)[0], _dense,
-                         bytes=_moved(2)),
-    "batch_norm_grad": Kernel(_normed, _batch_norm_grad, _torch_batch_norm_grad, _batch_norm_grad_reference, _dense,
-                              bytes=_moved(3)),
+    **{
+        f"conv2d{'_grad' * backward}{f', {kind}' if kind else ''}": _convolution(kind, backward)
+        for backward in (False, True)
+        for kind in (None, "rows", "blocks")
+    },
+    "materialised": Kernel(
+        _images,
+        _materialised,
+        _torch_without_relu,
+        lambda x, w, b, k, p, **_: conv2d_reference(x, w, _window(k, p), bias=b),
+        flops=_flops(None, lambda c: 1),
+        op="conv2d",
+    ),
+    "max_pool": Kernel(
+        _pixels,
+        lambda dev, x, **_: lambda: dev.max_pool(x, POOL)[0],
+        _torch_max_pool,
+        lambda x, **_: max_pool_reference(x, POOL)[0],
+        bytes=_moved(1.25),
+    ),
+    "max_pool_grad": Kernel(
+        _pooled,
+        _max_pool_grad,
+        _torch_max_pool_grad,
+        lambda dy, x, **_: max_pool_grad_reference(dy, max_pool_reference(x, POOL)[1], POOL, x.shape),
+        bytes=_moved(1.25),
+    ),
+    "batch_norm": Kernel(
+        _normed,
+        _batch_norm,
+        _torch_batch_norm,
+        lambda dy, x, gamma, beta, **_: batch_norm_reference(_rows(x), gamma, beta, EPS)[0],
+        _dense,
+        bytes=_moved(2),
+    ),
+    "batch_norm_grad": Kernel(
+        _normed, _batch_norm_grad, _torch_batch_norm_grad, _batch_norm_grad_reference, _dense, bytes=_moved(3)
+    ),
 }
 
 
 def cases(options: Options) -> Iterator[Case]:
     """Each layer forward and backward, dense, with rows and with blocks; then pooling and batch norm."""
     layers, images = ([(3, 8, 8, 4, 3, 1)], [(3, 8, 8)]) if options.quick else (LAYERS, IMAGES)
-    chosen = [(name, dict(zip(("n", "side", "c", "o", "k", "p"), layer)))
-              for layer in layers for name, kernel in KERNELS.items()
-              if kernel.flops and (name != "materialised" or options.device == "cuda")]
-    chosen += [(name, dict(zip(("n", "side", "c"), shape)))
-               for shape in images for name, kernel in KERNELS.items() if not kernel.flops]
+    chosen = [
+        (name, dict(zip(("n", "side", "c", "o", "k", "p"), layer)))
+        for layer in layers
+        for name, kernel in KERNELS.items()
+        if kernel.flops and (name != "materialised" or options.device == "cuda")
+    ]
+    chosen += [
+        (name, dict(zip(("n", "side", "c"), shape))) for shape in images for name, kernel in KERNELS.items() if not kernel.flops
+    ]
     return kernels.cases(SUITE, chosen, options)

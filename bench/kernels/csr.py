@@ -4,6 +4,7 @@ Forward, dx and dw. All do what a layer asks for, y = x w.T from x (N, I) to y (
 and PyTorch take the transposed activation as a view, and for dx a transposed weight that was made beforehand. SciPy has no dw.
 The dense product is numbanet's `gemm`, of a weight with zeros; --plot draws times against sparsity, and where they cross it.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -63,8 +64,11 @@ def _reference(form: str, which: str, *arrays: np.ndarray, n: int, o: int, i: in
         w = np.float64(weight.dense())
         return np.float64(arrays[0]) @ (w if which else w.T)
     found = np.float64(arrays[0]).T @ np.float64(arrays[1])
-    return CSR.from_dense(found, weight.dense() != 0).values if form == "csr" else BSR.from_dense(
-        found, TILE, _mask(weight)).values
+    return (
+        CSR.from_dense(found, weight.dense() != 0).values
+        if form == "csr"
+        else BSR.from_dense(found, TILE, _mask(weight)).values
+    )
 
 
 def _mask(weight: BSR) -> np.ndarray:
@@ -91,10 +95,13 @@ def _torch(form: str, which: str, torch: Any, *arrays: Any, n: int, o: int, i: i
 
 
 def _kernel(form: str, which: str) -> Kernel:
-    return Kernel(functools.partial(_inputs, which), functools.partial(_ours, form, which),
-                  None if (form, which) == ("bsr", "_dw") else functools.partial(_torch, form, which),
-                  functools.partial(_reference, form, which),
-                  flops=lambda n, o, i, sparsity: 2.0 * n * _weight(form, o, i, sparsity).nnz)
+    return Kernel(
+        functools.partial(_inputs, which),
+        functools.partial(_ours, form, which),
+        None if (form, which) == ("bsr", "_dw") else functools.partial(_torch, form, which),
+        functools.partial(_reference, form, which),
+        flops=lambda n, o, i, sparsity: 2.0 * n * _weight(form, o, i, sparsity).nnz,
+    )
 
 
 KERNELS = {f"{form}{which}": _kernel(form, which) for form in ("csr", "bsr") for which in ("", "_dx", "_dw")}
@@ -120,14 +127,18 @@ def dense_task(op: str, device: str, sizes: dict[str, Any]) -> Task:
     (form, _, which), dev = op.partition("_"), named(device)
     weight = _weight(form, sizes["o"], sizes["i"], sizes["sparsity"])
     arrays, w = [dev.upload(a) for a in kernels.inputs_of(KERNELS[op], sizes)], dev.upload(weight.dense())
-    run = {"": lambda: dev.gemm(arrays[0], w, tb=True), "dx": lambda: dev.gemm(arrays[0], w),
-           "dw": lambda: dev.gemm(*arrays, ta=True)}[which]
+    run = {
+        "": lambda: dev.gemm(arrays[0], w, tb=True),
+        "dx": lambda: dev.gemm(arrays[0], w),
+        "dw": lambda: dev.gemm(*arrays, ta=True),
+    }[which]
 
     def outputs():
         found = np.array(dev.download(run()))
         if which == "dw":
-            found = (CSR.from_dense(found, weight.dense() != 0) if form == "csr" else
-                     BSR.from_dense(found, TILE, _mask(weight))).values
+            found = (
+                CSR.from_dense(found, weight.dense() != 0) if form == "csr" else BSR.from_dense(found, TILE, _mask(weight))
+            ).values
         return {"result": [found]}
 
     return Task(run, outputs, **numbanet_on(dev))
@@ -138,14 +149,21 @@ def cases(options: Options) -> Iterator[Case]:
     """Each operation at each sparsity, against each peer."""
     [(n, i, o)] = options.sizes((33, 64, 96), (128, 2048, 2048))
     shape = {"n": n, "o": o, "i": i}
-    chosen = [(op, {**shape, "sparsity": sparsity}) for op in KERNELS
-              for sparsity in (SPARSITIES[3:4] if options.quick else SPARSITIES)]
+    chosen = [
+        (op, {**shape, "sparsity": sparsity})
+        for op in KERNELS
+        for sparsity in (SPARSITIES[3:4] if options.quick else SPARSITIES)
+    ]
     for case, (op, sizes) in zip(kernels.cases(SUITE, chosen, options), chosen, strict=True):
         ours = case.implementations[0]
         if options.against:
             yield case
-        dense = Implementation("dense", dense_task, {"op": op, "device": options.device, "sizes": sizes},
-                               flops=2.0 * sizes["n"] * sizes["o"] * sizes["i"])
+        dense = Implementation(
+            "dense",
+            dense_task,
+            {"op": op, "device": options.device, "sizes": sizes},
+            flops=2.0 * sizes["n"] * sizes["o"] * sizes["i"],
+        )
         yield _against(case, ours, dense)
         if options.device == "cpu" and not op.endswith("_dw"):
             yield _against(case, ours, Implementation("SciPy", scipy_task, {"op": op, "sizes": sizes}, flops=ours.flops))
@@ -200,8 +218,15 @@ def plot(results: Any, path: Path) -> None:
             where = crossing(lines.get(name, {}), lines.get("dense", {}))
             if where is not None:
                 axes.axvline(where, color="gray", linewidth=0.8, linestyle=":")
-                axes.annotate(f"{name}: from {where:.0%} on", (where, 1.0), xycoords=("data", "axes fraction"), rotation=90,
-                              fontsize=7, va="top", ha="right")
+                axes.annotate(
+                    f"{name}: from {where:.0%} on",
+                    (where, 1.0),
+                    xycoords=("data", "axes fraction"),
+                    rotation=90,
+                    fontsize=7,
+                    va="top",
+                    ha="right",
+                )
         axes.set_title(op)
         axes.set_yscale("log")
         axes.set_xlabel("share of the weight that is zero")

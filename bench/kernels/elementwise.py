@@ -1,4 +1,5 @@
 """Elementwise maps and their backward maps on activations, against PyTorch. Memory binds them."""
+
 from __future__ import annotations
 
 SUITE = "elementwise"

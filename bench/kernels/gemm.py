@@ -2,6 +2,7 @@
 
 On CUDA also the ladder of versions that the kernel file develops: naive, tiled, register, block, tensor.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -15,8 +16,13 @@ from ..machinery.harness import Case, Options
 from . import Kernel
 
 SUITE = "gemm"
-LADDER = {"linear_naive": ("naive", 16), "linear_tiled": ("tiled", 32), "linear_register": ("register", 64),
-          "linear_block": ("block", 128), "linear_tensor": ("tensor", None)}
+LADDER = {
+    "linear_naive": ("naive", 16),
+    "linear_tiled": ("tiled", 32),
+    "linear_register": ("register", 64),
+    "linear_block": ("block", 128),
+    "linear_tensor": ("tensor", None),
+}
 
 
 def _layer(rng, n, o, i):
@@ -58,11 +64,24 @@ def _version(name):
 
 KERNELS = {
     "linear": _linear(lambda dev, x, w, b, **_: lambda: dev.gemm(x, w, tb=True, bias=b, relu=True)),
-    "dx": Kernel(_back, lambda dev, dy, w, x, **_: lambda: dev.gemm(dy, w), lambda t, dy, w, x, **_: lambda: dy @ w,
-                 lambda dy, w, x, **_: gemm_reference(dy, w), flops=_flops, bytes=_bytes, op="gemm"),
-    "dw": Kernel(_back, lambda dev, dy, w, x, **_: lambda: dev.gemm(dy, x, ta=True),
-                 lambda t, dy, w, x, **_: lambda: dy.T @ x,
-                 lambda dy, w, x, **_: gemm_reference(dy, x, ta=True), flops=_flops, bytes=_bytes, op="gemm"),
+    "dx": Kernel(
+        _back,
+        lambda dev, dy, w, x, **_: lambda: dev.gemm(dy, w),
+        lambda t, dy, w, x, **_: lambda: dy @ w,
+        lambda dy, w, x, **_: gemm_reference(dy, w),
+        flops=_flops,
+        bytes=_bytes,
+        op="gemm",
+    ),
+    "dw": Kernel(
+        _back,
+        lambda dev, dy, w, x, **_: lambda: dev.gemm(dy, x, ta=True),
+        lambda t, dy, w, x, **_: lambda: dy.T @ x,
+        lambda dy, w, x, **_: gemm_reference(dy, x, ta=True),
+        flops=_flops,
+        bytes=_bytes,
+        op="gemm",
+    ),
     **{name: _version(name) for name in LADDER},
 }
 

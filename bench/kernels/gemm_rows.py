@@ -6,6 +6,7 @@ forward  rows of w dropped, x dense                          ceiling dp
 both     rows and columns dropped, x and y compact           ceiling dp²
 dx       the same, backwards                                 ceiling dp²
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -38,8 +39,12 @@ def _weight(rng, o, i):
 
 def _forward_inputs(rng, n, o, i, dp):
     """x, w, b, mask of the outputs"""
-    return (rng.standard_normal((n, i), np.float32), _weight(rng, o, i), rng.standard_normal(o, np.float32),
-            _mask(_plans(o, i, dp)[0]))
+    return (
+        rng.standard_normal((n, i), np.float32),
+        _weight(rng, o, i),
+        rng.standard_normal(o, np.float32),
+        _mask(_plans(o, i, dp)[0]),
+    )
 
 
 def _both_inputs(rng, n, o, i, dp):
@@ -61,7 +66,7 @@ def _back_inputs(rng, n, o, i, dp):
 
 
 def _compact(dev, x, plan):
-    return dev.upload(np.ascontiguousarray(dev.download(x)[:, plan.bias::plan.dp]))
+    return dev.upload(np.ascontiguousarray(dev.download(x)[:, plan.bias :: plan.dp]))
 
 
 def _forward(dev, x, w, b, mask, n, o, i, dp):
@@ -96,13 +101,15 @@ def _torch(t, x, w, b, mask, **_):
 
 def _expanded(which):
     """The dense form of a compact result: along the outputs (0) or the inputs (1)."""
+
     def dense(y, n, o, i, dp):
         plan = _plans(o, i, dp)[which]
         if y.shape[1] == plan.n:
             return y
         wide = np.zeros((n, plan.n), y.dtype)
-        wide[:, plan.bias::plan.dp] = y
+        wide[:, plan.bias :: plan.dp] = y
         return wide
+
     return dense
 
 
@@ -122,12 +129,23 @@ def _work(flops):
 KERNELS = {
     "forward": Kernel(_forward_inputs, _forward, _torch, _reference, _expanded(0), op="gemm_rows", **_work(_flops)),
     "both": Kernel(_both_inputs, _both, _torch, _reference, _expanded(0), **_work(_both_flops)),
-    "dx": Kernel(_back_inputs, _dx, lambda t, dy, w, mask, **_: lambda: (dy @ w) * mask,
-                 lambda dy, w, mask, **_: (np.float64(dy) @ w) * mask, _expanded(1), op="gemm_rows_dx", **_work(_both_flops)),
+    "dx": Kernel(
+        _back_inputs,
+        _dx,
+        lambda t, dy, w, mask, **_: lambda: (dy @ w) * mask,
+        lambda dy, w, mask, **_: (np.float64(dy) @ w) * mask,
+        _expanded(1),
+        op="gemm_rows_dx",
+        **_work(_both_flops),
+    ),
     # the teaching step on CUDA: dropped rows are skipped in the kernel, not left out of the grid
-    "masked": Kernel(_masked_inputs, _masked,
-                     lambda t, x, w, mask, **_: lambda: t.nn.functional.linear(x, w) * mask,
-                     lambda x, w, mask, **_: (np.float64(x) @ np.float64(w).T) * mask, **_work(_flops)),
+    "masked": Kernel(
+        _masked_inputs,
+        _masked,
+        lambda t, x, w, mask, **_: lambda: t.nn.functional.linear(x, w) * mask,
+        lambda x, w, mask, **_: (np.float64(x) @ np.float64(w).T) * mask,
+        **_work(_flops),
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 The peer is what a user has in PyTorch without structured sparsity. The FLOPs allow a factor of dp.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -82,18 +83,39 @@ def _ceiling(n, o, i, dp):
 _work = {"flops": _flops, "ceiling": _ceiling}
 
 KERNELS = {
-    "forward": Kernel(_layer, _forward,
-                      lambda t, x, w, b, mask, **_: lambda: t.relu(t.nn.functional.linear(x, w * mask, b)),
-                      lambda x, w, b, mask, **_: np.maximum(np.float64(x) @ np.float64(w * mask).T + b, 0),
-                      op="gemm_tiles", **_work),
-    "dx": Kernel(_back, _dx, lambda t, dy, w, x, mask, **_: lambda: dy @ (w * mask),
-                 lambda dy, w, x, mask, **_: np.float64(dy) @ (w * mask), op="gemm_tiles_dx", **_work),
-    "dw": Kernel(_back, _dw, lambda t, dy, w, x, mask, **_: lambda: (dy.T @ x) * mask,
-                 lambda dy, w, x, mask, n, o, i, dp: gemm_tiles_dw_reference(dy, x, _plan(o, i, dp).pattern), _dense,
-                 op="gemm_tiles_dw", **_work),
+    "forward": Kernel(
+        _layer,
+        _forward,
+        lambda t, x, w, b, mask, **_: lambda: t.relu(t.nn.functional.linear(x, w * mask, b)),
+        lambda x, w, b, mask, **_: np.maximum(np.float64(x) @ np.float64(w * mask).T + b, 0),
+        op="gemm_tiles",
+        **_work,
+    ),
+    "dx": Kernel(
+        _back,
+        _dx,
+        lambda t, dy, w, x, mask, **_: lambda: dy @ (w * mask),
+        lambda dy, w, x, mask, **_: np.float64(dy) @ (w * mask),
+        op="gemm_tiles_dx",
+        **_work,
+    ),
+    "dw": Kernel(
+        _back,
+        _dw,
+        lambda t, dy, w, x, mask, **_: lambda: (dy.T @ x) * mask,
+        lambda dy, w, x, mask, n, o, i, dp: gemm_tiles_dw_reference(dy, x, _plan(o, i, dp).pattern),
+        _dense,
+        op="gemm_tiles_dw",
+        **_work,
+    ),
     # the teaching step on CUDA: every tile is visited, dropped ones are skipped by a test
-    "masked": Kernel(_masked_layer, _masked, lambda t, x, w, mask, **_: lambda: t.nn.functional.linear(x, w * mask),
-                     lambda x, w, mask, **_: np.float64(x) @ np.float64(w * mask).T, **_work),
+    "masked": Kernel(
+        _masked_layer,
+        _masked,
+        lambda t, x, w, mask, **_: lambda: t.nn.functional.linear(x, w * mask),
+        lambda x, w, mask, **_: np.float64(x) @ np.float64(w * mask).T,
+        **_work,
+    ),
 }
 
 

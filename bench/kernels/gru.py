@@ -1,4 +1,5 @@
 """The elementwise part of a step of a GRU, n samples, o // 2 units: memory binds it. Its products are `gemm`."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -18,8 +19,10 @@ STEPS = 3
 
 def _forward(rng: np.random.Generator, n: int, i: int, o: int) -> tuple[np.ndarray, ...]:
     """z, s and h; a repetition finds in z what the one before wrote."""
-    return tuple(rng.standard_normal(shape, np.float32) for shape in (
-        (STEPS, n, 3 * (o // 2)), (STEPS, n, 3 * (o // 2)), (STEPS + 1, n, o // 2)))
+    return tuple(
+        rng.standard_normal(shape, np.float32)
+        for shape in ((STEPS, n, 3 * (o // 2)), (STEPS, n, 3 * (o // 2)), (STEPS + 1, n, o // 2))
+    )
 
 
 def _backward(rng: np.random.Generator, n: int, i: int, o: int) -> tuple[np.ndarray, ...]:
@@ -32,6 +35,7 @@ def _cell(dev: Any, z: Any, s: Any, h: Any, **sizes: int) -> Any:
     def run() -> Any:
         dev.gru_cell(z, s, h, STEPS - 1)
         return z, h
+
     return run
 
 
@@ -44,6 +48,7 @@ def _cell_grad(dev: Any, dy: Any, back: Any, carried: Any, gates: Any, s: Any, h
     def run() -> Any:
         dev.gru_cell_grad(dy, back, carried, gates, s, h, STEPS - 1)
         return gates, s, carried
+
     return run
 
 

@@ -1,4 +1,5 @@
 """Moves: rows of a batch from a data set, copies, transposes, compact and dense forms, against PyTorch. No FLOPs."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -58,8 +59,9 @@ def _torch_take(t, x, rows, **_):
 def _torch_expand(t, x, n, width, dp):
     def run():
         y = t.zeros((n, width), device=x.device)
-        y[:, dp - 1::dp] = x
+        y[:, dp - 1 :: dp] = x
         return y
+
     return run
 
 
@@ -68,17 +70,33 @@ def _two_passes(n, width, **_):
 
 
 KERNELS = {
-    "take_rows": Kernel(_batch, lambda dev, x, rows, **_: lambda: dev.take_rows(x, rows), _torch_take,
-                        lambda x, rows, **_: x[rows], bytes=_two_passes),
-    "copy": Kernel(_matrix, lambda dev, x, **_: lambda: dev.copy(x), lambda t, x, **_: x.clone,
-                   lambda x, **_: x, bytes=_two_passes),
-    "transpose": Kernel(_matrix, lambda dev, x, **_: lambda: dev.transpose(x, (1, 0)),
-                        lambda t, x, **_: lambda: x.T.contiguous(), lambda x, **_: x.T, bytes=_two_passes),
-    "compact": Kernel(_dense_inputs, _compact, lambda t, x, dp, **_: lambda: x[:, dp - 1::dp].contiguous(),
-                      lambda x, width, dp, **_: x[:, _plan(width, dp).mask()],
-                      bytes=lambda n, width, dp: 8.0 * n * _plan(width, dp).count),
-    "expand": Kernel(_compact_inputs, _expand, _torch_expand, _wide,
-                     bytes=lambda n, width, dp: 4.0 * n * (_plan(width, dp).count + width)),
+    "take_rows": Kernel(
+        _batch,
+        lambda dev, x, rows, **_: lambda: dev.take_rows(x, rows),
+        _torch_take,
+        lambda x, rows, **_: x[rows],
+        bytes=_two_passes,
+    ),
+    "copy": Kernel(
+        _matrix, lambda dev, x, **_: lambda: dev.copy(x), lambda t, x, **_: x.clone, lambda x, **_: x, bytes=_two_passes
+    ),
+    "transpose": Kernel(
+        _matrix,
+        lambda dev, x, **_: lambda: dev.transpose(x, (1, 0)),
+        lambda t, x, **_: lambda: x.T.contiguous(),
+        lambda x, **_: x.T,
+        bytes=_two_passes,
+    ),
+    "compact": Kernel(
+        _dense_inputs,
+        _compact,
+        lambda t, x, dp, **_: lambda: x[:, dp - 1 :: dp].contiguous(),
+        lambda x, width, dp, **_: x[:, _plan(width, dp).mask()],
+        bytes=lambda n, width, dp: 8.0 * n * _plan(width, dp).count,
+    ),
+    "expand": Kernel(
+        _compact_inputs, _expand, _torch_expand, _wide, bytes=lambda n, width, dp: 4.0 * n * (_plan(width, dp).count + width)
+    ),
 }
 
 

@@ -1,4 +1,5 @@
 """Losses with their gradients, n samples of `width` outputs, against PyTorch's losses, forward and backward."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ def _values(rng, n, width):
 
 def _torch(function, integers=False):
     """run: (mean loss, its gradient)"""
+
     def prepare(t, x, target, **_):
         loss, target = getattr(t.nn.functional, function), target.long() if integers else target
         x.requires_grad_()
@@ -33,7 +35,9 @@ def _torch(function, integers=False):
             y = loss(x, target)
             y.backward()
             return y, x.grad
+
         return run
+
     return prepare
 
 
@@ -42,6 +46,7 @@ def _loss(name, inputs, reference, torch):
         def run():
             losses, gradient = getattr(dev, name)(x, target)
             return dev.sum(losses), gradient
+
         return run
 
     def mean(x, target, **_):
@@ -54,13 +59,15 @@ def _loss(name, inputs, reference, torch):
 
 
 KERNELS = {
-    "softmax_cross_entropy": _loss("softmax_cross_entropy", _labels, L.softmax_cross_entropy_reference,
-                                   _torch("cross_entropy", integers=True)),
+    "softmax_cross_entropy": _loss(
+        "softmax_cross_entropy", _labels, L.softmax_cross_entropy_reference, _torch("cross_entropy", integers=True)
+    ),
     "squared_error": _loss("squared_error", _values, L.squared_error_reference, _torch("mse_loss")),
     "absolute_error": _loss("absolute_error", _values, L.absolute_error_reference, _torch("l1_loss")),
     "huber_error": _loss("huber_error", _values, L.huber_error_reference, _torch("huber_loss")),
-    "sigmoid_cross_entropy": _loss("sigmoid_cross_entropy", _values, L.sigmoid_cross_entropy_reference,
-                                   _torch("binary_cross_entropy_with_logits")),
+    "sigmoid_cross_entropy": _loss(
+        "sigmoid_cross_entropy", _values, L.sigmoid_cross_entropy_reference, _torch("binary_cross_entropy_with_logits")
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 Generators differ, so values are checked by what they must obey: kept values are scaled exactly, and their share lies within
 six standard errors (the tests compare numbanet's values with its reference one by one).
 """
+
 from __future__ import annotations
 
 import math
@@ -34,17 +35,23 @@ def _dropout_error(result, inputs, n, width, rate):
 
 def _counted(draw):
     """A call with another counter each time, as in training."""
+
     def prepare(dev, *arrays, **sizes):
         counter = iter(range(1 << 62))
         return lambda: draw(dev, *arrays, next(counter), **sizes)
+
     return prepare
 
 
 KERNELS = {
     "dropout": Kernel(
-        _activations, _counted(lambda dev, x, counter, rate, **_: dev.dropout(x, rate, 7, counter)),
+        _activations,
+        _counted(lambda dev, x, counter, rate, **_: dev.dropout(x, rate, 7, counter)),
         lambda t, x, rate, **_: lambda: t.nn.functional.dropout(x, rate, training=True),
-        reference=None, error=_dropout_error, bytes=lambda n, width, rate: 8.0 * n * width),
+        reference=None,
+        error=_dropout_error,
+        bytes=lambda n, width, rate: 8.0 * n * width,
+    )
 }
 
 

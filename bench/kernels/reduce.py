@@ -1,4 +1,5 @@
 """Reductions of activations and of a large array, against PyTorch. One pass: memory binds them."""
+
 from __future__ import annotations
 
 SUITE = "reduce"

@@ -1,4 +1,5 @@
 """Softmax, its logarithm and their backward maps over the outputs of a classifier and wide rows, against PyTorch."""
+
 from __future__ import annotations
 
 SUITE = "softmax"

@@ -4,6 +4,7 @@ Memory binds them: SGD with momentum reads w, v, g and writes w, v, 20 bytes a w
 reading of what is not kept; w and v are read and written everywhere, because momentum moves every weight. So the
 ceiling is 20 / (16 + 4 * kept share).
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -39,10 +40,12 @@ def _row_mask(o, i, dp):
 
 def _inputs(mask):
     """w, v, g, zero where dropped: a v that only decays would end as denormal numbers, which no training has."""
+
     def inputs(rng, o, i, dp=1):
         w, v, g = (rng.standard_normal((o, i), np.float32) for _ in range(3))
         kept = mask(o, i, dp)
         return w, v * kept, g * kept
+
     return inputs
 
 
@@ -50,6 +53,7 @@ def _sgd(dev, w, v, g, **_):
     def run():
         dev.sgd([SGDUpdate(w, v, g)], RATE, MOMENTUM)
         return w, v
+
     return run
 
 
@@ -59,12 +63,13 @@ def _packed_sgd(dev, w, v, g, packing, shape):
     values, dense = np.zeros(shape, np.float32), dev.download(g)
     for r in np.flatnonzero(row_pos >= 0):
         kept = cols[row_class[r]]
-        values[row_pos[r], :kept.size] = np.where(kept >= 0, dense[r, kept], 0)
+        values[row_pos[r], : kept.size] = np.where(kept >= 0, dense[r, kept], 0)
     values = dev.upload(values)
 
     def run():
         dev.sgd([SGDUpdate(w, v, values, packing)], RATE, MOMENTUM)
         return w, v
+
     return run
 
 
@@ -87,6 +92,7 @@ def _torch_sgd(t, w, v, g, **_):
     def run():
         optimizer.step()
         return parameter, optimizer.state[parameter]["momentum_buffer"]
+
     return run
 
 
@@ -106,6 +112,7 @@ def _adam(dev, w, m, s, g, **_):
     def run():
         dev.adam([AdamUpdate(w, m, s, g)], dev.adam_numbers(*ADAM, next(steps)))
         return w, m, s
+
     return run
 
 
@@ -119,6 +126,7 @@ def _torch_adam(t, w, m, s, g, **_):
         optimizer.step()
         state = optimizer.state[parameter]
         return parameter, state["exp_avg"], state["exp_avg_sq"]
+
     return run
 
 
@@ -126,16 +134,22 @@ def _sgd_kernel(numbanet, mask):
     def moved(o, i, dp=1):
         return 16.0 * o * i + 4.0 * np.count_nonzero(mask(o, i, dp))
 
-    return Kernel(_inputs(mask), numbanet, _torch_sgd, _reference, bytes=moved,
-                  ceiling=lambda o, i, dp=1: 20.0 * o * i / moved(o, i, dp))
+    return Kernel(
+        _inputs(mask), numbanet, _torch_sgd, _reference, bytes=moved, ceiling=lambda o, i, dp=1: 20.0 * o * i / moved(o, i, dp)
+    )
 
 
 KERNELS = {
     "sgd": _sgd_kernel(_sgd, lambda o, i, dp: np.ones((o, i), bool)),
     "sgd_rows": _sgd_kernel(_sgd_rows, _row_mask),
     "sgd_tiles": _sgd_kernel(_sgd_tiles, lambda o, i, dp: _tiles(o, i, dp).mask()),
-    "adam": Kernel(_adam_inputs, _adam, _torch_adam,
-                   lambda w, m, s, g, **_: adam_reference(w, m, s, g, *ADAM, 1), bytes=lambda o, i: 28.0 * o * i),
+    "adam": Kernel(
+        _adam_inputs,
+        _adam,
+        _torch_adam,
+        lambda w, m, s, g, **_: adam_reference(w, m, s, g, *ADAM, 1),
+        bytes=lambda o, i: 28.0 * o * i,
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 They are text, so that a change of a figure is a change of a line; colours differ in lightness, so that grey shows them as well.
 """
+
 from __future__ import annotations
 
 import re
@@ -14,10 +15,13 @@ PALE, DARK, GREY = "#e8edf2", "#1d4e79", "#4b5563"
 WIDE = re.compile(r"784-(\d+)-\1-10 p=(0\.\d+)")
 
 
-def _text(x: float, y: float, words: str, anchor: str = "middle", size: int = 13, fill: str = GREY,
-          weight: str = "normal") -> str:
-    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}" font-weight="{weight}">'
-            f"{words}</text>")
+def _text(
+    x: float, y: float, words: str, anchor: str = "middle", size: int = 13, fill: str = GREY, weight: str = "normal"
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}" font-weight="{weight}">'
+        f"{words}</text>"
+    )
 
 
 def _box(x: float, y: float, width: float, height: float, fill: str, more: str = "") -> str:
@@ -29,9 +33,18 @@ def _line(x0: float, y0: float, x1: float, y1: float, colour: str = GREY, more: 
 
 
 def _svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-                      f'font-family="Helvetica, Arial, sans-serif" role="img"><title>{title}</title>',
-                      _box(0, 0, width, height, "white"), *parts, "</svg>"]) + "\n"
+    return (
+        "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+                f'font-family="Helvetica, Arial, sans-serif" role="img"><title>{title}</title>',
+                _box(0, 0, width, height, "white"),
+                *parts,
+                "</svg>",
+            ]
+        )
+        + "\n"
+    )
 
 
 # --- from the files of results ----------------------------------------------------------------------------------------
@@ -43,9 +56,14 @@ def charts(records: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 def _steps(record: dict[str, Any]) -> dict[tuple[str, int, str], dict[str, Any]]:
     """(rate, width, kind of dropout) -> row, of networks with two layers of one width."""
-    return {(found[2], int(found[1]), row["implementation"]): row for row in record["rows"]
-            if row["suite"] == "mlp" and row.get("ratio") is not None and row["implementation"] in SHADES
-            and (found := WIDE.fullmatch(row["case"]))}
+    return {
+        (found[2], int(found[1]), row["implementation"]): row
+        for row in record["rows"]
+        if row["suite"] == "mlp"
+        and row.get("ratio") is not None
+        and row["implementation"] in SHADES
+        and (found := WIDE.fullmatch(row["case"]))
+    }
 
 
 def _speed(record: dict[str, Any], steps: dict[tuple[str, int, str], dict[str, Any]]) -> str:
@@ -54,10 +72,17 @@ def _speed(record: dict[str, Any], steps: dict[tuple[str, int, str], dict[str, A
     most = max(max(row["ratio"], row.get("ceiling") or 0) for row in steps.values())
     panel, floor, unit = 820 / len(rates), 300, 200 / most
     group = (panel - 30) / len(widths)
-    parts = [_text(40, 28, "How many times shorter a training step is than PyTorch's with nn.Dropout", "start", 16, DARK,
-                   "bold"),
-             _text(40, 48, f"784-H-H-10, batch 128; {record['machine']['cpu']}, {record['machine']['threads']} threads; commit "
-                   f"{(record.get('commit') or 'unknown')[:12]}, {record['date'][:10]}", "start", 12)]
+    parts = [
+        _text(40, 28, "How many times shorter a training step is than PyTorch's with nn.Dropout", "start", 16, DARK, "bold"),
+        _text(
+            40,
+            48,
+            f"784-H-H-10, batch 128; {record['machine']['cpu']}, {record['machine']['threads']} threads; commit "
+            f"{(record.get('commit') or 'unknown')[:12]}, {record['date'][:10]}",
+            "start",
+            12,
+        ),
+    ]
     shades = {kind: shade for kind, shade in SHADES.items() if any(key[2] == kind for key in steps)}
     bar = (group - 16) / len(shades)
     for i, (kind, shade) in enumerate(shades.items()):
@@ -74,8 +99,10 @@ def _speed(record: dict[str, Any], steps: dict[tuple[str, int, str], dict[str, A
                 if (row := steps.get((rate, width, kind))) is None:
                     continue
                 x, top = start + k * bar, floor - unit * row["ratio"]
-                parts += [_box(x, top, bar - 2, floor - top, shade),
-                          _text(x + bar / 2 - 1, floor - 6, f"{row['ratio']:.1f}", size=9, fill=INK[kind])]
+                parts += [
+                    _box(x, top, bar - 2, floor - top, shade),
+                    _text(x + bar / 2 - 1, floor - 6, f"{row['ratio']:.1f}", size=9, fill=INK[kind]),
+                ]
                 if row.get("ceiling"):
                     y = floor - unit * row["ceiling"]
                     parts.append(_line(x - 1, y, x + bar - 1, y, "black", ' stroke-width="2"'))
@@ -92,8 +119,11 @@ CELL = 14
 def _grid(x: float, middle: float, kept: Any) -> list[str]:
     """A matrix of booleans, what is kept dark; its left edge at x, its middle at that height."""
     top = middle - CELL * len(kept) / 2
-    return [_box(x + CELL * j, top + CELL * i, CELL - 2, CELL - 2, DARK if cell else PALE)
-            for i, row in enumerate(kept) for j, cell in enumerate(row)]
+    return [
+        _box(x + CELL * j, top + CELL * i, CELL - 2, CELL - 2, DARK if cell else PALE)
+        for i, row in enumerate(kept)
+        for j, cell in enumerate(row)
+    ]
 
 
 def step() -> str:
@@ -104,10 +134,23 @@ def step() -> str:
 
     plans, samples, middle, x = (RowPlan(9, 3, 1), RowPlan(8, 2, 0)), 4, 150, 24
     sides = [np.ones(8, bool), *(plan.mask() for plan in plans), np.ones(3, bool)]
-    parts = [_text(24, 28, "One step of 8-9-8-3 with rdp: dark cells are read, pale ones neither read nor written", "start", 16,
-                   DARK, "bold"),
-             _text(24, 50, f"layer 1 drew dp = {plans[0].dp}, bias {plans[0].bias}; layer 2 drew dp = {plans[1].dp}, bias "
-                   f"{plans[1].bias}", "start")]
+    parts = [
+        _text(
+            24,
+            28,
+            "One step of 8-9-8-3 with rdp: dark cells are read, pale ones neither read nor written",
+            "start",
+            16,
+            DARK,
+            "bold",
+        ),
+        _text(
+            24,
+            50,
+            f"layer 1 drew dp = {plans[0].dp}, bias {plans[0].bias}; layer 2 drew dp = {plans[1].dp}, bias {plans[1].bias}",
+            "start",
+        ),
+    ]
     for i, (side, following) in enumerate(zip(sides, [*sides[1:], None], strict=True)):
         count = int(side.sum())
         name = ("x", "y1", "y2", "answer")[i]
@@ -121,13 +164,17 @@ def step() -> str:
         x = max(x, centre + 36)
         parts += [_text(x + 14, middle + 5, "→", size=20), *_grid(x + 28, middle, np.outer(following, side))]
         centre = x + 28 + CELL * len(side) / 2
-        parts += [_text(centre, 250, f"W{i + 1}", weight="bold"),
-                  _text(centre, 268, f"{np.outer(following, side).mean():.0%} read", size=11)]
+        parts += [
+            _text(centre, 250, f"W{i + 1}", weight="bold"),
+            _text(centre, 268, f"{np.outer(following, side).mean():.0%} read", size=11),
+        ]
         x += 28 + CELL * len(side)
         parts.append(_text(x + 14, middle + 5, "→", size=20))
         x += 36
-    said = ("Activations stay compact from layer to layer: the zeros are never written. On the way back dW has the dark",
-            "cells of W alone, and only these are updated. The next step draws other patterns.")
+    said = (
+        "Activations stay compact from layer to layer: the zeros are never written. On the way back dW has the dark",
+        "cells of W alone, and only these are updated. The next step draws other patterns.",
+    )
     parts += [_text(24, 304 + 18 * i, line, "start") for i, line in enumerate(said)]
     return _svg(880, 336, "One training step under row patterns", parts)
 

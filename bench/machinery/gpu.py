@@ -4,6 +4,7 @@ Tests on the card, compute-sanitizer on small cases where it is installed, each 
 Each step is a process of its own with a limit in seconds; one that fails or is not done in time is recorded, and the next one
 runs all the same. bench/results/<card>.json has what each step said, and the figures.
 """
+
 from __future__ import annotations
 
 import importlib.util
@@ -37,13 +38,28 @@ class Step(NamedTuple):
 def steps(path: Path) -> list[Step]:
     """What there is to run here; figures go to a file."""
     pytest = ["-m", "pytest", "-q", "-k", "cuda and not emulated"]
-    found = [Step("tests", [sys.executable, *pytest, "tests/kernels", "tests/core/test_ops.py", "tests/core/test_planned.py",
-                            "tests/estimators/test_cuda_net.py", "tests/training/test_replay.py"], 150)]
+    found = [
+        Step(
+            "tests",
+            [
+                sys.executable,
+                *pytest,
+                "tests/kernels",
+                "tests/core/test_ops.py",
+                "tests/core/test_planned.py",
+                "tests/estimators/test_cuda_net.py",
+                "tests/training/test_replay.py",
+            ],
+            150,
+        )
+    ]
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer:
         small = [sys.executable, *pytest, "tests/kernels/families/test_gemm_rows.py", "tests/kernels/families/test_update.py"]
-        found += [Step(f"{tool} of compute-sanitizer", [sanitizer, "--tool", tool, "--error-exitcode", "1", *small], 40)
-                  for tool in ("memcheck", "racecheck")]
+        found += [
+            Step(f"{tool} of compute-sanitizer", [sanitizer, "--tool", tool, "--error-exitcode", "1", *small], 40)
+            for tool in ("memcheck", "racecheck")
+        ]
     against = ["--against", "torch"] if importlib.util.find_spec("torch") else []
     figures = [sys.executable, "-m", "bench", *SUITES, "--device", "cuda", *against, "--json", str(path)]
     return [*found, Step("figures", figures, 230)]
@@ -80,8 +96,9 @@ def _told(step: Step, say: Callable[[str], None]) -> dict[str, Any]:
     """Run a step: its outcome, seconds, and the end of what it said."""
     say(f"{step.name}: {' '.join(step.command)}")
     start = time.perf_counter()
-    with subprocess.Popen(step.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          start_new_session=True) as process:
+    with subprocess.Popen(
+        step.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
         try:
             said, _ = process.communicate(timeout=step.seconds)
             outcome = "passed" if process.returncode == 0 else f"exit status {process.returncode}"

@@ -4,6 +4,7 @@
 
 A turn is a block of repetitions; turns go A B A B …, never two at a time. What is wrong is not timed.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -169,8 +170,10 @@ def measure(case: Case, workers: Workers, schedule: Schedule) -> list[Row]:
     """Verify and time every implementation of a case; one row each."""
     if case.pairs is not None:
         schedule = dataclasses.replace(schedule, pairs=min(case.pairs, schedule.pairs), warm_up=1)
-    rows = {i.name: Row(case.suite, case.name, i.name, i.peer, ceiling=i.ceiling, flops=i.flops, bytes=i.bytes)
-            for i in case.implementations}
+    rows = {
+        i.name: Row(case.suite, case.name, i.name, i.peer, ceiling=i.ceiling, flops=i.flops, bytes=i.bytes)
+        for i in case.implementations
+    }
     for implementation in case.implementations:
         _verify(case, implementation, workers, rows[implementation.name])
     for row in rows.values():
@@ -194,8 +197,14 @@ def measure(case: Case, workers: Workers, schedule: Schedule) -> list[Row]:
     return list(rows.values())
 
 
-def run_cases(suite: str, cases: Iterable[Case], options: Options, results: Results, say: Callable[[str], None],
-              schedule: Schedule = Schedule()) -> list[dict[str, Any]]:
+def run_cases(
+    suite: str,
+    cases: Iterable[Case],
+    options: Options,
+    results: Results,
+    say: Callable[[str], None],
+    schedule: Schedule = Schedule(),
+) -> list[dict[str, Any]]:
     """Verify and time the cases of a suite, one after the other, each recorded when it is done; returns the rows."""
     rows: list[dict[str, Any]] = []
     with Workers(threads(), options.before and Path(options.before)) as workers:
@@ -212,8 +221,10 @@ def run_cases(suite: str, cases: Iterable[Case], options: Options, results: Resu
 
 def with_before(case: Case) -> Case:
     """Each implementation as it is, compared with itself as it was before."""
-    pairs = [(dataclasses.replace(i, name=i.name + BEFORE, peer=None),
-              dataclasses.replace(i, peer=i.name + BEFORE, ceiling=1.0)) for i in case.implementations]
+    pairs = [
+        (dataclasses.replace(i, name=i.name + BEFORE, peer=None), dataclasses.replace(i, peer=i.name + BEFORE, ceiling=1.0))
+        for i in case.implementations
+    ]
     return dataclasses.replace(case, implementations=tuple(i for pair in pairs for i in pair))
 
 
@@ -243,8 +254,9 @@ def _repetitions(worker: Any, schedule: Schedule, least: int) -> int:
         count = max(count + 1, min(math.ceil(wanted), 20 * count))
 
 
-def _compare(row: Row, peer: Row | None, times: dict[str, list[Seconds]], workers: Workers, schedule: Schedule,
-             least: int) -> None:
+def _compare(
+    row: Row, peer: Row | None, times: dict[str, list[Seconds]], workers: Workers, schedule: Schedule, least: int
+) -> None:
     """Peer and this one in turns, A B A B …; without a peer, this one alone."""
     sides = [side for side in (peer, row) if side is not None]
     for side in sides:

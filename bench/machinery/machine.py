@@ -1,4 +1,5 @@
 """Machine: what a figure must name to mean something: processor, graphics card, versions, threads, commit, date."""
+
 from __future__ import annotations
 
 import datetime
@@ -21,9 +22,20 @@ def threads() -> int:
 
 def machine() -> dict[str, Any]:
     """Processor, cores, threads, versions and graphics cards."""
-    return {"cpu": _cpu(), "cores": os.cpu_count(), "threads": threads(), "system": platform.system(),
-            "python": platform.python_version(), "numbanet": _version("numbanet"), "numpy": np.__version__, "blas": _blas(),
-            "numba": _version("numba"), "numba_cuda": _version("numba-cuda"), "torch": _version("torch"), "gpus": _gpus()}
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": threads(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "numbanet": _version("numbanet"),
+        "numpy": np.__version__,
+        "blas": _blas(),
+        "numba": _version("numba"),
+        "numba_cuda": _version("numba-cuda"),
+        "torch": _version("torch"),
+        "gpus": _gpus(),
+    }
 
 
 def checkout(root: Path = ROOT) -> bool:
@@ -38,8 +50,9 @@ def commit(root: Path = ROOT) -> str | None:
         return None
     head = _output("git", "-C", str(root), "rev-parse", "HEAD")
     # results are written by the benchmarks themselves: they do not change what was measured
-    changed = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!*.md",
-                      ":!bench/results")
+    changed = _output(
+        "git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!*.md", ":!bench/results"
+    )
     return head and head + ("+" if changed else "")
 
 
@@ -85,5 +98,7 @@ def _version(package: str) -> str | None:
 def _gpus() -> list[str]:
     """Name and driver of each card."""
     found = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    return [f"{name}, driver {driver}" for name, driver in
-            (line.split(", ") for line in (found or "").splitlines() if line.count(", ") == 1)]
+    return [
+        f"{name}, driver {driver}"
+        for name, driver in (line.split(", ") for line in (found or "").splitlines() if line.count(", ") == 1)
+    ]

@@ -1,4 +1,5 @@
 """Plots: ratios with their ceilings, times by FLOPs, memory, and accuracy or perplexity by epoch and by seconds."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,8 +12,13 @@ from numbanet.dropout import POLICIES
 
 from .runs import TORCH, case_of, clocked, measure, whole
 
-COLOURS = {**{name: policy.style.colour for name, policy in POLICIES.items()},
-           TORCH: "C3", "rdp + recurrent rdp": "C5", "gate columns 50%": "C6", "gate threshold 50%": "C7"}
+COLOURS = {
+    **{name: policy.style.colour for name, policy in POLICIES.items()},
+    TORCH: "C3",
+    "rdp + recurrent rdp": "C5",
+    "gate columns 50%": "C6",
+    "gate threshold 50%": "C7",
+}
 
 MARKS = "os^vDP*X<>dph"  # no two ways to drop look alike in grey
 Row = dict[str, Any]
@@ -54,12 +60,19 @@ def plot_scaling(rows: Sequence[Row], path: Path) -> None:
     figure = figure_of(7, 5)
     axes = figure.subplots()
     for fit in (row for row in rows if "slope" in row):
-        timed = [(row["flops"], row["median_ms"] - fit["fixed_ms"]) for row in rows
-                 if row["implementation"] == fit["implementation"] and row.get("median_ms", 0) > fit["fixed_ms"]]
+        timed = [
+            (row["flops"], row["median_ms"] - fit["fixed_ms"])
+            for row in rows
+            if row["implementation"] == fit["implementation"] and row.get("median_ms", 0) > fit["fixed_ms"]
+        ]
         flops, ms = np.array(sorted(timed)).reshape(-1, 2).T  # none, where no width takes longer than the narrowest
-        mark, = axes.loglog(flops, ms, "o")
-        axes.loglog(flops, np.exp(fit["start"]) * flops ** fit["slope"], color=mark.get_color(),
-                    label=f"{fit['implementation']}: {fit['fixed_ms']:.2f} ms + a line of slope {fit['slope']:.2f}")
+        (mark,) = axes.loglog(flops, ms, "o")
+        axes.loglog(
+            flops,
+            np.exp(fit["start"]) * flops ** fit["slope"],
+            color=mark.get_color(),
+            label=f"{fit['implementation']}: {fit['fixed_ms']:.2f} ms + a line of slope {fit['slope']:.2f}",
+        )
     axes.set_xlabel("FLOPs of a step, as far as the plan keeps them")
     axes.set_ylabel("ms of a step, above the fixed time")
     axes.grid(alpha=0.3, which="both")
@@ -73,8 +86,14 @@ def plot_memory(rows: Sequence[Row], path: Path) -> None:
     axes = figure.subplots()
     y = np.arange(len(rows))
     axes.barh(y, [row["peak_mib"] or 0 for row in rows], color="tab:blue", alpha=0.8, label="measured peak")
-    axes.plot([row["counted_mib"] for row in rows], y, "|", color="black", markersize=10,
-              label="batch, activations and gradients, counted")
+    axes.plot(
+        [row["counted_mib"] for row in rows],
+        y,
+        "|",
+        color="black",
+        markersize=10,
+        label="batch, activations and gradients, counted",
+    )
     axes.set_yticks(y, [f"{row['case']}: {row['implementation']}" for row in rows], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel("MiB above data, weights and momentum")
@@ -113,7 +132,7 @@ def plot_runs(runs: Sequence[Row], path: Path) -> None:
         cases.setdefault(case_of(run["settings"]), []).append(run)
     if not cases:
         raise ValueError("--plot: there are no training runs to draw")
-    labels = ("epoch", "seconds of training")[:2 if any(map(clocked, cases.values())) else 1]
+    labels = ("epoch", "seconds of training")[: 2 if any(map(clocked, cases.values())) else 1]
     figure = figure_of(5.5 * len(labels), 4.5 * len(cases))
     for panels, (case, found) in zip(figure.subplots(len(cases), len(labels), squeeze=False), cases.items(), strict=True):
         what = measure(found[0]["settings"])
@@ -142,7 +161,7 @@ def _draw_curve(axes: Any, runs: Sequence[Row], label: str, by_seconds: bool) ->
     values = np.array([[epoch[measure(run["settings"])] for epoch in run["epochs"]] for run in runs])
     seconds = np.mean([np.cumsum([epoch["seconds"] for epoch in run["epochs"]]) for run in runs], axis=0)
     x = seconds if by_seconds else np.arange(1, values.shape[1] + 1)
-    line, = axes.plot(x, values.mean(axis=0), marker=".", label=label, color=COLOURS.get(label))
+    (line,) = axes.plot(x, values.mean(axis=0), marker=".", label=label, color=COLOURS.get(label))
     axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.2)
 
 
@@ -160,8 +179,10 @@ def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
     down = -(-len(by_case) // across)
     figure = figure_of(4 * across, 4 + 3 * down)
     above, below = figure.subfigures(2, 1, height_ratios=(4, 3 * down))
-    _draw_speedups(above.subplots(), {case: named for case, named in by_case.items()
-                                      if all(row["seconds_per_epoch"] for row in named.values())})
+    _draw_speedups(
+        above.subplots(),
+        {case: named for case, named in by_case.items() if all(row["seconds_per_epoch"] for row in named.values())},
+    )
     panels = below.subplots(down, across, squeeze=False).ravel()
     for axes, (case, named) in zip(panels, by_case.items(), strict=False):
         of_case = [run for run in runs if case_of(run["settings"]) == case]
@@ -175,7 +196,7 @@ def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
         axes.set_xlabel("seconds of training" if by_seconds else "epoch")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
-    for axes in panels[len(by_case):]:
+    for axes in panels[len(by_case) :]:
         axes.set_axis_off()
     panels[0].set_ylabel("test accuracy")
     figure.savefig(path, dpi=110)
@@ -184,8 +205,11 @@ def plot_papers(rows: Sequence[Row], runs: Sequence[Row], path: Path) -> None:
 def _draw_speedups(axes: Any, by_case: dict[str, dict[str, Row]]) -> None:
     patterns = [name for name in dict.fromkeys(name for named in by_case.values() for name in named) if name in ("rdp", "tdp")]
     for i, name in enumerate(patterns):
-        found = [(x, named["bernoulli"]["seconds_per_epoch"] / named[name]["seconds_per_epoch"], 1 / named[name]["flops_share"])
-                 for x, named in enumerate(by_case.values()) if name in named and "bernoulli" in named]
+        found = [
+            (x, named["bernoulli"]["seconds_per_epoch"] / named[name]["seconds_per_epoch"], 1 / named[name]["flops_share"])
+            for x, named in enumerate(by_case.values())
+            if name in named and "bernoulli" in named
+        ]
         x, speedup, ceiling = np.array(found).reshape(-1, 3).T
         x = x + (i - (len(patterns) - 1) / 2) * 0.35
         axes.bar(x, speedup, 0.33, label=name, color=COLOURS[name])
@@ -213,7 +237,7 @@ def plot_rates(rows: Sequence[Row], path: Path) -> None:
     figure = figure_of(5 * across + 2, 4.5 * down)
     panels = figure.subplots(down, across, squeeze=False)
     lines: dict[str, Any] = {}
-    for axes in panels.ravel()[len(by_case):]:
+    for axes in panels.ravel()[len(by_case) :]:
         axes.set_axis_off()
     for axes, (case, named) in zip(panels.ravel(), by_case.items(), strict=False):
         for name, points in named.items():
@@ -224,8 +248,15 @@ def plot_rates(rows: Sequence[Row], path: Path) -> None:
                 continue
             shift = 0.003 * (names.index(name) - len(names) / 2)  # so that spans do not hide each other
             number = names.index(name)
-            lines[name] = axes.errorbar(rate + shift, mean, [mean - low, high - mean], marker=MARKS[number % len(MARKS)],
-                                        markersize=5, capsize=2, color=f"C{number % 10}")
+            lines[name] = axes.errorbar(
+                rate + shift,
+                mean,
+                [mean - low, high - mean],
+                marker=MARKS[number % len(MARKS)],
+                markersize=5,
+                capsize=2,
+                color=f"C{number % 10}",
+            )
         rates = sorted({rate for points in named.values() for rate, *_ in points if rate}) or [0.0]
         axes.set_xticks(rates)
         axes.set_xlim(rates[0] - 0.05, rates[-1] + 0.05)
@@ -255,11 +286,16 @@ def plot_quality(rows: Sequence[Row], path: Path) -> None:
         mine = [row for row in rows if row["case"] == case]
         for name in dict.fromkeys(row["implementation"] for row in mine):
             own = [row for row in mine if row["implementation"] == name]
-            axes.plot([row["epsilon"] for row in own], [100 * row["found"] for row in own], color=colours[own[0]["rate"]],
-                      marker=marks[own[0]["share"]], label=name)
+            axes.plot(
+                [row["epsilon"] for row in own],
+                [100 * row["found"] for row in own],
+                color=colours[own[0]["rate"]],
+                marker=marks[own[0]["share"]],
+                label=name,
+            )
             axes.axhline(100 * own[0]["chance"], color=colours[own[0]["rate"]], linestyle=":", linewidth=0.8)
         axes.set(title=case, ylim=(0, 100))
-        line, = last.plot(*zip(*sorted({(row["epsilon"], 100 * row["within"]) for row in mine})), marker="o", label=case)
+        (line,) = last.plot(*zip(*sorted({(row["epsilon"], 100 * row["within"]) for row in mine})), marker="o", label=case)
         last.plot(*zip(*sorted({(row["epsilon"], 100 * row["bound"]) for row in mine})), color=line.get_color(), linestyle="--")
     panels[0].set_ylabel("of the largest found, % (dotted: by chance)")
     panels[-1].legend(fontsize=7)

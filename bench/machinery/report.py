@@ -12,6 +12,7 @@
 
 Pattern and heading may be left out. A section that has its heading in the mark is empty as long as there are no results.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -26,9 +27,12 @@ from .machine import ROOT
 from .results import load
 from .table import markdown, markdown_of
 
-MARKED = re.compile(r"(?P<start><!-- (?P<what>bench|ratios|parameters|policies|suites|sections):(?P<name>[\w-]+)"
-                    r"(?: (?P<pattern>(?!#)[^\n]+?))?(?: (?P<heading>#+ [^\n]+?))? -->)\n.*?"
-                    r"(?P<end><!-- /(?P=what):(?P=name) -->)", re.S)
+MARKED = re.compile(
+    r"(?P<start><!-- (?P<what>bench|ratios|parameters|policies|suites|sections):(?P<name>[\w-]+)"
+    r"(?: (?P<pattern>(?!#)[^\n]+?))?(?: (?P<heading>#+ [^\n]+?))? -->)\n.*?"
+    r"(?P<end><!-- /(?P=what):(?P=name) -->)",
+    re.S,
+)
 PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md")
 FOLDER = ROOT / "bench" / "results"
 
@@ -46,16 +50,22 @@ def caption(record: dict[str, Any]) -> str:
     machine = record["machine"]
     on_card = record.get("device") == "cuda" and machine.get("gpus")
     where = processor(record) + ("" if on_card else f", {machine['cores']} cores, {machine['threads']} threads")
-    versions = ", ".join(f"{name} {machine[key]}" for name, key in (
-        ("Python", "python"), ("NumPy", "numpy"), ("BLAS", "blas"), ("Numba", "numba"), ("PyTorch", "torch"))
-        if machine.get(key))
-    return textwrap.fill(f"_{record.get('device', 'cpu')}: {where}; {versions}; commit "
-                         f"{(record.get('commit') or 'unknown')[:12]}, {record['date'][:10]}_", 128)
+    versions = ", ".join(
+        f"{name} {machine[key]}"
+        for name, key in (("Python", "python"), ("NumPy", "numpy"), ("BLAS", "blas"), ("Numba", "numba"), ("PyTorch", "torch"))
+        if machine.get(key)
+    )
+    return textwrap.fill(
+        f"_{record.get('device', 'cpu')}: {where}; {versions}; commit "
+        f"{(record.get('commit') or 'unknown')[:12]}, {record['date'][:10]}_",
+        128,
+    )
 
 
 # --- what stands between marks ----------------------------------------------------------------------------------------
 def tables(suite: str, pattern: str, records: Records) -> str:
     """The tables of one suite, one for each file that has rows of it."""
+
     def wanted(row: dict[str, Any]) -> bool:
         return any(re.search(pattern, name) for name in (row["case"], f"{row['case']}: {row.get('implementation')}"))
 
@@ -71,7 +81,9 @@ def ratios(name: str, pattern: str, records: Records) -> str:
         for row in record["rows"]:
             if row.get("ratio") is not None and re.search(pattern, f"{row['suite']} {row['case']}: {row['implementation']}"):
                 found.setdefault((row["case"], row["implementation"], row["peer"]), {})[processor(record)] = {
-                    **row, "day": record["date"][:10]}
+                    **row,
+                    "day": record["date"][:10],
+                }
     places: dict[str, set[str]] = {}
     for place, row in (pair for rows in found.values() for pair in rows.items()):
         places.setdefault(place, set()).add(row["day"])
@@ -80,8 +92,10 @@ def ratios(name: str, pattern: str, records: Records) -> str:
     cases = list(dict.fromkeys(case for case, _, _ in found))
     for (case, implementation, peer), rows in sorted(found.items(), key=lambda pair: cases.index(pair[0][0])):
         ceiling = next(iter(rows.values())).get("ceiling")
-        spans = ("" if row is None else f"**{row['ratio']:.2f}** ({row['ratio_p10']:.2f} – {row['ratio_p90']:.2f})"
-                 for row in map(rows.get, places))
+        spans = (
+            "" if row is None else f"**{row['ratio']:.2f}** ({row['ratio_p10']:.2f} – {row['ratio_p90']:.2f})"
+            for row in map(rows.get, places)
+        )
         lines.append([case, implementation, peer, *spans, "" if ceiling is None else f"{ceiling:.2f}"])
     return markdown_of(lines) if found else ""
 
@@ -125,7 +139,12 @@ def sections(marked: Collection[str], records: Records) -> str:
 
 
 WRITERS: dict[str, Callable[[str, str, Records], str]] = {
-    "bench": tables, "ratios": ratios, "parameters": parameters, "policies": policies, "suites": listed}
+    "bench": tables,
+    "ratios": ratios,
+    "parameters": parameters,
+    "policies": policies,
+    "suites": listed,
+}
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 """Results: the JSON file of one command, written whole after every case: an interruption loses one case at most."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,5 @@
 """Runs: what recorded training runs say: their case, which of them can be compared by seconds, and by how much they differ."""
+
 from __future__ import annotations
 
 import math
@@ -61,9 +62,17 @@ def clocked(runs: Iterable[Run]) -> list[Run]:
     runs, seconds = list(filter(whole, runs)), {}
     for run in timed(runs):
         seconds.setdefault(run["dropout"], []).append([epoch["seconds"] for epoch in run["epochs"]])
-    return [{**run, "epochs": [{**epoch, "seconds": float(mean)} for epoch, mean in
-                               zip(run["epochs"], np.mean(seconds[run["dropout"]], axis=0), strict=True)]}
-            for run in runs if run["dropout"] in seconds]
+    return [
+        {
+            **run,
+            "epochs": [
+                {**epoch, "seconds": float(mean)}
+                for epoch, mean in zip(run["epochs"], np.mean(seconds[run["dropout"]], axis=0), strict=True)
+            ],
+        }
+        for run in runs
+        if run["dropout"] in seconds
+    ]
 
 
 def seconds_to(target: float, run: Run) -> float | None:

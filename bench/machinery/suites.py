@@ -8,6 +8,7 @@
 
 The first line of its docstring says what it measures. Help, `bench list` and bench/README.md have suites from here.
 """
+
 from __future__ import annotations
 
 import functools

@@ -1,4 +1,5 @@
 """Tables of rows: on the terminal, and in Markdown."""
+
 from __future__ import annotations
 
 import sys
@@ -35,6 +36,7 @@ def _error(row: Row) -> str:
 
 def _measured(key: str, form: str) -> Callable[[Row], str]:
     """What training runs end with."""
+
     def cell(row: Row) -> str:
         if row.get("diverged"):
             return f"{row['diverged']} of {row['seeds']} diverged"
@@ -45,6 +47,7 @@ def _measured(key: str, form: str) -> Callable[[Row], str]:
 
 def _times(row: Row) -> str:
     """Accuracy: seconds (times shorter), or how many seeds reached it where not all did or none was timed."""
+
     def one(target: float, reached: int, seconds: float | None, shorter: float | None) -> str:
         if seconds is None:
             return f"{target:g}: {reached} of {row['seeds']}"
@@ -54,62 +57,103 @@ def _times(row: Row) -> str:
 
 
 TIMES = {
-    "case": _text("case"), "implementation": _text("implementation"),
-    "ms (p10 – p90)": _span("median_ms", "p10", "p90", ".3g"), "on the card": _number("device_ms"), "speed": _speed,
-    "peer": _text("peer"), "ratio (p10 – p90)": _span("ratio", "ratio_p10", "ratio_p90", ".2f"),
-    "ceiling": _number("ceiling", ".2f"), "error": _error,
+    "case": _text("case"),
+    "implementation": _text("implementation"),
+    "ms (p10 – p90)": _span("median_ms", "p10", "p90", ".3g"),
+    "on the card": _number("device_ms"),
+    "speed": _speed,
+    "peer": _text("peer"),
+    "ratio (p10 – p90)": _span("ratio", "ratio_p10", "ratio_p90", ".2f"),
+    "ceiling": _number("ceiling", ".2f"),
+    "error": _error,
 }
 
 
 def _runs(row: Row) -> dict[str, Callable[[Row], str]]:
     """Of training runs, compared with those of the row's baseline."""
     if "perplexity" in row:
-        to, ended = "perplexity", {
-            "validation perplexity (min – max)": _measured("perplexity", ".1f"), "against": _text("baseline"),
-            "ratio": _number("of_baseline", ".3f"), "in equal time": _number("of_baseline_in_time", ".3f")}
+        to, ended = (
+            "perplexity",
+            {
+                "validation perplexity (min – max)": _measured("perplexity", ".1f"),
+                "against": _text("baseline"),
+                "ratio": _number("of_baseline", ".3f"),
+                "in equal time": _number("of_baseline_in_time", ".3f"),
+            },
+        )
     else:
-        to, ended = "accuracy", {"test accuracy (min – max)": _measured("accuracy", ".4f"),
-                                 f"points against {row.get('baseline', 'bernoulli').split(' ')[0]}": _number("points", "+.2f")}
+        to, ended = (
+            "accuracy",
+            {
+                "test accuracy (min – max)": _measured("accuracy", ".4f"),
+                f"points against {row.get('baseline', 'bernoulli').split(' ')[0]}": _number("points", "+.2f"),
+            },
+        )
         if "stopped" in row:
-            ended |= {"in equal time": _number("points_in_time", "+.2f"),
-                      "stopped early (min – max)": _span("stopped", "stopped_min", "stopped_max", ".4f"),
-                      "after s": _number("stopped_seconds", ".1f")}
+            ended |= {
+                "in equal time": _number("points_in_time", "+.2f"),
+                "stopped early (min – max)": _span("stopped", "stopped_min", "stopped_max", ".4f"),
+                "after s": _number("stopped_seconds", ".1f"),
+            }
     return {
-        "case": _text("case"), "dropout": _text("implementation"), "seeds": _number("seeds", "d"), **ended,
-        "s per epoch": _number("seconds_per_epoch", ".2f"), "FLOPs done": _number("flops_share", ".0%"), "peer": _text("peer"),
+        "case": _text("case"),
+        "dropout": _text("implementation"),
+        "seeds": _number("seeds", "d"),
+        **ended,
+        "s per epoch": _number("seconds_per_epoch", ".2f"),
+        "FLOPs done": _number("flops_share", ".0%"),
+        "peer": _text("peer"),
         f"s to {'an' if to == 'accuracy' else 'a'} {to} (times shorter than the peer's)": _times,
     }
 
 
 SPARSE = {
-    "case": _text("case"), "sparsity": _text("implementation"), "seeds": _number("seeds", "d"),
-    "test accuracy (min – max)": _measured("accuracy", ".4f"), "points against none": _number("points", "+.2f"),
-    "weights kept": _number("weights_kept", ".1%"), "s of training": _number("training_seconds", ".1f"),
-    "times shorter": _number("training_shorter", ".2f"), "ms of prediction": _number("prediction_ms", ".1f"),
+    "case": _text("case"),
+    "sparsity": _text("implementation"),
+    "seeds": _number("seeds", "d"),
+    "test accuracy (min – max)": _measured("accuracy", ".4f"),
+    "points against none": _number("points", "+.2f"),
+    "weights kept": _number("weights_kept", ".1%"),
+    "s of training": _number("training_seconds", ".1f"),
+    "times shorter": _number("training_shorter", ".2f"),
+    "ms of prediction": _number("prediction_ms", ".1f"),
     "times shorter than dense": _number("prediction_shorter", ".2f"),
     "times the gain of pruning": _number("gain_of_pruning", ".2f"),
     "s to an accuracy (times shorter than none's)": _times,
 }
 FITS = {
-    "case": _text("case"), "implementation": _text("implementation"), "fixed ms": _number("fixed_ms", ".2f"),
-    "slope": _number("slope", ".2f"), "farthest from the line": _number("worst", ".0%"),
+    "case": _text("case"),
+    "implementation": _text("implementation"),
+    "fixed ms": _number("fixed_ms", ".2f"),
+    "slope": _number("slope", ".2f"),
+    "farthest from the line": _number("worst", ".0%"),
 }
 MEMORY = {
-    "case": _text("case"), "implementation": _text("implementation"), "peak MiB": _number("peak_mib", ".0f"),
-    "counted MiB": _number("counted_mib", ".0f"), "peer": _text("peer"), "share of the peer's": _number("share", ".2f"),
+    "case": _text("case"),
+    "implementation": _text("implementation"),
+    "peak MiB": _number("peak_mib", ".0f"),
+    "counted MiB": _number("counted_mib", ".0f"),
+    "peer": _text("peer"),
+    "share of the peer's": _number("share", ".2f"),
     "problem": _text("problem"),
 }
 
 QUALITY = {
-    "case": _text("case"), "implementation": _text("implementation"), "epsilon": _number("epsilon", ".1f"),
-    "projected to": _number("projected", "d"), "of the largest found": _number("found", ".1%"),
-    "by chance": _number("chance", ".1%"), "guesses within epsilon": _number("within", ".4%"),
+    "case": _text("case"),
+    "implementation": _text("implementation"),
+    "epsilon": _number("epsilon", ".1f"),
+    "projected to": _number("projected", "d"),
+    "of the largest found": _number("found", ".1%"),
+    "by chance": _number("chance", ".1%"),
+    "guesses within epsilon": _number("within", ".4%"),
     "bound": _number("bound", ".4%"),
 }
 
 
 ENDS = {
-    "case": _text("case"), "learning rate": _text("implementation"), "seeds": _number("seeds", "d"),
+    "case": _text("case"),
+    "learning rate": _text("implementation"),
+    "seeds": _number("seeds", "d"),
     "perplexity after one epoch (min – max)": _measured("first", ".1f"),
     "after the last (min – max)": _measured("last", ".1f"),
 }
@@ -117,10 +161,12 @@ ENDS = {
 
 def _points(row: Row) -> dict[str, Callable[[Row], str]]:
     """Points against bernoulli, a column for each kind."""
+
     def one(name: str) -> Callable[[Row], str]:
         def cell(row: Row) -> str:
             points = row["points_of"][name]
             return format(points, "+.2f") if isinstance(points, float) else points or ""
+
         return cell
 
     return {"case": _text("case"), "seeds": _number("seeds", "d"), **{name: one(name) for name in row.get("points_of", ())}}
@@ -129,8 +175,15 @@ def _points(row: Row) -> dict[str, Callable[[Row], str]]:
 def cells(rows: Sequence[Row]) -> list[list[str]]:
     """Heading and lines of the rows of one suite, without columns in which nothing stands."""
     first = rows[0] if rows else {}
-    kinds = {"weights_kept": SPARSE, **dict.fromkeys(("accuracy", "perplexity"), _runs(first)), "slope": FITS,
-             "peak_mib": MEMORY, "found": QUALITY, "last": ENDS, "points_of": _points(first)}
+    kinds = {
+        "weights_kept": SPARSE,
+        **dict.fromkeys(("accuracy", "perplexity"), _runs(first)),
+        "slope": FITS,
+        "peak_mib": MEMORY,
+        "found": QUALITY,
+        "last": ENDS,
+        "points_of": _points(first),
+    }
     columns = next((kind for key, kind in kinds.items() if rows and key in rows[0]), TIMES)
     lines = [[cell(row) for cell in columns.values()] for row in rows]
     filled = [number for number in range(len(columns)) if not lines or any(line[number] for line in lines)]

@@ -3,6 +3,7 @@
 Thread pools of PyTorch (OpenMP, which spins) and of NumPy's BLAS live in different processes, so neither finds the
 other's threads on its cores: while one has its turn, all others sleep.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -18,8 +19,14 @@ from pathlib import Path
 from typing import Any
 
 BEFORE = ", before"
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
-                    "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
 
 
 @dataclasses.dataclass

@@ -1,4 +1,5 @@
 """Peak memory of a task's process, above what holds data, weights and momentum (Linux, CPU), as rows and as a picture."""
+
 from __future__ import annotations
 
 import ctypes
@@ -59,8 +60,9 @@ def numbanet_peak(hidden: int, dropout: str, rate: float, batch: int, steps: int
         def plan(self, site, rng):
             return RowPlan(site.shape[0], dp, int(rng.integers(dp)), float(dp))
 
-    return measured_mlp(lambda width: mlp_model.numbanet_task("cpu", width, Fixed() if dp else dropout, rate, batch), hidden,
-                        steps)
+    return measured_mlp(
+        lambda width: mlp_model.numbanet_task("cpu", width, Fixed() if dp else dropout, rate, batch), hidden, steps
+    )
 
 
 def rows_of(suite: str, case: str, implementations: Iterable[tuple]) -> list[dict[str, Any]]:
@@ -68,8 +70,15 @@ def rows_of(suite: str, case: str, implementations: Iterable[tuple]) -> list[dic
     pools does not count."""
     rows, peaks = [], {}
     for name, build, parameters, peer, least in implementations:
-        row = {"suite": suite, "case": case, "implementation": name, "peer": peer,
-               "counted_mib": least / MIB, "peak_mib": None, "share": None}
+        row = {
+            "suite": suite,
+            "case": case,
+            "implementation": name,
+            "peer": peer,
+            "counted_mib": least / MIB,
+            "peak_mib": None,
+            "share": None,
+        }
         try:
             with Workers(threads()) as workers:
                 workers[name].ask("load", (build, parameters))

@@ -3,6 +3,7 @@
 As `mlp-memory` reads it (Linux, CPU). `counted` is what one form of each of these takes: the batch, the activations and their
 gradients, the gradients of the weights. No input matrix is among them.
 """
+
 from __future__ import annotations
 
 import math
@@ -51,14 +52,21 @@ def counted(name: str, shape: cnn.Shape, batch: int) -> float:
 
 def _implementations(options: Options, name: str, shape: cnn.Shape, batch: int) -> Iterator[tuple]:
     """(name, build, parameters, peer, counted bytes)"""
-    least, common = counted(name, shape, batch), {"name": name, "shape": shape, "batch": batch,
-                                                  "steps": 2 if options.quick else STEPS}
+    least, common = (
+        counted(name, shape, batch),
+        {"name": name, "shape": shape, "batch": batch, "steps": 2 if options.quick else STEPS},
+    )
     torch = options.against == "torch"
     if torch:
         yield "torch", torch_peak, common, None, least
     for dropout, rate in {"none": 0.0, **cnn.DROPOUTS}.items():
-        yield (f"{dropout} p={rate}" if rate else dropout, numbanet_peak, {**common, "dropout": dropout, "rate": rate},
-               "torch" if torch else None, least)
+        yield (
+            f"{dropout} p={rate}" if rate else dropout,
+            numbanet_peak,
+            {**common, "dropout": dropout, "rate": rate},
+            "torch" if torch else None,
+            least,
+        )
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 `counted` are the bytes that the forward pass keeps for the backward pass: all arrays that the graph of a step holds but for
 parameters and projections, each once. The paper tells 1.7, 3.2 and 4.2 times fewer at rates of .5, .8 and .9.
 """
+
 from __future__ import annotations
 
 import functools
@@ -79,8 +80,10 @@ def run(options: Options, results: Results, say: Any) -> list[dict[str, Any]]:
     if not options.wants(case):
         return []
     common = {"hidden": hidden, "rate": 0.5, "batch": batch, "steps": steps}
-    given = [(name, numbanet_peak, {**common, "dropout": policy}, None if name == "none" else "none",
-              stored(policy, hidden, batch)) for name, policy in policies()]
+    given = [
+        (name, numbanet_peak, {**common, "dropout": policy}, None if name == "none" else "none", stored(policy, hidden, batch))
+        for name, policy in policies()
+    ]
     say(f"{SUITE}: {case}")
     rows = rows_of(SUITE, case, given)
     results.add(rows)

@@ -4,6 +4,7 @@ Each in a process of its own that has trained a small network before, so that co
 count. `rdp` and `tdp` at p = 0.7 draw their patterns, dense ones too; `rdp dp = 4` keeps every fourth neuron in every step.
 `counted` is what one form of each of these takes: the batch, the activations and their gradients, the gradients of the weights.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -47,8 +48,13 @@ def _implementations(options: Options, hidden: int, batch: int) -> Iterator[tupl
         peer = ("torch" if name == "none" else "torch nn.Dropout") if torch else None
         yield name, numbanet_peak, {**common, "dropout": name, "rate": RATE}, peer, counted(hidden, batch, 1.0)
     for dp in PERIODS:
-        yield (f"rdp dp = {dp}", numbanet_peak, {**common, "dropout": "rdp", "rate": RATE, "dp": dp},
-               "torch nn.Dropout" if torch else None, counted(hidden, batch, 1 / dp))
+        yield (
+            f"rdp dp = {dp}",
+            numbanet_peak,
+            {**common, "dropout": "rdp", "rate": RATE, "dp": dp},
+            "torch nn.Dropout" if torch else None,
+            counted(hidden, batch, 1 / dp),
+        )
 
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -56,7 +62,7 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     if options.device != "cpu":
         raise ValueError(f"{SUITE} reads the memory of a process: --device cpu")
     hidden, rows = 128 if options.quick else HIDDEN, []
-    for batch in BATCHES[:1 if options.quick else None]:
+    for batch in BATCHES[: 1 if options.quick else None]:
         case = f"784-{hidden}-{hidden}-10, batch {batch}"
         if not options.wants(case):
             continue

@@ -1,4 +1,5 @@
 """Training steps as tasks: batches of one data set on the device, taken by row number, in numbanet and in PyTorch."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -26,11 +27,18 @@ def batches(count: int, batch: int) -> Iterator[np.ndarray]:
     """Row numbers of batch after batch; the last, short batch of a pass is left out."""
     for order in orders(count):
         for start in range(0, len(order) - batch + 1, batch):
-            yield order[start:start + batch]
+            yield order[start : start + batch]
 
 
-def numbanet_steps(dev: Any, X: np.ndarray, y: np.ndarray, batch: int, make: Callable[[], Any],
-                   describe: Callable[[Any, list[Any]], dict[str, Any]], checked: int = CHECKED) -> Task:
+def numbanet_steps(
+    dev: Any,
+    X: np.ndarray,
+    y: np.ndarray,
+    batch: int,
+    make: Callable[[], Any],
+    describe: Callable[[Any, list[Any]], dict[str, Any]],
+    checked: int = CHECKED,
+) -> Task:
     """Steps of a Stepper on the samples X, y in random order (`trainer_steps`)."""
     from numbanet.training.data import Data, in_order
 
@@ -39,15 +47,21 @@ def numbanet_steps(dev: Any, X: np.ndarray, y: np.ndarray, batch: int, make: Cal
     def fed():
         """The short batch at the end of a pass is left out."""
         for order in orders(len(X)):
-            whole = order[:len(order) // batch * batch]
+            whole = order[: len(order) // batch * batch]
             for number, some in enumerate(in_order(data, whole, batch, dev), 1):
                 yield some, None, number * batch == len(whole)
 
     return trainer_steps(dev, data.X, fed, make, describe, checked)
 
 
-def trainer_steps(dev: Any, X: Any, fed: Callable[[], Iterator[tuple[Any, Any, bool]]], make: Callable[[], Any],
-                  describe: Callable[[Any, list[Any]], dict[str, Any]], checked: int = CHECKED) -> Task:
+def trainer_steps(
+    dev: Any,
+    X: Any,
+    fed: Callable[[], Iterator[tuple[Any, Any, bool]]],
+    make: Callable[[], Any],
+    describe: Callable[[Any, list[Any]], dict[str, Any]],
+    checked: int = CHECKED,
+) -> Task:
     """Steps of a Stepper; its outputs are the weights after the first steps, and what describe(stepper, those steps) says.
 
     fed() gives batch after batch: each with the one after it, or None, and whether it is the last one of its pass.
@@ -84,13 +98,20 @@ def torch_batches(torch: Any, device: str, X: np.ndarray, y: np.ndarray, batch: 
             order = torch.from_numpy(order).long().to(device)
             labels = y[order]
             for start in range(0, len(order) - batch + 1, batch):
-                yield X[order[start:start + batch]], labels[start:start + batch]
+                yield X[order[start : start + batch]], labels[start : start + batch]
 
     return fed
 
 
-def torch_steps(torch: Any, device: str, X: np.ndarray, y: np.ndarray, batch: int, make: Callable[[], tuple[Any, Any]],
-                checked: int = CHECKED) -> Task:
+def torch_steps(
+    torch: Any,
+    device: str,
+    X: np.ndarray,
+    y: np.ndarray,
+    batch: int,
+    make: Callable[[], tuple[Any, Any]],
+    checked: int = CHECKED,
+) -> Task:
     """Eager steps of a model and its optimiser, which `make` gives; outputs are the weights after the first steps."""
     fed = torch_batches(torch, device, X, y, batch)
     (model, optimizer), taken = make(), fed()

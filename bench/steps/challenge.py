@@ -5,6 +5,7 @@ added to what is stored, and what is not above 0 removed, so that images of whic
 (SuiteSparse) does the same where it is installed. Generated networks of 1024 and 4096 neurons, the same images enlarged, say
 how the time grows with the size. A repetition begins with sparse images and layers in memory, and ends with the categories.
 """
+
 from __future__ import annotations
 
 import functools
@@ -66,8 +67,12 @@ def numbanet_task(size: Size, way: str, device: str) -> Task:
 
     def outputs() -> Mapping[str, Any]:
         found = prepared.run()
-        return {"categories": found.categories, "live": found.live, "seconds": prepared.run().by_layer,
-                "multiplications": found.multiplications}
+        return {
+            "categories": found.categories,
+            "live": found.live,
+            "seconds": prepared.run().by_layer,
+            "multiplications": found.multiplications,
+        }
 
     return Task(prepared.run, outputs, dev.synchronize)
 
@@ -161,16 +166,28 @@ def cases(options: Options) -> Iterator[Case]:
     flops = 2.0 * prepared_multiplications(size)
     everything = 2.0 * size.inputs * sum(layer.indices.size for layer in data_of(size).network)
     work = {"compact": flops, "buffer": everything, "plain": everything}
-    ours = [Implementation(way, numbanet_task, {"size": size, "way": way, "device": options.device},
-                           "SciPy" if way == "compact" else "compact", flops=work.get(way)) for way in WAYS]
+    ours = [
+        Implementation(
+            way,
+            numbanet_task,
+            {"size": size, "way": way, "device": options.device},
+            "SciPy" if way == "compact" else "compact",
+            flops=work.get(way),
+        )
+        for way in WAYS
+    ]
     ours.append(Implementation("SciPy", scipy_task, {"size": size}))
     if importlib.util.find_spec("graphblas"):
         ours.insert(1, Implementation("compact, GraphBLAS", numbanet_task, ours[0].parameters, "GraphBLAS", flops=flops))
         ours.append(Implementation("GraphBLAS", graphblas_task, {"size": size}))
     yield Case(SUITE, _name(size), tuple(ours), functools.partial(error, size), 0.0, pairs=LONG)
     for size in () if options.quick else GROWTH:
-        one = Implementation("compact", numbanet_task, {"size": size, "way": "compact", "device": options.device},
-                             flops=2.0 * prepared_multiplications(size))
+        one = Implementation(
+            "compact",
+            numbanet_task,
+            {"size": size, "way": "compact", "device": options.device},
+            flops=2.0 * prepared_multiplications(size),
+        )
         yield Case(SUITE, _name(size), (one,), growth_error, 0.0, pairs=PAIRS)
 
 
@@ -192,15 +209,34 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
     one, other = (timed.get(_name(size)) for size in GROWTH)
     if one and other:
         slope = math.log(other["median_ms"] / one["median_ms"]) / math.log(other["flops"] / one["flops"])
-        results.add([{"suite": f"{SUITE}-slope", "case": f"from {GROWTH[0].neurons} to {GROWTH[1].neurons} neurons",
-                      "implementation": "compact", "slope": slope}])
-        say(f"challenge: from {GROWTH[0].neurons} to {GROWTH[1].neurons} neurons time grows with multiplications to the power "
-            f"of {slope:.2f}")
+        results.add(
+            [
+                {
+                    "suite": f"{SUITE}-slope",
+                    "case": f"from {GROWTH[0].neurons} to {GROWTH[1].neurons} neurons",
+                    "implementation": "compact",
+                    "slope": slope,
+                }
+            ]
+        )
+        say(
+            f"challenge: from {GROWTH[0].neurons} to {GROWTH[1].neurons} neurons time grows with multiplications to the power "
+            f"of {slope:.2f}"
+        )
     size = QUICK if options.quick else OFFICIAL
     for way in ("compact", "filter", "buffer", "saturated"):
         found = by_layer(size, way, options.device)
-        results.add([{"suite": f"{SUITE}-layers", "case": _name(size), "implementation": way, "inputs": size.inputs,
-                      **{name: np.asarray(found[name]).tolist() for name in ("live", "seconds", "multiplications")}}])
+        results.add(
+            [
+                {
+                    "suite": f"{SUITE}-layers",
+                    "case": _name(size),
+                    "implementation": way,
+                    "inputs": size.inputs,
+                    **{name: np.asarray(found[name]).tolist() for name in ("live", "seconds", "multiplications")},
+                }
+            ]
+        )
     return rows
 
 

@@ -3,6 +3,7 @@
 `none`, rsdp and bsdp at p = 0.6, and rdp on channels at p = 0.5, are compared with PyTorch's dense step: same layers, optimiser
 and batches. Without --against torch numbanet's own `none` is the peer. The ceiling is the ratio of the FLOPs of the products.
 """
+
 from __future__ import annotations
 
 import functools
@@ -27,8 +28,8 @@ LEAST = {"lenet5": 20, "alexnet": 3, "vgg19": 2}  # steps of a turn, because the
 # otherwise in float32, grows from step to step, in PyTorch as here
 CHECKED = {"lenet5": 3, "alexnet": 1, "vgg19": 1}
 TOLERANCES = {"lenet5": TOLERANCE, "alexnet": TOLERANCE, "vgg19": 3 * TOLERANCE}  # a near tie is felt in all below
-PASS = 8    # batches of the data set
-SEEN = 64   # samples by which sensitivity is calibrated
+PASS = 8  # batches of the data set
+SEEN = 64  # samples by which sensitivity is calibrated
 DRAWN = 200  # patterns of rdp, whose FLOPs are averaged
 
 
@@ -39,7 +40,8 @@ def samples(shape: Shape, batch: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(1)
     X = rng.random((PASS * batch, *shape), np.float32)
     X *= np.kron(rng.random((len(X), 1, 4, 4), np.float32), np.ones((-(-shape[1] // 4), -(-shape[2] // 4)), np.float32))[
-        :, :, :shape[1], :shape[2]]
+        :, :, : shape[1], : shape[2]
+    ]
     return X, rng.integers(CLASSES, size=len(X)).astype(np.int32)
 
 
@@ -82,9 +84,13 @@ def numbanet_task(device: str, name: str, shape: Shape, batch: int, dropout: str
         return Stepper(model, optimizer, own, Classification(), Streams.from_seed(3), dev, batch)
 
     def describe(stepper, drawn):
-        return {"keep": keep,
-                "plans": [[{site: plans.of(layer, site) for site in ("output", "input")} for layer in stepper.model.layers]
-                          for plans in drawn]}
+        return {
+            "keep": keep,
+            "plans": [
+                [{site: plans.of(layer, site) for site in ("output", "input")} for layer in stepper.model.layers]
+                for plans in drawn
+            ],
+        }
 
     return steps.numbanet_steps(dev, X, y, batch, make, describe, CHECKED[name])
 
@@ -105,9 +111,13 @@ def torch_task(device: str, name: str, shape: Shape, batch: int, tf32: bool = Fa
 def torch_model(torch: Any, model: Any) -> Any:
     """The same layers with the same weights in PyTorch."""
     nn = torch.nn
-    make = {"Conv2d": lambda layer: nn.Conv2d(layer.in_channels, layer.out_channels, *layer.window),
-            "MaxPool2d": lambda layer: nn.MaxPool2d(*layer.window), "ReLU": lambda layer: nn.ReLU(),
-            "Flatten": lambda layer: nn.Flatten(), "Linear": lambda layer: nn.Linear(*layer.weight.shape[::-1])}
+    make = {
+        "Conv2d": lambda layer: nn.Conv2d(layer.in_channels, layer.out_channels, *layer.window),
+        "MaxPool2d": lambda layer: nn.MaxPool2d(*layer.window),
+        "ReLU": lambda layer: nn.ReLU(),
+        "Flatten": lambda layer: nn.Flatten(),
+        "Linear": lambda layer: nn.Linear(*layer.weight.shape[::-1]),
+    }
     found = nn.Sequential(*(make[type(layer).__name__](layer) for layer in model.layers))
     found.load_state_dict({key: torch.from_numpy(value) for key, value in model.state_dict().items()})
     return found
@@ -122,9 +132,11 @@ def _convolution(layer, x, weights, plans):
     from numbanet_kernels.layouts.windows import Blocks
 
     (w, b), inner, own = weights, plans["input"], plans["output"]
-    kept = {"scale": 1.0 if inner is None else inner.scale,
-            "rows": inner.indices() if isinstance(inner, AxisPlan) else None,
-            "blocks": Blocks(inner.chosen, inner.height, inner.width) if isinstance(inner, BlockPlan) else None}
+    kept = {
+        "scale": 1.0 if inner is None else inner.scale,
+        "rows": inner.indices() if isinstance(inner, AxisPlan) else None,
+        "blocks": Blocks(inner.chosen, inner.height, inner.width) if isinstance(inner, BlockPlan) else None,
+    }
     of_bias = kept["scale"] if isinstance(inner, AxisPlan) else 1.0
     of_filters = 1.0 if own is None else own.mask() * own.scale
 
@@ -165,8 +177,9 @@ def _flatten(layer, x, weights, plans):
 REFERENCES = {"Conv2d": _convolution, "Linear": _linear, "ReLU": _relu, "MaxPool2d": _max_pool, "Flatten": _flatten}
 
 
-def reference_steps(name: str, shape: Shape, batch: int, planned: Sequence[Sequence[Mapping[str, Any]]],
-                    keep: float = 1.0) -> list[np.ndarray]:
+def reference_steps(
+    name: str, shape: Shape, batch: int, planned: Sequence[Sequence[Mapping[str, Any]]], keep: float = 1.0
+) -> list[np.ndarray]:
     """Weights after so many steps, dense and masked, in float64; plans by step, layer and site."""
     layers = network(name, shape, keep=keep).layers
     weights = [[np.float64(p.numpy()) for p in layer.parameters()] for layer in layers]
@@ -183,8 +196,9 @@ def reference_steps(name: str, shape: Shape, batch: int, planned: Sequence[Seque
     return [w for own in weights for w in own]
 
 
-def _gradients(layers: Sequence[Any], weights: list[list[np.ndarray]], x: np.ndarray, y: np.ndarray,
-               plans: Sequence[Mapping[str, Any]]) -> list[list[np.ndarray]]:
+def _gradients(
+    layers: Sequence[Any], weights: list[list[np.ndarray]], x: np.ndarray, y: np.ndarray, plans: Sequence[Mapping[str, Any]]
+) -> list[list[np.ndarray]]:
     """Gradients of the mean cross-entropy by backpropagation, by layer."""
     h, backs, gradients = np.float64(x).transpose(0, 2, 3, 1), [], []
     for layer, own, kept in zip(layers, weights, plans, strict=True):
@@ -226,8 +240,14 @@ def mean_flops(name: str, shape: Shape, batch: int, dropout: str, rate: float) -
             return dict.fromkeys(sites, IndexPlan(1000, np.arange(round(1000 * (1 - rate)))))
         return {site: plan for site in sites if (plan := chosen.plan(site, rng)) is not None}
 
-    return float(np.mean([model.cost(ActivationSpec((batch, *shape)), Context(plans=plans(), model=model).plans)[0].flops
-                          for _ in range(1 if chosen.data_dependent or dropout == "none" else DRAWN)]))
+    return float(
+        np.mean(
+            [
+                model.cost(ActivationSpec((batch, *shape)), Context(plans=plans(), model=model).plans)[0].flops
+                for _ in range(1 if chosen.data_dependent or dropout == "none" else DRAWN)
+            ]
+        )
+    )
 
 
 def cases(options: Options) -> Iterator[Case]:
@@ -239,11 +259,33 @@ def cases(options: Options) -> Iterator[Case]:
         if torch and options.device == "cuda":
             torch.append(Implementation("torch, TF32", torch_task, {**common, "tf32": True}, "torch", tolerance=TF32_TOLERANCE))
         peer = "torch" if torch else "none"
-        ours = [Implementation("none", numbanet_task, {**common, "dropout": "none", "rate": 0.0}, "torch" if torch else None,
-                               1.0 if torch else None, dense)]
+        ours = [
+            Implementation(
+                "none",
+                numbanet_task,
+                {**common, "dropout": "none", "rate": 0.0},
+                "torch" if torch else None,
+                1.0 if torch else None,
+                dense,
+            )
+        ]
         for dropout, rate in DROPOUTS.items():
             flops = mean_flops(name, shape, batch, dropout, rate)
-            ours.append(Implementation(f"{dropout} p={rate}", numbanet_task, {**common, "dropout": dropout, "rate": rate}, peer,
-                                       dense / flops, flops))
-        yield Case(SUITE, f"{name} on {'x'.join(map(str, shape))}, batch {batch}", (*ours, *torch),
-                   functools.partial(update_error, name, shape, batch), TOLERANCES[name], 2 if options.quick else LEAST[name])
+            ours.append(
+                Implementation(
+                    f"{dropout} p={rate}",
+                    numbanet_task,
+                    {**common, "dropout": dropout, "rate": rate},
+                    peer,
+                    dense / flops,
+                    flops,
+                )
+            )
+        yield Case(
+            SUITE,
+            f"{name} on {'x'.join(map(str, shape))}, batch {batch}",
+            (*ours, *torch),
+            functools.partial(update_error, name, shape, batch),
+            TOLERANCES[name],
+            2 if options.quick else LEAST[name],
+        )

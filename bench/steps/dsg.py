@@ -4,6 +4,7 @@ Forward products of a batch of 128 at rates of .5, .8 and .9, each against numba
 SGD and momentum, against PyTorch's dense step, or without --against torch numbanet's. `oracle` knows the true outputs, `random`
 chooses by chance: both cost something else, and show what is due to the choice. Projected weights are refreshed every 50 times.
 """
+
 from __future__ import annotations
 
 import copy
@@ -49,8 +50,11 @@ def forward_task(device: str, width: int, batch: int, policy: DynamicSparseGraph
     def outputs() -> dict[str, Any]:
         flow, plans = run()
         mask = np.ones(()) if policy is None else plans.of(layer).mask()
-        return {"y": flow.dense().numpy(), "mask": np.broadcast_to(mask, (batch, width)),
-                "kept": 1.0 if policy is None else 1 - policy.rate_of(0)}
+        return {
+            "y": flow.dense().numpy(),
+            "mask": np.broadcast_to(mask, (batch, width)),
+            "kept": 1.0 if policy is None else 1 - policy.rate_of(0),
+        }
 
     return Task(run, outputs, **numbanet_on(dev))
 
@@ -117,20 +121,44 @@ def _forward(options: Options, width: int, batch: int, rate: float) -> Case:
     for name, policy in _policies(rate, options):
         flops = forward_flops(width, batch, policy)
         ours.append(Implementation(name, forward_task, {**common, "policy": policy}, "dense", dense / flops, flops))
-    return Case(SUITE, f"forward {width}-{width}, batch {batch}, rate {rate}", tuple(ours),
-                functools.partial(forward_error, width, batch), least=1 if options.quick else LEAST, pairs=FORWARD_PAIRS)
+    return Case(
+        SUITE,
+        f"forward {width}-{width}, batch {batch}, rate {rate}",
+        tuple(ours),
+        functools.partial(forward_error, width, batch),
+        least=1 if options.quick else LEAST,
+        pairs=FORWARD_PAIRS,
+    )
 
 
 def _step(options: Options, hidden: int, batch: int) -> Case:
     dense, torch = mlp_model.mean_flops(hidden, batch, "none", 0.0), options.against == "torch"
     common, peer = {"device": options.device, "hidden": hidden, "batch": batch}, "torch" if torch else "none"
-    ours = [Implementation("none", mlp_model.numbanet_task, {**common, "dropout": "none", "rate": 0.0}, peer if torch else None,
-                           1.0 if torch else None, dense)]
+    ours = [
+        Implementation(
+            "none",
+            mlp_model.numbanet_task,
+            {**common, "dropout": "none", "rate": 0.0},
+            peer if torch else None,
+            1.0 if torch else None,
+            dense,
+        )
+    ]
     if torch:
         ours.append(Implementation("torch", mlp_model.torch_task, {**common, "rate": None}, flops=dense))
     for name, policy in _policies(STEP_RATE, options):
         flops = step_flops(hidden, batch, policy)
-        ours.append(Implementation(name, mlp_model.numbanet_task, {**common, "dropout": policy, "rate": STEP_RATE}, peer,
-                                   dense / flops, flops))
-    return Case(SUITE, f"step 784-{hidden}-{hidden}-10, batch {batch}, rate {STEP_RATE}", tuple(ours),
-                functools.partial(mlp_model.update_error, hidden, batch), TOLERANCE, 1 if options.quick else LEAST, STEP_PAIRS)
+        ours.append(
+            Implementation(
+                name, mlp_model.numbanet_task, {**common, "dropout": policy, "rate": STEP_RATE}, peer, dense / flops, flops
+            )
+        )
+    return Case(
+        SUITE,
+        f"step 784-{hidden}-{hidden}-10, batch {batch}, rate {STEP_RATE}",
+        tuple(ours),
+        functools.partial(mlp_model.update_error, hidden, batch),
+        TOLERANCE,
+        1 if options.quick else LEAST,
+        STEP_PAIRS,
+    )

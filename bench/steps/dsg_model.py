@@ -1,4 +1,5 @@
 """The suites `dsg…` share these: a wide layer and its inputs, and policies that a dynamic sparse graph is compared with."""
+
 from __future__ import annotations
 
 import functools

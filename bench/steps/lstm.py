@@ -5,6 +5,7 @@ over. `none` is compared with PyTorch without dropout; rdp, tdp and batchwise, a
 with PyTorch and its dropout at the same rate. Sparse gate gradients, half of the columns, change the backward pass alone:
 passes are timed apart, of the model and of its LSTM. Without --against torch numbanet's own `none` is the peer.
 """
+
 from __future__ import annotations
 
 import functools
@@ -39,14 +40,14 @@ from .lstm_model import (
 
 SUITE = "lstm"
 RECORDED = ("--against torch --json bench/results/lstm.json --plot lstm.png",)
-FULL = Size(1500, 8800, 20, 35, 5.0, 1)      # norms of the first steps are below 5, as most are in training
-QUICK = Size(64, 96, 4, 5, 0.02, 3)          # above 0.02; tiles fit
+FULL = Size(1500, 8800, 20, 35, 5.0, 1)  # norms of the first steps are below 5, as most are in training
+QUICK = Size(64, 96, 4, 5, 0.02, 3)  # above 0.02; tiles fit
 RATES, DROPOUTS = (0.3, 0.5, 0.7), ("rdp", "tdp", "batchwise", "rdp + recurrent rdp")
 PAIRS, LEAST = 7, 3  # turns, and steps of a turn under random plans
 TOLERANCE, OF_GRADIENT = 1e-2, 1e-4  # of `steps.update_error`: changes are so small that float32 rounds them to 3 digits
 SIZES = ((FULL.batch, FULL.hidden, 2 * FULL.hidden),)  # of examples, whose H is half of O
 SHAPED = False  # H is half of O
-DRAWN = 200         # plans whose FLOPs are averaged
+DRAWN = 200  # plans whose FLOPs are averaged
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -133,8 +134,9 @@ def _name(size: Size, what: str) -> str:
     return f"{LAYERS}x{size.hidden}, {size.words} words, {what}"
 
 
-def _torches(options: Options, build: Callable[..., Task], parameters: dict[str, Any], flops: float,
-             name: str = "torch") -> list[Implementation]:
+def _torches(
+    options: Options, build: Callable[..., Task], parameters: dict[str, Any], flops: float, name: str = "torch"
+) -> list[Implementation]:
     """PyTorch, if it is the peer, on CUDA with TF32 off and on."""
     if options.against != "torch":
         return []
@@ -149,19 +151,35 @@ def _steps(options: Options, size: Size) -> Iterator[Case]:
     torch, error = options.against == "torch", functools.partial(update_error, size)
     none = Implementation("none", numbanet_task, common, "torch" if torch else None, 1.0 if torch else None, dense)
     flops = mean_flops(size, gates=True).sum()
-    half = Implementation(f"gate columns {GATES:.0%}", numbanet_task, {**common, "gates": True}, "torch" if torch else "none",
-                          dense / flops, flops)
-    yield Case(SUITE, _name(size, "step"), (none, half, *_torches(options, torch_task, common, dense)), error, TOLERANCE,
-               pairs=PAIRS)
+    half = Implementation(
+        f"gate columns {GATES:.0%}",
+        numbanet_task,
+        {**common, "gates": True},
+        "torch" if torch else "none",
+        dense / flops,
+        flops,
+    )
+    yield Case(
+        SUITE, _name(size, "step"), (none, half, *_torches(options, torch_task, common, dense)), error, TOLERANCE, pairs=PAIRS
+    )
     for rate in RATES[1:2] if options.quick else RATES:
         name, ours = "torch with dropout", []
         for dropout in DROPOUTS:
             flops = mean_flops(size, dropout, rate).sum()
-            ours.append(Implementation(dropout, numbanet_task, {**common, "dropout": dropout, "rate": rate},
-                                       name if torch else "none", dense / flops, flops))
+            ours.append(
+                Implementation(
+                    dropout,
+                    numbanet_task,
+                    {**common, "dropout": dropout, "rate": rate},
+                    name if torch else "none",
+                    dense / flops,
+                    flops,
+                )
+            )
         theirs = _torches(options, torch_task, {**common, "rate": rate}, dense, name) or [none]
-        yield Case(SUITE, _name(size, f"step p={rate}"), (*ours, *theirs), error, TOLERANCE, 1 if options.quick else LEAST,
-                   PAIRS)
+        yield Case(
+            SUITE, _name(size, f"step p={rate}"), (*ours, *theirs), error, TOLERANCE, 1 if options.quick else LEAST, PAIRS
+        )
 
 
 def _passes(options: Options, size: Size, alone: bool, back: bool) -> Iterator[Case]:
@@ -172,8 +190,9 @@ def _passes(options: Options, size: Size, alone: bool, back: bool) -> Iterator[C
     name = _name(size, f"{'the LSTM alone, ' * alone}{'backward' if back else 'forward'}")
     error = functools.partial(gradient_error, size, alone)
     none = Implementation("none", numbanet_pass, common, "torch" if theirs else None, 1.0 if theirs else None, dense)
-    half = Implementation(f"gate columns {GATES:.0%}", numbanet_pass, {**common, "gates": True}, "torch", dense / sparse,
-                          sparse)
+    half = Implementation(
+        f"gate columns {GATES:.0%}", numbanet_pass, {**common, "gates": True}, "torch", dense / sparse, sparse
+    )
     if theirs or not back:
         yield Case(SUITE, name, (none, *([half] if back else []), *theirs), error, OF_GRADIENT, pairs=PAIRS)
     if back and (alone or not theirs):
@@ -224,11 +243,18 @@ def _grad_reference(*arrays: np.ndarray, n: int, h: int, t: int, thinned: str) -
 
 
 def _kernel(op: str, thinned: str) -> Kernel:
-    inputs, run, reference = {"lstm": (_inputs, _run, _reference),
-                              "lstm_grad": (_grad_inputs, _grad_run, _grad_reference)}[op]
-    return Kernel(inputs, functools.partial(run, thinned=thinned), None, functools.partial(reference, thinned=thinned),
-                  flops=lambda n, h, t: 2.0 * t * n * 4 * h * h / (1 + bool(thinned)), op=op)
+    inputs, run, reference = {"lstm": (_inputs, _run, _reference), "lstm_grad": (_grad_inputs, _grad_run, _grad_reference)}[op]
+    return Kernel(
+        inputs,
+        functools.partial(run, thinned=thinned),
+        None,
+        functools.partial(reference, thinned=thinned),
+        flops=lambda n, h, t: 2.0 * t * n * 4 * h * h / (1 + bool(thinned)),
+        op=op,
+    )
 
 
-KERNELS = {f"{op}{', half of the ' * bool(thinned)}{thinned}": _kernel(op, thinned)
-           for op, thinned in (("lstm", ""), ("lstm", "units"), ("lstm_grad", ""), ("lstm_grad", "columns"))}
+KERNELS = {
+    f"{op}{', half of the ' * bool(thinned)}{thinned}": _kernel(op, thinned)
+    for op, thinned in (("lstm", ""), ("lstm", "units"), ("lstm_grad", ""), ("lstm_grad", "columns"))
+}

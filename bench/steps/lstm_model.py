@@ -1,4 +1,5 @@
 """The language model of the suite `lstm` in numbanet and in PyTorch: training steps, and passes without an update, as tasks."""
+
 from __future__ import annotations
 
 import functools
@@ -14,7 +15,7 @@ from ..machinery.worker import Task, numbanet_on, torch_on
 
 LAYERS, LEARNING_RATE = 2, 1.0
 GATES = 0.5  # share of the gate columns that is left out
-PASS = 40    # steps of a pass over the text
+PASS = 40  # steps of a pass over the text
 
 
 class Size(NamedTuple):
@@ -50,8 +51,13 @@ def network(size: Size, dev: Any = "cpu") -> Any:
 
     table = Embedding(size.words, size.hidden, device=dev)
     table.weight = Tensor(np.random.default_rng(0).uniform(-0.1, 0.1, table.weight.shape), dev, requires_grad=True)
-    return Sequential([table, LSTM(size.hidden, size.hidden, LAYERS, rng=1, device=dev),
-                       Linear(size.hidden, size.words, init="glorot", rng=2, device=dev)])
+    return Sequential(
+        [
+            table,
+            LSTM(size.hidden, size.hidden, LAYERS, rng=1, device=dev),
+            Linear(size.hidden, size.words, init="glorot", rng=2, device=dev),
+        ]
+    )
 
 
 def signals(size: Size) -> tuple[np.ndarray, np.ndarray]:
@@ -81,9 +87,13 @@ def policy(dropout: str, rate: float, gates: Any = None) -> Any:
     from numbanet import BatchwiseDropout, RowDropout, TileDropout
     from numbanet.dropout import Together, policy as named, recurrent
 
-    make = {"none": lambda: named("none"), "rdp": lambda: RowDropout(rate), "tdp": lambda: TileDropout(rate, answer=True),
-            "batchwise": lambda: BatchwiseDropout(rate),
-            "rdp + recurrent rdp": lambda: Together(RowDropout(rate), recurrent(RowDropout(rate)))}
+    make = {
+        "none": lambda: named("none"),
+        "rdp": lambda: RowDropout(rate),
+        "tdp": lambda: TileDropout(rate, answer=True),
+        "batchwise": lambda: BatchwiseDropout(rate),
+        "rdp + recurrent rdp": lambda: Together(RowDropout(rate), recurrent(RowDropout(rate))),
+    }
     return make[dropout]() if gates is None else Together(make[dropout](), gates)
 
 
@@ -108,8 +118,9 @@ def sparse_gates(kept: list[dict[str, np.ndarray]]) -> Any:
 
 def _by_step(kept: list[dict[str, np.ndarray]], count: int) -> list[dict[str, np.ndarray]]:
     """What was kept in the passes of a step, of so many steps, in one dictionary."""
-    return [{name: columns for one in kept[at * LAYERS:(at + 1) * LAYERS] for name, columns in one.items()}
-            for at in range(count)]
+    return [
+        {name: columns for one in kept[at * LAYERS : (at + 1) * LAYERS] for name, columns in one.items()} for at in range(count)
+    ]
 
 
 def numbanet_task(device: str, size: Size, dropout: str = "none", rate: float = 0.0, gates: bool = False) -> Task:
@@ -138,8 +149,10 @@ def numbanet_task(device: str, size: Size, dropout: str = "none", rate: float = 
 
     def describe(stepper, drawn):
         names = {"0.output": "embedding", "2.tiles": "answer"}
-        found = [{names.get(path, path.partition(".")[2]): plan for path, plan in plans.assigned.items() if path != "1.gates"}
-                 for plans in drawn]
+        found = [
+            {names.get(path, path.partition(".")[2]): plan for path, plan in plans.assigned.items() if path != "1.gates"}
+            for plans in drawn
+        ]
         return {"drawn": [{**own, **of_gates} for own, of_gates in zip(found, _by_step(kept, len(drawn)), strict=True)]}
 
     return steps.trainer_steps(dev, words, fed, make, describe, size.checked)
@@ -185,8 +198,13 @@ def torch_model(torch: Any, device: str, size: Size, rate: float, tf32: bool = F
     """The same layers with the same weights in PyTorch."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     nn, values = torch.nn, network(size).state_dict()
-    model = nn.ModuleList([nn.Embedding(size.words, size.hidden), nn.LSTM(size.hidden, size.hidden, LAYERS, dropout=rate),
-                           nn.Linear(size.hidden, size.words)])
+    model = nn.ModuleList(
+        [
+            nn.Embedding(size.words, size.hidden),
+            nn.LSTM(size.hidden, size.hidden, LAYERS, dropout=rate),
+            nn.Linear(size.hidden, size.words),
+        ]
+    )
     model.load_state_dict({name: torch.from_numpy(value) for name, value in values.items()})
     return model.to(device)
 

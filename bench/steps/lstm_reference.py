@@ -7,6 +7,7 @@ What is dropped comes as factors by place, those of a step a dictionary: plans, 
     "recurrent_l0", …             h[t - 1], as the product with W_hh sees it
     "columns_l0", …               the columns of dz that the backward pass computes, as their numbers
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -35,8 +36,9 @@ def _flat(x: Array) -> Array:
 
 
 # --- one layer of cells -----------------------------------------------------------------------------------------------
-def forward(layer: int, x: Array, weights: list[Array], state: tuple[Array, Array],
-            drawn: Mapping[str, Any]) -> tuple[Array, Array, Array]:
+def forward(
+    layer: int, x: Array, weights: list[Array], state: tuple[Array, Array], drawn: Mapping[str, Any]
+) -> tuple[Array, Array, Array]:
     """(gates, h, c): (T, N, 4H), and (T + 1, N, H) that begin with the state, for x (T, N, I)."""
     w_ih, w_hh, b_ih, b_hh = weights
     seen, gates, h, c = factor(drawn, f"recurrent_l{layer}"), [], [state[0]], [state[1]]
@@ -50,8 +52,9 @@ def forward(layer: int, x: Array, weights: list[Array], state: tuple[Array, Arra
     return np.array(gates), np.array(h), np.array(c)
 
 
-def backward(layer: int, dy: Array, x: Array, passed: tuple[Array, Array, Array], weights: list[Array],
-             drawn: Mapping[str, Any]) -> tuple[Array, list[Array]]:
+def backward(
+    layer: int, dy: Array, x: Array, passed: tuple[Array, Array, Array], weights: list[Array], drawn: Mapping[str, Any]
+) -> tuple[Array, list[Array]]:
     """(dx, gradients of the layer's parameters) for dy (T, N, H)."""
     (w_ih, w_hh, *_), (gates, h, c) = weights, passed
     seen, of_w = factor(drawn, f"recurrent_l{layer}"), factor(drawn, f"input_l{layer}")
@@ -62,8 +65,9 @@ def backward(layer: int, dy: Array, x: Array, passed: tuple[Array, Array, Array]
         i, f, g, o = np.split(gates[t], 4, axis=1)
         dh, q = dy[t] + back, np.tanh(c[t + 1])
         dc = carried + dh * o * (1 - q * q)
-        dz[t] = computed * np.concatenate([dc * g * i * (1 - i), dc * c[t] * f * (1 - f), dc * i * (1 - g * g),
-                                           dh * q * o * (1 - o)], 1)
+        dz[t] = computed * np.concatenate(
+            [dc * g * i * (1 - i), dc * c[t] * f * (1 - f), dc * i * (1 - g * g), dh * q * o * (1 - o)], 1
+        )
         back, carried = dz[t] @ w_hh * seen, dc * f
     db = _flat(dz).sum(0)
     gradients = [_flat(dz).T @ _flat(x) * of_w, _flat(dz).T @ _flat(h[:-1] * seen), db, db]
@@ -72,7 +76,7 @@ def backward(layer: int, dy: Array, x: Array, passed: tuple[Array, Array, Array]
 
 def cells(x: Array, weights: list[Array], states: list[tuple[Array, Array]], drawn: Mapping[str, Any]) -> tuple[Array, Any]:
     """(y, dy -> (dx, gradients of the parameters)) of all layers; the states become those after the last step."""
-    parts, passed, inputs = [weights[at:at + CELLS] for at in range(0, len(weights), CELLS)], [], []
+    parts, passed, inputs = [weights[at : at + CELLS] for at in range(0, len(weights), CELLS)], [], []
     for layer, own in enumerate(parts):
         inputs.append(x)
         passed.append(forward(layer, x, own, states[layer], drawn))
@@ -97,8 +101,9 @@ def empty_states(layers: int, n: int, hidden: int) -> list[tuple[Array, Array]]:
     return [(np.zeros((n, hidden)), np.zeros((n, hidden)))] * layers
 
 
-def gradients(weights: list[Array], x: Array, targets: Array, states: list[tuple[Array, Array]],
-              drawn: Mapping[str, Any]) -> list[Array]:
+def gradients(
+    weights: list[Array], x: Array, targets: Array, states: list[tuple[Array, Array]], drawn: Mapping[str, Any]
+) -> list[Array]:
     """Gradients of the mean cross-entropy of the next words, targets (T N,) after x (T, N), in the order of the parameters."""
     table, *inner, w, b = weights
     of_table, of_w = factor(drawn, "embedding"), factor(drawn, "answer")
@@ -114,8 +119,14 @@ def gradients(weights: list[Array], x: Array, targets: Array, states: list[tuple
     return [of_embedding, *of_cells, dy.T @ _flat(y) * of_w, dy.sum(0)]
 
 
-def steps(weights: Iterable[Array], batches: Iterable[tuple[Array, Array, bool]], drawn: Iterable[Mapping[str, Any]],
-          layers: int, rate: float, clip: float) -> list[Array]:
+def steps(
+    weights: Iterable[Array],
+    batches: Iterable[tuple[Array, Array, bool]],
+    drawn: Iterable[Mapping[str, Any]],
+    layers: int,
+    rate: float,
+    clip: float,
+) -> list[Array]:
     """Weights after a step for each of `drawn`; batches are inputs (T, N), targets (T N,), and whether states begin anew."""
     weights = [np.float64(w) for w in weights]
     states: list[tuple[Array, Array]] = []

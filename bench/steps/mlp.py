@@ -4,6 +4,7 @@
 optimiser and batches, taken by index from the data set on both sides. scikit-learn's MLPClassifier, which has no dropout,
 stands beside them. Without --against torch, numbanet's own `none` is the peer.
 """
+
 from __future__ import annotations
 
 import functools
@@ -22,8 +23,10 @@ FEWER_STEPS, WIDE = 10, 4096  # of a turn, of wide networks
 def _numbanets(options: Options, hidden: int, batch: int, dropout: str, rate: float, peer: str | None) -> list[Implementation]:
     """On CUDA, where passes are replayed, both ways."""
     both = options.device == "cuda" and dropout != "bernoulli"
-    return [mlp_model.numbanet_implementation(options, hidden, batch, dropout, rate, peer, replayed)
-            for replayed in ((True, False) if both else (True,))]
+    return [
+        mlp_model.numbanet_implementation(options, hidden, batch, dropout, rate, peer, replayed)
+        for replayed in ((True, False) if both else (True,))
+    ]
 
 
 def _torches(options: Options, hidden: int, batch: int, rate: float | None) -> list[Implementation]:
@@ -32,8 +35,9 @@ def _torches(options: Options, hidden: int, batch: int, rate: float | None) -> l
     parameters = {"device": options.device, "hidden": hidden, "rate": rate, "batch": batch}
     found = [Implementation(name, mlp_model.torch_task, parameters, flops=mlp_model.mean_flops(hidden, batch, "none", 0.0))]
     if options.device == "cuda":
-        found.append(Implementation(f"{name}, TF32", mlp_model.torch_task, {**parameters, "tf32": True}, name,
-                                    tolerance=TF32_TOLERANCE))
+        found.append(
+            Implementation(f"{name}, TF32", mlp_model.torch_task, {**parameters, "tf32": True}, name, tolerance=TF32_TOLERANCE)
+        )
     if options.device == "cuda" and hidden == max(WIDTHS) and rate == max(RATES):
         found.append(Implementation(f"{name}, compiled", mlp_model.torch_task, {**parameters, "compiled": True}, name))
     return found
@@ -58,11 +62,24 @@ def _cases(options: Options, hidden: int, batch: int, rates: Sequence[float]) ->
     dense = _numbanets(options, hidden, batch, "none", 0.0, "torch" if torch else None)
     theirs = _torches(options, hidden, batch, None) if torch else []
     if options.device == "cpu":
-        theirs.append(Implementation("scikit-learn", mlp_model.sklearn_task, {"hidden": hidden, "batch": batch},
-                                     "torch" if torch else "none", flops=dense[0].flops))
+        theirs.append(
+            Implementation(
+                "scikit-learn",
+                mlp_model.sklearn_task,
+                {"hidden": hidden, "batch": batch},
+                "torch" if torch else "none",
+                flops=dense[0].flops,
+            )
+        )
     yield Case(SUITE, f"{size} without dropout", (*dense, *theirs), error, TOLERANCE, least)
     for rate in rates:
         peer = "torch nn.Dropout" if torch else "none"
         ours = [found for dropout in DROPOUTS for found in _numbanets(options, hidden, batch, dropout, rate, peer)]
-        yield Case(SUITE, f"{size} p={rate}", (*ours, *(_torches(options, hidden, batch, rate) if torch else dense)),
-                   error, TOLERANCE, least)
+        yield Case(
+            SUITE,
+            f"{size} p={rate}",
+            (*ours, *(_torches(options, hidden, batch, rate) if torch else dense)),
+            error,
+            TOLERANCE,
+            least,
+        )

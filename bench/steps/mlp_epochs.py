@@ -2,6 +2,7 @@
 
 Against PyTorch with nn.Dropout, from new layers to the last step; without --against, against as many steps in one epoch.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,11 +25,21 @@ def numbanet_task(device: str, hidden: int, steps: int, epochs: int) -> Task:
     """Fits of a `Net`. What is checked: that nobody looks at the weights between epochs changes them by rounding alone."""
     from numbanet import Net
 
-    X, y = (part[:steps * BATCH] for part in mlp_model.samples())
+    X, y = (part[: steps * BATCH] for part in mlp_model.samples())
 
     def fit(epochs=epochs, **options):
-        return Net((hidden, hidden), dropout="rdp", dropout_rate=RATE, epochs=epochs, batch_size=BATCH, device=device,
-                   learning_rate=mlp_model.RATE, momentum=MOMENTUM, random_state=0, **options).fit(X, y)
+        return Net(
+            (hidden, hidden),
+            dropout="rdp",
+            dropout_rate=RATE,
+            epochs=epochs,
+            batch_size=BATCH,
+            device=device,
+            learning_rate=mlp_model.RATE,
+            momentum=MOMENTUM,
+            random_state=0,
+            **options,
+        ).fit(X, y)
 
     def outputs():
         some = min(epochs, 3)  # of more steps with random labels, rounding decides what is learned
@@ -43,13 +54,19 @@ def torch_task(device: str, hidden: int, steps: int, epochs: int) -> Task:
     """The same in PyTorch: layers as PyTorch makes them, batches by index, the loss looked at once an epoch."""
     import torch
 
-    X, y = (torch.from_numpy(part[:steps * BATCH]) for part in mlp_model.samples())
+    X, y = (torch.from_numpy(part[: steps * BATCH]) for part in mlp_model.samples())
     X, y = X.to(device), y.long().to(device)
 
     def fit():
         model = torch.nn.Sequential(
-            torch.nn.Linear(FEATURES, hidden), torch.nn.ReLU(), torch.nn.Dropout(RATE), torch.nn.Linear(hidden, hidden),
-            torch.nn.ReLU(), torch.nn.Dropout(RATE), torch.nn.Linear(hidden, CLASSES)).to(device)
+            torch.nn.Linear(FEATURES, hidden),
+            torch.nn.ReLU(),
+            torch.nn.Dropout(RATE),
+            torch.nn.Linear(hidden, hidden),
+            torch.nn.ReLU(),
+            torch.nn.Dropout(RATE),
+            torch.nn.Linear(hidden, CLASSES),
+        ).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=mlp_model.RATE, momentum=MOMENTUM)
         for _ in range(epochs):
             total = 0.0
@@ -74,8 +91,11 @@ def cases(options: Options) -> Iterator[Case]:
     common = {"device": options.device, "hidden": hidden}
     short, long = ({**common, "steps": steps * n, "epochs": epochs // n} for n in (1, epochs))
     name = f"784-{hidden}-{hidden}-10 p={RATE}, {epochs} epochs of {steps} steps"
-    peer = Implementation("torch nn.Dropout", torch_task, short) if options.against == "torch" else Implementation(
-        "rdp, one epoch", numbanet_task, long)
+    peer = (
+        Implementation("torch nn.Dropout", torch_task, short)
+        if options.against == "torch"
+        else Implementation("rdp, one epoch", numbanet_task, long)
+    )
     own = Implementation("rdp", numbanet_task, short, peer.name)
     yield Case(SUITE, f"{name}, {'whole fit' if options.against else 'against one epoch'}", (own, peer), _error)
 

@@ -2,6 +2,7 @@
 
 Same model, optimiser and batches, taken by index from the data set on all sides.
 """
+
 from __future__ import annotations
 
 import functools
@@ -17,7 +18,7 @@ from . import BATCH, CLASSES, FEATURES, MOMENTUM, RATE, TOLERANCE
 
 SAMPLES = 20000  # 63 MB: like a real data set, more than a cache holds
 LEAST_STEPS = 20  # of a turn, because the cost of a step under a random pattern is random
-KINK = 1e-6       # how near a pre-activation must be to 0 for float32 to see it on the other side
+KINK = 1e-6  # how near a pre-activation must be to 0 for float32 to see it on the other side
 
 
 # --- what both sides share --------------------------------------------------------------------------------------------
@@ -26,8 +27,10 @@ def initial_weights(hidden: int, seed: int = 0) -> list[np.ndarray]:
     rng, widths, weights = np.random.default_rng(seed), (FEATURES, hidden, hidden, CLASSES), []
     for n_in, n_out in zip(widths, widths[1:], strict=False):
         bound = np.sqrt(6 / n_in)
-        weights += [rng.uniform(-bound, bound, (n_out, n_in)).astype(np.float32),
-                    rng.uniform(-0.1, 0.1, n_out).astype(np.float32)]
+        weights += [
+            rng.uniform(-bound, bound, (n_out, n_in)).astype(np.float32),
+            rng.uniform(-0.1, 0.1, n_out).astype(np.float32),
+        ]
     return weights
 
 
@@ -51,8 +54,11 @@ def numbanet_task(device: str, hidden: int, dropout: str, rate: float, batch: in
         owners, before = stepper.tree.owners, getattr(stepper.model.layers[0], "order", None)
         layers = [owners[site.path] for site in stepper.tree.droppable()]
         kept = [[plans.of(layer, "tiles") or plans.of(layer) for layer in layers] for plans in drawn]
-        return {"order": slice(None) if before is None else before.order, "mean": 0.0 if before is None else before.mean,
-                "factors": [[_factors(plan, batch) for plan in plans] for plans in kept]}
+        return {
+            "order": slice(None) if before is None else before.order,
+            "mean": 0.0 if before is None else before.mean,
+            "factors": [[_factors(plan, batch) for plan in plans] for plans in kept],
+        }
 
     return steps.numbanet_steps(dev, *samples(), batch, lambda: _trainer(dev, hidden, dropout, rate, batch, replayed), describe)
 
@@ -80,8 +86,16 @@ def network(hidden: int, dev: Any = "cpu", shuffle: bool = False) -> Any:
     from numbanet.layers import Linear, ReLU, Sequential, Shuffle
 
     before = [Shuffle(np.random.default_rng(4).permutation(FEATURES), samples()[0].mean(axis=0))] if shuffle else []
-    return Sequential([*before, Linear(FEATURES, hidden, device=dev), ReLU(), Linear(hidden, hidden, device=dev), ReLU(),
-                       Linear(hidden, CLASSES, device=dev)])
+    return Sequential(
+        [
+            *before,
+            Linear(FEATURES, hidden, device=dev),
+            ReLU(),
+            Linear(hidden, hidden, device=dev),
+            ReLU(),
+            Linear(hidden, CLASSES, device=dev),
+        ]
+    )
 
 
 def _factors(plan: Any, batch: int) -> tuple[Any, Any]:
@@ -98,8 +112,9 @@ def _factors(plan: Any, batch: int) -> tuple[Any, Any]:
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
-def torch_task(device: str, hidden: int, rate: float | None, batch: int = BATCH, tf32: bool = False,
-               compiled: bool = False) -> Task:
+def torch_task(
+    device: str, hidden: int, rate: float | None, batch: int = BATCH, tf32: bool = False, compiled: bool = False
+) -> Task:
     """Training steps in PyTorch, with nn.Dropout(rate) after each hidden activation unless the rate is None. Eager, or timed
     with model and loss compiled to CUDA graphs: what is verified is eager, where masks can be seen."""
     import torch
@@ -131,6 +146,7 @@ def torch_task(device: str, hidden: int, rate: float | None, batch: int = BATCH,
         fresh, fresh_optimizer = _torch_model(torch, device, hidden, rate)
         at, factors = fed(), [[] for _ in range(steps.CHECKED)]
         for drawn in factors:
+
             def record(layer, x, out, drawn=drawn):
                 """Where ReLU gave 0, whether it was dropped changes nothing."""
                 drawn.append((1.0, (out != 0).cpu().numpy() / (1 - layer.p)))
@@ -139,8 +155,10 @@ def torch_task(device: str, hidden: int, rate: float | None, batch: int = BATCH,
             step(loss_with(fresh), fresh_optimizer, at)
             for hook in hooks:
                 hook.remove()
-        return {"weights": [p.detach().cpu().numpy() for p in fresh.parameters()],
-                "factors": [drawn or [(1.0, 1.0)] * 2 for drawn in factors]}
+        return {
+            "weights": [p.detach().cpu().numpy() for p in fresh.parameters()],
+            "factors": [drawn or [(1.0, 1.0)] * 2 for drawn in factors],
+        }
 
     return Task(step, outputs, **torch_on(torch, device))
 
@@ -173,8 +191,7 @@ def sklearn_task(hidden: int, batch: int = BATCH) -> Task:
         for _ in range(steps.CHECKED):
             step(fresh, at)
         weights = [np.asarray(p) for pair in zip(fresh.coefs_, fresh.intercepts_, strict=True) for p in pair]
-        return {"weights": [p.T if p.ndim == 2 else p for p in weights],
-                "factors": [[(1.0, 1.0)] * 2] * steps.CHECKED}
+        return {"weights": [p.T if p.ndim == 2 else p for p in weights], "factors": [[(1.0, 1.0)] * 2] * steps.CHECKED}
 
     return Task(step, outputs)
 
@@ -184,8 +201,16 @@ def _sklearn_model(hidden: int, batch: int) -> Any:
     from sklearn.neural_network import MLPClassifier
 
     X, y = samples()
-    model = MLPClassifier((hidden, hidden), solver="sgd", alpha=0.0, batch_size=batch, learning_rate_init=RATE,
-                          momentum=MOMENTUM, nesterovs_momentum=False, random_state=0)
+    model = MLPClassifier(
+        (hidden, hidden),
+        solver="sgd",
+        alpha=0.0,
+        batch_size=batch,
+        learning_rate_init=RATE,
+        momentum=MOMENTUM,
+        nesterovs_momentum=False,
+        random_state=0,
+    )
     model.partial_fit(X[:batch], y[:batch], classes=np.arange(CLASSES))
     values = initial_weights(hidden)
     for mine, given in zip((*model.coefs_, *model.intercepts_), (*(w.T for w in values[::2]), *values[1::2]), strict=True):
@@ -196,9 +221,14 @@ def _sklearn_model(hidden: int, batch: int) -> Any:
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
-def reference_steps(hidden: int, batch: int, factors: Sequence[Sequence[tuple[Any, Any]]],
-                    order: np.ndarray | slice = slice(None), mean: np.ndarray | float = 0.0,
-                    kink: float = 0.0) -> list[np.ndarray]:
+def reference_steps(
+    hidden: int,
+    batch: int,
+    factors: Sequence[Sequence[tuple[Any, Any]]],
+    order: np.ndarray | slice = slice(None),
+    mean: np.ndarray | float = 0.0,
+    kink: float = 0.0,
+) -> list[np.ndarray]:
     """Weights after the first steps, dense and masked, in float64; factors by step and hidden layer: (of w, of h).
 
     `order` is that in which the first weight meets the features, less their `mean`. ReLU has its kink at `kink` in gradients.
@@ -217,8 +247,9 @@ def reference_steps(hidden: int, batch: int, factors: Sequence[Sequence[tuple[An
     return weights
 
 
-def _gradients(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray, factors: Sequence[tuple[Any, Any]],
-               kink: float) -> list:
+def _gradients(
+    weights: list[np.ndarray], x: np.ndarray, y: np.ndarray, factors: Sequence[tuple[Any, Any]], kink: float
+) -> list:
     """Gradients of the mean cross-entropy by backpropagation, in the order of the weights."""
     factors = [*factors, (1.0, 1.0)]
     inputs, slopes, h = [], [], x
@@ -278,14 +309,18 @@ def mean_flops(hidden: int, batch: int, dropout: str, rate: float) -> float:
     def drawn(site):
         """(probability, plan) of every pattern."""
         shape = site.shape
-        return [(p / dp, RowPlan(shape[0], dp, bias) if dropout == "rdp" else TilePlan(shape, chosen.tile, dp, bias))
-                for dp, p in enumerate(distribution, 1) for bias in range(dp)]
+        return [
+            (p / dp, RowPlan(shape[0], dp, bias) if dropout == "rdp" else TilePlan(shape, chosen.tile, dp, bias))
+            for dp, p in enumerate(distribution, 1)
+            for bias in range(dp)
+        ]
 
     return sum(p * q * flops({first: a, second: b}) for p, a in drawn(first) for q, b in drawn(second))
 
 
-def numbanet_implementation(options: Options, hidden: int, batch: int, dropout: str, rate: float,
-                            peer: str | None, replayed: bool = True) -> Implementation:
+def numbanet_implementation(
+    options: Options, hidden: int, batch: int, dropout: str, rate: float, peer: str | None, replayed: bool = True
+) -> Implementation:
     """numbanet's steps, with their FLOPs and the ceiling against a peer that skips nothing."""
     flops = mean_flops(hidden, batch, dropout, rate)
     parameters = {"device": options.device, "hidden": hidden, "dropout": dropout, "rate": rate, "batch": batch}

@@ -3,6 +3,7 @@
 Of each kind of dropout, log(time - fixed) is fitted by a line in log(FLOPs); fixed is the time of a step at H = 32, whose FLOPs
 are next to none. A slope of 1 says that a skipped FLOP is saved time at every size.
 """
+
 from __future__ import annotations
 
 import functools
@@ -29,8 +30,14 @@ def cases(options: Options) -> Iterator[Case]:
         implementations = [mlp_model.numbanet_implementation(options, hidden, BATCH, "none", 0.0, None)]
         implementations += [mlp_model.numbanet_implementation(options, hidden, BATCH, name, RATE, "none") for name in DROPOUTS]
         steps = 2 if options.quick else FEWER_STEPS if hidden >= WIDE else STEPS
-        yield Case(SUITE, f"784-{hidden}-{hidden}-10 p={RATE}", tuple(implementations),
-                   functools.partial(mlp_model.update_error, hidden, BATCH), TOLERANCE, steps)
+        yield Case(
+            SUITE,
+            f"784-{hidden}-{hidden}-10 p={RATE}",
+            tuple(implementations),
+            functools.partial(mlp_model.update_error, hidden, BATCH),
+            TOLERANCE,
+            steps,
+        )
 
 
 def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -44,9 +51,17 @@ def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         flops, ms = np.array(others).T
         x, y = np.log(flops), np.log(np.maximum(ms - fixed, 1e-6))
         slope, start = np.polyfit(x, y, 1)
-        found.append({"suite": f"{SUITE}-fit", "case": f"{len(others)} widths", "implementation": name, "fixed_ms": fixed,
-                      "slope": float(slope), "start": float(start),
-                      "worst": float(np.exp(np.max(np.abs(y - start - slope * x))) - 1)})
+        found.append(
+            {
+                "suite": f"{SUITE}-fit",
+                "case": f"{len(others)} widths",
+                "implementation": name,
+                "fixed_ms": fixed,
+                "slope": float(slope),
+                "start": float(start),
+                "worst": float(np.exp(np.max(np.abs(y - start - slope * x))) - 1),
+            }
+        )
     return found
 
 

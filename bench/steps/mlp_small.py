@@ -2,6 +2,7 @@
 
 A ratio below 0.95 would say that a pattern slows training down.
 """
+
 from __future__ import annotations
 
 import functools
@@ -22,6 +23,11 @@ def cases(options: Options) -> Iterator[Case]:
         made = functools.partial(mlp_model.numbanet_implementation, options, hidden, batch)
         implementations = [made(name, rate, "bernoulli") for name in PATTERNS]
         usual = made("bernoulli", rate, None)
-        yield Case(SUITE, f"784-{hidden}-{hidden}-10 p={rate}, batch {batch}", (*implementations, usual),
-                   functools.partial(mlp_model.update_error, hidden, batch), TOLERANCE,
-                   2 if options.quick else mlp_model.LEAST_STEPS)
+        yield Case(
+            SUITE,
+            f"784-{hidden}-{hidden}-10 p={rate}, batch {batch}",
+            (*implementations, usual),
+            functools.partial(mlp_model.update_error, hidden, batch),
+            TOLERANCE,
+            2 if options.quick else mlp_model.LEAST_STEPS,
+        )

@@ -3,6 +3,7 @@
 Each side as its users would write it: an estimator here and in scikit-learn, a loop over shuffled batches in PyTorch, a jitted
 step in JAX. What is checked is that all of them learn.
 """
+
 from __future__ import annotations
 
 import functools
@@ -21,8 +22,8 @@ from ..machinery.worker import Task, torch_on
 SUITE = "small"
 RECORDED = ("--json bench/results/small.json",)
 RATES = {"adam": 0.001, "sgd": 0.05}
-WRONG = 0.4     # at most, of the training samples after a fit; by chance it is at least 0.5
-FEW = Schedule(pairs=9, turn=0.05, warm_up=1)   # a turn is a whole fit
+WRONG = 0.4  # at most, of the training samples after a fit; by chance it is at least 0.5
+FEW = Schedule(pairs=9, turn=0.05, warm_up=1)  # a turn is a whole fit
 
 
 class Problem(NamedTuple):
@@ -37,8 +38,12 @@ class Problem(NamedTuple):
         return f"{'-'.join(map(str, self.widths))}, batch {self.batch}"
 
 
-PROBLEMS = (Problem((20, 64, 32, 2), 10_000, 32, 3), Problem((50, 256, 128, 2), 20_000, 128, 3),
-            Problem((64, 100, 10), 1_500, 200, 30), Problem((100, 512, 2), 50_000, 256, 3))
+PROBLEMS = (
+    Problem((20, 64, 32, 2), 10_000, 32, 3),
+    Problem((50, 256, 128, 2), 20_000, 128, 3),
+    Problem((64, 100, 10), 1_500, 200, 30),
+    Problem((100, 512, 2), 50_000, 256, 3),
+)
 
 
 @functools.lru_cache(maxsize=1)
@@ -62,8 +67,22 @@ def numbanet_task(device: str, problem: Problem, optimizer: str, dropout: str) -
     (X, y), (_, *hidden, _) = data(problem), problem.widths
 
     def fit():
-        return Net(hidden, dropout=dropout, dropout_rate=0.5, epochs=problem.epochs, batch_size=problem.batch, device=device,
-                   optimizer=optimizer, learning_rate=RATES[optimizer], momentum=0.9, random_state=0).fit(X, y).predict
+        return (
+            Net(
+                hidden,
+                dropout=dropout,
+                dropout_rate=0.5,
+                epochs=problem.epochs,
+                batch_size=problem.batch,
+                device=device,
+                optimizer=optimizer,
+                learning_rate=RATES[optimizer],
+                momentum=0.9,
+                random_state=0,
+            )
+            .fit(X, y)
+            .predict
+        )
 
     return _task(fit, problem)
 
@@ -78,9 +97,22 @@ def scikit_learn_task(device: str, problem: Problem, optimizer: str) -> Task:
     def fit():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            return MLPClassifier(hidden, solver=optimizer, alpha=0, batch_size=problem.batch, max_iter=problem.epochs,
-                                 learning_rate_init=RATES[optimizer], momentum=0.9, nesterovs_momentum=False,
-                                 n_iter_no_change=problem.epochs + 1, random_state=0).fit(X, y).predict
+            return (
+                MLPClassifier(
+                    hidden,
+                    solver=optimizer,
+                    alpha=0,
+                    batch_size=problem.batch,
+                    max_iter=problem.epochs,
+                    learning_rate_init=RATES[optimizer],
+                    momentum=0.9,
+                    nesterovs_momentum=False,
+                    n_iter_no_change=problem.epochs + 1,
+                    random_state=0,
+                )
+                .fit(X, y)
+                .predict
+            )
 
     return _task(fit, problem)
 
@@ -137,13 +169,15 @@ def jax_task(device: str, problem: Problem, optimizer: str) -> Task:
 
     def fit():
         rng = np.random.default_rng(0)
-        weights = [(jnp.asarray(rng.uniform(-1, 1, (n_in, n_out)) * np.sqrt(6 / n_in), jnp.float32), jnp.zeros(n_out))
-                   for n_in, n_out in itertools.pairwise(problem.widths)]
+        weights = [
+            (jnp.asarray(rng.uniform(-1, 1, (n_in, n_out)) * np.sqrt(6 / n_in), jnp.float32), jnp.zeros(n_out))
+            for n_in, n_out in itertools.pairwise(problem.widths)
+        ]
         state = updates.init(weights)
         for _ in range(problem.epochs):
             order, losses = rng.permutation(len(X)), []
             for start in range(0, len(X), problem.batch):
-                weights, state, found = step(weights, state, order[start:start + problem.batch])
+                weights, state, found = step(weights, state, order[start : start + problem.batch])
                 losses.append(found)
             float(sum(losses))
         return lambda x: np.asarray(output(weights, jnp.asarray(x)).argmax(1))

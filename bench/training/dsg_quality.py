@@ -6,6 +6,7 @@ share of the guesses f(x) . f(w) that are off by at most epsilon |x| |w|. In the
 each of |f(x / |x| + w / |w|)|² and |f(x / |x| - w / |w|)|² is off by a share of epsilon with a probability of at most
 2 exp(-k (epsilon² / 2 - epsilon³ / 3) / 2) (Achlioptas 2003, theorem 1.1).
 """
+
 from __future__ import annotations
 
 import math
@@ -39,10 +40,18 @@ def layers(quick: bool) -> Iterator[tuple[str, Linear, list[np.ndarray]]]:
 
     X, y, X_test, _ = datasets.load_fashion_mnist()
     hidden, epochs, samples, batches = ((256, 256), 1, 2000, 1) if quick else (HIDDEN, EPOCHS, len(X), BATCHES)
-    net = Net(hidden, dropout="none", epochs=epochs, batch_size=BATCH, learning_rate=RATE, momentum=MOMENTUM,
-              device="cpu", random_state=0).fit(X[:samples], y[:samples])
+    net = Net(
+        hidden,
+        dropout="none",
+        epochs=epochs,
+        batch_size=BATCH,
+        learning_rate=RATE,
+        momentum=MOMENTUM,
+        device="cpu",
+        random_state=0,
+    ).fit(X[:samples], y[:samples])
     first, relu, second = net.model_.layers[:3]
-    x = np.float32(X_test[:batches * BATCH])
+    x = np.float32(X_test[: batches * BATCH])
     with no_grad():
         h = relu(first(Tensor(x))).numpy()
     for layer, given in ((first, x), (second, h)):
@@ -92,11 +101,26 @@ def run(options: Options, results: Results, say: Callable[[str], None]) -> list[
             continue
         say(f"{SUITE}: {case}")
         for epsilon in epsilons:
-            common = {"suite": SUITE, "case": case, "epsilon": epsilon, "projected": johnson_lindenstrauss(n, epsilon),
-                      "within": within(layer, np.concatenate(batches), epsilon), "bound": bound(n, epsilon)}
-            own = [{**common, "implementation": f"{share} rate {rate}", "share": share, "rate": rate,
-                    "found": found(layer, batches, rate, share, epsilon), "chance": kept_of(n, rate) / n}
-                   for share in SHARES for rate in rates]
+            common = {
+                "suite": SUITE,
+                "case": case,
+                "epsilon": epsilon,
+                "projected": johnson_lindenstrauss(n, epsilon),
+                "within": within(layer, np.concatenate(batches), epsilon),
+                "bound": bound(n, epsilon),
+            }
+            own = [
+                {
+                    **common,
+                    "implementation": f"{share} rate {rate}",
+                    "share": share,
+                    "rate": rate,
+                    "found": found(layer, batches, rate, share, epsilon),
+                    "chance": kept_of(n, rate) / n,
+                }
+                for share in SHARES
+                for rate in rates
+            ]
             results.add(own)
             rows += own
     return rows

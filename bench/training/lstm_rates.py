@@ -3,6 +3,7 @@
 Two texts, the first 50,000 and 200,000 words of WikiText-2 with their 2000 most frequent ones, two layers of 128 units, no
 dropout, no schedule, three seeds: what `LanguageModel` does by default, but for its size.
 """
+
 from __future__ import annotations
 
 import functools
@@ -28,11 +29,17 @@ STEPS = ((20.0, 0.25), (10.0, 0.25), (5.0, 0.25), (20.0, 0.1))  # learning rate,
 def experiments(options: Options) -> list[Experiment]:
     """Each text with each kind of steps; quick, the first text alone."""
     found = []
-    for words, epochs in list(TEXTS.items())[:1 if options.quick else None]:
+    for words, epochs in list(TEXTS.items())[: 1 if options.quick else None]:
         chosen = training.text_settings(options, HIDDEN, words, epochs, 0.0, (), epochs)
         chosen |= {} if options.quick else {"vocabulary": VOCABULARY, "validation": VALIDATION}
-        found += [Experiment({**chosen, "learning_rate": rate, "clip_norm": clip}, f"{rate:g}, clipped to {clip:g}",
-                             functools.partial(dict, dropout="none")) for rate, clip in STEPS]
+        found += [
+            Experiment(
+                {**chosen, "learning_rate": rate, "clip_norm": clip},
+                f"{rate:g}, clipped to {clip:g}",
+                functools.partial(dict, dropout="none"),
+            )
+            for rate, clip in STEPS
+        ]
     return found
 
 
@@ -54,9 +61,15 @@ def ends(runs: Sequence[Run], every: Sequence[Experiment]) -> list[dict[str, Any
         mine = [run for run in runs if (run["settings"], run["dropout"]) == (experiment.settings, experiment.name)]
         if not mine:
             continue
-        row = {"suite": f"{SUITE}-ends", "case": case_of(experiment.settings), "seeds": len(mine),
-               "implementation": experiment.name, "diverged": sum(not whole(run) for run in mine),
-               "first": None, "last": None}
+        row = {
+            "suite": f"{SUITE}-ends",
+            "case": case_of(experiment.settings),
+            "seeds": len(mine),
+            "implementation": experiment.name,
+            "diverged": sum(not whole(run) for run in mine),
+            "first": None,
+            "last": None,
+        }
         for name, at in (("first", 0), ("last", -1)) if not row["diverged"] else ():
             values = [run["epochs"][at]["perplexity"] for run in mine]
             row |= {name: float(np.mean(values)), f"{name}_min": min(values), f"{name}_max": max(values)}

@@ -5,6 +5,7 @@ A twelfth of the training samples is held out of all runs and scored after each 
 that score has not become better for some epochs, with the weights that had the best one. `falling`: the learning rate falls on
 a line to 0. Wide networks, whose runs take minutes, have one seed; the first seed has the machine for itself and tells times.
 """
+
 from __future__ import annotations
 
 import functools
@@ -24,8 +25,11 @@ SUITE = "mlp-accuracy"
 RECORDED = ("--json bench/results/mlp-accuracy.json --plot accuracy.png",)
 SUITE, RATES, FALLING, HELD, PATIENCE = "mlp-accuracy", (0.3, 0.5, 0.7), 0.5, 1 / 12, 5
 DROPOUTS = ("bernoulli", "rdp", "tdp", "batchwise")
-CASES = tuple((data, width, samples, epochs, seeds) for width, samples, epochs, seeds in (
-    (512, None, 20, SEEDS), (512, 5000, 60, SEEDS), (2048, None, 20, 1)) for data in ("mnist", "fashion-mnist"))
+CASES = tuple(
+    (data, width, samples, epochs, seeds)
+    for width, samples, epochs, seeds in ((512, None, 20, SEEDS), (512, 5000, 60, SEEDS), (2048, None, 20, 1))
+    for data in ("mnist", "fashion-mnist")
+)
 
 
 def ways() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -35,8 +39,11 @@ def ways() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield f"{name} p={rate}", f"bernoulli p={rate}", {"dropout": name, "dropout_rate": rate}
     for name in ("none", *DROPOUTS):
         rate = {} if name == "none" else {"dropout_rate": FALLING}
-        yield (f"falling {name}" + f" p={FALLING}" * bool(rate), f"falling bernoulli p={FALLING}",
-               {"dropout": name, **rate, "learning_rate_schedule": "linear"})
+        yield (
+            f"falling {name}" + f" p={FALLING}" * bool(rate),
+            f"falling bernoulli p={FALLING}",
+            {"dropout": name, **rate, "learning_rate_schedule": "linear"},
+        )
 
 
 def experiments(options: Options) -> Iterator[Experiment]:
@@ -75,16 +82,27 @@ def stopped(run: Run) -> tuple[int, int]:
 
 def _stopped(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
     """Of a row: accuracy and seconds where runs stop early, and points above what it is compared with after equal seconds."""
-    pair = [run for run in runs if run["settings"] == experiment.settings and whole(run)
-            and run["dropout"] in (experiment.name, experiment.against)]
+    pair = [
+        run
+        for run in runs
+        if run["settings"] == experiment.settings and whole(run) and run["dropout"] in (experiment.name, experiment.against)
+    ]
     mine, comparable = [run for run in pair if run["dropout"] == experiment.name], clocked(pair)
     values = [run["epochs"][stopped(run)[1] - 1]["accuracy"] for run in mine]
     ours, theirs = ([run for run in comparable if run["dropout"] == name] for name in (experiment.name, experiment.against))
-    seconds = [sum(epoch["seconds"] for epoch in run["epochs"][:stopped(run)[0]]) for run in ours]
-    ahead = None if experiment.name == experiment.against else difference(
-        ours, theirs, lambda epoch: 100 * epoch["accuracy"], in_time=True)
-    return {"stopped": float(np.mean(values)), "stopped_min": min(values), "stopped_max": max(values),
-            "stopped_seconds": float(np.mean(seconds)) if seconds else None, "points_in_time": ahead}
+    seconds = [sum(epoch["seconds"] for epoch in run["epochs"][: stopped(run)[0]]) for run in ours]
+    ahead = (
+        None
+        if experiment.name == experiment.against
+        else difference(ours, theirs, lambda epoch: 100 * epoch["accuracy"], in_time=True)
+    )
+    return {
+        "stopped": float(np.mean(values)),
+        "stopped_min": min(values),
+        "stopped_max": max(values),
+        "stopped_seconds": float(np.mean(seconds)) if seconds else None,
+        "points_in_time": ahead,
+    }
 
 
 def plot(results: Results, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 784-1024-1024-10 at p = 0.5 and 0.7, ten epochs, three seeds at most; the default of dp_max is the first of its periods.
 """
+
 from __future__ import annotations
 
 import functools
@@ -40,8 +41,12 @@ def variants(rate: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
 
 def run(options: Options, results: Results, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train what is not trained yet; returns the rows of `points`."""
-    experiments = [Experiment(training.settings(options, HIDDEN, rate, EPOCHS, data), name, variant)
-                   for data in DATA for rate in RATES for name, variant in variants(rate)]
+    experiments = [
+        Experiment(training.settings(options, HIDDEN, rate, EPOCHS, data), name, variant)
+        for data in DATA
+        for rate in RATES
+        for name, variant in variants(rate)
+    ]
     try:
         training.run(options, results, say, SUITE, experiments, (), alone=0)
     finally:  # an interrupted command, too, reports what is finished
@@ -61,8 +66,15 @@ def points(rows: Sequence[dict[str, Any]], experiments: Sequence[Experiment]) ->
             line = table.setdefault(f"{experiment.settings['data']}, {setting}", {})
             line[f"{kind} p={experiment.settings['dropout_rate']}"] = row
     columns = [f"{kind} p={rate}" for kind in KINDS for rate in RATES]
-    return [{"suite": f"{SUITE}-points", "case": case, "seeds": min(row["seeds"] for row in table[case].values()),
-             "points_of": {name: _points(table[case].get(name)) for name in columns}} for case in sorted(table, key=_order)]
+    return [
+        {
+            "suite": f"{SUITE}-points",
+            "case": case,
+            "seeds": min(row["seeds"] for row in table[case].values()),
+            "points_of": {name: _points(table[case].get(name)) for name in columns},
+        }
+        for case in sorted(table, key=_order)
+    ]
 
 
 def _order(case: str) -> tuple:

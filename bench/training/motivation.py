@@ -9,6 +9,7 @@
 
 Nothing is dropped in prediction.
 """
+
 from __future__ import annotations
 
 import functools
@@ -52,8 +53,13 @@ class DroppedInputs(Layer):
     """Training drops single values of what comes, or of a part of them: those of each sample between two quantiles of its
     magnitudes, equal ones in any order. They are drawn from a generator of its own."""
 
-    def __init__(self, rate: float, scale: float = 1.0, part: tuple[float, float] = (0.0, 1.0),
-                 rng: np.random.Generator | int | None = None) -> None:
+    def __init__(
+        self,
+        rate: float,
+        scale: float = 1.0,
+        part: tuple[float, float] = (0.0, 1.0),
+        rng: np.random.Generator | int | None = None,
+    ) -> None:
         self.rate, self.scale, self.part, self.rng = rate, scale, part, np.random.default_rng(rng)
 
     def forward(self, flow, context):
@@ -79,8 +85,13 @@ class DroppedInputs(Layer):
         return Cost(), form
 
 
-def _layers(seed: int, weights: float | None = None, inputs: float | None = None, scaled: bool = False,
-            part: tuple[float, float] = (0.0, 1.0)) -> list[Layer]:
+def _layers(
+    seed: int,
+    weights: float | None = None,
+    inputs: float | None = None,
+    scaled: bool = False,
+    part: tuple[float, float] = (0.0, 1.0),
+) -> list[Layer]:
     """LeNet-5 with a rate for the weights or the inputs of its convolutions."""
     from numbanet.estimators.zoo import lenet5
 

@@ -7,6 +7,7 @@ the same rate in all epochs, with rates that rise and fall (`skew`), and droppin
 terms (`inner`). LeNet-5 has three seeds at the rate that most is said about, 0.6 on MNIST and 0.4 on CIFAR-10, and one at the
 others; AlexNet, whose runs are minutes on two cores, one seed and one rate; VGG19 is trained on a card alone.
 """
+
 from __future__ import annotations
 
 import functools
@@ -24,8 +25,10 @@ RECORDED = ("--json bench/results/papers-cnn.json --plot papers-cnn.png",)
 RATES, LAST = (0.3, 0.4, 0.5, 0.6), 0.6
 CONVOLUTIONS = {"lenet5": 2, "alexnet": 5, "vgg19": 16}
 CASES = (  # network, data, epochs, rates, those with all seeds, accuracies to which the time is told
-    ("lenet5", "mnist", 5, RATES, (0.6,), (0.98, 0.985)), ("lenet5", "cifar10", 15, RATES, (0.4,), (0.45,)),
-    ("alexnet", "cifar10", 6, (0.4,), (), (0.45,)))
+    ("lenet5", "mnist", 5, RATES, (0.6,), (0.98, 0.985)),
+    ("lenet5", "cifar10", 15, RATES, (0.4,), (0.45,)),
+    ("alexnet", "cifar10", 6, (0.4,), (), (0.45,)),
+)
 ON_A_CARD = (("alexnet", "mnist", 5, RATES, RATES, (0.98, 0.985)), ("vgg19", "cifar10", 15, RATES, RATES, (0.45,)))
 
 

@@ -9,6 +9,7 @@ and, at .6, predictions that do what they do not by default, with all neurons (`
 at. The MLP's learning rate is larger than elsewhere, for all alike: what selects learns more slowly, and few epochs with a
 small rate would show nothing else.
 """
+
 from __future__ import annotations
 
 import functools
@@ -46,8 +47,15 @@ def normed(seed: int) -> list[Any]:
     from numbanet.layers import BatchNorm1d, Linear, ReLU
 
     rngs = [100 * seed + i for i in range(3)]
-    return [Linear(784, HIDDEN[0], rng=rngs[0]), ReLU(), BatchNorm1d(HIDDEN[0]), Linear(*HIDDEN, rng=rngs[1]), ReLU(),
-            BatchNorm1d(HIDDEN[1]), Linear(HIDDEN[1], 10, init="glorot", rng=rngs[2])]
+    return [
+        Linear(784, HIDDEN[0], rng=rngs[0]),
+        ReLU(),
+        BatchNorm1d(HIDDEN[0]),
+        Linear(*HIDDEN, rng=rngs[1]),
+        ReLU(),
+        BatchNorm1d(HIDDEN[1]),
+        Linear(HIDDEN[1], 10, init="glorot", rng=rngs[2]),
+    ]
 
 
 def vgg8(seed: int) -> list[Any]:

@@ -6,6 +6,7 @@ MNIST under one of filters with rows, and with columns too; both pruned by magni
 Dense, the first way to group and the milder pruning have three seeds, the others one; the first seed has the machine for itself
 and tells the times. After training, the network and a dense one of the first shape predict the test set in turn.
 """
+
 from __future__ import annotations
 
 import functools
@@ -23,8 +24,8 @@ from . import SEEDS, Experiment
 
 SUITE = "papers-fssl"
 RECORDED = ("--json bench/results/papers-fssl.json --plot papers-fssl.png",)
-TURNS = 9           # of prediction, by each of the two networks
-EQUAL = 0.001       # of accuracy: as far as two are called equal
+TURNS = 9  # of prediction, by each of the two networks
+EQUAL = 0.001  # of accuracy: as far as two are called equal
 PRUNED = 0.9, 0.95
 PRUNING = "pruned "
 Groups = tuple[str, ...]
@@ -35,7 +36,7 @@ class Network(NamedTuple):
     LeNet-5 most weights are in the linear layers and go at once; most products are in the convolutions, whose filters take as
     long as there is."""
 
-    made: dict[str, Any]        # of its settings
+    made: dict[str, Any]  # of its settings
     data: str
     epochs: int
     targets: tuple[float, ...]  # accuracies to which the time is told
@@ -43,15 +44,36 @@ class Network(NamedTuple):
     momentum: float
     parameters: dict[str, Any]  # of the Net
     strengths: dict[Groups, float]
-    cost_weight: float          # of the first groups once more
-    keep: float                 # shrinking ends where so few weights are left, or half of the epochs are over
+    cost_weight: float  # of the first groups once more
+    keep: float  # shrinking ends where so few weights are left, or half of the epochs are over
 
 
 NETWORKS = (
-    Network({"hidden": 1024}, "fashion-mnist", 24, (0.88, 0.885, 0.89), 0.002, 0.0, {"optimizer": "adam"},
-            {("rows",): 0.04, ("columns",): 0.04, ("rows", "columns"): 0.025, ("tiles",): 0.04}, 1.0, 0.1),
-    Network({"network": "lenet5"}, "mnist", 16, (0.985, 0.988), 0.03, 0.9, {"image_shape": (1, 28, 28)},
-            {("filters", "rows"): 4e-4, ("filters", "rows", "columns"): 3e-4}, 0.02, 0.0))
+    Network(
+        {"hidden": 1024},
+        "fashion-mnist",
+        24,
+        (0.88, 0.885, 0.89),
+        0.002,
+        0.0,
+        {"optimizer": "adam"},
+        {("rows",): 0.04, ("columns",): 0.04, ("rows", "columns"): 0.025, ("tiles",): 0.04},
+        1.0,
+        0.1,
+    ),
+    Network(
+        {"network": "lenet5"},
+        "mnist",
+        16,
+        (0.985, 0.988),
+        0.03,
+        0.9,
+        {"image_shape": (1, 28, 28)},
+        {("filters", "rows"): 4e-4, ("filters", "rows", "columns"): 3e-4},
+        0.02,
+        0.0,
+    ),
+)
 
 
 def _parameters(network: Network, sparsity: str | None = None, *given: Any, **named: Any) -> dict[str, Any]:
@@ -66,10 +88,20 @@ def experiments(options: Options) -> Iterator[Experiment]:
     """Dense training, each way to group, and pruning, for each network."""
     quick = options.quick
     for network in NETWORKS:
-        chosen = {"data": network.data, "samples": 1000 if quick else None, **network.made,
-                  "epochs": 4 if quick else network.epochs, "batch": BATCH, "learning_rate": network.rate,
-                  "momentum": network.momentum, "dropout_rate": 0.0, "device": options.device, "predict": TURNS,
-                  "targets": list(network.targets), **({"hidden": 64} if quick and "hidden" in network.made else {})}
+        chosen = {
+            "data": network.data,
+            "samples": 1000 if quick else None,
+            **network.made,
+            "epochs": 4 if quick else network.epochs,
+            "batch": BATCH,
+            "learning_rate": network.rate,
+            "momentum": network.momentum,
+            "dropout_rate": 0.0,
+            "device": options.device,
+            "predict": TURNS,
+            "targets": list(network.targets),
+            **({"hidden": 64} if quick and "hidden" in network.made else {}),
+        }
         ways: dict[str, tuple] = {"none": ()}
         for groups, strength in network.strengths.items():
             ways["+".join(groups)] = "GroupLasso", strength, groups
@@ -104,11 +136,15 @@ def _compared(row: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]
     mine, dense = of(row["implementation"]), of("none")
     last = [run["epochs"][-1] for run in mine.values()]
     pairs = [(_seconds(dense[seed]), _seconds(run)) for seed, run in mine.items() if seed in dense]
-    return {"weights_kept": statistics.mean(run["epochs"][-1].get("weights_kept", 1.0) for run in of_case
-                                            if run["dropout"] == row["implementation"]),
-            "training_seconds": _mean(map(_seconds, mine.values())), "training_shorter": _mean(a / b for a, b in pairs),
-            "prediction_ms": _mean(1e3 * epoch["predict_seconds"] for epoch in last),
-            "prediction_shorter": _mean(epoch["predict_dense"] / epoch["predict_seconds"] for epoch in last)}
+    return {
+        "weights_kept": statistics.mean(
+            run["epochs"][-1].get("weights_kept", 1.0) for run in of_case if run["dropout"] == row["implementation"]
+        ),
+        "training_seconds": _mean(map(_seconds, mine.values())),
+        "training_shorter": _mean(a / b for a, b in pairs),
+        "prediction_ms": _mean(1e3 * epoch["predict_seconds"] for epoch in last),
+        "prediction_shorter": _mean(epoch["predict_dense"] / epoch["predict_seconds"] for epoch in last),
+    }
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -125,9 +161,14 @@ def _gain(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
     """How many times the gain in prediction is that of the fastest pruned network that is as accurate, or more."""
     if row.get("accuracy") is None or row["implementation"].startswith((PRUNING, "none")) or not row["prediction_shorter"]:
         return None
-    gains = [other["prediction_shorter"] for other in rows if other["case"] == row["case"]
-             and other["implementation"].startswith(PRUNING) and other["prediction_shorter"]
-             and (other.get("accuracy") or 0) >= row["accuracy"] - EQUAL]
+    gains = [
+        other["prediction_shorter"]
+        for other in rows
+        if other["case"] == row["case"]
+        and other["implementation"].startswith(PRUNING)
+        and other["prediction_shorter"]
+        and (other.get("accuracy") or 0) >= row["accuracy"] - EQUAL
+    ]
     return row["prediction_shorter"] / max(gains) if gains else None
 
 

@@ -7,6 +7,7 @@ cores train in minutes, where the papers have 1500 units; so small a model wants
 periods of at most 2. Three seeds, of which the first has the machine for itself and tells the time; what stands beside the
 comparisons, one: rdp with the period and the scale of other networks too.
 """
+
 from __future__ import annotations
 
 import functools
@@ -25,12 +26,19 @@ HIDDEN, WORDS, EPOCHS, HALVED_AFTER = (256, 256), 50_000, 20, 10
 RATE, TARGETS = 0.3, (250, 200, 180)
 PATTERN = {"dp_max": 2, "scale": "pattern"}
 DROPOUTS = {  # what is dropped, settings of its policy, parameters of a LanguageModel, seeds
-    "bernoulli": ("bernoulli", {}, {}, SEEDS), "rdp": ("rdp", PATTERN, {}, SEEDS), "tdp": ("tdp", PATTERN, {}, SEEDS),
+    "bernoulli": ("bernoulli", {}, {}, SEEDS),
+    "rdp": ("rdp", PATTERN, {}, SEEDS),
+    "tdp": ("tdp", PATTERN, {}, SEEDS),
     "batchwise": ("batchwise", {}, {}, SEEDS),
     "rdp + recurrent rdp": ("rdp", PATTERN, {"recurrent_dropout": "rdp"}, 1),
-    "rdp dp_max=3": ("rdp", {**PATTERN, "dp_max": 3}, {}, 1), "rdp scale=root": ("rdp", {**PATTERN, "scale": "root"}, {}, 1)}
-GATES = {"none": ("none", {}, {}, SEEDS), "gate columns 50%": ("none", {}, {"gate_sparsity": 0.5}, SEEDS),
-         "gate threshold 50%": ("none", {}, {"gate_sparsity": 0.5, "gate_mode": "threshold"}, 1)}
+    "rdp dp_max=3": ("rdp", {**PATTERN, "dp_max": 3}, {}, 1),
+    "rdp scale=root": ("rdp", {**PATTERN, "scale": "root"}, {}, 1),
+}
+GATES = {
+    "none": ("none", {}, {}, SEEDS),
+    "gate columns 50%": ("none", {}, {"gate_sparsity": 0.5}, SEEDS),
+    "gate threshold 50%": ("none", {}, {"gate_sparsity": 0.5, "gate_mode": "threshold"}, 1),
+}
 
 
 def parameters(dropout: str, rate: float, settings: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ layers and different ones; Table 1: sizes from 1024x64 to 4096x4096 at p = 0.7. 
 is trained beside them where both rates are 0.5 or 0.7. Three seeds, at 4096x4096 one. There bernoulli and tdp are trained once
 more with nothing dropped in the first layer, which tells what tdp costs by hiding features from it.
 """
+
 from __future__ import annotations
 
 import functools

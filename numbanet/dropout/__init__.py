@@ -1,4 +1,5 @@
 """Dropout policies: each step and for each site of a model, a policy draws the plan that says what is computed."""
+
 from __future__ import annotations
 
 from . import registry
@@ -10,8 +11,19 @@ from .schedule import ConstantSchedule, Rate, SkewNormalSchedule
 from .sensitive import SensitiveDropout
 from .together import Together, recurrent
 
-__all__ = ["POLICIES", "ConstantSchedule", "Dropout", "GateSparsity", "Rate", "SensitiveDropout", "SkewNormalSchedule",
-           "Style", "Together", "policy", "recurrent"]
+__all__ = [
+    "POLICIES",
+    "ConstantSchedule",
+    "Dropout",
+    "GateSparsity",
+    "Rate",
+    "SensitiveDropout",
+    "SkewNormalSchedule",
+    "Style",
+    "Together",
+    "policy",
+    "recurrent",
+]
 __all__ += registry.__all__
 
 

@@ -1,4 +1,5 @@
 """Dropout: what a policy is; and the two that skip no work."""
+
 from __future__ import annotations
 
 import abc
@@ -40,14 +41,14 @@ class Dropout(abc.ABC):
     """
 
     name: ClassVar[str]
-    drops: ClassVar[str] = ""        # what is dropped in a step, in the README's words
+    drops: ClassVar[str] = ""  # what is dropped in a step, in the README's words
     computes: ClassVar[str] = "all"  # what of the FLOPs is left at rate p
     style: ClassVar[Style] = Style()
     set_on_copies: ClassVar[tuple[str, ...]] = ("kind", "answer")  # attributes that copies have others of, and no argument sets
-    kind: str = "output"             # of the sites that it has plans for (`Site`)
-    answer: bool = False             # whether it has plans for what gives the answer as well
+    kind: str = "output"  # of the sites that it has plans for (`Site`)
+    answer: bool = False  # whether it has plans for what gives the answer as well
     by_sample: ClassVar[bool] = False  # whether each sample of a batch drops others
-    data_dependent: bool = False     # whether plans depend on what comes to a layer (`choose`): then passes are not recorded
+    data_dependent: bool = False  # whether plans depend on what comes to a layer (`choose`): then passes are not recorded
     shuffle: ClassVar[bool] = False  # whether features should come centred and in random order (`Shuffle`)
 
     def __init__(self, rate: Rate = 0.5) -> None:
@@ -56,8 +57,10 @@ class Dropout(abc.ABC):
         rates = tuple(given) if several else (given,)
         for r in rates:
             if not (callable(r) or is_rate(r)):
-                raise ValueError("dropout_rate must be a number in [0, 1) or a function that gives one for an epoch, or one of "
-                                 f"these for each hidden layer; got {rate!r}")
+                raise ValueError(
+                    "dropout_rate must be a number in [0, 1) or a function that gives one for an epoch, or one of "
+                    f"these for each hidden layer; got {rate!r}"
+                )
         if not len(rates):
             raise ValueError("dropout_rate is an empty sequence: give one rate, or one for each hidden layer")
         rates = tuple(r if callable(r) else float(r) for r in rates)
@@ -135,18 +138,32 @@ class Dropout(abc.ABC):
         tree = Tree(model)
         sites, rates = self.sites(tree), self.rate if isinstance(self.rate, tuple) else (self.rate,)
         if any(rates) and not any(map(self.rate_of, sites)):
-            return [f"{self.name}: nothing is dropped, as no layer of this network but the last one has anything that it "
-                    "drops; add a hidden layer, or choose another dropout, such as 'none'"]
+            return [
+                f"{self.name}: nothing is dropped, as no layer of this network but the last one has anything that it "
+                "drops; add a hidden layer, or choose another dropout, such as 'none'"
+            ]
         return [*filter(None, map(self.caution, sites)), *(self._passed_over(tree) if sites else ())]
 
     def _passed_over(self, tree: Tree) -> list[str]:
         """In one sentence, the layers that have weights of their own and no site, if there are some."""
         some = {layer for layer, _ in tree.sites}
-        names = [f"{path} ({type(layer).__name__})" for path, layer in tree.layers.items() if layer not in some and any(
-            tensor.ndim > 1 and "." not in name and name not in layer.units and tensor.requires_grad
-            for name, tensor, _ in layer.named())]
-        return [f"{self.name}: nothing is dropped of the weights that {', '.join(names)} hold{'s' * (len(names) == 1)}: what"
-                " may be a layer says by sites()"] if names else []
+        names = [
+            f"{path} ({type(layer).__name__})"
+            for path, layer in tree.layers.items()
+            if layer not in some
+            and any(
+                tensor.ndim > 1 and "." not in name and name not in layer.units and tensor.requires_grad
+                for name, tensor, _ in layer.named()
+            )
+        ]
+        return (
+            [
+                f"{self.name}: nothing is dropped of the weights that {', '.join(names)} hold{'s' * (len(names) == 1)}: what"
+                " may be a layer says by sites()"
+            ]
+            if names
+            else []
+        )
 
     def variance_factors(self, layers: int) -> list[float]:
         """For each of the `Linear` layers, the last one too, by what the variance of its initial weights is multiplied.

@@ -14,6 +14,7 @@ samples share a step's noise, which coins of their own average away.
 Source: Graham, Reizenstein, Robinson, "Efficient batchwise dropout training using submatrices" (2015), with a fixed number of
 neurons in place of one that is drawn.
 """
+
 from __future__ import annotations
 
 import numpy as np

@@ -10,6 +10,7 @@ has to be known before the pass through time begins. Mixing sparse and dense ste
 Source: the abstract on structured sparse gate gradients in LSTMs: sparse gate gradients have little impact on training,
 structured ones make the backward pass faster, and mixed training ends as dense training does.
 """
+
 from __future__ import annotations
 
 import collections
@@ -57,18 +58,20 @@ class GateSparsity(Dropout):
 
     name, kind, rate = "gates", "gates", 0.0  # no unit is dropped
 
-    def __init__(self, sparsity: float = 0.5, mode: str = "columns", schedule: float | Callable[[int], float] = 0.8,
-                 probe: int = 100) -> None:
+    def __init__(
+        self, sparsity: float = 0.5, mode: str = "columns", schedule: float | Callable[[int], float] = 0.8, probe: int = 100
+    ) -> None:
         if not is_rate(sparsity):
             raise ValueError(f"gate_sparsity must be a number in [0, 1), got {sparsity!r}")
         if mode not in MODES:
             raise ValueError(f"gate_mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
         if not (callable(schedule) or is_rate(schedule) or schedule in (1, 1.0)):
-            raise ValueError("gate_schedule must be a share of the steps, from 0 to 1, or a function of the epoch, got "
-                             f"{schedule!r}")
+            raise ValueError(
+                f"gate_schedule must be a share of the steps, from 0 to 1, or a function of the epoch, got {schedule!r}"
+            )
         self.sparsity, self.mode, self.schedule, self.probe = sparsity, mode, schedule, check_count("probe", probe)
         self._epoch, self._sparse = 0, False  # whether the step that is drawn is sparse
-        self._met: dict[Any, int] = collections.Counter()   # by layer of cells, how many sparse steps it had
+        self._met: dict[Any, int] = collections.Counter()  # by layer of cells, how many sparse steps it had
         self._thresholds: dict[Any, float] = {}
         self._seen: list[tuple[float, float]] = []
 
@@ -160,7 +163,7 @@ class _Choice(GateChoice):
             count = round((1 - policy.sparsity) * scores.size)
             return IndexPlan(scores.size, np.sort(np.argpartition(-scores, max(count - 1, 0))[:count]))
         if self.probed:
-            some = np.abs(self.dense.reshape(-1)[::max(self.dense.size // SAMPLES, 1)])
+            some = np.abs(self.dense.reshape(-1)[:: max(self.dense.size // SAMPLES, 1)])
             policy._thresholds[self.place] = float(np.quantile(some, policy.sparsity))
         return policy._thresholds[self.place]
 

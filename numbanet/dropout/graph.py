@@ -15,6 +15,7 @@ What that costs, of N samples, I inputs, O outputs and S samples looked at (all 
 2 S k O FLOPs a step, and O I k / 3 additions in the first step of an epoch and every `refresh` steps, beside the
 2 N I O (1 - rate) FLOPs of the product.
 """
+
 from __future__ import annotations
 
 import functools
@@ -38,9 +39,9 @@ from .base import Dropout, Style
 from .schedule import Rate
 
 SAMPLES = {"batch": 16, "tile": 16, "sample": 1}  # of a set that are looked at
-SHARING = 4                                      # sets whose thresholds the others share
-WINDOWS = 4                                      # of an image that are looked at
-ROWS = 256                                       # of a weight are projected together: of fewer, calls would cost too much
+SHARING = 4  # sets whose thresholds the others share
+WINDOWS = 4  # of an image that are looked at
+ROWS = 256  # of a weight are projected together: of fewer, calls would cost too much
 
 
 def johnson_lindenstrauss(outputs: int, epsilon: float) -> int:
@@ -103,13 +104,25 @@ class DynamicSparseGraph(Dropout):
     drops = "the neurons or channels that a random projection guesses to give least: a selection, which scales nothing"
     computes = "(1 − p)² of the products, and what is looked at"
 
-    def __init__(self, rate: Rate = 0.5, epsilon: float = 0.5, share: str = "batch", refresh: int = 50,
-                 threshold: str = "exact", group: int = 64, samples: int | None = None, double: bool = True,
-                 select_in_prediction: bool | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        rate: Rate = 0.5,
+        epsilon: float = 0.5,
+        share: str = "batch",
+        refresh: int = 50,
+        threshold: str = "exact",
+        group: int = 64,
+        samples: int | None = None,
+        double: bool = True,
+        select_in_prediction: bool | None = None,
+        seed: int = 0,
+    ) -> None:
         super().__init__(rate)
         if not is_real(epsilon) or not 0 < epsilon < 1:
-            raise ValueError(f"epsilon must be a number between 0 and 1, got {epsilon!r}; a larger one makes the projection "
-                             "cheaper and its guesses worse")
+            raise ValueError(
+                f"epsilon must be a number between 0 and 1, got {epsilon!r}; a larger one makes the projection "
+                "cheaper and its guesses worse"
+            )
         for name, value, known in (("share", share, tuple(SAMPLES)), ("threshold", threshold, ("exact", "shared"))):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
@@ -132,8 +145,10 @@ class DynamicSparseGraph(Dropout):
     def check(self, layers):
         """ValueError unless there are layers whose neurons it chooses; `sites` counts the rates."""
         if not layers:
-            raise ValueError("dsg: it chooses neurons of hidden Linear and Conv2d layers, and there are none; choose another "
-                             "dropout, or 'none'")
+            raise ValueError(
+                "dsg: it chooses neurons of hidden Linear and Conv2d layers, and there are none; choose another "
+                "dropout, or 'none'"
+            )
 
     def plan(self, site, rng):
         return None
@@ -153,20 +168,27 @@ class DynamicSparseGraph(Dropout):
     def caution(self, site):
         outputs, inputs = site.shape[0], math.prod(site.shape[1:])
         if self.rate_of(site) and (k := johnson_lindenstrauss(outputs, self.epsilon)) >= inputs:
-            return (f"dsg: a layer of {inputs} inputs and {outputs} outputs would be projected to {k} numbers, which saves "
-                    "nothing: its outputs are looked at themselves. A larger epsilon projects to fewer")
+            return (
+                f"dsg: a layer of {inputs} inputs and {outputs} outputs would be projected to {k} numbers, which saves "
+                "nothing: its outputs are looked at themselves. A larger epsilon projects to fewer"
+            )
         return None
 
     def cautions(self, model):
         """And where batch norm comes between a product and its ReLU."""
         tree = Tree(model)
         chosen = {tree.owners[site.path] for site in self.sites(tree) if self.rate_of(site)}
-        early = [(layer, norm) for holder in tree.layers.values()
-                 for (_, layer), (_, norm) in itertools.pairwise(holder.children())
-                 if layer in chosen and isinstance(norm, (BatchNorm1d, BatchNorm2d))]
+        early = [
+            (layer, norm)
+            for holder in tree.layers.values()
+            for (_, layer), (_, norm) in itertools.pairwise(holder.children())
+            if layer in chosen and isinstance(norm, (BatchNorm1d, BatchNorm2d))
+        ]
         return super().cautions(model) + [
             f"dsg: {norm!r} comes between {layer!r} and its ReLU, but what is kept is chosen by what ReLU would give without; "
-            "put it after ReLU (product, ReLU, batch norm)" for layer, norm in early]
+            "put it after ReLU (product, ReLU, batch norm)"
+            for layer, norm in early
+        ]
 
     def choose_from_flow(self, site, flow, layer, rng):
         if not self.rate_of(site):
@@ -174,8 +196,10 @@ class DynamicSparseGraph(Dropout):
         w, bias = layer.weight, layer.bias
         count = kept_of(w.shape[0], self.rate_of(site))
         if w.ndim > 2 and (self.share != "batch" or layer.groups > 1):
-            raise ValueError(f"dsg: {layer!r}: of convolutions without groups it chooses channels for a whole batch; say "
-                             "share='batch', or a rate of 0 for this layer")
+            raise ValueError(
+                f"dsg: {layer!r}: of convolutions without groups it chooses channels for a whole batch; say "
+                "share='batch', or a rate of 0 for this layer"
+            )
         with no_grad():
             if self.share == "batch":
                 some = _evenly(flow, self.samples).expanded()
@@ -189,7 +213,7 @@ class DynamicSparseGraph(Dropout):
 
     def _of_groups(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
         """(groups, O): the scores of each group of samples."""
-        groups = (Flow(x[first:first + self.group]) for first in range(0, x.shape[0], self.group))
+        groups = (Flow(x[first : first + self.group]) for first in range(0, x.shape[0], self.group))
         return self._guesses.scores([_evenly(flow, self.samples).x.data for flow in groups], w, bias)
 
     def _chosen(self, dev: Device, scores: Any, count: int) -> np.ndarray:
@@ -259,8 +283,10 @@ class Guesses:
         """(sets, O) what each output gives on after ReLU: the sum over the samples (S, I) of each set; w (O, …)."""
         dev, stops = w.device, list(itertools.accumulate((own.shape[0] for own in sets), initial=0))
         x, weights, packed = self._before(sets[0] if len(sets) == 1 else dev.concatenate(sets, 0), w)
-        found = [dev.scores(dev.part(x, *ends), weights, None if bias is None else bias.data, packed)
-                 for ends in itertools.pairwise(stops)]
+        found = [
+            dev.scores(dev.part(x, *ends), weights, None if bias is None else bias.data, packed)
+            for ends in itertools.pairwise(stops)
+        ]
         found = [dev.reshape(own, (1, w.shape[0])) for own in found]
         return found[0] if len(sets) == 1 else dev.concatenate(found, 0)
 

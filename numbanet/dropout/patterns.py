@@ -13,6 +13,7 @@ The largest period decides how much a network learns, then the scale; the search
 smallest period that drops more than the rate, but at least 3, "root" for rows and "pattern" for tiles, and "exact".
 examples/12_why_it_works.py says why, and shows the recorded figures.
 """
+
 from __future__ import annotations
 
 import bisect
@@ -34,9 +35,9 @@ SCALES = {"rate": 0.0, "root": 0.5, "pattern": 1.0}
 class _Periods(NamedTuple):
     """How the periods of one rate are drawn."""
 
-    cumulative: list[float]     # probability of 1 … dp, for dp from 1 on
-    scales: list[float]         # what is kept under each dp is multiplied by it
-    variance_factor: float      # 1 / E[scale² / dp]: what of the mean square of a sum was there before
+    cumulative: list[float]  # probability of 1 … dp, for dp from 1 on
+    scales: list[float]  # what is kept under each dp is multiplied by it
+    variance_factor: float  # 1 / E[scale² / dp]: what of the mean square of a sum was there before
 
 
 @functools.lru_cache(maxsize=64)
@@ -44,7 +45,7 @@ def _periods(rate: float, dp_max: int | None, search: str, scale: str) -> _Perio
     """scale(dp) = dp^a / E[dp^(a - 1)]: a share 1 / dp is kept, so that E[scale / dp] = 1 for every a."""
     distribution = pattern_distribution(rate, dp_max, search)
     dp, a = np.arange(1, len(distribution) + 1.0), SCALES[scale]
-    scales = dp**a / (distribution @ dp**(a - 1))
+    scales = dp**a / (distribution @ dp ** (a - 1))
     return _Periods(np.cumsum(distribution).tolist(), scales.tolist(), float(1 / (distribution @ (scales**2 / dp))))
 
 
@@ -119,7 +120,7 @@ class RowDropout(_PatternDropout):
     name, drops = "rdp", "neurons: one in dp is kept, bias, bias + dp, …"
     computes, style = "an H × H layer shrinks to kept rows × kept columns", Style("#134f82", "-", "o")
     set_on_copies = (*Dropout.set_on_copies, "steps")
-    steps: int | None = None    # of what comes back through time: other units at each of so many steps (`recurrent`)
+    steps: int | None = None  # of what comes back through time: other units at each of so many steps (`recurrent`)
 
     def variance_factors(self, layers):
         return [1.0, *map(self.variance_factor, range(layers))]
@@ -178,8 +179,16 @@ class TileDropout(_PatternDropout):
     kind = "tiles"
     shuffle = True
 
-    def __init__(self, rate: Rate = 0.5, dp_max: int | None = None, search: str = "exact", scale: str = "pattern",
-                 tile: int = 32, mixes: int = 4, answer: bool = False) -> None:
+    def __init__(
+        self,
+        rate: Rate = 0.5,
+        dp_max: int | None = None,
+        search: str = "exact",
+        scale: str = "pattern",
+        tile: int = 32,
+        mixes: int = 4,
+        answer: bool = False,
+    ) -> None:
         super().__init__(rate, dp_max, search, scale)
         for name, value in (("tile", tile), ("mixes", mixes)):
             check_count(name, value)
@@ -203,6 +212,8 @@ class TileDropout(_PatternDropout):
         grid = TilePlan(site.shape, self.tile, 1, 0).grid
         tiles = math.prod(grid)
         if self.rate_of(site) and sum(grid) - 1 < self.periods(site):  # a[r] + b[c] takes so many values
-            return (f"tdp: a weight of shape {site.shape} has {tiles} tile{'s' * (tiles > 1)} of {self.tile} x {self.tile}: "
-                    "some steps drop all of it. Use TileDropout(tile=...) with a smaller tile, or rdp")
+            return (
+                f"tdp: a weight of shape {site.shape} has {tiles} tile{'s' * (tiles > 1)} of {self.tile} x {self.tile}: "
+                "some steps drop all of it. Use TileDropout(tile=...) with a smaller tile, or rdp"
+            )
         return None

@@ -1,5 +1,6 @@
 """The policies that have names, one line an import and one in `__all__`: `Net(dropout=…)`, the command line, tables and plots
 know them from here, in this order, and `numbanet` gives their classes."""
+
 from .base import BernoulliDropout, NoDropout
 from .batchwise import BatchwiseDropout
 from .graph import DynamicSparseGraph

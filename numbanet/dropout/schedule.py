@@ -2,6 +2,7 @@
 
 `Dropout.at(epoch)` is the policy with the numbers of one epoch; training takes it when the epoch begins.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -126,14 +127,20 @@ class SkewNormalSchedule:
     rates: tuple[float, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        right = {"rate": (is_rate(self.rate), "a number in [0, 1)"),
-                 "epochs": (isinstance(self.epochs, numbers.Integral) and self.epochs is not True and self.epochs > 0,
-                            "an integer of at least 1"),
-                 "skew": (_is_finite(self.skew), "a finite number"),
-                 "centre": (_is_finite(self.centre) and 0 <= self.centre <= 1, "a number in [0, 1]"),
-                 "spread": (_is_finite(self.spread) and self.spread > 0, "a positive number"),
-                 "ceiling": (self.ceiling is None or is_rate(self.ceiling) and is_rate(self.rate) and self.ceiling >= self.rate,
-                             f"None or a number in [0, 1), and at least the mean rate, {self.rate!r}")}
+        right = {
+            "rate": (is_rate(self.rate), "a number in [0, 1)"),
+            "epochs": (
+                isinstance(self.epochs, numbers.Integral) and self.epochs is not True and self.epochs > 0,
+                "an integer of at least 1",
+            ),
+            "skew": (_is_finite(self.skew), "a finite number"),
+            "centre": (_is_finite(self.centre) and 0 <= self.centre <= 1, "a number in [0, 1]"),
+            "spread": (_is_finite(self.spread) and self.spread > 0, "a positive number"),
+            "ceiling": (
+                self.ceiling is None or is_rate(self.ceiling) and is_rate(self.rate) and self.ceiling >= self.rate,
+                f"None or a number in [0, 1), and at least the mean rate, {self.rate!r}",
+            ),
+        }
         for name, (fits, wanted) in right.items():
             if not fits:
                 raise ValueError(f"SkewNormalSchedule: {name} must be {wanted}; got {getattr(self, name)!r}")
@@ -147,7 +154,8 @@ class SkewNormalSchedule:
             raise ValueError(
                 f"SkewNormalSchedule: no factor gives the mean {rate} under the ceiling {ceiling}, as the density is 0 in "
                 f"{np.count_nonzero(density == 0)} of {self.epochs} epochs; take a larger spread, a skew nearer to 0, a higher "
-                "ceiling or a lower rate")
+                "ceiling or a lower rate"
+            )
         return tuple(rates.tolist())
 
     def _density(self) -> np.ndarray:

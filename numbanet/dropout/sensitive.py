@@ -12,6 +12,7 @@ What `papers-cnn` recorded of LeNet-5: on MNIST rows learn as much as no dropout
 more in each case, the more the higher p, most of all in the first convolution, whose sums have few terms. Looking at the data
 gains little: by chance (contrast=0) the accuracy is within the spread of the seeds, here as there.
 """
+
 from __future__ import annotations
 
 import abc
@@ -28,13 +29,13 @@ from ..plans import BlockPlan, IndexPlan, Plan, Plans, Site
 from ..tensor import Tensor
 from .base import Dropout, Rate
 
-MOST = 0.95       # rates of single regions are at most so high
+MOST = 0.95  # rates of single regions are at most so high
 SCALED_BY = 4096  # values of an input that tell its scale
-STEPS = 12        # of the search for a threshold: each halves what is not known of it
-LOOKS = 12        # at other places, of each of its steps: with one, the share of sensitive regions comes out up to .11 off
-COLUMNS = 64      # of a block at most: fewer, and products with its rows of the weight are short
-THREADS = 2       # block rows there are at least, where images do not straddle them
-ROWS = 512        # of a block, about: fewer, and gathering its rows of the weight takes longer than the product
+STEPS = 12  # of the search for a threshold: each halves what is not known of it
+LOOKS = 12  # at other places, of each of its steps: with one, the share of sensitive regions comes out up to .11 off
+COLUMNS = 64  # of a block at most: fewer, and products with its rows of the weight are short
+THREADS = 2  # block rows there are at least, where images do not straddle them
+ROWS = 512  # of a block, about: fewer, and gathering its rows of the weight takes longer than the product
 
 
 class SensitiveDropout(Dropout):
@@ -74,11 +75,24 @@ class SensitiveDropout(Dropout):
     votes: float
     sensitive: float
 
-    def __init__(self, rate: Rate = 0.5, sample: float = 0.3, most: int = 16, votes: float = 0.5, sensitive: float = 0.3,
-                 contrast: float = 0.5, scale: str = "none", thresholds: dict[int, float] | None = None) -> None:
+    def __init__(
+        self,
+        rate: Rate = 0.5,
+        sample: float = 0.3,
+        most: int = 16,
+        votes: float = 0.5,
+        sensitive: float = 0.3,
+        contrast: float = 0.5,
+        scale: str = "none",
+        thresholds: dict[int, float] | None = None,
+    ) -> None:
         super().__init__(rate)
-        for name, value, low, high in (("sample", sample, 0, 1), ("votes", votes, 0, 1), ("sensitive", sensitive, 0, 1),
-                                       ("contrast", contrast, 0, 1)):
+        for name, value, low, high in (
+            ("sample", sample, 0, 1),
+            ("votes", votes, 0, 1),
+            ("sensitive", sensitive, 0, 1),
+            ("contrast", contrast, 0, 1),
+        ):
             if not is_real(value) or not low <= value <= high:
                 raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
         check_count("most", most)
@@ -103,8 +117,16 @@ class SensitiveDropout(Dropout):
         return np.stack([rng.integers(max(side, 1), size=count) for side in size], 1)
 
     @abc.abstractmethod
-    def choose_regions(self, sensitive: np.ndarray, images: int, shape: tuple[int, int], region: tuple[int, int],
-                       rates: tuple[float, float], scale: float, rng: np.random.Generator) -> Plan:
+    def choose_regions(
+        self,
+        sensitive: np.ndarray,
+        images: int,
+        shape: tuple[int, int],
+        region: tuple[int, int],
+        rates: tuple[float, float],
+        scale: float,
+        rng: np.random.Generator,
+    ) -> Plan:
         """The plan for an input matrix of this shape, of so many images, in which these regions are sensitive; rates (m, n)."""
 
     # --- sensitivity --------------------------------------------------------------------------------------------------
@@ -119,8 +141,15 @@ class SensitiveDropout(Dropout):
         shape, region, counts, looked = self._count(layer, x, rng, self.thresholds.get(site.number, 1.0))
         sensitive = counts > self.votes * looked
         share = float(sensitive.mean()) if sensitive.size else 0.0
-        plan = self.choose_regions(sensitive, x.shape[0], shape, region, rates_of(rate, share, self.contrast),
-                                   1.0 if self.scale == "none" else 1 / (1 - rate), rng)
+        plan = self.choose_regions(
+            sensitive,
+            x.shape[0],
+            shape,
+            region,
+            rates_of(rate, share, self.contrast),
+            1.0 if self.scale == "none" else 1 / (1 - rate),
+            rng,
+        )
         self._seen[site.number].append((1 - plan.density, share))
         return plan
 
@@ -202,9 +231,19 @@ class RowSensitiveDropout(SensitiveDropout):
     name, computes = "rsdp", "1 − p of the convolutions"
     drops = "output positions of convolutions: rows of the input matrix, sensitive ones less often"
 
-    def __init__(self, rate: Rate = 0.5, sample: float = 0.3, most: int = 16, votes: float = 0.5, sensitive: float = 0.3,
-                 contrast: float = 0.5, scale: str = "none", thresholds: dict[int, float] | None = None, rows: int = 8,
-                 together: int = 16) -> None:
+    def __init__(
+        self,
+        rate: Rate = 0.5,
+        sample: float = 0.3,
+        most: int = 16,
+        votes: float = 0.5,
+        sensitive: float = 0.3,
+        contrast: float = 0.5,
+        scale: str = "none",
+        thresholds: dict[int, float] | None = None,
+        rows: int = 8,
+        together: int = 16,
+    ) -> None:
         super().__init__(rate, sample, most, votes, sensitive, contrast, scale, thresholds)
         for name, value in (("rows", rows), ("together", together)):
             check_count(name, value)
@@ -226,7 +265,7 @@ class RowSensitiveDropout(SensitiveDropout):
     def choose_regions(self, sensitive, images, shape, region, rates, scale, rng):
         low, high = (np.uint16(min(round(rate * 65536), 65535)) for rate in rates)
         watched, places = -(-images // self.together), shape[0] // max(images, 1)
-        below = np.repeat(np.where(sensitive[:, 0], low, high), self.rows)[:watched * places].reshape(watched, places)
+        below = np.repeat(np.where(sensitive[:, 0], low, high), self.rows)[: watched * places].reshape(watched, places)
         drawn = np.frombuffer(rng.bytes(2 * below.size), np.uint16)  # sooner than rng.integers
         kept = drawn.reshape(below.shape) >= below
         kept = kept if self.together == 1 else np.repeat(kept, self.together, axis=0)[:images]
@@ -250,9 +289,19 @@ class BlockSensitiveDropout(SensitiveDropout):
     name, computes = "bsdp", "1 − p of the convolutions"
     drops = "blocks of the input matrix of convolutions, the same number in every block row"
 
-    def __init__(self, rate: Rate = 0.5, sample: float = 0.3, most: int = 16, votes: float = 0.5, sensitive: float = 0.3,
-                 contrast: float = 0.5, scale: str = "none", thresholds: dict[int, float] | None = None,
-                 rows: int | None = None, columns: int | None = None) -> None:
+    def __init__(
+        self,
+        rate: Rate = 0.5,
+        sample: float = 0.3,
+        most: int = 16,
+        votes: float = 0.5,
+        sensitive: float = 0.3,
+        contrast: float = 0.5,
+        scale: str = "none",
+        thresholds: dict[int, float] | None = None,
+        rows: int | None = None,
+        columns: int | None = None,
+    ) -> None:
         super().__init__(rate, sample, most, votes, sensitive, contrast, scale, thresholds)
         for name, value in (("rows", rows), ("columns", columns)):
             if value is not None:

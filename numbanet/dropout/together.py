@@ -1,4 +1,5 @@
 """Together: several policies in one model, each for its own kind of sites."""
+
 from __future__ import annotations
 
 from ..arguments import check_count

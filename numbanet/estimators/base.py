@@ -1,4 +1,5 @@
 """Estimator: what all estimators share, the training run and files."""
+
 from __future__ import annotations
 
 import abc
@@ -105,8 +106,10 @@ class Estimator(Settings):
             return False
         for name, value in self._architecture().items():
             if value != self._made_of.get(name, value):
-                raise ValueError(f"{call}: the network was made with {name}={self._made_of[name]!r}, and goes on with it; "
-                                 f"{name}={value!r} makes another one: fit it without warm_start, or set {name} back")
+                raise ValueError(
+                    f"{call}: the network was made with {name}={self._made_of[name]!r}, and goes on with it; "
+                    f"{name}={value!r} makes another one: fit it without warm_start, or set {name} back"
+                )
         return True
 
     def _adopt(self, model: Sequential, settings: FitSettings, shape: tuple[int, ...], fresh: bool) -> None:
@@ -119,8 +122,9 @@ class Estimator(Settings):
         self.history_: list[dict[str, Any]] = []
         self.optimizer_, self._made_of = self._new_optimizer(model), self._architecture()
         self._sparsity = self.sparsity
-        self._thinning = None if self.sparsity is None else self.sparsity.begin(
-            model, shape, self.epochs, next(model.parameters()).device)
+        self._thinning = (
+            None if self.sparsity is None else self.sparsity.begin(model, shape, self.epochs, next(model.parameters()).device)
+        )
 
     def _resume(self, model: Sequential, settings: FitSettings) -> None:
         """Go on from a model that was saved, whose sparsity stays as it is, with a new optimiser."""
@@ -143,14 +147,24 @@ class Estimator(Settings):
     def _warn_of_sparsity(self) -> None:
         """`partial_fit` goes on with the sparsity that the network has."""
         if self.sparsity != self._sparsity:
-            warn(f"partial_fit: the network goes on with sparsity={self._sparsity!r}, with which it began, or was loaded; fit "
-                 f"begins anew, with {self.sparsity!r}")
+            warn(
+                f"partial_fit: the network goes on with sparsity={self._sparsity!r}, with which it began, or was loaded; fit "
+                f"begins anew, with {self.sparsity!r}"
+            )
 
     # --- training -----------------------------------------------------------------------------------------------------
     def _run(self, settings: FitSettings, epochs: int, trained: bool) -> Run:
         """A run on the device of the settings; one that goes on from trained weights can be undone."""
-        stepper = Stepper(self.model_, self.optimizer_, settings.policy, self._task(), self._streams, settings.device,
-                          self.batch_size, settings.session)
+        stepper = Stepper(
+            self.model_,
+            self.optimizer_,
+            settings.policy,
+            self._task(),
+            self._streams,
+            settings.device,
+            self.batch_size,
+            settings.session,
+        )
         users = [hook if isinstance(hook, Hook) else Callback(hook) for hook in self.callbacks or ()]
         run = Run(stepper, self.history_, range(len(self.history_), len(self.history_) + epochs), users, self)
         if trained:
@@ -163,10 +177,16 @@ class Estimator(Settings):
         chosen = settings.policy
         self._warn_of(chosen, run.epochs)
         self.policy_ = chosen
-        hooks = [Rates(some(data, run.dev, chosen)),
-                 settings.learning_rate_schedule and LearningRate(settings.learning_rate_schedule), *others,
-                 self._thinning, validation, settings.patience and EarlyStopping(settings.patience), Fitted(),
-                 Progress(len(data), run.epochs, _named(chosen)) if self.verbose else None]
+        hooks = [
+            Rates(some(data, run.dev, chosen)),
+            settings.learning_rate_schedule and LearningRate(settings.learning_rate_schedule),
+            *others,
+            self._thinning,
+            validation,
+            settings.patience and EarlyStopping(settings.patience),
+            Fitted(),
+            Progress(len(data), run.epochs, _named(chosen)) if self.verbose else None,
+        ]
         run.add(*(hook for hook in hooks if hook is not None))
 
     def _warn_of(self, chosen: Dropout, epochs: range) -> None:
@@ -181,8 +201,11 @@ class Estimator(Settings):
         """What is known when so many epochs are done; within an epoch, of the policy that trains it."""
         self.policy_, self.n_iter_ = run.stepper.policy, epochs
         stopping = next((hook for hook in run.hooks if isinstance(hook, EarlyStopping)), None)
-        scores = {record["epoch"]: record["validation_score"] for record in run.history
-                  if not np.isnan(record.get("validation_score", np.nan))}
+        scores = {
+            record["epoch"]: record["validation_score"]
+            for record in run.history
+            if not np.isnan(record.get("validation_score", np.nan))
+        }
         self.best_epoch_ = stopping.best_epoch if stopping else max(scores, key=scores.__getitem__, default=None)
 
 

@@ -1,4 +1,5 @@
 """Building: layers from widths, made for their dropout; samples as training takes them."""
+
 from __future__ import annotations
 
 import math
@@ -13,13 +14,20 @@ from ..layers import ACTIVATIONS, Layer, Linear, Sequential, Shuffle
 from ..tensor import Tensor
 from ..training.data import Data, on_host
 
-CALIBRATION = 32     # samples by which a policy that looks at the data finds its thresholds
+CALIBRATION = 32  # samples by which a policy that looks at the data finds its thresholds
 MEAN_SAMPLES = 4096  # so many tell the mean of a feature to a sixtieth of its standard deviation
-COMMON_NOISE = 0.2   # see `centre`
+COMMON_NOISE = 0.2  # see `centre`
 
 
-def build(X: np.ndarray, weights: np.ndarray | None, widths: Sequence[int], activation: str, dropout: Dropout,
-          rng: np.random.Generator, dev: Device) -> Sequential:
+def build(
+    X: np.ndarray,
+    weights: np.ndarray | None,
+    widths: Sequence[int],
+    activation: str,
+    dropout: Dropout,
+    rng: np.random.Generator,
+    dev: Device,
+) -> Sequential:
     """Linear layers of these widths, from the features to the outputs, with an activation between them.
 
     Initial weights have less variance where dropout thins out sums; before tiles features come nearly centred and shuffled.

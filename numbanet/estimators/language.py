@@ -1,8 +1,9 @@
 """LanguageModel: the next word of a text, learned by an LSTM with dropout that saves time.
 
-    model = LanguageModel((650, 650), dropout="rdp").fit(words)
-    model.perplexity(other_words); model.generate(["the"], 20)
+model = LanguageModel((650, 650), dropout="rdp").fit(words)
+model.perplexity(other_words); model.generate(["the"], 20)
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -36,69 +37,202 @@ from .settings import FitSettings
 from .vocabulary import Vocabulary, checked_tokens
 from .whole import whole
 
-DROPOUTS = {name: kind for name, kind in POLICIES.items()
-            if kind.kind != "patches" and not kind.data_dependent}  # see `_layers`
+DROPOUTS = {
+    name: kind for name, kind in POLICIES.items() if kind.kind != "patches" and not kind.data_dependent
+}  # see `_layers`
 RECURRENT = [name for name, kind in DROPOUTS.items() if kind.kind == "output" and not kind.by_sample]  # see `recurrent`
 
 OWN = by_name(
-    Parameter("hidden", (650, 650), "int or tuple of int", """
-        Widths of the LSTM layers."""),
-    Parameter("steps", 35, "int", """
-        Words that gradients flow back through."""),
-    Parameter("embedding", None, "int or None", """
-        Length of a word's vector; None for the width of the first layer."""),
-    Parameter("vocabulary_size", None, "int or None", """
+    Parameter(
+        "hidden",
+        (650, 650),
+        "int or tuple of int",
+        """
+        Widths of the LSTM layers.""",
+    ),
+    Parameter(
+        "steps",
+        35,
+        "int",
+        """
+        Words that gradients flow back through.""",
+    ),
+    Parameter(
+        "embedding",
+        None,
+        "int or None",
+        """
+        Length of a word's vector; None for the width of the first layer.""",
+    ),
+    Parameter(
+        "vocabulary_size",
+        None,
+        "int or None",
+        """
         So many words at most, the most frequent ones; all others are `unknown`. None for all words of the text. Where the text
-        is integers, how many there are."""),
-    Parameter("unknown", "<unk>", "str", """
-        The word for words that are not in the vocabulary."""),
-    Parameter("tied", False, "bool", """
-        Whether the last layer's weight is the embedding's (Press & Wolf 2017); `embedding` is then the last layer's width."""),
-    Parameter("recurrent_dropout", "none", f"{choices(RECURRENT)} or Dropout", """
-        What of h[t-1] the product with W_hh does not see (`LSTM`), the same for all samples of a batch."""),
-    Parameter("recurrent_dropout_rate", 0.25, "float", """
-        Its rate, unless it is a policy object."""),
-    Parameter("recurrent_sampling", "sequence", '{"sequence", "step"}', """
-        Whether what is dropped is the same for all time steps of a batch, which saves most, or drawn at each ("rdp")."""),
-    Parameter("gate_sparsity", 0.0, "float or GateSparsity", """
+        is integers, how many there are.""",
+    ),
+    Parameter(
+        "unknown",
+        "<unk>",
+        "str",
+        """
+        The word for words that are not in the vocabulary.""",
+    ),
+    Parameter(
+        "tied",
+        False,
+        "bool",
+        """
+        Whether the last layer's weight is the embedding's (Press & Wolf 2017); `embedding` is then the last layer's width.""",
+    ),
+    Parameter(
+        "recurrent_dropout",
+        "none",
+        f"{choices(RECURRENT)} or Dropout",
+        """
+        What of h[t-1] the product with W_hh does not see (`LSTM`), the same for all samples of a batch.""",
+    ),
+    Parameter(
+        "recurrent_dropout_rate",
+        0.25,
+        "float",
+        """
+        Its rate, unless it is a policy object.""",
+    ),
+    Parameter(
+        "recurrent_sampling",
+        "sequence",
+        '{"sequence", "step"}',
+        """
+        Whether what is dropped is the same for all time steps of a batch, which saves most, or drawn at each ("rdp").""",
+    ),
+    Parameter(
+        "gate_sparsity",
+        0.0,
+        "float or GateSparsity",
+        """
         Share of the gate gradients that backward passes leave out; or a policy object, which brings its own mode and
-        schedule."""),
-    Parameter("gate_mode", "columns", '{"columns", "threshold"}', """
-        How they are left out (`GateSparsity`)."""),
-    Parameter("gate_schedule", 0.8, "float or callable", """
-        In which steps: in the first 0.8 of them by default (`GateSparsity`)."""),
-    Parameter("dropout", "none", f"{choices(DROPOUTS)} or Dropout", """
+        schedule.""",
+    ),
+    Parameter(
+        "gate_mode",
+        "columns",
+        '{"columns", "threshold"}',
+        """
+        How they are left out (`GateSparsity`).""",
+    ),
+    Parameter(
+        "gate_schedule",
+        0.8,
+        "float or callable",
+        """
+        In which steps: in the first 0.8 of them by default (`GateSparsity`).""",
+    ),
+    Parameter(
+        "dropout",
+        "none",
+        f"{choices(DROPOUTS)} or Dropout",
+        """
         What is dropped in each training step (`numbanet.dropout`); a policy object brings its own rate. "rdp" and "tdp" by
-        name have scale="pattern", so that a step's logits are as large as without dropout, whatever it keeps."""),
-    Parameter("dropout_rate", 0.5, "float, callable, or sequence of these", """
-        Probability to drop, in [0, 1): one, or one for the embedding and each LSTM layer; or a function of the epoch."""),
-    Parameter("learning_rate", None, "float or None", """
+        name have scale="pattern", so that a step's logits are as large as without dropout, whatever it keeps.""",
+    ),
+    Parameter(
+        "dropout_rate",
+        0.5,
+        "float, callable, or sequence of these",
+        """
+        Probability to drop, in [0, 1): one, or one for the embedding and each LSTM layer; or a function of the epoch.""",
+    ),
+    Parameter(
+        "learning_rate",
+        None,
+        "float or None",
+        """
         Step size; None for what suits the optimiser: 5.0 for SGD without momentum and with clipping, which bounds how far a
         step goes, 0.003 for Adam, with which small texts are learned about as fast. With 5.0, what is learned in the first
         epoch hardly depends on the seed; the recorded runs (`lstm-rates`) end lower than those with 20 in the mean, on a small
         text after the default epochs and on a larger one after four. There 10, or 20 with clip_norm=0.1, learn sooner.
-        Optimisers of one's own are given that of SGD."""),
-    Parameter("momentum", 0.0, "float", """
-        Of SGD, in [0, 1)."""),
-    Parameter("batch_size", 20, "int", """
-        Pieces of the text that are read side by side."""),
-    Parameter("clip_norm", 0.25, "float or None", """
-        Largest norm of all gradients as one vector: larger ones are scaled down to it."""),
-    Parameter("warm_start", False, "bool", """
+        Optimisers of one's own are given that of SGD.""",
+    ),
+    Parameter(
+        "momentum",
+        0.0,
+        "float",
+        """
+        Of SGD, in [0, 1).""",
+    ),
+    Parameter(
+        "batch_size",
+        20,
+        "int",
+        """
+        Pieces of the text that are read side by side.""",
+    ),
+    Parameter(
+        "clip_norm",
+        0.25,
+        "float or None",
+        """
+        Largest norm of all gradients as one vector: larger ones are scaled down to it.""",
+    ),
+    Parameter(
+        "warm_start",
+        False,
+        "bool",
+        """
         Whether `fit` trains on from the weights and the vocabulary that it finds, where there are some, with a new optimiser
-        and a new history, in place of new weights; what makes the network must not have changed."""),
-    Parameter("sparsity", None, "Sparsity or None", """
-        How the network becomes sparse while it learns: `MagnitudePruning` zeroes weights of LSTM layers."""),
-    Parameter("early_stopping", False, "bool", """
-        Whether to stop when validation_score does not improve for `patience` epochs, and to keep the best weights."""),
-    Parameter("validation_fraction", 0.1, "float", """
-        Share of the text, its end, held out for early stopping, in (0, 1); not used if `fit` is given `validation`."""),
-    Parameter("scoring", None, "callable or None", """
-        What validation_score and early stopping go by: scoring(model, tokens), larger is better; None for `score`."""))
-PARAMETERS = {**OWN, **{name: SHARED[name] for name in (
-    "optimizer", "nesterov", "weight_decay", "learning_rate_schedule", "epochs", "patience", "callbacks", "device", "precision",
-    "n_jobs",
-    "random_state", "verbose")}}
+        and a new history, in place of new weights; what makes the network must not have changed.""",
+    ),
+    Parameter(
+        "sparsity",
+        None,
+        "Sparsity or None",
+        """
+        How the network becomes sparse while it learns: `MagnitudePruning` zeroes weights of LSTM layers.""",
+    ),
+    Parameter(
+        "early_stopping",
+        False,
+        "bool",
+        """
+        Whether to stop when validation_score does not improve for `patience` epochs, and to keep the best weights.""",
+    ),
+    Parameter(
+        "validation_fraction",
+        0.1,
+        "float",
+        """
+        Share of the text, its end, held out for early stopping, in (0, 1); not used if `fit` is given `validation`.""",
+    ),
+    Parameter(
+        "scoring",
+        None,
+        "callable or None",
+        """
+        What validation_score and early stopping go by: scoring(model, tokens), larger is better; None for `score`.""",
+    ),
+)
+PARAMETERS = {
+    **OWN,
+    **{
+        name: SHARED[name]
+        for name in (
+            "optimizer",
+            "nesterov",
+            "weight_decay",
+            "learning_rate_schedule",
+            "epochs",
+            "patience",
+            "callbacks",
+            "device",
+            "precision",
+            "n_jobs",
+            "random_state",
+            "verbose",
+        )
+    },
+}
 
 
 class LanguageModel(Estimator):
@@ -144,8 +278,14 @@ class LanguageModel(Estimator):
 
     # --- training -----------------------------------------------------------------------------------------------------
     @whole
-    def fit(self, tokens: Iterable[Any], *, validation: Iterable[Any] | None = None, dropout: str | Dropout | None = None,
-            dropout_rate: Rate | None = None) -> LanguageModel:
+    def fit(
+        self,
+        tokens: Iterable[Any],
+        *,
+        validation: Iterable[Any] | None = None,
+        dropout: str | Dropout | None = None,
+        dropout_rate: Rate | None = None,
+    ) -> LanguageModel:
         """Train on a text from new weights, or with `warm_start` from those that are there.
 
         Ctrl-C ends training, keeps what was learned and raises, as for `Net`; `partial_fit` goes on.
@@ -179,8 +319,9 @@ class LanguageModel(Estimator):
         return self
 
     @whole
-    def partial_fit(self, tokens: Iterable[Any], *, dropout: str | Dropout | None = None,
-                    dropout_rate: Rate | None = None) -> LanguageModel:
+    def partial_fit(
+        self, tokens: Iterable[Any], *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None
+    ) -> LanguageModel:
         """One pass over a text, going on from the present weights and optimiser state, from an empty memory; parameters and
         errors as for `fit`.
 
@@ -211,8 +352,16 @@ class LanguageModel(Estimator):
         """Minus the mean cross-entropy of a text, which is -log(perplexity): larger is better, 0 is best."""
         check_is_fitted(self, "model_")
         symbols = self._encoded("text", tokens)
-        stepper = Stepper(self.model_, self.optimizer_, policy("none"), self._task(), self._streams, self._device(),
-                          self.batch_size, self._session_options())
+        stepper = Stepper(
+            self.model_,
+            self.optimizer_,
+            policy("none"),
+            self._task(),
+            self._streams,
+            self._device(),
+            self.batch_size,
+            self._session_options(),
+        )
         return stepper.task.validate(stepper, Data(symbols, symbols))[1]
 
     @deferred
@@ -230,8 +379,13 @@ class LanguageModel(Estimator):
         return self.vocabulary_.decode(np.argsort(-logits, kind="stable")[:n])
 
     @deferred
-    def generate(self, prompt: Iterable[Any], n: int = 20, temperature: float = 1.0,
-                 random_state: int | np.random.RandomState | None = None) -> list[Any]:
+    def generate(
+        self,
+        prompt: Iterable[Any],
+        n: int = 20,
+        temperature: float = 1.0,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> list[Any]:
         """n words that follow a prompt, each drawn by its probability.
 
         Parameters
@@ -331,11 +485,13 @@ class LanguageModel(Estimator):
         return LanguageModelling(self.steps)
 
     def _architecture(self):
-        return {"hidden": self._hidden(), **{name: getattr(self, name) for name in (
-            "embedding", "tied", "vocabulary_size", "unknown")}}
+        return {
+            "hidden": self._hidden(),
+            **{name: getattr(self, name) for name in ("embedding", "tied", "vocabulary_size", "unknown")},
+        }
 
     def _sample(self):
-        return 1,  # a word
+        return (1,)  # a word
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _start(self, settings: FitSettings, model: Sequential | None = None) -> None:
@@ -343,11 +499,13 @@ class LanguageModel(Estimator):
         fresh, self._streams = model is None, self._new_streams()
         self._adopt(self._layers() if model is None else model, settings, (self.steps, self.batch_size), fresh)
         if self.recurrent_sampling != "sequence" and policy(self.recurrent_dropout).name == "none":
-            warn(f"recurrent_sampling={self.recurrent_sampling!r} draws nothing where recurrent_dropout is 'none': choose "
-                 "'rdp'")
+            warn(
+                f"recurrent_sampling={self.recurrent_sampling!r} draws nothing where recurrent_dropout is 'none': choose 'rdp'"
+            )
 
-    def _prepare(self, symbols: np.ndarray, settings: FitSettings, epochs: int, trained: bool,
-                 validation: Iterable[Any] | None = None) -> tuple[Run, Data]:
+    def _prepare(
+        self, symbols: np.ndarray, settings: FitSettings, epochs: int, trained: bool, validation: Iterable[Any] | None = None
+    ) -> tuple[Run, Data]:
         """What `train` takes."""
         run, watched = self._run(settings, epochs, trained), None
         if validation is not None:
@@ -356,8 +514,10 @@ class LanguageModel(Estimator):
         elif settings.patience:
             kept = len(symbols) - max(2, round(self.validation_fraction * len(symbols)))
             if kept <= self.batch_size:
-                raise ValueError(f"early_stopping: a text of {len(symbols)} tokens cannot be split with validation_fraction="
-                                 f"{self.validation_fraction}: batch_size={self.batch_size} needs {self.batch_size + 1}")
+                raise ValueError(
+                    f"early_stopping: a text of {len(symbols)} tokens cannot be split with validation_fraction="
+                    f"{self.validation_fraction}: batch_size={self.batch_size} needs {self.batch_size + 1}"
+                )
             symbols, held = symbols[:kept], symbols[kept:]
             watched = self._watched(held, self.vocabulary_.decode(held), settings)
         data = Data(symbols, symbols)
@@ -378,8 +538,11 @@ class LanguageModel(Estimator):
         if self.tied:
             last.weight = first.weight
         alike = len(set(hidden)) == 1
-        cells = [LSTM(width, hidden[0], len(hidden), rng=rng)] if alike else [
-            LSTM(inputs, outputs, rng=rng) for inputs, outputs in zip((width, *hidden), hidden)]
+        cells = (
+            [LSTM(width, hidden[0], len(hidden), rng=rng)]
+            if alike
+            else [LSTM(inputs, outputs, rng=rng) for inputs, outputs in zip((width, *hidden), hidden)]
+        )
         return Sequential([first, *cells, last])
 
     def _device(self):
@@ -390,7 +553,7 @@ class LanguageModel(Estimator):
         dev = self._device()
         with no_grad(), dev.session(**self._session_options()):
             for start in range(0, len(symbols), self.steps):
-                some = symbols[start:start + self.steps, None]
+                some = symbols[start : start + self.steps, None]
                 flow = Flow(Tensor.wrap(dev.upload(some), dev), Symbols(some))
                 output = self.model_.forward(flow, Context(dev, state=state)).dense()
         return np.array(output.numpy()[-1, 0])

@@ -1,8 +1,9 @@
 """Net, NetRegressor: neural networks as scikit-learn estimators.
 
-    net = Net((2048, 2048), dropout="rdp", dropout_rate=0.7, epochs=20).fit(X, y)
-    net.predict(X); net.predict_proba(X); net.score(X, y); net.history_
+net = Net((2048, 2048), dropout="rdp", dropout_rate=0.7, epochs=20).fit(X, y)
+net.predict(X); net.predict_proba(X); net.score(X, y); net.history_
 """
+
 from __future__ import annotations
 
 import numbers
@@ -27,21 +28,46 @@ from .parameters import SHARED, Parameter, by_name, changed, documented, storing
 from .supervised import Supervised
 from .whole import whole
 
-CLASSIFIER = {**SHARED, **by_name(
-    Parameter("loss", "cross_entropy", '{"cross_entropy"}, Loss or callable', """
+CLASSIFIER = {
+    **SHARED,
+    **by_name(
+        Parameter(
+            "loss",
+            "cross_entropy",
+            '{"cross_entropy"}, Loss or callable',
+            """
         What training makes small, such as `CrossEntropy(label_smoothing=0.1)`; or a function of tensors, loss(output, target),
         of outputs (N, classes) and positions of the classes (N,) int32, that gives the losses of the samples (N,), or their
-        mean. `predict_proba` is softmax(output), unless a `Loss` has another `inverse_link`."""),
-    Parameter("class_weight", None, 'dict, "balanced" or None', """
-        Weight of each class, multiplied into the weight of its samples."""))}
-REGRESSOR = {**changed(SHARED, optimizer="adam"), **by_name(
-    SHARED["learning_rate"]._replace(text="""
-        Step size; None for 0.001, whatever the optimiser."""),
-    Parameter("loss", "squared_error", '{"squared_error", "absolute_error", "huber", "quantile"}, Loss or callable', """
+        mean. `predict_proba` is softmax(output), unless a `Loss` has another `inverse_link`.""",
+        ),
+        Parameter(
+            "class_weight",
+            None,
+            'dict, "balanced" or None',
+            """
+        Weight of each class, multiplied into the weight of its samples.""",
+        ),
+    ),
+}
+REGRESSOR = {
+    **changed(SHARED, optimizer="adam"),
+    **by_name(
+        SHARED["learning_rate"]._replace(
+            text="""
+        Step size; None for 0.001, whatever the optimiser."""
+        ),
+        Parameter(
+            "loss",
+            "squared_error",
+            '{"squared_error", "absolute_error", "huber", "quantile"}, Loss or callable',
+            """
         What training makes small: "squared_error" predicts means, "absolute_error" medians, "huber" something between the two
         (`Huber(delta)`, in deviations of y), "quantile" a quantile (`Quantile(level)`). Or a function of tensors, loss(output,
         target), both (N, outputs), that gives the losses of the samples (N,), or their mean; a `Loss` may have an
-        `inverse_link` between outputs and predictions, such as the exponential."""))}
+        `inverse_link` between outputs and predictions, such as the exponential.""",
+        ),
+    ),
+}
 
 
 class Net(ClassifierMixin, Supervised):
@@ -90,8 +116,9 @@ class Net(ClassifierMixin, Supervised):
     __init__ = storing(CLASSIFIER)
 
     @whole
-    def partial_fit(self, X, y, classes=None, sample_weight=None, *, dropout: str | Dropout | None = None,
-                    dropout_rate: Rate | None = None):
+    def partial_fit(
+        self, X, y, classes=None, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None
+    ):
         """One pass over the samples, going on from the present weights and optimiser state.
 
         Parameters
@@ -155,12 +182,15 @@ class Net(ClassifierMixin, Supervised):
             raise ValueError(f"y has {'several labels' if several else 'one label'} a sample, unlike in the first call")
         if several:
             if self._criterion() != CrossEntropy():
-                raise ValueError(f"loss: {self.loss!r} is for one label a sample; where there are several, there is but their "
-                                 "cross-entropy: leave loss='cross_entropy'")
+                raise ValueError(
+                    f"loss: {self.loss!r} is for one label a sample; where there are several, there is but their "
+                    "cross-entropy: leave loss='cross_entropy'"
+                )
             return self._indicated(y, reset, classes), self._unweighted(weights)
         if y.ndim > 1:
-            raise ValueError(f"y has shape {y.shape} and more than two values: give one label a sample, or 0 and 1 for each "
-                             "label")
+            raise ValueError(
+                f"y has shape {y.shape} and more than two values: give one label a sample, or 0 and 1 for each label"
+            )
         places = self._positions(y, reset, classes)
         return places, self._weighted(places, weights)
 
@@ -180,8 +210,10 @@ class Net(ClassifierMixin, Supervised):
     def _positions(self, y, reset, classes):
         """Labels (n,) as positions in `classes_`, int32."""
         if classes is not None and not reset and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(f"partial_fit: classes={np.unique(classes).tolist()} differ from those of the first call, "
-                             f"{self.classes_.tolist()}")
+            raise ValueError(
+                f"partial_fit: classes={np.unique(classes).tolist()} differ from those of the first call, "
+                f"{self.classes_.tolist()}"
+            )
         if reset:
             self.classes_ = np.unique(classes) if classes is not None else unique_labels(y)
         if len(self.classes_) < 2:
@@ -189,16 +221,20 @@ class Net(ClassifierMixin, Supervised):
         places = np.minimum(np.searchsorted(self.classes_, y), len(self.classes_) - 1)
         unseen = np.unique(y[self.classes_[places] != y])
         if unseen.size:
-            raise ValueError(f"y has labels that are not among the classes {self.classes_.tolist()}: {unseen.tolist()}; "
-                             "fit on samples of all classes, without warm_start, or name them in the first "
-                             "partial_fit(X, y, classes=...)")
+            raise ValueError(
+                f"y has labels that are not among the classes {self.classes_.tolist()}: {unseen.tolist()}; "
+                "fit on samples of all classes, without warm_start, or name them in the first "
+                "partial_fit(X, y, classes=...)"
+            )
         return places.astype(np.int32)
 
     def _check_same(self, y):
         missing = [] if self._several else np.setdiff1d(np.arange(len(self.classes_)), y)
         if len(missing):
-            raise ValueError(f"warm_start: y must have the classes of the fit before, {self.classes_.tolist()}, and "
-                             f"{self.classes_[missing].tolist()} are missing; fit without warm_start, or go on by partial_fit")
+            raise ValueError(
+                f"warm_start: y must have the classes of the fit before, {self.classes_.tolist()}, and "
+                f"{self.classes_[missing].tolist()} are missing; fit without warm_start, or go on by partial_fit"
+            )
 
     def _checked(self, X, *y, reset=False, **options):
         found = super()._checked(X, *y, reset=reset, **options)
@@ -268,8 +304,10 @@ class Net(ClassifierMixin, Supervised):
         """The classes; None where they cannot be in both parts, with a warning: training goes on, as the others can."""
         alone = [] if y.ndim > 1 else np.flatnonzero(np.bincount(y) == 1)
         if len(alone):
-            warn(f"early_stopping: class {self.classes_[alone[0]]} has one distinct sample, which may be held out: samples are "
-                 "held out without strata, in other shares than classes have; give it more, or fit with validation")
+            warn(
+                f"early_stopping: class {self.classes_[alone[0]]} has one distinct sample, which may be held out: samples are "
+                "held out without strata, in other shares than classes have; give it more, or fit with validation"
+            )
         return None if y.ndim > 1 or len(alone) else y
 
 
@@ -346,4 +384,3 @@ class NetRegressor(RegressorMixin, Supervised):
 
     def _strata(self, y):
         return None
-

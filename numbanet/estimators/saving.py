@@ -6,6 +6,7 @@
 
 Every reader of safetensors finds the arrays. Nothing in a file is run, or made an object that is not listed in `described`.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -75,8 +76,10 @@ def _told(net: Any) -> dict[str, Any]:
         try:
             found["layers"].append(described_layer(layer))
         except TypeError as error:
-            raise TypeError(f"save: layer {error}, which no file can name; keep net.model_.state_dict(), and load it into such "
-                            "layers by load_state_dict") from None
+            raise TypeError(
+                f"save: layer {error}, which no file can name; keep net.model_.state_dict(), and load it into such "
+                "layers by load_state_dict"
+            ) from None
     for name, value in net.get_params(deep=False).items():
         if name == "layers" and net._given_layers():
             found["given"] = True  # the trained ones stand for them
@@ -86,8 +89,10 @@ def _told(net: Any) -> dict[str, Any]:
         try:
             found["parameters"][name] = described(value)
         except TypeError as error:
-            raise TypeError(f"save: {name}={error}. set_params({name}=...) to another value leaves the trained network as it "
-                            "is; or keep net.model_.state_dict()") from None
+            raise TypeError(
+                f"save: {name}={error}. set_params({name}=...) to another value leaves the trained network as it "
+                "is; or keep net.model_.state_dict()"
+            ) from None
     for name, value in vars(net).items():
         if not _is_learned(name):
             continue
@@ -130,8 +135,9 @@ def load(kinds: Sequence[type], path: str | os.PathLike, device: str | Device | 
     saved = told.get("class")
     kind = next((kind for kind in kinds if kind.__name__ == saved), None)
     if kind is None:
-        raise ValueError(f"{name} holds a {saved}, and no {' or '.join(kind.__name__ for kind in kinds)}: "
-                         f"{saved}.load reads it")
+        raise ValueError(
+            f"{name} holds a {saved}, and no {' or '.join(kind.__name__ for kind in kinds)}: {saved}.load reads it"
+        )
     try:
         arrays |= {other: arrays[first] for other, first in told["shared"].items()}
         model = Sequential([made_layer(layer, arrays, f"{i}.") for i, layer in enumerate(told["layers"])])
@@ -167,12 +173,16 @@ def _read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray
         with safe_open(name, "numpy") as file:
             text = (file.metadata() or {}).get(ENTRY)
             if text is None:
-                raise ValueError(f"{name} is a safetensors file, but none that numbanet saved; its arrays are read by "
-                                 "safetensors.numpy.load_file, and go into layers by load_state_dict")
+                raise ValueError(
+                    f"{name} is a safetensors file, but none that numbanet saved; its arrays are read by "
+                    "safetensors.numpy.load_file, and go into layers by load_state_dict"
+                )
             told = _parsed(text)
             if told.get("version") != VERSION and "version" in told:
-                raise ValueError(f"{name} has version {told['version']} of the format, and this numbanet reads version "
-                                 f"{VERSION}: update numbanet, or save again with this one")
+                raise ValueError(
+                    f"{name} has version {told['version']} of the format, and this numbanet reads version "
+                    f"{VERSION}: update numbanet, or save again with this one"
+                )
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is no mapping
     except SafetensorError as error:
         raise ValueError(f"{name} is no safetensors file, or a truncated one: {error}") from error

@@ -1,4 +1,5 @@
 """Settings and layers as what JSON has, and back. A file makes values, and objects of the classes listed here, nothing else."""
+
 from __future__ import annotations
 
 import inspect
@@ -19,9 +20,23 @@ from ..training.sparsity import GroupLasso, MagnitudePruning, Rewire
 from .vocabulary import Vocabulary
 
 # what estimators are given, or learn; each keeps the arguments of its constructor as attributes
-SETTINGS = {kind.__name__: kind for kind in (*POLICIES.values(), ConstantSchedule, FlipsAndCrops, GateSparsity, GroupLasso,
-                                             MagnitudePruning, ReduceLROnPlateau, Rewire, SkewNormalSchedule,
-                                             Vocabulary, *OF_NUMBERS.values(), *OF_CLASSES.values())}
+SETTINGS = {
+    kind.__name__: kind
+    for kind in (
+        *POLICIES.values(),
+        ConstantSchedule,
+        FlipsAndCrops,
+        GateSparsity,
+        GroupLasso,
+        MagnitudePruning,
+        ReduceLROnPlateau,
+        Rewire,
+        SkewNormalSchedule,
+        Vocabulary,
+        *OF_NUMBERS.values(),
+        *OF_CLASSES.values(),
+    )
+}
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -44,12 +59,21 @@ def described(value: Any) -> Any:
     if SETTINGS.get(type(value).__name__) is type(value):
         arguments = inspect.signature(type(value)).parameters
         given = {name: (getattr(value, name), parameter.default) for name, parameter in arguments.items()}
-        own = {name: described(part) for name, part in vars(value).items() if isinstance(value, Dropout)
-               and name[0] != "_" and name not in arguments and part is not getattr(type(value), name, value)}
+        own = {
+            name: described(part)
+            for name, part in vars(value).items()
+            if isinstance(value, Dropout)
+            and name[0] != "_"
+            and name not in arguments
+            and part is not getattr(type(value), name, value)
+        }
         if unknown := own.keys() - set(getattr(value, "set_on_copies", ())):
             raise TypeError(f"{value!r} was given {', '.join(sorted(unknown))}, which {type(value).__name__} does not take")
-        return {"setting": type(value).__name__, **({"set": own} if own else {}),
-                "with": {name: described(part) for name, (part, default) in given.items() if part is not default}}
+        return {
+            "setting": type(value).__name__,
+            **({"set": own} if own else {}),
+            "with": {name: described(part) for name, (part, default) in given.items() if part is not default},
+        }
     raise TypeError(f"{value!r} is no number, text, or collection of these, and of no class that numbanet has for settings")
 
 
@@ -113,8 +137,10 @@ def _known(name: str, asked: type[Layer] | None = None) -> type[Layer]:
     if len(found) > 1:  # of a class that was defined again, as in a notebook, the one that its module has now
         found = [kind for kind in found if getattr(sys.modules.get(kind.__module__), name, None) is kind] or found
     if not found or (asked is not None and found != [asked]) or len(found) > 1:
-        raise TypeError(f"there {'is no layer' if not found else 'are several layers'} of the class {name}"
-                        f"{'; import or define it first' if not found else '; give each a name of its own'}")
+        raise TypeError(
+            f"there {'is no layer' if not found else 'are several layers'} of the class {name}"
+            f"{'; import or define it first' if not found else '; give each a name of its own'}"
+        )
     return found[0]
 
 

@@ -1,4 +1,5 @@
 """Settings: the parameters of an estimator, and what is wrong with them."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -88,20 +89,28 @@ class Settings(BaseEstimator):
             raise ValueError(f"verbose must be 0 or 1, got {self.verbose!r}")
         if not (is_real(self.validation_fraction) and 0 < self.validation_fraction < 1):
             raise ValueError(f"validation_fraction must be a number in (0, 1), got {self.validation_fraction!r}")
-        if self.callbacks is not None and not (isinstance(self.callbacks, Sequence) and all(
-                isinstance(callback, Hook) or callable(callback) for callback in self.callbacks)):
-            raise ValueError("callbacks must be a list of functions callback(estimator, record) and of Hook objects, got "
-                             f"{self.callbacks!r}")
+        if self.callbacks is not None and not (
+            isinstance(self.callbacks, Sequence)
+            and all(isinstance(callback, Hook) or callable(callback) for callback in self.callbacks)
+        ):
+            raise ValueError(
+                f"callbacks must be a list of functions callback(estimator, record) and of Hook objects, got {self.callbacks!r}"
+            )
         if self.sparsity is not None and not isinstance(self.sparsity, Sparsity):
             raise ValueError(f"sparsity must be None or a Sparsity, such as GroupLasso(1e-4), got {self.sparsity!r}")
         self._make_optimizer([])
         chosen = self._policy(dropout, dropout_rate)
         if (places := self._places(chosen)) is not None:
             chosen.check(places)
-        return FitSettings(chosen, chosen.at_mean_rate(self.epochs), device(self.device), self._session_options(),
-                           schedule.named(self.learning_rate_schedule, self.epochs),
-                           self.patience if self.early_stopping else None,
-                           self._scorer())
+        return FitSettings(
+            chosen,
+            chosen.at_mean_rate(self.epochs),
+            device(self.device),
+            self._session_options(),
+            schedule.named(self.learning_rate_schedule, self.epochs),
+            self.patience if self.early_stopping else None,
+            self._scorer(),
+        )
 
     def _policy(self, dropout, dropout_rate) -> Dropout:
         """The policy of a call, whose arguments stand for the parameters."""
@@ -119,8 +128,10 @@ class Settings(BaseEstimator):
                 raise TypeError(f"it is a {type(self.scoring).__name__}")
             return check_scoring(self, self.scoring)
         except (TypeError, ValueError) as error:
-            raise ValueError("scoring must be None, the name of a scikit-learn scorer or a function scorer(estimator, X, y), "
-                             f"got {self.scoring!r}: {error}") from error
+            raise ValueError(
+                "scoring must be None, the name of a scikit-learn scorer or a function scorer(estimator, X, y), "
+                f"got {self.scoring!r}: {error}"
+            ) from error
 
     def _session_options(self) -> dict:
         """What sessions of the device are asked for (`Stepper`), or ValueError."""
@@ -138,8 +149,14 @@ class Settings(BaseEstimator):
             adam = chosen in ("adam", "adamw") or (inspect.isclass(chosen) and issubclass(chosen, Adam))
             rate = self.rates["adam" if adam else "sgd"]
         if chosen == "sgd":
-            return SGD(parameters, rate, self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay,
-                       clip_norm=self.clip_norm)
+            return SGD(
+                parameters,
+                rate,
+                self.momentum,
+                nesterov=self.nesterov,
+                weight_decay=self.weight_decay,
+                clip_norm=self.clip_norm,
+            )
         if chosen in ("adam", "adamw"):
             kind = Adam if chosen == "adam" else AdamW
             return kind(parameters, rate, weight_decay=self.weight_decay, clip_norm=self.clip_norm)

@@ -1,4 +1,5 @@
 """Steps: sequences of which each time step has a label, (n, T), as training takes them."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -22,8 +23,10 @@ def labels(X: np.ndarray, y: np.ndarray) -> np.ndarray:
     if y.ndim == 1 and X.shape[1] == 1:
         return y.reshape(-1, 1)
     if y.shape != X.shape[:2]:
-        raise ValueError(f"y has shape {y.shape}, and the layers give an answer for each of the {X.shape[1]} time steps of X "
-                         f"{X.shape}: give a label for each, {X.shape[:2]}")
+        raise ValueError(
+            f"y has shape {y.shape}, and the layers give an answer for each of the {X.shape[1]} time steps of X "
+            f"{X.shape}: give a label for each, {X.shape[:2]}"
+        )
     return y
 
 

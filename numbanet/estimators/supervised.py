@@ -1,4 +1,5 @@
 """Supervised: estimators that are given samples and targets; checking data, building networks, training them."""
+
 from __future__ import annotations
 
 import abc
@@ -41,13 +42,21 @@ class Supervised(Estimator):
     """What classifier and regressor share: checking data, building, training."""
 
     least_to_score = 1  # samples
-    _by_step = False    # whether each time step has a target
+    _by_step = False  # whether each time step has a target
     losses: ClassVar[Mapping[str, type[Loss]]]  # that may be named
 
     # --- public -------------------------------------------------------------------------------------------------------
     @whole
-    def fit(self, X, y, sample_weight=None, *, dropout: str | Dropout | None = None, dropout_rate: Rate | None = None,
-            validation: tuple | None = None):
+    def fit(
+        self,
+        X,
+        y,
+        sample_weight=None,
+        *,
+        dropout: str | Dropout | None = None,
+        dropout_rate: Rate | None = None,
+        validation: tuple | None = None,
+    ):
         """Train from new weights, or with `warm_start` from those that are there.
 
         Warns where the network ends no better than one that always gives the most frequent class, or the mean.
@@ -129,16 +138,28 @@ class Supervised(Estimator):
         own = self._given_layers() or isinstance(self.layers, str)
         symbols = Sequential(self.layers).symbols if self._given_layers() else None
         given = not reset and self._given_layers()  # which say themselves what they take (`_takes`)
-        found = validate_data(self, X, *y, dtype="numeric" if symbols else np.float32, order="C", reset=reset, allow_nd=own,
-                              ensure_2d=not given, accept_sparse=("csr", "csc", "coo"), **(self._y_options() if y else {}),
-                              **options)
+        found = validate_data(
+            self,
+            X,
+            *y,
+            dtype="numeric" if symbols else np.float32,
+            order="C",
+            reset=reset,
+            allow_nd=own,
+            ensure_2d=not given,
+            accept_sparse=("csr", "csc", "coo"),
+            **(self._y_options() if y else {}),
+            **options,
+        )
         X, *y = found if y else (found,)
         X = X.toarray(order="C") if issparse(X) else X
         X = as_images(X, self.image_shape)
         if symbols:
             if X.dtype.kind not in "iu" or X.min() < 0 or X.max() >= symbols:
-                raise ValueError(f"X holds {X.dtype} from {X.min()} to {X.max()}, and {self.layers[0]!r} takes integers from 0 "
-                                 f"to {symbols - 1}")
+                raise ValueError(
+                    f"X holds {X.dtype} from {X.min()} to {X.max()}, and {self.layers[0]!r} takes integers from 0 "
+                    f"to {symbols - 1}"
+                )
             X = X.astype(np.int32, copy=False)
         if reset:
             self.input_shape_ = X.shape[1:]
@@ -153,7 +174,7 @@ class Supervised(Estimator):
         except ValueError:
             return False
         outputs = ((None,), (self._outputs(),))
-        return len(shape) == 1 + len(self.input_shape_) and out[1 + self._by_step:] in outputs
+        return len(shape) == 1 + len(self.input_shape_) and out[1 + self._by_step :] in outputs
 
     def _y_options(self) -> dict[str, Any]:
         return {}
@@ -194,10 +215,14 @@ class Supervised(Estimator):
     def _widths(self) -> tuple[int, ...]:
         """Widths of the hidden layers, or ValueError."""
         widths = (self.layers,) if isinstance(self.layers, numbers.Integral) else self.layers
-        if isinstance(widths, (str, bytes)) or not isinstance(widths, (Sequence, np.ndarray)) or not all(
-                is_integer(n) and n > 0 for n in widths):
-            raise ValueError(f"layers must be the widths of the hidden layers, such as (256, 256), or a list of layers; "
-                             f"got {self.layers!r}")
+        if (
+            isinstance(widths, (str, bytes))
+            or not isinstance(widths, (Sequence, np.ndarray))
+            or not all(is_integer(n) and n > 0 for n in widths)
+        ):
+            raise ValueError(
+                f"layers must be the widths of the hidden layers, such as (256, 256), or a list of layers; got {self.layers!r}"
+            )
         return tuple(int(n) for n in widths)
 
     # --- building -----------------------------------------------------------------------------------------------------
@@ -229,8 +254,15 @@ class Supervised(Estimator):
             model = Sequential(network(self.layers, self.input_shape_, self._outputs(), self._streams.weights))
             settings.policy.check(len(settings.policy.sites(model)))
             return model
-        return build(X, weights, (X.shape[1], *self._widths(), self._outputs()), self.activation, settings.at_mean_rate,
-                     self._streams.weights, settings.device)
+        return build(
+            X,
+            weights,
+            (X.shape[1], *self._widths(), self._outputs()),
+            self.activation,
+            settings.at_mean_rate,
+            self._streams.weights,
+            settings.device,
+        )
 
     def _check_layers(self, model: Sequential) -> None:
         """ValueError unless the layers take the samples and give the outputs."""
@@ -253,8 +285,9 @@ class Supervised(Estimator):
             self._start(X, weights, settings)
         return self._prepare(X, y, weights, settings, 1, trained)
 
-    def _prepare(self, X, y, weights, settings: FitSettings, epochs: int, trained: bool,
-                 validation: tuple | None = None) -> tuple[Run, Data]:
+    def _prepare(
+        self, X, y, weights, settings: FitSettings, epochs: int, trained: bool, validation: tuple | None = None
+    ) -> tuple[Run, Data]:
         """What `train` takes."""
         run, scorer, watched = self._run(settings, epochs, trained), settings.scorer, None
         data = Data(on_device(X, run.dev), y, weights)
@@ -291,13 +324,16 @@ class Supervised(Estimator):
         """The numbers of the training samples, and of the validation samples held out of them."""
         seed = int(self._streams.rows.integers(2**31))
         try:
-            rows, held = train_test_split(np.arange(len(y)), test_size=self.validation_fraction, random_state=seed,
-                                          stratify=self._strata(y))
+            rows, held = train_test_split(
+                np.arange(len(y)), test_size=self.validation_fraction, random_state=seed, stratify=self._strata(y)
+            )
             if len(held) < self.least_to_score:
                 raise ValueError(f"the score needs {self.least_to_score} held-out samples, not {len(held)}")
         except ValueError as error:
-            raise ValueError(f"early_stopping: {len(y)} samples cannot be split with validation_fraction="
-                             f"{self.validation_fraction} ({error})") from error
+            raise ValueError(
+                f"early_stopping: {len(y)} samples cannot be split with validation_fraction="
+                f"{self.validation_fraction} ({error})"
+            ) from error
         return rows, held
 
     @deferred  # what others do to the process while they check X, too
@@ -305,5 +341,11 @@ class Supervised(Estimator):
         """The model's output for host samples X."""
         check_is_fitted(self)
         X, dev = self._checked(X), next(self.model_.parameters()).device
-        return forward(self.model_, dev, on_device(X, dev), np.arange(len(X)), self._session_options(),
-                       self.policy_.inference_policy(self.n_iter_ - 1))
+        return forward(
+            self.model_,
+            dev,
+            on_device(X, dev),
+            np.arange(len(X)),
+            self._session_options(),
+            self.policy_.inference_policy(self.n_iter_ - 1),
+        )

@@ -1,4 +1,5 @@
 """Words to symbols 0, 1, 2, … and back."""
+
 from __future__ import annotations
 
 import itertools
@@ -42,8 +43,10 @@ class Vocabulary:
             return
         object.__setattr__(self, "words", tuple(self.words))
         if len(self._symbols) < len(self.words) or self.unknown not in self._symbols:
-            raise ValueError(f"Vocabulary: different words with {self.unknown!r} among them expected, got {len(self.words)} of "
-                             f"which {len(self._symbols)} differ, {'with' if self.unknown in self._symbols else 'without'} it")
+            raise ValueError(
+                f"Vocabulary: different words with {self.unknown!r} among them expected, got {len(self.words)} of "
+                f"which {len(self._symbols)} differ, {'with' if self.unknown in self._symbols else 'without'} it"
+            )
 
     @classmethod
     def of(cls, tokens: Iterable[Any], size: int | None = None, unknown: str = "<unk>") -> Vocabulary:
@@ -77,7 +80,7 @@ class Vocabulary:
         words = [str(word) for word, _ in Counter(text).most_common()]  # which keeps equally frequent ones in their order
         kept = words[:size]
         if unknown not in kept:
-            kept = words[:None if size is None else size - 1] + [unknown]
+            kept = words[: None if size is None else size - 1] + [unknown]
         return cls(kept, unknown)
 
     @cached_property
@@ -96,8 +99,10 @@ class Vocabulary:
         """
         text, numbered = checked_tokens(tokens), isinstance(self.words, range)
         if isinstance(text, np.ndarray) != numbered:
-            raise TypeError(f"text: this vocabulary has {'integers' if numbered else 'words'}, but token 0 is "
-                            f"{text[0].item() if isinstance(text, np.ndarray) else repr(text[0])}")
+            raise TypeError(
+                f"text: this vocabulary has {'integers' if numbered else 'words'}, but token 0 is "
+                f"{text[0].item() if isinstance(text, np.ndarray) else repr(text[0])}"
+            )
         if isinstance(text, np.ndarray):
             _refuse_outside(text, len(self), "make the vocabulary of text that has them all, or with a larger size")
             return text.astype(np.int32, copy=False)
@@ -138,8 +143,10 @@ class Vocabulary:
 def checked_tokens(tokens: Iterable[Any], least: int = 1) -> list[str] | np.ndarray:
     """Text of at least so many tokens -> a list of str or an integer array (T,), or TypeError, ValueError."""
     if isinstance(tokens, (str, bytes)):
-        raise TypeError(f"text: a list of words expected, got one {type(tokens).__name__} of length {len(tokens)}: give "
-                        "text.split() for words, or list(text) for characters")
+        raise TypeError(
+            f"text: a list of words expected, got one {type(tokens).__name__} of length {len(tokens)}: give "
+            "text.split() for words, or list(text) for characters"
+        )
     if hasattr(tokens, "__array__"):
         tokens = np.asarray(tokens)
         if tokens.ndim != 1:
@@ -171,7 +178,8 @@ def _mixed(tokens: list[Any]) -> Exception:
     many = isinstance(tokens[at], (Sequence, np.ndarray)) and not isinstance(tokens[at], (str, bytes))
     return (ValueError if many else TypeError)(
         f"text: one list of words, or one of integers, expected, but token {at} is {type(tokens[at]).__name__}: "
-        f"{str(tokens[at])[:40]}" + (". Join the sentences into one list" if many else ""))
+        f"{str(tokens[at])[:40]}" + (". Join the sentences into one list" if many else "")
+    )
 
 
 def _refuse_outside(symbols: np.ndarray, size: int, way_out: str) -> None:

@@ -1,4 +1,5 @@
 """whole: a call that trains an estimator is done whole, or not at all."""
+
 from __future__ import annotations
 
 import functools
@@ -19,6 +20,7 @@ def whole(train: Callable[..., Any]) -> Callable[..., Any]:
     but at the polls of the loops and in callbacks. What the handler of one raises at its very end undoes the call like any
     other error; Ctrl-C comes too late then, and the trained estimator stays.
     """
+
     @functools.wraps(train)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         before, undo, done = None, None, False

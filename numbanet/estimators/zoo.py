@@ -3,6 +3,7 @@
 All are fitted to small images, (1, 28, 28) or (3, 32, 32), as in *DNN Training Acceleration via Exploring GPGPU Friendly
 Sparsity*, section 7. With batch_norm each convolution is followed by a `BatchNorm2d`, and has no bias.
 """
+
 from __future__ import annotations
 
 import math
@@ -40,8 +41,13 @@ def _classifier(layers: list[Layer], shape: Shape, widths: Sequence[int], **opti
     return layers
 
 
-def lenet5(image_shape: Sequence[int] = (1, 28, 28), classes: int = 10, batch_norm: bool = False,
-           rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> list[Layer]:
+def lenet5(
+    image_shape: Sequence[int] = (1, 28, 28),
+    classes: int = 10,
+    batch_norm: bool = False,
+    rng: np.random.Generator | int | None = None,
+    device: str | Device = "cpu",
+) -> list[Layer]:
     """LeNet-5 (LeCun et al. 1998): 5x5 convolutions of 6 and 16 filters, linear layers of 120, 84 and `classes`.
 
     Images of 28 x 28 are padded by 2, as the original's of 32 x 32 are. In place of its scaled tanh, trained subsampling and
@@ -65,13 +71,22 @@ def lenet5(image_shape: Sequence[int] = (1, 28, 28), classes: int = 10, batch_no
     """
     shape, rng = _images("lenet5", image_shape, 12), np.random.default_rng(rng)
     options = {"rng": rng, "device": device}
-    layers = [*_convolution(shape[0], 6, 5, 2, batch_norm, **options), MaxPool2d(2),
-              *_convolution(6, 16, 5, 0, batch_norm, **options), MaxPool2d(2)]
+    layers = [
+        *_convolution(shape[0], 6, 5, 2, batch_norm, **options),
+        MaxPool2d(2),
+        *_convolution(6, 16, 5, 0, batch_norm, **options),
+        MaxPool2d(2),
+    ]
     return _classifier(layers, shape, (120, 84, classes), **options)
 
 
-def alexnet(image_shape: Sequence[int] = (3, 32, 32), classes: int = 10, batch_norm: bool = False,
-            rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> list[Layer]:
+def alexnet(
+    image_shape: Sequence[int] = (3, 32, 32),
+    classes: int = 10,
+    batch_norm: bool = False,
+    rng: np.random.Generator | int | None = None,
+    device: str | Device = "cpu",
+) -> list[Layer]:
     """AlexNet (Krizhevsky et al. 2012) for small images: five convolutions of 64, 192, 384, 256 and 256 filters.
 
     The original has images of 224 x 224, a first convolution of 11 x 11 with stride 4, a second one of 5 x 5, overlapping
@@ -85,8 +100,13 @@ def alexnet(image_shape: Sequence[int] = (3, 32, 32), classes: int = 10, batch_n
     return _classifier(layers, shape, (1024, 1024, classes), **options)
 
 
-def vgg19(image_shape: Sequence[int] = (3, 32, 32), classes: int = 10, batch_norm: bool = False,
-          rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> list[Layer]:
+def vgg19(
+    image_shape: Sequence[int] = (3, 32, 32),
+    classes: int = 10,
+    batch_norm: bool = False,
+    rng: np.random.Generator | int | None = None,
+    device: str | Device = "cpu",
+) -> list[Layer]:
     """VGG19 (Simonyan & Zisserman 2015, configuration E): sixteen 3x3 convolutions of 64 to 512 filters in five groups.
 
     Each group ends in 2x2 pooling where its images are still larger than one pixel. The original has images of 224 x 224 and
@@ -108,8 +128,9 @@ def vgg19(image_shape: Sequence[int] = (3, 32, 32), classes: int = 10, batch_nor
 def network(name: str, shape: tuple[int, ...], classes: int, rng: np.random.Generator) -> list[Layer]:
     """The layers of a network, for samples of a shape; ValueError where they are no images."""
     if len(shape) != 3:
-        raise ValueError(f"{name} takes images (C, H, W), and X has samples of shape {shape}; where they are flat, say "
-                         "image_shape=(C, H, W)")
+        raise ValueError(
+            f"{name} takes images (C, H, W), and X has samples of shape {shape}; where they are flat, say image_shape=(C, H, W)"
+        )
     return MODELS[name](shape, classes, rng=rng)
 
 

@@ -1,4 +1,5 @@
 """Layers: what holds parameters or shape, and turns a Flow into a Flow under a Context."""
+
 from . import registry
 from .activation import ACTIVATIONS, Activation
 from .base import Layer, to
@@ -23,7 +24,26 @@ from .registry import *  # noqa: F403
 from .tree import Tree, walk
 
 __all__ = [
-    "ACTIVATIONS", "CHANNELS_LAST", "DENSE", "Activation", "ActivationSpec", "ChannelsLast", "Columns", "Context", "Cost",
-    "Dense", "Flow", "Layer", "Layout", "PerSample", "Recurrent", "Symbols", "Tags", "Tree", "sequence_lengths", "to", "walk",
+    "ACTIVATIONS",
+    "CHANNELS_LAST",
+    "DENSE",
+    "Activation",
+    "ActivationSpec",
+    "ChannelsLast",
+    "Columns",
+    "Context",
+    "Cost",
+    "Dense",
+    "Flow",
+    "Layer",
+    "Layout",
+    "PerSample",
+    "Recurrent",
+    "Symbols",
+    "Tags",
+    "Tree",
+    "sequence_lengths",
+    "to",
+    "walk",
 ]
 __all__ += registry.__all__

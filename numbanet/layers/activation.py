@@ -1,4 +1,5 @@
 """Activations: elementwise functions, which take compact activations as they are."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

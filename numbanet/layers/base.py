@@ -13,6 +13,7 @@ tensors train, move, are saved under PyTorch's names, and take part in dropout. 
     fuse_with(following)    fusion with the next layer
     unitwise                whether each neuron or channel passes through it by itself, so that some may leave
 """
+
 from __future__ import annotations
 
 import inspect
@@ -37,11 +38,11 @@ class Layer:
     """Base of the layers. A subclass defines `__call__` or `forward`; all else has a default."""
 
     buffers: ClassVar[tuple[str, ...]] = ()  # names of tensors that are saved and moved, but not trained
-    units: ClassVar[tuple[str, ...]] = ()    # names of tensors that have an entry, or as many as pixels, for each of its units
-    recordable: ClassVar[bool] = False       # see `records`
-    unitwise: ClassVar[bool] = False         # see `passes_units`
-    chain: ClassVar[bool] = False            # whether it is its children, one after the other, and nothing else
-    seed: int | None = None                  # of the initial weights, where the layer was made without `rng`
+    units: ClassVar[tuple[str, ...]] = ()  # names of tensors that have an entry, or as many as pixels, for each of its units
+    recordable: ClassVar[bool] = False  # see `records`
+    unitwise: ClassVar[bool] = False  # see `passes_units`
+    chain: ClassVar[bool] = False  # whether it is its children, one after the other, and nothing else
+    seed: int | None = None  # of the initial weights, where the layer was made without `rng`
     _parents: ClassVar[Callable[..., Flow] | None] = None  # what `super().__call__` means, where that is not `forward`
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -93,8 +94,9 @@ class Layer:
         total, (calls, shape) = Cost(), _tried(self, spec.shape)
         for i, (layer, given) in enumerate(calls):
             total = total.plus(layer.cost(ActivationSpec(given, None, spec.differentiable or i > 0), plans)[0])
-        return total, ActivationSpec((spec.shape[0], *shape[1:]), None,
-                                     spec.differentiable or next(self.parameters(), None) is not None)
+        return total, ActivationSpec(
+            (spec.shape[0], *shape[1:]), None, spec.differentiable or next(self.parameters(), None) is not None
+        )
 
     def reads(self, plans: Plans, symbols: np.ndarray | None = None) -> dict[Tensor, DevicePlan]:
         """By weight, the part that a pass reads, for those of which it does not read all; symbols are the integers that come to
@@ -146,8 +148,10 @@ class Layer:
         if self.seed is None:
             return
         own = self.initial(np.random.default_rng(self.seed))
-        if all(np.array_equal(getattr(self, name).numpy(), values.astype(getattr(self, name).dtype))
-               for name, values in own.items()):
+        if all(
+            np.array_equal(getattr(self, name).numpy(), values.astype(getattr(self, name).dtype))
+            for name, values in own.items()
+        ):
             for name, values in self.initial(rng).items():
                 tensor = getattr(self, name)
                 tensor.assign(tensor.device.upload(values.astype(tensor.dtype)))
@@ -188,8 +192,10 @@ class Layer:
             if parameter.kind == parameter.VAR_KEYWORD or name in NOT_SAVED:
                 continue
             if not hasattr(self, name):
-                raise TypeError(f"{self!r} has no attribute {name!r}, and so does not say how it was made: set it in __init__, "
-                                "or define config(), which returns the arguments")
+                raise TypeError(
+                    f"{self!r} has no attribute {name!r}, and so does not say how it was made: set it in __init__, "
+                    "or define config(), which returns the arguments"
+                )
             found[name] = getattr(self, name)
         return found
 

@@ -1,4 +1,5 @@
 """Context: what a layer may know of the pass that it is in."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -48,12 +49,24 @@ class Context:
     state: dict[Any, Any] | None
     packed: Mapping[Tensor, Any]
 
-    def __init__(self, dev: str | Device = "cpu", plans: Plans | Mapping[Any, Plan] | None = None, training: bool = False,
-                 model: Any = None, state: dict[Any, Any] | None = None, packed: Mapping[Tensor, Any] | None = None) -> None:
+    def __init__(
+        self,
+        dev: str | Device = "cpu",
+        plans: Plans | Mapping[Any, Plan] | None = None,
+        training: bool = False,
+        model: Any = None,
+        state: dict[Any, Any] | None = None,
+        packed: Mapping[Tensor, Any] | None = None,
+    ) -> None:
         dev = device(dev)
         given = plans if isinstance(plans, Plans) else _assigned(dev, plans or {}, model)
-        for name, value in (("device", dev), ("training", training), ("plans", given), ("state", state),
-                            ("packed", {} if packed is None else packed)):
+        for name, value in (
+            ("device", dev),
+            ("training", training),
+            ("plans", given),
+            ("state", state),
+            ("packed", {} if packed is None else packed),
+        ):
             object.__setattr__(self, name, value)
 
 

@@ -1,4 +1,5 @@
 """Conv2d: a product with patches of images, of which plans may leave out filters, output positions, or blocks."""
+
 from __future__ import annotations
 
 import functools
@@ -66,9 +67,22 @@ class Conv2d(Layer):
 
     recordable = True
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0,
-                 dilation: Pair = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros", *, init: str = "he",
-                 rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Pair = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        *,
+        init: str = "he",
+        rng: np.random.Generator | int | None = None,
+        device: str | Device = "cpu",
+    ) -> None:
         only("Conv2d", "pad the images themselves", padding_mode=(padding_mode, "zeros"))
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
             check_count(f"Conv2d: {name}", value)
@@ -76,8 +90,12 @@ class Conv2d(Layer):
             raise ValueError(f"Conv2d: {groups} groups do not divide {in_channels} and {out_channels} channels")
         if init not in ("he", "glorot"):
             raise ValueError(f"Conv2d: init must be 'he' or 'glorot', got {init!r}")
-        self.window = Window(pair("Conv2d: kernel_size", kernel_size), pair("Conv2d: stride", stride),
-                             pair("Conv2d: padding", padding), pair("Conv2d: dilation", dilation))
+        self.window = Window(
+            pair("Conv2d: kernel_size", kernel_size),
+            pair("Conv2d: stride", stride),
+            pair("Conv2d: padding", padding),
+            pair("Conv2d: dilation", dilation),
+        )
         if min(*self.window.kernel, *self.window.stride, *self.window.dilation) < 1 or min(self.window.padding) < 0:
             raise ValueError(f"Conv2d: kernel_size, stride and dilation must be positive, and padding from 0 on: {self.window}")
         self.groups = int(groups)
@@ -102,8 +120,10 @@ class Conv2d(Layer):
 
     def sites(self):
         shape, ungrouped = (self.out_channels, math.prod(self.weight.shape[1:])), self.groups == 1
-        return (Site("output", "output", shape, (AxisPlan, BernoulliPlan) if ungrouped else (BernoulliPlan,), chosen=True),
-                Site("input", "patches", shape, (AxisPlan, BlockPlan) if ungrouped else (AxisPlan,), True, True))
+        return (
+            Site("output", "output", shape, (AxisPlan, BernoulliPlan) if ungrouped else (BernoulliPlan,), chosen=True),
+            Site("input", "patches", shape, (AxisPlan, BlockPlan) if ungrouped else (AxisPlan,), True, True),
+        )
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
         """act(conv(x) + b), act the identity or ReLU, as far as the plans keep it."""
@@ -117,8 +137,17 @@ class Conv2d(Layer):
         rows, blocks = own if isinstance(own, DeviceAxis) else None, isinstance(inner, DeviceBlocks)
         if blocks and flow.indices is not None:
             flow = flow.with_(flow.expanded(), CHANNELS_LAST)
-        y = ops.conv2d(flow.x, self.weight, self.bias, window=self.window, groups=self.groups, relu=relu, rows=rows,
-                       cols=flow.indices, **{"blocks" if blocks else "positions": inner})
+        y = ops.conv2d(
+            flow.x,
+            self.weight,
+            self.bias,
+            window=self.window,
+            groups=self.groups,
+            relu=relu,
+            rows=rows,
+            cols=flow.indices,
+            **{"blocks" if blocks else "positions": inner},
+        )
         return flow.with_(y, ChannelsLast(rows), () if own is None or rows else (own.pending,))
 
     def fuse_with(self, following):
@@ -134,16 +163,25 @@ class Conv2d(Layer):
         flops = 2.0 * count * outer * math.prod(self.weight.shape[1:]) * share * (1.0 if inner is None else inner.density)
         ends = 4.0 * (math.prod(n or 1 for n in spec.shape) * share + count * outer)
         size, others = 4.0 * self.weight.size, 2 if spec.differentiable else 1
-        return (Cost(flops, others * flops, ends + size, others * (ends + size)),
-                ActivationSpec((spec.shape[0], self.out_channels, *positions), rows, True))
+        return (
+            Cost(flops, others * flops, ends + size, others * (ends + size)),
+            ActivationSpec((spec.shape[0], self.out_channels, *positions), rows, True),
+        )
 
     def reads(self, plans, symbols=None):
         return plans.region(self, self.weight)
 
     def config(self):
-        return {"in_channels": self.in_channels, "out_channels": self.out_channels, "kernel_size": self.window.kernel,
-                "stride": self.window.stride, "padding": self.window.padding, "dilation": self.window.dilation,
-                "groups": self.groups, "bias": self.bias is not None}
+        return {
+            "in_channels": self.in_channels,
+            "out_channels": self.out_channels,
+            "kernel_size": self.window.kernel,
+            "stride": self.window.stride,
+            "padding": self.window.padding,
+            "dilation": self.window.dilation,
+            "groups": self.groups,
+            "bias": self.bias is not None,
+        }
 
     @classmethod
     def shapes(cls, config):

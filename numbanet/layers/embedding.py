@@ -1,4 +1,5 @@
 """Embedding: a vector for each of a number of symbols."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -48,15 +49,26 @@ class Embedding(Layer):
         If padding_idx is no integer.
     """
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, max_norm: float | None = None,
-                 norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False, *,
-                 rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        *,
+        rng: np.random.Generator | int | None = None,
+        device: str | Device = "cpu",
+    ) -> None:
         only("Embedding", "scale the rows of its weight between steps", max_norm=(max_norm, None), norm_type=(norm_type, 2.0))
         only("Embedding", "a row's gradient is the sum over its look-ups", scale_grad_by_freq=(scale_grad_by_freq, False))
         only("Embedding", "its gradient holds no other rows than those that were looked up", sparse=(sparse, False))
         if num_embeddings < 1 or embedding_dim < 1:
-            raise ValueError(f"Embedding: sizes must be positive, got num_embeddings={num_embeddings}, "
-                             f"embedding_dim={embedding_dim}")
+            raise ValueError(
+                f"Embedding: sizes must be positive, got num_embeddings={num_embeddings}, embedding_dim={embedding_dim}"
+            )
         self.padding_idx = ops.padding_row("Embedding: padding_idx", padding_idx, num_embeddings)
         self._shape = int(num_embeddings), int(embedding_dim)
         self.weight = Tensor(self.initial(self.generator(rng))["weight"], device, requires_grad=True)

@@ -9,6 +9,7 @@
 A layer that knows none of this asks for `Flow.dense`. One that makes a new flow makes it with `Flow.with_`, which carries on
 what belongs to the samples (`Tags`), whatever becomes of x.
 """
+
 from __future__ import annotations
 
 import math
@@ -94,7 +95,7 @@ DENSE, CHANNELS_LAST = Dense(), ChannelsLast()
 class Tags(NamedTuple):
     """What belongs to the samples of a flow, and stays with them from layer to layer."""
 
-    lengths: np.ndarray | None = None   # of samples that are sequences: how many steps each has, on the host; None: all
+    lengths: np.ndarray | None = None  # of samples that are sequences: how many steps each has, on the host; None: all
 
 
 NO_TAGS = Tags()
@@ -161,9 +162,9 @@ class Flow(NamedTuple):
 class ActivationSpec(NamedTuple):
     """What is known of a Flow before it is computed."""
 
-    shape: tuple[int | None, ...]   # of the dense activation; a length that is not known is None
-    plan: AxisPlan | None = None    # which features, of images channels, will be held
-    differentiable: bool = False    # whether a gradient will flow to it
+    shape: tuple[int | None, ...]  # of the dense activation; a length that is not known is None
+    plan: AxisPlan | None = None  # which features, of images channels, will be held
+    differentiable: bool = False  # whether a gradient will flow to it
 
     @property
     def samples(self) -> int:

@@ -1,4 +1,5 @@
 """GRU: layers of gated cells through time."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -45,9 +46,19 @@ class GRU(Recurrent):
     recordable = True
     gates = 3
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-                 dropout: float = 0.0, bidirectional: bool = False, *, rng: np.random.Generator | int | None = None,
-                 device: str | Device = "cpu") -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        rng: np.random.Generator | int | None = None,
+        device: str | Device = "cpu",
+    ) -> None:
         only("GRU", "plans of a step say what is dropped, which an estimator's dropout draws", dropout=(dropout, 0))
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, bidirectional, rng, device)
 

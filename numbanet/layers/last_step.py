@@ -1,4 +1,5 @@
 """LastStep: what layers through time end with."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,4 +1,5 @@
 """LayerNorm: each sample normalised by itself."""
+
 from __future__ import annotations
 
 import math
@@ -46,37 +47,51 @@ class LayerNorm(Layer):
     recordable = True
     units = ("weight", "bias")
 
-    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
-                 bias: bool = True, *, device: str | Device = "cpu") -> None:
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        device: str | Device = "cpu",
+    ) -> None:
         given: tuple[Any, ...] = tuple(normalized_shape) if isinstance(normalized_shape, Iterable) else (normalized_shape,)
         if any(not is_integer(n) for n in given):
             raise TypeError(f"LayerNorm: normalized_shape must be an integer, or some, got {normalized_shape!r}")
         self.normalized_shape = tuple(int(n) for n in given)
         if not given or min(given) < 1 or not eps > 0:
-            raise ValueError(f"LayerNorm: normalized_shape {normalized_shape} must be positive, one axis at least, and eps "
-                             f"{eps} above 0")
+            raise ValueError(
+                f"LayerNorm: normalized_shape {normalized_shape} must be positive, one axis at least, and eps {eps} above 0"
+            )
         self.eps, self.elementwise_affine = eps, bool(elementwise_affine)
         self.weight, self.bias = (
             Tensor(np.full(self.normalized_shape, value), device, requires_grad=True) if there else None
-            for value, there in ((1.0, elementwise_affine), (0.0, elementwise_affine and bias)))
+            for value, there in ((1.0, elementwise_affine), (0.0, elementwise_affine and bias))
+        )
 
     def forward(self, flow, context):
         x = flow.dense()
-        if x.shape[-len(self.normalized_shape):] != self.normalized_shape:
+        if x.shape[-len(self.normalized_shape) :] != self.normalized_shape:
             raise ValueError(f"{self!r}: x {x.shape} does not end with the axes {self.normalized_shape}")
         return flow.with_(ops.layer_norm(x, self.weight, self.bias, shape=self.normalized_shape, eps=self.eps))
 
     def cost(self, spec, plans):
-        axes = spec.shape[-len(self.normalized_shape):]
+        axes = spec.shape[-len(self.normalized_shape) :]
         if len(axes) != len(self.normalized_shape) or any(n not in (None, own) for n, own in zip(axes, self.normalized_shape)):
             raise ValueError(f"{self!r}: its input is of shape {spec.shape[1:]} a sample")
         size = 4.0 * math.prod(n or 1 for n in spec.shape)
-        return Cost(0.0, 0.0, 2 * size, 3 * size), ActivationSpec(spec.shape, None,
-                                                                  spec.differentiable or self.elementwise_affine)
+        return Cost(0.0, 0.0, 2 * size, 3 * size), ActivationSpec(
+            spec.shape, None, spec.differentiable or self.elementwise_affine
+        )
 
     def config(self):
-        return {"normalized_shape": self.normalized_shape, "eps": self.eps, "elementwise_affine": self.elementwise_affine,
-                "bias": self.bias is not None}
+        return {
+            "normalized_shape": self.normalized_shape,
+            "eps": self.eps,
+            "elementwise_affine": self.elementwise_affine,
+            "bias": self.bias is not None,
+        }
 
     @classmethod
     def shapes(cls, config):

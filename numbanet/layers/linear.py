@@ -1,4 +1,5 @@
 """Linear: a product with a weight, of which a plan may leave out neurons or tiles."""
+
 from __future__ import annotations
 
 import functools
@@ -49,9 +50,17 @@ class Linear(Layer):
 
     recordable = True
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, init: str = "he",
-                 variance_factor: float = 1.0, rng: np.random.Generator | int | None = None,
-                 device: str | Device = "cpu") -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        init: str = "he",
+        variance_factor: float = 1.0,
+        rng: np.random.Generator | int | None = None,
+        device: str | Device = "cpu",
+    ) -> None:
         if in_features < 1 or out_features < 1:
             raise ValueError(f"Linear: widths must be positive, got in_features={in_features}, out_features={out_features}")
         if init not in ("he", "glorot"):
@@ -78,8 +87,10 @@ class Linear(Layer):
 
     def sites(self):
         shape = self.weight.shape
-        return (Site("output", "output", shape, (AxisPlan, TilePlan, BernoulliPlan, SamplePlan), chosen=True),
-                Site("tiles", "tiles", shape, (TilePlan,)))
+        return (
+            Site("output", "output", shape, (AxisPlan, TilePlan, BernoulliPlan, SamplePlan), chosen=True),
+            Site("tiles", "tiles", shape, (TilePlan,)),
+        )
 
     def forward(self, flow: Flow, context: Context, relu: bool = False) -> Flow:
         """act(x wᵀ + b), act the identity or ReLU, as far as the plan keeps it.
@@ -92,8 +103,9 @@ class Linear(Layer):
         if not isinstance(flow.layout, PerSample):
             if flow.x.ndim < 1 or flow.x.shape[-1] != width:
                 under = "" if flow.indices is None else f" under {flow.indices.plan}"
-                raise ValueError(f"Linear: x {flow.x.shape} does not match weight {self.weight.shape}{under}: its last axis "
-                                 f"must be {width}")
+                raise ValueError(
+                    f"Linear: x {flow.x.shape} does not match weight {self.weight.shape}{under}: its last axis must be {width}"
+                )
             if flow.x.ndim != 2:
                 lead = flow.x.shape[:-1]
                 y = self.forward(flow._replace(x=flow.x.reshape(math.prod(lead), width)), context, relu)
@@ -101,8 +113,11 @@ class Linear(Layer):
                 return y._replace(x=y.x.reshape(*lead, y.x.shape[-1]))
         plan = context.plans.at(self, "tiles") or context.plans.at(self, "output", flow)
         if isinstance(plan, DeviceTiles):
-            return flow.with_(ops.linear_tiles(flow.dense(), self.weight, self.bias, plan=plan, relu=relu,
-                                               blocks=context.packed.get(self.weight)))
+            return flow.with_(
+                ops.linear_tiles(
+                    flow.dense(), self.weight, self.bias, plan=plan, relu=relu, blocks=context.packed.get(self.weight)
+                )
+            )
         inner = flow.layout.samples if isinstance(flow.layout, PerSample) else None
         if isinstance(plan, DeviceSamples) or (inner is not None and plan is None):
             x = flow.x if inner is not None else flow.dense()
@@ -113,8 +128,9 @@ class Linear(Layer):
         if rows is None and flow.indices is None:
             y = ops.linear(flow.x, self.weight, self.bias, relu=relu)
         else:
-            y = ops.linear_rows(flow.x, self.weight, self.bias, rows=rows, cols=flow.indices, relu=relu,
-                                scale=None if relu else 1.0)
+            y = ops.linear_rows(
+                flow.x, self.weight, self.bias, rows=rows, cols=flow.indices, relu=relu, scale=None if relu else 1.0
+            )
         pending = () if plan is None or (rows is not None and (relu or plan.plan.scale == 1.0)) else (plan.pending,)
         return flow.with_(y, DENSE if rows is None else Columns(rows), pending)
 
@@ -129,8 +145,10 @@ class Linear(Layer):
         inner = self.in_features if spec.plan is None or tiles else spec.plan.count
         outer = self.out_features if rows is None else rows.count
         size = plan.size if tiles else inner * outer * (plan.density if isinstance(plan, SamplePlan) else 1.0)
-        return (product_cost(spec.samples, inner, outer, size, spec),
-                ActivationSpec((*spec.shape[:-1], self.out_features), rows, True))
+        return (
+            product_cost(spec.samples, inner, outer, size, spec),
+            ActivationSpec((*spec.shape[:-1], self.out_features), rows, True),
+        )
 
     def commutes(self, plan):
         return isinstance(plan, SamplePlan)

@@ -1,4 +1,5 @@
 """LSTM: layers of memory cells through time."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -51,9 +52,20 @@ class LSTM(Recurrent):
     recordable = True
     gates, states, seen = 4, 2, (AxisPlan, TimePlan)
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-                 dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, *,
-                 rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        *,
+        rng: np.random.Generator | int | None = None,
+        device: str | Device = "cpu",
+    ) -> None:
         only("LSTM", "plans of a step say what is dropped, which an estimator's dropout draws", dropout=(dropout, 0))
         only("LSTM", "a Linear after it projects what comes out", proj_size=(proj_size, 0))
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, bidirectional, rng, device)
@@ -63,8 +75,15 @@ class LSTM(Recurrent):
 
     def act(self, z, cell, first, plans, ends, *, steps, **options):
         gates = plans.of(self, "gates")
-        y = ops.lstm(z, self._of("weight_hh", cell), *first, steps=steps, cell=ends,
-                     gates=gates and gates.of(sum(self._layers(), ()).index(cell)), **options)
+        y = ops.lstm(
+            z,
+            self._of("weight_hh", cell),
+            *first,
+            steps=steps,
+            cell=ends,
+            gates=gates and gates.of(sum(self._layers(), ()).index(cell)),
+            **options,
+        )
         return (y[:steps], y[steps]) if ends else (y,)
 
     def sites(self):

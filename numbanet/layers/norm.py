@@ -1,4 +1,5 @@
 """Batch normalisation."""
+
 from __future__ import annotations
 
 import math
@@ -24,14 +25,24 @@ class BatchNorm(Layer):
     unitwise = True
     axes: ClassVar[tuple[int, ...]]  # how many x may have
 
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-                 track_running_stats: bool = True, *, device: str | Device = "cpu") -> None:
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        device: str | Device = "cpu",
+    ) -> None:
         name = type(self).__name__
         only(name, "weight and bias begin as 1 and 0, and stay so with requires_grad = False", affine=(affine, True))
         only(name, "ops.batch_norm has no running values", track_running_stats=(track_running_stats, True))
         if num_features < 1 or not eps > 0 or not (momentum is None or 0 <= momentum <= 1):
-            raise ValueError(f"{name}: num_features {num_features} must be positive, eps {eps} above 0 and "
-                             f"momentum {momentum} None or in [0, 1]")
+            raise ValueError(
+                f"{name}: num_features {num_features} must be positive, eps {eps} above 0 and "
+                f"momentum {momentum} None or in [0, 1]"
+            )
         self.eps, self.momentum = eps, momentum
         self.weight, self.bias = (Tensor(np.full(num_features, value), device, requires_grad=True) for value in (1.0, 0.0))
         self.running_mean, self.running_var = (Tensor(np.full(num_features, value), device) for value in (0.0, 1.0))
@@ -47,16 +58,26 @@ class BatchNorm(Layer):
         samples = x.shape[0] if sampled is None else sampled.plan.samples
         if not context.training:
             whole = x if sampled is None else ops.expand_samples(x, plan=sampled)
-            y = ops.batch_norm_apply(whole, self.weight, self.bias, mean=self.running_mean.data, variance=self.running_var.data,
-                                     eps=self.eps, kept=kept)
+            y = ops.batch_norm_apply(
+                whole,
+                self.weight,
+                self.bias,
+                mean=self.running_mean.data,
+                variance=self.running_var.data,
+                eps=self.eps,
+                kept=kept,
+            )
             return y if sampled is None else ops.compact_samples(y, plan=sampled)
         if samples < 2:
-            raise ValueError(f"{type(self).__name__}: a batch in training needs more than one value for each channel, got "
-                             f"x {x.shape}")
+            raise ValueError(
+                f"{type(self).__name__}: a batch in training needs more than one value for each channel, got x {x.shape}"
+            )
 
         if self.momentum is None and kept is not None:
-            raise ValueError(f"{self!r}: momentum=None counts batches for all channels together, and {kept.plan} drops some of "
-                             "them; give it a momentum, such as 0.1")
+            raise ValueError(
+                f"{self!r}: momentum=None counts batches for all channels together, and {kept.plan} drops some of "
+                "them; give it a momentum, such as 0.1"
+            )
 
         def follow(mean, variance):
             dev, count = self.num_batches_tracked.device, self.num_batches_tracked.data

@@ -1,4 +1,5 @@
 """Normalize: inputs brought to mean 0 and standard deviation 1 by numbers that are known beforehand."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -37,8 +38,10 @@ class Normalize(Layer):
         if given[0].ndim != 1 or given[0].shape != given[1].shape or not given[0].size:
             raise ValueError(f"Normalize: mean {given[0].shape} and std {given[1].shape} must have one number a channel each")
         if not np.isfinite(given).all() or not (given[1] > 0).all():
-            raise ValueError(f"Normalize: mean {given[0]} and std {given[1]} must be finite, and std positive; give 1 where a "
-                             "feature is constant")
+            raise ValueError(
+                f"Normalize: mean {given[0]} and std {given[1]} must be finite, and std positive; give 1 where a "
+                "feature is constant"
+            )
         self.mean, self.std = (Tensor(values, device) for values in given)
 
     def __call__(self, x, context=None):

@@ -1,4 +1,5 @@
 """Pooling of images: MaxPool2d, AvgPool2d, AdaptiveAvgPool2d."""
+
 from __future__ import annotations
 
 from numbanet_kernels.layouts.windows import Bins, Window, check_pooling
@@ -89,21 +90,35 @@ class MaxPool2d(Pooling):
     recordable = True
     window: Window
 
-    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
-                 return_indices: bool = False, ceil_mode: bool = False) -> None:
+    def __init__(
+        self,
+        kernel_size: Pair,
+        stride: Pair | None = None,
+        padding: Pair = 0,
+        dilation: Pair = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
         only("MaxPool2d", "max_pool of a device gives the places as well", return_indices=(return_indices, False))
         only("MaxPool2d", "pad the images instead", ceil_mode=(ceil_mode, False))
-        self.window = Window(pair("MaxPool2d: kernel_size", kernel_size),
-                             pair("MaxPool2d: stride", kernel_size if stride is None else stride),
-                             pair("MaxPool2d: padding", padding), pair("MaxPool2d: dilation", dilation))
+        self.window = Window(
+            pair("MaxPool2d: kernel_size", kernel_size),
+            pair("MaxPool2d: stride", kernel_size if stride is None else stride),
+            pair("MaxPool2d: padding", padding),
+            pair("MaxPool2d: dilation", dilation),
+        )
         check_pooling("MaxPool2d", self.window)
 
     def pool(self, x):
         return ops.max_pool2d(x, window=self.window)
 
     def config(self):
-        return {"kernel_size": self.window.kernel, "stride": self.window.stride, "padding": self.window.padding,
-                "dilation": self.window.dilation}
+        return {
+            "kernel_size": self.window.kernel,
+            "stride": self.window.stride,
+            "padding": self.window.padding,
+            "dilation": self.window.dilation,
+        }
 
     def __repr__(self) -> str:
         kernel, stride, padding, dilation = self.window
@@ -128,13 +143,22 @@ class AvgPool2d(Pooling):
     recordable = True
     window: Window
 
-    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
-                 count_include_pad: bool = True, divisor_override: int | None = None) -> None:
+    def __init__(
+        self,
+        kernel_size: Pair,
+        stride: Pair | None = None,
+        padding: Pair = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> None:
         only("AvgPool2d", "pad the images instead", ceil_mode=(ceil_mode, False))
         only("AvgPool2d", "multiply what comes out", divisor_override=(divisor_override, None))
-        self.window = Window(pair("AvgPool2d: kernel_size", kernel_size),
-                             pair("AvgPool2d: stride", kernel_size if stride is None else stride),
-                             pair("AvgPool2d: padding", padding))
+        self.window = Window(
+            pair("AvgPool2d: kernel_size", kernel_size),
+            pair("AvgPool2d: stride", kernel_size if stride is None else stride),
+            pair("AvgPool2d: padding", padding),
+        )
         self.count_include_pad = bool(count_include_pad)
         check_pooling("AvgPool2d", self.window)
 
@@ -142,8 +166,12 @@ class AvgPool2d(Pooling):
         return ops.avg_pool2d(x, window=self.window, count_include_pad=self.count_include_pad)
 
     def config(self):
-        return {"kernel_size": self.window.kernel, "stride": self.window.stride, "padding": self.window.padding,
-                "count_include_pad": self.count_include_pad}
+        return {
+            "kernel_size": self.window.kernel,
+            "stride": self.window.stride,
+            "padding": self.window.padding,
+            "count_include_pad": self.count_include_pad,
+        }
 
     def __repr__(self) -> str:
         kernel, stride, padding, _ = self.window

@@ -1,4 +1,5 @@
 """Recurrent: what layers of cells through time share, whatever their cells do."""
+
 from __future__ import annotations
 
 import abc
@@ -41,12 +42,21 @@ class Recurrent(Layer, abc.ABC):
     A subclass says how many gates and states a unit has, and what its cells do with them (`act`).
     """
 
-    gates: ClassVar[int]                                    # rows of each weight that a unit has
-    states: ClassVar[int] = 1                               # how many numbers a unit remembers
-    seen: ClassVar[tuple[type[Plan], ...]] = (AxisPlan,)    # plans of what the product with W_hh sees
+    gates: ClassVar[int]  # rows of each weight that a unit has
+    states: ClassVar[int] = 1  # how many numbers a unit remembers
+    seen: ClassVar[tuple[type[Plan], ...]] = (AxisPlan,)  # plans of what the product with W_hh sees
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int, bias: bool, batch_first: bool, bidirectional: bool,
-                 rng: np.random.Generator | int | None, device: str | Device) -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        bidirectional: bool,
+        rng: np.random.Generator | int | None,
+        device: str | Device,
+    ) -> None:
         for name, value in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
             check_count(f"{type(self).__name__}: {name}", value)
         self.input_size, self.hidden_size, self.num_layers = int(input_size), int(hidden_size), int(num_layers)
@@ -57,12 +67,14 @@ class Recurrent(Layer, abc.ABC):
     def initial(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Initial values of the parameters, by name."""
         bound, sizes = 1 / math.sqrt(self.hidden_size), (self.input_size, self.hidden_size, self.num_layers)
-        return {name: rng.uniform(-bound, bound, shape)
-                for name, shape in self._shapes(*sizes, self.bidirectional, self.has_bias)}
+        return {
+            name: rng.uniform(-bound, bound, shape) for name, shape in self._shapes(*sizes, self.bidirectional, self.has_bias)
+        }
 
     @classmethod
-    def _shapes(cls, inputs: int, hidden: int, layers: int, bidirectional: bool,
-                bias: bool) -> list[tuple[str, tuple[int, ...]]]:
+    def _shapes(
+        cls, inputs: int, hidden: int, layers: int, bidirectional: bool, bias: bool
+    ) -> list[tuple[str, tuple[int, ...]]]:
         """(name, shape) of the parameters, in the order in which they are drawn."""
         found, rows = [], cls.gates * hidden
         for layer in range(layers):
@@ -110,7 +122,8 @@ class Recurrent(Layer, abc.ABC):
 
     # --- calls --------------------------------------------------------------------------------------------------------
     def __call__(  # type: ignore[override]  # called as PyTorch's, which other layers are not
-            self, x: Tensor, state: Any = None, lengths: Any = None, context: Context | None = None) -> tuple[Tensor, Any]:
+        self, x: Tensor, state: Any = None, lengths: Any = None, context: Context | None = None
+    ) -> tuple[Tensor, Any]:
         """(y, states): the outputs of the last layer, and the states of all cells after their last steps.
 
         Parameters
@@ -137,8 +150,10 @@ class Recurrent(Layer, abc.ABC):
         cells, shape = sum(self._layers(), ()), (self.num_layers * (1 + self.bidirectional), n, self.hidden_size)
         given = () if state is None else tuple(state) if self.states > 1 else (state,)
         if given and [tuple(part.shape) for part in given] != [shape] * self.states:
-            raise ValueError(f"{type(self).__name__}: states must be of shape {shape}, {self.states} of them, got "
-                             f"{', '.join(str(tuple(part.shape)) for part in given)}")
+            raise ValueError(
+                f"{type(self).__name__}: states must be of shape {shape}, {self.states} of them, got "
+                f"{', '.join(str(tuple(part.shape)) for part in given)}"
+            )
         first = {cell: [part[i] for part in given] for i, cell in enumerate(cells)}
         lengths = self._lengths(flow.tags.lengths if lengths is None else lengths, steps, n)
         flow, ends = self._through(flow, context, first, lengths, ends=True)
@@ -157,8 +172,11 @@ class Recurrent(Layer, abc.ABC):
         """
         flow = self._time_major(flow.features())
         steps, n, _ = flow.x.shape
-        left = None if context.state is None else {
-            cell: self._remembered(context.state, cell, n) for cells in self._layers() for cell in cells}
+        left = (
+            None
+            if context.state is None
+            else {cell: self._remembered(context.state, cell, n) for cells in self._layers() for cell in cells}
+        )
         first = {cell: [Tensor.wrap(array, context.device) for array in arrays] for cell, arrays in (left or {}).items()}
         flow, _ = self._through(flow, context, first, self._lengths(flow.tags.lengths, steps, n), left)
         return flow._replace(x=flow.x.transpose(1, 0, 2) if self.batch_first else flow.x)
@@ -166,8 +184,10 @@ class Recurrent(Layer, abc.ABC):
     def _remembered(self, state: dict[Any, Any], cell: str, n: int) -> list[Any]:
         """The states of n samples, zeros where there are none; ValueError where they cannot be carried over."""
         if self.bidirectional:
-            raise ValueError(f"{self!r}: states are carried over from one piece of a text to the next, and what reads backwards"
-                             " begins at the text's end; take bidirectional=False")
+            raise ValueError(
+                f"{self!r}: states are carried over from one piece of a text to the next, and what reads backwards"
+                " begins at the text's end; take bidirectional=False"
+            )
         if (self, cell, n) not in state:
             dev = self._of("weight_ih", cell).device
             state[self, cell, n] = [dev.full((n, self.hidden_size), 0.0) for _ in range(self.states)]
@@ -194,8 +214,15 @@ class Recurrent(Layer, abc.ABC):
             raise ValueError(f"{name}: lengths must be from 1 to {steps}, got {found.min()} to {found.max()}")
         return found.astype(np.int32)
 
-    def _through(self, flow: Flow, context: Context, first: dict[str, list[Tensor]], lengths: np.ndarray | None,
-                 left: dict[str, list[Any]] | None = None, ends: bool = False) -> tuple[Flow, list[list[Tensor]]]:
+    def _through(
+        self,
+        flow: Flow,
+        context: Context,
+        first: dict[str, list[Tensor]],
+        lengths: np.ndarray | None,
+        left: dict[str, list[Any]] | None = None,
+        ends: bool = False,
+    ) -> tuple[Flow, list[list[Tensor]]]:
         """(the last layer's y (T, N, …), compact or not; with `ends` the states of each cell after its last step)"""
         steps, n, _ = flow.x.shape
         last, found = np.full(n, steps - 1) if lengths is None else lengths - 1, []
@@ -204,16 +231,23 @@ class Recurrent(Layer, abc.ABC):
             for cell in cells:
                 back = len(ys) > 0
                 x = flow._replace(x=ops.reverse_steps(flow.x, lengths=lengths)) if back else flow
-                y, *others = self._run(cell, x, context, first.get(cell), lengths, ends,
-                                       None if left is None else left[cell])
+                y, *others = self._run(cell, x, context, first.get(cell), lengths, ends, None if left is None else left[cell])
                 if ends:
                     found.append([y[last, np.arange(n)], *others])
                 ys.append(ops.reverse_steps(y, lengths=lengths) if back else y)
             flow = self._thinned(layer, flow.with_(ops.concatenate(ys, axis=2) if self.bidirectional else ys[0]), context)
         return flow, found
 
-    def _run(self, cell: str, flow: Flow, context: Context, first: list[Tensor] | None, lengths: np.ndarray | None, ends: bool,
-             left: list[Any] | None) -> tuple[Tensor, ...]:
+    def _run(
+        self,
+        cell: str,
+        flow: Flow,
+        context: Context,
+        first: list[Tensor] | None,
+        lengths: np.ndarray | None,
+        ends: bool,
+        left: list[Any] | None,
+    ) -> tuple[Tensor, ...]:
         """What `act` gives of one cell for x (T, N, I), compact or not."""
         w, b, dev, plans = self._of("weight_ih", cell), self.input_bias(cell), flow.x.device, context.plans
         steps, n, width = flow.x.shape
@@ -226,8 +260,17 @@ class Recurrent(Layer, abc.ABC):
         else:
             z = ops.linear_rows(flow.x, w, b, cols=flow.indices, scale=1.0, columns=sparse)
         first = first or [Tensor.wrap(dev.full((n, self.hidden_size), 0.0), dev) for _ in range(self.states)]
-        return self.act(z, cell, first, plans, ends, steps=steps, lengths=None if lengths is None else dev.upload(lengths),
-                        units=plans.at(self, f"recurrent_{cell}"), left=left)
+        return self.act(
+            z,
+            cell,
+            first,
+            plans,
+            ends,
+            steps=steps,
+            lengths=None if lengths is None else dev.upload(lengths),
+            units=plans.at(self, f"recurrent_{cell}"),
+            left=left,
+        )
 
     def _thinned(self, layer: int, flow: Flow, context: Context) -> Flow:
         """What comes to the next layer."""
@@ -246,22 +289,32 @@ class Recurrent(Layer, abc.ABC):
             shape = self._of("weight_ih", cells[0]).shape
             found.append(Site(f"output_l{layer}", "output", (self.output_size, shape[1]), (AxisPlan, BernoulliPlan)))
             for cell in cells:
-                found += [Site(f"input_{cell}", "tiles", shape, (TilePlan,)),
-                          Site(f"recurrent_{cell}", "recurrent", self._of("weight_hh", cell).shape[::-1], self.seen)]
+                found += [
+                    Site(f"input_{cell}", "tiles", shape, (TilePlan,)),
+                    Site(f"recurrent_{cell}", "recurrent", self._of("weight_hh", cell).shape[::-1], self.seen),
+                ]
         return tuple(found)
 
     def cost(self, spec, plans):
         if len(spec.shape) != 3 or spec.shape[2] not in (None, self.input_size):
-            raise ValueError(f"{self!r}: it takes sequences of {self.input_size} features, and its input has "
-                             f"{spec.shape[1:]} a sample")
+            raise ValueError(
+                f"{self!r}: it takes sequences of {self.input_size} features, and its input has {spec.shape[1:]} a sample"
+            )
         total, n, rows, kept = Cost(), spec.samples, self.gates * self.hidden_size, spec.plan
         for layer, cells in enumerate(self._layers()):
             size = self.output_size if layer else self.input_size
             for cell in cells:
                 plan = plans.of(self, f"input_{cell}")
                 inner = size if kept is None or plan is not None else kept.count
-                total = total.plus(product_cost(n, inner, rows, rows * inner if plan is None else plan.size,
-                                                spec._replace(differentiable=spec.differentiable or layer > 0)))
+                total = total.plus(
+                    product_cost(
+                        n,
+                        inner,
+                        rows,
+                        rows * inner if plan is None else plan.size,
+                        spec._replace(differentiable=spec.differentiable or layer > 0),
+                    )
+                )
                 total = total.plus(self._recurrent_cost(n, plans.of(self, f"recurrent_{cell}")))
             out = plans.of(self, f"output_l{layer}")
             kept = out if isinstance(out, AxisPlan) else None
@@ -270,13 +323,17 @@ class Recurrent(Layer, abc.ABC):
     def _recurrent_cost(self, n: int, plan: Any) -> Cost:
         """Of the products with W_hh in n positions. Under a `TimePlan` the forward one alone is smaller: dw is one product for
         all time steps, and on the CPU they share the packed weight of dh."""
+
         def products(seen: int) -> Cost:
             rows = self.gates * self.hidden_size
             return product_cost(n, seen, rows, rows * seen, ActivationSpec((n, seen), None, True))
 
         thinned, dense = products(self.hidden_size if plan is None else plan.count), products(self.hidden_size)
-        return Cost(thinned.forward, dense.backward, thinned.bytes_forward, dense.bytes_backward) if isinstance(
-            plan, TimePlan) else thinned
+        return (
+            Cost(thinned.forward, dense.backward, thinned.bytes_forward, dense.bytes_backward)
+            if isinstance(plan, TimePlan)
+            else thinned
+        )
 
     def reads(self, plans: Plans, symbols=None):
         found = {}
@@ -285,13 +342,22 @@ class Recurrent(Layer, abc.ABC):
         return found
 
     def config(self):
-        return {"input_size": self.input_size, "hidden_size": self.hidden_size, "num_layers": self.num_layers,
-                "bias": self.has_bias, "batch_first": self.batch_first, "bidirectional": self.bidirectional}
+        return {
+            "input_size": self.input_size,
+            "hidden_size": self.hidden_size,
+            "num_layers": self.num_layers,
+            "bias": self.has_bias,
+            "batch_first": self.batch_first,
+            "bidirectional": self.bidirectional,
+        }
 
     @classmethod
     def shapes(cls, config):
-        return tuple(cls._shapes(config["input_size"], config["hidden_size"], config["num_layers"],
-                                 config.get("bidirectional", False), False))
+        return tuple(
+            cls._shapes(
+                config["input_size"], config["hidden_size"], config["num_layers"], config.get("bidirectional", False), False
+            )
+        )
 
     def __repr__(self) -> str:
         options = [f"{self.num_layers}"] * (self.num_layers > 1) + ["bias=False"] * (not self.has_bias)
@@ -301,4 +367,4 @@ class Recurrent(Layer, abc.ABC):
 
 def _cells(layer: int, bidirectional: bool) -> tuple[str, ...]:
     """How the names of a layer's parameters end, forwards and backwards."""
-    return (f"l{layer}", f"l{layer}_reverse")[:1 + bidirectional]
+    return (f"l{layer}", f"l{layer}_reverse")[: 1 + bidirectional]

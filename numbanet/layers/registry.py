@@ -1,4 +1,5 @@
 """The layers, one line an import and one name in `__all__` each: `numbanet` gives them from here."""
+
 from .activation import GELU, ReLU, Sigmoid, Tanh
 from .conv import Conv2d
 from .embedding import Embedding

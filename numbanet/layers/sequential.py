@@ -1,4 +1,5 @@
 """Sequential: a loop over layers, which knows none of them by name."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

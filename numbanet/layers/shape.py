@@ -1,4 +1,5 @@
 """Layers that move elements: Flatten, Shuffle, Select."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,5 @@
 """SparseLinear: a product with a weight of which only listed entries, or tiles, are there."""
+
 from __future__ import annotations
 
 import functools
@@ -73,27 +74,42 @@ class SparseLinear(Layer):
     recordable = True
     buffers = ("crow_indices", "col_indices")
 
-    def __init__(self, in_features: int, out_features: int, density: float = 0.1, weight: CSR | ELL | BSR | None = None,
-                 bias: bool = True, init: str = "he", variance_factor: float = 1.0,
-                 rng: np.random.Generator | int | None = None, device: str | Device = "cpu") -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        density: float = 0.1,
+        weight: CSR | ELL | BSR | None = None,
+        bias: bool = True,
+        init: str = "he",
+        variance_factor: float = 1.0,
+        rng: np.random.Generator | int | None = None,
+        device: str | Device = "cpu",
+    ) -> None:
         shape, dev = (out_features, in_features), named(device)
         if weight is None:
             self._drawn = shape, density, init, variance_factor
             weight = drawn(*self._drawn, self.generator(rng))
         elif not isinstance(weight, (CSR, ELL, BSR)):
-            raise TypeError(f"SparseLinear: weight must be a CSR, ELL or BSR, got {type(weight).__name__}; "
-                            "CSR.from_dense or CSR.from_scipy makes one")
+            raise TypeError(
+                f"SparseLinear: weight must be a CSR, ELL or BSR, got {type(weight).__name__}; "
+                "CSR.from_dense or CSR.from_scipy makes one"
+            )
         elif weight.shape != shape:
             raise ValueError(f"SparseLinear: the weight is {weight.shape}, not (out_features, in_features) = {shape}")
         weight = weight.to_csr() if isinstance(weight, ELL) else weight
         if isinstance(weight, CSR) and round(weight.density, 2) > BREAK_EVEN:
-            warnings.warn(f"SparseLinear({in_features}, {out_features}): {weight.density:.0%} of the weight is there, and "
-                          f"above {BREAK_EVEN:.0%} a dense Linear takes less time on a CPU (python -m bench csr)", stacklevel=2)
+            warnings.warn(
+                f"SparseLinear({in_features}, {out_features}): {weight.density:.0%} of the weight is there, and "
+                f"above {BREAK_EVEN:.0%} a dense Linear takes less time on a CPU (python -m bench csr)",
+                stacklevel=2,
+            )
         self.in_features, self.out_features = in_features, out_features
         self._made: tuple[tuple[Any, Any], ops.Layout] | None = None
         self.trace: list | None = None  # where backward passes leave what `rewire` needs; None: they leave nothing
-        self.crow_indices, self.col_indices = (Tensor.wrap(dev.upload(np.array(part)), dev)
-                                               for part in (weight.indptr, weight.indices))
+        self.crow_indices, self.col_indices = (
+            Tensor.wrap(dev.upload(np.array(part)), dev) for part in (weight.indptr, weight.indices)
+        )
         self.values = Tensor(weight.values, device, requires_grad=True)
         self.bias = Tensor(np.zeros(out_features), device, requires_grad=True) if bias else None
 
@@ -196,16 +212,26 @@ class SparseLinear(Layer):
         flow = flow.with_(flow.dense()) if self.tile or flow.layout.plan is not None else flow.features()
         width = self.in_features if flow.indices is None else flow.indices.plan.count
         if flow.x.ndim < 1 or flow.x.shape[-1] != width:
-            raise ValueError(f"SparseLinear: x {flow.x.shape} does not match the weight {(self.out_features, self.in_features)}"
-                             f"{'' if flow.indices is None else f' under {flow.indices.plan}'}: its last axis must be {width}")
+            raise ValueError(
+                f"SparseLinear: x {flow.x.shape} does not match the weight {(self.out_features, self.in_features)}"
+                f"{'' if flow.indices is None else f' under {flow.indices.plan}'}: its last axis must be {width}"
+            )
         if flow.x.ndim != 2:
             lead = flow.x.shape[:-1]
             found = self.forward(flow._replace(x=flow.x.reshape(math.prod(lead), width)), context, relu)
             return found._replace(x=found.x.reshape(*lead, found.x.shape[-1]))
         plan = context.plans.at(self)
         rows = plan if isinstance(plan, DeviceAxis) else None
-        y = ops.linear_sparse(flow.x, self.values, self.bias, layout=self.layout, relu=relu, cols=flow.indices,
-                              rows=None if self.tile else rows, trace=self.trace)
+        y = ops.linear_sparse(
+            flow.x,
+            self.values,
+            self.bias,
+            layout=self.layout,
+            relu=relu,
+            cols=flow.indices,
+            rows=None if self.tile else rows,
+            trace=self.trace,
+        )
         y = ops.compact(y, plan=rows) if self.tile and rows is not None else y
         pending = () if plan is None or (rows is not None and plan.plan.scale == 1.0) else (plan.pending,)
         return flow.with_(y, DENSE if rows is None else Columns(rows), pending)
@@ -222,8 +248,10 @@ class SparseLinear(Layer):
         inner = self.in_features if spec.plan is None else spec.plan.count
         outer = self.out_features if rows is None else rows.count
         share = 1.0 if self.tile else inner / self.in_features * outer / self.out_features
-        return (product_cost(spec.samples, inner, outer, share * self.layout.nnz, spec),
-                ActivationSpec((*spec.shape[:-1], self.out_features), rows, True))
+        return (
+            product_cost(spec.samples, inner, outer, share * self.layout.nnz, spec),
+            ActivationSpec((*spec.shape[:-1], self.out_features), rows, True),
+        )
 
     def config(self):
         return {"in_features": self.in_features, "out_features": self.out_features, "bias": self.bias is not None}
@@ -231,8 +259,10 @@ class SparseLinear(Layer):
     def __repr__(self) -> str:
         density = self.layout.nnz / (self.in_features * self.out_features)
         tiles = "" if self.tile is None else f", tiles of {self.tile}"
-        return (f"SparseLinear({self.in_features}, {self.out_features}, density={density:.3g}{tiles}"
-                f"{'' if self.bias is not None else ', bias=False'})")
+        return (
+            f"SparseLinear({self.in_features}, {self.out_features}, density={density:.3g}{tiles}"
+            f"{'' if self.bias is not None else ', bias=False'})"
+        )
 
 
 def drawn(shape: tuple[int, int], density: float, init: str, variance_factor: float, rng: np.random.Generator) -> CSR:
@@ -248,7 +278,7 @@ def drawn(shape: tuple[int, int], density: float, init: str, variance_factor: fl
         raise ValueError(f"SparseLinear: variance_factor must be in (0, 1], got {variance_factor!r}")
     total = max(round(density * outputs * inputs), 1)
     counts = np.full(outputs, total // outputs)
-    counts[rng.permutation(outputs)[:total % outputs]] += 1
+    counts[rng.permutation(outputs)[: total % outputs]] += 1
     columns = np.concatenate([np.sort(rng.choice(inputs, count, replace=False)) for count in counts])
     fans = np.repeat(counts if init == "he" else counts + total / inputs, counts)
     bounds = np.sqrt(3 * variance_factor * 2 / fans)

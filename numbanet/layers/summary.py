@@ -1,4 +1,5 @@
 """Summary: a model as a table, one line a layer."""
+
 from __future__ import annotations
 
 import io
@@ -16,11 +17,11 @@ class Line(NamedTuple):
     """What is said of a layer."""
 
     path: str
-    inner: bool                             # whether it is held by a layer that has a line as well
+    inner: bool  # whether it is held by a layer that has a line as well
     layer: Layer
-    shape: tuple[int | None, ...] | None    # of its output, a sample; None where it is not known
+    shape: tuple[int | None, ...] | None  # of its output, a sample; None where it is not known
     parameters: int
-    flops: float | None                     # of a training step, a sample
+    flops: float | None  # of a training step, a sample
 
 
 def lines(model: Layer, spec: ActivationSpec | None, path: str = "", inner: bool = False) -> Iterator[Line]:
@@ -66,14 +67,24 @@ def summary(model: Layer, shape: tuple[int | None, ...] | None = None, policy: A
     table = Table(box=box.SIMPLE_HEAD, show_footer=True)
     rows = list(lines(model, spec))
     flops = None if spec is None else math.fsum(row.flops or 0.0 for row in rows if not row.inner)
-    for title, foot, number in (("", "", False), ("layer", "", False), ("output", "", False),
-                                ("parameters", f"{sum({id(p): p.size for p in model.parameters()}.values()):,}", True),
-                                ("FLOPs", _figure(flops), True), ("dropped", "", False)):
+    for title, foot, number in (
+        ("", "", False),
+        ("layer", "", False),
+        ("output", "", False),
+        ("parameters", f"{sum({id(p): p.size for p in model.parameters()}.values()):,}", True),
+        ("FLOPs", _figure(flops), True),
+        ("dropped", "", False),
+    ):
         table.add_column(title, foot, justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(row.path, f"{'  ' * row.inner}{row.layer!r}", _shape(row.shape),
-                      f"{row.parameters:,}" if row.parameters else "", _figure(row.flops),
-                      ", ".join(dict.fromkeys(dropped.get(row.layer, []))))
+        table.add_row(
+            row.path,
+            f"{'  ' * row.inner}{row.layer!r}",
+            _shape(row.shape),
+            f"{row.parameters:,}" if row.parameters else "",
+            _figure(row.flops),
+            ", ".join(dict.fromkeys(dropped.get(row.layer, []))),
+        )
     file = io.StringIO()
     Console(file=file, width=160).print(table)
     return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())

@@ -1,4 +1,5 @@
 """Tree: a model as the layers that it holds, each with its path: what policies, costs, saving and summaries walk."""
+
 from __future__ import annotations
 
 import collections

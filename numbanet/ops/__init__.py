@@ -2,6 +2,7 @@
 
 x, y, a, b, w are tensors; dy is the gradient of the result. Shapes are in the docstrings: N batch, I in, O out, K kept.
 """
+
 # ruff: noqa: F403  whatever operation a file defines is one
 from .compare import *
 from .conv import *

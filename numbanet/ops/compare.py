@@ -3,6 +3,7 @@
 All tensors are float32, and so are masks: 1 where a comparison holds, 0 elsewhere. They have no gradient, whatever is compared.
 As in IEEE arithmetic nothing holds of NaN, but that it is not equal. dy is the gradient of the result.
 """
+
 from __future__ import annotations
 
 import functools
@@ -90,8 +91,14 @@ def where(mask: Any, a: Any, b: Any) -> Tensor:
     dev, (mask, *given), shape = _taken("where", mask, a, b)
     mask = _spread(mask, dev, shape)
     unset = dev.equal(mask, dev.full(shape, 0.0))
-    a, b = (x if isinstance(x, Tensor) and x.shape == shape else broadcast_to(x, shape=shape) if isinstance(x, Tensor) else
-            Tensor.wrap(dev.full(shape, x), dev) for x in given)
+    a, b = (
+        x
+        if isinstance(x, Tensor) and x.shape == shape
+        else broadcast_to(x, shape=shape)
+        if isinstance(x, Tensor)
+        else Tensor.wrap(dev.full(shape, x), dev)
+        for x in given
+    )
     return _where(a, b, unset=unset)
 
 
@@ -100,7 +107,9 @@ def _where(dev: Device, a, b, *, unset):
     """y = b where unset is 1, else a."""
     chosen = dev.affine(unset, mul=-1.0, add=1.0)
     return dev.add(dev.relu_grad(a, chosen), dev.relu_grad(b, unset)), (
-        lambda dy: dev.relu_grad(dy, chosen), lambda dy: dev.relu_grad(dy, unset))
+        lambda dy: dev.relu_grad(dy, chosen),
+        lambda dy: dev.relu_grad(dy, unset),
+    )
 
 
 @op

@@ -1,4 +1,5 @@
 """Convolutions of images with channels last, x (N, H, W, C) -> y (N, OH, OW, O); dy is the gradient of the result."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -25,9 +26,20 @@ def _own(dev: Device, w: Any, rows: DeviceAxis, cols: DeviceAxis) -> Any:
 
 
 @op(fuses=True)
-def conv2d(dev: Device, x, w, b=None, *, window: Window, groups: int = 1, relu: bool = False,
-           rows: AxisPlan | DevicePlan | None = None, cols: AxisPlan | DevicePlan | None = None,
-           positions: AxisPlan | DevicePlan | None = None, blocks: BlockPlan | DevicePlan | None = None):
+def conv2d(
+    dev: Device,
+    x,
+    w,
+    b=None,
+    *,
+    window: Window,
+    groups: int = 1,
+    relu: bool = False,
+    rows: AxisPlan | DevicePlan | None = None,
+    cols: AxisPlan | DevicePlan | None = None,
+    positions: AxisPlan | DevicePlan | None = None,
+    blocks: BlockPlan | DevicePlan | None = None,
+):
     """y[n, oh, ow, o] = act(sum x[n, oh sh - ph + kh dh, ow sw - pw + kw dw, c] w[o, c, kh, kw] + b[o]), x 0 outside the image.
 
     The sum is over kh, kw and the channels c of o's group; stride, padding and dilation are those of the window. What plans
@@ -55,8 +67,10 @@ def conv2d(dev: Device, x, w, b=None, *, window: Window, groups: int = 1, relu: 
     shape = tuple(w.shape)
     if (rows is not None or cols is not None) and (groups > 1 or blocks is not None):
         raise ValueError(f"conv2d: channels of {groups} groups{' and blocks' * (blocks is not None)} cannot be left out")
-    rows, cols = ((full_axis(n, dev) if plan is None else on("conv2d", plan, dev, DeviceAxis, (n,)))
-                  for plan, n in ((rows, shape[0]), (cols, shape[1])))
+    rows, cols = (
+        (full_axis(n, dev) if plan is None else on("conv2d", plan, dev, DeviceAxis, (n,)))
+        for plan, n in ((rows, shape[0]), (cols, shape[1]))
+    )
     options: dict[str, Any] = {"window": window, "groups": groups}
     scale, own = rows.plan.scale, _own(dev, w, rows, cols)
     own_b = b if b is None or own is w else dev.take_rows(b, rows.indices)
@@ -73,8 +87,9 @@ def conv2d(dev: Device, x, w, b=None, *, window: Window, groups: int = 1, relu: 
     found: dict[str, Any] = {}
 
     def gradients(dy, wants_dx=False):
-        dx, found["w"], found["b"] = dev.conv2d_grad(dy.dense(dev), x, own, where=y if relu else None, scale=sums_scale,
-                                                     wants_dx=wants_dx, **options)
+        dx, found["w"], found["b"] = dev.conv2d_grad(
+            dy.dense(dev), x, own, where=y if relu else None, scale=sums_scale, wants_dx=wants_dx, **options
+        )
         return dx
 
     def dw(dy):

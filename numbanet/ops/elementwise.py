@@ -1,4 +1,5 @@
 """Elementwise operations, with broadcasting; dy is the gradient of the result."""
+
 from __future__ import annotations
 
 import functools
@@ -15,6 +16,7 @@ from .shape import broadcast_shape, broadcast_to
 
 def _binary(equal_shapes: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
     """An op on two tensors of one shape, with broadcasting before it: so the derivative of broadcasting is written once."""
+
     @functools.wraps(equal_shapes, ("__name__", "__doc__"), ())
     def run(a: Any, b: Any) -> Tensor:
         name = equal_shapes.__name__.strip("_")
@@ -87,8 +89,7 @@ def div(a: Any, b: Any) -> Tensor:
 def maximum(dev: Device, a, b):
     """y = max(a, b), with broadcasting; where they are equal the gradient goes to b."""
     larger = dev.greater(a, b)
-    return dev.maximum(a, b), (lambda dy: dev.mul(dy, larger),
-                               lambda dy: dev.mul(dy, dev.affine(larger, mul=-1.0, add=1.0)))
+    return dev.maximum(a, b), (lambda dy: dev.mul(dy, larger), lambda dy: dev.mul(dy, dev.affine(larger, mul=-1.0, add=1.0)))
 
 
 @_binary
@@ -96,8 +97,7 @@ def maximum(dev: Device, a, b):
 def minimum(dev: Device, a, b):
     """y = min(a, b), with broadcasting; where they are equal the gradient goes to a."""
     larger = dev.greater(a, b)
-    return dev.minimum(a, b), (lambda dy: dev.mul(dy, dev.affine(larger, mul=-1.0, add=1.0)),
-                               lambda dy: dev.mul(dy, larger))
+    return dev.minimum(a, b), (lambda dy: dev.mul(dy, dev.affine(larger, mul=-1.0, add=1.0)), lambda dy: dev.mul(dy, larger))
 
 
 @op
@@ -110,8 +110,8 @@ def affine(dev: Device, x, *, mul: float = 1.0, add: float = 0.0):
 def power(dev: Device, x, *, exponent: float):
     """y = x ** exponent, for a number exponent."""
     return dev.power(x, exponent), (
-        lambda dy: (dev.mul(dy, dev.affine(dev.power(x, exponent - 1.0), mul=exponent)) if exponent else
-                    dev.affine(dy, mul=0.0)),)
+        lambda dy: dev.mul(dy, dev.affine(dev.power(x, exponent - 1.0), mul=exponent)) if exponent else dev.affine(dy, mul=0.0),
+    )
 
 
 @op
@@ -183,5 +183,7 @@ def dropout(dev: Device, x, *, plan: BernoulliPlan | DeviceBits):
         raise TypeError(f"dropout: it takes a BernoulliPlan, not {plan!r}")
     if not x.shape or x.shape[-1] != plan.n:
         raise ValueError(f"dropout: x {tuple(x.shape)} does not match {plan}: its last axis must be {plan.n}")
-    return (dev.dropout(x, plan.rate, key, 0, scale=plan.scale),
-            (lambda dy: dev.dropout(dy, plan.rate, key, 0, scale=plan.scale),))
+    return (
+        dev.dropout(x, plan.rate, key, 0, scale=plan.scale),
+        (lambda dy: dev.dropout(dy, plan.rate, key, 0, scale=plan.scale),),
+    )

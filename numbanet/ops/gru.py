@@ -1,4 +1,5 @@
 """GRU through time as one operation; dy is the gradient of the result."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -12,8 +13,18 @@ from .linear import memoize
 
 
 @op(fuses=True)
-def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | DevicePlan | None = None, lengths: Any = None,
-        left: list[Any] | None = None):
+def gru(
+    dev: Device,
+    z,
+    w,
+    b,
+    h0,
+    *,
+    steps: int,
+    units: AxisPlan | DevicePlan | None = None,
+    lengths: Any = None,
+    left: list[Any] | None = None,
+):
     """s[t] = h[t-1] w.T + b;   r, u = sigmoid of z[t] + s[t], m = tanh(z_m[t] + r s_m[t]);   y[t] = h[t] = m + u (h[t-1] - m)
 
     z (T N, 3H) are the input products of all time steps, biases in them; w (3H, H), b (3H,) or None, h0 (N, H) -> y (T, N, H).
@@ -39,8 +50,10 @@ def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | DevicePlan | 
     """
     hidden, n = w.shape[-1], h0.shape[0]
     if z.shape != (steps * n, 3 * hidden) or w.shape != (3 * hidden, hidden) or h0.shape != (n, hidden):
-        raise ValueError(f"gru: z {tuple(z.shape)}, w {tuple(w.shape)} and h0 {tuple(h0.shape)} must be ({steps} N, 3 H), "
-                         "(3 H, H) and (N, H)")
+        raise ValueError(
+            f"gru: z {tuple(z.shape)}, w {tuple(w.shape)} and h0 {tuple(h0.shape)} must be ({steps} N, 3 H), "
+            "(3 H, H) and (N, H)"
+        )
     kept = None if units is None else on("gru", units, dev, DeviceAxis, (hidden,))
     scale, own = (1.0, w) if kept is None else (kept.plan.scale, dev.compact(w, kept.indices))
 
@@ -72,5 +85,4 @@ def gru(dev: Device, z, w, b, h0, *, steps: int, units: AxisPlan | DevicePlan | 
         product = dev.gemm(back(dy)[1], seen(dev.reshape(dev.part(h, 0, steps), (steps * n, hidden))), ta=True, scale=scale)
         return product if kept is None else Packed(product, packing(full_axis(3 * hidden, dev), kept), tuple(w.shape))
 
-    return dev.part(h, 1, steps + 1), (lambda dy: back(dy)[0], dw, lambda dy: dev.sum_rows(back(dy)[1]),
-                                       lambda dy: back(dy)[2])
+    return dev.part(h, 1, steps + 1), (lambda dy: back(dy)[0], dw, lambda dy: dev.sum_rows(back(dy)[1]), lambda dy: back(dy)[2])

@@ -2,6 +2,7 @@
 
 Their vjps take a gradient in any form: a ReLU's mask and a scale are fused into the product that gives dy (`Pending`).
 """
+
 from __future__ import annotations
 
 import functools
@@ -94,15 +95,19 @@ def _listed_vjps(dev: Device, x: Any, w: Any, b: Any, dz: Callable[[Any], Any], 
     """The vjps of y = x w[rows, cols].T + b[rows]; dz gives the gradient of y from what comes."""
     shape, at = tuple(w.shape), (rows.index, cols.index)
     dw, sums = _weight_vjps(dev, x, b, dz)
-    return (lambda dy: Pending(functools.partial(dev.gemm_rows_dx, dz(dy), w, *at), tuple(x.shape)),
-            lambda dy: Packed(dw(dy), packing(rows, cols), shape), lambda dy: vector_gradient(sums(dy), rows))
+    return (
+        lambda dy: Pending(functools.partial(dev.gemm_rows_dx, dz(dy), w, *at), tuple(x.shape)),
+        lambda dy: Packed(dw(dy), packing(rows, cols), shape),
+        lambda dy: vector_gradient(sums(dy), rows),
+    )
 
 
 def _of_columns(dev: Device, x: Any, w: Any, b: Any, cols: DeviceAxis | None, vjps: tuple) -> tuple:
     """The vjps for a dy of all columns or, where it is `Columns`, of these alone."""
     own = memoize(lambda dy: _listed_vjps(dev, x, w, b, lambda dy: dy.values, dy.kept, cols or full_axis(w.shape[1], dev)))
-    return tuple((lambda dy, i=i, vjp=vjp: own(dy)[i](dy) if isinstance(dy, Columns) else vjp(dy))
-                 for i, vjp in enumerate(vjps))
+    return tuple(
+        (lambda dy, i=i, vjp=vjp: own(dy)[i](dy) if isinstance(dy, Columns) else vjp(dy)) for i, vjp in enumerate(vjps)
+    )
 
 
 def _axis(plan: AxisPlan | DevicePlan | None, n: int, dev: Device) -> DeviceAxis:
@@ -110,9 +115,18 @@ def _axis(plan: AxisPlan | DevicePlan | None, n: int, dev: Device) -> DeviceAxis
 
 
 @op(fuses=True)
-def linear_rows(dev: Device, x, w, b=None, *, rows: AxisPlan | DevicePlan | None = None,
-                cols: AxisPlan | DevicePlan | None = None,
-                relu: bool = False, scale: float | None = None, columns: bool = False):
+def linear_rows(
+    dev: Device,
+    x,
+    w,
+    b=None,
+    *,
+    rows: AxisPlan | DevicePlan | None = None,
+    cols: AxisPlan | DevicePlan | None = None,
+    relu: bool = False,
+    scale: float | None = None,
+    columns: bool = False,
+):
     """y[n, k] = scale act(sum_j x[n, j] w[rows_k, cols_j] + b[rows_k]), x and y compact; the scale is that of `rows`.
 
     x (N, J) holds the J kept inputs, w (O, I), b (O,) or None -> y (N, K) holds the K kept outputs. A plan that is None keeps
@@ -161,12 +175,16 @@ def _linear_tiles(dev: Device, x, w, b=None, *, plan: DeviceTiles, relu: bool, b
         like_dy, outputs = prepared(dy)
         return dev.gemm_tiles_dw(like_dy, x, pattern, scale=scale, blocks=blocks, inputs=inputs, outputs=outputs)
 
-    return y, (lambda dy: Pending(functools.partial(product, *prepared(dy)), tuple(x.shape)),
-               lambda dy: Packed(both(dy)[0], plan.packing, shape), lambda dy: both(dy)[1])
+    return y, (
+        lambda dy: Pending(functools.partial(product, *prepared(dy)), tuple(x.shape)),
+        lambda dy: Packed(both(dy)[0], plan.packing, shape),
+        lambda dy: both(dy)[1],
+    )
 
 
-def linear_tiles(x: Any, w: Any, b: Any = None, *, plan: TilePlan | DevicePlan, relu: bool = False,
-                 blocks: Any = None) -> Tensor:
+def linear_tiles(
+    x: Any, w: Any, b: Any = None, *, plan: TilePlan | DevicePlan, relu: bool = False, blocks: Any = None
+) -> Tensor:
     """y[n, o] = act(scale sum_i x[n, i] (w * M)[o, i] + b[o]), M = plan.mask().   x (N, I) -> y (N, O), scale = plan.scale
 
     All tiles (dp = 1) are `linear`. `blocks` are the kept tiles where an update has packed them (`Optimizer.launch`).

@@ -2,6 +2,7 @@
 
 Each is one fused kernel that gives the loss of every sample and the gradient; smoothed labels take some more passes.
 """
+
 from __future__ import annotations
 
 import numbers

@@ -1,4 +1,5 @@
 """Batch and layer normalisation; dy is the gradient of the result."""
+
 from __future__ import annotations
 
 import math
@@ -14,18 +15,32 @@ from .linear import memoize, vector_gradient
 def _own(name: str, dev: Device, x: Any, kept: DeviceAxis | None, vectors: tuple[Any, ...]) -> list[Any]:
     """The kept entries of vectors (C,), or ValueError where x (N, K) does not hold as many."""
     channels, count = vectors[0].shape[0], vectors[0].shape[0] if kept is None else kept.plan.count
-    if not (len(x.shape) == 2 and x.shape[1] == count and all(v.shape == (channels,) for v in vectors)
-            and (kept is None or kept.plan.n == channels)):
-        raise ValueError(f"{name}: x {tuple(x.shape)} does not match {channels} channels"
-                         f"{'' if kept is None else f' of which {kept.plan} are kept'}")
+    if not (
+        len(x.shape) == 2
+        and x.shape[1] == count
+        and all(v.shape == (channels,) for v in vectors)
+        and (kept is None or kept.plan.n == channels)
+    ):
+        raise ValueError(
+            f"{name}: x {tuple(x.shape)} does not match {channels} channels"
+            f"{'' if kept is None else f' of which {kept.plan} are kept'}"
+        )
     if kept is None:
         return list(vectors)
     return [dev.reshape(dev.compact(dev.reshape(v, (1, channels)), kept.indices), (count,)) for v in vectors]
 
 
 @op
-def batch_norm(dev: Device, x, gamma, beta, *, eps: float = 1e-5, kept: DeviceAxis | None = None,
-               seen: Callable[[Any, Any], None] = lambda mean, variance: None):
+def batch_norm(
+    dev: Device,
+    x,
+    gamma,
+    beta,
+    *,
+    eps: float = 1e-5,
+    kept: DeviceAxis | None = None,
+    seen: Callable[[Any, Any], None] = lambda mean, variance: None,
+):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c], mean and variance over n.
 
     x (N, C), gamma and beta (C,) -> y (N, C); with `kept`, x and y (N, K) hold the kept channels. seen(mean, variance) is given
@@ -43,8 +58,9 @@ def batch_norm(dev: Device, x, gamma, beta, *, eps: float = 1e-5, kept: DeviceAx
 
 
 @op
-def batch_norm_apply(dev: Device, x, gamma, beta, *, mean: Any, variance: Any, eps: float = 1e-5,
-                     kept: DeviceAxis | None = None):
+def batch_norm_apply(
+    dev: Device, x, gamma, beta, *, mean: Any, variance: Any, eps: float = 1e-5, kept: DeviceAxis | None = None
+):
     """y[n, c] = gamma[c] (x[n, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c] with a given mean and variance, both (C,)."""
     gamma, beta, mean, variance = _own("batch_norm_apply", dev, x, kept, (gamma, beta, mean, variance))
     y = dev.batch_norm_apply(x, gamma, beta, mean, variance, eps)
@@ -72,14 +88,16 @@ def layer_norm(dev: Device, x, gamma=None, beta=None, *, shape: Sequence[int], e
         If x does not end with these axes, or gamma and beta have others.
     """
     shape, before = tuple(shape), tuple(x.shape)
-    if not (shape and before[-len(shape):] == shape and all(v is None or tuple(v.shape) == shape for v in (gamma, beta))):
+    if not (shape and before[-len(shape) :] == shape and all(v is None or tuple(v.shape) == shape for v in (gamma, beta))):
         vectors = "".join(f", {name} {tuple(v.shape)}" for name, v in (("gamma", gamma), ("beta", beta)) if v is not None)
         raise ValueError(f"layer_norm: x {before}{vectors} do not end with the axes {shape}")
     width = math.prod(shape)
-    rows = dev.reshape(x, (math.prod(before[:-len(shape)]), width))
+    rows = dev.reshape(x, (math.prod(before[: -len(shape)]), width))
     g, b = (dev.full((width,), value) if v is None else dev.reshape(v, (width,)) for v, value in ((gamma, 1.0), (beta, 0.0)))
     y, mean, inverse = dev.layer_norm(rows, g, b, eps)
     gradients = memoize(lambda dy: dev.layer_norm_grad(dev.reshape(dy, rows.shape), rows, g, mean, inverse))
-    return dev.reshape(y, before), (lambda dy: dev.reshape(gradients(dy)[0], before),
-                                    lambda dy: dev.reshape(gradients(dy)[1], shape),
-                                    lambda dy: dev.reshape(gradients(dy)[2], shape))
+    return dev.reshape(y, before), (
+        lambda dy: dev.reshape(gradients(dy)[0], before),
+        lambda dy: dev.reshape(gradients(dy)[1], shape),
+        lambda dy: dev.reshape(gradients(dy)[2], shape),
+    )

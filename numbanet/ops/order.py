@@ -1,4 +1,5 @@
 """Order: a fixed order of features, and what is always taken off them."""
+
 from __future__ import annotations
 
 import functools

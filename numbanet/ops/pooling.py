@@ -1,4 +1,5 @@
 """Pooling of images, channels last; dy is the gradient of the result."""
+
 from __future__ import annotations
 
 from numbanet_kernels.layouts.windows import Bins, Window

@@ -1,4 +1,5 @@
 """Layers of cells through time as one operation each: LSTM; steps in reverse. dy is the gradient of the result."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -28,8 +29,20 @@ def _units(dev: Device, plan: Any, hidden: int, steps: int) -> tuple[DevicePlan 
 
 
 @op(fuses=True)
-def lstm(dev: Device, z, w, h0, c0, *, steps: int, units: AxisPlan | TimePlan | DevicePlan | None = None, lengths: Any = None,
-         gates: Any = None, cell: bool = False, left: list[Any] | None = None):
+def lstm(
+    dev: Device,
+    z,
+    w,
+    h0,
+    c0,
+    *,
+    steps: int,
+    units: AxisPlan | TimePlan | DevicePlan | None = None,
+    lengths: Any = None,
+    gates: Any = None,
+    cell: bool = False,
+    left: list[Any] | None = None,
+):
     """i, f, g, o = sigmoid, sigmoid, tanh, sigmoid of z[t] + h[t-1] w.T;   c[t] = f c[t-1] + i g;   y[t] = h[t] = o tanh c[t]
 
     z (T N, 4H) are the input products of all time steps, biases in them; w (4H, H), h0 and c0 (N, H) -> y (T, N, H). The gates
@@ -120,6 +133,7 @@ def reverse_steps(dev: Device, x, *, lengths: np.ndarray | None = None):
         From 1 to T; T by default.
     """
     if lengths is None:
+
         def turn(a):
             return dev.getitem(a, slice(None, None, -1))
     else:

@@ -1,4 +1,5 @@
 """Reductions: sums, means, variances, maxima, softmax; dy is the gradient of the result."""
+
 from __future__ import annotations
 
 import math
@@ -21,8 +22,7 @@ def sum(dev: Device, x, *, axis: int | Sequence[int] | None = None, keepdims: bo
     """y = sum of x over the axes (all by default)."""
     axes, shape = axes_of("sum", x, axis), x.shape
     kept = _with_ones(x, axes)
-    return (dev.sum(x, axis=axes, keepdims=keepdims),
-            (lambda dy: dev.broadcast_to(dev.reshape(dy, kept), shape),))
+    return (dev.sum(x, axis=axes, keepdims=keepdims), (lambda dy: dev.broadcast_to(dev.reshape(dy, kept), shape),))
 
 
 def mean(x: Tensor, *, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
@@ -64,7 +64,7 @@ def argmax(x: Tensor, *, axis: int | None = None, keepdims: bool = False) -> Ten
     shape = tuple(x.shape[a] for a in others)
     if not math.prod(x.shape[a] for a in axes):
         raise ValueError(f"argmax: x {x.shape} has nothing along axis {axis}")
-    lines = x.data if axes == axes_of("argmax", x, None)[len(others):] else dev.transpose(x.data, (*others, *axes))
+    lines = x.data if axes == axes_of("argmax", x, None)[len(others) :] else dev.transpose(x.data, (*others, *axes))
     indices = dev.argmax(dev.reshape(lines, (*shape, -1)))
     return Tensor.wrap(dev.reshape(indices, kept if keepdims else shape), dev)
 

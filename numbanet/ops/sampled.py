@@ -2,6 +2,7 @@
 
 What backward needs of such an activation is its values and the bits; a dense form lives no longer than a product.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -38,8 +39,9 @@ def compact_samples(dev: Device, x, *, plan: DeviceSamples):
 
 
 @op
-def linear_samples(dev: Device, x, w, b=None, *, inner: DeviceSamples | None = None, outer: DeviceSamples | None = None,
-                   relu: bool = False):
+def linear_samples(
+    dev: Device, x, w, b=None, *, inner: DeviceSamples | None = None, outer: DeviceSamples | None = None, relu: bool = False
+):
     """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), of x what `inner` keeps and of y what `outer` keeps; None: all.
 
     x (N, I) or (kept,), w (O, I), b (O,) or None -> y (N, O) or (kept,)
@@ -54,8 +56,11 @@ def linear_samples(dev: Device, x, w, b=None, *, inner: DeviceSamples | None = N
     if outer is not None and outer.plan.shape != (samples, w.shape[0]):
         raise ValueError(f"linear_samples: {outer} is not made for y {(samples, w.shape[0])}")
     whole = _dense(dev, x, inner)
-    y = (dev.gemm(whole, w, tb=True, bias=b, relu=relu) if outer is None else
-         dev.gemm_samples(whole, w, outer.lists, outer.plan.count, b, relu))
+    y = (
+        dev.gemm(whole, w, tb=True, bias=b, relu=relu)
+        if outer is None
+        else dev.gemm_samples(whole, w, outer.lists, outer.plan.count, b, relu)
+    )
     del whole
     dz = memoize(lambda dy: dev.relu_grad(dy, y) if relu else dy)
 
@@ -72,8 +77,16 @@ def linear_samples(dev: Device, x, w, b=None, *, inner: DeviceSamples | None = N
 
 
 @op
-def batch_norm_samples(dev: Device, x, gamma, beta, *, plan: DeviceSamples, eps: float = 1e-5,
-                       seen: Callable[[Any, Any], None] = lambda mean, variance: None):
+def batch_norm_samples(
+    dev: Device,
+    x,
+    gamma,
+    beta,
+    *,
+    plan: DeviceSamples,
+    eps: float = 1e-5,
+    seen: Callable[[Any, Any], None] = lambda mean, variance: None,
+):
     """Batch normalisation of an activation of which x (kept,) holds the values, all else 0; of the result the same entries are
     kept: double-mask selection. seen(mean, variance) as for `batch_norm`."""
     _check("batch_norm_samples", (plan.plan.samples, gamma.shape[0]), x, plan)
@@ -81,5 +94,8 @@ def batch_norm_samples(dev: Device, x, gamma, beta, *, plan: DeviceSamples, eps:
     seen(mean, variance)
     y = dev.compact_samples(y, plan.lists, plan.plan.count)
     gradients = memoize(lambda dy: dev.batch_norm_grad(_dense(dev, dy, plan), _dense(dev, x, plan), gamma, mean, variance, eps))
-    return y, (lambda dy: dev.compact_samples(gradients(dy)[0], plan.lists, plan.plan.count), lambda dy: gradients(dy)[1],
-               lambda dy: gradients(dy)[2])
+    return y, (
+        lambda dy: dev.compact_samples(gradients(dy)[0], plan.lists, plan.plan.count),
+        lambda dy: gradients(dy)[1],
+        lambda dy: gradients(dy)[2],
+    )

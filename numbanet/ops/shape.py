@@ -1,4 +1,5 @@
 """Operations that change the shape or the place of elements; dy is the gradient of the result."""
+
 from __future__ import annotations
 
 import math
@@ -102,7 +103,7 @@ def _concatenate(dev: Device, *xs, axis):
     others = {tuple(n for i, n in enumerate(x.shape) if i != axis) for x in xs}
     if len(others) > 1:
         raise ValueError(f"concatenate: shapes {[tuple(x.shape) for x in xs]} differ in another axis than {axis}")
-    stops = [sum(x.shape[axis] for x in xs[:i + 1]) for i in range(len(xs))]
+    stops = [sum(x.shape[axis] for x in xs[: i + 1]) for i in range(len(xs))]
     before = (slice(None),) * axis
     keys = [(*before, slice(stop - x.shape[axis], stop)) for x, stop in zip(xs, stops)]
     return dev.concatenate(xs, axis), tuple(lambda dy, key=key: dev.getitem(dy, key) for key in keys)
@@ -179,8 +180,9 @@ def padding_row(name: str, padding: int | None, rows: int) -> int | None:
 
 
 @op
-def embedding(dev: Device, w, *, ids: Any, cols: AxisPlan | DevicePlan | None = None, padding: int | None = None,
-              checked: bool = False):
+def embedding(
+    dev: Device, w, *, ids: Any, cols: AxisPlan | DevicePlan | None = None, padding: int | None = None, checked: bool = False
+):
     """y[…, k] = w[ids[…], cols_k].   w (V, D), ids (…) integers of the host or int32 of the device -> y (…, K)
 
     The gradient holds the rows that were looked up, but for that of `padding`, and no others: dw[v] = sum of dy[…] where
@@ -210,8 +212,11 @@ def embedding(dev: Device, w, *, ids: Any, cols: AxisPlan | DevicePlan | None = 
     y = dev.reshape(y if width == w.shape[1] else dev.compact(y, cols.indices), (*ids.shape, width))
 
     def dw(dy):
-        found = dev.group_rows(flat, w.shape[0], padding) if checked else map(
-            dev.upload, device("cpu").group_rows(host.reshape(-1), w.shape[0], padding))  # as many as there are
+        found = (
+            dev.group_rows(flat, w.shape[0], padding)
+            if checked
+            else map(dev.upload, device("cpu").group_rows(host.reshape(-1), w.shape[0], padding))
+        )  # as many as there are
         order, starts, places = found
         values = dev.sum_by_row(dev.reshape(dy, (flat.size, width)), order, starts)
         return Packed(values, Packing(places, full_axis(w.shape[0], dev).lists.classes, *cols.columns), tuple(w.shape))
@@ -223,8 +228,10 @@ def _symbols(dev: Device, ids: Any, rows: int) -> np.ndarray:
     """The ids on the host, int32; TypeError or ValueError where one is no row of the table."""
     host = np.asarray(ids if isinstance(ids, np.ndarray) else dev.download(ids))
     if host.dtype.kind not in "iu":
-        raise TypeError(f"embedding: ids are {host.dtype}, not integers; Tensor(...) makes float32, Tensor.wrap(integers, "
-                        "device) keeps what they are")
+        raise TypeError(
+            f"embedding: ids are {host.dtype}, not integers; Tensor(...) makes float32, Tensor.wrap(integers, "
+            "device) keeps what they are"
+        )
     if host.size and not (host.min() >= 0 and host.max() < rows):
         raise ValueError(f"embedding: ids from {host.min()} to {host.max()} do not fit a table of {rows} rows")
     return host.astype(np.int32)

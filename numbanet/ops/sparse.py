@@ -1,4 +1,5 @@
 """Products with a sparse weight: values are a tensor like others, and a Layout says where in the weight they are."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -49,8 +50,9 @@ def _whole(dev: Device, x: Any, kept: DeviceAxis | None) -> Any:
 
 
 @op(fuses=True)
-def _linear_csr(dev: Device, x, values, b=None, *, at, relu: bool, rows: DeviceAxis | None, cols: DeviceAxis | None,
-                trace: list | None):
+def _linear_csr(
+    dev: Device, x, values, b=None, *, at, relu: bool, rows: DeviceAxis | None, cols: DeviceAxis | None, trace: list | None
+):
     lists, transposed = (rows and rows.lists, cols and cols.lists), dev.csr_transposed(x)
     y = dev.csr(x, values, at, b, relu, *lists, transposed)
     dz = memoize(lambda dy: dy.through(dev, y if relu else None))
@@ -72,13 +74,24 @@ def _linear_csr(dev: Device, x, values, b=None, *, at, relu: bool, rows: DeviceA
 def _linear_bsr(dev: Device, x, values, b=None, *, at, outputs: int, relu: bool):
     y = dev.bsr(x, values, at, outputs, b, relu)
     dz = memoize(lambda dy: dy.through(dev, y if relu else None))
-    return y, (lambda dy: dev.bsr_dx(dz(dy), values, at, x.shape[1]), lambda dy: dev.bsr_dw(dz(dy), x, at, values.shape[1]),
-               lambda dy: dev.sum_rows(dz(dy)))
+    return y, (
+        lambda dy: dev.bsr_dx(dz(dy), values, at, x.shape[1]),
+        lambda dy: dev.bsr_dw(dz(dy), x, at, values.shape[1]),
+        lambda dy: dev.sum_rows(dz(dy)),
+    )
 
 
-def linear_sparse(x: Any, values: Any, b: Any = None, *, layout: Layout, relu: bool = False,
-                  rows: AxisPlan | DevicePlan | None = None, cols: AxisPlan | DevicePlan | None = None,
-                  trace: list | None = None) -> Tensor:
+def linear_sparse(
+    x: Any,
+    values: Any,
+    b: Any = None,
+    *,
+    layout: Layout,
+    relu: bool = False,
+    rows: AxisPlan | DevicePlan | None = None,
+    cols: AxisPlan | DevicePlan | None = None,
+    trace: list | None = None,
+) -> Tensor:
     """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]), w the values where the layout says.   x (N, I) -> y (N, O)
 
     The gradient of w has its entries alone. With `rows` y holds the kept neurons alone, with `cols` x the kept inputs: entries
@@ -99,13 +112,17 @@ def linear_sparse(x: Any, values: Any, b: Any = None, *, layout: Layout, relu: b
         raise ValueError(f"linear_sparse: the layout is on {layout.device.name}, the arrays on {dev.name}")
     if tiles and not (rows is None and cols is None and trace is None):
         raise TypeError("linear_sparse: tiles take no plan of rows or columns and no trace; give the dense activation")
-    rows, cols = (None if plan is None else on("linear_sparse", plan, dev, DeviceAxis, (n,))
-                  for plan, n in ((rows, outputs), (cols, inputs)))
+    rows, cols = (
+        None if plan is None else on("linear_sparse", plan, dev, DeviceAxis, (n,))
+        for plan, n in ((rows, outputs), (cols, inputs))
+    )
     width = inputs if cols is None else cols.plan.count
     if x.ndim != 2 or x.shape[1] != width or values.shape != layout.values or (b is not None and b.shape != (outputs,)):
         extra = "" if b is None else f" and b {tuple(b.shape)}"
-        raise ValueError(f"linear_sparse: x {x.shape}, values {values.shape}{extra} do not match a weight {layout.shape} "
-                         f"with values {layout.values}{'' if cols is None else f' and {width} inputs kept'}")
+        raise ValueError(
+            f"linear_sparse: x {x.shape}, values {values.shape}{extra} do not match a weight {layout.shape} "
+            f"with values {layout.values}{'' if cols is None else f' and {width} inputs kept'}"
+        )
     if tiles:
         return _linear_bsr(x, values, b, at=layout.at, outputs=outputs, relu=relu)
     return _linear_csr(x, values, b, at=layout.at, relu=relu, rows=rows, cols=cols, trace=trace)

@@ -1,4 +1,5 @@
 """Plans: which part of a product is computed, as pure values; and what they are on a device."""
+
 from .assigned import Plans, Site
 from .base import AxisPlan, Plan, Region
 from .gates import GateChoice, GatePlan
@@ -7,6 +8,28 @@ from .rows import DrawnPlan, IndexPlan, RowPlan, TimePlan, repeat_indices
 from .samples import BernoulliPlan, SamplePlan
 from .tiles import BlockPlan, TilePlan
 
-__all__ = ["AxisPlan", "BernoulliPlan", "BlockPlan", "DeviceAxis", "DeviceBlocks", "DevicePlan", "DeviceSamples",
-           "DeviceTiles", "DeviceTimes", "DrawnPlan", "GateChoice", "GatePlan", "IndexPlan", "Plan", "Plans", "Region",
-           "RowPlan", "SamplePlan", "Site", "TilePlan", "TimePlan", "on_device", "repeat_indices"]
+__all__ = [
+    "AxisPlan",
+    "BernoulliPlan",
+    "BlockPlan",
+    "DeviceAxis",
+    "DeviceBlocks",
+    "DevicePlan",
+    "DeviceSamples",
+    "DeviceTiles",
+    "DeviceTimes",
+    "DrawnPlan",
+    "GateChoice",
+    "GatePlan",
+    "IndexPlan",
+    "Plan",
+    "Plans",
+    "Region",
+    "RowPlan",
+    "SamplePlan",
+    "Site",
+    "TilePlan",
+    "TimePlan",
+    "on_device",
+    "repeat_indices",
+]

@@ -3,6 +3,7 @@
 A policy draws a plan for each site before a pass, or chooses it in the pass from what comes to a layer. Layers ask `Plans.at`,
 which is the only look-up, check and choice.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -17,26 +18,28 @@ from .rows import repeat_indices
 class Site(NamedTuple):
     """A place of a model that may be thinned out."""
 
-    path: str               # the layer's in the tree, and which of its places: "2.output"; a layer by itself says "output"
-    kind: str               # what is thinned out: "output", the layer's neurons, or the weight that gives them; "patches", the
-                            # input matrix of a convolution; "tiles", parts of the weight; "recurrent", what comes back
-                            # through time; "gates", what the backward pass computes of the gates' gradients
+    path: str  # the layer's in the tree, and which of its places: "2.output"; a layer by itself says "output"
+    kind: str  # what is thinned out: "output", the layer's neurons, or the weight that gives them; "patches", the
+    # input matrix of a convolution; "tiles", parts of the weight; "recurrent", what comes back
+    # through time; "gates", what the backward pass computes of the gates' gradients
     shape: tuple[int, ...]  # of the weight there
     takes: tuple[type[Plan], ...] | None = None  # which plans the layer knows there; None: any
-    chosen: bool = False    # whether the layer lets a policy choose in the pass (`Dropout.choose`)
+    chosen: bool = False  # whether the layer lets a policy choose in the pass (`Dropout.choose`)
     per_batch: bool = False  # whether plans are made for the samples of one batch, not for the weight
-    number: int = 0         # which of the model's sites of its kind, from 0: policies with a rate for each go by it
+    number: int = 0  # which of the model's sites of its kind, from 0: policies with a rate for each go by it
 
     def check(self, plan: Plan, layer: Any, shape: tuple[int, ...] | None = None) -> None:
         """TypeError unless the layer knows such a plan there, ValueError unless it is made for the weight, or for a shape."""
         if self.takes is not None and not isinstance(plan, self.takes):
             known = [kind.__name__ for kind in self.takes]
-            raise TypeError(f"{layer!r}: it does not know the plan {plan!r} at {self.path}; it takes "
-                            f"{' or '.join(filter(None, (', '.join(known[:-1]), known[-1]))) if known else 'none there'}")
+            raise TypeError(
+                f"{layer!r}: it does not know the plan {plan!r} at {self.path}; it takes "
+                f"{' or '.join(filter(None, (', '.join(known[:-1]), known[-1]))) if known else 'none there'}"
+            )
         if shape is None and self.per_batch:
             return
         expected = self.shape if shape is None else shape
-        if plan.covers != expected[:len(plan.covers)]:
+        if plan.covers != expected[: len(plan.covers)]:
             raise ValueError(f"{layer!r}: {plan} is not made for {self.path}, of shape {expected}")
 
 
@@ -56,9 +59,13 @@ class Plans:
         assigned.
     """
 
-    def __init__(self, dev: str | Device = "cpu", sites: Mapping[tuple[Any, str], Site] | None = None,
-                 assigned: Mapping[str, Plan] | None = None,
-                 choose: Callable[[Site, Any, Any], Plan | None] | None = None) -> None:
+    def __init__(
+        self,
+        dev: str | Device = "cpu",
+        sites: Mapping[tuple[Any, str], Site] | None = None,
+        assigned: Mapping[str, Plan] | None = None,
+        choose: Callable[[Site, Any, Any], Plan | None] | None = None,
+    ) -> None:
         self.device, self.sites, self.choose = device(dev), {} if sites is None else sites, choose
         self.assigned = {path: plan for path, plan in (assigned or {}).items() if not plan.trivial}
         self._on_device: dict[str, DevicePlan] = {}

@@ -7,6 +7,7 @@ satisfies, with M = plan.mask() and on every device,
 
 `scale` multiplies what is kept, so that a step has the right mean: y = scale * (what the plan keeps of y).
 """
+
 from __future__ import annotations
 
 import abc
@@ -35,7 +36,7 @@ class Plan(abc.ABC):
     """
 
     scale: float = 1.0  # what is kept is multiplied by it
-    cacheable: ClassVar[bool] = True    # whether one may come again: what it is on a device is kept for then
+    cacheable: ClassVar[bool] = True  # whether one may come again: what it is on a device is kept for then
 
     if TYPE_CHECKING:  # a plan that has a region says so: a field or a property
 
@@ -118,8 +119,12 @@ class AxisPlan(Plan):
     def lists(self) -> RowLists:
         """The kept indices, and the place of each index among them."""
         places, found = np.full(self.n, -1), np.asarray(self.indices())
-        if not (found.shape == (self.count,) and (np.diff(found) > 0).all() and (found[:1] >= 0).all() and
-                (found[-1:] < self.n).all()):
+        if not (
+            found.shape == (self.count,)
+            and (np.diff(found) > 0).all()
+            and (found[:1] >= 0).all()
+            and (found[-1:] < self.n).all()
+        ):
             raise ValueError(f"{type(self).__name__}: indices must be increasing, from 0 to {self.n - 1}; got {found!r}")
         places[found] = np.arange(found.size)
         return RowLists(places, np.zeros(self.n), found)

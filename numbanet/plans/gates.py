@@ -1,4 +1,5 @@
 """GatePlan: what a backward pass computes of the gradients of an LSTM's gates."""
+
 from __future__ import annotations
 
 import abc

@@ -1,4 +1,5 @@
 """DevicePlan: a plan on a device. The arrays that kernels and gradients read of a plan are made here, once, and owned here."""
+
 from __future__ import annotations
 
 import functools
@@ -58,7 +59,7 @@ class DevicePlan:
             return self._place
         together, start = np.zeros(sum(array.size + -array.size % APART for array in self._host), np.int32), 0
         for array in self._host:
-            together[start:start + array.size] = array.reshape(-1)
+            together[start : start + array.size] = array.reshape(-1)
             start += array.size + -array.size % APART
         return self.device.upload(together)
 
@@ -70,8 +71,12 @@ class DevicePlan:
     def _parts(self) -> tuple:
         dev, sizes = self.device, [array.size + -array.size % APART for array in self._host]
         starts = itertools.accumulate(sizes, initial=0)
-        return tuple(dev.reshape(dev.part(self.buffer, start, start + array.size), array.shape) if array.size else
-                     dev.empty(array.shape, np.int32) for array, start in zip(self._host, starts))
+        return tuple(
+            dev.reshape(dev.part(self.buffer, start, start + array.size), array.shape)
+            if array.size
+            else dev.empty(array.shape, np.int32)
+            for array, start in zip(self._host, starts)
+        )
 
     @functools.cached_property
     def wanted(self) -> Any:
@@ -169,12 +174,12 @@ class DeviceTiles(DevicePlan):
         """How a gradient of the kept tiles is packed."""
         if self._place is None:
             return Packing(*map(self.device.upload, tile_packing(self.plan.pattern)))
-        return Packing(*self.lists[:len(Packing._fields)])
+        return Packing(*self.lists[: len(Packing._fields)])
 
     @functools.cached_property
     def tiles(self) -> TileLists | None:
         """What kernels walk, where it lies in a place that was given; None: they have lists of their own for the pattern."""
-        return None if self._place is None else TileLists(*self.lists[len(Packing._fields):])
+        return None if self._place is None else TileLists(*self.lists[len(Packing._fields) :])
 
     def room(self):
         return self.device.tile_room(self.plan.pattern)
@@ -202,8 +207,14 @@ class DeviceSamples(DevicePlan):
         return found._replace(bits=self.device.upload(found.bits), starts=self.device.upload(found.starts.astype(np.int32)))
 
 
-KINDS = {BernoulliPlan: DeviceBits, SamplePlan: DeviceSamples, AxisPlan: DeviceAxis, TimePlan: DeviceTimes,
-         TilePlan: DeviceTiles, BlockPlan: DeviceBlocks}
+KINDS = {
+    BernoulliPlan: DeviceBits,
+    SamplePlan: DeviceSamples,
+    AxisPlan: DeviceAxis,
+    TimePlan: DeviceTimes,
+    TilePlan: DeviceTiles,
+    BlockPlan: DeviceBlocks,
+}
 
 
 def upload_plan(plan: Plan, dev: Device) -> DevicePlan:
@@ -224,8 +235,13 @@ def on(name: str, plan: Plan | DevicePlan, dev: Device, kind: type[DevicePlan], 
     """The plan on the device, for the operation of that name, which takes plans of one kind, and of one shape where given."""
     found = plan if isinstance(plan, DevicePlan) else on_device(plan, dev) if isinstance(plan, Plan) else None
     if not isinstance(found, kind):
-        known = {DeviceAxis: "an axis", DeviceTimes: "time steps", DeviceTiles: "tiles", DeviceBlocks: "blocks",
-                 DeviceSamples: "samples"}[kind]
+        known = {
+            DeviceAxis: "an axis",
+            DeviceTimes: "time steps",
+            DeviceTiles: "tiles",
+            DeviceBlocks: "blocks",
+            DeviceSamples: "samples",
+        }[kind]
         raise TypeError(f"{name}: it does not know the plan {plan!r}; it takes one of {known}")
     if found.device is not dev:
         raise ValueError(f"{name}: the plan is on {found.device.name}, the arrays on {dev.name}")

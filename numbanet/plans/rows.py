@@ -1,4 +1,5 @@
 """Plans of an axis: every dp-th index (`RowPlan`), any (`IndexPlan`), or others at each time step (`TimePlan`)."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -84,8 +85,10 @@ class IndexPlan(AxisPlan):
 
     def __post_init__(self) -> None:
         chosen = np.array(self.chosen)
-        if chosen.ndim != 1 or (chosen.size and (chosen.dtype.kind not in "iu" or chosen[0] < 0 or chosen[-1] >= self.n or
-                                                 (chosen[1:] <= chosen[:-1]).any())):
+        if chosen.ndim != 1 or (
+            chosen.size
+            and (chosen.dtype.kind not in "iu" or chosen[0] < 0 or chosen[-1] >= self.n or (chosen[1:] <= chosen[:-1]).any())
+        ):
             raise ValueError(f"IndexPlan: indices must be increasing integers from 0 to {self.n - 1}, got {self.chosen!r}")
         chosen = chosen.astype(np.int32)
         chosen.flags.writeable = False

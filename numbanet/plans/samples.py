@@ -1,4 +1,5 @@
 """Plans of single activations: what is kept differs from sample to sample."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -89,8 +90,10 @@ class SamplePlan(Plan):
         given = np.asarray(self.bits)
         bits = given.astype(np.int32)
         if self.group < 1 or self.n < 0 or bits.shape != (-(-self.samples // self.group), -(-self.n // WORD)):
-            raise ValueError(f"SamplePlan: bits {bits.shape} are not those of {self.samples} samples of {self.n} outputs in "
-                             f"groups of {self.group}")
+            raise ValueError(
+                f"SamplePlan: bits {bits.shape} are not those of {self.samples} samples of {self.n} outputs in "
+                f"groups of {self.group}"
+            )
         if given.dtype != np.uint32 and not np.array_equal(bits, given):
             raise ValueError("SamplePlan: bits must be integers, words of 32 bits")
         if self.n % WORD and (bits[:, -1:].view(np.uint32) >> np.uint32(self.n % WORD)).any():
@@ -118,7 +121,7 @@ class SamplePlan(Plan):
     @functools.cached_property
     def _mask(self) -> np.ndarray:
         found = np.unpackbits(self.bits.astype("<i4").view(np.uint8), axis=1, bitorder="little")
-        return found[:, :self.n].astype(bool)
+        return found[:, : self.n].astype(bool)
 
     def mask(self) -> np.ndarray:
         """(samples, n) bool, True where kept."""

@@ -1,4 +1,5 @@
 """Plans of tiles and blocks: parts of a weight, or of the input matrix of a convolution."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -51,8 +52,10 @@ class TilePlan(Plan):
 
     def __post_init__(self) -> None:
         if self.tile < 1 or self.dp < 1 or not 0 <= self.bias < self.dp or min(*self.shape, self.mix) < 0:
-            raise ValueError(f"TilePlan: shape {self.shape} and mix {self.mix} must be >= 0, tile {self.tile} and dp {self.dp} "
-                             f">= 1 and bias {self.bias} in 0 … dp - 1")
+            raise ValueError(
+                f"TilePlan: shape {self.shape} and mix {self.mix} must be >= 0, tile {self.tile} and dp {self.dp} "
+                f">= 1 and bias {self.bias} in 0 … dp - 1"
+            )
 
     @property
     def covers(self):
@@ -92,7 +95,7 @@ class TilePlan(Plan):
 
     def mask(self) -> np.ndarray:
         """(O, I) bool, True where kept."""
-        return np.kron(self.tile_mask(), np.ones((self.tile, self.tile), bool))[:self.shape[0], :self.shape[1]]
+        return np.kron(self.tile_mask(), np.ones((self.tile, self.tile), bool))[: self.shape[0], : self.shape[1]]
 
     @functools.cached_property
     def _tiles(self) -> np.ndarray:
@@ -108,8 +111,9 @@ class TilePlan(Plan):
 
 @functools.lru_cache(maxsize=4096)
 def _size(pattern: tiles.Pattern) -> int:
-    heights, widths = (np.diff(np.minimum(np.arange(n + 1) * pattern.tile, length))
-                       for n, length in zip(pattern.grid, pattern.shape))
+    heights, widths = (
+        np.diff(np.minimum(np.arange(n + 1) * pattern.tile, length)) for n, length in zip(pattern.grid, pattern.shape)
+    )
     return int(heights @ tiles.kept_tiles(pattern) @ widths)
 
 
@@ -147,10 +151,16 @@ class BlockPlan(Plan):
         chosen = np.array(self.chosen)
         rows, columns = (-(-n // side) for n, side in zip(self.shape, (self.height, self.width)))
         fits = chosen.ndim == 2 and len(chosen) == rows and (not chosen.size or chosen.dtype.kind in "iu")
-        if not (fits and (not chosen.size or (chosen.min() >= 0 and chosen.max() < columns and
-                                              (np.diff(chosen.astype(np.int64), axis=1) > 0).all()))):
-            raise ValueError(f"BlockPlan: {rows} rows of increasing block columns from 0 to {columns - 1} are asked for, got "
-                             f"{self.chosen!r}")
+        if not (
+            fits
+            and (
+                not chosen.size
+                or (chosen.min() >= 0 and chosen.max() < columns and (np.diff(chosen.astype(np.int64), axis=1) > 0).all())
+            )
+        ):
+            raise ValueError(
+                f"BlockPlan: {rows} rows of increasing block columns from 0 to {columns - 1} are asked for, got {self.chosen!r}"
+            )
         chosen = chosen.astype(np.int32)
         chosen.flags.writeable = False
         object.__setattr__(self, "chosen", chosen)
@@ -187,7 +197,7 @@ class BlockPlan(Plan):
         mask = np.zeros(self.shape, bool)
         for row, columns in enumerate(self.chosen):
             for column in columns:
-                mask[row * self.height:(row + 1) * self.height, column * self.width:(column + 1) * self.width] = True
+                mask[row * self.height : (row + 1) * self.height, column * self.width : (column + 1) * self.width] = True
         return mask
 
     def lists(self) -> tuple:

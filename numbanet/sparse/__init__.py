@@ -1,9 +1,20 @@
 """Sparse networks: formats of sparse matrices; the Sparse DNN Graph Challenge, and networks of its structure."""
+
 from numbanet_kernels.layouts.sparse import BSR, CSR, ELL
 
 from .challenge import ChallengeResult, challenge
 from .challenge_files import ChallengeData, load_challenge
 from .radixnet import EllLayer, RadixNet, mixed_radix
 
-__all__ = ["BSR", "CSR", "ELL", "ChallengeData", "ChallengeResult", "EllLayer", "RadixNet", "challenge", "load_challenge",
-           "mixed_radix"]
+__all__ = [
+    "BSR",
+    "CSR",
+    "ELL",
+    "ChallengeData",
+    "ChallengeResult",
+    "EllLayer",
+    "RadixNet",
+    "challenge",
+    "load_challenge",
+    "mixed_radix",
+]

@@ -3,6 +3,7 @@
 The rate that the Challenge asks for, inputs x connections / time, counts products that were never done: most inputs are 0
 after a few layers. What was really multiplied stands beside it.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -71,9 +72,16 @@ class ChallengeResult:
         return float(self.multiplications.sum()) / max(self.inputs * self.connections, 1)
 
 
-def challenge(neurons: int | None = None, layers: int | None = None, data: str | os.PathLike[str] | ChallengeData | None = None,
-              way: str = "compact", device: str | Device = "cpu", inputs: int | None = None, memory: int | None = None,
-              say: Callable[[str], Any] = lambda text: None) -> ChallengeResult:
+def challenge(
+    neurons: int | None = None,
+    layers: int | None = None,
+    data: str | os.PathLike[str] | ChallengeData | None = None,
+    way: str = "compact",
+    device: str | Device = "cpu",
+    inputs: int | None = None,
+    memory: int | None = None,
+    say: Callable[[str], Any] = lambda text: None,
+) -> ChallengeResult:
     """Run the Challenge once: the time counts when files, layers and buffers are in memory and everything is compiled.
 
     Parameters
@@ -130,12 +138,16 @@ def _data(neurons, layers, data, inputs):
         size = 1024 if neurons is None else neurons, 120 if layers is None else layers
         return generated(*size, inputs) if data == "generated" else load_challenge(*size, data)
     if len(data.starts) < 2 or not len(data.network):
-        raise ValueError(f"challenge: data must have one input and one layer at least, not starts {data.starts.shape} and "
-                         f"{len(data.network)} layers")
+        raise ValueError(
+            f"challenge: data must have one input and one layer at least, not starts {data.starts.shape} and "
+            f"{len(data.network)} layers"
+        )
     own = len(data.network[0].indices), len(data.network)
     if neurons not in (None, own[0]) or layers not in (None, own[1]):
-        raise ValueError(f"challenge: the data have {own[0]} neurons and {own[1]} layers; neurons {neurons} and layers "
-                         f"{layers} must be these, or left out")
+        raise ValueError(
+            f"challenge: the data have {own[0]} neurons and {own[1]} layers; neurons {neurons} and layers "
+            f"{layers} must be these, or left out"
+        )
     return data
 
 
@@ -145,7 +157,7 @@ def first_inputs(data: ChallengeData, count: int | None) -> ChallengeData:
         return data
     end = data.starts[count]
     truth = None if data.truth is None else data.truth[data.truth < count]
-    return data._replace(starts=data.starts[:count + 1], columns=data.columns[:end], values=data.values[:end], truth=truth)
+    return data._replace(starts=data.starts[: count + 1], columns=data.columns[:end], values=data.values[:end], truth=truth)
 
 
 def generated(neurons: int, layers: int, inputs: int | None = None, seed: int = 0) -> ChallengeData:
@@ -158,7 +170,7 @@ def generated(neurons: int, layers: int, inputs: int | None = None, seed: int = 
     images = load_mnist(flat=False)[0][:inputs, 0]
     columns, counts = [], []
     for first in range(0, len(images), 500):
-        pixels = enlarged(images[first:first + 500], side)
+        pixels = enlarged(images[first : first + 500], side)
         columns.append((np.flatnonzero(pixels) % neurons).astype(np.int32))
         counts.append(pixels.sum(axis=1))
     starts, found = np.concatenate([[0], np.cumsum(np.concatenate(counts))]), np.concatenate(columns)
@@ -184,8 +196,10 @@ def _plan(data, memory, say):
         raise MemoryError(f"challenge: {LANES} inputs need {LANES * each:,} bytes for activations, and there are {room:,}")
     pieces = -(-count // piece)
     weights = len(data.network) * layer.indices.nbytes
-    say(f"{count} inputs need {count * each / 1e9:.2f} GB for activations, {len(data.network)} layers {weights / 1e9:.2f} GB; "
-        f"{pieces} piece{'s' * (pieces > 1)} of {piece} inputs")
+    say(
+        f"{count} inputs need {count * each / 1e9:.2f} GB for activations, {len(data.network)} layers {weights / 1e9:.2f} GB; "
+        f"{pieces} piece{'s' * (pieces > 1)} of {piece} inputs"
+    )
     return piece
 
 
@@ -258,8 +272,18 @@ class Prepared:
         categories = np.concatenate([self._piece(first, live, done, seconds) for first in range(0, self.count, self.piece)])
         total = time.perf_counter() - begin
         correct = None if self.data.truth is None else bool(np.array_equal(categories, self.data.truth))
-        return ChallengeResult(categories, correct, total, seconds, live, done, layers * self.size, self.count,
-                               -(-self.count // self.piece), self.way)
+        return ChallengeResult(
+            categories,
+            correct,
+            total,
+            seconds,
+            live,
+            done,
+            layers * self.size,
+            self.count,
+            -(-self.count // self.piece),
+            self.way,
+        )
 
     def _piece(self, first, live, done, seconds):
         """The categories among some inputs; adds up what each layer took."""
@@ -267,7 +291,7 @@ class Prepared:
         x = self._dense(first, min(first + self.piece, self.count))
         numbers = np.arange(first, min(first + self.piece, self.count))
         alive = np.zeros(len(x) * LANES, np.int32)
-        alive[:len(numbers)] = 1
+        alive[: len(numbers)] = 1
         step = {"compact": _compact, "saturated": _compact, "filter": _filter}.get(self.way, _all)
         for layer in range(len(live)):
             live[layer] += alive.sum()
@@ -279,20 +303,22 @@ class Prepared:
             seconds[layer] += now - before
             before = now
             if ended:
-                live[layer + 1:] += samples
+                live[layer + 1 :] += samples
                 break
-        return numbers[alive[:len(numbers)] != 0]
+        return numbers[alive[: len(numbers)] != 0]
 
     def _saturated(self, x, samples, layer):
         """Whether all of the first samples are at the ceiling, and stay there in this layer and those behind it."""
         if (self.dev.download(x).min(axis=1).ravel()[:samples] < CEILING).any():
             return False
-        return all((CEILING * values.sum(axis=1) + bias >= MARGIN * CEILING).all()
-                   for values, bias in _distinct(self.data.network[n][1:] for n in range(layer, len(self.data.network))))
+        return all(
+            (CEILING * values.sum(axis=1) + bias >= MARGIN * CEILING).all()
+            for values, bias in _distinct(self.data.network[n][1:] for n in range(layer, len(self.data.network)))
+        )
 
     def _dense(self, first, stop):
         """Some inputs, in slabs."""
-        starts = self.data.starts[first:stop + 1]
+        starts = self.data.starts[first : stop + 1]
         own = slice(starts[0], starts[-1])
         given = map(self.dev.upload, (starts - starts[0], self.data.columns[own], self.data.values[own]))
         return self.dev.in_slabs(*given, self.neurons, out=self.dev.part(self.buffers[0], 0, -(-(stop - first) // LANES)))

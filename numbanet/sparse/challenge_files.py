@@ -6,6 +6,7 @@
 
 Each may be compressed (.xz, .gz), but for the files of layers in a folder.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -58,9 +59,11 @@ class ChallengeData(NamedTuple):
 # --- where files are --------------------------------------------------------------------------------------------------
 def _find(folders, neurons, layers):
     """The files of images, layers and categories; those of layers may be a list."""
-    names = [[f"sparse-images-{neurons}.tsv{ending}" for ending in ENDINGS],
-             [f"neuron{neurons}{part}.tar{ending}" for part in (f"-l1-l{layers}", "") for ending in ENDINGS],
-             [f"neuron{neurons}-l{layers}-categories.tsv{ending}" for ending in ENDINGS]]
+    names = [
+        [f"sparse-images-{neurons}.tsv{ending}" for ending in ENDINGS],
+        [f"neuron{neurons}{part}.tar{ending}" for part in (f"-l1-l{layers}", "") for ending in ENDINGS],
+        [f"neuron{neurons}-l{layers}-categories.tsv{ending}" for ending in ENDINGS],
+    ]
     images, weights, categories = (find_file(folders, some) for some in names)
     for folder in folders if weights is None else ():
         own = [folder / f"neuron{neurons}" / f"n{neurons}-l{layer}.tsv" for layer in range(1, layers + 1)]
@@ -70,7 +73,8 @@ def _find(folders, neurons, layers):
             raise FileNotFoundError(
                 f"the Challenge of {neurons} neurons and {layers} layers: {some[0]} (or {', '.join(some[1:])}) was expected in "
                 f"{' or '.join(map(str, folders))}. Put it there (graphchallenge.org), set NUMBANET_DATA to a folder with "
-                "graphchallenge/ in it, or have the network generated: data='generated'")
+                "graphchallenge/ in it, or have the network generated: data='generated'"
+            )
     return images, weights, categories
 
 
@@ -102,8 +106,10 @@ def _layer(file, source, neurons):
     counts = np.bincount(outputs, minlength=neurons)
     if rest or (counts != depth).any():
         at = int(np.argmax(counts != counts[0]))
-        raise ValueError(f"{source}: as many inputs for each of {neurons} neurons expected, found {counts[0]} for neuron 1 and "
-                         f"{counts[at]} for neuron {at + 1}: truncated, or another network")
+        raise ValueError(
+            f"{source}: as many inputs for each of {neurons} neurons expected, found {counts[0]} for neuron 1 and "
+            f"{counts[at]} for neuron {at + 1}: truncated, or another network"
+        )
     return inputs.reshape(neurons, depth), values.reshape(neurons, depth)
 
 
@@ -136,13 +142,16 @@ def _layers(path, neurons, layers, tell):
             raise ValueError(f"{source}: layer {layer} is there twice")
         found[layer] = _layer(file, source, neurons)
         if found[layer][0].shape != found[next(iter(found))][0].shape:
-            raise ValueError(f"{source}: {found[next(iter(found))][0].shape[1]} inputs a neuron expected, as in other layers, "
-                             f"found {found[layer][0].shape[1]}")
+            raise ValueError(
+                f"{source}: {found[next(iter(found))][0].shape[1]} inputs a neuron expected, as in other layers, "
+                f"found {found[layer][0].shape[1]}"
+            )
     missing = [layer for layer in range(1, layers + 1) if layer not in found]
     if missing:
         where = path[0].parent if isinstance(path, list) else path
-        raise ValueError(f"{where}: {layers} layers expected, found {len(found)}; the first one missing is n{neurons}-l"
-                         f"{missing[0]}.tsv")
+        raise ValueError(
+            f"{where}: {layers} layers expected, found {len(found)}; the first one missing is n{neurons}-l{missing[0]}.tsv"
+        )
     return tuple(np.stack([found[layer][part] for layer in range(1, layers + 1)]) for part in range(2))
 
 

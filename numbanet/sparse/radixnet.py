@@ -12,6 +12,7 @@ other permutations: those of the official files are not published as a rule.
 J. Kepner, R. Robinett, "RadiX-Net: Structured Sparse Matrices for Deep Neural Networks", IPDPS Workshops 2019; the sizes are
 those of J. Kepner et al., "Sparse Deep Neural Network Graph Challenge", HPEC 2019.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -156,8 +157,8 @@ def enlarged(images: np.ndarray, side: int, threshold: float = THRESHOLD) -> np.
     high, wide = (_cubic(length, side).T for length in images.shape[1:])
     found = np.empty((len(images), side, side), bool)
     for first in range(0, len(images), TOGETHER):
-        some = images[first:first + TOGETHER] @ wide
-        np.greater(some.transpose(0, 2, 1) @ high, threshold, out=found[first:first + TOGETHER])
+        some = images[first : first + TOGETHER] @ wide
+        np.greater(some.transpose(0, 2, 1) @ high, threshold, out=found[first : first + TOGETHER])
     return found.reshape(len(images), -1)
 
 

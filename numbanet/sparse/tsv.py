@@ -2,6 +2,7 @@
 
 Whole pieces of a file are parsed at a time: separators give the places of all fields, and digits are added up by their place.
 """
+
 from __future__ import annotations
 
 import lzma
@@ -100,9 +101,10 @@ def _parse(piece, source, line, shape):
     if np.any(inside != 2) or (tabs[::2] < starts).any() or (tabs[1::2] > ends).any():
         counts = np.searchsorted(tabs, ends) - np.searchsorted(tabs, starts)
         at = int(np.argmax(counts != 2))
-        text = bytes(piece[starts[at]:ends[at]][:LETTERS])
-        raise ValueError(f"{source}, line {line + at}: three fields, row, column and value, with tabs between them expected, "
-                         f"found {text!r}")
+        text = bytes(piece[starts[at] : ends[at]][:LETTERS])
+        raise ValueError(
+            f"{source}, line {line + at}: three fields, row, column and value, with tabs between them expected, found {text!r}"
+        )
     first, second = tabs[::2], tabs[1::2]
     rows = _numbers(piece, starts, first, source, line, shape[0], "row")
     columns = _numbers(piece, first + 1, second, source, line, shape[1], "column")
@@ -117,11 +119,11 @@ def _numbers(piece, starts, ends, source, line, limit, name):
         has = lengths > place
         digits = piece[np.where(has, ends - 1 - place, 0)].astype(np.int64) - ord("0")
         wrong |= has & ((digits < 0) | (digits > 9))
-        found += np.where(has, digits, 0) * 10 ** place
+        found += np.where(has, digits, 0) * 10**place
     wrong |= (found < 1) | (found > limit)
     if wrong.any():
         at = int(np.argmax(wrong))
-        text = bytes(piece[starts[at]:ends[at]][:LETTERS])
+        text = bytes(piece[starts[at] : ends[at]][:LETTERS])
         raise ValueError(f"{source}, line {line + at}: a {name} from 1 to {limit} expected, found {text!r}")
     return found - 1
 
@@ -134,7 +136,7 @@ def _values(piece, starts, ends, source, line):
         raise ValueError(f"{source}, line {line + at}: a value expected, found {lengths[at]} bytes")
     places = np.arange(lengths.max())
     if (lengths == lengths[0]).all() and all((piece[starts + place] == piece[starts[0] + place]).all() for place in places):
-        texts, which = [bytes(piece[starts[0]:ends[0]])], np.zeros(len(ends), np.intp)
+        texts, which = [bytes(piece[starts[0] : ends[0]])], np.zeros(len(ends), np.intp)
     else:
         places = np.arange(lengths.max() + 1)  # each text with its END at least, so that a NUL behind it is not lost
         read = piece[np.minimum(starts[:, None] + places, len(piece) - 1)]

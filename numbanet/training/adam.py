@@ -1,9 +1,10 @@
 """Adam and AdamW.
 
-    Adam   g += decay w;  m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;  w -= lr m' / (sqrt(s') + eps), m', s' corrected for
-           their start at 0
-    AdamW  w -= lr decay w, in place of g += decay w; then as Adam
+Adam   g += decay w;  m = b1 m + (1 - b1) g;  s = b2 s + (1 - b2) g²;  w -= lr m' / (sqrt(s') + eps), m', s' corrected for
+       their start at 0
+AdamW  w -= lr decay w, in place of g += decay w; then as Adam
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -45,8 +46,16 @@ class Adam(Optimizer):
     states = 2
     decoupled = False  # whether the decay is taken off the weights, in place of being added to the gradient
 
-    def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.001, betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 0.0, *, clip_norm: float | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        clip_norm: float | None = None,
+    ) -> None:
         super().__init__(parameters, learning_rate, weight_decay, clip_norm)
         self.betas = tuple(check_number("betas", b, 0, 1) for b in betas)
         self.eps = check_number("eps", eps, 0)
@@ -64,8 +73,14 @@ class Adam(Optimizer):
         for dev in devices:
             for count, place in together.items():
                 self.numbers[dev, place] = dev.adam_numbers(
-                    self.learning_rate, *self.betas, self.eps, count + 1, self.weight_decay, self.decoupled,
-                    out=self.numbers.get((dev, place)))
+                    self.learning_rate,
+                    *self.betas,
+                    self.eps,
+                    count + 1,
+                    self.weight_decay,
+                    self.decoupled,
+                    out=self.numbers.get((dev, place)),
+                )
         return tuple(self.places) if len(devices) == 1 and self.clip_norm is None else None
 
     def recorded_by(self):
@@ -115,6 +130,14 @@ class AdamW(Adam):
 
     decoupled = True
 
-    def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.001, betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 0.01, *, clip_norm: float | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        *,
+        clip_norm: float | None = None,
+    ) -> None:
         super().__init__(parameters, learning_rate, betas, eps, weight_decay, clip_norm=clip_norm)

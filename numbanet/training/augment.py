@@ -1,4 +1,5 @@
 """Augmentation: what a training step does to its samples before the network sees them; prediction and validation do not."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -69,6 +70,8 @@ class Augmentation(Hook):
         x = batch.inputs
         made = self.augment(x, run.streams.rows, run.dev)
         if getattr(made, "shape", None) != x.shape or made.dtype != x.dtype:
-            raise ValueError(f"augment: {self.augment!r} must give {x.dtype} {x.shape} as it was given, not "
-                             f"{getattr(made, 'dtype', type(made).__name__)} {getattr(made, 'shape', '')}")
+            raise ValueError(
+                f"augment: {self.augment!r} must give {x.dtype} {x.shape} as it was given, not "
+                f"{getattr(made, 'dtype', type(made).__name__)} {getattr(made, 'shape', '')}"
+            )
         return batch._replace(inputs=made)

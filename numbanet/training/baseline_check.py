@@ -1,4 +1,5 @@
 """Verdict: whether a fit has learned anything."""
+
 from __future__ import annotations
 
 import math
@@ -10,11 +11,11 @@ from .inference import forward
 from .stepper import Stepper
 from .task import Constant
 
-LITTLE = 0.01     # of the way from the best constant answer to none wrong: what comes by chance
-DOUBTFUL = 0.1    # inputs that are far from 1 may be why it is not more; else the task may be hard
-CLEAR = 0.5       # the last epoch was so good on the whole that its end needs no look
-FAR = 10.0        # root mean square of inputs
-RARE = 0.8        # share of the most frequent class from which on weights may help
+LITTLE = 0.01  # of the way from the best constant answer to none wrong: what comes by chance
+DOUBTFUL = 0.1  # inputs that are far from 1 may be why it is not more; else the task may be hard
+CLEAR = 0.5  # the last epoch was so good on the whole that its end needs no look
+FAR = 10.0  # root mean square of inputs
+RARE = 0.8  # share of the most frequent class from which on weights may help
 MOST, NUMBERS = 1 << 13, 1 << 24  # samples that are looked at, and numbers in them: 64 MiB
 
 
@@ -34,8 +35,10 @@ def verdict(stepper: Stepper, data: Data, record: dict) -> str | None:
     none = not (learned >= LITTLE and score > constant.score)
     if not none and (learned >= DOUBTFUL or size <= FAR):
         return None
-    return (f"fit: the network answers {'no' if none else 'hardly'} better than one that always gives {constant.answer}, score "
-            f"{score:.3f} where that has {constant.score:.3f}; try {', '.join(_advice(stepper, data, constant, size))}")
+    return (
+        f"fit: the network answers {'no' if none else 'hardly'} better than one that always gives {constant.answer}, score "
+        f"{score:.3f} where that has {constant.score:.3f}; try {', '.join(_advice(stepper, data, constant, size))}"
+    )
 
 
 def _advice(stepper: Stepper, data: Data, constant: Constant, size: float) -> list[str]:
@@ -58,8 +61,9 @@ def _learned(score: float, loss: float, constant: Constant) -> float:
     return max((share for share in found if math.isfinite(share)), default=0.0)
 
 
-def _found(stepper: Stepper, data: Data, rows: np.ndarray, targets: np.ndarray,
-           weights: np.ndarray | None) -> tuple[float, float]:
+def _found(
+    stepper: Stepper, data: Data, rows: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
+) -> tuple[float, float]:
     """(score, loss) in prediction."""
     policy = stepper.policy.inference_policy(stepper.epoch)
     with np.errstate(all="ignore"):

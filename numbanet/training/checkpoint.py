@@ -1,4 +1,5 @@
 """ModelCheckpoint: the estimator in a file after each epoch, or after each that is the best so far."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,5 @@
 """Data: the samples of a fit; Batch: those of a step."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -14,11 +15,11 @@ from ..device import Device
 class Data:
     """Samples of one fit; training and held-out samples share one X."""
 
-    X: Any                              # (n, …) float32 on the device; or integers, which stay on the host: there it is known
-                                        # which rows of a table they name
-    y: np.ndarray                       # (n, …) targets
-    weights: np.ndarray | None = None   # (n,) how much each sample counts, or (n, T) each of its time steps
-    rows: np.ndarray | None = None      # which of them belong here; None: all
+    X: Any  # (n, …) float32 on the device; or integers, which stay on the host: there it is known
+    # which rows of a table they name
+    y: np.ndarray  # (n, …) targets
+    weights: np.ndarray | None = None  # (n,) how much each sample counts, or (n, T) each of its time steps
+    rows: np.ndarray | None = None  # which of them belong here; None: all
 
     def __len__(self) -> int:
         return len(self.y if self.rows is None else self.rows)
@@ -31,13 +32,13 @@ class Data:
 class Batch(NamedTuple):
     """The samples of one step."""
 
-    rows: np.ndarray                # their numbers in `Data`
-    inputs: Any                     # what the model takes, on the device; before `fetch`, the same numbers there
-    targets: Any                    # on the device
-    weights: Any                    # on the device, summing to 1; None: each sample counts the same
-    total: float                    # the sum of the weights, or the number of samples: how much the batch counts in an epoch
-    ids: np.ndarray | None = None   # inputs that are integers, on the host
-    resets_state: bool = True       # whether layers that remember begin anew
+    rows: np.ndarray  # their numbers in `Data`
+    inputs: Any  # what the model takes, on the device; before `fetch`, the same numbers there
+    targets: Any  # on the device
+    weights: Any  # on the device, summing to 1; None: each sample counts the same
+    total: float  # the sum of the weights, or the number of samples: how much the batch counts in an epoch
+    ids: np.ndarray | None = None  # inputs that are integers, on the host
+    resets_state: bool = True  # whether layers that remember begin anew
 
     def fetch(self, X: Any, dev: Device, out: Any = None) -> Batch:
         """With its inputs taken from X, into an array that is given."""
@@ -66,7 +67,7 @@ def in_order(data: Data, order: np.ndarray, size: int, dev: Device) -> Iterator[
     starts = range(0, len(order), size)
     if data.weights is not None:
         weights = data.weights[order]
-        totals = [float(weights[start:start + size].sum()) for start in starts]
+        totals = [float(weights[start : start + size].sum()) for start in starts]
         lengths = [min(size, len(order) - start) for start in starts]
         sums = np.repeat(np.array([total or 1.0 for total in totals], np.float32), lengths)
         shares = dev.upload(weights / sums.reshape(-1, *[1] * (weights.ndim - 1)), np.float32)

@@ -11,6 +11,7 @@
 
 An epoch whose loss is not finite has no `epoch_end` and no `epoch_recorded`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -47,6 +48,7 @@ class Hook:
     >>> from numbanet.datasets import load_digits
     >>> class StopAtLoss(Hook):
     ...     watches = False  # the record says all
+    ...
     ...     def epoch_recorded(self, run, record):
     ...         if record["loss"] < 1.0:
     ...             run.stop()

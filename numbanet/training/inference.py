@@ -1,4 +1,5 @@
 """What a model gives for samples, without gradients."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -19,8 +20,9 @@ LEAST_ROWS = 32
 PREDICT_ROWS = 4096  # rows of a forward pass without gradients: bounds its memory
 
 
-def forward(model: Layer, dev: Device, X: Any, rows: np.ndarray, session_options: dict[str, Any],
-            policy: Dropout | None = None) -> np.ndarray:
+def forward(
+    model: Layer, dev: Device, X: Any, rows: np.ndarray, session_options: dict[str, Any], policy: Dropout | None = None
+) -> np.ndarray:
     """The model's output for some rows of X (n, …), as in `Data`, in pieces of PREDICT_ROWS, as a host array; session_options
     as for a `Stepper`. A policy selects what is computed (`Dropout.inference_policy`).
 
@@ -31,12 +33,12 @@ def forward(model: Layer, dev: Device, X: Any, rows: np.ndarray, session_options
     choose = policy and policy.choosing(tree, np.random.default_rng(0))
     with no_grad(), dev.session(**session_options):
         for start in range(0, len(rows), PREDICT_ROWS):
-            chosen = rows[start:start + PREDICT_ROWS].astype(np.int32)
+            chosen = rows[start : start + PREDICT_ROWS].astype(np.int32)
             filled = np.pad(chosen, (0, max(LEAST_ROWS - len(chosen), 0)), mode="edge")
             symbols = np.asarray(X[filled], np.int32) if on_host(X) else None
             piece = dev.take_rows(X, dev.upload(filled)) if symbols is None else dev.upload(symbols)
             flow = Flow(Tensor.wrap(piece, dev), DENSE if symbols is None else Symbols(symbols))
             plans = Plans(dev, tree.sites, choose=choose) if choose else None
-            pieces.append(model.forward(flow, Context(dev, plans)).dense().numpy()[:len(chosen)])
+            pieces.append(model.forward(flow, Context(dev, plans)).dense().numpy()[: len(chosen)])
             deferred.poll()
     return np.concatenate(pieces)

@@ -3,6 +3,7 @@
 A step of SGD without a gradient is linear, (w, v) -> M (w, v), so that k missed ones are M^k
 (`numbanet_kernels.families.update.lazy_sgd`).
 """
+
 from __future__ import annotations
 
 import functools

@@ -1,8 +1,9 @@
 """The loop: fit -> train -> epoch -> `Stepper.step`.
 
-    train    epochs until done; hooks before and after; going back where the weights broke; interruption
-    epoch    a pass over the samples, one host synchronisation at its end
+train    epochs until done; hooks before and after; going back where the weights broke; interruption
+epoch    a pass over the samples, one host synchronisation at its end
 """
+
 from __future__ import annotations
 
 import contextlib

@@ -1,4 +1,5 @@
 """Monitor: which figure of the records a hook goes by, and whether it has improved."""
+
 from __future__ import annotations
 
 import math
@@ -22,8 +23,10 @@ def value(hook: str, record: dict[str, Any], name: str | None) -> float:
     name = name or ("validation_score" if "validation_score" in record else "loss")
     if not isinstance(record.get(name), numbers.Real):
         known = ", ".join(key for key, found in record.items() if isinstance(found, numbers.Real))
-        raise ValueError(f"{hook}: there is no figure {name!r} in the record, which has {known}; fit with validation=... for "
-                         "validation_loss and validation_score")
+        raise ValueError(
+            f"{hook}: there is no figure {name!r} in the record, which has {known}; fit with validation=... for "
+            "validation_loss and validation_score"
+        )
     found = -record[name] if name.endswith(LESS) else record[name]
     return -math.inf if math.isnan(found) else float(found)
 

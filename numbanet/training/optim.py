@@ -5,6 +5,7 @@
 
 A step is prepare -> forward and backward passes -> reduce -> launch -> advance; `step` is all of it but the passes.
 """
+
 from __future__ import annotations
 
 import abc
@@ -62,15 +63,18 @@ class Optimizer(abc.ABC):
 
     states = 1  # how many arrays of state a parameter carries
 
-    def __init__(self, parameters: Iterable[Tensor], learning_rate: float, weight_decay: float = 0.0,
-                 clip_norm: float | None = None) -> None:
+    def __init__(
+        self, parameters: Iterable[Tensor], learning_rate: float, weight_decay: float = 0.0, clip_norm: float | None = None
+    ) -> None:
         if isinstance(parameters, Tensor):
             raise TypeError("parameters must be a list of tensors; for one tensor w write [w]")
         self.parameters = list(parameters)
         for p in self.parameters:
             if not (isinstance(p, Tensor) and p.requires_grad):
-                raise TypeError(f"parameters must be tensors made with requires_grad=True, got {p!r}; leave out what is "
-                                "frozen, or freeze it after the optimiser is made")
+                raise TypeError(
+                    f"parameters must be tensors made with requires_grad=True, got {p!r}; leave out what is "
+                    "frozen, or freeze it after the optimiser is made"
+                )
         self.parameters = list(dict.fromkeys(self.parameters))  # one that is given twice takes one step
         self.learning_rate = check_number("learning_rate", learning_rate, 0)
         self.weight_decay = check_number("weight_decay", weight_decay, 0)
@@ -146,8 +150,10 @@ class Optimizer(abc.ABC):
             arrays = [parameter.data, *state]
             arrays = arrays if parameter.ndim == 2 else [matrix(parameter, array) for array in arrays]
             due.setdefault(parameter.device, []).append(
-                Due(parameter, arrays, g.values, g.packing) if isinstance(g, Packed) else
-                Due(parameter, arrays, matrix(parameter, g.dense(parameter.device)), None))
+                Due(parameter, arrays, g.values, g.packing)
+                if isinstance(g, Packed)
+                else Due(parameter, arrays, matrix(parameter, g.dense(parameter.device)), None)
+            )
         for dev, parameters in due.items():
             ready.update(self.update(dev, parameters) or {})
         return ready
@@ -219,8 +225,12 @@ class Optimizer(abc.ABC):
         """The learning rate, the steps and the state; copied(device, array) copies an array, by default to the host."""
         self.settle()
         copied = copied or on_host
-        return {"learning_rate": self.learning_rate, "steps": self.steps, "counts": list(self.counts),
-                "state": [[copied(p.device, s) for s in state] for p, state in zip(self.parameters, self.state)]}
+        return {
+            "learning_rate": self.learning_rate,
+            "steps": self.steps,
+            "counts": list(self.counts),
+            "state": [[copied(p.device, s) for s in state] for p, state in zip(self.parameters, self.state)],
+        }
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go back to a snapshot, on the devices where the parameters are now."""
@@ -262,8 +272,16 @@ class SGD(Optimizer):
         If a number is out of range, or nesterov is asked for without momentum.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], learning_rate: float = 0.01, momentum: float = 0.0, *,
-                 nesterov: bool = False, weight_decay: float = 0.0, clip_norm: float | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float = 0.01,
+        momentum: float = 0.0,
+        *,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+    ) -> None:
         super().__init__(parameters, learning_rate, weight_decay, clip_norm)
         self.momentum = check_number("momentum", momentum, 0, 1)
         self.nesterov = bool(nesterov)
@@ -305,8 +323,11 @@ class SGD(Optimizer):
         if len(devices) != 1 or devices != self.rates.keys() or self.clip_norm is not None:
             return None
         ((_, rate),) = self.rates.values()
-        return self._numbers[1:], [rate, *(v for (v,) in self.state),
-                                   *(a for lazy in self.stepping for a in (lazy.lag, lazy.current))]
+        return self._numbers[1:], [
+            rate,
+            *(v for (v,) in self.state),
+            *(a for lazy in self.stepping for a in (lazy.lag, lazy.current)),
+        ]
 
     def launch(self):
         for parameter, lazy in self.lazy.items():

@@ -1,4 +1,5 @@
 """Progress: what a fit says while it runs."""
+
 from __future__ import annotations
 
 from .hooks import Hook
@@ -31,10 +32,13 @@ class Progress(Hook):
         self.samples, self.last, self.dropout, self.bar = samples, epochs.stop, dropout, None
         console = rich.get_console()
         if console.is_interactive:
-            self.bar = progress.Progress(progress.TextColumn("{task.description}"), progress.BarColumn(bar_width=4),
-                                         progress.TimeRemainingColumn(compact=True),
-                                         progress.TextColumn("{task.fields[figures]}"),
-                                         console=console)
+            self.bar = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(bar_width=4),
+                progress.TimeRemainingColumn(compact=True),
+                progress.TextColumn("{task.fields[figures]}"),
+                console=console,
+            )
             self.task = self.bar.add_task(dropout, total=samples * len(epochs), figures="")
 
     def fit_start(self, run):
@@ -75,11 +79,17 @@ class Progress(Hook):
 
 def _figures(record: dict, samples: int) -> list[str]:
     """What is said of an epoch, the most important first."""
-    shown = ({"perplexity": "perplexity .1f", "validation_perplexity": "validation .1f"} if "perplexity" in record else
-             {"loss": "loss .3f", "score": "score .4f", "validation_score": "validation .4f"})
+    shown = (
+        {"perplexity": "perplexity .1f", "validation_perplexity": "validation .1f"}
+        if "perplexity" in record
+        else {"loss": "loss .3f", "score": "score .4f", "validation_score": "validation .4f"}
+    )
     what = "tokens" if "perplexity" in record else "samples"
-    found = [f"{name} {record[key]:{form}}" for key, (name, form) in
-             ((key, text.split()) for key, text in shown.items()) if key in record]
+    found = [
+        f"{name} {record[key]:{form}}"
+        for key, (name, form) in ((key, text.split()) for key, text in shown.items())
+        if key in record
+    ]
     if record["flops_share"] < 1:
         found.append(f"{1 - record['flops_share']:.0%} FLOPs skipped")
     return [*found, f"{samples / max(record['seconds'], 1e-9):,.0f} {what}/s"]

@@ -1,4 +1,5 @@
 """Rates: the dropout of each epoch."""
+
 from __future__ import annotations
 
 from ..tensor import Tensor

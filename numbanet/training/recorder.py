@@ -13,6 +13,7 @@ compute lies in one memory for all of them, which is used up before the next one
 A backend is what `Device.record` gives: something with `replay()` and `result`. Where a device has none, all steps are done op
 by op, in arrays of their own.
 """
+
 from __future__ import annotations
 
 import sys
@@ -37,19 +38,19 @@ class _Pass(NamedTuple):
     """What was recorded."""
 
     graph: Any
-    gradients: list[Any]    # of the parameters, written anew by each replay
-    held: list[Any]         # the arrays of its key, so that no other ones are taken for them
+    gradients: list[Any]  # of the parameters, written anew by each replay
+    held: list[Any]  # the arrays of its key, so that no other ones are taken for them
 
 
 class Ready(NamedTuple):
     """A recorded step, passes and update, that is done again while nothing but batches, plans and numbers change."""
 
     graph: Any
-    numbers: Hashable       # of the optimiser, as it was recorded
-    state: Any              # of the optimiser: another one has other arrays
-    tensors: list[tuple[Tensor, Any, bool]]     # of the model: with their arrays, and whether they are trained
-    trained: list[bool]     # by the parameters of the optimiser, whether they have a gradient
-    inputs: Any             # the buffers that are read
+    numbers: Hashable  # of the optimiser, as it was recorded
+    state: Any  # of the optimiser: another one has other arrays
+    tensors: list[tuple[Tensor, Any, bool]]  # of the model: with their arrays, and whether they are trained
+    trained: list[bool]  # by the parameters of the optimiser, whether they have a gradient
+    inputs: Any  # the buffers that are read
     targets: Any
     weights: Any
 
@@ -57,10 +58,10 @@ class Ready(NamedTuple):
 class Recorder:
     """The recorded steps of one training run of a model."""
 
-    MOST = 1 << 30      # bytes that recorded passes may take, all of them together; a larger one is not recorded
+    MOST = 1 << 30  # bytes that recorded passes may take, all of them together; a larger one is not recorded
     RECORDED = 1 << 11  # passes that are recorded: a driver keeps some memory for each
-    MET = 1 << 14       # passes that are remembered, recorded or not, and plans
-    TRIED = 4           # passes that could not be recorded: then no other is tried, if none could
+    MET = 1 << 14  # passes that are remembered, recorded or not, and plans
+    TRIED = 4  # passes that could not be recorded: then no other is tried, if none could
 
     def __init__(self, dev: Device, model: Layer) -> None:
         self.dev, self.model = dev, model
@@ -162,8 +163,15 @@ class Recorder:
         ready.graph.replay()
         return [dev.copy(array) for array in ready.graph.result[0]]
 
-    def step(self, passes: Callable[[], Sequence[Any]], optimizer: Optimizer, plans: Plans, batch: Batch, states: list[Any],
-             repeatable: bool) -> tuple[Sequence[Any], dict[Tensor, Any]]:
+    def step(
+        self,
+        passes: Callable[[], Sequence[Any]],
+        optimizer: Optimizer,
+        plans: Plans,
+        batch: Batch,
+        states: list[Any],
+        repeatable: bool,
+    ) -> tuple[Sequence[Any], dict[Tensor, Any]]:
         """(what the passes return, what the update packed for the next step), after an update of the weights.
 
         Parameters
@@ -201,7 +209,8 @@ class Recorder:
             trained = [p.gradient is not None for p in optimizer.parameters]
             tensors = [(t, t.data, t.requires_grad) for _, t, _ in self.model.named()]
             self._ready[self._quick_key(plans, batch)] = Ready(
-                self._replayed, own[0], optimizer.state, tensors, trained, batch.inputs, batch.targets, batch.weights)
+                self._replayed, own[0], optimizer.state, tensors, trained, batch.inputs, batch.targets, batch.weights
+            )
         return results, ready if self._replayed is None else {}
 
     def _tell(self, passes: Callable[[], Sequence[Any]], repeatable: bool, plans: Plans) -> None:

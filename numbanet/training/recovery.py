@@ -1,4 +1,5 @@
 """Recovery: where training goes back to when an epoch has broken the weights."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -79,8 +80,10 @@ class Recovery:
             raise FloatingPointError(f"the loss was not finite in the first epoch of this fit{where}; {advice}")
         run.restore(good)
         if good.epoch == number:
-            warn(f"the loss was not finite in epoch {number + 1}{where}: the fit ended with the weights of epoch {number}; "
-                 f"{advice}")
+            warn(
+                f"the loss was not finite in epoch {number + 1}{where}: the fit ended with the weights of epoch {number}; "
+                f"{advice}"
+            )
             run.stop()
         self.watched = True
 
@@ -93,5 +96,5 @@ class Recovery:
             if self.good is None:
                 return False
             run.restore(self.good)
-            del run.history[self.good.epoch:]
+            del run.history[self.good.epoch :]
         return run.epoch > self.first

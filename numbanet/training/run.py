@@ -1,4 +1,5 @@
 """Run: all that training changes, and the one way back; Snapshot: where a run was."""
+
 from __future__ import annotations
 
 import contextlib
@@ -79,7 +80,7 @@ class Snapshot:
         if self.state is not None:
             self.optimizer.restore(self.state)
             self.streams.restore(self.random)
-            del self.history[self.epoch:]
+            del self.history[self.epoch :]
             for hook, state in self.hooks:
                 hook.restore(state)
         return changed
@@ -236,9 +237,20 @@ class Run:
 
         model, optimizer = self.model, self.optimizer
         tensors = [(tensor, tensor.device, copied(tensor.device, tensor.data)) for _, tensor, _ in model.named()]
-        return Snapshot(model, optimizer, self.streams, self.history, list(model.layers), tensors, list(optimizer.parameters),
-                        None if weights_only else optimizer.snapshot(copied), self.streams.state(), self.epoch,
-                        self.stepper.drawn, self.states())
+        return Snapshot(
+            model,
+            optimizer,
+            self.streams,
+            self.history,
+            list(model.layers),
+            tensors,
+            list(optimizer.parameters),
+            None if weights_only else optimizer.snapshot(copied),
+            self.streams.state(),
+            self.epoch,
+            self.stepper.drawn,
+            self.states(),
+        )
 
     def states(self) -> list[tuple[Any, Any]]:
         """The states of the hooks."""

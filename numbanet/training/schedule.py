@@ -1,4 +1,5 @@
 """Learning rates that change: by a schedule of the epochs, or where nothing improves."""
+
 from __future__ import annotations
 
 import math
@@ -18,16 +19,20 @@ def named(schedule: Any, epochs: int) -> Callable[[int], float] | None:
     ValueError
         If the name is unknown.
     """
+
     def progress(epoch: int) -> float:
         return min(epoch, epochs - 1) / epochs  # `partial_fit` after the last epoch goes on at its rate
 
-    known = {"cosine": lambda epoch: 0.5 * (1 + math.cos(math.pi * progress(epoch))),
-             "linear": lambda epoch: 1 - progress(epoch)}
+    known = {
+        "cosine": lambda epoch: 0.5 * (1 + math.cos(math.pi * progress(epoch))),
+        "linear": lambda epoch: 1 - progress(epoch),
+    }
     if schedule is None or callable(schedule):
         return schedule
     if schedule not in known:
-        raise ValueError("learning_rate_schedule must be None, 'cosine', 'linear' or a function of the epoch, got "
-                         f"{schedule!r}")
+        raise ValueError(
+            f"learning_rate_schedule must be None, 'cosine', 'linear' or a function of the epoch, got {schedule!r}"
+        )
     return known[schedule]
 
 
@@ -35,8 +40,9 @@ def factor_of(schedule: Callable[[int], float] | None, epoch: int) -> float:
     """The factor for an epoch, 1 without a schedule; ValueError where the function gives none."""
     factor = schedule(epoch) if schedule else 1.0
     if not (isinstance(factor, numbers.Real) and 0 <= factor < math.inf):
-        raise ValueError(f"learning_rate_schedule gave the factor {factor!r} for epoch {epoch}; it must be a number, finite "
-                         "and not negative")
+        raise ValueError(
+            f"learning_rate_schedule gave the factor {factor!r} for epoch {epoch}; it must be a number, finite and not negative"
+        )
     return float(factor)
 
 
@@ -93,11 +99,20 @@ class ReduceLROnPlateau(Hook):
 
     watches = False
 
-    def __init__(self, factor: float = 0.1, patience: int = 10, monitor: str | None = None, threshold: float = 1e-4,
-                 cooldown: int = 0, min_lr: float = 0.0) -> None:
-        for name, given, fits, wanted in (("factor", factor, lambda x: 0 < x < 1, "in (0, 1)"),
-                                          ("threshold", threshold, lambda x: 0 <= x < math.inf, "not negative"),
-                                          ("min_lr", min_lr, lambda x: 0 <= x < math.inf, "not negative")):
+    def __init__(
+        self,
+        factor: float = 0.1,
+        patience: int = 10,
+        monitor: str | None = None,
+        threshold: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        for name, given, fits, wanted in (
+            ("factor", factor, lambda x: 0 < x < 1, "in (0, 1)"),
+            ("threshold", threshold, lambda x: 0 <= x < math.inf, "not negative"),
+            ("min_lr", min_lr, lambda x: 0 <= x < math.inf, "not negative"),
+        ):
             if isinstance(given, bool) or not (isinstance(given, numbers.Real) and fits(given)):
                 raise ValueError(f"ReduceLROnPlateau: {name} must be a number, {wanted}, got {given!r}")
         check_count("ReduceLROnPlateau: patience", patience, 0)

@@ -1,4 +1,5 @@
 """Stepper: the training step. Draw plans, forward, loss, backward, update: on a card one graph, which is replayed."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -41,16 +42,16 @@ class Stepper:
     dev: Device
     batch_size: int
     session_options: dict[str, Any] = dataclasses.field(default_factory=dict)  # `limit` of threads, `precision` of products
-    upcoming: Plans | None = None   # those of the next step, where they are drawn already
+    upcoming: Plans | None = None  # those of the next step, where they are drawn already
 
     def __post_init__(self) -> None:
-        self.epoch, self.current = 0, self.policy   # the policy of the present epoch
+        self.epoch, self.current = 0, self.policy  # the policy of the present epoch
         self._ahead: tuple[int, Dropout] = (-1, self.policy)  # that of another one, for which plans were drawn already
         self.recorder = Recorder(self.dev, self.model)
         self.state: dict[Any, Any] | None = {} if self.task.stateful else None  # of recurrent layers
-        self.packed: dict[Tensor, Any] = {}     # by weight, what the last update packed for the next step
+        self.packed: dict[Tensor, Any] = {}  # by weight, what the last update packed for the next step
         self._counted: dict[tuple, float] = {}  # FLOPs of steps
-        self._nothing = Plans(self.dev)         # is left out
+        self._nothing = Plans(self.dev)  # is left out
         self._look_around()
 
     def enter(self, epoch: int, policy: Dropout) -> None:
@@ -104,8 +105,15 @@ class Stepper:
         """The next step has these plans; None: they are to be drawn."""
         self.upcoming, self.packed = None if plans is None else self._plans(plans), {}
 
-    def step(self, X: Any, batch: Batch, following: Batch | None = None, last: bool = True, whole: bool = False,
-             change: Callable[[Batch], Batch] | None = None) -> StepResult:
+    def step(
+        self,
+        X: Any,
+        batch: Batch,
+        following: Batch | None = None,
+        last: bool = True,
+        whole: bool = False,
+        change: Callable[[Batch], Batch] | None = None,
+    ) -> StepResult:
         """One update with a batch of samples X.
 
         Unless it is the last one before the weights are read as a whole, the next step's plans are drawn here already, and what
@@ -129,8 +137,9 @@ class Stepper:
             for state in states if batch.resets_state else ():
                 self.dev.full(state.shape, 0.0, out=state)
             upcoming = None if last else self.draw(following is None)
-            self.optimizer.prepare(None if upcoming is None or whole else
-                                   self.tree.reads(upcoming, following and following.ids))
+            self.optimizer.prepare(
+                None if upcoming is None or whole else self.tree.reads(upcoming, following and following.ids)
+            )
             flow = Flow(Tensor.wrap(batch.inputs, self.dev), DENSE if batch.ids is None else Symbols(batch.ids))
             packed, self.packed = self.packed, {}
             context = Context(self.dev, plans, training=True, state=self.state, packed=packed)

@@ -1,4 +1,5 @@
 """Streams: random numbers apart by what they are for, so that one use does not move another."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple

@@ -1,4 +1,5 @@
 """Task: what an estimator learns, apart from how. Classification, regression, language modelling."""
+
 from __future__ import annotations
 
 import abc
@@ -32,7 +33,7 @@ class Task(abc.ABC):
     """Base of the tasks."""
 
     recordable: ClassVar[bool] = False
-    stateful: ClassVar[bool] = False    # whether layers begin a step with the states that they ended the one before with
+    stateful: ClassVar[bool] = False  # whether layers begin a step with the states that they ended the one before with
 
     @property
     def records(self) -> bool:
@@ -47,12 +48,14 @@ class Task(abc.ABC):
     def validate(self, stepper: Any, data: Data) -> tuple[float, float]:
         """(loss, score) on samples that are not trained on."""
         dev, rows = stepper.dev, data.at(np.arange(len(data)))
-        output = forward(stepper.model, dev, data.X, rows, stepper.session_options,
-                         stepper.policy.inference_policy(stepper.epoch))
+        output = forward(
+            stepper.model, dev, data.X, rows, stepper.session_options, stepper.policy.inference_policy(stepper.epoch)
+        )
         return self.judge(output, data.y[rows], None if data.weights is None else data.weights[rows], stepper.session_options)
 
-    def judge(self, output: np.ndarray, targets: np.ndarray, weights: np.ndarray | None,
-              session_options: dict[str, Any]) -> tuple[float, float]:
+    def judge(
+        self, output: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, session_options: dict[str, Any]
+    ) -> tuple[float, float]:
         """(loss, score) of a model's output, on the host."""
         host = device("cpu")
         with host.session(**session_options):
@@ -98,7 +101,7 @@ class Supervised(Task):
         As `loss_named` takes it.
     """
 
-    known: ClassVar[dict[str, type[Loss]]]   # losses by name
+    known: ClassVar[dict[str, type[Loss]]]  # losses by name
 
     def __init__(self, loss: Any) -> None:
         self.criterion = loss_named(loss, self.known)
@@ -125,8 +128,10 @@ class Supervised(Task):
         if not isinstance(found, Tensor):
             raise TypeError(f"{self.criterion!r}: the inverse link must give a Tensor, not {type(found).__name__}")
         if found.shape != tuple(output.shape):
-            raise ValueError(f"{self.criterion!r}: the inverse link must give the shape {tuple(output.shape)} of the output, "
-                             f"not {found.shape}")
+            raise ValueError(
+                f"{self.criterion!r}: the inverse link must give the shape {tuple(output.shape)} of the output, "
+                f"not {found.shape}"
+            )
         return found.data
 
 
@@ -209,6 +214,7 @@ class Labelling(Task):
 
     def constant(self, targets, weights):
         from scipy.special import xlogy
+
         _, places = np.unique(targets, axis=0, return_inverse=True)
         score = np.bincount(places.reshape(-1), weights).max() / (len(targets) if weights is None else weights.sum())
         p = np.average(targets, axis=0, weights=weights)
@@ -259,7 +265,7 @@ class LanguageModelling(Task):
         Words of a piece in a step, T.
     """
 
-    MOST_LOGITS = 1 << 24   # 64 MiB, and as much for their gradients
+    MOST_LOGITS = 1 << 24  # 64 MiB, and as much for their gradients
 
     recordable = True
     stateful = True

@@ -1,4 +1,5 @@
 """Warnings at the user's line: how deep in the library they arise does not matter."""
+
 from __future__ import annotations
 
 import sys

@@ -1,4 +1,5 @@
 """Validation: samples that are not trained on are scored after every epoch; EarlyStopping: the best weights stay."""
+
 from __future__ import annotations
 
 import numbers
@@ -12,7 +13,7 @@ from .hooks import Hook
 from .run import Snapshot
 from .user_warnings import warn
 
-TOLERANCE = 1e-4     # by how much a validation score has to be better than the best one
+TOLERANCE = 1e-4  # by how much a validation score has to be better than the best one
 
 
 class Validation(Hook):
@@ -78,8 +79,10 @@ class EarlyStopping(Hook):
         if self.best is not None:
             run.restore(self.best[2])
         elif run.epoch == run.epochs.stop:
-            warn("early_stopping: no epoch could be the result, for the network was becoming sparse in all of them; train for "
-                 "more epochs, or give sparsity a larger fine_tuning")
+            warn(
+                "early_stopping: no epoch could be the result, for the network was becoming sparse in all of them; train for "
+                "more epochs, or give sparsity a larger fine_tuning"
+            )
 
     def state(self) -> Any:
         return self.best, self.waited

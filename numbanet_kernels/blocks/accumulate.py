@@ -10,6 +10,7 @@ fragments for mma.m16n8k8"):
     A  (g, t) (g + 8, t) (g, t + 4) (g + 8, t + 4)      B  (t, g) (t + 4, g)
     C  (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
 """
+
 from __future__ import annotations
 
 import functools
@@ -30,8 +31,10 @@ FRAGMENTS = types.UniTuple(types.float32, 64)
 def _gates(builder, data, masked, places, wanted):
     """Whether the elements of `where` at some places are above 0; all are as good as that, and none is read, unless masked."""
     zero = ir.Constant(F32, 0.0)
-    return [builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, zero))
-            for value in loaded(builder, data, places, wanted, masked)]
+    return [
+        builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, zero))
+        for value in loaded(builder, data, places, wanted, masked)
+    ]
 
 
 def _results(builder, sums, place_of, biases, relu, alpha, scale):
@@ -51,6 +54,7 @@ def _scatter_of(kind, rows_at, cols_at, place_of):
     def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale):
         """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols, and if
         masked 0 unless `where` is above 0 there."""
+
         def generate(context, builder, signature, arguments):
             sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale = arguments
             inside = [builder.icmp_signed("<", constant(j), cols) for j in cols_at]
@@ -68,8 +72,20 @@ def _scatter_of(kind, rows_at, cols_at, place_of):
                             builder.store(result(i, j, gates[j]), element(builder, c, to_places[j]))
             return context.get_dummy_value()
 
-        return types.void(kind, c, *[types.int32] * 4, to, types.int32, bias, types.boolean, where, types.boolean,
-                          types.boolean, types.float32, types.float32), generate
+        return types.void(
+            kind,
+            c,
+            *[types.int32] * 4,
+            to,
+            types.int32,
+            bias,
+            types.boolean,
+            where,
+            types.boolean,
+            types.boolean,
+            types.float32,
+            types.float32,
+        ), generate
 
     return scatter
 
@@ -80,16 +96,40 @@ def stores_of(kind, rows_at, cols_at, place_of, group):
     vector = ir.VectorType(F32, group)
 
     @intrinsic(str(kind), *rows_at, *cols_at, group)
-    def store(typing_context, sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, where, masked, relu,
-              alpha, scale):
+    def store(
+        typing_context,
+        sums,
+        c,
+        at,
+        width,
+        rows,
+        cols,
+        aligned,
+        bias,
+        bias_at,
+        bias_step,
+        biased,
+        where,
+        masked,
+        relu,
+        alpha,
+        scale,
+    ):
         """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols, and if
         masked 0 unless `where` is above 0 there: st.global.v4.f32 (or v2) where `aligned`, else st.global.f32."""
+
         def generate(context, builder, signature, arguments):
-            (sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, where, masked, relu, alpha,
-             scale) = arguments
+            (sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, where, masked, relu, alpha, scale) = (
+                arguments
+            )
             inside = [builder.icmp_signed("<", constant(j), cols) for j in cols_at]
-            biases = loaded(builder, data_of(context, builder, signature.args[7], bias),
-                            [builder.add(bias_at, builder.mul(constant(j), bias_step)) for j in cols_at], inside, biased)
+            biases = loaded(
+                builder,
+                data_of(context, builder, signature.args[7], bias),
+                [builder.add(bias_at, builder.mul(constant(j), bias_step)) for j in cols_at],
+                inside,
+                biased,
+            )
             c, where = data_of(context, builder, signature.args[1], c), data_of(context, builder, signature.args[11], where)
             result = _results(builder, sums, place_of, biases, relu, alpha, scale)
             for i, row in enumerate(rows_at):
@@ -112,8 +152,21 @@ def stores_of(kind, rows_at, cols_at, place_of, group):
                                         builder.store(value, builder.gep(first, [ir.Constant(I64, k)]))
             return context.get_dummy_value()
 
-        return types.void(kind, c, *[types.int32] * 4, types.boolean, bias, types.int32, types.int32, types.boolean, where,
-                          types.boolean, types.boolean, types.float32, types.float32), generate
+        return types.void(
+            kind,
+            c,
+            *[types.int32] * 4,
+            types.boolean,
+            bias,
+            types.int32,
+            types.int32,
+            types.boolean,
+            where,
+            types.boolean,
+            types.boolean,
+            types.float32,
+            types.float32,
+        ), generate
 
     return store, _scatter_of(kind, rows_at, cols_at, place_of)
 
@@ -150,6 +203,7 @@ def rows_of(tile, layout):
     @intrinsic(tile, layout)
     def first(typing_context, t):
         """Where a thread's part begins in a tile: rows stand side by side."""
+
         def generate(context, builder, signature, arguments):
             (t,) = arguments
             part, row = builder.udiv(t, constant(tile)), builder.urem(t, constant(tile))
@@ -160,6 +214,7 @@ def rows_of(tile, layout):
     @intrinsic(tile, layout)
     def add(typing_context, total, a, at, step):
         """total + its numbers in the tile of this step: add.f32, one k after the other."""
+
         def generate(context, builder, signature, arguments):
             total, a, at, step = arguments
             data = _current(context, builder, signature.args[1], a, at, step, layout)
@@ -194,6 +249,7 @@ def sums_of(side, layout):
     @intrinsic(side, layout)
     def corner(typing_context, t):
         """Threads stand 16 x 16, and copy in rows of 8."""
+
         def generate(context, builder, signature, arguments):
             (t,) = arguments
             row, col = (builder.shl(n, constant(2)) for n in (builder.lshr(t, constant(4)), builder.and_(t, constant(15))))
@@ -204,6 +260,7 @@ def sums_of(side, layout):
     @intrinsic(side, layout)
     def zeros(typing_context):
         """side x side zeros."""
+
         def generate(context, builder, signature, arguments):
             return context.make_tuple(builder, kind, [ir.Constant(F32, 0.0)] * side**2)
 
@@ -219,6 +276,7 @@ def sums_of(side, layout):
     @intrinsic(side, layout)
     def multiply(typing_context, sums, a, a_at, b, b_at, step):
         """sums[i, j] += a[k, i] b[k, j] for the 16 k of a tile, i from a_at and j from b_at on: fma.rn.f32."""
+
         def generate(context, builder, signature, arguments):
             values = [builder.extract_value(arguments[0], i) for i in range(side**2)]
             left = _current(context, builder, signature.args[1], *arguments[1:3], arguments[5], layout)
@@ -243,6 +301,7 @@ def _fragment_corner(passes, of_a, of_b):
     def corner(typing_context, t):
         """Warps stand 2 x 4. Copies along k go to rows 0 2 4 6 of eight, then 1 3 5 7: four rows of 20 floats begin 8 banks
         apart."""
+
         def generate(context, builder, signature, arguments):
             (t,) = arguments
 
@@ -275,6 +334,7 @@ def fragments(passes, of_a, of_b):
     @intrinsic(passes, of_a, of_b)
     def zeros(typing_context):
         """64 zeros."""
+
         def generate(context, builder, signature, arguments):
             return context.make_tuple(builder, FRAGMENTS, [ir.Constant(F32, 0.0)] * 64)
 
@@ -289,6 +349,7 @@ def fragments(passes, of_a, of_b):
     @intrinsic(passes, of_a, of_b)
     def multiply(typing_context, sums, a, a_at, b, b_at, step):
         """C += A B for the 16 k of a tile: mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32, the small parts first."""
+
         def generate(context, builder, signature, arguments):
             sums = [builder.extract_value(arguments[0], i) for i in range(64)]
             left = _current(context, builder, signature.args[1], *arguments[1:3], arguments[5], of_a)
@@ -297,7 +358,8 @@ def fragments(passes, of_a, of_b):
             mma = ir.InlineAsm(
                 ir.FunctionType(result, [I32] * 6 + [F32] * 4),
                 "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {$0,$1,$2,$3},{$4,$5,$6,$7},{$8,$9},{$10,$11,$12,$13};",
-                "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f")
+                "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
+            )
 
             def parts(base, offset):
                 return split(builder, builder.load(builder.gep(base, [ir.Constant(I64, offset)])))
@@ -309,9 +371,9 @@ def fragments(passes, of_a, of_b):
                     for part_a, part_b in ((1, 0), (0, 1), (0, 0)) if passes == 3 else ((0, 0),):
                         for j in range(4):
                             at = 4 * (4 * i + j)
-                            fragments = [f[part_a] for f in row] + [f[part_b] for f in columns[j]] + sums[at:at + 4]
+                            fragments = [f[part_a] for f in row] + [f[part_b] for f in columns[j]] + sums[at : at + 4]
                             found = builder.call(mma, fragments)
-                            sums[at:at + 4] = [builder.extract_value(found, q) for q in range(4)]
+                            sums[at : at + 4] = [builder.extract_value(found, q) for q in range(4)]
             return context.make_tuple(builder, FRAGMENTS, sums)
 
         return FRAGMENTS(FRAGMENTS, a, types.int32, b, types.int32, types.int32), generate

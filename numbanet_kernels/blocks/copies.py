@@ -4,6 +4,7 @@
 
 While one tile is multiplied the next one is on its way, so there are two of each operand: step s is copied to tile s & 1.
 """
+
 from __future__ import annotations
 
 import functools
@@ -16,7 +17,7 @@ from numba import types
 from ..runtime.declare import intrinsic
 from .intrinsics import F32, I32, I64, constant, data_of, element, numbers_of
 
-DEPTH = 16     # of a tile, along k; no card has confirmed it
+DEPTH = 16  # of a tile, along k; no card has confirmed it
 THREADS = 256  # of a block
 
 
@@ -24,12 +25,12 @@ class Layout(NamedTuple):
     """How a block's threads copy an operand's tiles, and how these lie in shared memory."""
 
     along_k: bool  # whether neighbouring threads copy along k, or across
-    deep: int      # k that are copied at once,
-    wide: int      # and rows or columns
-    count: int     # of all of these
-    step: int      # from one k to the next
-    side: int      # from one row or column to the next
-    stage: int     # floats of a tile
+    deep: int  # k that are copied at once,
+    wide: int  # and rows or columns
+    count: int  # of all of these
+    step: int  # from one k to the next
+    side: int  # from one row or column to the next
+    stage: int  # floats of a tile
 
 
 def layout(tile, along_k, passes=0, padding=4):
@@ -56,6 +57,7 @@ class Copies(NamedTuple):
 @intrinsic()
 def address(typing_context, array, at):
     """The address of array[at] in global memory, as an integer."""
+
     def generate(context, builder, signature, arguments):
         array, at = arguments
         return builder.ptrtoint(element(builder, data_of(context, builder, signature.args[0], array), at), I64)
@@ -64,18 +66,23 @@ def address(typing_context, array, at):
 
 
 THREE = types.UniTuple(types.int32, 3)
-COPY = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [I32, I64, I32]), "cp.async.ca.shared.global [$0], [$1], 4, $2;", "r,l,r",
-                    side_effect=True)  # that memory changes is said by `wait_for_all_but_one`: nothing is reloaded before
+COPY = ir.InlineAsm(
+    ir.FunctionType(ir.VoidType(), [I32, I64, I32]), "cp.async.ca.shared.global [$0], [$1], 4, $2;", "r,l,r", side_effect=True
+)  # that memory changes is said by `wait_for_all_but_one`: nothing is reloaded before
 
 
 def _first_of(layout):
     @intrinsic(layout)
     def first(typing_context, t, place, array):
         """Along k threads stand in rows of 8."""
+
         def generate(context, builder, signature, arguments):
             t, place, array = arguments
-            k, side = ((builder.and_(t, constant(7)), place) if layout.along_k else
-                       (builder.udiv(t, constant(layout.wide)), builder.urem(t, constant(layout.wide))))
+            k, side = (
+                (builder.and_(t, constant(7)), place)
+                if layout.along_k
+                else (builder.udiv(t, constant(layout.wide)), builder.urem(t, constant(layout.wide)))
+            )
             at = builder.add(builder.mul(k, constant(layout.step)), builder.mul(side, constant(layout.side)))
             there = element(builder, data_of(context, builder, signature.args[2], array), at)
             there = builder.ptrtoint(builder.addrspacecast(there, ir.PointerType(F32, 3)), I32)
@@ -103,12 +110,17 @@ def copies_of(layout, k_listed=False, side_listed=False):
     def strided(typing_context, to, step, source, k_step, side_step, depth, sides):
         """From the address `source` on, in steps of so many floats: -> the address where the next tile begins. depth k and so
         many rows or columns are inside, counted from this thread's first ones, and k from the first step."""
+
         def generate(context, builder, signature, arguments):
             to, step, source, k_step, side_step, depth, sides = arguments
 
             def bytes_on(k, side):
-                return builder.add(*(builder.mul(ir.Constant(I64, 4 * count), builder.sext(floats, I64)) for count, floats in
-                                     ((k, k_step), (side, side_step))))
+                return builder.add(
+                    *(
+                        builder.mul(ir.Constant(I64, 4 * count), builder.sext(floats, I64))
+                        for count, floats in ((k, k_step), (side, side_step))
+                    )
+                )
 
             sources = [builder.add(source, bytes_on(i, j)) for i, j in parts]
             copied(builder, to, step, sources, builder.sub(depth, builder.mul(step, constant(DEPTH))), sides)
@@ -120,6 +132,7 @@ def copies_of(layout, k_listed=False, side_listed=False):
     def listed(typing_context, to, step, array, k, side, k_step, side_step, depth, sides, k_list, k_at, side_list, side_at):
         """array[K k_step + S side_step], K the k-th number of a list that begins at k_at, or k itself, S likewise; depth k and
         so many rows or columns are inside. Of a list, all places that a tile reaches can be read."""
+
         def generate(context, builder, signature, arguments):
             to, step, array, k, side, k_step, side_step, depth, sides, k_list, k_at, side_list, side_at = arguments
             k = builder.add(k, builder.mul(step, constant(DEPTH)))
@@ -133,7 +146,8 @@ def copies_of(layout, k_listed=False, side_listed=False):
             copied(builder, to, step, sources, builder.sub(depth, k), builder.sub(sides, side))
             return context.get_dummy_value()
 
-        return types.void(types.int32, types.int32, array, *[types.int32] * 6, k_list, types.int32, side_list,
-                          types.int32), generate
+        return types.void(
+            types.int32, types.int32, array, *[types.int32] * 6, k_list, types.int32, side_list, types.int32
+        ), generate
 
     return Copies(_first_of(layout), strided, listed)

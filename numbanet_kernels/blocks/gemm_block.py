@@ -22,6 +22,7 @@ pass keeps 10 bits. A tile lies there
 with k in rows of 16 + 4 floats, or, read across, with k rows of 128 + 8: either way a warp's fragment, 8 by 4, lies in 32
 banks, and so do the floats that a warp copies at once.
 """
+
 from __future__ import annotations
 
 import functools
@@ -47,7 +48,7 @@ from .intrinsics import commit, fence, parking, wait_for_all_but_one
 
 def values_of(tile, summed):
     """How many sums a thread has."""
-    return (tile // 16)**2 + summed
+    return (tile // 16) ** 2 + summed
 
 
 def sums_for(tile, a, b, passes):
@@ -101,11 +102,41 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
     a_room, b_room, each = 2 * of_a.stage, 2 * of_b.stage, values_of(tile, summed)
     (last_to_park, all_parked), (first_sum, add_rows, total) = _shared_products(zeros, each, summed), rows_of(tile, of_a)
 
-    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], f4[::1], i4, i4, i4, i4, i4,"
-            " i4, i4, i4, i4, i4, b1, b1, b1, b1, f4, f4, f4)", least=(8, 0),
-            bounds=(THREADS, 2) if passes or summed else None)  # else ptxas keeps to it, with more in registers
-    def gemm_block(a, b, bias, where, c, a_sums, kept_rows, kept_cols, tickets, parked, span, rows, cols, depth, am, ak, bk, bn,
-                   along, bias_step, aligned, biased, masked, relu, alpha, scale, sums_scale):
+    @kernel(
+        "void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], f4[::1], i4, i4, i4, i4, i4,"
+        " i4, i4, i4, i4, i4, b1, b1, b1, b1, f4, f4, f4)",
+        least=(8, 0),
+        bounds=(THREADS, 2) if passes or summed else None,
+    )  # else ptxas keeps to it, with more in registers
+    def gemm_block(
+        a,
+        b,
+        bias,
+        where,
+        c,
+        a_sums,
+        kept_rows,
+        kept_cols,
+        tickets,
+        parked,
+        span,
+        rows,
+        cols,
+        depth,
+        am,
+        ak,
+        bk,
+        bn,
+        along,
+        bias_step,
+        aligned,
+        biased,
+        masked,
+        relu,
+        alpha,
+        scale,
+        sums_scale,
+    ):
         """Versions 4 and 5: the next k-tile is copied while this one is multiplied."""
         a_tile, b_tile = cuda.shared.array(a_room, float32, 16), cuda.shared.array(b_room, float32, 16)
         ticket, t = cuda.shared.array(1, int32), int32(cuda.threadIdx.x)
@@ -148,8 +179,24 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
             a_sums[row0 + t] = sums_scale * a_sum
         row, col = row0 + row, col0 + col
         bias0 = kept_rows[0] if not summed and along > 0 else int32(0)  # read again: a register less meanwhile
-        store(sums, c, row * cols + col, cols, rows - row, cols - col, aligned, bias, bias0 + col * bias_step, bias_step,
-              biased, where, masked, relu, alpha, scale)
+        store(
+            sums,
+            c,
+            row * cols + col,
+            cols,
+            rows - row,
+            cols - col,
+            aligned,
+            bias,
+            bias0 + col * bias_step,
+            bias_step,
+            biased,
+            where,
+            masked,
+            relu,
+            alpha,
+            scale,
+        )
 
     return gemm_block
 
@@ -247,8 +294,10 @@ def exact_enough(error):
     return error(3) if deep[0] <= 4 * deep[1] else math.inf
 
 
-_tensor_agrees = {3: trusted(lambda: exact_enough(functools.partial(_error, 128))),
-                  1: trusted(lambda: _error(128, 1) / 1000)}  # which may be a thousand times as far off
+_tensor_agrees = {
+    3: trusted(lambda: exact_enough(functools.partial(_error, 128))),
+    1: trusted(lambda: _error(128, 1) / 1000),
+}  # which may be a thousand times as far off
 
 
 def _error(tile, passes, k=45):
@@ -257,26 +306,65 @@ def _error(tile, passes, k=45):
     (m, n), shape = (150, 133), (150, 133)
     x, y, gate = (rng.standard_normal(s, np.float32) for s in ((m, k), (k, n), shape))
     for ta, tb, masked, summed in ((False, True, False, False), (False, False, True, False), (True, False, False, True)):
-        a, b = (to_device(np.ascontiguousarray(operand.T if transposed else operand).reshape(-1)) for operand, transposed in
-                ((x, ta), (y, tb)))
+        a, b = (
+            to_device(np.ascontiguousarray(operand.T if transposed else operand).reshape(-1))
+            for operand, transposed in ((x, ta), (y, tb))
+        )
         for span in (ceil_div(k, 3 * DEPTH) * DEPTH, ceil_div(k, DEPTH) * DEPTH):
             out, sums = device_array(shape), device_array((m,))
-            launch_block(a, b, (m, n, k), (1, m) if ta else (k, 1), (1, k) if tb else (n, 1), out,
-                            where=to_device(gate) if masked else None, a_sums=sums if summed else None,
-                            tile=tile, passes=passes, span=span)
+            launch_block(
+                a,
+                b,
+                (m, n, k),
+                (1, m) if ta else (k, 1),
+                (1, k) if tb else (n, 1),
+                out,
+                where=to_device(gate) if masked else None,
+                a_sums=sums if summed else None,
+                tile=tile,
+                passes=passes,
+                span=span,
+            )
             expected = np.float64(x) @ y
             errors.append(np.abs(out.copy_to_host() - (np.where(gate > 0, expected, 0) if masked else expected)).max())
             if summed:
                 errors.append(np.abs(sums.copy_to_host() - np.float64(x).sum(1)).max())
     weight, kept = rng.standard_normal((2 * n, k), np.float32), (to_device(np.array([first], np.int32)) for first in (1, 0))
-    launch_block(to_device(x.reshape(-1)), to_device(weight.reshape(-1)), (m, n, k), (k, 1), (1, 2 * k), out,
-                    kept=(*kept, k, 2), tile=tile, passes=passes)
+    launch_block(
+        to_device(x.reshape(-1)),
+        to_device(weight.reshape(-1)),
+        (m, n, k),
+        (k, 1),
+        (1, 2 * k),
+        out,
+        kept=(*kept, k, 2),
+        tile=tile,
+        passes=passes,
+    )
     errors.append(np.abs(out.copy_to_host() - np.float64(x) @ weight[1::2].T).max())
     return float(np.max(errors)) / k  # NaN, too
 
 
-def launch_block(a, b, shape, a_at, b_at, out, bias=None, relu=False, alpha=1.0, scale=1.0, where=None, a_sums=None,
-                    sums_scale=1.0, kept=None, tile=None, passes=None, span=None, padding=4):
+def launch_block(
+    a,
+    b,
+    shape,
+    a_at,
+    b_at,
+    out,
+    bias=None,
+    relu=False,
+    alpha=1.0,
+    scale=1.0,
+    where=None,
+    a_sums=None,
+    sums_scale=1.0,
+    kept=None,
+    tile=None,
+    passes=None,
+    span=None,
+    padding=4,
+):
     """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at and b_at say how the elements lie:
     the strides (am, ak) and (bk, bn). `where` and `a_sums` as above. Of a weight of which some is kept, b is all of it, and
     kept = (kept rows, kept columns, length of a row, step of the rows in bias), arrays of the device, not empty, and no a_sums.
@@ -293,8 +381,32 @@ def launch_block(a, b, shape, a_at, b_at, out, bias=None, relu=False, alpha=1.0,
     c, tickets = out.reshape(out.size), _tickets()
     parked = c if grid[2] == 1 else empty_cuda((math.prod(grid) * THREADS * values_of(tile, summed),))
     kept_rows, kept_cols, along, bias_step = (tickets, tickets, 0, 1) if kept is None else kept
-    launch(_block(tile, ak <= am, bk <= bn, passes, summed, padding), grid, THREADS, a, b, b if bias is None else bias,
-           b if where is None else where.reshape(where.size), c, a_sums if summed else c, kept_rows, kept_cols, tickets, parked,
-           span, *shape, *a_at, *b_at, along, bias_step, cols % together == 0, bias is not None, where is not None, relu, alpha,
-           scale, sums_scale)
+    launch(
+        _block(tile, ak <= am, bk <= bn, passes, summed, padding),
+        grid,
+        THREADS,
+        a,
+        b,
+        b if bias is None else bias,
+        b if where is None else where.reshape(where.size),
+        c,
+        a_sums if summed else c,
+        kept_rows,
+        kept_cols,
+        tickets,
+        parked,
+        span,
+        *shape,
+        *a_at,
+        *b_at,
+        along,
+        bias_step,
+        cols % together == 0,
+        bias is not None,
+        where is not None,
+        relu,
+        alpha,
+        scale,
+        sums_scale,
+    )
     return out

@@ -1,9 +1,10 @@
 """The index views of what a plan keeps of a convolution's input matrix, made on the device from its list or table.
 
-    row_places      places[r] = where row r stands in the list, -1 where it is dropped
-    block_places    places[b, j] = where block column j stands among those that block row b keeps, -1 where it is dropped
-    block_columns   of each block column, the block rows that keep it, increasing, and how many these are
+row_places      places[r] = where row r stands in the list, -1 where it is dropped
+block_places    places[b, j] = where block column j stands among those that block row b keeps, -1 where it is dropped
+block_columns   of each block column, the block rows that keep it, increasing, and how many these are
 """
+
 from __future__ import annotations
 
 from numba import int32

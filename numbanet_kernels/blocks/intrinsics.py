@@ -1,10 +1,11 @@
 """Instructions that Numba has no name for, as LLVM code: updates are made of them, and with `copies` and `accumulate` products.
 
-    commit, wait_for_all_but_one    cp.async: groups of copies that go on while something is multiplied
-    parking, fence                  sums that other blocks add up: strong stores and loads
-    chosen, owner                   one of several arrays or numbers that a kernel was given as a tuple, and which one
-    sigmoids                        the logistic function, as code that becomes part of the kernels that call it
+commit, wait_for_all_but_one    cp.async: groups of copies that go on while something is multiplied
+parking, fence                  sums that other blocks add up: strong stores and loads
+chosen, owner                   one of several arrays or numbers that a kernel was given as a tuple, and which one
+sigmoids                        the logistic function, as code that becomes part of the kernels that call it
 """
+
 from __future__ import annotations
 
 import functools
@@ -44,8 +45,10 @@ def loaded(builder, data, places, wanted, some):
     element in place of what is not wanted: so this is one branch."""
     zero, before = ir.Constant(data.type.pointee, 0), builder.block
     with builder.if_then(some):
-        values = [builder.load(element(builder, data, builder.select(flag, place, constant(0))))
-                  for place, flag in zip(places, wanted, strict=True)]
+        values = [
+            builder.load(element(builder, data, builder.select(flag, place, constant(0))))
+            for place, flag in zip(places, wanted, strict=True)
+        ]
         values, after = [builder.select(flag, value, zero) for flag, value in zip(wanted, values, strict=True)], builder.block
     found = [builder.phi(zero.type) for _ in values]
     for phi, value in zip(found, values, strict=True):
@@ -57,6 +60,7 @@ def loaded(builder, data, places, wanted, some):
 @intrinsic()
 def chosen(typing_context, several, number):
     """several[number], both known at run time: selp, where indexing would be a branch."""
+
     def generate(context, builder, signature, arguments):
         several, number = arguments
         found = builder.extract_value(several, 0)
@@ -72,6 +76,7 @@ def chosen(typing_context, several, number):
 def owner(typing_context, firsts, number):
     """Which of several ranges a number is in; firsts[k] is where range k begins, increasing from 0: the last one that is not
     above it, found without a branch."""
+
     def generate(context, builder, signature, arguments):
         firsts, number = arguments
         later = (builder.extract_value(firsts, i) for i in range(1, signature.args[0].count))
@@ -82,6 +87,7 @@ def owner(typing_context, firsts, number):
 
 def _statement(text):
     """An intrinsic that is one instruction without operands."""
+
     @intrinsic(text)
     def run(typing_context):
         def generate(context, builder, signature, arguments):
@@ -100,9 +106,11 @@ commit, wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement(
 @functools.cache
 def parking(every):
     """(park, add): values that a thread leaves in memory, so many floats apart, and that another block adds up."""
+
     @intrinsic(every)
     def park(typing_context, values, to, at):
         """to[at + i every] = values[i]: st.relaxed.gpu, so that other blocks may read it after a `fence`."""
+
         def generate(context, builder, signature, arguments):
             values, to, at = arguments
             address = builder.ptrtoint(element(builder, data_of(context, builder, signature.args[1], to), at), I64)
@@ -117,6 +125,7 @@ def parking(every):
     @intrinsic(every)
     def add(typing_context, values, source, at):
         """values[i] + source[at + i every]: ld.relaxed.gpu of what other blocks parked, after a `fence`."""
+
         def generate(context, builder, signature, arguments):
             values, source, at = arguments
             address = builder.ptrtoint(element(builder, data_of(context, builder, signature.args[1], source), at), I64)
@@ -133,6 +142,7 @@ def parking(every):
 
 def sigmoids():
     """e^min(x, 0) / (1 + e^-|x|), made anew for each factory, as `inlined` says."""
+
     @inlined
     def sigmoid(x):
         e = math.exp(-math.fabs(x))

@@ -1,4 +1,5 @@
 """Long sums of one thread."""
+
 from __future__ import annotations
 
 from numba import float32
@@ -11,6 +12,7 @@ def kahan():
 
     Infinities stay what they are: what their rounding adds is no number, and counts as 0.
     """
+
     @inlined
     def add(total, missed, value):
         value -= missed

@@ -6,6 +6,7 @@
 That is a crop of the size of the image, out of the image in a border of zeros, and then perhaps its mirror image. Versions: on
 the CPU one loop over rows, a thread on its own images; on CUDA one thread an element.
 """
+
 from __future__ import annotations
 
 import numpy as np

@@ -9,6 +9,7 @@ r, block column ids[k]; at is an `Entries` of block rows and block columns:
 product by BLAS, of the columns of x where they lie, added to those of y: nothing is gathered. On CUDA a block has a tile of
 the result, and walks the tiles of one block row or block column, or the samples.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -30,8 +31,8 @@ def _dense_reference(values, at, shape):
     w = np.zeros((at.starts.size * tile, at.col_starts.size * tile))
     for r, (start, stop) in enumerate(zip(at.starts, at.stops)):
         for k in range(start, stop):
-            w[r * tile:(r + 1) * tile, at.ids[k] * tile:(at.ids[k] + 1) * tile] = values[k]
-    return w[:shape[0], :shape[1]]
+            w[r * tile : (r + 1) * tile, at.ids[k] * tile : (at.ids[k] + 1) * tile] = values[k]
+    return w[: shape[0], : shape[1]]
 
 
 def bsr_reference(x, values, at, outputs, bias=None, relu=False):
@@ -51,8 +52,8 @@ def bsr_dw_reference(dy, x, at, tile):
     dw, found = np.zeros((at.ids.size, tile, tile)), np.float64(dy).T @ np.float64(x)
     for r, (start, stop) in enumerate(zip(at.starts, at.stops)):
         for k in range(start, stop):
-            own = found[r * tile:(r + 1) * tile, at.ids[k] * tile:(at.ids[k] + 1) * tile]
-            dw[k, :own.shape[0], :own.shape[1]] = own
+            own = found[r * tile : (r + 1) * tile, at.ids[k] * tile : (at.ids[k] + 1) * tile]
+            dw[k, : own.shape[0], : own.shape[1]] = own
     return dw
 
 
@@ -77,7 +78,7 @@ def _side(op, values):
 
 def _width(op, **array):
     """How many columns a matrix has."""
-    (name, given), = array.items()
+    ((name, given),) = array.items()
     return expect(op, **{name: (given, ("N", "I"))})["I"]
 
 
@@ -88,14 +89,14 @@ def _product(entry, x, values, starts, stops, ids, places, back, bias, biased, r
     tile, blocks = values.shape[1], -(-x.shape[1] // values.shape[1])
     transposed = np.empty((tile, tile), np.float32)  # BLAS is faster with it than when it is told to turn a small matrix
     for r in range(first, stop):
-        own = y[:, r * tile:min((r + 1) * tile, y.shape[1])]
+        own = y[:, r * tile : min((r + 1) * tile, y.shape[1])]
         width = own.shape[1]
         for n in range(own.shape[0]):
             for j in range(width):
                 own[n, j] = bias[r * tile + j] if biased else np.float32(0)
         for e in range(max(starts[r], 0), min(stops[r], ids.size) if blocks else 0):
             c, k = min(max(ids[e], 0), blocks - 1), min(max(places[e], 0), values.shape[0] - 1) if back else e
-            there = x[:, c * tile:min((c + 1) * tile, x.shape[1])]
+            there = x[:, c * tile : min((c + 1) * tile, x.shape[1])]
             depth = there.shape[1]
             if not back:
                 transpose_block(values[k], 0, width, 0, depth, transposed, 0, 0, True)
@@ -111,17 +112,18 @@ def _gradients(entry, dy, x, starts, stops, ids, first, stop, dw):
     """The tiles of the block rows first … stop - 1."""
     tile, blocks = dw.shape[1], -(-x.shape[1] // dw.shape[1])
     for r in range(first, stop):
-        slopes = dy[:, r * tile:min((r + 1) * tile, dy.shape[1])]
+        slopes = dy[:, r * tile : min((r + 1) * tile, dy.shape[1])]
         for k in range(max(starts[r], 0), min(stops[r], ids.size) if blocks else 0):
             c = min(max(ids[k], 0), blocks - 1)
-            there = x[:, c * tile:min((c + 1) * tile, x.shape[1])]
+            there = x[:, c * tile : min((c + 1) * tile, x.shape[1])]
             if slopes.shape[1] < tile or there.shape[1] < tile:
                 dw[k] = 0
-            blas.multiply(entry, slopes, there, dw[k, :slopes.shape[1], :there.shape[1]], True, False, 0.0)
+            blas.multiply(entry, slopes, there, dw[k, : slopes.shape[1], : there.shape[1]], True, False, 0.0)
 
 
 def _shared(loop, count, flops, *given):
     """The loop over `count` block rows, by all threads."""
+
     def work(part):
         own = part.of(count)
         loop(blas.entry(), *given[:-1], own.start, own.stop, given[-1])
@@ -132,26 +134,46 @@ def _shared(loop, count, flops, *given):
 
 def bsr_cpu(x, values, at, outputs, bias=None, relu=False):
     """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]) with the tiles of w alone"""
-    _check("bsr (cpu)", at, _side("bsr (cpu)", values), outputs, _width("bsr (cpu)", x=x), values=(values, ("B", "T", "T")),
-           bias=(bias, (outputs,)))
+    _check(
+        "bsr (cpu)",
+        at,
+        _side("bsr (cpu)", values),
+        outputs,
+        _width("bsr (cpu)", x=x),
+        values=(values, ("B", "T", "T")),
+        bias=(bias, (outputs,)),
+    )
     given = at.starts, at.stops, at.ids, NO_INDICES, False, EMPTY if bias is None else bias, bias is not None, relu
-    return _shared(_product, at.starts.size, 2 * x.shape[0] * values.size, x, values, *given,
-                   empty_cpu((x.shape[0], outputs)))
+    return _shared(_product, at.starts.size, 2 * x.shape[0] * values.size, x, values, *given, empty_cpu((x.shape[0], outputs)))
 
 
 def bsr_dx_cpu(dy, values, at, inputs):
     """dx[n, i] = sum_o dy[n, o] w[o, i] with the tiles of w alone"""
-    _check("bsr_dx (cpu)", at, _side("bsr_dx (cpu)", values), _width("bsr_dx (cpu)", dy=dy), inputs,
-           values=(values, ("B", "T", "T")))
+    _check(
+        "bsr_dx (cpu)",
+        at,
+        _side("bsr_dx (cpu)", values),
+        _width("bsr_dx (cpu)", dy=dy),
+        inputs,
+        values=(values, ("B", "T", "T")),
+    )
     given = at.col_starts, at.col_stops, at.col_ids, at.places, True, EMPTY, False, False
-    return _shared(_product, at.col_starts.size, 2 * dy.shape[0] * values.size, dy, values, *given,
-                   empty_cpu((dy.shape[0], inputs)))
+    return _shared(
+        _product, at.col_starts.size, 2 * dy.shape[0] * values.size, dy, values, *given, empty_cpu((dy.shape[0], inputs))
+    )
 
 
 def bsr_dw_cpu(dy, x, at, tile):
     """dw[k] = the tile k of dy.T x, 0 where it sticks out over an edge"""
-    _check("bsr_dw (cpu)", at, tile, _width("bsr_dw (cpu)", dy=dy), _width("bsr_dw (cpu)", x=x), dy=(dy, ("N", "O")),
-           x=(x, ("N", "I")))
+    _check(
+        "bsr_dw (cpu)",
+        at,
+        tile,
+        _width("bsr_dw (cpu)", dy=dy),
+        _width("bsr_dw (cpu)", x=x),
+        dy=(dy, ("N", "O")),
+        x=(x, ("N", "I")),
+    )
     dw = empty_cpu((at.ids.size, tile, tile))
     return _shared(_gradients, at.starts.size, 2 * dy.shape[0] * dw.size, dy, x, at.starts, at.stops, at.ids, dw)
 
@@ -229,27 +251,62 @@ def _launch(x, values, starts, stops, ids, places, back, bias, relu, y):
     """y = act(x w.T + bias) or, back, x w."""
     tile = values.shape[1]
     side = _block_side("bsr (cuda)", tile)
-    launch(_product_kernel(side), (starts.size, ceil_div(y.shape[0], side)), (side, side), x, values, starts, stops, ids,
-           places, back, empty_cuda((0,)) if bias is None else bias, bias is not None, relu, y)
+    launch(
+        _product_kernel(side),
+        (starts.size, ceil_div(y.shape[0], side)),
+        (side, side),
+        x,
+        values,
+        starts,
+        stops,
+        ids,
+        places,
+        back,
+        empty_cuda((0,)) if bias is None else bias,
+        bias is not None,
+        relu,
+        y,
+    )
     return y
 
 
 def bsr_cuda(x, values, at, outputs, bias=None, relu=False):
-    _check("bsr (cuda)", at, _side("bsr (cuda)", values), outputs, _width("bsr (cuda)", x=x), values=(values, ("B", "T", "T")),
-           bias=(bias, (outputs,)))
+    _check(
+        "bsr (cuda)",
+        at,
+        _side("bsr (cuda)", values),
+        outputs,
+        _width("bsr (cuda)", x=x),
+        values=(values, ("B", "T", "T")),
+        bias=(bias, (outputs,)),
+    )
     return _launch(x, values, at.starts, at.stops, at.ids, at.ids, False, bias, relu, empty_cuda((x.shape[0], outputs)))
 
 
 def bsr_dx_cuda(dy, values, at, inputs):
-    _check("bsr_dx (cuda)", at, _side("bsr_dx (cuda)", values), _width("bsr_dx (cuda)", dy=dy), inputs,
-           values=(values, ("B", "T", "T")))
-    return _launch(dy, values, at.col_starts, at.col_stops, at.col_ids, at.places, True, None, False,
-                   empty_cuda((dy.shape[0], inputs)))
+    _check(
+        "bsr_dx (cuda)",
+        at,
+        _side("bsr_dx (cuda)", values),
+        _width("bsr_dx (cuda)", dy=dy),
+        inputs,
+        values=(values, ("B", "T", "T")),
+    )
+    return _launch(
+        dy, values, at.col_starts, at.col_stops, at.col_ids, at.places, True, None, False, empty_cuda((dy.shape[0], inputs))
+    )
 
 
 def bsr_dw_cuda(dy, x, at, tile):
-    _check("bsr_dw (cuda)", at, tile, _width("bsr_dw (cuda)", dy=dy), _width("bsr_dw (cuda)", x=x), dy=(dy, ("N", "O")),
-           x=(x, ("N", "I")))
+    _check(
+        "bsr_dw (cuda)",
+        at,
+        tile,
+        _width("bsr_dw (cuda)", dy=dy),
+        _width("bsr_dw (cuda)", x=x),
+        dy=(dy, ("N", "O")),
+        x=(x, ("N", "I")),
+    )
     side, dw = _block_side("bsr_dw (cuda)", tile), empty_cuda((at.ids.size, tile, tile))
     launch(_gradients_kernel(side), at.ids.size, (side, side), dy, x, at.col_ids, at.places, at.ids, dw)
     return dw
@@ -269,5 +326,8 @@ def examples(dev, a, N, I, O, tile=16):
         at = structure()
         return getattr(dev, op)(a(N, width), a(at.ids.size, tile, tile), at, *others, **options)
 
-    return {"bsr": lambda: product("bsr", I, O, bias=a(O), relu=True), "bsr_dx": lambda: product("bsr_dx", O, I),
-            "bsr_dw": lambda: dev.bsr_dw(a(N, O), a(N, I), structure(), tile)}
+    return {
+        "bsr": lambda: product("bsr", I, O, bias=a(O), relu=True),
+        "bsr_dx": lambda: product("bsr_dx", O, I),
+        "bsr_dw": lambda: dev.bsr_dw(a(N, O), a(N, I), structure(), tile),
+    }

@@ -9,6 +9,7 @@ backward  relu_grad = scale*dy where y > 0, else 0; tanh_grad = dy (1 - y^2); si
 
 NaN propagates, except that comparisons with NaN give 0. `out` may be one of the arguments. Arrays are C-contiguous.
 """
+
 from __future__ import annotations
 
 import functools
@@ -109,6 +110,7 @@ LEAST_COLUMNS = 64  # of a thread's part of a row
 @intrinsic
 def _sigmoid_at(typing_context, x, out, at, count):
     """out[at + i] = sigmoid(x[at + i]) for i below count and WIDTH"""
+
     def generate(context, builder, signature, arguments):
         x, out, at, count = data_of(context, builder, signature, arguments)
         for_lanes(builder, count, lambda some: store(builder, load(builder, x, at, some).sigmoid(), out, at, some))
@@ -198,6 +200,7 @@ def relu_grad_cpu(dy, y, scale=1.0, out=None):
 @kernels("elementwise")
 def _unary_kernels():
     """One kernel a formula, in the order of the constants; the compiler knows `formula` and keeps one branch."""
+
     def declared(formula):
         @kernel("void(f4[::1], f4[::1])")
         def unary(x, y):
@@ -223,6 +226,7 @@ def _unary_kernels():
                     y[i] = math.fabs(v)
                 elif formula == SIGN:
                     y[i] = v if v != v else float32(v > float32(0)) - float32(v < float32(0))
+
         return unary
 
     return tuple(declared(formula) for formula in range(GELU + 1))
@@ -231,6 +235,7 @@ def _unary_kernels():
 @kernels("elementwise")
 def _binary_kernels():
     """One kernel a formula, in the order of the constants; the last three are backward maps with a = dy."""
+
     def declared(formula):
         @kernel("void(f4[::1], f4[::1], f4[::1])")
         def binary(a, b, y):
@@ -262,6 +267,7 @@ def _binary_kernels():
                 else:
                     share = float32(0.5) * math.erfc(-v * float32(ROOT_HALF))
                     y[i] = u * (share + v * float32(NORMAL_DENSITY) * math.exp(float32(-0.5) * v * v))
+
         return binary
 
     return tuple(declared(formula) for formula in range(GELU_GRAD + 1))
@@ -363,20 +369,32 @@ div_cpu, div_cuda = _binary("div", "y = a / b", np.divide, DIV)
 maximum_cpu, maximum_cuda = _binary("maximum", "y = max(a, b)", np.maximum, MAXIMUM)
 minimum_cpu, minimum_cuda = _binary("minimum", "y = min(a, b)", np.minimum, MINIMUM)
 greater_cpu, greater_cuda = _binary("greater", "y = 1 where a > b, else 0", np.greater, GREATER)
-greater_equal_cpu, greater_equal_cuda = _binary(
-    "greater_equal", "y = 1 where a >= b, else 0", np.greater_equal, GREATER_EQUAL)
+greater_equal_cpu, greater_equal_cuda = _binary("greater_equal", "y = 1 where a >= b, else 0", np.greater_equal, GREATER_EQUAL)
 equal_cpu, equal_cuda = _binary("equal", "y = 1 where a = b, else 0", np.equal, EQUAL)
 tanh_grad_cpu, tanh_grad_cuda = _binary("tanh_grad", "dx = dy (1 - y^2)", _mapped(TANH_GRAD), TANH_GRAD, ("dy", "y"))
 sigmoid_grad_cpu, sigmoid_grad_cuda = _binary(
-    "sigmoid_grad", "dx = dy y (1 - y)", _mapped(SIGMOID_GRAD), SIGMOID_GRAD, ("dy", "y"))
+    "sigmoid_grad", "dx = dy y (1 - y)", _mapped(SIGMOID_GRAD), SIGMOID_GRAD, ("dy", "y")
+)
 gelu_grad_cpu, gelu_grad_cuda = _binary("gelu_grad", "dx = dy (Phi(x) + x phi(x))", _mapped(GELU_GRAD), GELU_GRAD, ("dy", "x"))
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     unary = ("exp", "tanh", "sigmoid", "relu", "gelu", "abs", "sign")
-    binary = ("add", "sub", "mul", "maximum", "minimum", "greater", "greater_equal", "equal", "relu_grad", "tanh_grad",
-              "sigmoid_grad", "gelu_grad")
+    binary = (
+        "add",
+        "sub",
+        "mul",
+        "maximum",
+        "minimum",
+        "greater",
+        "greater_equal",
+        "equal",
+        "relu_grad",
+        "tanh_grad",
+        "sigmoid_grad",
+        "gelu_grad",
+    )
     return {
         **{op: lambda op=op: getattr(dev, op)(a(N, O)) for op in unary},
         **{op: lambda op=op: getattr(dev, op)(a(N, O), a(N, O)) for op in binary},

@@ -11,6 +11,7 @@ are empty. A thread finds the rank of its look-up by reading all others, N^2 rea
 look-ups of a step less than the launches of a sort. More than `MOST` are fetched and grouped on the host, which cannot be
 recorded.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -185,5 +186,7 @@ def examples(dev, a, N, I, O):
         counts = np.bincount(rows, minlength=below)
         return np.argsort(rows, kind="stable").astype(np.int32), np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
-    return {"group_rows": lambda: dev.group_rows(a.rng.permutation(300).astype(np.int32), 300 + I),  # more than a block
-            "sum_by_row": lambda: dev.sum_by_row(a(N, O), *grouped(a.indices(9, N), 9))}
+    return {
+        "group_rows": lambda: dev.group_rows(a.rng.permutation(300).astype(np.int32), 300 + I),  # more than a block
+        "sum_by_row": lambda: dev.sum_by_row(a(N, O), *grouped(a.indices(9, N), 9)),
+    }

@@ -14,6 +14,7 @@ brings its bias's:
     4 block      8 x 8 outputs, 16-byte loads, the next tiles copied meanwhile: `gemm_block`, the one used where a card has it
     5 tensor     the same on tensor cores, with the error of float32; tf32: with 10 bits of the operands
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -48,8 +49,10 @@ def gemm_dw_reference(dy, x, db_scale=1.0):
 
 def _checks(op):
     """[ta][tb] -> the check of a product whose operands are read so: (M, K, N) or (K, M, N)."""
-    return [[shapes(op, a="KM" if ta else "MK", b="NK" if tb else "KN", bias="N", where="MN", out="MN") for tb in (0, 1)]
-            for ta in (0, 1)]
+    return [
+        [shapes(op, a="KM" if ta else "MK", b="NK" if tb else "KN", bias="N", where="MN", out="MN") for tb in (0, 1)]
+        for ta in (0, 1)
+    ]
 
 
 _CHECKS = {empty_cpu: _checks("gemm (cpu)"), empty_cuda: _checks("gemm (cuda)")}
@@ -83,6 +86,7 @@ LEAST_ROWS, LEAST_DEPTH = 32, 64  # of a thread's part of a weight, and of a sum
 
 def _by_rows(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
     """out = scale * act(alpha * a b + bias), each thread on its rows of a."""
+
     def work(part):
         rows = part.of(a.shape[0])
         blas.matmul(a[rows], b, out=out[rows])
@@ -95,6 +99,7 @@ def _by_rows(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
 
 def _by_columns(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
     """out = scale * act(alpha * a b + bias), each thread on its columns of b."""
+
     def work(part):
         cols = part.of(b.shape[1])
         blas.matmul(a, b[:, cols], out=out[:, cols])
@@ -246,7 +251,7 @@ def _tiled(tile=16):
 
 @kernels("gemm")
 def _register(tile=64):
-    side = tile // 4     # threads along each axis of the block; thread (ty, tx) owns rows ty + i*side, columns tx + j*side
+    side = tile // 4  # threads along each axis of the block; thread (ty, tx) owns rows ty + i*side, columns tx + j*side
     threads = side * side
     depth_tile = max(tile // 4, 1)
     padded = tile + 1
@@ -282,8 +287,12 @@ def _register(tile=64):
                 c30, c31, c32, c33 = c30 + a3 * b0, c31 + a3 * b1, c32 + a3 * b2, c33 + a3 * b3
             cuda.syncthreads()
         # store: the loops are unrolled, so that tuples of registers need no memory
-        for i, r in ((0, (c00, c01, c02, c03)), (1, (c10, c11, c12, c13)),
-                     (2, (c20, c21, c22, c23)), (3, (c30, c31, c32, c33))):
+        for i, r in (
+            (0, (c00, c01, c02, c03)),
+            (1, (c10, c11, c12, c13)),
+            (2, (c20, c21, c22, c23)),
+            (3, (c30, c31, c32, c33)),
+        ):
             row = row0 + ty + i * side
             for j in range(4):
                 col = col0 + tx + j * side
@@ -310,12 +319,39 @@ def gemm_version(version, tile, a, b, ta=False, tb=False, bias=None, relu=False,
     am, ak = (1, m) if ta else (k, 1)
     bk, bn = (1, k) if tb else (n, 1)
     if version in (None, *LADDER[3:]):
-        return gemm_block.launch_block(flat(a), flat(b), (m, n, k), (am, ak), (bk, bn), out, bias, where=where,
-                                          relu=relu, alpha=scale, tile=tile, passes=PASSES.get(version))
+        return gemm_block.launch_block(
+            flat(a),
+            flat(b),
+            (m, n, k),
+            (am, ak),
+            (bk, bn),
+            out,
+            bias,
+            where=where,
+            relu=relu,
+            alpha=scale,
+            tile=tile,
+            passes=PASSES.get(version),
+        )
     chosen = {"naive": _naive, "tiled": lambda: _tiled(tile), "register": lambda: _register(tile)}[version]()
     side = tile // 4 if version == "register" else tile
-    launch(chosen, (ceil_div(n, tile), ceil_div(m, tile)), (side, side),
-           flat(a), flat(b), flat(b) if bias is None else bias, out, k, am, ak, bk, bn, bias is not None, relu, scale)
+    launch(
+        chosen,
+        (ceil_div(n, tile), ceil_div(m, tile)),
+        (side, side),
+        flat(a),
+        flat(b),
+        flat(b) if bias is None else bias,
+        out,
+        k,
+        am,
+        ak,
+        bk,
+        bn,
+        bias is not None,
+        relu,
+        scale,
+    )
     return out if where is None else relu_grad_cuda(out, where, out=out)
 
 
@@ -333,8 +369,7 @@ def gemm_dw_cuda(dy, x, db_scale=1.0):
     if not gemm_block.available(dy, x) or m * n >= 2**31 or not m * n * k:
         return gemm_cuda(dy, x, ta=True), sum_rows_cuda(dy, db_scale)
     dw, db = empty_cuda((m, n)), empty_cuda((m,))
-    return gemm_block.launch_block(flat(dy), flat(x), (m, n, k), (1, m), (n, 1), dw, a_sums=db,
-                                      sums_scale=db_scale), db
+    return gemm_block.launch_block(flat(dy), flat(x), (m, n, k), (1, m), (n, 1), dw, a_sums=db, sums_scale=db_scale), db
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------

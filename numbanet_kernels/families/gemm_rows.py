@@ -11,6 +11,7 @@ Versions: masked (a teaching step: the whole grid starts, and a block whose row 
 listed (any lists: the grid is sized by them, dropped work is never launched) and, for the kept indices of a pattern, which are
 a stride, the blocks of `gemm_block`.
 """
+
 from __future__ import annotations
 
 import functools
@@ -72,8 +73,10 @@ def _chosen(op, index, n):
     return chosen, count
 
 
-_CHECKS = {op: shapes(op, x="NP", w="OI", bias="O") for op in
-           ("gemm_rows (cpu)", "gemm_rows (cuda)", "gemm_rows_dx (cpu)", "gemm_rows_dx (cuda)")}
+_CHECKS = {
+    op: shapes(op, x="NP", w="OI", bias="O")
+    for op in ("gemm_rows (cpu)", "gemm_rows (cuda)", "gemm_rows_dx (cpu)", "gemm_rows_dx (cuda)")
+}
 
 
 def _arguments(op, empty, x, w, rows, cols, bias=None, where=None, out=None):
@@ -250,7 +253,7 @@ def _masked(tile=16):
 
 @kernels("gemm_rows")
 def _listed(backward=False, tile=32):
-    side = tile // 2     # thread (ty, tx) owns rows ty, ty + side and columns tx, tx + side of the tile of outputs
+    side = tile // 2  # thread (ty, tx) owns rows ty, ty + side and columns tx, tx + side of the tile of outputs
     padded = tile + 1
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], f4[::1], f4[:, ::1], b1, b1, f4)")
@@ -328,11 +331,23 @@ def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None)
     (_, kept), (_, inner), out = _arguments("gemm_rows (cuda)", empty_cuda, x, w, rows, cols, bias, out=out)
     if strides := _strided(w, rows, cols, x, out):
         *along, lists = strides
-        return gemm_block.launch_block(flat(x), flat(w), (x.shape[0], kept, inner), (inner, 1), along[::-1], out, bias, relu,
-                                          scale=scale, kept=lists)
-    launch(_listed(False, TILE), (ceil_div(kept, TILE), ceil_div(x.shape[0], TILE)), (TILE // 2, TILE // 2), x, w,
-           _listed_indices(rows, w.shape[0]), _listed_indices(cols, w.shape[1]), flat(w) if bias is None else bias, out,
-           bias is not None, relu, scale)
+        return gemm_block.launch_block(
+            flat(x), flat(w), (x.shape[0], kept, inner), (inner, 1), along[::-1], out, bias, relu, scale=scale, kept=lists
+        )
+    launch(
+        _listed(False, TILE),
+        (ceil_div(kept, TILE), ceil_div(x.shape[0], TILE)),
+        (TILE // 2, TILE // 2),
+        x,
+        w,
+        _listed_indices(rows, w.shape[0]),
+        _listed_indices(cols, w.shape[1]),
+        flat(w) if bias is None else bias,
+        out,
+        bias is not None,
+        relu,
+        scale,
+    )
     return out
 
 
@@ -340,17 +355,31 @@ def gemm_rows_dx_cuda(dy, w, rows, cols, where=None, scale=1.0, out=None):
     (_, inner), (_, kept), out = _arguments("gemm_rows_dx (cuda)", empty_cuda, dy, w, rows, cols, where=where, out=out)
     if strides := _strided(w, rows, cols, dy, out):
         *along, lists = strides
-        return gemm_block.launch_block(flat(dy), flat(w), (dy.shape[0], kept, inner), (inner, 1), along, out, where=where,
-                                          alpha=scale, kept=lists)
-    launch(_listed(True, TILE), (ceil_div(kept, TILE), ceil_div(dy.shape[0], TILE)), (TILE // 2, TILE // 2), dy, w,
-           _listed_indices(rows, w.shape[0]), _listed_indices(cols, w.shape[1]), flat(w), out, False, False, scale)
+        return gemm_block.launch_block(
+            flat(dy), flat(w), (dy.shape[0], kept, inner), (inner, 1), along, out, where=where, alpha=scale, kept=lists
+        )
+    launch(
+        _listed(True, TILE),
+        (ceil_div(kept, TILE), ceil_div(dy.shape[0], TILE)),
+        (TILE // 2, TILE // 2),
+        dy,
+        w,
+        _listed_indices(rows, w.shape[0]),
+        _listed_indices(cols, w.shape[1]),
+        flat(w),
+        out,
+        False,
+        False,
+        scale,
+    )
     return out if where is None else relu_grad_cuda(out, where, out=out)
 
 
 def gemm_rows_masked(x, w, mask, out=None):
     """Teaching step: y = x (w * mask[:, None]).T with dense x and y; the grid covers every row, kept or not."""
-    out = output("gemm_rows_masked (cuda)", empty_cuda, out, ("N", "O"), x=(x, ("N", "I")), w=(w, ("O", "I")),
-                 mask=(mask, ("O",), BOOL))
+    out = output(
+        "gemm_rows_masked (cuda)", empty_cuda, out, ("N", "O"), x=(x, ("N", "I")), w=(w, ("O", "I")), mask=(mask, ("O",), BOOL)
+    )
     tile = min(TILE // 2, 16)
     launch(_masked(tile), (w.shape[0], ceil_div(x.shape[0], tile)), (tile, tile), x, w, mask, out)
     return out
@@ -359,8 +388,10 @@ def gemm_rows_masked(x, w, mask, out=None):
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     kept = slice(1, None, 3), slice(0, None, 2)
-    rows, cols = (Period(np.arange(own.start, n, own.step, dtype=np.int32), slice(own.start, n, own.step))
-                  for own, n in zip(kept, (3 * O, I), strict=True))
+    rows, cols = (
+        Period(np.arange(own.start, n, own.step, dtype=np.int32), slice(own.start, n, own.step))
+        for own, n in zip(kept, (3 * O, I), strict=True)
+    )
     return {
         "gemm_rows": lambda: dev.gemm_rows(a(N, ceil_div(I, 2)), a(3 * O, I), *kept, a(3 * O), relu=True),
         "gemm_rows_dx": lambda: dev.gemm_rows_dx(a(N, O), a(3 * O, 2 * I), *kept),

@@ -10,6 +10,7 @@ R x 1; of a convolution, filters are 1 x (C KH KW), input channels R x (KH KW). 
 
 A group is read twice, for its norm and to shrink it; the second time it comes from the nearest cache, unless it is larger.
 """
+
 from __future__ import annotations
 
 import math
@@ -34,7 +35,7 @@ def shrink_reference(w, height, width, threshold, reference=0.0):
     w = np.array(w, np.float64)
     norms = np.zeros(_groups(w, height, width))
     for u, b in np.ndindex(*norms.shape):
-        group = w[u * height:(u + 1) * height, b * width:(b + 1) * width]
+        group = w[u * height : (u + 1) * height, b * width : (b + 1) * width]
         norm = np.linalg.norm(group) if not (group * group).sum() < TINY else 0.0
         weighed = reference * math.sqrt(group.size) / norm if reference and norm else 1.0
         norms[u, b] = max(0.0, norm - threshold * weighed * math.sqrt(group.size))
@@ -72,7 +73,7 @@ def _shrink(w, height, width, threshold, reference, norms, first, stop, left, ri
                     sums[c] += row[c] * row[c]
             else:
                 for b in range(sums.size):
-                    part, total = row[b * width:min((b + 1) * width, row.size)], np.float32(0)
+                    part, total = row[b * width : min((b + 1) * width, row.size)], np.float32(0)
                     for c in range(part.size):
                         total += part[c] * part[c]
                     sums[b] += total
@@ -92,7 +93,7 @@ def _shrink(w, height, width, threshold, reference, norms, first, stop, left, ri
                     row[c] *= sums[c]
             else:
                 for b in range(sums.size):
-                    part, factor = row[b * width:min((b + 1) * width, row.size)], sums[b]
+                    part, factor = row[b * width : min((b + 1) * width, row.size)], sums[b]
                     for c in range(part.size):
                         part[c] *= factor
 
@@ -195,5 +196,7 @@ def shrink_cuda(w, height, width, threshold, reference=0.0):
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     groups = {"rows": (1, I), "columns": (O, 1), "tiles": (32, 32), "channels": (O, 9)}
-    return {**{f"shrink, {name}": lambda shape=shape: dev.shrink(a(O, I), *shape, 0.98) for name, shape in groups.items()},
-            "shrink, weighed": lambda: dev.shrink(a(O, I), 1, I, 0.98, 1.1)}
+    return {
+        **{f"shrink, {name}": lambda shape=shape: dev.shrink(a(O, I), *shape, 0.98) for name, shape in groups.items()},
+        "shrink, weighed": lambda: dev.shrink(a(O, I), 1, I, 0.98, 1.1),
+    }

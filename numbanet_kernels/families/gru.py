@@ -11,6 +11,7 @@ z, s, gates (T, N, 3H); h (T + 1, N, H); dy (T, N, H); back, carried (N, H). The
 before a step, back = ds[t + 1] w after it; dw = sum_t ds[t].T h[t] is one product for all steps. With `lengths` (N,) a sample
 ends after so many steps: h is 0 from there on, and nothing flows back.
 """
+
 from __future__ import annotations
 
 import math
@@ -57,8 +58,14 @@ def gru_cell_grad_reference(dy, back, carried, gates, s, h, t, lengths=None):
 # --- what both need ---------------------------------------------------------------------------------------------------
 def _check(op, gates, s, h, t, lengths, **states):
     """(N, H); ValueError where something does not fit."""
-    found = expect(op, gates=(gates, ("T", "N", "3H")), s=(s, ("T", "N", "3H")), h=(h, ("T+1", "N", "H")),
-                   lengths=(lengths, ("N",), INT32), **states)
+    found = expect(
+        op,
+        gates=(gates, ("T", "N", "3H")),
+        s=(s, ("T", "N", "3H")),
+        h=(h, ("T+1", "N", "H")),
+        lengths=(lengths, ("N",), INT32),
+        **states,
+    )
     steps, n, hidden = found["T"], found["N"], found["H"]
     if found["3H"] != 3 * hidden or found["T+1"] != steps + 1:
         raise ValueError(f"{op}: gates {gates.shape} must be (T, N, 3 H) for h {h.shape} of (T + 1, N, H)")
@@ -84,6 +91,7 @@ def _store_three(builder, gates, data, at, step, some):
 @intrinsic
 def _cell(typing_context, z, s, at, step, h, before, after, width, alive):
     """One sample's units, `width` of them: z becomes the gates, h[after] follows from h[before]."""
+
     def generate(context, builder, signature, arguments):
         z, s, at, step, h, before, after, width, alive = data_of(context, builder, signature, arguments)
 
@@ -103,9 +111,11 @@ def _cell(typing_context, z, s, at, step, h, before, after, width, alive):
 @intrinsic
 def _cell_grad(typing_context, dy, dy_at, back, carried, state_at, gates, s, at, step, h, before, width, alive):
     """One sample's units: gates become dz, s becomes ds, carried goes one step back."""
+
     def generate(context, builder, signature, arguments):
         dy, dy_at, back, carried, state_at, gates, s, at, step, h, before, width, alive = data_of(
-            context, builder, signature, arguments)
+            context, builder, signature, arguments
+        )
 
         def units(some):
             (r, u, m), (_, _, s_m) = (_three(builder, data, at, step, some) for data in (gates, s))
@@ -121,8 +131,9 @@ def _cell_grad(typing_context, dy, dy_at, back, carried, state_at, gates, s, at,
         for_lanes(builder, width, units)
         return context.get_dummy_value()
 
-    return numba.void(dy, INTEGER, back, carried, INTEGER, gates, s, INTEGER, INTEGER, h, INTEGER, INTEGER,
-                      numba.boolean), generate
+    return numba.void(
+        dy, INTEGER, back, carried, INTEGER, gates, s, INTEGER, INTEGER, h, INTEGER, INTEGER, numba.boolean
+    ), generate
 
 
 @host_kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], i8, i8, i8)")
@@ -132,8 +143,9 @@ def _forward(z, s, h, lengths, t, first, stop):
     for sample in range(first, stop):
         for j in range(0, hidden, WIDTH):
             at, state = (t * n + sample) * 3 * hidden + j, (t * n + sample) * hidden + j
-            _cell(z, s, at, hidden, h, state, state + n * hidden, min(WIDTH, hidden - j),
-                  lengths.size == 0 or t < lengths[sample])
+            _cell(
+                z, s, at, hidden, h, state, state + n * hidden, min(WIDTH, hidden - j), lengths.size == 0 or t < lengths[sample]
+            )
 
 
 @host_kernel("void(f4[:, :, ::1], f4[:, ::1], f4[:, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], i8, i8, i8)")
@@ -143,8 +155,21 @@ def _backward(dy, back, carried, gates, s, h, lengths, t, first, stop):
     for sample in range(first, stop):
         for j in range(0, hidden, WIDTH):
             at, state = (t * n + sample) * 3 * hidden + j, (t * n + sample) * hidden + j
-            _cell_grad(dy, state, back, carried, sample * hidden + j, gates, s, at, hidden, h, state, min(WIDTH, hidden - j),
-                       lengths.size == 0 or t < lengths[sample])
+            _cell_grad(
+                dy,
+                state,
+                back,
+                carried,
+                sample * hidden + j,
+                gates,
+                s,
+                at,
+                hidden,
+                h,
+                state,
+                min(WIDTH, hidden - j),
+                lengths.size == 0 or t < lengths[sample],
+            )
 
 
 def gru_cell_cpu(z, s, h, t, lengths=None):
@@ -235,8 +260,9 @@ def examples(dev, a, N, I, O):
         return (a.indices(T, N) + 1).astype(np.int32)
 
     def grad(**options):
-        return dev.gru_cell_grad(a(T, N, H), a(N, H), a(N, H), np.tanh(a(T, N, 3 * H)), a(T, N, 3 * H), a(T + 1, N, H), 1,
-                                 **options)
+        return dev.gru_cell_grad(
+            a(T, N, H), a(N, H), a(N, H), np.tanh(a(T, N, 3 * H)), a(T, N, 3 * H), a(T + 1, N, H), 1, **options
+        )
 
     return {
         "gru_cell": lambda: dev.gru_cell(a(T, N, 3 * H), a(T, N, 3 * H), a(T + 1, N, H), 2),

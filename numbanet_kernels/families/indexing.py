@@ -3,6 +3,7 @@
 The reference of every function is the NumPy expression in its docstring, or written below. Nobody looks at index arrays before
 they are used, as they lie on the device: a row outside x counts as the nearest one, a column as 0.
 """
+
 from __future__ import annotations
 
 import math
@@ -52,7 +53,7 @@ def _joined(op, xs, axis):
     if not shapes or not -len(shapes[0]) <= axis < len(shapes[0]):
         raise ValueError(f"{op}: axis {axis} does not fit {shapes}")
     axis %= len(shapes[0])
-    before, after = shapes[0][:axis], shapes[0][axis + 1:]
+    before, after = shapes[0][:axis], shapes[0][axis + 1 :]
     expect(op, **{f"x{i}": (x, (*before, f"length {i}", *after)) for i, x in enumerate(xs)})
     return (*before, sum(shape[axis] for shape in shapes), *after)
 
@@ -105,15 +106,22 @@ def concatenate_cpu(xs, axis):
     """y = np.concatenate(xs, axis)"""
     out, start = empty_cpu(_joined("concatenate (cpu)", xs, axis), xs[0].dtype), 0
     for x in xs:
-        assign(x, np.moveaxis(np.moveaxis(out, axis, 0)[start:start + x.shape[axis]], 0, axis))
+        assign(x, np.moveaxis(np.moveaxis(out, axis, 0)[start : start + x.shape[axis]], 0, axis))
         start += x.shape[axis]
     return out
 
 
 def take_rows_cpu(x, rows, out=None):
     """y[k, ...] = x[rows[k], ...], rows (...) of 0 ... len(x) - 1"""
-    if out is None or not (rows.dtype is INT32 and rows.flags.c_contiguous and x.flags.c_contiguous and out.flags.c_contiguous
-                           and out.dtype is x.dtype and len(x) and out.shape == rows.shape + x.shape[1:]):
+    if out is None or not (
+        rows.dtype is INT32
+        and rows.flags.c_contiguous
+        and x.flags.c_contiguous
+        and out.flags.c_contiguous
+        and out.dtype is x.dtype
+        and len(x)
+        and out.shape == rows.shape + x.shape[1:]
+    ):
         out = _taken("take_rows (cpu)", empty_cpu, x, rows, out)
     return x.take(rows, axis=0, out=out, mode="clip")
 
@@ -132,6 +140,7 @@ def _take_columns(x, columns, shift, y, first, stop):
 
 def _share_columns(x, columns, shift, y):
     """By each thread's rows."""
+
     def work(part):
         own = part.of(x.shape[0])
         _take_columns(x, columns, shift, y, own.start, own.stop)
@@ -267,7 +276,7 @@ def _transposed(x, y, axes):
 
 
 def _element_strides(shape):
-    return [math.prod(shape[i + 1:]) for i in range(len(shape))]
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 def transpose_cuda(x, axes):
@@ -285,8 +294,14 @@ def broadcast_to_cuda(x, shape):
 @arrays.device_cache(maxsize=64)
 def _positions(shape, key):
     """Flat positions that x[key] reads, computed once a shape and key."""
-    unpacked = tuple(slice(*k[1:]) if isinstance(k, tuple) and k[:1] == ("slice",) else
-                     np.frombuffer(k[1], np.int64).reshape(k[2]) if isinstance(k, tuple) else k for k in key)
+    unpacked = tuple(
+        slice(*k[1:])
+        if isinstance(k, tuple) and k[:1] == ("slice",)
+        else np.frombuffer(k[1], np.int64).reshape(k[2])
+        if isinstance(k, tuple)
+        else k
+        for k in key
+    )
     positions = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)[unpacked]
     return arrays.to_device(np.ascontiguousarray(positions).reshape(-1)), positions.shape
 
@@ -328,7 +343,7 @@ def putitem_cuda(dy, key, shape):
 
 def concatenate_cuda(xs, axis):
     shape = _joined("concatenate (cuda)", xs, axis)
-    y, inner, offset = empty_cuda(shape), math.prod(shape[axis % len(shape) + 1:]), 0
+    y, inner, offset = empty_cuda(shape), math.prod(shape[axis % len(shape) + 1 :]), 0
     for x in xs:
         width = x.shape[axis] * inner
         launch(_copies()[5], blocks_for(x.size), THREADS, flat(x), flat(y), width, shape[axis] * inner, offset)

@@ -10,6 +10,7 @@
 On the CPU a thread has its own rows, each of which stays in cache for its two passes; sums over rows are float64. On CUDA a
 block has a row; dgamma and dbeta are sums down the columns, ACROSS of them a block.
 """
+
 from __future__ import annotations
 
 import math
@@ -25,7 +26,7 @@ from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import empty_cpu, empty_cuda
 from .softmax import row_sums
 
-LANES = 128           # threads of a row
+LANES = 128  # threads of a row
 ACROSS, DOWN = 32, 8  # threads of a block along the columns and along the rows
 ROWS, ROW, COLUMN = ("N", "C"), ("C",), ("N",)
 

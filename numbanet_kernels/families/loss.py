@@ -13,6 +13,7 @@ sigmoid_cross_entropy  v = max(x, 0) - x t + log(1 + exp(-|x|)), s = sigmoid(x) 
 huber_error            v = m (|d| - m/2), m = min(|d|, delta), s = m sign(d): d^2/2 up to delta, from there on a straight line
 quantile_error         v = (1 - level) d where d > 0, else -level d, s = dv/dd, 0 at 0
 """
+
 from __future__ import annotations
 
 import math
@@ -188,6 +189,7 @@ def softmax_cross_entropy_cpu(logits, labels, weights=None, out=None):
 @kernels("loss")
 def _cross_entropy_kernels():
     """With NARROW and with WIDE threads a row; a block does one row."""
+
     def declared(lanes):
         _, exponentials = row_sums(lanes)
 
@@ -206,6 +208,7 @@ def _cross_entropy_kernels():
             if lane == 0:
                 known = label >= 0 and label < width
                 losses[row] = weight * (math.log(total) + (top - logits[row, label])) if known else NAN
+
         return cross_entropy
 
     return declared(NARROW), declared(WIDE)
@@ -243,6 +246,7 @@ def _error_kernels():
             total = tree(shared, lane, total, False)
             if lane == 0:
                 losses[row] = total * share
+
         return errors
 
     return tuple(declared(formula) for formula in (SQUARED, ABSOLUTE, SIGMOID))
@@ -276,6 +280,7 @@ def _bent_error_kernels():
             total = tree(shared, lane, total, False)
             if lane == 0:
                 losses[row] = total * share
+
         return bent_errors
 
     return tuple(declared(formula) for formula in (HUBER, QUANTILE))
@@ -296,6 +301,7 @@ def _as_rows(losses, *arrays):
 
 def _error(op, formula, which):
     """(op_cpu, op_cuda)"""
+
     def error_cpu(prediction, target, weights=None, out=None):
         losses, gradient, *w = _results(f"{op} (cpu)", empty_cpu, weights, out, prediction=prediction, target=target)
         x, y, dx = _as_rows(losses, prediction, target, gradient)
@@ -312,12 +318,16 @@ def _error(op, formula, which):
 
 
 squared_error_cpu, squared_error_cuda = _error(
-    "squared_error", "losses[n] = w[n]/O sum_o (p - t)^2, dprediction.   -> (N,), (N, O)", SQUARED)
+    "squared_error", "losses[n] = w[n]/O sum_o (p - t)^2, dprediction.   -> (N,), (N, O)", SQUARED
+)
 absolute_error_cpu, absolute_error_cuda = _error(
-    "absolute_error", "losses[n] = w[n]/O sum_o |p - t|, dprediction.   -> (N,), (N, O)", ABSOLUTE)
+    "absolute_error", "losses[n] = w[n]/O sum_o |p - t|, dprediction.   -> (N,), (N, O)", ABSOLUTE
+)
 sigmoid_cross_entropy_cpu, sigmoid_cross_entropy_cuda = _error(
-    "sigmoid_cross_entropy", "losses[n] = w[n]/O sum_o (max(x, 0) - x t + log(1 + exp(-|x|))), dlogits.   -> (N,), (N, O)",
-    SIGMOID)
+    "sigmoid_cross_entropy",
+    "losses[n] = w[n]/O sum_o (max(x, 0) - x t + log(1 + exp(-|x|))), dlogits.   -> (N,), (N, O)",
+    SIGMOID,
+)
 
 
 def huber_error_cpu(prediction, target, weights=None, delta=1.0, out=None):

@@ -12,6 +12,7 @@ On the CPU a thread has its own rows. Sums are float64, of what values differ fr
 variance, and no digits are lost where the mean is large. On CUDA the variance takes a pass of its own, after the mean, and a
 block has ACROSS channels, whose threads lie along the contiguous axis.
 """
+
 from __future__ import annotations
 
 import math
@@ -59,7 +60,7 @@ def batch_norm_grad_reference(dy, x, gamma, mean, variance, eps):
 def _repeat(x, y):
     """y is x again and again."""
     for begin in range(0, y.size, x.size):
-        y[begin:begin + x.size] = x
+        y[begin : begin + x.size] = x
 
 
 @host_kernel("void(f4[::1], f4[::1], f8[:, ::1])")
@@ -69,7 +70,7 @@ def _moments(x, shift, sums):
     first, second = sums[0], sums[1]
     first[:], second[:] = 0, 0
     for begin in range(0, x.size, shift.size):
-        group = x[begin:begin + shift.size]
+        group = x[begin : begin + shift.size]
         for j in range(group.size):
             d = np.float64(group[j]) - np.float64(shift[j])
             first[j] += d
@@ -80,7 +81,7 @@ def _moments(x, shift, sums):
 def _apply(x, centre, factor, offset, y):
     """y = factor (x - centre) + offset"""
     for begin in range(0, x.size, centre.size):
-        group, out = x[begin:begin + centre.size], y[begin:begin + centre.size]
+        group, out = x[begin : begin + centre.size], y[begin : begin + centre.size]
         for j in range(group.size):
             out[j] = factor[j] * (group[j] - centre[j]) + offset[j]
 
@@ -91,7 +92,7 @@ def _slopes(dy, x, centre, sums):
     first, second = sums[0], sums[1]
     first[:], second[:] = 0, 0
     for begin in range(0, x.size, centre.size):
-        slope, group = dy[begin:begin + centre.size], x[begin:begin + centre.size]
+        slope, group = dy[begin : begin + centre.size], x[begin : begin + centre.size]
         for j in range(group.size):
             first[j] += slope[j]
             second[j] += slope[j] * (group[j] - centre[j])
@@ -101,7 +102,7 @@ def _slopes(dy, x, centre, sums):
 def _backward(dy, x, centre, factor, less, tilt, dx):
     """dx = factor (dy - less - tilt (x - centre))"""
     for begin in range(0, x.size, centre.size):
-        slope, group, out = dy[begin:begin + centre.size], x[begin:begin + centre.size], dx[begin:begin + centre.size]
+        slope, group, out = dy[begin : begin + centre.size], x[begin : begin + centre.size], dx[begin : begin + centre.size]
         for j in range(group.size):
             out[j] = factor[j] * (slope[j] - less[j] - (group[j] - centre[j]) * tilt[j])
 
@@ -198,8 +199,9 @@ def batch_norm_apply_cpu(x, gamma, beta, mean, variance, eps):
 
 def batch_norm_grad_cpu(dy, x, gamma, mean, variance, eps):
     """(dx, dgamma, dbeta) of batch_norm"""
-    expect("batch_norm_grad (cpu)", dy=(dy, ("N", "C")), x=(x, ("N", "C")),
-           **_channels(gamma=gamma, mean=mean, variance=variance))
+    expect(
+        "batch_norm_grad (cpu)", dy=(dy, ("N", "C")), x=(x, ("N", "C")), **_channels(gamma=gamma, mean=mean, variance=variance)
+    )
     dx, dgamma, dbeta, numbers = (empty_cpu(shape) for shape in (x.shape, gamma.shape, gamma.shape, (3, gamma.size)))
     if gamma.size:
         _gradients(_sums(_slopes, [dy, x], mean), gamma, variance, eps, max(len(x), 1), numbers, dgamma, dbeta)
@@ -306,11 +308,13 @@ def batch_norm_apply_cuda(x, gamma, beta, mean, variance, eps):
 
 def batch_norm_grad_cuda(dy, x, gamma, mean, variance, eps):
     """(dx, dgamma, dbeta) of batch_norm"""
-    expect("batch_norm_grad (cuda)", dy=(dy, ("N", "C")), x=(x, ("N", "C")),
-           **_channels(gamma=gamma, mean=mean, variance=variance))
+    expect(
+        "batch_norm_grad (cuda)", dy=(dy, ("N", "C")), x=(x, ("N", "C")), **_channels(gamma=gamma, mean=mean, variance=variance)
+    )
     dx, dgamma, dbeta = empty_cuda(x.shape), empty_cuda(gamma.shape), empty_cuda(gamma.shape)
-    launch(_backward_kernel(), ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), dy, x, gamma, mean, variance, eps, dx, dgamma,
-           dbeta)
+    launch(
+        _backward_kernel(), ceil_div(gamma.size, ACROSS), (ACROSS, DOWN), dy, x, gamma, mean, variance, eps, dx, dgamma, dbeta
+    )
     return dx, dgamma, dbeta
 
 

@@ -6,6 +6,7 @@ so that E[f(x) . f(w)] = x . w (Achlioptas 2003, theorem 1.1; *Dynamic Sparse Gr
 is not 0: N k d / 3 additions in place of the 2 N k d FLOPs of a dense product. They go by pieces of v: a piece of some columns
 and samples is transposed in the nearest memory, features first, and each sum adds and subtracts whole rows of it.
 """
+
 from __future__ import annotations
 
 import math
@@ -47,6 +48,7 @@ MANY = 2 * WIDTH  # samples whose sums are in registers, if there are more than 
 @intrinsic
 def _add_rows(typing_context, room, columns, first, middle, stop, sums, at):
     """sums[at + s] += sum of room[columns[p] % PIECE, s] for first <= p < middle, less that for middle <= p < stop."""
+
     def generate(context, builder, signature, arguments):
         room, columns, first, middle, stop, sums, at = data_of(context, builder, signature, arguments)
         width = builder.extract_value(context.make_array(signature.args[0])(context, builder, arguments[0]).shape, 1)
@@ -54,9 +56,14 @@ def _add_rows(typing_context, room, columns, first, middle, stop, sums, at):
         def added(vectors, chains):
             """For rows of so many vectors, so many of them at a time."""
             place = builder.bitcast(builder.gep(sums, [at]), FLOATS.as_pointer())
-            totals = [cgutils.alloca_once_value(builder, builder.load(builder.gep(place, [ir.IntType(32)(v)]), align=4)
-                                                if not c else FLOATS([REAL(0.0)] * WIDTH))
-                      for c in range(chains) for v in range(vectors)]
+            totals = [
+                cgutils.alloca_once_value(
+                    builder,
+                    builder.load(builder.gep(place, [ir.IntType(32)(v)]), align=4) if not c else FLOATS([REAL(0.0)] * WIDTH),
+                )
+                for c in range(chains)
+                for v in range(vectors)
+            ]
 
             def add(p, operation, own):
                 column = builder.and_(builder.sext(builder.load(builder.gep(columns, [p])), NUMBER), NUMBER(PIECE - 1))
@@ -70,7 +77,7 @@ def _add_rows(typing_context, room, columns, first, middle, stop, sums, at):
                 whole = builder.add(start, builder.and_(builder.sub(end, start), NUMBER(-chains)))
                 with cgutils.for_range_slice(builder, start, whole, NUMBER(chains)) as (p, _):
                     for c in range(chains):
-                        add(builder.add(p, NUMBER(c)), operation, totals[c * vectors:(c + 1) * vectors])
+                        add(builder.add(p, NUMBER(c)), operation, totals[c * vectors : (c + 1) * vectors])
                 if chains > 1:
                     with cgutils.for_range_slice(builder, whole, end, NUMBER(1)) as (p, _):
                         add(p, operation, totals[:vectors])
@@ -174,8 +181,17 @@ def _projecting():
 def project_cuda(v, lists, outputs):
     scale = _check("project (cuda)", v, lists, outputs)
     f = empty_cuda((v.shape[0], outputs))
-    launch(_projecting(), (ceil_div(v.shape[0], LANES), ceil_div(outputs, WARPS * SUMS)), (LANES, WARPS), flat(v), *lists,
-           flat(f), scale, *v.shape, outputs)
+    launch(
+        _projecting(),
+        (ceil_div(v.shape[0], LANES), ceil_div(outputs, WARPS * SUMS)),
+        (LANES, WARPS),
+        flat(v),
+        *lists,
+        flat(f),
+        scale,
+        *v.shape,
+        outputs,
+    )
     return f
 
 

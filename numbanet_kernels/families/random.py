@@ -10,6 +10,7 @@ dropout      y[i] = x[i] scale where bits[i] / 2^32 >= rate, else 0: compared as
              the same elements. Linear and self-adjoint: the same call on dy is the backward pass. Its key may be an array
              of the device (`key_words`), so that what is recorded can be done with another one.
 """
+
 from __future__ import annotations
 
 import math
@@ -127,6 +128,7 @@ ROOM = 4 * PITCH
 def _dropout_kernel():
     """A thread makes one call, for four elements; these go through shared memory, so that neighbouring threads read and write
     neighbours."""
+
     @kernel("void(f4[::1], f4[::1], i4[::1], u4, u4, u4, f4)")
     def dropout(x, y, key, counter2, counter3, threshold, scale):
         key0, key1 = uint32(key[0]), uint32(key[1])
@@ -154,12 +156,22 @@ def _dropout_kernel():
 
 def dropout_cuda(x, rate, key, counter, scale=None, out=None):
     out = output("dropout (cuda)", empty_cuda, out, x=x)
-    launch(_dropout_kernel(), blocks_for(ceil_div(out.size, 4)), THREADS, flat(x), flat(out), _key(key, to_device),
-           *_words(counter, "counter"), *_threshold_and_scale(rate, scale))
+    launch(
+        _dropout_kernel(),
+        blocks_for(ceil_div(out.size, 4)),
+        THREADS,
+        flat(x),
+        flat(out),
+        _key(key, to_device),
+        *_words(counter, "counter"),
+        *_threshold_and_scale(rate, scale),
+    )
     return out
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
-    return {"dropout": lambda: dev.dropout(a(N, O), 0.4, 5, 6),
-            "dropout, key in memory": lambda: dev.dropout(a(7, 9), 0.4, key_words(3 << 40), 6)}
+    return {
+        "dropout": lambda: dev.dropout(a(N, O), 0.4, 5, 6),
+        "dropout, key in memory": lambda: dev.dropout(a(7, 9), 0.4, key_words(3 << 40), 6),
+    }

@@ -11,6 +11,7 @@ inner, where memory is contiguous, the y threads along n; they meet in a tree in
 one x thread, and the y threads read neighbours. The order of additions depends on the shape alone: results repeat bit
 by bit.
 """
+
 from __future__ import annotations
 
 import math
@@ -88,8 +89,8 @@ def argmax_reference(x):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 LINE, LINES = 256, 32  # floats of a line that narrow rows are joined to; lines that are added up in float32
-LEAST_COLUMNS = 64     # of a thread
-PIECE = 1 << 14        # squares that BLAS adds up in float32
+LEAST_COLUMNS = 64  # of a thread
+PIECE = 1 << 14  # squares that BLAS adds up in float32
 
 
 @host_kernel("void(f4[::1], i8, i8, f4, f4[:, ::1], i8, i8)")
@@ -107,12 +108,12 @@ def _sum_lines(x, size, wide, scale, y, start, stop):
             quads = first + (last - first) // 4 * 4
             for k in range(first, quads, 4):
                 at = o * size + k * wide + start
-                a, b = x[at:at + width], x[at + wide:][:width]
-                c, d = x[at + 2 * wide:][:width], x[at + 3 * wide:][:width]
+                a, b = x[at : at + width], x[at + wide :][:width]
+                c, d = x[at + 2 * wide :][:width], x[at + 3 * wide :][:width]
                 for i in range(width):
                     few[i] += (a[i] + b[i]) + (c[i] + d[i])
             for k in range(quads, last):
-                a = x[o * size + k * wide + start:][:width]
+                a = x[o * size + k * wide + start :][:width]
                 for i in range(width):
                     few[i] += a[i]
             for i in range(width):
@@ -133,7 +134,7 @@ def _sum_each(x, y, start, stop):
         row, total = x[o], np.float64(0)
         for first in range(0, row.size, LINE):
             few = float32(0)
-            for value in row[first:first + LINE]:
+            for value in row[first : first + LINE]:
                 few += value
             total += few
         y[o] = total
@@ -198,8 +199,9 @@ def squares_cpu(x):
 
     def work(part):
         own = values[part.of(values.size)]
-        terms[part.number] = sum(float(blas.matmul(piece, piece)) for piece in
-                                 (own[start:start + PIECE] for start in range(0, own.size, PIECE)))
+        terms[part.number] = sum(
+            float(blas.matmul(piece, piece)) for piece in (own[start : start + PIECE] for start in range(0, own.size, PIECE))
+        )
 
     threads.share(work, x.size)
     return np.float32(terms.sum()).reshape(())
@@ -231,6 +233,7 @@ def argmax_cpu(x, out=None):
 def _reduce_kernels():
     """For SUM, then for MAX, one kernel for each of BLOCKS, and one for SQUARES, the last. A group of n elements is cut into
     `parts` of `chunk`, each for a block of its own: the second pass of a long reduction works on their results."""
+
     def declared(formula, block):
         across, down = block
 
@@ -264,6 +267,7 @@ def _reduce_kernels():
                 half //= 2
             if i < inner and ty == 0:
                 y[part * inner + i] = total
+
         return reduce
 
     return *(declared(formula, block) for formula in (SUM, MAX) for block in BLOCKS), declared(SQUARES, BLOCKS[-1])

@@ -7,6 +7,7 @@ log_softmax_grad  dx[n, c] = dy[n, c] - exp(y[n, c]) sum_c dy[n, c]
 
 On CUDA a block does one row: each pass over it ends in a tree in shared memory; later passes read from cache.
 """
+
 from __future__ import annotations
 
 import functools
@@ -148,6 +149,7 @@ def log_softmax_grad_cpu(dy, y, out=None):
 @functools.cache
 def row_sums(lanes):
     """(tree, exponentials) for the kernels of rows that so many lanes share; `shared` has a place for each lane."""
+
     @inlined
     def tree(shared, lane, value, largest):
         """The sum of all lanes' values, or the largest of them, for every lane."""
@@ -183,6 +185,7 @@ def row_sums(lanes):
 @kernels("softmax")
 def _softmax_kernels():
     """softmax and log_softmax with NARROW threads a row, then with WIDE."""
+
     def declared(formula, lanes):
         _, exponentials = row_sums(lanes)
 
@@ -200,6 +203,7 @@ def _softmax_kernels():
                 logarithm = math.log(total)
                 for c in range(lane, width, lanes):
                     y[row, c] = (x[row, c] - top) - logarithm
+
         return softmax
 
     return tuple(declared(formula, lanes) for lanes in (NARROW, WIDE) for formula in (PLAIN, LOG))
@@ -208,6 +212,7 @@ def _softmax_kernels():
 @kernels("softmax")
 def _softmax_grad_kernels():
     """softmax_grad and log_softmax_grad with NARROW threads a row, then with WIDE."""
+
     def declared(formula, lanes):
         tree, _ = row_sums(lanes)
 
@@ -225,6 +230,7 @@ def _softmax_grad_kernels():
                     dx[row, c] = y[row, c] * (dy[row, c] - total)
                 else:
                     dx[row, c] = dy[row, c] - math.exp(y[row, c]) * total
+
         return softmax_grad
 
     return tuple(declared(formula, lanes) for lanes in (NARROW, WIDE) for formula in (PLAIN, LOG))

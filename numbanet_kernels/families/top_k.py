@@ -8,6 +8,7 @@ Scores are what outputs give on to the next layer after ReLU, summed over sample
 and on CUDA until it is summed. The k-th largest is found by halving: floats are ordered as the integers that their bits are, of
 negative ones with all bits but the sign inverted.
 """
+
 from __future__ import annotations
 
 import functools
@@ -68,7 +69,7 @@ def _scores(x, samples, panels, rows, bias, biased, sums, first, stop):
     size = x.shape[2]
     values = np.empty((size, WIDTH), np.float32)
     for b in range(first, stop):
-        own, o = sums[b * WIDTH:(b + 1) * WIDTH], b * WIDTH
+        own, o = sums[b * WIDTH : (b + 1) * WIDTH], b * WIDTH
         own[:] = 0
         for t in range(x.shape[0]):
             multiply_panel(x[t], panels[0, b], rows, values)
@@ -106,8 +107,8 @@ def scores_cpu(x, w, bias=None, packed=None):
     size, sums = packed_gemm.tile_of(n), empty_cpu((outputs,))
     tiles = packed_gemm.tiles(n, size, depth)[0]
     for t, tile in enumerate(tiles):
-        some = x[t * size:(t + 1) * size]
-        tile[:inputs, :len(some)] = some.T
+        some = x[t * size : (t + 1) * size]
+        tile[:inputs, : len(some)] = some.T
 
     def work(part):
         own = part.of(packed.shape[1])
@@ -271,20 +272,30 @@ def scores_packed_cuda(w, out=None, first=0):
     found = expect("scores_packed (cuda)", w=(w, ("O", "I")), out=(out, ("all", "I")))
     if not 0 <= first <= found["all"] - found["O"]:
         raise ValueError(f"scores_packed (cuda): there are no {found['O']} rows from {first} on among {found['all']}")
-    copy_cuda(w, out[first:first + found["O"]])
+    copy_cuda(w, out[first : first + found["O"]])
     return out
 
 
 def scores_cuda(x, w, bias=None, packed=None):
     _CHECKS["scores (cuda)"](x, w, bias)
     values, sums = gemm_cuda(x, w, tb=True), empty_cuda((w.shape[0],))
-    launch(_summing(), blocks_for(sums.size), THREADS, flat(values), sums if bias is None else bias, bias is not None, sums,
-           x.shape[0])
+    launch(
+        _summing(),
+        blocks_for(sums.size),
+        THREADS,
+        flat(values),
+        sums if bias is None else bias,
+        bias is not None,
+        sums,
+        x.shape[0],
+    )
     return sums
 
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
-    return {"scores": lambda: dev.scores(a(16, I), a(2 * O, I), a(2 * O)),
-            "top_k": lambda: dev.top_k(a(N, O), O // 3),
-            "above": lambda: dev.above(a(N, O), 0.5)}
+    return {
+        "scores": lambda: dev.scores(a(16, I), a(2 * O, I), a(2 * O)),
+        "top_k": lambda: dev.top_k(a(N, O), O // 3),
+        "above": lambda: dev.above(a(N, O), 0.5),
+    }

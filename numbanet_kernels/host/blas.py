@@ -12,6 +12,7 @@ What is recorded calls SGEMM by its address, as compiled loops do, and what is n
 same function with the same arguments: results are equal to the last bit. Where an axis has length 1 NumPy calls another one, so
 such products call SGEMM in both cases, and all do where NumPy is found to have another library.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -109,6 +110,7 @@ def entry() -> int:
 @intrinsic
 def _sgemm(typing_context, address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c, c_row):
     """c (m, n) = A B + beta c. Fortran's columns are rows here: it computes the transpose, from B and A in that order."""
+
     def generate(context, builder, signature, arguments):
         address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c, c_row = arguments
         number, real, letter = ir.IntType(64), ir.FloatType(), ir.IntType(8)
@@ -124,14 +126,28 @@ def _sgemm(typing_context, address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c
 
         kinds = [letter] * 2 + [number] * 3 + [real, real, number, real, number, real, real, number]
         function = ir.FunctionType(ir.VoidType(), [kind.as_pointer() for kind in kinds]).as_pointer()
-        builder.call(builder.inttoptr(address, function), [
-            transposed(tb), transposed(ta), *map(placed, (n, m, k)), placed(real(1.0)), data(8, b), placed(b_row), data(6, a),
-            placed(a_row), placed(beta), data(11, c), placed(c_row)])
+        builder.call(
+            builder.inttoptr(address, function),
+            [
+                transposed(tb),
+                transposed(ta),
+                *map(placed, (n, m, k)),
+                placed(real(1.0)),
+                data(8, b),
+                placed(b_row),
+                data(6, a),
+                placed(a_row),
+                placed(beta),
+                data(11, c),
+                placed(c_row),
+            ],
+        )
         return context.get_dummy_value()
 
     integer = numba.int64
-    return numba.void(integer, numba.boolean, numba.boolean, integer, integer, integer, a, integer, b, integer, numba.float32,
-                      c, integer), generate
+    return numba.void(
+        integer, numba.boolean, numba.boolean, integer, integer, integer, a, integer, b, integer, numba.float32, c, integer
+    ), generate
 
 
 @host_function
@@ -149,8 +165,21 @@ def multiply(entry, a, b, c, ta=False, tb=False, beta=0.0):
             for j in range(n):
                 c[i, j] = np.float32(beta) * c[i, j] if beta != 0.0 else np.float32(0)
         return
-    _sgemm(entry, ta, tb, m, n, depth, a, max(a.strides[0] // 4, 1), b, max(b.strides[0] // 4, 1), np.float32(beta), c,
-           max(c.strides[0] // 4, 1))
+    _sgemm(
+        entry,
+        ta,
+        tb,
+        m,
+        n,
+        depth,
+        a,
+        max(a.strides[0] // 4, 1),
+        b,
+        max(b.strides[0] // 4, 1),
+        np.float32(beta),
+        c,
+        max(c.strides[0] // 4, 1),
+    )
 
 
 @host_function
@@ -165,5 +194,18 @@ def _product(entry, a, b, c):
     """c = a b; rows of c lie contiguous, and those of a and b or of their transposes."""
     ta, tb, depth = not _rows_lie(a), not _rows_lie(b), a.shape[1]
     a_row, b_row = a.strides[1] if ta else a.strides[0], b.strides[1] if tb else b.strides[0]
-    _sgemm(entry, ta, tb, c.shape[0], c.shape[1], depth, a, max(a_row // 4, c.shape[0] if ta else depth),
-           b, max(b_row // 4, depth if tb else c.shape[1]), np.float32(0), c, max(c.strides[0] // 4, c.shape[1]))
+    _sgemm(
+        entry,
+        ta,
+        tb,
+        c.shape[0],
+        c.shape[1],
+        depth,
+        a,
+        max(a_row // 4, c.shape[0] if ta else depth),
+        b,
+        max(b_row // 4, depth if tb else c.shape[1]),
+        np.float32(0),
+        c,
+        max(c.strides[0] // 4, c.shape[1]),
+    )

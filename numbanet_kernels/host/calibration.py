@@ -3,6 +3,7 @@
 Two ways of the same work are timed in turn, A B A B …, at sizes that double; the answer is the size from which on the second
 one is faster.
 """
+
 from __future__ import annotations
 
 import functools
@@ -37,6 +38,7 @@ def crossing(sizes: Sequence[int], first: Sequence[float], second: Sequence[floa
 
 def compare(first: Work, second: Work) -> tuple[float, float]:
     """Seconds of each: medians of interleaved turns."""
+
     def seconds(work: Work, count: int) -> float:
         start = time.perf_counter()
         for _ in range(count):
@@ -66,6 +68,7 @@ def calibrate(dev: Any) -> Thresholds:
 
 def _alone_and_shared(work: Work) -> tuple[Work, Work]:
     """The work on one thread, and on all."""
+
     def under(chosen: Thresholds) -> None:
         with thresholds.using(chosen):
             work()

@@ -6,6 +6,7 @@ BLAS would need a copy of the rows, and pack that once more. Here samples lie in
 spread over it: ROWS rows at a time, BLOCK columns of them, are copied to the nearest cache and multiplied there with all
 samples, while the rows that follow are on their way.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -20,7 +21,7 @@ from . import threads
 from .simd import FLOATS, LINE, NUMBER, WIDTH, aligned, copy_floats, data_of, fetch, multiply_add, spread, vector_at
 from .transpose import EMPTY, NO_INDICES, transpose_block
 
-ROWS = 16 if WIDTH == 16 else 12    # as many sums as there are registers for
+ROWS = 16 if WIDTH == 16 else 12  # as many sums as there are registers for
 BLOCK = 256  # columns that are together: ROWS of them are 16 KiB, as is what WIDTH samples have there
 UNROLL = 4  # a multiple of which BLOCK is
 
@@ -28,6 +29,7 @@ UNROLL = 4  # a multiple of which BLOCK is
 @intrinsic
 def _fetch(typing_context, w, first, length):
     """Have w[first:first + length], as it lies in memory, on its way."""
+
     def generate(context, builder, signature, arguments):
         data, first, length = data_of(context, builder, signature, arguments)
         with cgutils.for_range_slice(builder, NUMBER(0), length, NUMBER(LINE)) as (at, _):
@@ -41,6 +43,7 @@ def _fetch(typing_context, w, first, length):
 def _add_products(typing_context, x, at, room, length, sums, place, step):
     """sums[place + r step + v] += sum_k room[r, k] x[at + k WIDTH + v] over length > 0 numbers k, in steps of UNROLL; x, sums
     as they lie in memory, room (ROWS, BLOCK)."""
+
     def generate(context, builder, signature, arguments):
         x, at, room, length, sums, place, step = data_of(context, builder, signature, arguments)
 
@@ -116,7 +119,7 @@ def _multiply(tiles, w, rows, first, stop, cols, listed, bias, relu, scale, out,
                 for j in range(length, BLOCK):
                     room[own, j] = 0
             if d0 == 0:
-                sums[k0 - first:k0 - first + ROWS] = 0
+                sums[k0 - first : k0 - first + ROWS] = 0
             for t in range(tiles.shape[0] if length else 0):
                 for k in range(k1 + t, min(k1 + ROWS, stop), tiles.shape[0]):
                     _fetch(w, rows[k] * w.shape[1] + d0, 0 if listed else length)
@@ -126,8 +129,10 @@ def _multiply(tiles, w, rows, first, stop, cols, listed, bias, relu, scale, out,
                 _finish(sums, k0, k1, first, n0, n1, bias, relu, scale, out)
 
 
-@host_kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], b1, f4[::1], b1, f4, f4[:, ::1], b1, i8, i8, f4[:, :, ::1],"
-             "f4[:, ::1], f4[:, ::1])")
+@host_kernel(
+    "void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], b1, f4[::1], b1, f4, f4[:, ::1], b1, i8, i8, f4[:, :, ::1],"
+    "f4[:, ::1], f4[:, ::1])"
+)
 def _multiply_squares(x, w, rows, cols, listed, bias, relu, scale, out, across, first, stop, tiles, room, sums):
     """The squares first … stop - 1 of those that blocks of rows and tiles of samples make: block after block or, across, tile
     after tile. tiles, room and sums are to work in."""
@@ -141,8 +146,23 @@ def _multiply_squares(x, w, rows, cols, listed, bias, relu, scale, out, across, 
         lines = max((stop - first) // inner, 1) if begin == 0 else 1
         first += lines * (end - begin)
         k0, k1, n0, n1 = (begin, end, line, line + lines) if across else (line, line + lines, begin, end)
-        _multiply(tiles[n0 - t0:n1 - t0], w, rows, k0 * ROWS, min(k1 * ROWS, rows.size), cols, listed, bias, relu, scale, out,
-                  n0 * WIDTH, min(n1 * WIDTH, x.shape[0]), room, sums)
+        _multiply(
+            tiles[n0 - t0 : n1 - t0],
+            w,
+            rows,
+            k0 * ROWS,
+            min(k1 * ROWS, rows.size),
+            cols,
+            listed,
+            bias,
+            relu,
+            scale,
+            out,
+            n0 * WIDTH,
+            min(n1 * WIDTH, x.shape[0]),
+            room,
+            sums,
+        )
 
 
 def multiply_listed(x, w, rows, cols, out, bias=None, relu=False, scale=1.0, alone=False):
@@ -165,8 +185,23 @@ def multiply_listed(x, w, rows, cols, out, bias=None, relu=False, scale=1.0, alo
         def work(part):
             own, t = part.of(squares), part.number
             if own.stop > own.start:
-                _multiply_squares(x, w, rows, NO_INDICES if cols is None else cols, cols is not None, added, relu, scale, out,
-                                  across, own.start, own.stop, tiles[t], room[t], sums[t])
+                _multiply_squares(
+                    x,
+                    w,
+                    rows,
+                    NO_INDICES if cols is None else cols,
+                    cols is not None,
+                    added,
+                    relu,
+                    scale,
+                    out,
+                    across,
+                    own.start,
+                    own.stop,
+                    tiles[t],
+                    room[t],
+                    sums[t],
+                )
 
         if parts > 1:
             threads.share(work)

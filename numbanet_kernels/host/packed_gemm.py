@@ -7,6 +7,7 @@ read: (rows, WIDTH), the last row of zeros. All samples of a tile are multiplied
 its own; x is packed likewise, (depth, samples), so that both are read in one stream. `rows` are the rows of the panel that
 x has, padded to a multiple of DEPTH with the row of zeros: a list for each step leaves out what the step does not see.
 """
+
 from __future__ import annotations
 
 import functools
@@ -22,7 +23,7 @@ from .transpose import transpose_block
 
 SIZES = (20, 16, 12, 10, 8, 4, 2, 1) if WIDTH == 16 else (12, 10, 8, 4, 2, 1)  # samples of a tile: registers
 CHAINS = 8  # multiply-adds that go on at the same time, at least: as many as hide how long one takes
-DEPTH = 8   # of x, a multiple
+DEPTH = 8  # of x, a multiple
 AHEAD = 128  # rows of a panel that are on their way from memory: without, 74 in place of 115 GFLOP/s where w is large
 REACH = 32  # rows that are packed together
 
@@ -60,6 +61,7 @@ def all_rows(total):
 @intrinsic
 def _copy_row(typing_context, source, start, target, at, count):
     """target[at:at + WIDTH] = source[start:start + count], then zeros; arrays as they lie in memory."""
+
     def generate(context, builder, signature, arguments):
         source, start, target, at, count = data_of(context, builder, signature, arguments)
         store(builder, load(builder, source, start, below(builder, count)), target, at, below(builder, NUMBER(WIDTH)))
@@ -97,7 +99,7 @@ def _pack_inputs(w, kept, outs, panels, first, stop):
         panels[0, b, inner] = 0
     for k0 in range(0, inner, REACH):
         for b in range(first, stop):
-            own, at = outs[b * WIDTH:(b + 1) * WIDTH], b * (inner + 1) * WIDTH
+            own, at = outs[b * WIDTH : (b + 1) * WIDTH], b * (inner + 1) * WIDTH
             together = own.size and own[own.size - 1] - own[0] == own.size - 1
             for k in range(k0, min(k0 + REACH, inner)):
                 if together:
@@ -130,6 +132,7 @@ def packed_inputs(w, kept, outs, run):
 # --- the product ------------------------------------------------------------------------------------------------------
 def _variant(builder, size, x, panel, rows, depth, out):
     """The loop for tiles of `size` samples."""
+
     def row_at(at):
         row = builder.sext(builder.load(builder.gep(rows, [at])), NUMBER)
         return builder.gep(panel, [builder.mul(row, NUMBER(WIDTH))])
@@ -170,6 +173,7 @@ def _variant(builder, size, x, panel, rows, depth, out):
 @intrinsic
 def multiply_panel(typing_context, x, panel, rows, out):
     """out[r, v] = sum_k x[k, r] panel[rows[k], v] over all rows k of x, a multiple of DEPTH; it has one of SIZES columns."""
+
     def generate(context, builder, signature, arguments):
         data = data_of(context, builder, signature, arguments)
         shape = context.make_array(signature.args[0])(context, builder, arguments[0]).shape

@@ -1,4 +1,5 @@
 """Sessions: stretches of work on a device, within which what they need is set up once, and signals wait."""
+
 from __future__ import annotations
 
 import contextlib

@@ -3,6 +3,7 @@
 A `Lanes` has Python's operators. Reading and writing take how many elements there are: the others read as 0 and are left alone.
 Products and sums may become one multiply-add.
 """
+
 from __future__ import annotations
 
 import math
@@ -29,7 +30,7 @@ def _width():
 WIDTH = _width()
 FLOATS, BITS = ir.VectorType(ir.FloatType(), WIDTH), ir.VectorType(ir.IntType(32), WIDTH)
 NUMBER, REAL = ir.IntType(64), ir.FloatType()
-LINE = 16   # floats of a cache line
+LINE = 16  # floats of a cache line
 VECTOR = 8  # elements that `copy_vectors` copies at once: as many more than asked for are written, less one
 ROUND = 12582912.0  # 1.5 * 2^23: x + ROUND has x to the nearest integer as its last bits
 LOG_2_HIGH = 0.693359375  # of few bits, so that its product with an integer is exact
@@ -166,8 +167,10 @@ def for_lanes(builder, count, code):
 
 def data_of(context, builder, signature, arguments):
     """What an intrinsic is given: where its arrays begin, and all else as it is."""
-    return [context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
-            for kind, value in zip(signature.args, arguments)]
+    return [
+        context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
+        for kind, value in zip(signature.args, arguments)
+    ]
 
 
 def _call(builder, name, result, arguments):
@@ -210,12 +213,13 @@ def aligned(*shape):
     size = math.prod(shape)
     room = empty_cpu(size + LINE)
     first = -room.ctypes.data // 4 % LINE
-    return room[first:first + size].reshape(shape)
+    return room[first : first + size].reshape(shape)
 
 
 @intrinsic
 def copy_floats(typing_context, w, first, room, at, length):
     """room[at:at + length] = w[first:first + length], as both lie in memory."""
+
     def generate(context, builder, signature, arguments):
         data, first, room, at, length = data_of(context, builder, signature, arguments)
         cgutils.raw_memcpy(builder, builder.gep(room, [at]), builder.gep(data, [first]), length, 4)
@@ -228,6 +232,7 @@ def copy_floats(typing_context, w, first, room, at, length):
 @intrinsic
 def copy_vector(typing_context, source, start, target, at):
     """target[at:at + VECTOR] = source[start:start + VECTOR], through one register."""
+
     def generate(context, builder, signature, arguments):
         def place(kind, array, index):
             data = context.make_array(kind)(context, builder, array).data

@@ -8,6 +8,7 @@ There is none for masks: to multiply by the mask of a plan instead of by what it
 included. The defaults are those of two cores of an AMD EPYC. `numbanet devices --calibrate` measures this machine once, while
 it is idle, and writes what it finds to `path()`, where later processes read it; NUMBANET_COSTS names another file.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -47,8 +48,9 @@ def load() -> Thresholds:
             raise ValueError("sizes must be whole numbers from 0 on")
         return Thresholds(*(found[name] for name in Thresholds._fields))
     except (ValueError, KeyError, TypeError) as error:
-        warnings.warn(f"{path()} is not used ({error!r}): write it anew by `numbanet devices --calibrate`, or delete it",
-                      stacklevel=2)
+        warnings.warn(
+            f"{path()} is not used ({error!r}): write it anew by `numbanet devices --calibrate`, or delete it", stacklevel=2
+        )
         return Thresholds()
 
 

@@ -7,6 +7,7 @@ A piece of COLUMNS x SAMPLES is transposed into a buffer in the nearest cache, 8
 done there along its rows, in loops that the compiler makes into vector instructions. COLUMNS are two cache lines: rows of 2048
 floats lie in different pages, whose lines all fall on the same few places of that cache, so what is there is used at once.
 """
+
 from __future__ import annotations
 
 import functools
@@ -29,6 +30,7 @@ EMPTY, NO_INDICES = np.zeros(0, np.float32), np.zeros(0, np.int32)  # for loops,
 @intrinsic
 def _transpose_vectors(typing_context, a, n, i, b, r, c):
     """`_transpose` in registers: three rounds, each of which exchanges two halves, quarters or eighths of rows s apart."""
+
     def generate(context, builder, signature, arguments):
         floats, lanes = ir.VectorType(ir.FloatType(), VECTOR), ir.VectorType(ir.IntType(32), VECTOR)
 
@@ -55,7 +57,7 @@ def _transpose_vectors(typing_context, a, n, i, b, r, c):
 
 def _transpose(a, n, i, b, r, c):
     """b[r + j, c + k] = a[n + k, i + j] for j, k < 8"""
-    b[r:r + VECTOR, c:c + VECTOR] = a[n:n + VECTOR, i:i + VECTOR].T
+    b[r : r + VECTOR, c : c + VECTOR] = a[n : n + VECTOR, i : i + VECTOR].T
 
 
 @overload(_transpose)
@@ -94,7 +96,7 @@ def _transpose_in(x, y, gated, place, scale, first, stop, transposed, sums):
             if gated:
                 transpose_block(y, n0, n1, i0, i1, ys, 0, 0, True)
             for i in range(i0, i1):
-                z, gate, total = xs[i - i0, :n1 - n0], ys[i - i0, :n1 - n0], float32(0)
+                z, gate, total = xs[i - i0, : n1 - n0], ys[i - i0, : n1 - n0], float32(0)
                 if gated:
                     for n in range(z.size):
                         z[n] = z[n] if gate[n] > 0 else float32(0)
@@ -131,8 +133,8 @@ def _transpose_back(terms, place, c, first, stop, bias, biased, relu, scale, alp
         for n0 in range(first, stop, COLUMNS):
             n1 = min(n0 + COLUMNS, stop)
             for n in range(n0, n1):
-                row, added = rows[n - n0, :m1 - m0], bias[n] if biased else float32(0)
-                first_term = terms[0, place[n], m0:m1] if place[n] >= 0 else nothing[:m1 - m0]
+                row, added = rows[n - n0, : m1 - m0], bias[n] if biased else float32(0)
+                first_term = terms[0, place[n], m0:m1] if place[n] >= 0 else nothing[: m1 - m0]
                 for m in range(row.size):
                     row[m] = first_term[m]
                 for t in range(1, terms.shape[0] if place[n] >= 0 else 1):
@@ -151,5 +153,6 @@ _in_order = functools.lru_cache(maxsize=64)(np.arange)
 def transpose_back(terms, c, cols, bias=None, relu=False, scale=1.0, alpha=1.0, place=None):
     """c[m, n] = scale * act(alpha * sum_t terms[t, place[n], m] + bias[n]) for n in a slice; place None: place[n] = n."""
     place = _in_order(c.shape[1]) if place is None else place
-    _transpose_back(terms, place, c, cols.start, cols.stop, EMPTY if bias is None else bias, bias is not None, relu, scale,
-                    alpha)
+    _transpose_back(
+        terms, place, c, cols.start, cols.stop, EMPTY if bias is None else bias, bias is not None, relu, scale, alpha
+    )

@@ -6,6 +6,7 @@ NumPy has a loop for each type, the fastest one for this processor, and says whe
 (`PyUFuncObject`, which is part of its C interface). Of contiguous arrays it makes one call, and so does a tape: results are
 equal to the last bit.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -26,10 +27,18 @@ from ..runtime.memory import flat, full_cpu
 class _Described(ctypes.Structure):
     """The beginning of a PyUFuncObject."""
 
-    _fields_ = [("head", ctypes.c_byte * object.__basicsize__), ("nin", ctypes.c_int), ("nout", ctypes.c_int),
-                ("nargs", ctypes.c_int), ("identity", ctypes.c_int), ("functions", ctypes.POINTER(ctypes.c_void_p)),
-                ("data", ctypes.POINTER(ctypes.c_void_p)), ("ntypes", ctypes.c_int), ("reserved", ctypes.c_int),
-                ("name", ctypes.c_char_p)]
+    _fields_ = [
+        ("head", ctypes.c_byte * object.__basicsize__),
+        ("nin", ctypes.c_int),
+        ("nout", ctypes.c_int),
+        ("nargs", ctypes.c_int),
+        ("identity", ctypes.c_int),
+        ("functions", ctypes.POINTER(ctypes.c_void_p)),
+        ("data", ctypes.POINTER(ctypes.c_void_p)),
+        ("ntypes", ctypes.c_int),
+        ("reserved", ctypes.c_int),
+        ("name", ctypes.c_char_p),
+    ]
 
 
 @functools.cache
@@ -48,16 +57,21 @@ def _loop(ufunc: np.ufunc) -> tuple[int, int] | None:
 @intrinsic
 def _call(typing_context, loop, data, arrays, steps, count):
     """loop(arrays, &count, steps, data) as NumPy calls it: addresses of arrays, and bytes from one element to the next."""
+
     def generate(context, builder, signature, arguments):
         loop, data, arrays, steps, count = arguments
         number, byte = ir.IntType(64), ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), number.as_pointer(), number.as_pointer(), byte]).as_pointer()
-        addresses = [context.make_array(of)(context, builder, array).data for of, array in zip(
-            signature.args[2], cgutils.unpack_tuple(builder, arrays))]
+        addresses = [
+            context.make_array(of)(context, builder, array).data
+            for of, array in zip(signature.args[2], cgutils.unpack_tuple(builder, arrays))
+        ]
         placed = cgutils.pack_array(builder, [builder.bitcast(address, byte) for address in addresses])
         strides = cgutils.pack_array(builder, cgutils.unpack_tuple(builder, steps))
-        places = [builder.bitcast(cgutils.alloca_once_value(builder, value), of) for value, of in (
-            (placed, byte.as_pointer()), (count, number.as_pointer()), (strides, number.as_pointer()))]
+        places = [
+            builder.bitcast(cgutils.alloca_once_value(builder, value), of)
+            for value, of in ((placed, byte.as_pointer()), (count, number.as_pointer()), (strides, number.as_pointer()))
+        ]
         builder.call(builder.inttoptr(loop, kind), [*places, builder.inttoptr(data, byte)])
         return context.get_dummy_value()
 

@@ -1,4 +1,5 @@
 """Where the entries of a sparse matrix are: the arrays that kernels take, and the checks of those that `sparse` is given."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -11,13 +12,13 @@ class Entries(NamedTuple):
     """Where the entries of a sparse matrix (O, I) are, by row and by column: int32 arrays. Of a BSR, rows and columns are
     block rows and block columns, and an entry is a tile."""
 
-    starts: Any     # (O,) where the entries of a row begin in the values
-    stops: Any      # (O,) and where they end; what lies between there and the next row is padding
-    ids: Any        # (V,) the column of each value
+    starts: Any  # (O,) where the entries of a row begin in the values
+    stops: Any  # (O,) and where they end; what lies between there and the next row is padding
+    ids: Any  # (V,) the column of each value
     col_starts: Any  # (I,) the same by column: (I,), (I,) and (nnz,)
     col_stops: Any
-    col_ids: Any    # the row of each entry
-    places: Any     # (nnz,) where the entry of this place by column lies in the values
+    col_ids: Any  # the row of each entry
+    places: Any  # (nnz,) where the entry of this place by column lies in the values
 
 
 def entries(starts: np.ndarray, stops: np.ndarray, ids: np.ndarray, columns: int) -> Entries:
@@ -60,18 +61,21 @@ def sides(name: str, shape: Any) -> tuple[int, int]:
     return rows, columns
 
 
-def check_rows(name: str, indptr: np.ndarray, indices: np.ndarray, grid: tuple[int, int], line: str = "row",
-                column: str = "column") -> None:
+def check_rows(
+    name: str, indptr: np.ndarray, indices: np.ndarray, grid: tuple[int, int], line: str = "row", column: str = "column"
+) -> None:
     """ValueError, saying where, unless indptr and indices are those of rows whose indices increase below grid[1]."""
     rows, columns = grid
     if indptr.size != rows + 1:
         raise ValueError(f"{name}: indptr {indptr.shape} must have one number more than the {rows} {line}s there are")
     if indptr[0] != 0 or indptr[-1] != indices.size:
-        raise ValueError(f"{name}: indptr must go from 0 to the {indices.size} indices there are, "
-                         f"not from {indptr[0]} to {indptr[-1]}")
+        raise ValueError(
+            f"{name}: indptr must go from 0 to the {indices.size} indices there are, not from {indptr[0]} to {indptr[-1]}"
+        )
     if (falls := np.flatnonzero(np.diff(indptr) < 0)).size:
-        raise ValueError(f"{name}: {line} {falls[0]} ends before it begins: indptr goes from {indptr[falls[0]]} to "
-                         f"{indptr[falls[0] + 1]}")
+        raise ValueError(
+            f"{name}: {line} {falls[0]} ends before it begins: indptr goes from {indptr[falls[0]]} to {indptr[falls[0] + 1]}"
+        )
     row_of = np.repeat(np.arange(rows), np.diff(indptr))
     if (outside := np.flatnonzero((indices < 0) | (indices >= columns))).size:
         k = outside[0]
@@ -79,8 +83,11 @@ def check_rows(name: str, indptr: np.ndarray, indices: np.ndarray, grid: tuple[i
     steps = np.diff(indices)
     if (wrong := np.flatnonzero((steps <= 0) & (row_of[1:] == row_of[:-1]))).size:
         k = wrong[0]
-        said = (f"has {column} {indices[k]} twice" if steps[k] == 0 else
-                f"is not sorted: {column} {indices[k + 1]} follows {indices[k]}")
+        said = (
+            f"has {column} {indices[k]} twice"
+            if steps[k] == 0
+            else f"is not sorted: {column} {indices[k + 1]} follows {indices[k]}"
+        )
         raise ValueError(f"{name}: {line} {row_of[k]} {said}; scipy.sparse's sum_duplicates() puts it right")
 
 

@@ -1,4 +1,5 @@
 """How gradients and lazy blocks lie in a weight, and what an update takes of each weight."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -7,28 +8,28 @@ from typing import Any, NamedTuple
 class Packing(NamedTuple):
     """How a packed gradient lies in its (R, C) weight: int32 arrays, as `families.update.packed` defines them."""
 
-    row_pos: Any    # (R,)
+    row_pos: Any  # (R,)
     row_class: Any  # (R,)
-    cols: Any       # (L, K)
-    col_pos: Any    # (L, C)
+    cols: Any  # (L, K)
+    col_pos: Any  # (L, C)
 
 
 class LazyBlocks(NamedTuple):
     """The steps that blocks of a weight miss, as `families.update.lazy_sgd` defines them."""
 
-    lag: Any        # (U, B) int32
-    after: Any      # (U, B) int32
-    current: Any    # (U, B) bool
-    wanted: Any     # (U, B) bool
-    powers: Any     # (K, 4) float32
+    lag: Any  # (U, B) int32
+    after: Any  # (U, B) int32
+    current: Any  # (U, B) bool
+    wanted: Any  # (U, B) bool
+    powers: Any  # (K, 4) float32
     block: tuple[int, int]
 
 
 class Into(NamedTuple):
     """Where an update writes the wanted blocks of a weight."""
 
-    packed: Any     # float32
-    places: Any     # (R,) int64
+    packed: Any  # float32
+    places: Any  # (R,) int64
 
 
 class SGDUpdate(NamedTuple):
@@ -37,8 +38,8 @@ class SGDUpdate(NamedTuple):
     w: Any
     v: Any
     g: Any
-    kept: Packing | None = None     # how g is packed; None: dense
-    lazy: LazyBlocks | None = None        # None: all blocks are up to date
+    kept: Packing | None = None  # how g is packed; None: dense
+    lazy: LazyBlocks | None = None  # None: all blocks are up to date
     into: Into | None = None
 
 

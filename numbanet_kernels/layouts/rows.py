@@ -1,4 +1,5 @@
 """Which indices of an axis are kept."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -19,6 +20,6 @@ class Period(NamedTuple):
 class RowLists(NamedTuple):
     """The kept indices of an axis of length n, as kernels read them: int32 arrays."""
 
-    inverse: Any    # (n,) place of each index among the kept ones, -1 where dropped
-    classes: Any    # (n,) zeros: rows are of one class (`packed.Packing`)
-    indices: Any    # (K,)
+    inverse: Any  # (n,) place of each index among the kept ones, -1 where dropped
+    classes: Any  # (n,) zeros: rows are of one class (`packed.Packing`)
+    indices: Any  # (K,)

@@ -1,4 +1,5 @@
 """Which outputs of each sample are kept, as kernels read it."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -12,10 +13,10 @@ class SampleLists(NamedTuple):
     """Bits of (groups of samples x outputs), and where each sample's kept values begin: they lie one after the other, in the
     order of the outputs, sample by sample."""
 
-    bits: Any       # (groups, words) int32: output o is kept by group g where bit o % 32 of bits[g, o // 32] is set
-    starts: Any     # (N + 1,) int32
-    group: int      # neighbouring samples of a group
-    width: int      # outputs
+    bits: Any  # (groups, words) int32: output o is kept by group g where bit o % 32 of bits[g, o // 32] is set
+    starts: Any  # (N + 1,) int32
+    group: int  # neighbouring samples of a group
+    width: int  # outputs
 
 
 def sample_lists(mask: np.ndarray, samples: int, group: int) -> SampleLists:
@@ -25,8 +26,12 @@ def sample_lists(mask: np.ndarray, samples: int, group: int) -> SampleLists:
     padded[:, :width] = mask
     bits = np.packbits(padded.reshape(groups, -(-width // WORD), WORD), axis=2, bitorder="little")
     counts = mask.sum(1)[np.arange(samples) // group]
-    return SampleLists(np.ascontiguousarray(bits).view("<i4").astype(np.int32).reshape(groups, -(-width // WORD)),
-                       np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), group, width)
+    return SampleLists(
+        np.ascontiguousarray(bits).view("<i4").astype(np.int32).reshape(groups, -(-width // WORD)),
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        group,
+        width,
+    )
 
 
 def key_words(key: int) -> np.ndarray:

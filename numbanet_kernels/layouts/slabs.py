@@ -2,6 +2,7 @@
 
 Sample n is lane n of all: slab n // LANES, place n % LANES.
 """
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple

@@ -7,6 +7,7 @@
 All three are values: made once, checked, and never changed. Within a row indices increase. Kernels take the arrays of a
 structure as `Entries`; what is multiplied by its transpose finds there the same values by column.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -46,9 +47,13 @@ class CSR:
     shape: tuple[int, int]
 
     def __post_init__(self) -> None:
-        assign(self, shape=sides("CSR", self.shape), indptr=frozen("CSR", "indptr", self.indptr, np.int32, 1),
-             indices=frozen("CSR", "indices", self.indices, np.int32, 1),
-             values=frozen("CSR", "values", self.values, np.float32, 1))
+        assign(
+            self,
+            shape=sides("CSR", self.shape),
+            indptr=frozen("CSR", "indptr", self.indptr, np.int32, 1),
+            indices=frozen("CSR", "indices", self.indices, np.int32, 1),
+            values=frozen("CSR", "values", self.values, np.float32, 1),
+        )
         if self.values.shape != self.indices.shape:
             raise ValueError(f"CSR: values {self.values.shape} and indices {self.indices.shape} must be as many")
         check_rows("CSR", self.indptr, self.indices, self.shape)
@@ -117,8 +122,10 @@ class CSR:
         import scipy.sparse
 
         if not scipy.sparse.issparse(matrix):
-            raise TypeError(f"CSR.from_scipy: a matrix of scipy.sparse is needed, got a {type(matrix).__name__}; make a "
-                            "dense one sparse by CSR.from_dense(matrix)")
+            raise TypeError(
+                f"CSR.from_scipy: a matrix of scipy.sparse is needed, got a {type(matrix).__name__}; make a "
+                "dense one sparse by CSR.from_dense(matrix)"
+            )
         matrix = matrix.tocsr(copy=True)
         matrix.sum_duplicates()
         return cls(matrix.indptr, matrix.indices, matrix.data, matrix.shape)
@@ -163,11 +170,17 @@ class ELL:
     shape: tuple[int, int]
 
     def __post_init__(self) -> None:
-        assign(self, shape=sides("ELL", self.shape), indices=frozen("ELL", "indices", self.indices, np.int32, 2),
-             values=frozen("ELL", "values", self.values, np.float32, 2))
+        assign(
+            self,
+            shape=sides("ELL", self.shape),
+            indices=frozen("ELL", "indices", self.indices, np.int32, 2),
+            values=frozen("ELL", "values", self.values, np.float32, 2),
+        )
         if self.values.shape != self.indices.shape or len(self.values) != self.shape[0]:
-            raise ValueError(f"ELL: indices {self.indices.shape} and values {self.values.shape} must be of one shape, "
-                             f"with the {self.shape[0]} rows of the matrix")
+            raise ValueError(
+                f"ELL: indices {self.indices.shape} and values {self.values.shape} must be of one shape, "
+                f"with the {self.shape[0]} rows of the matrix"
+            )
         there = self.there
         counts = there.sum(1)
         if (gaps := np.flatnonzero((there != (np.arange(there.shape[1]) < counts[:, None])).any(1))).size:
@@ -229,12 +242,17 @@ class BSR:
     shape: tuple[int, int]
 
     def __post_init__(self) -> None:
-        assign(self, shape=sides("BSR", self.shape), indptr=frozen("BSR", "indptr", self.indptr, np.int32, 1),
-             indices=frozen("BSR", "indices", self.indices, np.int32, 1),
-             values=frozen("BSR", "values", self.values, np.float32, 3))
+        assign(
+            self,
+            shape=sides("BSR", self.shape),
+            indptr=frozen("BSR", "indptr", self.indptr, np.int32, 1),
+            indices=frozen("BSR", "indices", self.indices, np.int32, 1),
+            values=frozen("BSR", "values", self.values, np.float32, 3),
+        )
         if self.values.shape != (self.indices.size, self.tile, self.tile) or self.tile < 1:
-            raise ValueError(f"BSR: values {self.values.shape} must be a square tile for each of "
-                             f"the {self.indices.size} indices")
+            raise ValueError(
+                f"BSR: values {self.values.shape} must be a square tile for each of the {self.indices.size} indices"
+            )
         check_rows("BSR", self.indptr, self.indices, self.grid, "block row", "block column")
         check_finite("BSR", self.values)
         if (out := np.argwhere((self.values != 0) & ~self.inside())).size:
@@ -278,7 +296,7 @@ class BSR:
         """The matrix, float32."""
         found, (rows, columns) = np.zeros(tuple(n * self.tile for n in self.grid), np.float32), self._elements()
         found[rows[:, :, None], columns[:, None, :]] = self.values
-        return np.ascontiguousarray(found[:self.shape[0], :self.shape[1]])
+        return np.ascontiguousarray(found[: self.shape[0], : self.shape[1]])
 
     @classmethod
     def from_dense(cls, matrix: Any, tile: int, mask: Any = None) -> BSR:
@@ -305,8 +323,10 @@ class BSR:
     def from_scipy(cls, matrix: Any) -> BSR:
         """Of a `scipy.sparse` array or matrix of format bsr with square tiles."""
         if getattr(matrix, "format", None) != "bsr":
-            raise TypeError(f"BSR.from_scipy: a matrix of format bsr is needed, got a {type(matrix).__name__}; "
-                            "call tobsr((T, T)), or of a dense one BSR.from_dense(matrix, tile)")
+            raise TypeError(
+                f"BSR.from_scipy: a matrix of format bsr is needed, got a {type(matrix).__name__}; "
+                "call tobsr((T, T)), or of a dense one BSR.from_dense(matrix, tile)"
+            )
         matrix = matrix.copy()
         matrix.sum_duplicates()
         return cls(matrix.indptr, matrix.indices, matrix.data, matrix.shape)
@@ -336,8 +356,10 @@ class BSR:
 def _of_torch(name: str, tensor: Any, layout: str) -> tuple[np.ndarray, ...]:
     """(indptr, indices, values) of a sparse tensor."""
     if str(getattr(tensor, "layout", "")) != f"torch.{layout}":
-        raise TypeError(f"{name}: a tensor of layout {layout} is needed, got "
-                        f"{getattr(tensor, 'layout', type(tensor).__name__)}; call to_{layout}()")
+        raise TypeError(
+            f"{name}: a tensor of layout {layout} is needed, got "
+            f"{getattr(tensor, 'layout', type(tensor).__name__)}; call to_{layout}()"
+        )
     parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
     return tuple(part.detach().cpu().numpy() for part in parts)
 

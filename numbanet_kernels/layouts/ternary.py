@@ -1,4 +1,5 @@
 """A random matrix of -1, 0 and 1 as lists of its places, as the kernels of `families.projection` read them."""
+
 from __future__ import annotations
 
 import functools
@@ -15,8 +16,8 @@ class Ternary(NamedTuple):
     The list of sign s of row j in piece p is columns[starts[l]:starts[l + 1]] with l = 2 (p k + j) + s.
     """
 
-    columns: Any    # (ones and minus ones,) int32, increasing within a list
-    starts: Any     # (2 k pieces + 1,) int32
+    columns: Any  # (ones and minus ones,) int32, increasing within a list
+    starts: Any  # (2 k pieces + 1,) int32
 
 
 @functools.lru_cache(maxsize=64)

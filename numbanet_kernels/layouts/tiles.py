@@ -7,6 +7,7 @@ A weight (O, I) in tiles of T x T has R = ceil(O / T) tile rows and C = ceil(I /
 
 Tile rows with the same a[r] mod dp keep the same tile columns: they are a class, and no two classes share a column.
 """
+
 from __future__ import annotations
 
 import functools
@@ -62,10 +63,10 @@ def kept_tiles(pattern: Pattern) -> np.ndarray:
 class Packed(NamedTuple):
     """The classes, and where tile rows are when packed: class after class, within a class in the order of the weight."""
 
-    rows: np.ndarray        # (classes, most rows) the tile rows of each class, increasing, then -1
-    cols: np.ndarray        # (classes, most columns) the tile columns that these keep, increasing, then -1
-    row_class: np.ndarray   # (R,)
-    row_place: np.ndarray   # (R,)
+    rows: np.ndarray  # (classes, most rows) the tile rows of each class, increasing, then -1
+    cols: np.ndarray  # (classes, most columns) the tile columns that these keep, increasing, then -1
+    row_class: np.ndarray  # (R,)
+    row_place: np.ndarray  # (R,)
 
 
 def packed_tiles(pattern: Pattern) -> Packed:
@@ -75,27 +76,31 @@ def packed_tiles(pattern: Pattern) -> Packed:
     row_place = np.empty(rows, np.int64)
     row_place[np.argsort(a % dp, kind="stable")] = np.arange(rows)
     most_rows, most_cols = pattern.most
-    return Packed(_padded([np.flatnonzero(a % dp == z) for z in classes], most_rows),
-                  _padded([np.flatnonzero((z + b) % dp == pattern.bias) for z in classes], most_cols), a % dp, row_place)
+    return Packed(
+        _padded([np.flatnonzero(a % dp == z) for z in classes], most_rows),
+        _padded([np.flatnonzero((z + b) % dp == pattern.bias) for z in classes], most_cols),
+        a % dp,
+        row_place,
+    )
 
 
 def _padded(lists: Sequence[np.ndarray], most: int, fill: int = -1) -> np.ndarray:
     """Lists of numbers as the rows of one array, filled up."""
     array = np.full((len(lists), most), fill)
     for row, numbers in zip(array, lists, strict=True):
-        row[:len(numbers)] = numbers
+        row[: len(numbers)] = numbers
     return array
 
 
 class TileLists(NamedTuple):
     """What kernels walk: int32 arrays, whose shapes are the same for every bias and every mix."""
 
-    rows: np.ndarray        # (classes, room) the rows of a weight in each class, then 0
+    rows: np.ndarray  # (classes, room) the rows of a weight in each class, then 0
     row_counts: np.ndarray  # (classes,) how many these are
-    cols: np.ndarray        # (classes, room) the columns that they keep, then 0
+    cols: np.ndarray  # (classes, room) the columns that they keep, then 0
     col_counts: np.ndarray  # (classes,)
-    starts: np.ndarray      # (classes,) where the class begins, packed
-    tile_rows: np.ndarray   # the same by tiles, as in `Packed`
+    starts: np.ndarray  # (classes,) where the class begins, packed
+    tile_rows: np.ndarray  # the same by tiles, as in `Packed`
     tile_cols: np.ndarray
     row_class: np.ndarray
     row_place: np.ndarray
@@ -110,8 +115,9 @@ def list_shapes(pattern: Pattern) -> TileLists:
     (rows, _), (most_rows, most_cols) = pattern.grid, pattern.most
     classes = min(pattern.dp, rows)
     of_rows, of_cols = ((classes, -(-max(n * pattern.tile, 1) // ROOM) * ROOM) for n in (most_rows, most_cols))
-    return TileLists(of_rows, (classes,), of_cols, (classes,), (classes,),
-                     (classes, most_rows), (classes, most_cols), (rows,), (rows,))
+    return TileLists(
+        of_rows, (classes,), of_cols, (classes,), (classes,), (classes, most_rows), (classes, most_cols), (rows,), (rows,)
+    )
 
 
 def tile_lists(pattern: Pattern) -> TileLists:
@@ -123,8 +129,19 @@ def tile_lists(pattern: Pattern) -> TileLists:
         return _padded(found, shape[1], 0), np.array([some.size for some in found])
 
     (of_rows, row_counts), (of_cols, col_counts) = map(listed, packed[:2], (shapes.rows, shapes.cols), pattern.shape)
-    return TileLists(*(array.astype(np.int32) for array in (
-        of_rows, row_counts, of_cols, col_counts, packed.row_place[packed.rows[:, :1].ravel()] * pattern.tile, *packed)))
+    return TileLists(
+        *(
+            array.astype(np.int32)
+            for array in (
+                of_rows,
+                row_counts,
+                of_cols,
+                col_counts,
+                packed.row_place[packed.rows[:, :1].ravel()] * pattern.tile,
+                *packed,
+            )
+        )
+    )
 
 
 def tile_packing(pattern: Pattern) -> Packing:
@@ -135,8 +152,9 @@ def tile_packing(pattern: Pattern) -> Packing:
     for places, columns in zip(col_pos, kept, strict=True):
         places[columns] = np.arange(columns.size)
     row_class = packed.row_class[np.arange(length) // tile]
-    return Packing(*(array.astype(np.int32) for array in (
-        row_places(pattern), row_class, _padded(kept, pattern.packed_shape[1]), col_pos)))
+    return Packing(
+        *(array.astype(np.int32) for array in (row_places(pattern), row_class, _padded(kept, pattern.packed_shape[1]), col_pos))
+    )
 
 
 def elements(numbers: np.ndarray, tile: int, length: int) -> np.ndarray:

@@ -1,4 +1,5 @@
 """Windows that slide over images: which pixels an output position of a convolution or of a pooling layer sees."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -15,16 +16,18 @@ class Window(NamedTuple):
 
     def positions(self, height: int, width: int) -> tuple[int, int]:
         """How many output positions an image of this size has, along the height and the width; none below 1."""
-        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 if n + 2 * p >= d * (k - 1) + 1 else 0
-                     for n, k, s, p, d in zip((height, width), *self))
+        return tuple(
+            (n + 2 * p - d * (k - 1) - 1) // s + 1 if n + 2 * p >= d * (k - 1) + 1 else 0
+            for n, k, s, p, d in zip((height, width), *self)
+        )
 
 
 class Blocks(NamedTuple):
     """Kept blocks of a convolution's input matrix: of block row b the block columns kept[b, 0], kept[b, 1], …, increasing."""
 
-    kept: Any     # (block rows, Q) int32
-    height: int   # rows of a block: output positions, counted through all images
-    width: int    # columns of a block; the last one may be narrower
+    kept: Any  # (block rows, Q) int32
+    height: int  # rows of a block: output positions, counted through all images
+    width: int  # columns of a block; the last one may be narrower
 
 
 class Bins(NamedTuple):

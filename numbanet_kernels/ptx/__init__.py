@@ -5,6 +5,7 @@
 
 It is made to test and to explain kernels, not to train large networks: a fused multiply-add of a thread takes about 30 ns.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,8 +19,16 @@ from .parse import Program, PtxError, parse
 __all__ = ["Counters", "Program", "PtxError", "class_of", "parse", "run"]
 
 
-def run(program: Program, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], dynamic: int = 0,
-        counters: Counters | None = None, name: str = "", placed: bool = False) -> Counters:
+def run(
+    program: Program,
+    grid: Sequence[int],
+    block: Sequence[int],
+    arguments: Sequence[Any],
+    dynamic: int = 0,
+    counters: Counters | None = None,
+    name: str = "",
+    placed: bool = False,
+) -> Counters:
     """Launch a kernel as Numba does; returns what was counted.
 
     Parameters

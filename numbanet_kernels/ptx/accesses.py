@@ -1,4 +1,5 @@
 """Memory instructions: ld, st, atom, red, cp.async; every address is checked and counted by `Wave.find`."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -88,8 +89,14 @@ def _store(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 # --- atomic -----------------------------------------------------------------------------------------------------------
 CHANGES: dict[str, Callable[..., np.ndarray]] = {
-    "add": lambda old, b: old + b, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
-    "xor": np.bitwise_xor, "exch": lambda old, b: b, "cas": lambda old, b, c: np.where(old == b, c, old),
+    "add": lambda old, b: old + b,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "exch": lambda old, b: b,
+    "cas": lambda old, b, c: np.where(old == b, c, old),
     "inc": lambda old, b: np.where(old >= b, 0, old + 1).astype(old.dtype),
     "dec": lambda old, b: np.where((old == 0) | (old > b), b, old - 1).astype(old.dtype),
 }
@@ -143,8 +150,9 @@ def _copy(program: Program, i: Instruction) -> Callable[[Wave], None]:
         for width in np.unique(length[length > 0]):
             some, unit = np.flatnonzero(length == width), 4 if width % 4 == 0 else 1
             parts = values.view(A.BITS[unit])
-            for store, chosen, offset in wave.find(i, "global", origin[some], int(width), wave.lanes[some], writing=False,
-                                                   aligned=size):
+            for store, chosen, offset in wave.find(
+                i, "global", origin[some], int(width), wave.lanes[some], writing=False, aligned=size
+            ):
                 for k in range(width // unit):
                     parts[some[chosen], k] = store.read(offset + k * unit, unit)
         wave.pending.append([wave.lanes, wave.committed[wave.lanes], target, values, size])

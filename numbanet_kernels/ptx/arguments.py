@@ -1,4 +1,5 @@
 """What a launch is given: checked as a card's driver and Numba check it, and laid out as Numba's kernels expect it."""
+
 from __future__ import annotations
 
 import math
@@ -15,8 +16,9 @@ MOST_STATIC = 48 << 10
 ORDERS = {"C": ("C_CONTIGUOUS", "not contiguous"), "F": ("F_CONTIGUOUS", "not in Fortran order")}  # of arrays; "A": any
 
 
-def check(program: Program, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], dynamic: int,
-          name: str) -> None:
+def check(
+    program: Program, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], dynamic: int, name: str
+) -> None:
     """PtxError for what a card or Numba would refuse; arguments without their tuples."""
     for what, shape in (("grid", grid), ("block", block)):
         if not 1 <= len(shape) <= 3 or any(np.asarray(n).dtype.kind not in "iu" or n < 1 for n in shape):
@@ -52,8 +54,10 @@ def _misfit(argument: Any, dtype: str, axes: int | None, layout: str) -> str | N
         return f"is {kind}, not an array of {dtype} with {axes} ax{'es' if axes > 1 else 'is'}"
     if values.ndim and layout in ORDERS and not values.flags[ORDERS[layout][0]]:
         any_order = f"{dtype}[{', '.join([':'] * values.ndim)}]"
-        return (f"is {ORDERS[layout][1]}: shape {values.shape}, strides {values.strides}: pass a copy in that order, or "
-                f"declare {any_order}, which takes any")
+        return (
+            f"is {ORDERS[layout][1]}: shape {values.shape}, strides {values.strides}: pass a copy in that order, or "
+            f"declare {any_order}, which takes any"
+        )
     return None
 
 
@@ -62,7 +66,7 @@ def packed(program: Program, arguments: Sequence[Any], address: Callable[[np.nda
     memory = bytearray(max((offset + DTYPES[kind].itemsize for offset, kind in program.parameters.values()), default=0))
     for value, (offset, kind) in zip(_flat(arguments, address), program.parameters.values(), strict=True):
         dtype = DTYPES[kind]
-        memory[offset:offset + dtype.itemsize] = np.asarray(value).astype(dtype).tobytes()
+        memory[offset : offset + dtype.itemsize] = np.asarray(value).astype(dtype).tobytes()
     return bytes(memory)
 
 

@@ -5,6 +5,7 @@ float64, which holds the product of two float32 exactly, and rounded there *to o
 of its two neighbours, so that the second rounding, to float32, sees on which side the exact value lies (Boldo & Melquiond 2008:
 right in every mode where 53 >= 24 + 2 bits). The approximate functions of the card (ex2, rcp, …) are rounded to nearest here.
 """
+
 from __future__ import annotations
 
 import math
@@ -13,10 +14,17 @@ from fractions import Fraction
 
 import numpy as np
 
-DTYPES = {**{f"{kind}{bits}": np.dtype(f"{code}{bits // 8}") for kind, code in (("b", "u"), ("u", "u"), ("s", "i"))
-             for bits in (8, 16, 32, 64)},
-          **{name: np.dtype(code) for name, code in (
-              ("f16", "f2"), ("bf16", "u2"), ("f16x2", "u4"), ("f32", "f4"), ("f64", "f8"), ("pred", "?"))}}
+DTYPES = {
+    **{
+        f"{kind}{bits}": np.dtype(f"{code}{bits // 8}")
+        for kind, code in (("b", "u"), ("u", "u"), ("s", "i"))
+        for bits in (8, 16, 32, 64)
+    },
+    **{
+        name: np.dtype(code)
+        for name, code in (("f16", "f2"), ("bf16", "u2"), ("f16x2", "u4"), ("f32", "f4"), ("f64", "f8"), ("pred", "?"))
+    },
+}
 BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 ONE, LOWER_BITS, HALFWAY = np.uint64(1), np.uint64((1 << 29) - 1), np.uint64(1 << 28)  # of the bits that float32 has not
@@ -241,6 +249,7 @@ def reversed_bits(a: np.ndarray) -> np.ndarray:
 # --- floats -----------------------------------------------------------------------------------------------------------
 def extreme(pick: Callable[..., np.ndarray], join: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """min or max: of NaN and a number the number; -0 is below +0, so of two zeros the signs are joined by or, and."""
+
     def of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         bits = BITS[a.dtype.itemsize]
         return np.where((a == 0) & (b == 0), join(a.view(bits), b.view(bits)).view(a.dtype), pick(a, b))

@@ -4,6 +4,7 @@ A group of threads that runs a function knows from where it was called (`machine
 in variables of the caller (.param), which are copied to its own, and back. Its registers are its own, one set for all calls: so
 it cannot call itself.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ def step(program: Program, i: Instruction) -> Step | None:
     if i.function in _reached(program, name):
         raise PtxError(f"{name} calls itself, which this machine does not run: write a loop")
     at = i.operands.index(name)
-    taken, given = (operand[0] if operand else () for operand in (i.operands[:at], i.operands[at + 1:]))
+    taken, given = (operand[0] if operand else () for operand in (i.operands[:at], i.operands[at + 1 :]))
     pairs = [_pairs(program, name, *both) for both in ((given, function.parameters), (function.results, taken))]
     return Step(kind="call", target=function.start, run=_copies(pairs[0]), back=_copies(pairs[1]))
 

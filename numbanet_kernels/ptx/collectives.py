@@ -7,6 +7,7 @@ Lane maps, g = lane // 4 and t = lane % 4 (PTX ISA, "Matrix fragments"):
 
 with pairs of 16-bit numbers at columns (A) or rows (B) 2t, 2t + 1 in place of one 32-bit number at t.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -30,8 +31,16 @@ def step(program: Program, i: Instruction) -> Step | None:
         return Step(lambda wave: wave.assign(i.operands[0], _ballot(wave.active)))
     if i.opcode in ("bar", "barrier") and "red" in i.modifiers and len(i.operands) == 3:
         return Step(kind="barrier", complete=whole_blocks, run=_count(program, i))
-    run = {"shfl": _shuffle, "vote": _vote, "match": _match, "redux": _redux, "bar": _warp_barrier, "barrier": _warp_barrier,
-           "ldmatrix": _load_matrix, "mma": _multiply}.get(i.opcode)
+    run = {
+        "shfl": _shuffle,
+        "vote": _vote,
+        "match": _match,
+        "redux": _redux,
+        "bar": _warp_barrier,
+        "barrier": _warp_barrier,
+        "ldmatrix": _load_matrix,
+        "mma": _multiply,
+    }.get(i.opcode)
     if run is None or (run is _warp_barrier and i.modifiers != ("warp", "sync")):
         return None
     members = None if i.opcode in ("ldmatrix", "mma") else reader(program, i.operands[-1], "u32")
@@ -79,8 +88,10 @@ def _count(program: Program, i: Instruction) -> Callable[[Wave], None]:
     read, of = reader(program, predicate, "pred"), next(m for m in i.modifiers if m in ("popc", "and", "or"))
 
     def run(wave: Wave) -> None:
-        holds, every = (np.bincount(wave.blocks[flags], minlength=wave.blocks[-1] + 1)[wave.blocks] for flags in (
-            wave.active & read(wave), wave.active))
+        holds, every = (
+            np.bincount(wave.blocks[flags], minlength=wave.blocks[-1] + 1)[wave.blocks]
+            for flags in (wave.active & read(wave), wave.active)
+        )
         wave.assign(target, holds.astype(np.uint32) if of == "popc" else holds > 0 if of == "or" else holds == every)
 
     return run
@@ -177,7 +188,7 @@ def _load_matrix(program: Program, i: Instruction) -> Callable[[Wave], None]:
         address = wave.spread(at(wave)).reshape(-1, WARP)
         everyone = wave.lanes.reshape(-1, WARP)
         for k, target in enumerate(targets):
-            lanes, rows = everyone[:, 8 * k:8 * k + 8].ravel(), np.zeros((everyone.shape[0] * 8, 8), np.uint16)
+            lanes, rows = everyone[:, 8 * k : 8 * k + 8].ravel(), np.zeros((everyone.shape[0] * 8, 8), np.uint16)
             for store, chosen, offset in wave.find(i, "shared", address.ravel()[lanes], 16, lanes, writing=False):
                 with wave.told(i, "shared", lanes[chosen]):
                     for j in range(8):
@@ -198,8 +209,14 @@ def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
     """C += A B of a warp; products are exact, their sum is rounded once (a card rounds, and cuts, more often)."""
     depth = next((SHAPES[m] for m in i.modifiers if m in SHAPES), None)
     kinds = [m for m in i.modifiers if m in A.DTYPES or m == "tf32"]
-    if depth is None or len(kinds) != 4 or kinds[0] != "f32" or kinds[1] != kinds[2] or kinds[3] != "f32" or \
-            kinds[1] not in ("tf32", "f16", "bf16"):
+    if (
+        depth is None
+        or len(kinds) != 4
+        or kinds[0] != "f32"
+        or kinds[1] != kinds[2]
+        or kinds[3] != "f32"
+        or kinds[1] not in ("tf32", "f16", "bf16")
+    ):
         raise PtxError("this machine does not know this shape or these types of mma")
     registers = [operand if isinstance(operand, tuple) else (operand,) for operand in i.operands]
     a, b = ([reader(program, r, "b32") for r in registers[k]] for k in (1, 2))

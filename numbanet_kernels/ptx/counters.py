@@ -1,11 +1,12 @@
 """Counters: what a launch did, counted instruction by instruction.
 
-    issued          instructions, once for each warp that has a thread running them
-    flops           of all threads: 2 for a fused multiply-add, 4096 for an mma m16n8k16, …
-    sectors         of 32 bytes, that global accesses of warps touch; `least` is what the bytes they ask for would need
-    conflicts       cycles that shared accesses wait for each other's banks
-    divergent       branches at which a warp parts
+issued          instructions, once for each warp that has a thread running them
+flops           of all threads: 2 for a fused multiply-add, 4096 for an mma m16n8k16, …
+sectors         of 32 bytes, that global accesses of warps touch; `least` is what the bytes they ask for would need
+conflicts       cycles that shared accesses wait for each other's banks
+divergent       branches at which a warp parts
 """
+
 from __future__ import annotations
 
 import collections
@@ -19,10 +20,24 @@ from .spaces import WARP, conflicts, sectors
 if TYPE_CHECKING:
     from .machine import Wave
 
-CLASSES = {opcode: kind for kind, opcodes in {
-    "load": "ld ldmatrix", "store": "st", "copy": "cp", "atomic": "atom red", "branch": "bra call ret exit",
-    "barrier": "bar barrier", "warp": "shfl vote match redux activemask", "mma": "mma", "fma": "fma",
-    "move": "mov selp", "convert": "cvt cvta", "compare": "setp"}.items() for opcode in opcodes.split()}
+CLASSES = {
+    opcode: kind
+    for kind, opcodes in {
+        "load": "ld ldmatrix",
+        "store": "st",
+        "copy": "cp",
+        "atomic": "atom red",
+        "branch": "bra call ret exit",
+        "barrier": "bar barrier",
+        "warp": "shfl vote match redux activemask",
+        "mma": "mma",
+        "fma": "fma",
+        "move": "mov selp",
+        "convert": "cvt cvta",
+        "compare": "setp",
+    }.items()
+    for opcode in opcodes.split()
+}
 FLOPS = {"fma": 2, "mad": 2, "add": 1, "sub": 1, "mul": 1, "div": 1, "sqrt": 1, "rcp": 1, "rsqrt": 1, "ex2": 1, "lg2": 1}
 FLOATS = {"f16", "bf16", "f32", "f64"}
 
@@ -40,8 +55,13 @@ def class_of(instruction: Instruction) -> str:
 def flops_of(instruction: Instruction) -> float:
     """FLOPs of one thread."""
     if instruction.opcode == "mma":
-        m, n, k = (int(x) for x in next(s for s in instruction.modifiers if s[0] == "m" and "n" in s)[1:]
-                   .replace("n", " ").replace("k", " ").split())
+        m, n, k = (
+            int(x)
+            for x in next(s for s in instruction.modifiers if s[0] == "m" and "n" in s)[1:]
+            .replace("n", " ")
+            .replace("k", " ")
+            .split()
+        )
         return 2 * m * n * k / WARP
     return FLOPS.get(instruction.opcode, 0) if FLOATS & set(instruction.modifiers) else 0
 
@@ -96,7 +116,16 @@ class Counters:
             kinds[f"issued {class_of(instruction)}"] += int(n)
         moved = int(self.sectors.sum()) * 32
         return {
-            "launches": self.launches, "issued": int(self.issued.sum()), "flops": flops, "sectors": int(self.sectors.sum()),
-            "least sectors": int(self.least.sum()), "bytes": moved, "intensity": flops / moved if moved else 0.0,
-            "bank conflicts": int(self.conflicts.sum()), "divergent branches": int(self.divergent.sum()),
-            "issued fma": 0, "issued mma": 0, **{name: n for name, n in sorted(kinds.items()) if n}}
+            "launches": self.launches,
+            "issued": int(self.issued.sum()),
+            "flops": flops,
+            "sectors": int(self.sectors.sum()),
+            "least sectors": int(self.least.sum()),
+            "bytes": moved,
+            "intensity": flops / moved if moved else 0.0,
+            "bank conflicts": int(self.conflicts.sum()),
+            "divergent branches": int(self.divergent.sum()),
+            "issued fma": 0,
+            "issued mma": 0,
+            **{name: n for name, n in sorted(kinds.items()) if n},
+        }

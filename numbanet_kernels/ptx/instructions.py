@@ -3,6 +3,7 @@
 Arithmetic stands in one table: opcode -> (types of the result and of the sources, NumPy function), by its modifiers.
 Memory is in `accesses`, what threads of a warp do together in `collectives`.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -99,39 +100,100 @@ def _shift(shift: Callable) -> Callable:
 
 
 COMPARISONS = {
-    "eq": np.equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
+    "eq": np.equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lo": np.less,
+    "ls": np.less_equal,
+    "hi": np.greater,
+    "hs": np.greater_equal,
     "ne": lambda a, b: (a != b) & (a == a) & (b == b),
-    "num": lambda a, b: (a == a) & (b == b), "nan": lambda a, b: (a != a) | (b != b),
-    **{f"{name}u": lambda a, b, f=f: f(a, b) | (a != a) | (b != b) for name, f in (
-        ("eq", np.equal), ("ne", np.not_equal), ("lt", np.less), ("le", np.less_equal), ("gt", np.greater),
-        ("ge", np.greater_equal))},
+    "num": lambda a, b: (a == a) & (b == b),
+    "nan": lambda a, b: (a != a) | (b != b),
+    **{
+        f"{name}u": lambda a, b, f=f: f(a, b) | (a != a) | (b != b)
+        for name, f in (
+            ("eq", np.equal),
+            ("ne", np.not_equal),
+            ("lt", np.less),
+            ("le", np.less_equal),
+            ("gt", np.greater),
+            ("ge", np.greater_equal),
+        )
+    },
 }
 LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 # opcode: (type of the result, types of the sources, function), t the type that the instruction names last
 SAME = ("t", "t t")
 BITS = {
     **{name: (*SAME, f) for name, f in LOGIC.items()},
-    "add": (*SAME, np.add), "sub": (*SAME, np.subtract), "div": (*SAME, A.divided), "rem": (*SAME, A.remainder),
-    "min": (*SAME, np.minimum), "max": (*SAME, np.maximum),
-    "neg": ("t", "t", np.negative), "abs": ("t", "t", np.abs), "not": ("t", "t", np.invert), "mov": ("t", "t", lambda a: a),
-    "shl": ("t", "t u32", _shift(np.left_shift)), "shr": ("t", "t u32", _shift(np.right_shift)),
-    "bfe": ("t", "t u32 u32", A.field), "bfi": ("t", "t t u32 u32", A.inserted), "prmt": ("b32", "b32 b32 u32", A.permuted),
-    "popc": ("u32", "t", lambda a: np.bitwise_count(a).astype(np.uint32)), "clz": ("u32", "t", A.leading_zeros),
-    "brev": ("t", "t", A.reversed_bits), "selp": ("t", "t t pred", lambda a, b, p: np.where(p, a, b)),
+    "add": (*SAME, np.add),
+    "sub": (*SAME, np.subtract),
+    "div": (*SAME, A.divided),
+    "rem": (*SAME, A.remainder),
+    "min": (*SAME, np.minimum),
+    "max": (*SAME, np.maximum),
+    "neg": ("t", "t", np.negative),
+    "abs": ("t", "t", np.abs),
+    "not": ("t", "t", np.invert),
+    "mov": ("t", "t", lambda a: a),
+    "shl": ("t", "t u32", _shift(np.left_shift)),
+    "shr": ("t", "t u32", _shift(np.right_shift)),
+    "bfe": ("t", "t u32 u32", A.field),
+    "bfi": ("t", "t t u32 u32", A.inserted),
+    "prmt": ("b32", "b32 b32 u32", A.permuted),
+    "popc": ("u32", "t", lambda a: np.bitwise_count(a).astype(np.uint32)),
+    "clz": ("u32", "t", A.leading_zeros),
+    "brev": ("t", "t", A.reversed_bits),
+    "selp": ("t", "t t pred", lambda a, b, p: np.where(p, a, b)),
     "copysign": (*SAME, lambda a, b: np.copysign(b, a)),
 }
 FLOATS = {
-    "add": (*SAME, np.add), "sub": (*SAME, np.subtract), "mul": (*SAME, np.multiply), "div": (*SAME, np.divide),
-    "min": (*SAME, A.extreme(np.fmin, np.bitwise_or)), "max": (*SAME, A.extreme(np.fmax, np.bitwise_and)),
-    **{name: ("t", "t", f) for name, f in (
-        ("ex2", np.exp2), ("lg2", np.log2), ("rsqrt", lambda x: 1 / np.sqrt(x)), ("rcp", lambda x: 1 / x), ("sqrt", np.sqrt),
-        ("sin", np.sin), ("cos", np.cos), ("tanh", np.tanh))},
+    "add": (*SAME, np.add),
+    "sub": (*SAME, np.subtract),
+    "mul": (*SAME, np.multiply),
+    "div": (*SAME, np.divide),
+    "min": (*SAME, A.extreme(np.fmin, np.bitwise_or)),
+    "max": (*SAME, A.extreme(np.fmax, np.bitwise_and)),
+    **{
+        name: ("t", "t", f)
+        for name, f in (
+            ("ex2", np.exp2),
+            ("lg2", np.log2),
+            ("rsqrt", lambda x: 1 / np.sqrt(x)),
+            ("rcp", lambda x: 1 / x),
+            ("sqrt", np.sqrt),
+            ("sin", np.sin),
+            ("cos", np.cos),
+            ("tanh", np.tanh),
+        )
+    },
 }
 DIRECTED = {*(("f32", op) for op in ("add", "sub", "mul", "fma", "mad")), ("f16", "fma")}  # in other modes than to nearest
 IGNORED = {"membar", "fence", "nanosleep", "prefetch", "discard"}
-KNOWN = {*A.ROUNDINGS, "rni", "rzi", "rmi", "rpi", "rna", "approx", "full", "ftz", "sat", "NaN", "lo", "hi", "wide",
-         "l", "r", "wrap", "clamp", "shiftamt"}
+KNOWN = {
+    *A.ROUNDINGS,
+    "rni",
+    "rzi",
+    "rmi",
+    "rpi",
+    "rna",
+    "approx",
+    "full",
+    "ftz",
+    "sat",
+    "NaN",
+    "lo",
+    "hi",
+    "wide",
+    "l",
+    "r",
+    "wrap",
+    "clamp",
+    "shiftamt",
+}
 
 
 def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
@@ -183,6 +245,7 @@ def _product(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Call
 
         def function(a, b):
             return a.astype(TYPES[result]) * b.astype(TYPES[result])
+
     if op == "mul":
         return result, [kind, kind], function
     return result, [kind, kind, result], lambda a, b, c: function(a, b) + c
@@ -302,7 +365,7 @@ def _plain(program: Program, i: Instruction) -> Step | None:
     result, kinds, function = found
     if len(i.operands) - 1 != len(kinds) + (i.opcode == "lop3"):
         return None
-    target, sources = i.operands[0], i.operands[1:1 + len(kinds)]
+    target, sources = i.operands[0], i.operands[1 : 1 + len(kinds)]
     dtype, read = TYPES[result], [reader(program, o, k) for o, k in zip(sources, kinds, strict=True)]
 
     def run(wave: Wave) -> None:

@@ -8,6 +8,7 @@
 
 Blocks run in waves of `WAVE` threads. Threads are numbered block after block, each block's filled up to whole warps.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -26,7 +27,7 @@ from .parse import Instruction, Program, PtxError
 from .races import OF_BLOCK, OF_WARP, Fault, Who
 from .spaces import WARP, WINDOW, WINDOWS, Global, Private, check_alignment
 
-WAVE = 8192     # threads at once: enough to hide what Python costs, few enough that registers stay in the cache
+WAVE = 8192  # threads at once: enough to hide what Python costs, few enough that registers stay in the cache
 BIT_OF_LANE = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
 SPECIAL = {"%laneid", "%warpid", *(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz")}
 LIMIT = float(os.environ.get("NUMBANET_EMULATED_SECONDS", 20))  # of the CPU: a kernel whose wave takes longer does not end
@@ -48,7 +49,7 @@ class Wave:
         in_block = np.tile(np.arange(self.warps_a_block * WARP), len(blocks))
         self.count = in_block.size
         self.blocks = np.repeat(np.arange(len(blocks)), self.warps_a_block * WARP)  # of each thread, within the wave
-        self.number = np.asarray(blocks)[self.blocks]                               # and within the grid
+        self.number = np.asarray(blocks)[self.blocks]  # and within the grid
         self.special = self._special(in_block)
         self.alive = in_block < size
         self.active, self.full, self.lanes = self.alive, True, np.flatnonzero(self.alive)
@@ -58,10 +59,10 @@ class Wave:
         self.local, self.param = (Private(self.count, program.places(space)) for space in ("local", "passed"))
         nothing = np.zeros(self.count, np.int32)
         self.who = Who(self.number << OF_BLOCK | in_block // WARP << OF_WARP | in_block % WARP, nothing, nothing)
-        self.pending: list[list[Any]] = []                   # asynchronous copies, and how many groups a thread has closed
+        self.pending: list[list[Any]] = []  # asynchronous copies, and how many groups a thread has closed
         self.committed = np.zeros(self.count, np.int64)
         self.carry = np.zeros(self.count, bool)
-        self.calls: tuple[int, ...] = ()                     # the instructions that called the function that runs
+        self.calls: tuple[int, ...] = ()  # the instructions that called the function that runs
 
     def _special(self, in_block: np.ndarray) -> dict[str, np.ndarray]:
         """The special registers, int64."""
@@ -114,8 +115,17 @@ class Wave:
         return everywhere
 
     # --- memory -------------------------------------------------------------------------------------------------------
-    def find(self, instruction: Instruction, space: str, address: np.ndarray, width: int, lanes: np.ndarray, writing: bool,
-             atomic: bool = False, aligned: int | None = None) -> list[tuple[Any, np.ndarray, np.ndarray]]:
+    def find(
+        self,
+        instruction: Instruction,
+        space: str,
+        address: np.ndarray,
+        width: int,
+        lanes: np.ndarray,
+        writing: bool,
+        atomic: bool = False,
+        aligned: int | None = None,
+    ) -> list[tuple[Any, np.ndarray, np.ndarray]]:
         """[(store, which of the accesses lie in it, offsets)], checked and counted; `address` is one for each of the lanes,
         a multiple of the width, or of what is given."""
         if space == "generic":
@@ -144,8 +154,12 @@ class Wave:
             start = WINDOWS.get(space, 0)
             chosen = np.flatnonzero((address >= start) & (address < start + WINDOW))
             if chosen.size:
-                found += [(store, chosen[which], offset) for store, which, offset in self.find(
-                    instruction, space, address[chosen] - start, width, lanes[chosen], writing, atomic)]
+                found += [
+                    (store, chosen[which], offset)
+                    for store, which, offset in self.find(
+                        instruction, space, address[chosen] - start, width, lanes[chosen], writing, atomic
+                    )
+                ]
         return found
 
     def _who(self, lanes: np.ndarray) -> Who:
@@ -167,9 +181,15 @@ class Wave:
     # --- errors -------------------------------------------------------------------------------------------------------
     def error(self, instruction: Instruction, problem: str, lane: int | None = None) -> PtxError:
         """What went wrong, with the kernel, the line and the thread."""
-        at = "" if lane is None else " by " + ", ".join(
-            f"{what} ({', '.join(str(int(self.special[f'%{name}.{axis}'][lane])) for axis in 'xyz')})"
-            for what, name in (("thread", "tid"), ("block", "ctaid")))
+        at = (
+            ""
+            if lane is None
+            else " by "
+            + ", ".join(
+                f"{what} ({', '.join(str(int(self.special[f'%{name}.{axis}'][lane])) for axis in 'xyz')})"
+                for what, name in (("thread", "tid"), ("block", "ctaid"))
+            )
+        )
         via = "".join(f", called in {self.program.where(self.program.instructions[k])}" for k in reversed(self.calls))
         return PtxError(f"{self.launch.name}, {self.program.where(instruction)}{via}: {problem}{at}")
 
@@ -193,8 +213,17 @@ class Launch:
         What is counted goes there.
     """
 
-    def __init__(self, program: Program, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any],
-                 placed: bool, dynamic: int, counters: Counters, name: str) -> None:
+    def __init__(
+        self,
+        program: Program,
+        grid: Sequence[int],
+        block: Sequence[int],
+        arguments: Sequence[Any],
+        placed: bool,
+        dynamic: int,
+        counters: Counters,
+        name: str,
+    ) -> None:
         self.program, self.dynamic, self.counters, self.name = program, dynamic, counters, name
         arrays = [a for a in arguments if isinstance(a, np.ndarray)]
         self.grid, self.block = ((*shape, 1, 1)[:3] for shape in (grid, block))
@@ -238,8 +267,11 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
             steps[pc].plain(wave)
             pc += 1
         if time.thread_time() - began > LIMIT:
-            raise wave.error(wave.program.instructions[min(pc, len(steps) - 1)], "the kernel does not end, and is here after "
-                             f"{LIMIT:g} s (NUMBANET_EMULATED_SECONDS gives it more)", wave.lanes[0])
+            raise wave.error(
+                wave.program.instructions[min(pc, len(steps) - 1)],
+                f"the kernel does not end, and is here after {LIMIT:g} s (NUMBANET_EMULATED_SECONDS gives it more)",
+                wave.lanes[0],
+            )
         wave.counters.ran(first, pc, wave)
         if pc == stop:
             _join(groups, (*wave.calls, pc), wave.active)
@@ -302,8 +334,12 @@ def _never(wave: Wave, waiting: dict[Place, np.ndarray], steps: Sequence[Any]) -
     same = wave.blocks == wave.blocks[lane] if of == "block" else np.arange(wave.count) // WARP == lane // WARP
     other = next(other for other, threads in waiting.items() if other != place and (threads & same).any())
     wave.calls = place[:-1]
-    return wave.error(program.instructions[place[-1]], f"a barrier that part of its {of} never reaches: others wait at "
-                      f"{program.where(program.instructions[other[-1]])}; waited for", lane)
+    return wave.error(
+        program.instructions[place[-1]],
+        f"a barrier that part of its {of} never reaches: others wait at "
+        f"{program.where(program.instructions[other[-1]])}; waited for",
+        lane,
+    )
 
 
 def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndarray:

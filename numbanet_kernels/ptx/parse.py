@@ -10,6 +10,7 @@ Registers, special registers, labels and symbols stay strings; numbers become `N
 What is declared in a function, or within inner braces, has the number of its line after its name: "%f1$31". Where the text says
 from which line of Python an instruction comes (.loc), it is kept as `python`, "file.py:12".
 """
+
 from __future__ import annotations
 
 import collections
@@ -100,16 +101,16 @@ class Program:
 
     name: str = ""
     parameters: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)  # name -> (offset, type)
-    registers: dict[str, str] = dataclasses.field(default_factory=dict)               # name -> type
+    registers: dict[str, str] = dataclasses.field(default_factory=dict)  # name -> type
     shared: dict[str, Variable] = dataclasses.field(default_factory=dict)
     local: dict[str, Variable] = dataclasses.field(default_factory=dict)
     const: dict[str, Variable] = dataclasses.field(default_factory=dict)
-    passed: dict[str, Variable] = dataclasses.field(default_factory=dict)              # .param variables of calls
-    tables: dict[str, bytes] = dataclasses.field(default_factory=dict)                 # .global variables
-    dynamic: str | None = None                                                         # shared memory sized by the launch
+    passed: dict[str, Variable] = dataclasses.field(default_factory=dict)  # .param variables of calls
+    tables: dict[str, bytes] = dataclasses.field(default_factory=dict)  # .global variables
+    dynamic: str | None = None  # shared memory sized by the launch
     instructions: list[Instruction] = dataclasses.field(default_factory=list)
     labels: dict[str, int] = dataclasses.field(default_factory=dict)
-    functions: dict[str, Function] = dataclasses.field(default_factory=dict)           # "": the kernel itself
+    functions: dict[str, Function] = dataclasses.field(default_factory=dict)  # "": the kernel itself
     lines: Callable[[], str] | None = None  # the text with the lines of Python, for who asks
     arguments: tuple[tuple[str, str, int | None, str], ...] = ()  # as `Kernel.arguments`, if known
 
@@ -142,7 +143,7 @@ class Program:
             return found
         kinds = [[(i.opcode, i.modifiers) for i in some] for some in (self.instructions, others)]
         for mine, other, count in difflib.SequenceMatcher(None, *kinds, autojunk=False).get_matching_blocks():
-            found[mine:mine + count] = [i.python for i in others[other:other + count]]
+            found[mine : mine + count] = [i.python for i in others[other : other + count]]
         return found
 
     def size(self, space: str) -> int:
@@ -166,7 +167,8 @@ class Program:
 
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
-_PIECE = re.compile(r"""\s*(?:
+_PIECE = re.compile(
+    r"""\s*(?:
     (?P<brace>[{}])
   | (?P<header>\.(?:version|target|address_size)\b[^\n]*|\.section\b[^{}]*\{[^{}]*\})
   | \.file\s+(?P<file>\d+\s+"[^"]*")[^\n]*
@@ -174,27 +176,42 @@ _PIECE = re.compile(r"""\s*(?:
   | (?P<entry>(?:\.(?:visible|weak|extern)\s+)*\.(?:entry|func)\b[^{;]*(?=\{))
   | (?P<label>[\w$.%]+)\s*:(?!:)
   | (?P<statement>[^;{}]+(?:\{[^{}]*\}[^;{}]*)*;)
-)""", re.X)
-_VARIABLE = re.compile(r"""
+)""",
+    re.X,
+)
+_VARIABLE = re.compile(
+    r"""
     (?:\.(?:visible|extern|common|weak)\s+)*\.(?P<space>shared|local|global|const)\s+(?:\.align\s+(?P<align>\d+)\s+)?
-    \.(?P<type>\w+)\s+(?P<name>[\w$%.]+)(?P<count>\[\d*\])?\s*(?:=\s*(?P<values>.*))?""", re.X | re.S)
+    \.(?P<type>\w+)\s+(?P<name>[\w$%.]+)(?P<count>\[\d*\])?\s*(?:=\s*(?P<values>.*))?""",
+    re.X | re.S,
+)
 _LOC = re.compile(r"(?:^|inlined_at\s+)(\d+)\s+(\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _REGISTERS = re.compile(r"\.reg\s+\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
-_HEAD = re.compile(r"""
+_HEAD = re.compile(
+    r"""
     (?:\.\w+\s+)*?\.(?P<kind>entry|func)\s*(?:\((?P<results>[^)]*)\))?\s*(?:\.noreturn\s+)?(?P<name>[\w$%.]+)\s*
-    (?:\((?P<parameters>[^)]*)\))?""", re.X)
-_PARAMETER = re.compile(r"""
+    (?:\((?P<parameters>[^)]*)\))?""",
+    re.X,
+)
+_PARAMETER = re.compile(
+    r"""
     \.param\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+
     (?:\.ptr\s+(?:\.(?:global|shared|local|const)\s+)?(?:\.align\s+\d+\s+)?)?  # where it points to
-    (?P<name>[\w$%.]+)(?:\[(?P<count>\d+)\])?""", re.X)
-_NUMBER = re.compile(r"""
+    (?P<name>[\w$%.]+)(?:\[(?P<count>\d+)\])?""",
+    re.X,
+)
+_NUMBER = re.compile(
+    r"""
     [+-]?(?:0[fF](?P<f32>[0-9a-fA-F]{8}) | 0[dD](?P<f64>[0-9a-fA-F]{16}) | (?P<hex>0[xX][0-9a-fA-F]+)U? | (?P<int>\d+)U?)$
-    """, re.X)
+    """,
+    re.X,
+)
 
 
-def parse(text: str, arguments: Iterable[tuple[str, str, int | None, str]] = (),
-          lines: Callable[[], str] | None = None) -> Program:
+def parse(
+    text: str, arguments: Iterable[tuple[str, str, int | None, str]] = (), lines: Callable[[], str] | None = None
+) -> Program:
     """The kernel in a PTX text.
 
     With `arguments`, what its Python function takes (`Kernel.arguments`), `run` checks what it is given; with `lines`, which
@@ -256,8 +273,10 @@ def _head(program: Program, piece: str, line: int) -> tuple[str, dict[str, str]]
     found = _HEAD.match(piece)
     if found is None or (found["kind"] == "entry" and program.name):
         raise PtxError(f"line {line}: only one .entry is understood: {piece.split()[0]}")
-    results, parameters = ([_parameter(part.strip(), line) for part in (found[group] or "").split(",") if part.strip()]
-                           for group in ("results", "parameters"))
+    results, parameters = (
+        [_parameter(part.strip(), line) for part in (found[group] or "").split(",") if part.strip()]
+        for group in ("results", "parameters")
+    )
     if found["kind"] == "func":
         names = {name: f"{name}${line}" for name, *_ in (*results, *parameters)}
         for name, kind, align, count in (*results, *parameters):
@@ -285,6 +304,7 @@ def _parameter(piece: str, line: int) -> tuple[str, str, int | None, int | None]
 
 def _statement(program: Program, piece: str, line: int, python: str, scopes: list[dict[str, str]], function: str) -> None:
     """A declaration or an instruction in the body of a function ("": of the kernel)."""
+
     def named(name: str) -> str:
         if len(scopes) < (1 if function else 2):
             return name
@@ -305,7 +325,8 @@ def _statement(program: Program, piece: str, line: int, python: str, scopes: lis
         _variable(program, found, named(found["name"]))
     elif scopes:
         program.functions[function].instructions.append(
-            _instruction(piece, line, python, collections.ChainMap(*reversed(scopes)), function))
+            _instruction(piece, line, python, collections.ChainMap(*reversed(scopes)), function)
+        )
     else:
         raise PtxError(f"line {line}: not understood: {piece}")
 

@@ -7,6 +7,7 @@ Atomic instructions and strong accesses (ld.relaxed) race with none of their kin
 looked at. Writes of equal values count: PTX gives no meaning to them either. A thread is known by a number, block << 12 |
 warp << 6 | lane; where several touched a word, the lane, or the warp as well, is SEVERAL.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -14,11 +15,15 @@ from typing import NamedTuple
 import numpy as np
 
 NOBODY, SEVERAL, EVERYWHERE = -1, 32, 1 << 62  # EVERYWHERE: threads of several blocks
-OF_WARP, OF_BLOCK = 6, 12                      # bits below the warp's number, and below the block's
-COARSE = 16                                    # bytes of a unit, until an access is narrower
-LOG = 1 << 20                                  # reads of what nobody has written are remembered as they are, so many at most
-AGAINST = {"read": ("written", "changed"), "written": ("written", "read", "changed", "looked at"),
-           "changed": ("written", "read"), "looked at": ("written",)}
+OF_WARP, OF_BLOCK = 6, 12  # bits below the warp's number, and below the block's
+COARSE = 16  # bytes of a unit, until an access is narrower
+LOG = 1 << 20  # reads of what nobody has written are remembered as they are, so many at most
+AGAINST = {
+    "read": ("written", "changed"),
+    "written": ("written", "read", "changed", "looked at"),
+    "changed": ("written", "read"),
+    "looked at": ("written",),
+}
 
 
 class Fault(Exception):
@@ -32,8 +37,8 @@ class Fault(Exception):
 class Who(NamedTuple):
     """Who accesses, one entry a thread."""
 
-    codes: np.ndarray        # its number
-    epochs: np.ndarray       # how many barriers its block has passed
+    codes: np.ndarray  # its number
+    epochs: np.ndarray  # how many barriers its block has passed
     warp_epochs: np.ndarray  # and how many its warp
 
     def of(self, lanes: np.ndarray) -> Who:
@@ -79,8 +84,9 @@ class Shadow:
         at, parts = offset // self.unit, width // self.unit
         if parts == 1:
             return at, who
-        return (at + np.arange(parts)[:, None]).ravel(), Who(*(np.tile(part, parts) for part in (
-            who.codes, who.epochs, who.warp_epochs)))
+        return (at + np.arange(parts)[:, None]).ravel(), Who(
+            *(np.tile(part, parts) for part in (who.codes, who.epochs, who.warp_epochs))
+        )
 
     def _note(self, kind: str, at: np.ndarray, who: Who) -> None:
         if kind not in self.last:

@@ -9,6 +9,7 @@ Arrays have addresses of their own, far from each other wherever they lie on the
 Of a slice, what lies between its elements is out of bounds, unless it belongs to another array of the launch.
 Generic addresses of shared and local memory lie in windows above, as on a card.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -35,7 +36,7 @@ class Store:
         self.shadow = Shadow(data.size, across=not unset)
 
     def _units(self, array: np.ndarray, width: int) -> np.ndarray:
-        return array[:array.size // width * width].view(BITS[width])
+        return array[: array.size // width * width].view(BITS[width])
 
     def read(self, offset: np.ndarray, width: int) -> np.ndarray:
         """The unsigned integers of so many bytes at some offsets."""
@@ -78,8 +79,14 @@ class Global:
     def address(self, array: np.ndarray) -> int:
         """Where the first element of an array of the launch lies; 0 if it has none."""
         low, high = _bounds(array)
-        return next((array.ctypes.data - start + at for at, (start, stop, _) in zip(self.starts, self.regions, strict=True)
-                     if start <= low and high <= stop and array.nbytes), 0)
+        return next(
+            (
+                array.ctypes.data - start + at
+                for at, (start, stop, _) in zip(self.starts, self.regions, strict=True)
+                if start <= low and high <= stop and array.nbytes
+            ),
+            0,
+        )
 
     def find(self, address: np.ndarray, width: int) -> list[tuple[Store, np.ndarray, np.ndarray]]:
         """[(store, which of the accesses lie in it, their offsets)]; Fault where one lies in none."""
@@ -108,8 +115,10 @@ class Global:
         k = int(np.argmin(np.maximum(firsts - address, 0) + np.maximum(address - firsts - sizes, 0)))
         array, byte = self.arrays[k], address - firsts[k]
         between = ", between the elements," if 0 <= byte < sizes[k] and sizes[k] != array.nbytes else ""
-        return (f"byte {byte}{between} of the nearest array, which has {sizes[k]} bytes, shape {array.shape} of {array.dtype}"
-                + (f", strides {array.strides}" if between else ""))
+        return (
+            f"byte {byte}{between} of the nearest array, which has {sizes[k]} bytes, shape {array.shape} of {array.dtype}"
+            + (f", strides {array.strides}" if between else "")
+        )
 
 
 def _bounds(array: np.ndarray) -> tuple[int, int]:
@@ -138,7 +147,7 @@ def _inside(arrays: Sequence[np.ndarray], start: int, stop: int, lead: int) -> n
         return None
     inside = np.zeros(lead + stop - start, bool)
     for a in arrays:
-        first = inside[lead + a.ctypes.data - start:]
+        first = inside[lead + a.ctypes.data - start :]
         np.lib.stride_tricks.as_strided(first, (*a.shape, a.itemsize), (*a.strides, 1))[...] = True
     return inside
 
@@ -153,7 +162,7 @@ class Private:
         self.room = -(-max(self.size, 1) // 16) * 16
         self.left = np.zeros(self.room, np.int32)  # bytes from here to the end of a variable
         for offset, size in variables:
-            self.left[offset:offset + size] = np.arange(size, 0, -1)
+            self.left[offset : offset + size] = np.arange(size, 0, -1)
         self.store = Store(np.zeros(owners * self.room if variables else 0, np.uint8), unset=True)
 
     def find(self, address: np.ndarray, width: int, owners: np.ndarray) -> list[tuple[Store, np.ndarray, np.ndarray]]:
@@ -170,7 +179,7 @@ class Private:
         """Bytes of some owners from one offset to another, with what of them is set."""
         for array in (self.store.data, self.store.unset):
             rows = array.reshape(-1, self.room)
-            rows[owners, target:target + size] = rows[owners, source:source + size]
+            rows[owners, target : target + size] = rows[owners, source : source + size]
 
 
 def check_alignment(address: np.ndarray, width: int) -> None:
@@ -183,6 +192,7 @@ def check_alignment(address: np.ndarray, width: int) -> None:
 # --- what accesses cost -----------------------------------------------------------------------------------------------
 def _by_pattern(count: Callable[..., Any]) -> Callable[..., Any]:
     """count(address, width, threads), remembered: it is the same wherever in memory a pattern begins, up to whole sectors."""
+
     @functools.lru_cache(256)
     def known(pattern: bytes, width: int) -> Any:
         packed = np.frombuffer(pattern, np.int64)

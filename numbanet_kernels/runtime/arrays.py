@@ -1,4 +1,5 @@
 """Arrays of the card and of the emulated device."""
+
 from __future__ import annotations
 
 import functools
@@ -36,7 +37,7 @@ def device_array(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
     size = math.prod(shape if isinstance(shape, Sequence) else (shape,)) * np.dtype(dtype).itemsize
     memory = np.full(size + ALIGNMENT, 255, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
-    return memory[start:start + size].view(dtype).reshape(shape).view(EmulatedArray)
+    return memory[start : start + size].view(dtype).reshape(shape).view(EmulatedArray)
 
 
 def to_device(host: Any) -> Any:
@@ -60,6 +61,7 @@ def _on_card(make: Callable[..., Any], *args: Any) -> Any:
 
 def device_cache(maxsize: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """lru_cache for functions that make device arrays: one for cards, one for the emulated device."""
+
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         caches = {on: functools.lru_cache(maxsize)(lambda *args, on=on: function(*args)) for on in (False, True)}
         return functools.wraps(function)(lambda *args: caches[emulating()](*args))
@@ -76,9 +78,10 @@ def device_array_in(context: Any, memory: Any, address: int, size: int, shape: t
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
     from numba.cuda.cudadrv.driver import AutoFreePointer
 
-    pointer = AutoFreePointer(weakref.proxy(context), type(memory.gpu_data.device_pointer)(address), size,
-                              finalizer=lambda: lent.pop(key))
+    pointer = AutoFreePointer(
+        weakref.proxy(context), type(memory.gpu_data.device_pointer)(address), size, finalizer=lambda: lent.pop(key)
+    )
     key = id(pointer)
     lent[key] = pointer, owner
-    strides = tuple(math.prod(shape[i + 1:]) * dtype.itemsize for i in range(len(shape)))
+    strides = tuple(math.prod(shape[i + 1 :]) * dtype.itemsize for i in range(len(shape)))
     return DeviceNDArray(shape, strides, dtype, gpu_data=pointer.own())

@@ -1,9 +1,10 @@
 """What threads that run compiled loops at the same time see of each other: numbers in memory, and how to wait for them.
 
-    load(counters, i)                   counters[i] from memory, each time: of a plain read the compiler makes one for all
-    add(counters, i, n)                 counters[i] += n, whole; returns what was there before
-    wait(counters, i, least, pauses)    until counters[i] >= least: looks for a while, then lets others have the core, then naps
+load(counters, i)                   counters[i] from memory, each time: of a plain read the compiler makes one for all
+add(counters, i, n)                 counters[i] += n, whole; returns what was there before
+wait(counters, i, least, pauses)    until counters[i] >= least: looks for a while, then lets others have the core, then naps
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -18,9 +19,9 @@ from numba.extending import intrinsic
 
 from .declare import host_function
 
-LOOKS = 2_000   # about 10 us
-YIELDS = 200    # from then on: a call to the system each
-NAP = 50        # us
+LOOKS = 2_000  # about 10 us
+YIELDS = 200  # from then on: a call to the system each
+NAP = 50  # us
 
 
 def _place(context, builder, signature, arguments):
@@ -31,6 +32,7 @@ def _place(context, builder, signature, arguments):
 @intrinsic
 def load(typing_context, counters, i):
     """counters[i] from memory."""
+
     def generate(context, builder, signature, arguments):
         return builder.load_atomic(_place(context, builder, signature, arguments), "acquire", 8)
 
@@ -40,6 +42,7 @@ def load(typing_context, counters, i):
 @intrinsic
 def add(typing_context, counters, i, n):
     """counters[i] += n, whole; what was there before."""
+
     def generate(context, builder, signature, arguments):
         return builder.atomic_rmw("add", _place(context, builder, signature, arguments), arguments[2], "seq_cst")
 
@@ -49,6 +52,7 @@ def add(typing_context, counters, i, n):
 @intrinsic
 def _pause(typing_context, function, number):
     """int function(unsigned number), by its address."""
+
     def generate(context, builder, signature, arguments):
         status = ir.IntType(32)
         kind = ir.FunctionType(status, [status]).as_pointer()

@@ -1,4 +1,5 @@
 """What is here: a card, its capability, and what compiles for it."""
+
 from __future__ import annotations
 
 import functools
@@ -14,8 +15,13 @@ from . import emulation
 from .declare import cuda, inlined, kernel
 from .interrupt import deferred
 
-NO_CUDA = ("this Numba has no CUDA support: pip install 'numba-cuda[cu13]'" if cuda is None else
-           "NUMBA_ENABLE_CUDASIM is set: Numba's simulator compiles nothing" if numba.config.ENABLE_CUDASIM else None)
+NO_CUDA = (
+    "this Numba has no CUDA support: pip install 'numba-cuda[cu13]'"
+    if cuda is None
+    else "NUMBA_ENABLE_CUDASIM is set: Numba's simulator compiles nothing"
+    if numba.config.ENABLE_CUDASIM
+    else None
+)
 
 
 @deferred  # what a signal's handler raises says nothing of the driver

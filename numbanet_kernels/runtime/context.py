@@ -6,6 +6,7 @@
 Whatever a signal's handler raises, the value is the outer one afterwards. Python may raise before the first line of an
 `__exit__` that is written in Python, so the end of a block is C code: a value counts while the lock of its block is held.
 """
+
 from __future__ import annotations
 
 import contextvars
@@ -71,4 +72,5 @@ class _Block:
         def run(*args: Any, **kwargs: Any) -> Any:
             with self.scoped.within(self.value):
                 return function(*args, **kwargs)
+
         return run

@@ -16,6 +16,7 @@ A kernel is declared with its only signature and compiled at its first launch, n
 One signature a kernel means: scalars arrive as declared (no 64-bit index arithmetic by accident), nothing is compiled twice
 because of an array's layout, and the tests assemble exactly what a card would run.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -62,11 +63,17 @@ class Kernel:
     shall hold): what a thread's registers must leave room for.
     """
 
-    __name__: str               # the function's
+    __name__: str  # the function's
     family, made_by = "", None  # until `kernels` says which factory made it, and of what
 
-    def __init__(self, function: Callable[..., None], signature: str, fastmath: bool, least: tuple[int, int],
-                 bounds: tuple[int, int] | None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., None],
+        signature: str,
+        fastmath: bool,
+        least: tuple[int, int],
+        bounds: tuple[int, int] | None,
+    ) -> None:
         function = getattr(function, "py_func", function)  # of what @cuda.jit made
         functools.update_wrapper(self, function)
         self.function = function
@@ -76,8 +83,9 @@ class Kernel:
         if bounds and _takes_bounds():
             self.options["launch_bounds"] = bounds
         constants = inspect.getclosurevars(function).nonlocals
-        self.variant = ", ".join(f"{name}={value}" for name, value in sorted(constants.items())
-                                 if isinstance(value, (int, tuple)))
+        self.variant = ", ".join(
+            f"{name}={value}" for name, value in sorted(constants.items()) if isinstance(value, (int, tuple))
+        )
 
     @functools.cached_property
     def dispatcher(self) -> Any:
@@ -89,8 +97,11 @@ class Kernel:
         """(name, dtype, axes or None, layout) of each, such as ("x", "float32", 2, "C"); the elements of a tuple t are t[0],
         t[1], …; layouts are "C", "F" (Fortran order), "A" (any) and "" of a number."""
         kinds, _ = sigutils.normalize_signature(self.signature)
-        return [found for name, kind in zip(inspect.signature(self.function).parameters, kinds, strict=True)
-                for found in _declared(name, kind)]
+        return [
+            found
+            for name, kind in zip(inspect.signature(self.function).parameters, kinds, strict=True)
+            for found in _declared(name, kind)
+        ]
 
     def ptx(self, compute_capability: tuple[int, int], lines: bool = False) -> str:
         """PTX text for a compute capability such as (8, 0). Needs NVVM (extra `cuda`) but no GPU and no driver.
@@ -98,6 +109,7 @@ class Kernel:
         With `lines` it says from which line of Python each instruction comes; a few instructions may then be others. The texts
         of this package's kernels are kept on disk, until a source file or a compiler changes.
         """
+
         def compiled() -> str:
             with driverless.compiling_for(compute_capability):
                 text, _ = cuda.compile_ptx(self.function, self.signature, cc=compute_capability, lineinfo=lines, **self.options)
@@ -126,9 +138,15 @@ def _compilers() -> tuple[Any, ...]:
 
     library = pathlib.Path(libs.get_cudalib("nvvm"))
     found = library.stat() if library.is_file() else None
-    return (sys.version, llvmlite.__version__, numba.__version__, getattr(sys.modules.get("numba_cuda"), "__version__", None),
-            str(library), found and (found.st_size, found.st_mtime_ns),
-            [os.environ.get(name) for name in ("NUMBA_OPT", "NUMBA_CUDA_DEBUGINFO")])
+    return (
+        sys.version,
+        llvmlite.__version__,
+        numba.__version__,
+        getattr(sys.modules.get("numba_cuda"), "__version__", None),
+        str(library),
+        found and (found.st_size, found.st_mtime_ns),
+        [os.environ.get(name) for name in ("NUMBA_OPT", "NUMBA_CUDA_DEBUGINFO")],
+    )
 
 
 @deferred  # a time-out is an OSError, too
@@ -146,8 +164,10 @@ def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., Non
     except (RuntimeError, OSError, ImportError, numba.core.errors.NumbaError):  # no place to write, or what comes again below
         pass
     except Exception as error:  # what reading a damaged pickle raises may be anything
-        warnings.warn(f"Numba's cache of {function.__qualname__} in {folder} is damaged ({error!r}) and not used: "
-                      "delete that folder", stacklevel=2)
+        warnings.warn(
+            f"Numba's cache of {function.__qualname__} in {folder} is damaged ({error!r}) and not used: delete that folder",
+            stacklevel=2,
+        )
     return jit(signature, **options)(function)
 
 
@@ -169,8 +189,9 @@ def _takes_bounds() -> bool:
     return "launch_bounds" in inspect.signature(cuda.jit).parameters
 
 
-def kernel(signature: str, fastmath: bool = False, least: tuple[int, int] = (7, 5),
-           bounds: tuple[int, int] | None = None) -> Callable[[Callable[..., None]], Kernel]:
+def kernel(
+    signature: str, fastmath: bool = False, least: tuple[int, int] = (7, 5), bounds: tuple[int, int] | None = None
+) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a CUDA kernel by its one signature, for example "void(f4[:, ::1], i4)"; of a Python function, or of a kernel that
     @cuda.jit made of one, whose options are not taken over."""
     return lambda function: Kernel(function, signature, fastmath, least, bounds)
@@ -182,11 +203,13 @@ def intrinsic(*key: Any) -> Callable[[Callable[..., Any]], Any]:
     Numba keeps compiled kernels by what their closures hold. Here an intrinsic is the same in every process, until a source
     file of the kernels changes.
     """
+
     def declare(function: Callable[..., Any]) -> Any:
         made = extending.intrinsic(function)
         if hasattr(made, "_set_uuid"):
             made._set_uuid(  # noqa: SLF001  there is no public way
-                f"{function.__module__}.{function.__qualname__}.{key}.{digest(PACKAGE)}")
+                f"{function.__module__}.{function.__qualname__}.{key}.{digest(PACKAGE)}"
+            )
         return made
 
     return declare
@@ -211,6 +234,7 @@ def digest(folder: pathlib.Path) -> str:
 
 def kernels(family: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a factory of a family's kernels: called once for each choice of its arguments, and listed by `all_kernels`."""
+
     def decorate(factory: Callable[..., Any]) -> Callable[..., Any]:
         @functools.cache
         def cached(*args: Any, **options: Any) -> Any:

@@ -1,4 +1,5 @@
 """Where no card answers: what Numba asks a driver for, and what is said in place of its advice to install one."""
+
 from __future__ import annotations
 
 import contextlib
@@ -25,10 +26,12 @@ def no_card(error: Exception) -> Exception:
     """What to raise where Numba found no driver (CudaSupportError); any other error stays."""
     if not isinstance(error, CudaSupportError):
         return error
-    return NoCard("no card answers, and this asks for one. The emulated device needs none: inside `with emulated():` of "
-                  "numbanet_kernels.runtime.emulation it runs kernels that @kernel of .declare declared and launch of .launch "
-                  "starts, on NumPy arrays or those of to_device and device_array of .arrays; @cuda.jit kernels and whatever "
-                  "else numba.cuda has are for cards")
+    return NoCard(
+        "no card answers, and this asks for one. The emulated device needs none: inside `with emulated():` of "
+        "numbanet_kernels.runtime.emulation it runs kernels that @kernel of .declare declared and launch of .launch "
+        "starts, on NumPy arrays or those of to_device and device_array of .arrays; @cuda.jit kernels and whatever "
+        "else numba.cuda has are for cards"
+    )
 
 
 def compiling_for(compute_capability: tuple[int, int]) -> contextlib.AbstractContextManager[Any]:

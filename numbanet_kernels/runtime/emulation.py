@@ -1,4 +1,5 @@
 """The emulated device: compiled kernels that the PTX machine runs on the CPU, and counts."""
+
 from __future__ import annotations
 
 import contextlib
@@ -15,7 +16,7 @@ from .driverless import EMULATED, explain_to
 
 _emulating = Scoped("emulating", False)
 counters: dict[Kernel, Any] = {}  # of every kernel that was emulated; clear it to count anew
-_counting = threading.Lock()      # launches take turns
+_counting = threading.Lock()  # launches take turns
 
 
 def emulating() -> bool:

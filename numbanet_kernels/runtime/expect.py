@@ -1,4 +1,5 @@
 """What an operation may be given, checked before any work: no loop and no kernel reads or writes outside an array."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -86,9 +87,11 @@ def shapes(op: str, **specs: str) -> Callable[..., tuple[int, ...]]:
         known += [n for n in letters if n not in known]
     arrays, lengths = ", ".join(specs), ", ".join(known)
     given = ", ".join(f"{name!r}: ({name}, {tuple(letters)})" for name, letters in specs.items())
-    source = (f"def shapes({arrays}):\n    try:\n        {'; '.join(unpacked)}\n        if {' and '.join(tests)}:\n"
-              f"            return {lengths},\n    except (AttributeError, TypeError, ValueError):\n        pass\n"
-              f"    found = check({op!r}, {{{given}}})\n    return tuple([found[n] for n in {known}])\n")
+    source = (
+        f"def shapes({arrays}):\n    try:\n        {'; '.join(unpacked)}\n        if {' and '.join(tests)}:\n"
+        f"            return {lengths},\n    except (AttributeError, TypeError, ValueError):\n        pass\n"
+        f"    found = check({op!r}, {{{given}}})\n    return tuple([found[n] for n in {known}])\n"
+    )
     scope: dict[str, Any] = {"FLOAT32": FLOAT32, "check": check}
     exec(source, scope)
     return scope["shapes"]

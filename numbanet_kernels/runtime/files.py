@@ -1,4 +1,5 @@
 """Files that outlive a process, such as compiled code: each is written as a whole or not at all."""
+
 from __future__ import annotations
 
 import contextlib

@@ -4,6 +4,7 @@ A card is done with a small step before Python has said what to launch in it. Wh
 anything; the launches are listed, and `replay` does them in their order, with the arrays and numbers that they had. Whoever
 replays writes new values into the arrays that it read.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -63,6 +64,7 @@ def _completed(calls: list[tuple]) -> tuple:
 @trusted
 def _available() -> float:
     """The largest error of two launches, one on what the other wrote, as a graph that is replayed on other values."""
+
     @kernel("void(f4[::1], f4[::1])")
     def double(x, y):
         i = cuda.grid(1)

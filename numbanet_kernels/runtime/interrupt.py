@@ -10,6 +10,7 @@ before the first line of the `__exit__` that would have put something back. So i
 for every handler written in Python while a block lasts. A second Ctrl-C while the first one waits comes at once, in the middle
 of what a block does.
 """
+
 from __future__ import annotations
 
 import _signal as signal  # the functions of `signal` make enums of handlers, which takes ten times as long
@@ -93,10 +94,12 @@ class _Deferred:
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A decorator: each call is such a block."""
+
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return function(*args, **kwargs)
+
         return run
 
     def poll(self) -> None:

@@ -1,4 +1,5 @@
 """Launching a kernel now, or listing its launch for later."""
+
 from __future__ import annotations
 
 import contextlib
@@ -22,9 +23,11 @@ def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int]
     """
     if not isinstance(kernel, Kernel):
         name = getattr(kernel, "__name__", repr(kernel))
-        raise ValueError(f"launch: {name} is a {type(kernel).__name__}, not declared by @kernel(\"void(...)\") of "
-                         f"numbanet_kernels.runtime.declare; kernel(\"void(...)\")({name}) declares what is a Python function "
-                         "or a kernel of @cuda.jit")
+        raise ValueError(
+            f'launch: {name} is a {type(kernel).__name__}, not declared by @kernel("void(...)") of '
+            f'numbanet_kernels.runtime.declare; kernel("void(...)")({name}) declares what is a Python function '
+            "or a kernel of @cuda.jit"
+        )
     grid, block = (shape if isinstance(shape, tuple) else (shape,) for shape in (grid, block))
     if 0 in grid:
         return

@@ -2,6 +2,7 @@
 
 CPU arrays are `numpy.ndarray`, CUDA arrays Numba's device arrays; both are C-contiguous.
 """
+
 from __future__ import annotations
 
 import math
@@ -211,8 +212,10 @@ def part_cuda(x, start, stop):
 
 
 def distinct_cuda(arrays):
-    there = [x.__cuda_array_interface__ if hasattr(x, "__cuda_array_interface__") else x.__array_interface__  # emulated
-             for x in arrays]
+    there = [
+        x.__cuda_array_interface__ if hasattr(x, "__cuda_array_interface__") else x.__array_interface__  # emulated
+        for x in arrays
+    ]
     return list({place["data"][0]: x for place, x in zip(there, arrays)}.values())
 
 
@@ -232,8 +235,10 @@ def from_foreign_cuda(array):
 
 def to_dlpack_cuda(x, **options):
     """Refused: Numba's device arrays speak __cuda_array_interface__, which PyTorch and CuPy take without a copy."""
-    raise BufferError("__dlpack__: not offered on CUDA; torch.as_tensor(t) and cupy.asarray(t) take the tensor as it is, "
-                      "through __cuda_array_interface__")
+    raise BufferError(
+        "__dlpack__: not offered on CUDA; torch.as_tensor(t) and cupy.asarray(t) take the tensor as it is, "
+        "through __cuda_array_interface__"
+    )
 
 
 def dlpack_device_cuda(x):

@@ -4,6 +4,7 @@
 it is gone. On CUDA all work is in the order of one stream: what is queued on a piece that went back is done before what its
 next owner queues.
 """
+
 from __future__ import annotations
 
 import collections
@@ -58,7 +59,7 @@ class _Chunk:
         for i, (start, stop) in enumerate(self.free):
             if stop - start >= size:
                 rest = [(start + size, stop)] if stop - start > size else []
-                self.free[i:i + 1], piece.chunk, piece.start, piece.stop = rest, self, start, start + size
+                self.free[i : i + 1], piece.chunk, piece.start, piece.stop = rest, self, start, start + size
                 return True
         return False
 
@@ -69,7 +70,7 @@ class _Chunk:
         after = i < len(self.free) and self.free[i][0] == stop
         before = i > 0 and self.free[i - 1][1] == start
         first, last = self.free[i - 1][0] if before else start, self.free[i][1] if after else stop
-        self.free[i - before:i + after] = [(first, last)]
+        self.free[i - before : i + after] = [(first, last)]
         del returned[0]
 
     @property
@@ -89,8 +90,9 @@ class Pool:
 
     LARGE = 1 << 24  # bytes: so large a piece is seen to at once when it comes back, others when the next one is taken
 
-    def __init__(self, allocate: Callable[[int], Any], chunk: int, keep: int, step: int,
-                 family: list[Pool] | None = None) -> None:
+    def __init__(
+        self, allocate: Callable[[int], Any], chunk: int, keep: int, step: int, family: list[Pool] | None = None
+    ) -> None:
         self.allocate = allocate  # bytes -> an array of so many bytes
         self.chunk = chunk  # bytes that are asked for at once, or more where a request is larger
         self.keep = keep  # bytes: of chunks that nobody uses, so many are kept for later
@@ -170,7 +172,7 @@ def pages(size: int) -> np.ndarray:
     """So many bytes from the start of a page on."""
     memory = np.empty(size + PAGE, np.uint8)
     start = -memory.ctypes.data % PAGE
-    return memory[start:start + size]
+    return memory[start : start + size]
 
 
 host_pool = Pool(pages, chunk=1 << 26, keep=1 << 29, step=PAGE)

@@ -1,4 +1,5 @@
 """How precise products are to be: float32, or TF32 where a thread says so."""
+
 from __future__ import annotations
 
 import contextlib

@@ -9,6 +9,7 @@ Nothing is left out silently. Operations whose CPU function does anything but ca
 work is run twice, first on memory of its own, filled with random bytes: NumPy, wherever it is called, changes these bytes, or
 makes an array or a number that is another one the second time. Then nothing is recorded.
 """
+
 from __future__ import annotations
 
 import functools
@@ -32,14 +33,17 @@ from .launch import NotRecorded
 from .pool import Arena, Loan, Pool, pages
 
 # What the CPU does by compiled loops alone, or without touching what is in arrays. A test records an example of each.
-OPERATIONS = frozenset((
-    "abs absolute_error adam add affine argmax batch_norm batch_norm_apply batch_norm_grad broadcast_to compact "
-    "concatenate copy div dropout empty exp expand full gelu gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx getitem "
-    "huber_error layer_norm layer_norm_grad lazy_pays log log_softmax log_softmax_grad maximum minimum mul part power "
-    "quantile_error records relu relu_grad reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax "
-    "softmax_cross_entropy softmax_grad sqrt squared_error sub sum sum_rows tanh tanh_grad transpose upload").split())
+OPERATIONS = frozenset(
+    (
+        "abs absolute_error adam add affine argmax batch_norm batch_norm_apply batch_norm_grad broadcast_to compact "
+        "concatenate copy div dropout empty exp expand full gelu gelu_grad gemm gemm_dw gemm_rows gemm_rows_dx getitem "
+        "huber_error layer_norm layer_norm_grad lazy_pays log log_softmax log_softmax_grad maximum minimum mul part power "
+        "quantile_error records relu relu_grad reshape session sgd sigmoid sigmoid_cross_entropy sigmoid_grad sign softmax "
+        "softmax_cross_entropy softmax_grad sqrt squared_error sub sum sum_rows tanh tanh_grad transpose upload"
+    ).split()
+)
 NONE = -2  # what a loop returns that is well, besides 0
-LINE = 8   # numbers of a cache line
+LINE = 8  # numbers of a cache line
 NOWHERE = np.zeros(0, np.int64)
 
 
@@ -57,13 +61,22 @@ class _Callee:
         self.loop, self.function = loop, compiled.library.get_pointer_to_function(described.llvm_func_name)
         kind = compiled.target_context.call_conv.get_function_type(described.restype, described.argtypes)
         self.trampoline = _trampoline(tuple(kind.args))
-        self.kinds = [(numpy_support.as_dtype(kind.dtype), kind.ndim, kind.layout) if isinstance(kind, types.Array) else None
-                      for kind in described.argtypes]
+        self.kinds = [
+            (numpy_support.as_dtype(kind.dtype), kind.ndim, kind.layout) if isinstance(kind, types.Array) else None
+            for kind in described.argtypes
+        ]
         self.pack = struct.Struct("<" + "".join(map(_packed, described.argtypes))).pack
 
 
-SCALARS = {types.float32: "f4x", types.float64: "d", types.boolean: "B7x", types.int32: "i4x", types.int64: "q",
-           types.uint32: "I4x", types.uint64: "Q"}  # each in eight bytes
+SCALARS = {
+    types.float32: "f4x",
+    types.float64: "d",
+    types.boolean: "B7x",
+    types.int32: "i4x",
+    types.int64: "q",
+    types.uint32: "I4x",
+    types.uint64: "Q",
+}  # each in eight bytes
 
 
 def _packed(kind: Any) -> str:
@@ -108,6 +121,7 @@ _callee = functools.lru_cache(maxsize=None)(_Callee)
 @intrinsic
 def _call(typing_context, trampoline, function, place):
     """trampoline(function, place)"""
+
     def generate(context, builder, signature, arguments):
         kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * 2).as_pointer()
         return builder.call(builder.inttoptr(arguments[0], kind), arguments[1:])
@@ -140,8 +154,8 @@ class _Writer:
         self.pool = pool
         self.calls: list[tuple[int, int, _Callee, bytes]] = []  # section, thread, loop, arguments
         self.section, self.thread, self.threads = 0, 0, 1
-        self.together: Callable[..., None] | None = None    # runs work(part) for every part, as many as threads
-        self.facts: list[Any] = []      # of each call, all that has to be the same each time
+        self.together: Callable[..., None] | None = None  # runs work(part) for every part, as many as threads
+        self.facts: list[Any] = []  # of each call, all that has to be the same each time
         self.held: dict[int, Any] = {}  # arrays that were there before, by their places
 
     def lend(self, size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -211,9 +225,9 @@ class _Trial(_Writer):
     def lend(self, size, shape, dtype):
         array = super().lend(size, shape, dtype)
         whole = array.reshape(-1).view(np.uint8)
-        for end in (whole[:self.BYTES], whole[self.BYTES:][-self.BYTES:]):
+        for end in (whole[: self.BYTES], whole[self.BYTES :][-self.BYTES :]):
             first = self.STEP * len(self.marked) % (2 * self.BYTES)
-            end[:] = _random()[first:first + end.size]
+            end[:] = _random()[first : first + end.size]
             self.marked.append((end, end.copy()))
         return array
 
@@ -245,16 +259,20 @@ class Tape:
             first = list(_arrays(work()))
         with arena.lending() as pool, tape.within(_Writer(pool)) as writer:
             self.result = work()
-        facts = [[writer.known(array, array.__array_interface__["data"][0]) for array in found]
-                 for writer, found in ((trial, first), (writer, list(_arrays(self.result))))]
+        facts = [
+            [writer.known(array, array.__array_interface__["data"][0]) for array in found]
+            for writer, found in ((trial, first), (writer, list(_arrays(self.result))))
+        ]
         if not trial.untouched() or facts[0] != facts[1] or trial.facts != writer.facts:
             raise NotRecorded("something else than compiled loops was done, or not the same each time")
         self.held, self.together, self.failed = list(writer.held.values()), writer.together, np.zeros(1, np.int64)
         self.names = [callee.loop.__name__ for *_, callee, _ in writer.calls]
         self.words = np.frombuffer(b"".join(packed for *_, packed in writer.calls), np.int64).copy()
         places = self.words.ctypes.data + np.cumsum([0, *(len(packed) for *_, packed in writer.calls)])
-        entries = [(section, thread, (callee.trampoline, callee.function, place, number)) for number, (
-            (section, thread, callee, _), place) in enumerate(zip(writer.calls, places), 1)]
+        entries = [
+            (section, thread, (callee.trampoline, callee.function, place, number))
+            for number, ((section, thread, callee, _), place) in enumerate(zip(writer.calls, places), 1)
+        ]
         self.alone = _table([entry for *_, entry in entries])
         self.tables = self._by_threads(entries, writer.threads) if writer.threads > 1 else []
 

@@ -1,4 +1,5 @@
 """Whether what is fast is right on this card: a check, once in a process, before it is trusted."""
+
 from __future__ import annotations
 
 import functools
@@ -15,6 +16,7 @@ def trusted(check: Callable[[], float]) -> Callable[[], bool]:
     A card on which the error is not small, or which cannot run it, is told about, and what is simple serves. On the emulated
     device tests have checked.
     """
+
     @functools.cache
     @deferred  # what a signal's handler raises says nothing of the card
     def passed() -> bool:
@@ -24,8 +26,9 @@ def trusted(check: Callable[[], float]) -> Callable[[], bool]:
         except Exception as raised:  # a card or a driver that this was never run on: whatever happens, it is not used
             problem = f"{type(raised).__name__}: {' '.join(str(raised).split())}"
         if problem:
-            warnings.warn(f"{check.__module__}: its fast way is not taken on this card, {problem}; the simple one is",
-                          stacklevel=2)
+            warnings.warn(
+                f"{check.__module__}: its fast way is not taken on this card, {problem}; the simple one is", stacklevel=2
+            )
         return problem is None
 
     def ask() -> bool:

@@ -1,4 +1,5 @@
 """Runs of `python -m bench` in the process of the tests."""
+
 import multiprocessing
 import os
 import threading
@@ -15,6 +16,7 @@ from bench.machinery import worker
 def run_bench(monkeypatch, capsys):
     """run_bench(arguments…) -> (exit status, what it wrote, its errors). Workers are threads: to start a process for each
     implementation takes most of a quick run. Suites that need processes, and one of the others, are run as users run them."""
+
     def thread(target, args, daemon):
         own = Connection(os.dup(args[0].fileno()))  # as a process has its own
         return threading.Thread(target=target, args=(own,), daemon=daemon)

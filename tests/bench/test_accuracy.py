@@ -1,4 +1,5 @@
 """The suite of accuracies trains every kind by rate, resumes, and says what a user gets who stops early or after equal time."""
+
 import dataclasses
 
 import numpy as np
@@ -11,15 +12,27 @@ from bench.machinery.table import markdown
 from bench.training import mlp_accuracy
 from numbanet import Net
 
-NAMES = ["none", *(f"{kind} p={rate}" for rate in (0.3, 0.5, 0.7) for kind in mlp_accuracy.DROPOUTS),
-         "falling none", *(f"falling {kind} p=0.5" for kind in mlp_accuracy.DROPOUTS)]
+NAMES = [
+    "none",
+    *(f"{kind} p={rate}" for rate in (0.3, 0.5, 0.7) for kind in mlp_accuracy.DROPOUTS),
+    "falling none",
+    *(f"falling {kind} p=0.5" for kind in mlp_accuracy.DROPOUTS),
+]
 
 
 def _trained(experiment, seed, accuracy=0.9, seconds=2.0, held=(0.5, 0.6)):
-    epochs = [{"accuracy": accuracy + 0.01 * number, "loss": 1.0, "seconds": seconds, "flops_share": 0.5, "held": score}
-              for number, score in enumerate(held)]
-    return {"dropout": experiment.name, "seed": seed, "processor": "one", "alone": True, "settings": experiment.settings,
-            "epochs": epochs}
+    epochs = [
+        {"accuracy": accuracy + 0.01 * number, "loss": 1.0, "seconds": seconds, "flops_share": 0.5, "held": score}
+        for number, score in enumerate(held)
+    ]
+    return {
+        "dropout": experiment.name,
+        "seed": seed,
+        "processor": "one",
+        "alone": True,
+        "settings": experiment.settings,
+        "epochs": epochs,
+    }
 
 
 def test_the_suite_resumes_and_draws(tmp_path, monkeypatch):
@@ -56,16 +69,24 @@ def test_every_case_has_its_seeds_and_all_kinds():
     for one in mlp_accuracy.experiments(harness.Options()):
         found.setdefault(training.case_of(one.settings), []).append((one.name, one.seeds, one.settings["held"]))
     assert {case: {seeds for _, seeds, _ in ways} for case, ways in found.items()} == {
-        "784-512-512-10, 20 epochs": {3}, "fashion-mnist, 784-512-512-10, 20 epochs": {3},
-        "mnist, 5000 images, 784-512-512-10, 60 epochs": {3}, "fashion-mnist, 5000 images, 784-512-512-10, 60 epochs": {3},
-        "784-2048-2048-10, 20 epochs": {1}, "fashion-mnist, 784-2048-2048-10, 20 epochs": {1}}
+        "784-512-512-10, 20 epochs": {3},
+        "fashion-mnist, 784-512-512-10, 20 epochs": {3},
+        "mnist, 5000 images, 784-512-512-10, 60 epochs": {3},
+        "fashion-mnist, 5000 images, 784-512-512-10, 60 epochs": {3},
+        "784-2048-2048-10, 20 epochs": {1},
+        "fashion-mnist, 784-2048-2048-10, 20 epochs": {1},
+    }
     assert all([name for name, *_ in ways] == NAMES for ways in found.values())
 
 
-@pytest.mark.parametrize("held, end", [
-    ([0.1, 0.2, 0.3], (3, 3)),                                  # still becoming better
-    ([0.1, 0.5, 0.4, 0.5, 0.4, 0.4, 0.4, 0.6], (7, 2)),         # five epochs without a better one: the last is not seen
-    ([0.1, 0.5, 0.4, 0.4, 0.4, 0.4, 0.6, 0.5], (8, 7))])        # a better one just in time
+@pytest.mark.parametrize(
+    "held, end",
+    [
+        ([0.1, 0.2, 0.3], (3, 3)),  # still becoming better
+        ([0.1, 0.5, 0.4, 0.5, 0.4, 0.4, 0.4, 0.6], (7, 2)),  # five epochs without a better one: the last is not seen
+        ([0.1, 0.5, 0.4, 0.4, 0.4, 0.4, 0.6, 0.5], (8, 7)),
+    ],
+)  # a better one just in time
 def test_a_user_stops_when_the_score_has_not_become_better(held, end):
     assert mlp_accuracy.stopped({"epochs": [{"held": score} for score in held]}) == end
 
@@ -73,10 +94,15 @@ def test_a_user_stops_when_the_score_has_not_become_better(held, end):
 def test_equal_time_is_that_of_the_shorter_run():
     """After 4 seconds bernoulli is half way between its first and its second epoch. A run that did not have the machine for
     itself has what it learned, and the seconds of those of its kind that had."""
-    mine, theirs = (training.Experiment({"epochs": 2}, name, None, against="bernoulli p=0.5")
-                    for name in ("rdp p=0.5", "bernoulli p=0.5"))
-    runs = [_trained(mine, 0, 0.9, 2.0), _trained(theirs, 0, 0.9, 8 / 3),
-            {**_trained(mine, 2, 0.8, 100.0), "alone": False}, {**_trained(theirs, 2, 0.7, 100.0), "alone": False}]
+    mine, theirs = (
+        training.Experiment({"epochs": 2}, name, None, against="bernoulli p=0.5") for name in ("rdp p=0.5", "bernoulli p=0.5")
+    )
+    runs = [
+        _trained(mine, 0, 0.9, 2.0),
+        _trained(theirs, 0, 0.9, 8 / 3),
+        {**_trained(mine, 2, 0.8, 100.0), "alone": False},
+        {**_trained(theirs, 2, 0.7, 100.0), "alone": False},
+    ]
     first, second = 100 * (0.91 - 0.905), 100 * (0.81 - 0.705)
     found = mlp_accuracy._stopped(mine, runs)
     assert found["points_in_time"] == pytest.approx((first + second) / 2) and found["stopped_seconds"] == pytest.approx(4.0)

@@ -1,4 +1,5 @@
 """python -m bench SUITE --before FOLDER: ratios to what another checkout has."""
+
 import importlib
 import subprocess
 import sys
@@ -16,14 +17,17 @@ def test_another_checkout_is_the_peer(monkeypatch, tmp_path):
     for name, value in (("now", 2.0), ("before", 1.0)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "measured_here.py").write_text(
-            f"from bench.machinery.worker import Task\n\n\ndef build():\n    return Task(int, lambda: {{'result': {value}}})\n")
+            f"from bench.machinery.worker import Task\n\n\ndef build():\n    return Task(int, lambda: {{'result': {value}}})\n"
+        )
     monkeypatch.syspath_prepend(tmp_path / "now")
     build = importlib.import_module("measured_here").build
     alone = Case("suite", "case", (Implementation("numbanet", build),), lambda outputs: outputs["result"], 9.0)
     with Workers(1, tmp_path / "before") as workers:
         rows = measure(with_before(alone), workers, Schedule(1, 1e-6, 0, 0))
     assert [(row.implementation, row.peer, row.error) for row in rows] == [
-        ("numbanet, before", None, 1.0), ("numbanet", "numbanet, before", 2.0)]
+        ("numbanet, before", None, 1.0),
+        ("numbanet", "numbanet, before", 2.0),
+    ]
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 """The suite of the Challenge finds what is wrong, its peers compute the same, and it runs end to end."""
+
 import importlib.util
 import json
 from pathlib import Path
@@ -11,8 +12,11 @@ from bench.steps import challenge
 from numbanet.sparse.challenge import WAYS
 
 ROOT = Path(__file__).resolve().parents[2]
-TASKS = {**{way: lambda size, way=way: challenge.numbanet_task(size, way, "cpu") for way in WAYS},
-         "SciPy": challenge.scipy_task, "GraphBLAS": challenge.graphblas_task}
+TASKS = {
+    **{way: lambda size, way=way: challenge.numbanet_task(size, way, "cpu") for way in WAYS},
+    "SciPy": challenge.scipy_task,
+    "GraphBLAS": challenge.graphblas_task,
+}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -37,8 +41,13 @@ def test_a_large_network_must_lose_inputs_and_keep_some():
 def test_work_is_counted():
     case = next(challenge.cases(Options(quick=True)))
     flops = {implementation.name: implementation.flops for implementation in case.implementations}
-    assert flops["buffer"] == 2 * 500 * 12 * 64 * 32 > flops["compact"] == 2 * challenge.by_layer(
-        challenge.QUICK, "compact", "cpu")["multiplications"].sum() > 0
+    assert (
+        flops["buffer"]
+        == 2 * 500 * 12 * 64 * 32
+        > flops["compact"]
+        == 2 * challenge.by_layer(challenge.QUICK, "compact", "cpu")["multiplications"].sum()
+        > 0
+    )
     assert {implementation.name: implementation.peer for implementation in case.implementations}["compact"] == "SciPy"
 
 

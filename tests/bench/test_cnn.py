@@ -1,4 +1,5 @@
 """The suites of convolutions find what is wrong, have all their cases, and run end to end."""
+
 import subprocess
 import sys
 from pathlib import Path
@@ -66,8 +67,12 @@ def test_steps_agree_with_the_reference_and_wrong_ones_do_not(dropout, rate):
     outputs = cnn.numbanet_task("cpu", NAME, SHAPE, BATCH, dropout, rate).outputs()
     assert cnn.update_error(NAME, SHAPE, BATCH, outputs) < 1e-3
     plans = [[{**sites} for sites in step] for step in outputs["plans"]]
-    thinned = [(layer, name) for layer in range(len(plans[0])) for name in ("input", "output")
-               if any(step[layer][name] is not None for step in plans)]
+    thinned = [
+        (layer, name)
+        for layer in range(len(plans[0]))
+        for name in ("input", "output")
+        if any(step[layer][name] is not None for step in plans)
+    ]
     assert {name for _, name in thinned} == {"none": set(), "rdp": {"output"}}.get(dropout, {"input"})
     for layer, name in thinned[:1]:
         for step in plans:
@@ -82,8 +87,10 @@ def test_mean_flops_agree_with_those_of_steps(dropout, rate):
     sizes = NAME, (1, 28, 28), 16
     outputs, model = cnn.numbanet_task("cpu", *sizes, dropout, rate).outputs(), cnn.network(*sizes[:2])
     sites = Tree(model).sites
-    drawn = [{sites[layer, name]: plan for layer, own in zip(model.layers, step) for name, plan in own.items()
-              if plan is not None} for step in outputs["plans"]]
+    drawn = [
+        {sites[layer, name]: plan for layer, own in zip(model.layers, step) for name, plan in own.items() if plan is not None}
+        for step in outputs["plans"]
+    ]
     done = [model.cost(ActivationSpec((16, 1, 28, 28)), Context(plans=plans, model=model).plans)[0].flops for plans in drawn]
     assert np.mean(done) == pytest.approx(cnn.mean_flops(*sizes, dropout, rate), rel=0.6 if dropout == "rdp" else 0.1)
 
@@ -91,13 +98,19 @@ def test_mean_flops_agree_with_those_of_steps(dropout, rate):
 @pytest.mark.slow
 def test_step_suite_end_to_end(run_bench, tmp_path):
     pytest.importorskip("torch")
-    status, _, errors = run_bench("cnn", "--quick", "--against", "torch", "--json", tmp_path / "a.json",
-                                  "--plot", tmp_path / "a.png")
+    status, _, errors = run_bench(
+        "cnn", "--quick", "--against", "torch", "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png"
+    )
     assert status == 0, errors
     rows = load(tmp_path / "a.json")["rows"]
     assert {row["case"] for row in rows} == {"lenet5 on 1x12x12, batch 16", "alexnet on 1x8x8, batch 4"}
     assert {row["implementation"]: row["peer"] for row in rows} == {
-        "none": "torch", "rsdp p=0.6": "torch", "bsdp p=0.6": "torch", "rdp p=0.5": "torch", "torch": None}
+        "none": "torch",
+        "rsdp p=0.6": "torch",
+        "bsdp p=0.6": "torch",
+        "rdp p=0.5": "torch",
+        "torch": None,
+    }
     assert all(row["ceiling"] > 1.4 for row in rows if "p=" in row["implementation"])
     assert (tmp_path / "a.png").stat().st_size > 1000
 
@@ -105,7 +118,11 @@ def test_step_suite_end_to_end(run_bench, tmp_path):
 def test_without_a_peer_numbanets_dense_step_is_it():
     for case in cnn.cases(Options(quick=True)):
         assert {i.name: i.peer for i in case.implementations} == {
-            "none": None, "rsdp p=0.6": "none", "bsdp p=0.6": "none", "rdp p=0.5": "none"}
+            "none": None,
+            "rsdp p=0.6": "none",
+            "bsdp p=0.6": "none",
+            "rdp p=0.5": "none",
+        }
 
 
 def test_memory_suite_end_to_end(tmp_path):
@@ -123,12 +140,18 @@ def test_counted_memory_is_that_of_one_form_of_each():
 def _trained(experiment, seed, data):
     """As if it had been trained: rsdp learns more than the others."""
     epochs = [{"accuracy": 0.97 + 0.01 * experiment.name.startswith("rsdp"), "loss": 1.0, "seconds": 2.0, "flops_share": 0.5}]
-    return {"dropout": experiment.name, "seed": seed, "processor": "one", "settings": experiment.settings,
-            "epochs": epochs * experiment.settings["epochs"]}
+    return {
+        "dropout": experiment.name,
+        "seed": seed,
+        "processor": "one",
+        "settings": experiment.settings,
+        "epochs": epochs * experiment.settings["epochs"],
+    }
 
 
-@pytest.mark.parametrize("suite, device, count", [(papers_cnn, "cpu", 2 * 33 + 8), (papers_cnn, "cuda", 4 * 33 + 8),
-                                                  (motivation, "cpu", 1 + 4 * 7)])
+@pytest.mark.parametrize(
+    "suite, device, count", [(papers_cnn, "cpu", 2 * 33 + 8), (papers_cnn, "cuda", 4 * 33 + 8), (motivation, "cpu", 1 + 4 * 7)]
+)
 def test_every_way_to_drop_can_be_trained(suite, device, count):
     found = list(suite.experiments(Options(device)))
     assert len(found) == len({experiment.key for experiment in found}) == count

@@ -1,4 +1,5 @@
 """The suites of dynamic sparse graphs find what is wrong, count what is stored, and have all their cases."""
+
 import numpy as np
 import pytest
 
@@ -11,8 +12,11 @@ from bench.training import dsg_quality, papers_dsg
 from numbanet import DynamicSparseGraph, Linear
 from numbanet.dropout import NoDropout
 
-POLICIES = [*((share, DynamicSparseGraph(0.75, share=share)) for share in dsg.SHARES), ("oracle", dsg.Oracle(0.75)),
-            ("random", dsg.RandomChoice(0.75))]
+POLICIES = [
+    *((share, DynamicSparseGraph(0.75, share=share)) for share in dsg.SHARES),
+    ("oracle", dsg.Oracle(0.75)),
+    ("random", dsg.RandomChoice(0.75)),
+]
 NAMES = [name for name, _ in POLICIES]
 
 
@@ -102,12 +106,32 @@ def test_all_cases_are_there():
     assert len(names) == len({(e.key, e.name) for e in papers_dsg.experiments(Options())}) == 2 + 4 * 5 + 2 + 17 + 1 + 4 * 3
     assert len(list(papers_dsg.experiments(Options(device="cuda")))) == len(names) + 1 + 4 * 3  # the VGG
     thrice = {e.name for e in papers_dsg.experiments(Options()) if e.seeds == 3}
-    assert thrice == {"none", "none, batch norm", *(f"{name} p=0.6" for name in (
-        "batch", "tile", "sample", "batch oracle", "sample oracle", "batch random", "sample random", "sample double mask",
-        "sample single mask", "batch dense at last", "tile dense at last", "sample dense at last"))}
+    assert thrice == {
+        "none",
+        "none, batch norm",
+        *(
+            f"{name} p=0.6"
+            for name in (
+                "batch",
+                "tile",
+                "sample",
+                "batch oracle",
+                "sample oracle",
+                "batch random",
+                "sample random",
+                "sample double mask",
+                "sample single mask",
+                "batch dense at last",
+                "tile dense at last",
+                "sample dense at last",
+            )
+        ),
+    }
     assert [papers_dsg._but_at_last(0.6, epoch) for epoch in range(papers_dsg.EPOCHS)] == [0.6] * 5 + [0.0]
     for experiment in papers_dsg.experiments(Options()):
         assert experiment.variant()["dropout"] == "none" or " p=" in experiment.name
     assert [case.name for case in dsg.cases(Options(quick=True))] == [
-        "forward 256-256, batch 32, rate 0.8", "step 784-256-256-10, batch 128, rate 0.8"]
+        "forward 256-256, batch 32, rate 0.8",
+        "step 784-256-256-10, batch 128, rate 0.8",
+    ]
     assert next(papers_dsg.experiments(Options())).name == names[0] == "none"

@@ -1,4 +1,5 @@
 """The suite of structured sparsity learning has all its cases, compares what it should, and resumes."""
+
 import numpy as np
 import pytest
 
@@ -15,11 +16,21 @@ SECONDS = {"none": 4.0, "rows": 1.0, "pruned 0.9": 3.0}
 def _trained(experiment, seed, data):
     """As if it had been trained: sparse networks are faster, and the one that is pruned most is worse than the others."""
     name = experiment.name
-    epoch = {"accuracy": 0.9 - 0.05 * (name == "pruned 0.95"), "loss": 1.0, "seconds": SECONDS.get(name, 2.0),
-             "flops_share": 0.5, **({} if name == "none" else {"weights_kept": 0.08})}
+    epoch = {
+        "accuracy": 0.9 - 0.05 * (name == "pruned 0.95"),
+        "loss": 1.0,
+        "seconds": SECONDS.get(name, 2.0),
+        "flops_share": 0.5,
+        **({} if name == "none" else {"weights_kept": 0.08}),
+    }
     last = {**epoch, "predict_seconds": 0.01 * SECONDS.get(name, 1.5), "predict_dense": 0.04}
-    return {"dropout": name, "seed": seed, "processor": "one", "settings": experiment.settings,
-            "epochs": [epoch] * (experiment.settings["epochs"] - 1) + [last]}
+    return {
+        "dropout": name,
+        "seed": seed,
+        "processor": "one",
+        "settings": experiment.settings,
+        "epochs": [epoch] * (experiment.settings["epochs"] - 1) + [last],
+    }
 
 
 def test_every_network_can_be_trained():

@@ -1,4 +1,5 @@
 """What runs on a graphics card, one after the other, each for so long at most."""
+
 import json
 import sys
 import time
@@ -14,11 +15,21 @@ from bench.machinery.results import load
 def test_what_fails_on_a_card_does_not_keep_the_rest_from_running(tmp_path, monkeypatch):
     path, said = tmp_path / "card.json", []
     rows = json.dumps({"machine": {}, "rows": [{"suite": "gemm"}]})
-    scripts = ["import sys; print('no'); sys.exit(3)",
-               "import subprocess; print('slow', flush=True); subprocess.run(['sleep', '60'])", "open(FILE, 'w').write(ROWS)"]
-    monkeypatch.setattr(gpu, "steps", lambda figures: [
-        gpu.Step(name, [sys.executable, "-c", script.replace("FILE", repr(str(figures))).replace("ROWS", repr(rows))], seconds)
-        for name, script, seconds in zip("abc", scripts, (20, 1, 20))])
+    scripts = [
+        "import sys; print('no'); sys.exit(3)",
+        "import subprocess; print('slow', flush=True); subprocess.run(['sleep', '60'])",
+        "open(FILE, 'w').write(ROWS)",
+    ]
+    monkeypatch.setattr(
+        gpu,
+        "steps",
+        lambda figures: [
+            gpu.Step(
+                name, [sys.executable, "-c", script.replace("FILE", repr(str(figures))).replace("ROWS", repr(rows))], seconds
+            )
+            for name, script, seconds in zip("abc", scripts, (20, 1, 20))
+        ],
+    )
     start = time.perf_counter()
     assert gpu.run(said.append, path) == 1 and time.perf_counter() - start < 30
     found = load(path)

@@ -1,4 +1,5 @@
 """The harness finds known ratios and refuses what is wrong."""
+
 import dataclasses
 import json
 import sys
@@ -106,8 +107,15 @@ def test_wrong_implementation_is_refused(workers):
 
 
 def test_failures_of_implementations_are_results(workers):
-    rows = measure(_case(Implementation("raiser", raiser), Implementation("leaver", leaver),
-                         Implementation("alone", sleeper, {"seconds": 0.001})), workers, FAST)
+    rows = measure(
+        _case(
+            Implementation("raiser", raiser),
+            Implementation("leaver", leaver),
+            Implementation("alone", sleeper, {"seconds": 0.001}),
+        ),
+        workers,
+        FAST,
+    )
     assert rows[0].problem == "ZeroDivisionError: no such implementation"
     assert rows[1].problem == "its process ended with exit status 7"
     assert rows[2].problem is None and rows[2].ratio is None and rows[2].turns == FAST.pairs
@@ -126,6 +134,7 @@ def test_worker_has_the_threads_it_was_given():
 
 def _reader():
     import os
+
     return Task(lambda: None, lambda: {"threads": os.environ["OPENBLAS_NUM_THREADS"], "torch": "torch" in sys.modules})
 
 

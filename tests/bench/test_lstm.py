@@ -1,4 +1,5 @@
 """The suites of language models find what is wrong, count what is done, compare runs, and run end to end."""
+
 from pathlib import Path
 
 import joblib
@@ -32,8 +33,16 @@ def test_steps_agree_with_the_reference_and_wrong_ones_do_not(dropout, rate):
     assert lstm.update_error(size, outputs) < 1e-3
     places = {place for step in outputs["drawn"] for place in step}
     leaving = {"embedding", "output_l0", "output_l1"}
-    assert places == {"none": set(), "rdp": leaving, "batchwise": leaving, "tdp": {"input_l0", "input_l1", "answer"},
-                      "rdp + recurrent rdp": {*leaving, "recurrent_l0", "recurrent_l1"}}[dropout]
+    assert (
+        places
+        == {
+            "none": set(),
+            "rdp": leaving,
+            "batchwise": leaving,
+            "tdp": {"input_l0", "input_l1", "answer"},
+            "rdp + recurrent rdp": {*leaving, "recurrent_l0", "recurrent_l1"},
+        }[dropout]
+    )
     for place in places:  # each of them counts
         drawn = [{name: plan for name, plan in step.items() if name != place} for step in outputs["drawn"]]
         assert lstm.update_error(size, {**outputs, "drawn": drawn}) > lstm.TOLERANCE
@@ -71,8 +80,9 @@ def test_pytorchs_steps_and_passes_agree_with_the_reference(rate):
 def test_gradients_of_a_pass_agree_with_the_reference(alone, gates):
     outputs = lstm.numbanet_pass("cpu", SIZE, alone, True, gates).outputs()
     assert lstm.gradient_error(SIZE, alone, outputs) < lstm.OF_GRADIENT
-    assert {name: len(columns) for name, columns in outputs["drawn"].items()} == \
-        ({"columns_l0": 48, "columns_l1": 48} if gates else {})
+    assert {name: len(columns) for name, columns in outputs["drawn"].items()} == (
+        {"columns_l0": 48, "columns_l1": 48} if gates else {}
+    )
     if gates:
         assert lstm.gradient_error(SIZE, alone, {**outputs, "drawn": {}}) > 0.01
     outputs["gradients"][1] = outputs["gradients"][1] * np.float32(1.001)
@@ -123,14 +133,23 @@ def test_step_suite_end_to_end(run_bench, tmp_path):
     status, _, errors = run_bench("lstm", "--quick", "--against", "torch", "--json", tmp_path / "a.json")
     assert status == 0, errors
     rows = load(tmp_path / "a.json")["rows"]
-    of_steps = {(row["case"].partition("words, ")[2], row["implementation"]): row["peer"] for row in rows
-                if "words" in row["case"]}
+    of_steps = {
+        (row["case"].partition("words, ")[2], row["implementation"]): row["peer"] for row in rows if "words" in row["case"]
+    }
     assert {name: peer for (case, name), peer in of_steps.items() if case == "step p=0.5"} == {
-        **dict.fromkeys(lstm.DROPOUTS, "torch with dropout"), "torch with dropout": None}
+        **dict.fromkeys(lstm.DROPOUTS, "torch with dropout"),
+        "torch with dropout": None,
+    }
     assert of_steps["backward", "gate columns 50%"] == of_steps["the LSTM alone, forward", "none"] == "torch"
     assert of_steps["the LSTM alone, backward, against numbanet's", "gate columns 50%"] == "none"
     assert {row["case"].partition(" ")[0] for row in rows if "words" not in row["case"]} == {
-        "lstm", "lstm,", "lstm_grad", "lstm_grad,", "lstm_scores", "lstm_seen"}
+        "lstm",
+        "lstm,",
+        "lstm_grad",
+        "lstm_grad,",
+        "lstm_scores",
+        "lstm_seen",
+    }
 
 
 def test_without_a_peer_numbanets_dense_step_is_it():
@@ -147,8 +166,10 @@ SECONDS = {"bernoulli": 4.0, "rdp": 2.0}
 def _trained(experiment, seed, data):
     """As if it had been trained: rdp takes half as long, and ends a tenth higher."""
     seconds, factor = SECONDS.get(experiment.name, 3.0), 1.1 if experiment.name == "rdp" else 1.0
-    epochs = [{"perplexity": factor * 400 / 2**at, "loss": 1.0, "seconds": seconds, "flops_share": 0.5}
-              for at in range(experiment.settings["epochs"])]
+    epochs = [
+        {"perplexity": factor * 400 / 2**at, "loss": 1.0, "seconds": seconds, "flops_share": 0.5}
+        for at in range(experiment.settings["epochs"])
+    ]
     return {"dropout": experiment.name, "seed": seed, "processor": "one", "settings": experiment.settings, "epochs": epochs}
 
 
@@ -157,7 +178,11 @@ def test_every_way_to_train_a_language_model_can_be_trained():
     found = list(papers_lstm.experiments(Options()))
     assert len({experiment.key for experiment in found}) == len(found) == 10
     assert {experiment.name for experiment in found if experiment.seeds < training.SEEDS} == {
-        "rdp + recurrent rdp", "rdp dp_max=3", "rdp scale=root", "gate threshold 50%"}
+        "rdp + recurrent rdp",
+        "rdp dp_max=3",
+        "rdp scale=root",
+        "gate threshold 50%",
+    }
     for experiment in papers_lstm.experiments(Options(quick=True)):
         run = training.train(experiment, 0, (WORDS, WORDS[:200]))
         assert training.whole(run) and run["epochs"][1]["perplexity"] < 20
@@ -176,8 +201,7 @@ def test_rates_are_halved_and_texts_cut(monkeypatch):
     monkeypatch.setattr("numbanet.datasets.load_wikitext2", lambda: (["a"] * 300_000, ["b"] * 60_000, ["c"] * 7))
     first = next(papers_lstm.experiments(Options()))
     assert not training.whole(training._trained(first, 2))  # nothing was trained
-    assert fits == [(2048, 2048, (256, 256), [1, 1, 0.5, 0.25], 2),
-                    (50_000, 50_000, (256, 256), [1, 1, 0.5, 0.25], 2)]
+    assert fits == [(2048, 2048, (256, 256), [1, 1, 0.5, 0.25], 2), (50_000, 50_000, (256, 256), [1, 1, 0.5, 0.25], 2)]
 
 
 def test_rates_are_compared_after_the_first_and_the_last_epoch(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
 """Reports: pages and charts are made from recorded files, and those of the repository are up to date; facts of the README."""
+
 import re
 from pathlib import Path
 
@@ -11,8 +12,22 @@ from numbanet.estimators.parameters import SHARED
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-ROW = {"suite": "gemm", "case": "a|b", "implementation": "numbanet", "peer": "torch", "median_ms": 2.0, "p10": 1.0, "p90": 3.0,
-       "ratio": 1.5, "ratio_p10": 1.4, "ratio_p90": 1.6, "ceiling": 2.0, "error": 1e-6, "flops": 4e6, "problem": None}
+ROW = {
+    "suite": "gemm",
+    "case": "a|b",
+    "implementation": "numbanet",
+    "peer": "torch",
+    "median_ms": 2.0,
+    "p10": 1.0,
+    "p90": 3.0,
+    "ratio": 1.5,
+    "ratio_p10": 1.4,
+    "ratio_p90": 1.6,
+    "ceiling": 2.0,
+    "error": 1e-6,
+    "flops": 4e6,
+    "problem": None,
+}
 
 
 @pytest.fixture
@@ -27,8 +42,7 @@ def test_marked_tables_are_rewritten_and_nothing_else(results, tmp_path):
     quick = Results(tmp_path / "results" / "quick.json", device="cpu", quick=True)
     quick.add([{**ROW, "case": "from a quick run"}])
     page, plain = tmp_path / "README.md", tmp_path / "plain.md"
-    page.write_text("before\n<!-- bench:gemm -->\nold\n<!-- /bench:gemm -->\nafter\n"
-                    "<!-- bench:mlp -->\n<!-- /bench:mlp -->\n")
+    page.write_text("before\n<!-- bench:gemm -->\nold\n<!-- /bench:gemm -->\nafter\n<!-- bench:mlp -->\n<!-- /bench:mlp -->\n")
     plain.write_text("no markers\n")
     pages = [page, plain, tmp_path / "missing.md"]
     assert report.report(pages, tmp_path / "results") == [page]
@@ -61,19 +75,27 @@ def test_a_section_without_results_is_left_out_until_there_are_some(results):
 def test_ratios_of_all_suites_stand_in_one_table(results):
     facts = results.facts
     older = [{**ROW, "ratio": 9.0}, {**ROW, "suite": "mlp", "implementation": "rdp", "ratio": 3.0, "ceiling": None}]
-    records = [{**facts, "date": "2", "machine": {"cpu": "new"}, "rows": [ROW, {**ROW, "ratio": None}]},
-               {**facts, "date": "1", "machine": {"cpu": "new"}, "rows": older},
-               {**facts, "date": "0", "machine": {"cpu": "old"}, "rows": older[:1]}]
+    records = [
+        {**facts, "date": "2", "machine": {"cpu": "new"}, "rows": [ROW, {**ROW, "ratio": None}]},
+        {**facts, "date": "1", "machine": {"cpu": "new"}, "rows": older},
+        {**facts, "date": "0", "machine": {"cpu": "old"}, "rows": older[:1]},
+    ]
     head, _, *lines = report.ratios("any", r"^gemm a\|b: |: rdp$", records).splitlines()
     assert head == "| step of | with | times shorter than of | on old, 0 | on new, 1 to 2 | by FLOPs at most |"
-    assert lines == ["| a\\|b | numbanet | torch | **9.00** (1.40 – 1.60) | **1.50** (1.40 – 1.60) | 2.00 |",
-                     "| a\\|b | rdp | torch |  | **3.00** (1.40 – 1.60) |  |"]
+    assert lines == [
+        "| a\\|b | numbanet | torch | **9.00** (1.40 – 1.60) | **1.50** (1.40 – 1.60) | 2.00 |",
+        "| a\\|b | rdp | torch |  | **3.00** (1.40 – 1.60) |  |",
+    ]
     assert report.ratios("any", "no such case", records) == ""
 
 
 def test_the_chart_has_a_bar_for_each_kind_width_and_rate(results):
-    rows = [{**ROW, "suite": "mlp", "case": f"784-{width}-{width}-10 p={rate}", "implementation": kind, "ratio": 1.25}
-            for width in (8, 16) for rate in (0.3, 0.5) for kind in ("bernoulli", "rdp", "tdp")]
+    rows = [
+        {**ROW, "suite": "mlp", "case": f"784-{width}-{width}-10 p={rate}", "implementation": kind, "ratio": 1.25}
+        for width in (8, 16)
+        for rate in (0.3, 0.5)
+        for kind in ("bernoulli", "rdp", "tdp")
+    ]
     record = {**results.facts, "rows": [*rows, {**rows[0], "case": "784-8-8-10, batch 20 p=0.5"}]}
     (chart,) = drawings.charts([{**record, "rows": rows[:3]}, record]).values()
     assert chart.count(">1.2<") == len(rows) and chart.count("H = ") == 4 and results.facts["date"][:10] in chart

@@ -1,4 +1,5 @@
 """Suites have all their cases, find what is wrong, and run end to end; the command line refuses what it does not know."""
+
 import subprocess
 import sys
 from pathlib import Path
@@ -52,24 +53,41 @@ def test_kernel_suite_end_to_end(tmp_path):
 
 def test_training_suite_end_to_end(run_bench, tmp_path):
     pytest.importorskip("torch")
-    status, _, errors = run_bench("mlp", "--quick", "--against", "torch", "--json", tmp_path / "a.json",
-                                  "--plot", tmp_path / "a.png")
+    status, _, errors = run_bench(
+        "mlp", "--quick", "--against", "torch", "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png"
+    )
     assert status == 0, errors
     rows = {row["implementation"]: row for row in _rows(tmp_path / "a.json")}
     assert {name: row["peer"] for name, row in rows.items()} == {
-        "none": "torch", "torch": None, "scikit-learn": "torch", "bernoulli": "torch nn.Dropout", "rdp": "torch nn.Dropout",
-        "tdp": "torch nn.Dropout", "batchwise": "torch nn.Dropout", "torch nn.Dropout": None}
+        "none": "torch",
+        "torch": None,
+        "scikit-learn": "torch",
+        "bernoulli": "torch nn.Dropout",
+        "rdp": "torch nn.Dropout",
+        "tdp": "torch nn.Dropout",
+        "batchwise": "torch nn.Dropout",
+        "torch nn.Dropout": None,
+    }
     assert all(row["error"] < 1e-4 for row in rows.values())
     assert rows["none"]["ceiling"] == rows["bernoulli"]["ceiling"] == 1.0
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["nope"], "there is no suite 'nope'"), (["list", "gemm"], "list stands alone"), (["gemm", "papers-mlp"], "stands alone"),
-    (["gemm", "--device", "tpu"], "tpu"), ([], "required"), (["gemm", "--only", "("], "'(' is not a regular expression"),
-    (["gemm", "--shape", "3,4"], "three lengths"), (["gemm", "--shape", "3,4,x"], "--shape"),
-    (["conv", "--shape", "3,4,5"], "--shape says nothing to conv"),
-    (["mlp", "--device", "emulated"], "--device emulated says nothing to mlp")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["nope"], "there is no suite 'nope'"),
+        (["list", "gemm"], "list stands alone"),
+        (["gemm", "papers-mlp"], "stands alone"),
+        (["gemm", "--device", "tpu"], "tpu"),
+        ([], "required"),
+        (["gemm", "--only", "("], "'(' is not a regular expression"),
+        (["gemm", "--shape", "3,4"], "three lengths"),
+        (["gemm", "--shape", "3,4,x"], "--shape"),
+        (["conv", "--shape", "3,4,5"], "--shape says nothing to conv"),
+        (["mlp", "--device", "emulated"], "--device emulated says nothing to mlp"),
+    ],
+)
 def test_bad_arguments(run_bench, arguments, message):
     status, _, errors = run_bench(*arguments)
     assert status == 2 and message in errors and errors.count("\n") == 1
@@ -77,8 +95,11 @@ def test_bad_arguments(run_bench, arguments, message):
 
 @pytest.mark.parametrize("family", list(filter(kernels.shaped, suites.families())))
 def test_kernels_at_a_shape(family):
-    found = [dict(ours.parameters.get("sizes", {})) for case in kernels.suite(family, harness.Options(shape=(37, 21, 43)))
-             for ours in case.implementations]
+    found = [
+        dict(ours.parameters.get("sizes", {}))
+        for case in kernels.suite(family, harness.Options(shape=(37, 21, 43)))
+        for ours in case.implementations
+    ]
     assert found and all({37, 21, 43} >= {value for key, value in sizes.items() if key in ("n", "i", "o")} for sizes in found)
 
 
@@ -119,9 +140,17 @@ def test_mean_flops_agree_with_drawn_plans(dropout):
 
 
 def test_slope_above_the_fixed_time_is_found():
-    rows = [{"suite": "mlp-scaling", "case": str(h), "implementation": name, "flops": 1e5 * h * h,
-             "median_ms": 0.7 + 1e-4 * h ** (2 * slope)}
-            for h in (1, 512, 1024, 2048) for name, slope in (("a", 1.0), ("b", 0.8))]
+    rows = [
+        {
+            "suite": "mlp-scaling",
+            "case": str(h),
+            "implementation": name,
+            "flops": 1e5 * h * h,
+            "median_ms": 0.7 + 1e-4 * h ** (2 * slope),
+        }
+        for h in (1, 512, 1024, 2048)
+        for name, slope in (("a", 1.0), ("b", 0.8))
+    ]
     first, second = mlp_scaling.fits(rows)
     assert first["slope"] == pytest.approx(1.0, abs=0.01) and second["slope"] == pytest.approx(0.8, abs=0.01)
     assert first["fixed_ms"] == pytest.approx(0.7, abs=0.01) and first["worst"] < 0.02
@@ -129,8 +158,10 @@ def test_slope_above_the_fixed_time_is_found():
 
 
 def test_widths_that_take_no_longer_than_the_narrowest_are_left_out_of_the_picture(tmp_path):
-    rows = [{"implementation": "a", "flops": 10, "median_ms": 3.0},
-            {"implementation": "a", "slope": 1.0, "start": 0.0, "fixed_ms": 3.0}]
+    rows = [
+        {"implementation": "a", "flops": 10, "median_ms": 3.0},
+        {"implementation": "a", "slope": 1.0, "start": 0.0, "fixed_ms": 3.0},
+    ]
     plots.plot_scaling(rows, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000
 
@@ -159,13 +190,17 @@ def test_scaling_suite_end_to_end(run_bench, tmp_path):
 def test_memory_suite_end_to_end(run_bench, tmp_path):
     """That of convolutions is run as users run it: here peaks of one process mean nothing."""
     pytest.importorskip("torch")
-    status, _, errors = run_bench("mlp-memory", "--quick", "--against", "torch", "--json", tmp_path / "b.json",
-                                  "--plot", tmp_path / "b.png")
+    status, _, errors = run_bench(
+        "mlp-memory", "--quick", "--against", "torch", "--json", tmp_path / "b.json", "--plot", tmp_path / "b.png"
+    )
     assert status == 0, errors
     rows = _rows(tmp_path / "b.json")
     assert len(rows) == 9 and not any(row.get("problem") for row in rows) and (tmp_path / "b.png").stat().st_size > 1000
-    assert all(row["peer"] == ("torch" if row["implementation"] == "none" else "torch nn.Dropout")
-               for row in rows if not row["implementation"].startswith("torch"))
+    assert all(
+        row["peer"] == ("torch" if row["implementation"] == "none" else "torch nn.Dropout")
+        for row in rows
+        if not row["implementation"].startswith("torch")
+    )
 
 
 def test_counted_memory_is_that_of_one_form_of_each():

@@ -1,4 +1,5 @@
 """Suites of training runs name every variant, resume, and compare what can be compared."""
+
 import numpy as np
 import pytest
 
@@ -22,8 +23,12 @@ def test_settings_suite_names_every_variant_rate_and_data_set(tmp_path, monkeypa
     def train(experiment, seed, data):
         Net(**experiment.variant()).check()
         seen.append(experiment.key)
-        return _trained(experiment, seed, 0.9 + 0.01 * (experiment.name != "bernoulli"),
-                        1 if experiment.name == "rdp pattern dp_max=16" else 2)
+        return _trained(
+            experiment,
+            seed,
+            0.9 + 0.01 * (experiment.name != "bernoulli"),
+            1 if experiment.name == "rdp pattern dp_max=16" else 2,
+        )
 
     monkeypatch.setattr(training, "train", train)
     for name in ("load_mnist", "load_fashion_mnist"):
@@ -38,7 +43,7 @@ def test_settings_suite_names_every_variant_rate_and_data_set(tmp_path, monkeypa
     assert "1 of 1 diverged" in markdown(rows)
     assert {round(row["points"], 6) for row in rows if row not in diverged and row["implementation"] != "bernoulli"} == {1.0}
     # five periods and a search
-    assert len(points) == 2 * (3 * 5 + 1) and points == results.rows[len(rows):]
+    assert len(points) == 2 * (3 * 5 + 1) and points == results.rows[len(rows) :]
     lines = markdown(points).splitlines()
     assert "| mnist, pattern dp_max=16 | 1 | diverged | diverged | +1.00 | +1.00 |" in lines
     assert "| mnist, pattern dp_max=5 | 1 | +1.00 |  | +1.00 |  |" in lines
@@ -47,19 +52,32 @@ def test_settings_suite_names_every_variant_rate_and_data_set(tmp_path, monkeypa
 @pytest.mark.slow
 def test_papers_suite_has_every_case_and_compares_times_to_accuracy(tmp_path, monkeypatch):
     seconds = {"bernoulli": 4.0, "rdp": 2.0, "tdp": 3.0, runs.TORCH: 8.0}
-    monkeypatch.setattr(training, "train", lambda experiment, seed, data: _trained(
-        experiment, seed, 0.98 - 0.02 * (experiment.name == "tdp"), experiment.settings["epochs"], seconds[experiment.name]))
+    monkeypatch.setattr(
+        training,
+        "train",
+        lambda experiment, seed, data: _trained(
+            experiment, seed, 0.98 - 0.02 * (experiment.name == "tdp"), experiment.settings["epochs"], seconds[experiment.name]
+        ),
+    )
     monkeypatch.setattr("numbanet.datasets.load_mnist", lambda: (np.zeros((3, 784)),) * 4)
     results = Results(tmp_path / "a.json")
     rows = papers_mlp.run(harness.Options(against="torch"), results, lambda text: None)
     cases = {row["case"]: row["seeds"] for row in rows}
     assert len(cases) == 9 and {case: n for case, n in cases.items() if n == 1} == {
-        "784-4096-4096-10 p=0.7, 15 epochs": 1, "784-4096-4096-10 p=0.0, 0.7, 15 epochs": 1}
+        "784-4096-4096-10 p=0.7, 15 epochs": 1,
+        "784-4096-4096-10 p=0.0, 0.7, 15 epochs": 1,
+    }
     assert "784-2048-2048-10 p=0.3, 0.7, 15 epochs" in cases and "784-1024-64-10 p=0.7, 15 epochs" in cases
     shorter = {(row["implementation"], row["peer"]): row["times"][1]["shorter"] for row in rows}
-    assert shorter == {("bernoulli", None): None, ("rdp", "bernoulli"): 2.0, ("tdp", "bernoulli"): None,
-                       ("bernoulli", runs.TORCH): 2.0, ("rdp", runs.TORCH): 4.0, ("tdp", runs.TORCH): None,
-                       (runs.TORCH, None): None}
+    assert shorter == {
+        ("bernoulli", None): None,
+        ("rdp", "bernoulli"): 2.0,
+        ("tdp", "bernoulli"): None,
+        ("bernoulli", runs.TORCH): 2.0,
+        ("rdp", runs.TORCH): 4.0,
+        ("tdp", runs.TORCH): None,
+        (runs.TORCH, None): None,
+    }
     assert "| torch nn.Dropout | 0.97: 2.0 (4.00), 0.975: 2.0 (4.00), 0.98: 2.0 (4.00) |" in markdown(rows)
     assert "| bernoulli | 0.97: 0 of 3, 0.975: 0 of 3, 0.98: 0 of 3 |" in markdown(rows)
     papers_mlp.plot(results, tmp_path / "a.png")
@@ -70,17 +88,26 @@ def test_seconds_are_compared_on_one_processor_alone():
     """Accuracy is that of all runs; seconds are those of the processor that has most kinds of dropout, nothing beside them."""
     options = harness.Options(quick=True)
     experiments = [training.Experiment(training.settings(options, 64, 0.5, 2), name, None) for name in ("bernoulli", "rdp")]
-    runs = [{**_trained(experiment, seed, accuracy, seconds=seconds), "processor": processor, "alone": alone}
-            for experiment, seed, accuracy, seconds, processor, alone in (
-                (experiments[0], 0, 0.97, 4.0, "old", True), (experiments[0], 1, 0.97, 4.0, "old", True),
-                (experiments[0], 2, 0.97, 6.0, "new", True), (experiments[1], 2, 0.98, 2.0, "new", True),
-                (experiments[1], 0, 0.96, 9.0, "new", False))]
+    runs = [
+        {**_trained(experiment, seed, accuracy, seconds=seconds), "processor": processor, "alone": alone}
+        for experiment, seed, accuracy, seconds, processor, alone in (
+            (experiments[0], 0, 0.97, 4.0, "old", True),
+            (experiments[0], 1, 0.97, 4.0, "old", True),
+            (experiments[0], 2, 0.97, 6.0, "new", True),
+            (experiments[1], 2, 0.98, 2.0, "new", True),
+            (experiments[1], 0, 0.96, 9.0, "new", False),
+        )
+    ]
     usual, rdp = training.summary(runs, experiments, "a", (0.96, 0.98))
     assert (usual["seconds_per_epoch"], rdp["seconds_per_epoch"], rdp["seeds"]) == (6.0, 2.0, 2)
     assert rdp["times"][0] == {"target": 0.96, "reached": 2, "seconds": 2.0, "shorter": 3.0}
     (untimed,) = training.summary([{**runs[0], "alone": False}], experiments[:1], "a", (0.9,))
     assert untimed["seconds_per_epoch"] is None and untimed["times"][0] == {
-        "target": 0.9, "reached": 1, "seconds": None, "shorter": None}
+        "target": 0.9,
+        "reached": 1,
+        "seconds": None,
+        "shorter": None,
+    }
     assert "s per epoch" not in markdown([untimed])
 
 
@@ -100,7 +127,9 @@ def test_pytorch_is_trained_like_numbanet():
     X = (X / 10).astype(np.float32)
     data = X[:2000], y[:2000], X[2000:], y[2000:]
     chosen = training.settings(harness.Options(quick=True), 64, (0.3, 0.5), 2)
-    found = [training.train(training.Experiment(chosen, name, variant), 0, data)["epochs"] for name, variant in (
-        ("torch", None), ("bernoulli", lambda: {"dropout": "bernoulli", "dropout_rate": (0.3, 0.5)}))]
+    found = [
+        training.train(training.Experiment(chosen, name, variant), 0, data)["epochs"]
+        for name, variant in (("torch", None), ("bernoulli", lambda: {"dropout": "bernoulli", "dropout_rate": (0.3, 0.5)}))
+    ]
     for ours, theirs in zip(*found, strict=True):
         assert abs(ours["accuracy"] - theirs["accuracy"]) < 0.1 and abs(ours["loss"] - theirs["loss"]) < 0.3

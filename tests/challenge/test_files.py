@@ -1,4 +1,5 @@
 """The Challenge's files: read as published, kept as one checked file, and whatever is wrong is named with file and line."""
+
 import gzip
 import io
 import lzma
@@ -24,11 +25,14 @@ def text(entries):
 def contents():
     """The content of each file by name, as published."""
     places = np.argwhere(IMAGES.T)
-    found = {f"sparse-images-{NEURONS}.tsv": text((n + 1, pixel + 1, 1) for pixel, n in places),
-             f"neuron{NEURONS}-l{LAYERS}-categories.tsv": b"3\n7\n40\n"}
+    found = {
+        f"sparse-images-{NEURONS}.tsv": text((n + 1, pixel + 1, 1) for pixel, n in places),
+        f"neuron{NEURONS}-l{LAYERS}-categories.tsv": b"3\n7\n40\n",
+    }
     for number, layer in enumerate(NETWORK, 1):
-        found[f"n{NEURONS}-l{number}.tsv"] = text((i + 1, o + 1, "6.250000e-02") for o, own in enumerate(layer.indices)
-                                                  for i in own)
+        found[f"n{NEURONS}-l{number}.tsv"] = text(
+            (i + 1, o + 1, "6.250000e-02") for o, own in enumerate(layer.indices) for i in own
+        )
     return found
 
 
@@ -55,7 +59,8 @@ def write(folder, ending=".xz", changed=None, members=None):
     members = layers[::-1] if members is None else members(layers)
     for name in (IMAGE, TRUTH):
         (folder / (name + (ending if name == IMAGE else ""))).write_bytes(
-            pack(all_of_them[name]) if name == IMAGE else all_of_them[name])
+            pack(all_of_them[name]) if name == IMAGE else all_of_them[name]
+        )
     (folder / f"neuron{NEURONS}-l1-l{LAYERS}.tar{ending}").write_bytes(pack(archive(members)))
 
 
@@ -104,7 +109,7 @@ def test_a_folder_of_layers_serves_and_categories_may_be_missing(tmp_path):
 def test_what_was_read_is_kept_and_what_is_damaged_is_made_anew(tmp_path, cache, monkeypatch):
     write(tmp_path)
     load(tmp_path)
-    kept, = cache.iterdir()
+    (kept,) = cache.iterdir()
     whole = kept.read_bytes()
     reads = []
 
@@ -115,7 +120,7 @@ def test_what_was_read_is_kept_and_what_is_damaged_is_made_anew(tmp_path, cache,
     monkeypatch.setattr("numbanet.sparse.challenge_files.read_entries", counted)
     check(load(tmp_path))
     assert not reads
-    changed = [whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1:] for place in (0, 9000)]
+    changed = [whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :] for place in (0, 9000)]
     for damaged in (whole[:-1], b"", whole[:64], *changed):
         kept.write_bytes(damaged)
         check(load(tmp_path))
@@ -141,7 +146,7 @@ def test_nothing_is_kept_of_what_is_wrong_and_a_cache_is_not_needed(tmp_path, ca
 def line(content, number, new):
     """The content with another line of this number, from 1 on."""
     lines = content.splitlines(keepends=True)
-    lines[number - 1:number] = [new.encode()]
+    lines[number - 1 : number] = [new.encode()]
     return b"".join(lines)
 
 
@@ -149,8 +154,8 @@ ONE = CONTENTS[LAYER].splitlines()[99].decode().split("\t")  # line 100
 WRONG = [  # what is wrong, its file, its content, what the message says
     ("truncated in a line", LAYER, CONTENTS[LAYER][:-5], "truncated: the last line"),
     ("truncated at a line", LAYER, b"".join(CONTENTS[LAYER].splitlines(keepends=True)[:-1]), "as many inputs for each of 64"),
-    ("empty", LAYER, b"", "found an empty file"), ("no number", LAYER, line(CONTENTS[LAYER], 100, "a\t4\t0.1\n"),
-                                                   "line 100: a row from 1 to 64 expected, found b'a'"),
+    ("empty", LAYER, b"", "found an empty file"),
+    ("no number", LAYER, line(CONTENTS[LAYER], 100, "a\t4\t0.1\n"), "line 100: a row from 1 to 64 expected, found b'a'"),
     ("negative", LAYER, line(CONTENTS[LAYER], 100, "-1\t4\t0.1\n"), "line 100: a row from 1 to 64"),
     ("0", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t0\t0.1\n"), "line 100: a column from 1 to 64 expected, found b'0'"),
     ("too large", LAYER, line(CONTENTS[LAYER], 100, f"65\t{ONE[1]}\t0.1\n"), "line 100: a row from 1 to 64"),
@@ -163,12 +168,23 @@ WRONG = [  # what is wrong, its file, its content, what the message says
     ("NaN", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\tnan\n"), "line 100: a finite value expected, found b'nan'"),
     ("infinite", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\t1e39\n"), "line 100: a finite value expected"),
     ("text for a value", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\tone\n"), "line 100: a finite value.*b'one'"),
-    *((f"a value like {text!r}", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\t{text}\n"), "line 100: a finite value")
-      for text in ("1_0", " 1", "1 ", "1\0", "1\0" + "0", ".", "")),
+    *(
+        (
+            f"a value like {text!r}",
+            LAYER,
+            line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\t{text}\n"),
+            "line 100: a finite value",
+        )
+        for text in ("1_0", " 1", "1 ", "1\0", "1\0" + "0", ".", "")
+    ),
     ("all like 1_0", IMAGE, b"1\t1\t1_0\n2\t1\t1_0\n", "line 1: a finite value expected, found b'1_0'"),
     ("long", LAYER, line(CONTENTS[LAYER], 100, f"{ONE[0]}\t{ONE[1]}\t0.{'1' * 99}\n"), "line 100: a value expected, found 101"),
-    ("twice", LAYER, line(CONTENTS[LAYER], 100, "\t".join(ONE) + "\n" + "\t".join(ONE) + "\n"),
-     f"line 101: the entry {ONE[0]}, {ONE[1]} is there twice"),
+    (
+        "twice",
+        LAYER,
+        line(CONTENTS[LAYER], 100, "\t".join(ONE) + "\n" + "\t".join(ONE) + "\n"),
+        f"line 101: the entry {ONE[0]}, {ONE[1]} is there twice",
+    ),
     ("unsorted", LAYER, line(CONTENTS[LAYER], 100, "1\t1\t0.0625\n"), "line 100: the entry 1, 1 is not behind the one before"),
     ("one input less", LAYER, line(CONTENTS[LAYER], 100, ""), "as many inputs for each of 64 neurons"),
     ("images unsorted", IMAGE, b"1\t2\t1\n1\t1\t1\n", "line 2: the entry 1, 1 is not behind"),
@@ -186,9 +202,11 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path, cache, what, name, conte
     assert name in str(refused.value) and str(tmp_path) in str(refused.value) and not cache.exists()
 
 
-ARCHIVES = [("a layer too few", lambda layers: layers[:-1], "5 layers expected, found 4; the first one missing is n64-l5.tsv"),
-            ("none", lambda layers: [], "5 layers expected, found 0"),
-            ("a layer twice", lambda layers: [*layers, layers[2]], "n64-l3.tsv: layer 3 is there twice")]
+ARCHIVES = [
+    ("a layer too few", lambda layers: layers[:-1], "5 layers expected, found 4; the first one missing is n64-l5.tsv"),
+    ("none", lambda layers: [], "5 layers expected, found 0"),
+    ("a layer twice", lambda layers: [*layers, layers[2]], "n64-l3.tsv: layer 3 is there twice"),
+]
 
 
 @pytest.mark.parametrize("what, members, message", ARCHIVES, ids=[case[0] for case in ARCHIVES])
@@ -200,9 +218,16 @@ def test_a_wrong_number_of_layers_is_refused(tmp_path, what, members, message):
 
 @pytest.mark.parametrize("name", [f"{IMAGE}", f"neuron{NEURONS}-l1-l{LAYERS}.tar"])
 @pytest.mark.parametrize("ending", [".xz", ".gz"])
-@pytest.mark.parametrize("damage", [lambda content: content[:len(content) // 2], lambda content: content[:-20],
-                                    lambda content: content[:200] + b"????" + content[204:], lambda content: b"text"],
-                         ids=["half", "without its end", "changed", "another"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-20],
+        lambda content: content[:200] + b"????" + content[204:],
+        lambda content: b"text",
+    ],
+    ids=["half", "without its end", "changed", "another"],
+)
 def test_a_damaged_file_is_named(tmp_path, cache, name, ending, damage):
     write(tmp_path, ending)
     path = tmp_path / (name + ending)
@@ -220,8 +245,12 @@ def test_a_missing_file_is_named_with_the_way_out(tmp_path):
             load(tmp_path)
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 7)), min_size=1, unique=True),
-       st.lists(st.floats(-1e9, 1e9, width=32), min_size=1), st.integers(3, 40), st.sampled_from(["\n", "\r\n"]))
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 7)), min_size=1, unique=True),
+    st.lists(st.floats(-1e9, 1e9, width=32), min_size=1),
+    st.integers(3, 40),
+    st.sampled_from(["\n", "\r\n"]),
+)
 def test_any_entries_are_read_in_pieces_of_any_size(places, values, size, end):
     places = sorted(places, key=lambda place: place[::-1])
     values = [values[n % len(values)] for n in range(len(places))]

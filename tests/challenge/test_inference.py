@@ -1,4 +1,5 @@
 """The Challenge: every way gives the categories of a float64 reference, and says what it did."""
+
 import os
 
 import numpy as np
@@ -11,8 +12,10 @@ from numbanet.sparse import ChallengeData, EllLayer, RadixNet, challenge
 from numbanet.sparse.challenge import WAYS, first_inputs
 
 DATA = os.environ.get("NUMBANET_DATA")
-OFFICIAL = pytest.mark.skipif(not DATA or not os.path.isdir(os.path.join(DATA, "graphchallenge")),
-                              reason="needs the official files in NUMBANET_DATA/graphchallenge")
+OFFICIAL = pytest.mark.skipif(
+    not DATA or not os.path.isdir(os.path.join(DATA, "graphchallenge")),
+    reason="needs the official files in NUMBANET_DATA/graphchallenge",
+)
 
 
 def data(neurons=64, layers=12, count=300, share=0.25, seed=0):
@@ -69,8 +72,14 @@ def test_every_way_gives_the_same(device, way, memory):
 
 def test_weights_of_any_value_in_rows_of_any_inputs():
     rng = np.random.default_rng(1)
-    network = [EllLayer(np.sort(np.stack([rng.permutation(20)[:5] for _ in range(20)])).astype(np.int32),
-                        rng.normal(0.2, 1, (20, 5)).astype(np.float32), np.full(20, -0.8, np.float32)) for _ in range(6)]
+    network = [
+        EllLayer(
+            np.sort(np.stack([rng.permutation(20)[:5] for _ in range(20)])).astype(np.int32),
+            rng.normal(0.2, 1, (20, 5)).astype(np.float32),
+            np.full(20, -0.8, np.float32),
+        )
+        for _ in range(6)
+    ]
     given = data(64, 1, 100)
     columns, at = np.unique(given.columns % 20 + 20 * np.repeat(np.arange(100), np.diff(given.starts)), return_index=True)
     starts = np.searchsorted(columns, 20 * np.arange(101)).astype(np.int32)
@@ -117,18 +126,23 @@ def test_inputs_that_all_die(count):
     assert found.correct and len(found.categories) == 0 and found.live[0] == 65 and found.live[-1] == 0
 
 
-@pytest.mark.parametrize("options, error, message", [
-    ({"way": "fast"}, ValueError, "no way 'fast'; choose from compact"), ({"inputs": 0}, ValueError, "inputs must be 1"),
-    ({"inputs": 0, "data": "generated"}, ValueError, "inputs must be 1"),
-    ({"neurons": 1024}, ValueError, "the data have 64 neurons and 1 layers; neurons 1024 and layers None must be these"),
-    ({"layers": 120}, ValueError, "the data have 64 neurons and 1 layers"),
-    ({"data": data(layers=1)._replace(starts=np.zeros(0, np.int32))}, ValueError, "data must have one input"),
-    ({"data": data(layers=1)._replace(network=[])}, ValueError, "one layer at least, not .* 0 layers"),
-    ({"memory": -1}, MemoryError, "and there are -1"),
-    ({"memory": 1000}, MemoryError, "64 inputs need 32,768 bytes for activations, and there are 1,000"),
-    ({"data": "generated", "neurons": 1000}, ValueError, "16 times a power of 2"),
-    ({"data": "generated", "neurons": 2048}, ValueError, "a square number of neurons, not 2048"),
-    ({"device": "tpu"}, ValueError, "tpu")])
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"way": "fast"}, ValueError, "no way 'fast'; choose from compact"),
+        ({"inputs": 0}, ValueError, "inputs must be 1"),
+        ({"inputs": 0, "data": "generated"}, ValueError, "inputs must be 1"),
+        ({"neurons": 1024}, ValueError, "the data have 64 neurons and 1 layers; neurons 1024 and layers None must be these"),
+        ({"layers": 120}, ValueError, "the data have 64 neurons and 1 layers"),
+        ({"data": data(layers=1)._replace(starts=np.zeros(0, np.int32))}, ValueError, "data must have one input"),
+        ({"data": data(layers=1)._replace(network=[])}, ValueError, "one layer at least, not .* 0 layers"),
+        ({"memory": -1}, MemoryError, "and there are -1"),
+        ({"memory": 1000}, MemoryError, "64 inputs need 32,768 bytes for activations, and there are 1,000"),
+        ({"data": "generated", "neurons": 1000}, ValueError, "16 times a power of 2"),
+        ({"data": "generated", "neurons": 2048}, ValueError, "a square number of neurons, not 2048"),
+        ({"device": "tpu"}, ValueError, "tpu"),
+    ],
+)
 def test_what_may_not_be_is_refused(options, error, message):
     with pytest.raises(error, match=message):
         challenge(**{"data": data(layers=1), **options})
@@ -141,9 +155,15 @@ def changed(array, value):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name, value, message", [
-    ("columns", 9999, "columns must be from 0 to 63, not 0 to 9999"), ("columns", -1, "columns .* not -1"),
-    ("starts", 10**6, "starts must be from 0 to"), ("indices", 64, "indices of layer 2 must be from 0 to 63, not 0 to 64")])
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("columns", 9999, "columns must be from 0 to 63, not 0 to 9999"),
+        ("columns", -1, "columns .* not -1"),
+        ("starts", 10**6, "starts must be from 0 to"),
+        ("indices", 64, "indices of layer 2 must be from 0 to 63, not 0 to 64"),
+    ],
+)
 def test_what_is_not_there_is_refused_on_every_device(device, name, value, message):
     given = data(layers=2, count=65)
     if name == "indices":

@@ -1,4 +1,5 @@
 """RadiX-Nets: as many weights in every row and column, a path from each input to each output, the same ones each time."""
+
 import os
 
 import numpy as np
@@ -59,8 +60,11 @@ def test_it_is_always_the_same_and_seeds_differ():
 @pytest.mark.parametrize("inputs", [None, 9])
 def test_a_layer_as_a_matrix(inputs):
     """Its indices are in any order."""
-    layer = EllLayer(np.array([[3, 0], [1, 2], [0, 1], [2, 3]], np.int32), np.arange(1, 9, dtype=np.float32).reshape(4, 2),
-                     np.zeros(4, np.float32))
+    layer = EllLayer(
+        np.array([[3, 0], [1, 2], [0, 1], [2, 3]], np.int32),
+        np.arange(1, 9, dtype=np.float32).reshape(4, 2),
+        np.zeros(4, np.float32),
+    )
     expected = np.zeros((4, inputs or 4), np.float32)
     np.put_along_axis(expected, layer.indices, layer.values, axis=1)
     found = layer.to_ell(inputs)
@@ -74,10 +78,18 @@ def test_the_challenges_biases():
     assert [round(challenge_bias(1024 * 4**n), 10) for n in range(4)] == [-0.3, -0.35, -0.4, -0.45]
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: RadixNet(1000), "16 times a power of 2.* not 1000"), (lambda: RadixNet(16), "from 32 on"),
-    (lambda: RadixNet(48), "not 48"), (lambda: RadixNet(64, 0), "layers must be 1"), (lambda: mixed_radix(()), "radices"),
-    (lambda: mixed_radix((2, 1)), "radices"), (lambda: mixed_radix((2,), 0), "width")])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: RadixNet(1000), "16 times a power of 2.* not 1000"),
+        (lambda: RadixNet(16), "from 32 on"),
+        (lambda: RadixNet(48), "not 48"),
+        (lambda: RadixNet(64, 0), "layers must be 1"),
+        (lambda: mixed_radix(()), "radices"),
+        (lambda: mixed_radix((2, 1)), "radices"),
+        (lambda: mixed_radix((2,), 0), "width"),
+    ],
+)
 def test_other_sizes_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -104,7 +116,7 @@ def test_the_official_structure(official):
     """The first group is pure; the others have their inputs permuted by one permutation a group."""
     pure = [dense(indices).astype(bool) for indices in mixed_radix((2,) * 6, 16)]
     for first in range(0, 120, 6):
-        layers = [dense(layer.indices).astype(bool) for layer in official.network[first:first + 6]]
+        layers = [dense(layer.indices).astype(bool) for layer in official.network[first : first + 6]]
         nodes = layers[0][:64] & np.roll(layers[0][:64], 1, axis=0)  # neurons 0 ... 63 and their neighbours share a node each
         assert (nodes.sum(1) == 16).all() and (nodes.sum(0) == 1).all()
         node = nodes.argmax(0)  # of each input
@@ -116,6 +128,8 @@ def test_the_official_structure(official):
 def test_the_official_images_are_nearly_those_of_mnist(official):
     count = 2000
     images = np.zeros((count, 1024), bool)
-    images[np.repeat(np.arange(count), np.diff(official.starts[:count + 1])), official.columns[:official.starts[count]]] = True
+    images[np.repeat(np.arange(count), np.diff(official.starts[: count + 1])), official.columns[: official.starts[count]]] = (
+        True
+    )
     made = enlarged(load_mnist(flat=False)[0][:count, 0], 32)
     assert 0.992 < (made == images).mean() < 0.995

@@ -1,4 +1,5 @@
 """Comparisons, and what chooses by them, against PyTorch: values, gradients, ties, NaN and infinities."""
+
 import operator
 
 import numpy as np
@@ -21,8 +22,13 @@ def both(function, *hosts, dev, dy=None):
     for made in (lambda host: Tensor(host, dev, requires_grad=True), lambda host: torch.tensor(host, requires_grad=True)):
         inputs = [made(host.copy()) for host in hosts]
         y = function(*inputs)
-        y.backward((np.ones(y.shape) if dy is None else dy) if isinstance(y, Tensor) else
-                   torch.ones_like(y) if dy is None else torch.from_numpy(np.float32(dy)))
+        y.backward(
+            (np.ones(y.shape) if dy is None else dy)
+            if isinstance(y, Tensor)
+            else torch.ones_like(y)
+            if dy is None
+            else torch.from_numpy(np.float32(dy))
+        )
         found.append((y.numpy() if isinstance(y, Tensor) else y.detach().numpy(), [x.grad.numpy() for x in inputs]))
     return found
 

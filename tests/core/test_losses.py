@@ -1,5 +1,6 @@
 """Losses by name and of one's own: values and gradients against PyTorch, scores against scikit-learn, and what tasks make of
 them."""
+
 import dataclasses
 import pickle
 
@@ -7,18 +8,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from numbanet import (
-    AbsoluteError,
-    CrossEntropy,
-    FunctionLoss,
-    Huber,
-    Loss,
-    Quantile,
-    SquaredError,
-    Tensor,
-    check_grad,
-    ops,
-)
+from numbanet import AbsoluteError, CrossEntropy, FunctionLoss, Huber, Loss, Quantile, SquaredError, Tensor, check_grad, ops
 from numbanet.losses import OF_CLASSES, OF_NUMBERS, loss_named
 from numbanet.training.task import Classification, Regression
 
@@ -31,15 +21,16 @@ NUMBERS = {
     Huber(0.4): lambda p, t: functional.huber_loss(p, t, delta=0.4),
     Quantile(0.8): lambda p, t: torch.maximum(0.8 * (t - p), -0.2 * (t - p)).mean(),
 }
-CLASSES = {CrossEntropy(share): lambda p, t, share=share: functional.cross_entropy(p, t, label_smoothing=share)
-           for share in (0.0, 0.25)}
+CLASSES = {
+    CrossEntropy(share): lambda p, t, share=share: functional.cross_entropy(p, t, label_smoothing=share)
+    for share in (0.0, 0.25)
+}
 
 
 @pytest.fixture
 def sample(rng):
     """(output, targets, weights) of 9 samples with two numbers each."""
-    return (np.float32(rng.standard_normal((9, 2))), np.float32(rng.standard_normal((9, 2))),
-            np.float32(rng.integers(1, 4, 9)))
+    return (np.float32(rng.standard_normal((9, 2))), np.float32(rng.standard_normal((9, 2))), np.float32(rng.integers(1, 4, 9)))
 
 
 # --- values and gradients ---------------------------------------------------------------------------------------------
@@ -98,9 +89,13 @@ def test_its_gradient_is_checked_like_that_of_an_op(dev, rng):
     check_grad(lambda x: Relative().mean(x, target, weights), [x])
 
 
-@pytest.mark.parametrize("function, error, message", [
-    (lambda y, t: 1.0, TypeError, r"must give a Tensor of shape \(9,\) or \(\), not float"),
-    (lambda y, t: (y - t).abs(), ValueError, r"must give a Tensor of shape \(9,\), .* not \(9, 2\)")])
+@pytest.mark.parametrize(
+    "function, error, message",
+    [
+        (lambda y, t: 1.0, TypeError, r"must give a Tensor of shape \(9,\) or \(\), not float"),
+        (lambda y, t: (y - t).abs(), ValueError, r"must give a Tensor of shape \(9,\), .* not \(9, 2\)"),
+    ],
+)
 def test_what_a_function_gives_is_looked_at(sample, function, error, message):
     with pytest.raises(error, match=message):
         FunctionLoss(function).mean(Tensor(sample[0]), sample[1], None)
@@ -128,22 +123,36 @@ def test_names_losses_and_functions(sample):
         assert pickle.loads(pickle.dumps(loss)) == loss == dataclasses.replace(loss)
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: loss_named("hinge"), "no loss 'hinge'; choose 'squared_error', 'absolute_error', 'huber', 'quantile', or give"),
-    (lambda: loss_named(None), "no loss None"), (lambda: loss_named(Huber), "no loss <class"),
-    (lambda: loss_named(Huber(), OF_CLASSES), r"Huber\(delta=1.0\) is for other targets; choose 'cross_entropy'"),
-    (lambda: loss_named("cross_entropy"), "no loss 'cross_entropy'"),
-    (lambda: Huber(0), r"Huber: delta must be a number in \(0, inf\), got 0"), (lambda: Huber("1"), "Huber: delta"),
-    (lambda: Quantile(1.0), r"Quantile: level must be a number in \(0, 1\), got 1.0"), (lambda: Quantile(True), "level"),
-    (lambda: CrossEntropy(1.0), "CrossEntropy: label_smoothing must be"), (lambda: CrossEntropy(-0.1), "label_smoothing")])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (
+            lambda: loss_named("hinge"),
+            "no loss 'hinge'; choose 'squared_error', 'absolute_error', 'huber', 'quantile', or give",
+        ),
+        (lambda: loss_named(None), "no loss None"),
+        (lambda: loss_named(Huber), "no loss <class"),
+        (lambda: loss_named(Huber(), OF_CLASSES), r"Huber\(delta=1.0\) is for other targets; choose 'cross_entropy'"),
+        (lambda: loss_named("cross_entropy"), "no loss 'cross_entropy'"),
+        (lambda: Huber(0), r"Huber: delta must be a number in \(0, inf\), got 0"),
+        (lambda: Huber("1"), "Huber: delta"),
+        (lambda: Quantile(1.0), r"Quantile: level must be a number in \(0, 1\), got 1.0"),
+        (lambda: Quantile(True), "level"),
+        (lambda: CrossEntropy(1.0), "CrossEntropy: label_smoothing must be"),
+        (lambda: CrossEntropy(-0.1), "label_smoothing"),
+    ],
+)
 def test_bad_losses_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
 # --- scores, and the best constant ------------------------------------------------------------------------------------
-SCORES = {SquaredError(): metrics.r2_score, AbsoluteError(): metrics.d2_absolute_error_score,
-          Quantile(0.8): lambda y, p, **options: metrics.d2_pinball_score(y, p, alpha=0.8, **options)}
+SCORES = {
+    SquaredError(): metrics.r2_score,
+    AbsoluteError(): metrics.d2_absolute_error_score,
+    Quantile(0.8): lambda y, p, **options: metrics.d2_pinball_score(y, p, alpha=0.8, **options),
+}
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -162,8 +171,7 @@ def test_no_constant_is_better_than_the_best(rng, loss, weighted):
     targets = rng.standard_normal((50, 2)) ** 3
     weights = rng.random(50) if weighted else None
     best, (_, least) = loss.constant(targets, weights), loss.best_constant(targets, weights)
-    found = [np.average(loss.values(best + step - targets), axis=0, weights=weights)
-             for step in (0, -0.1, -1e-3, 1e-3, 0.1)]
+    found = [np.average(loss.values(best + step - targets), axis=0, weights=weights) for step in (0, -0.1, -1e-3, 1e-3, 0.1)]
     assert all((other >= found[0] - 1e-12).all() for other in found[1:])
     assert least == pytest.approx(found[0].mean())
     constant = np.broadcast_to(best, targets.shape)
@@ -176,8 +184,7 @@ def test_no_constant_is_better_than_the_best(rng, loss, weighted):
 def test_smoothed_labels_have_more_to_lose():
     labels = np.array([0, 0, 0, 2])
     assert CrossEntropy().best_constant(labels, None)[1] == pytest.approx(-0.75 * np.log(0.75) - 0.25 * np.log(0.25))
-    assert CrossEntropy(0.5).best_constant(labels, None)[1] == pytest.approx(
-        -0.625 * np.log(0.625) - 0.375 * np.log(0.375))
+    assert CrossEntropy(0.5).best_constant(labels, None)[1] == pytest.approx(-0.625 * np.log(0.625) - 0.375 * np.log(0.375))
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
@@ -186,7 +193,8 @@ def test_a_task_follows_its_loss(dev, sample):
     for loss in NUMBERS:
         task, shares = Regression(loss), dev.upload(weights / weights.sum())
         assert task.records and task.loss(Tensor(output, dev), dev.upload(target), shares).item() == pytest.approx(
-            loss.mean(Tensor(output, dev), dev.upload(target), shares).item())
+            loss.mean(Tensor(output, dev), dev.upload(target), shares).item()
+        )
         assert task.score(target, output, weights) == loss.score(target, output, weights)
         assert task.constant(target, None).score == 0 and task.answer(dev, (given := dev.upload(output))) is given
     assert Regression().criterion == SquaredError() and Classification().criterion == CrossEntropy()
@@ -205,8 +213,13 @@ def test_predictions_go_through_the_inverse_link(dev, sample):
     assert turned.loss(Tensor(output, dev), dev.upload(np.zeros(9, np.int32)), None).shape == ()
 
 
-@pytest.mark.parametrize("link, error, message", [(lambda y: 1, TypeError, "must give a Tensor, not int"),
-                                                  (lambda y: y.sum(), ValueError, r"the shape \(9, 2\) of the output, not")])
+@pytest.mark.parametrize(
+    "link, error, message",
+    [
+        (lambda y: 1, TypeError, "must give a Tensor, not int"),
+        (lambda y: y.sum(), ValueError, r"the shape \(9, 2\) of the output, not"),
+    ],
+)
 def test_what_a_link_gives_is_looked_at(sample, link, error, message):
     with pytest.raises(error, match=message):
         Regression(FunctionLoss(abs, link)).answer(Tensor([1.0]).device, sample[0])

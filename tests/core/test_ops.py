@@ -1,4 +1,5 @@
 """Every op: its value against NumPy, and its gradient by two random projections."""
+
 import numpy as np
 import pytest
 from scipy import special
@@ -99,70 +100,155 @@ CASES = {
     "integer": (lambda x: x[-1], lambda x: x[-1], [(3, 4)], ANY),
     "index, repeated": (lambda x: x[INDEX], lambda x: x[INDEX], [(3, 4)], ANY),
     "boolean mask": (lambda x: x[PICK], lambda x: x[PICK], [(4, 2)], ANY),
-    "concatenate": (lambda a, b: ops.concatenate([a, b], axis=1), lambda a, b: np.concatenate([a, b], 1),
-                    [(2, 3), (2, 1)], ANY),
+    "concatenate": (
+        lambda a, b: ops.concatenate([a, b], axis=1),
+        lambda a, b: np.concatenate([a, b], 1),
+        [(2, 3), (2, 1)],
+        ANY,
+    ),
     "matmul": (ops.matmul, np.matmul, [(3, 4), (4, 2)], ANY),
     "matmul, batch": (ops.matmul, np.matmul, [(2, 3, 4), (4, 2)], ANY),
     "matmul, vector": (ops.matmul, np.matmul, [(3, 4), (4,)], ANY),
     "linear": (ops.linear, lambda x, w, b: x @ w.T + b, [(3, 4), (5, 4), (5,)], ANY),
-    "linear, scaled": (lambda x, w, b: ops.linear(x, w, b, scale=1.5), lambda x, w, b: 1.5 * x @ w.T + b,
-                       [(3, 4), (5, 4), (5,)], ANY),
+    "linear, scaled": (
+        lambda x, w, b: ops.linear(x, w, b, scale=1.5),
+        lambda x, w, b: 1.5 * x @ w.T + b,
+        [(3, 4), (5, 4), (5,)],
+        ANY,
+    ),
     "linear, scaled, no bias": (lambda x, w: ops.linear(x, w, scale=1.5), lambda x, w: 1.5 * x @ w.T, [(3, 4), (5, 4)], ANY),
-    "linear, ReLU": (lambda x, w, b: ops.linear(x, w, b, relu=True), lambda x, w, b: np.maximum(x @ w.T + b, 0),
-                     [(3, 4), (5, 4), (5,)], ANY),
+    "linear, ReLU": (
+        lambda x, w, b: ops.linear(x, w, b, relu=True),
+        lambda x, w, b: np.maximum(x @ w.T + b, 0),
+        [(3, 4), (5, 4), (5,)],
+        ANY,
+    ),
     "linear, sparse": (sparse(), lambda x, v, b: x @ holey(v).T + b, [(3, 4), (7,), (5,)], ANY),
     "linear, sparse, no bias": (sparse(), lambda x, v: x @ holey(v).T, [(3, 4), (7,)], ANY),
     "linear, sparse, ReLU": (sparse(relu=True), lambda x, v, b: np.maximum(x @ holey(v).T + b, 0), [(3, 4), (7,), (5,)], ANY),
-    "linear, sparse, kept": (sparse(rows=RowPlan(5, 2, 0), cols=RowPlan(4, 2, 1)),
-                             lambda x, v, b: (x @ holey(v)[:, 1::2].T + b)[:, ::2], [(3, 2), (7,), (5,)], ANY),
+    "linear, sparse, kept": (
+        sparse(rows=RowPlan(5, 2, 0), cols=RowPlan(4, 2, 1)),
+        lambda x, v, b: (x @ holey(v)[:, 1::2].T + b)[:, ::2],
+        [(3, 2), (7,), (5,)],
+        ANY,
+    ),
     "linear, sparse tiles": (sparse(2), lambda x, v, b: x @ holey(v, 2).T + b, [(3, 4), (5, 2, 2), (5,)], ANY),
-    "linear, sparse tiles, ReLU": (sparse(2, relu=True), lambda x, v: np.maximum(x @ holey(v, 2).T, 0),
-                                   [(3, 4), (5, 2, 2)], ANY),
-    "batch norm": (lambda x, g, b: ops.batch_norm(x, g, b, eps=0.1), lambda x, g, b: batch_norm(x, x.mean(0), x.var(0), g, b),
-                   [(6, 4), (4,), (4,)], ANY),
+    "linear, sparse tiles, ReLU": (
+        sparse(2, relu=True),
+        lambda x, v: np.maximum(x @ holey(v, 2).T, 0),
+        [(3, 4), (5, 2, 2)],
+        ANY,
+    ),
+    "batch norm": (
+        lambda x, g, b: ops.batch_norm(x, g, b, eps=0.1),
+        lambda x, g, b: batch_norm(x, x.mean(0), x.var(0), g, b),
+        [(6, 4), (4,), (4,)],
+        ANY,
+    ),
     "batch norm, given": (
         lambda x, g, b: ops.batch_norm_apply(x, g, b, mean=x.device.upload(MEAN), variance=x.device.upload(VARIANCE), eps=0.1),
-        lambda x, g, b: batch_norm(x, MEAN, VARIANCE, g, b), [(5, 3), (3,), (3,)], ANY),
-    "layer norm": (lambda x, g, b: ops.layer_norm(x, g, b, shape=(4,), eps=0.1),
-                   lambda x, g, b: batch_norm(x, x.mean(-1, keepdims=True), x.var(-1, keepdims=True), g, b),
-                   [(2, 3, 4), (4,), (4,)], ANY),
-    "expand": (lambda x: ops.expand(x, plan=RowPlan(5, 2, 1)),
-               lambda x: np.stack([0 * x[:, 0], x[:, 0], 0 * x[:, 0], x[:, 1], 0 * x[:, 0]], 1), [(3, 2)], ANY),
+        lambda x, g, b: batch_norm(x, MEAN, VARIANCE, g, b),
+        [(5, 3), (3,), (3,)],
+        ANY,
+    ),
+    "layer norm": (
+        lambda x, g, b: ops.layer_norm(x, g, b, shape=(4,), eps=0.1),
+        lambda x, g, b: batch_norm(x, x.mean(-1, keepdims=True), x.var(-1, keepdims=True), g, b),
+        [(2, 3, 4), (4,), (4,)],
+        ANY,
+    ),
+    "expand": (
+        lambda x: ops.expand(x, plan=RowPlan(5, 2, 1)),
+        lambda x: np.stack([0 * x[:, 0], x[:, 0], 0 * x[:, 0], x[:, 1], 0 * x[:, 0]], 1),
+        [(3, 2)],
+        ANY,
+    ),
     "embedding": (lambda w: ops.embedding(w, ids=IDS), lambda w: w[IDS], [(5, 3)], ANY),
     "shuffle": (lambda x: ops.shuffle(x, order=Order([2, 0, 1])), lambda x: x[:, [2, 0, 1]], [(4, 3)], ANY),
-    "shuffle and mean": (lambda x: ops.shuffle(x, order=Order([2, 0, 1], mean=[3, 4, 5])),
-                         lambda x: x[:, [2, 0, 1]] - np.array([5, 3, 4]), [(4, 3)], ANY),
-    "max pool": (lambda x: ops.max_pool2d(x, window=Window((2, 2), (2, 1))), lambda x: windows(x).max((3, 4)),
-                 [(2, 4, 3, 2)], APART),
-    "average pool": (lambda x: ops.avg_pool2d(x, window=Window((2, 2), (2, 1))), lambda x: windows(x).mean((3, 4)),
-                     [(2, 4, 3, 2)], ANY),
-    "average pool, padding": (lambda x: ops.avg_pool2d(x, window=Window((2, 1), (1, 1), (1, 0)), count_include_pad=False),
-                              lambda x: np.stack([x[:, 0], (x[:, 0] + x[:, 1]) / 2, x[:, 1]], 1), [(2, 2, 1, 3)], ANY),
-    "average pool, adaptive": (lambda x: ops.adaptive_avg_pool2d(x, size=(1, 2)),
-                               lambda x: np.stack([x[:, :, :2].mean((1, 2)), x[:, :, 1:].mean((1, 2))], 1)[:, None],
-                               [(2, 4, 3, 2)], ANY),
-    "cross entropy": (lambda z: ops.softmax_cross_entropy(z, labels=np.int64(LABELS)),
-                      lambda z: -np.mean(np.log(softmax(z))[np.arange(4), LABELS]), [(4, 3)], ANY),
+    "shuffle and mean": (
+        lambda x: ops.shuffle(x, order=Order([2, 0, 1], mean=[3, 4, 5])),
+        lambda x: x[:, [2, 0, 1]] - np.array([5, 3, 4]),
+        [(4, 3)],
+        ANY,
+    ),
+    "max pool": (
+        lambda x: ops.max_pool2d(x, window=Window((2, 2), (2, 1))),
+        lambda x: windows(x).max((3, 4)),
+        [(2, 4, 3, 2)],
+        APART,
+    ),
+    "average pool": (
+        lambda x: ops.avg_pool2d(x, window=Window((2, 2), (2, 1))),
+        lambda x: windows(x).mean((3, 4)),
+        [(2, 4, 3, 2)],
+        ANY,
+    ),
+    "average pool, padding": (
+        lambda x: ops.avg_pool2d(x, window=Window((2, 1), (1, 1), (1, 0)), count_include_pad=False),
+        lambda x: np.stack([x[:, 0], (x[:, 0] + x[:, 1]) / 2, x[:, 1]], 1),
+        [(2, 2, 1, 3)],
+        ANY,
+    ),
+    "average pool, adaptive": (
+        lambda x: ops.adaptive_avg_pool2d(x, size=(1, 2)),
+        lambda x: np.stack([x[:, :, :2].mean((1, 2)), x[:, :, 1:].mean((1, 2))], 1)[:, None],
+        [(2, 4, 3, 2)],
+        ANY,
+    ),
+    "cross entropy": (
+        lambda z: ops.softmax_cross_entropy(z, labels=np.int64(LABELS)),
+        lambda z: -np.mean(np.log(softmax(z))[np.arange(4), LABELS]),
+        [(4, 3)],
+        ANY,
+    ),
     "cross entropy, weights": (
         lambda z: ops.softmax_cross_entropy(z, labels=z.device.upload(LABELS), weights=z.device.upload(WEIGHTS)),
-        lambda z: -np.sum(WEIGHTS * np.log(softmax(z))[np.arange(4), LABELS]), [(4, 3)], ANY),
-    "cross entropy, smoothed": (lambda z: ops.softmax_cross_entropy(z, labels=LABELS, label_smoothing=0.3),
-                                lambda z: -np.mean(0.7 * np.log(softmax(z))[np.arange(4), LABELS]
-                                                   + 0.3 * np.log(softmax(z)).mean(1)), [(4, 3)], ANY),
+        lambda z: -np.sum(WEIGHTS * np.log(softmax(z))[np.arange(4), LABELS]),
+        [(4, 3)],
+        ANY,
+    ),
+    "cross entropy, smoothed": (
+        lambda z: ops.softmax_cross_entropy(z, labels=LABELS, label_smoothing=0.3),
+        lambda z: -np.mean(0.7 * np.log(softmax(z))[np.arange(4), LABELS] + 0.3 * np.log(softmax(z)).mean(1)),
+        [(4, 3)],
+        ANY,
+    ),
     "cross entropy, smoothed, weights": (
         lambda z: ops.softmax_cross_entropy(z, labels=LABELS, weights=WEIGHTS, label_smoothing=0.1),
         lambda z: -np.sum(WEIGHTS * (0.9 * np.log(softmax(z))[np.arange(4), LABELS] + 0.1 * np.log(softmax(z)).mean(1))),
-        [(4, 3)], ANY),
-    "huber error": (lambda z: ops.huber_error(z, target=TARGET, delta=0.5), lambda z: np.mean(special.huber(0.5, z - TARGET)),
-                    [(4, 3)], ANY),
-    "quantile error": (lambda z: ops.quantile_error(z, target=0 * TARGET, level=0.9, weights=WEIGHTS),
-                       lambda z: np.sum(WEIGHTS * np.maximum(-0.9 * z, 0.1 * z).mean(1)), [(4, 3)], APART),
-    "squared error": (lambda z: ops.squared_error(z, target=z.device.upload(TARGET)),
-                      lambda z: np.mean((z - TARGET) ** 2), [(4, 3)], ANY),
-    "absolute error": (lambda z: ops.absolute_error(z, target=z.device.upload(TARGET), weights=z.device.upload(WEIGHTS)),
-                       lambda z: np.sum(WEIGHTS * np.abs(z - TARGET).mean(1)), [(4, 3)], ANY),
-    "sigmoid cross entropy": (lambda z: ops.sigmoid_cross_entropy(z, target=z.device.upload(TARGET)),
-                              lambda z: np.mean(binary_cross_entropy(z, TARGET)), [(4, 3)], ANY),
+        [(4, 3)],
+        ANY,
+    ),
+    "huber error": (
+        lambda z: ops.huber_error(z, target=TARGET, delta=0.5),
+        lambda z: np.mean(special.huber(0.5, z - TARGET)),
+        [(4, 3)],
+        ANY,
+    ),
+    "quantile error": (
+        lambda z: ops.quantile_error(z, target=0 * TARGET, level=0.9, weights=WEIGHTS),
+        lambda z: np.sum(WEIGHTS * np.maximum(-0.9 * z, 0.1 * z).mean(1)),
+        [(4, 3)],
+        APART,
+    ),
+    "squared error": (
+        lambda z: ops.squared_error(z, target=z.device.upload(TARGET)),
+        lambda z: np.mean((z - TARGET) ** 2),
+        [(4, 3)],
+        ANY,
+    ),
+    "absolute error": (
+        lambda z: ops.absolute_error(z, target=z.device.upload(TARGET), weights=z.device.upload(WEIGHTS)),
+        lambda z: np.sum(WEIGHTS * np.abs(z - TARGET).mean(1)),
+        [(4, 3)],
+        ANY,
+    ),
+    "sigmoid cross entropy": (
+        lambda z: ops.sigmoid_cross_entropy(z, target=z.device.upload(TARGET)),
+        lambda z: np.mean(binary_cross_entropy(z, TARGET)),
+        [(4, 3)],
+        ANY,
+    ),
 }
 
 
@@ -246,8 +332,11 @@ BAD = {
     "concatenate": (lambda a, b: ops.concatenate([a, b]), [(3, 4), (3, 5)], r"concatenate: shapes"),
     "broadcast_to": (lambda a: ops.broadcast_to(a, shape=(4,)), [(3, 4)], r"broadcast_to: .*\(3, 4\).*\(4,\)"),
     "cross entropy": (lambda z: ops.softmax_cross_entropy(z, labels=np.zeros(4)), [(4, 3)], "labels are float64"),
-    "cross entropy, smoothing": (lambda z: ops.softmax_cross_entropy(z, labels=LABELS, label_smoothing=1.0), [(4, 3)],
-                                 r"label_smoothing must be in \[0, 1\), got 1.0"),
+    "cross entropy, smoothing": (
+        lambda z: ops.softmax_cross_entropy(z, labels=LABELS, label_smoothing=1.0),
+        [(4, 3)],
+        r"label_smoothing must be in \[0, 1\), got 1.0",
+    ),
     "huber error": (lambda z: ops.huber_error(z, target=TARGET, delta=0), [(4, 3)], "delta must be above 0, got 0"),
     "quantile error": (lambda z: ops.quantile_error(z, target=TARGET, level=1), [(4, 3)], r"level must be in \(0, 1\), got 1"),
 }
@@ -270,11 +359,15 @@ def test_losses_take_what_they_compare_with_in_any_form(dev):
     z = Tensor([[0.1, 0.2], [0.3, 0.4]], dev)
     target = [[1.0, 2.0], [3.0, 4.0]]
     for loss in (ops.squared_error, ops.absolute_error, ops.sigmoid_cross_entropy, ops.huber_error, ops.quantile_error):
-        values = [loss(z, target=form, weights=[0.25, 0.75]).item()
-                  for form in (target, np.array(target), Tensor(target, dev), dev.upload(np.array(target, np.float32)))]
+        values = [
+            loss(z, target=form, weights=[0.25, 0.75]).item()
+            for form in (target, np.array(target), Tensor(target, dev), dev.upload(np.array(target, np.float32)))
+        ]
         assert len(set(values)) == 1
-    losses = [ops.softmax_cross_entropy(z, labels=form, weights=np.ones(2) / 2).item()
-              for form in ([0, 1], np.array([0, 1]), Tensor([[1, 0], [0, 1]], dev).argmax(0))]
+    losses = [
+        ops.softmax_cross_entropy(z, labels=form, weights=np.ones(2) / 2).item()
+        for form in ([0, 1], np.array([0, 1]), Tensor([[1, 0], [0, 1]], dev).argmax(0))
+    ]
     assert losses[0] == losses[1] == losses[2]
     with pytest.raises(ValueError, match="NumPy array"):
         ops.softmax_cross_entropy(z, labels=Tensor([0, 1], dev))

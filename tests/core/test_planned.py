@@ -1,4 +1,5 @@
 """Planned equals masked-dense: planned(x, W, plan) == dense(x, W * plan.mask()) for y, dx, dW and db, on every device."""
+
 import numpy as np
 import pytest
 
@@ -44,6 +45,7 @@ def close(found, expected):
 @pytest.mark.parametrize("row_pattern, col_pattern", [*ROWS, *ANY])
 def test_rows(dev, rng, row_pattern, col_pattern, relu):
     """Indices of a pattern, given by a period and a bias, and any indices."""
+
     def plan(n, pattern, scale=1.0):
         return IndexPlan(n, pattern, scale) if isinstance(pattern, list) else RowPlan(n, *(pattern or (1, 0)), scale)
 
@@ -123,8 +125,15 @@ def droppable(model):
 
 
 def two_hidden_layers(dev, activation=ReLU):
-    return Sequential([Linear(6, 9, rng=0, device=dev), activation(), Linear(9, 7, rng=1, device=dev), activation(),
-                       Linear(7, 3, rng=2, device=dev)])
+    return Sequential(
+        [
+            Linear(6, 9, rng=0, device=dev),
+            activation(),
+            Linear(9, 7, rng=1, device=dev),
+            activation(),
+            Linear(7, 3, rng=2, device=dev),
+        ]
+    )
 
 
 @pytest.mark.parametrize("activation, act", [(ReLU, lambda z: np.maximum(z, 0)), (Tanh, np.tanh)])
@@ -132,8 +141,11 @@ def two_hidden_layers(dev, activation=ReLU):
 def test_a_network_with_row_plans_equals_the_masked_network(dev, rng, patterns, activation, act):
     model = two_hidden_layers(dev, activation)
     layers = droppable(model)
-    plans = {layer: RowPlan(layer.out_features, *pattern, scale=1.5 * pattern[0])
-             for layer, pattern in zip(layers, patterns) if pattern}
+    plans = {
+        layer: RowPlan(layer.out_features, *pattern, scale=1.5 * pattern[0])
+        for layer, pattern in zip(layers, patterns)
+        if pattern
+    }
     x = rng.standard_normal((N, 6))
     y = model(Tensor(x, dev), plans)
     h = x

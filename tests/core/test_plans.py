@@ -1,4 +1,5 @@
 """Plans as plain mathematics: masks, counts, densities, index views (property tests)."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -36,7 +37,7 @@ def block_plans(draw):
     shape = draw(st.tuples(st.integers(0, 30), st.integers(0, 30)))
     height, width, seed = draw(st.integers(1, 9)), draw(st.integers(1, 9)), draw(st.integers(0, 2**32 - 1))
     order = np.random.default_rng(seed).random((-(-shape[0] // height), -(-shape[1] // width))).argsort(1)
-    return BlockPlan(shape, height, width, np.sort(order[:, :draw(st.integers(0, order.shape[1]))], 1))
+    return BlockPlan(shape, height, width, np.sort(order[:, : draw(st.integers(0, order.shape[1]))], 1))
 
 
 @st.composite
@@ -75,7 +76,7 @@ def test_tile_plan_keeps_one_tile_in_dp(plan):
     mask, (rows, cols), (a, b) = plan.mask(), plan.grid, arrangement(plan.grid, plan.mix)
     for r in range(rows):
         for c in range(cols):
-            block = mask[r * plan.tile:(r + 1) * plan.tile, c * plan.tile:(c + 1) * plan.tile]
+            block = mask[r * plan.tile : (r + 1) * plan.tile, c * plan.tile : (c + 1) * plan.tile]
             assert block.all() == block.any() == ((a[r] + b[c]) % plan.dp == plan.bias)
     assert plan.size == mask.sum()
     assert plan.density == (mask.mean() if mask.size else 1.0)
@@ -87,7 +88,7 @@ def test_block_plan_keeps_the_same_number_in_every_block_row(plan):
     assert (found.height, found.width) == (plan.height, plan.width) and len(found.kept) == -(-plan.shape[0] // plan.height)
     assert plan.density == pytest.approx(mask.mean() if mask.size else 1.0)
     for b, columns in enumerate(np.asarray(found.kept)):
-        rows = mask[b * plan.height:(b + 1) * plan.height]
+        rows = mask[b * plan.height : (b + 1) * plan.height]
         np.testing.assert_array_equal(rows, np.isin(np.arange(plan.shape[1]) // plan.width, columns)[None].repeat(len(rows), 0))
 
 
@@ -99,7 +100,7 @@ def test_packing_and_unpacking_keeps_what_the_mask_keeps(plan, seed):
     packed = np.full((at.row_pos.max(initial=-1) + 1, at.cols.shape[1]), np.nan, np.float32)
     for r, (place, z) in enumerate(zip(at.row_pos, at.row_class)):
         columns = at.cols[z][at.cols[z] >= 0]
-        packed[place, :columns.size] = dense[r, columns]
+        packed[place, : columns.size] = dense[r, columns]
     np.testing.assert_array_equal(Packed(packed, at, plan.shape).dense(CPU), dense * plan.mask())
 
 
@@ -128,36 +129,57 @@ def test_a_region_is_what_the_mask_says(plan):
     if region is None:
         assert mask.all()
     else:
-        blocks = np.kron(region.wanted, np.ones(region.block, bool))[:shape[0], :shape[1]]
+        blocks = np.kron(region.wanted, np.ones(region.block, bool))[: shape[0], : shape[1]]
         np.testing.assert_array_equal(blocks, mask)
 
 
 def test_plans_of_one_kind_have_lists_of_the_same_shapes():
-    for one, other in ((RowPlan(9, 2, 0), RowPlan(9, 4, 1)), (RowPlan(8, 2, 0), RowPlan(8, 2, 1)),
-                       (IndexPlan(9, [1, 2, 5]), IndexPlan(9, [0, 7, 8])), (IndexPlan(9, [1]), IndexPlan(9, [])),
-                       (TilePlan((9, 11), 4, 3, 0), TilePlan((9, 11), 4, 3, 2, mix=3)),
-                       (BlockPlan((4, 9), 2, 3, [[0], [1]]), BlockPlan((4, 9), 2, 3, [[2], [2]])),
-                       (TimePlan(9, 3, 2, (0, 4)), TimePlan(9, 3, 2, (5, 1))),
-                       (TimePlan(9, 3, 2, (0,)), TimePlan(9, 3, 3, (0,))),
-                       (BlockPlan((4, 9), 2, 3, [[0], [1]]), BlockPlan((4, 9), 2, 3, [[0, 1], [1, 2]]))):
+    for one, other in (
+        (RowPlan(9, 2, 0), RowPlan(9, 4, 1)),
+        (RowPlan(8, 2, 0), RowPlan(8, 2, 1)),
+        (IndexPlan(9, [1, 2, 5]), IndexPlan(9, [0, 7, 8])),
+        (IndexPlan(9, [1]), IndexPlan(9, [])),
+        (TilePlan((9, 11), 4, 3, 0), TilePlan((9, 11), 4, 3, 2, mix=3)),
+        (BlockPlan((4, 9), 2, 3, [[0], [1]]), BlockPlan((4, 9), 2, 3, [[2], [2]])),
+        (TimePlan(9, 3, 2, (0, 4)), TimePlan(9, 3, 2, (5, 1))),
+        (TimePlan(9, 3, 2, (0,)), TimePlan(9, 3, 3, (0,))),
+        (BlockPlan((4, 9), 2, 3, [[0], [1]]), BlockPlan((4, 9), 2, 3, [[0, 1], [1, 2]])),
+    ):
         shapes = [[np.shape(array) for array in plan.lists()] for plan in (one, other)]
         assert (one.kind == other.kind) == (shapes[0] == shapes[1])
     key, other, rate = BernoulliPlan(4, 0.5, 1), BernoulliPlan(4, 0.5, 2), BernoulliPlan(4, 0.4, 1)
     assert key.kind == other.kind != rate.kind  # the key of random bits is read from memory, the rate is not
 
 
-@pytest.mark.parametrize("make", [lambda: RowPlan(4, 0, 0), lambda: RowPlan(4, 2, 2), lambda: RowPlan(-1, 2, 0),
-                                  lambda: TilePlan((4, 4), 0, 2, 0), lambda: TilePlan((4, 4), 2, 2, -1),
-                                  lambda: TilePlan((4, 4), 2, 2, 0, mix=-1), lambda: IndexPlan(4, [1, 1]),
-                                  lambda: IndexPlan(4, [2, 4]), lambda: IndexPlan(4, [-1, 2]), lambda: IndexPlan(4, [0.5]),
-                                  lambda: IndexPlan(4, [[1]]), lambda: IndexPlan(4, [3, 1]),
-                                  lambda: TimePlan(0, 1, 0, ()), lambda: TimePlan(4, 2, 3, ()), lambda: TimePlan(4, 2, 1, (4,)),
-                                  lambda: BlockPlan((4, 9), 0, 3, [[0]]), lambda: BlockPlan((4, -9), 2, 3, [[0], [0]]),
-                                  lambda: BlockPlan((4, 9), 2, 3, [[0]]), lambda: BlockPlan((4, 9), 2, 3, [0, 1]),
-                                  lambda: BlockPlan((4, 9), 2, 3, [[0], [3]]), lambda: BlockPlan((4, 9), 2, 3, [[-1], [0]]),
-                                  lambda: BlockPlan((4, 9), 2, 3, [[1, 0], [0, 1]]),
-                                  lambda: BlockPlan((4, 9), 2, 3, [[1, 1], [0, 1]]),
-                                  lambda: BlockPlan((4, 9), 2, 3, [[0.5], [1]])])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RowPlan(4, 0, 0),
+        lambda: RowPlan(4, 2, 2),
+        lambda: RowPlan(-1, 2, 0),
+        lambda: TilePlan((4, 4), 0, 2, 0),
+        lambda: TilePlan((4, 4), 2, 2, -1),
+        lambda: TilePlan((4, 4), 2, 2, 0, mix=-1),
+        lambda: IndexPlan(4, [1, 1]),
+        lambda: IndexPlan(4, [2, 4]),
+        lambda: IndexPlan(4, [-1, 2]),
+        lambda: IndexPlan(4, [0.5]),
+        lambda: IndexPlan(4, [[1]]),
+        lambda: IndexPlan(4, [3, 1]),
+        lambda: TimePlan(0, 1, 0, ()),
+        lambda: TimePlan(4, 2, 3, ()),
+        lambda: TimePlan(4, 2, 1, (4,)),
+        lambda: BlockPlan((4, 9), 0, 3, [[0]]),
+        lambda: BlockPlan((4, -9), 2, 3, [[0], [0]]),
+        lambda: BlockPlan((4, 9), 2, 3, [[0]]),
+        lambda: BlockPlan((4, 9), 2, 3, [0, 1]),
+        lambda: BlockPlan((4, 9), 2, 3, [[0], [3]]),
+        lambda: BlockPlan((4, 9), 2, 3, [[-1], [0]]),
+        lambda: BlockPlan((4, 9), 2, 3, [[1, 0], [0, 1]]),
+        lambda: BlockPlan((4, 9), 2, 3, [[1, 1], [0, 1]]),
+        lambda: BlockPlan((4, 9), 2, 3, [[0.5], [1]]),
+    ],
+)
 def test_impossible_plans_are_refused(make):
     with pytest.raises(ValueError, match="Plan: "):
         make()

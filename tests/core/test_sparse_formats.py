@@ -1,4 +1,5 @@
 """Formats of sparse matrices: there and back, other libraries, and what is refused."""
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -33,8 +34,11 @@ def test_entries_by_row_and_by_column_are_the_same(shape, make):
     found = make(CSR.from_dense(matrix(shape)))
     at = found.entries()
     by_row = {(row, at.ids[k]): k for row in range(len(at.starts)) for k in range(at.starts[row], at.stops[row])}
-    by_column = {(at.col_ids[k], column): at.places[k] for column in range(len(at.col_starts))
-                 for k in range(at.col_starts[column], at.col_stops[column])}
+    by_column = {
+        (at.col_ids[k], column): at.places[k]
+        for column in range(len(at.col_starts))
+        for k in range(at.col_starts[column], at.col_stops[column])
+    }
     assert by_row == by_column and all(array.dtype == np.int32 for array in at)
     columns = [[at.col_ids[k] for k in range(*span)] for span in zip(at.col_starts, at.col_stops)]
     assert all(column == sorted(column) for column in columns)
@@ -130,14 +134,18 @@ def test_what_is_wrong_is_named(name):
         make()
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: CSR([0, 1], ["a"], [1], (1, 3)), "CSR: indices cannot be read as int32"),
-    (lambda: CSR([0, 1], [0], [1 + 2j], (1, 3)), "CSR: values cannot be read as float32 numbers .*complex"),
-    (lambda: CSR([0, 1], [0], [1], 3), r"CSR: shape must be \(rows, columns\), got 3"),
-    (lambda: BSR.from_scipy(scipy.sparse.csr_array(np.eye(4))), "call tobsr"),
-    (lambda: BSR.from_scipy(np.eye(4)), r"got a ndarray; .* BSR.from_dense\(matrix, tile\)"),
-    (lambda: CSR.from_scipy(np.eye(4)), r"CSR.from_scipy: .* is needed, got a ndarray; .* CSR.from_dense\(matrix\)"),
-    (lambda: CSR.from_scipy([[1, 0], [0, 2]]), "got a list; .* CSR.from_dense")])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: CSR([0, 1], ["a"], [1], (1, 3)), "CSR: indices cannot be read as int32"),
+        (lambda: CSR([0, 1], [0], [1 + 2j], (1, 3)), "CSR: values cannot be read as float32 numbers .*complex"),
+        (lambda: CSR([0, 1], [0], [1], 3), r"CSR: shape must be \(rows, columns\), got 3"),
+        (lambda: BSR.from_scipy(scipy.sparse.csr_array(np.eye(4))), "call tobsr"),
+        (lambda: BSR.from_scipy(np.eye(4)), r"got a ndarray; .* BSR.from_dense\(matrix, tile\)"),
+        (lambda: CSR.from_scipy(np.eye(4)), r"CSR.from_scipy: .* is needed, got a ndarray; .* CSR.from_dense\(matrix\)"),
+        (lambda: CSR.from_scipy([[1, 0], [0, 2]]), "got a list; .* CSR.from_dense"),
+    ],
+)
 def test_what_is_no_matrix_is_named(make, message):
     with pytest.raises(TypeError, match=message):
         make()

@@ -1,4 +1,5 @@
 """Tensor and the graph: accumulation, freeing, depth, interchange with other libraries."""
+
 import concurrent.futures
 import copy
 import pickle
@@ -60,15 +61,18 @@ def test_vjps_are_called_only_where_a_gradient_is_needed(dev):
     assert calls == ["b"]
 
 
-@pytest.mark.parametrize("call, error, message", [
-    (lambda t: t.backward(), ValueError, "needs dy"),
-    (lambda t: t.detach().backward(), RuntimeError, "none that requires a gradient"),
-    (lambda t: t.backward(np.ones(3)), ValueError, r"dy \(3,\)"),
-    (lambda t: t.item(), ValueError, "not one value but 2"),
-    (lambda t: Tensor(t), TypeError, "Tensor already"),
-    (lambda t: Tensor(["a"]), TypeError, "float32"),
-    (lambda t: from_dlpack([1.0]), TypeError, "__dlpack__"),
-])
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda t: t.backward(), ValueError, "needs dy"),
+        (lambda t: t.detach().backward(), RuntimeError, "none that requires a gradient"),
+        (lambda t: t.backward(np.ones(3)), ValueError, r"dy \(3,\)"),
+        (lambda t: t.item(), ValueError, "not one value but 2"),
+        (lambda t: Tensor(t), TypeError, "Tensor already"),
+        (lambda t: Tensor(["a"]), TypeError, "float32"),
+        (lambda t: from_dlpack([1.0]), TypeError, "__dlpack__"),
+    ],
+)
 def test_misuse_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call(Tensor([1.0, 2.0], requires_grad=True) * 1.0)

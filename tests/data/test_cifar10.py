@@ -1,4 +1,5 @@
 """CIFAR-10: both versions parse to the same arrays; what is damaged or would run code is refused by name."""
+
 import gzip
 import hashlib
 import io
@@ -41,19 +42,42 @@ def integer(n):
 def pickled_array(values, dtype=b"u1", order=b"\x89", shape=None):
     """As Python 2 and the NumPy of its time write it."""
     sizes = b"".join(map(integer, shape or values.shape))
-    return (b"cnumpy.core.multiarray\n_reconstruct\nq\x06cnumpy\nndarray\nq\x07K\x00\x85U\x01b\x87Rq\x08(K\x01"
-            + sizes + b"\x86cnumpy\ndtype\nq\x09" + string(dtype)
-            + b"K\x00K\x01\x87Rq\x0a(K\x03U\x01|NNN" + 2 * integer(-1) + b"K\x00tb"
-            + order + b"T" + struct.pack("<i", values.nbytes) + values.tobytes() + b"tb")
+    return (
+        b"cnumpy.core.multiarray\n_reconstruct\nq\x06cnumpy\nndarray\nq\x07K\x00\x85U\x01b\x87Rq\x08(K\x01"
+        + sizes
+        + b"\x86cnumpy\ndtype\nq\x09"
+        + string(dtype)
+        + b"K\x00K\x01\x87Rq\x0a(K\x03U\x01|NNN"
+        + 2 * integer(-1)
+        + b"K\x00tb"
+        + order
+        + b"T"
+        + struct.pack("<i", values.nbytes)
+        + values.tobytes()
+        + b"tb"
+    )
 
 
 def python_batch(images, labels, data=None, extra=b""):
     """A batch of the Python version, with the instructions of the official ones."""
     listed = b"]q\x05(" + b"".join(map(integer, map(int, labels))) + b"e"
     names = b"]q\x0b(" + b"".join(string(b"%d.png" % i) + b"r" + struct.pack("<i", 300 + i) for i in range(len(labels))) + b"e"
-    return (b"\x80\x02}q\x01(" + string(b"batch_label") + b"q\x02" + string(b"training batch 1 of 5") + b"q\x03"
-            + string(b"labels") + b"q\x04" + listed + string(b"data") + (data or pickled_array(images))
-            + string(b"filenames") + names + extra + b"u.")
+    return (
+        b"\x80\x02}q\x01("
+        + string(b"batch_label")
+        + b"q\x02"
+        + string(b"training batch 1 of 5")
+        + b"q\x03"
+        + string(b"labels")
+        + b"q\x04"
+        + listed
+        + string(b"data")
+        + (data or pickled_array(images))
+        + string(b"filenames")
+        + names
+        + extra
+        + b"u."
+    )
 
 
 VERSIONS = {".bin": records, ".bin.gz": lambda *batch: gzip.compress(records(*batch)), "": python_batch}
@@ -160,8 +184,12 @@ def test_the_batches_that_are_there_load(tmp_path, ending, place):
     batches = {"data_batch_2": arrays(2), "data_batch_5": arrays(5, n=4), TEST: arrays(9, n=2)}
     write(tmp_path / place, {name + ending: VERSIONS[ending](*batch) for name, batch in batches.items()})
     found = load_cifar10(tmp_path, download=False)
-    assert [(a.shape, a.dtype) for a in found] == [((7, 3, 32, 32), np.float32), ((7,), np.int64),
-                                                   ((2, 3, 32, 32), np.float32), ((2,), np.int64)]
+    assert [(a.shape, a.dtype) for a in found] == [
+        ((7, 3, 32, 32), np.float32),
+        ((7,), np.int64),
+        ((2, 3, 32, 32), np.float32),
+        ((2,), np.int64),
+    ]
     images, labels = zip(*batches.values(), strict=True)
     np.testing.assert_allclose(np.concatenate(found[::2]).reshape(9, -1), np.concatenate(images) / 255, rtol=1e-6)
     np.testing.assert_array_equal(np.concatenate(found[1::2]), np.concatenate(labels))
@@ -203,11 +231,19 @@ def test_the_archive_is_downloaded_and_read(tmp_path):
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [ARCHIVE]
 
 
-@pytest.mark.parametrize("content, message", [
-    (archive({name: WHOLE[name] for name in TRAINING}), "cifar-10-batches-bin/ expected.*test_batch.bin"),
-    (archive(WHOLE, folder="elsewhere"), "cifar-10-batches-bin/ expected"), (gzip.compress(b"no archive" * 100), "a tar file"),
-    (archive({**WHOLE, TRAINING[2]: b"short"}), f"data_batch_3.bin: truncated.*records of {RECORD} bytes expected, found 5")],
-    ids=["a file is missing", "another folder", "no archive", "a short file"])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (archive({name: WHOLE[name] for name in TRAINING}), "cifar-10-batches-bin/ expected.*test_batch.bin"),
+        (archive(WHOLE, folder="elsewhere"), "cifar-10-batches-bin/ expected"),
+        (gzip.compress(b"no archive" * 100), "a tar file"),
+        (
+            archive({**WHOLE, TRAINING[2]: b"short"}),
+            f"data_batch_3.bin: truncated.*records of {RECORD} bytes expected, found 5",
+        ),
+    ],
+    ids=["a file is missing", "another folder", "no archive", "a short file"],
+)
 def test_a_wrong_archive_is_refused_by_name(tmp_path, content, message):
     write(tmp_path, {ARCHIVE: content})
     with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path / ARCHIVE))}: .*{message}"):
@@ -232,8 +268,12 @@ DAMAGED = [  # what is wrong, the file's ending, its content, what the message s
     ("label -1", "", python_batch(IMAGES, [3, 4, -1]), "labels 0 to 9 expected, found -1 for image 2"),
     ("too few labels", "", python_batch(IMAGES, [3, 4]), r"'data' of shape \(2, 3072\) expected.*found \(3, 3072\)"),
     ("no labels", "", python_batch(IMAGES[:0], []), "'labels' must be"),
-    ("labels that are strings", "", python_batch(IMAGES, LABELS).replace(b"labelsq\x04]q\x05(", b"labelsq\x04]q\x05(U\x01x"),
-     "'labels' must be a list of integers"),
+    (
+        "labels that are strings",
+        "",
+        python_batch(IMAGES, LABELS).replace(b"labelsq\x04]q\x05(", b"labelsq\x04]q\x05(U\x01x"),
+        "'labels' must be a list of integers",
+    ),
     ("data that are numbers", "", python_batch(IMAGES, LABELS, data=b"K\x03"), "an array of uint8.*found int"),
     ("floats", "", python_batch(IMAGES, LABELS, data=pickled_array(IMAGES, b"f4")), "an array of uint8"),
     ("objects", "", python_batch(IMAGES, LABELS, data=pickled_array(IMAGES, b"O8")), "an array of uint8"),
@@ -250,9 +290,14 @@ def test_damaged_file_is_refused_by_name(tmp_path, what, ending, content, messag
         load_cifar10(tmp_path, download=False)
 
 
-@pytest.mark.parametrize("there, message", [
-    ([], "data_batch_1.bin.gz.*cifar-10-binary.tar.gz is missing"), ([TEST], "test_batch.bin but not data_batch_1.bin.gz"),
-    ([TRAINING[1]], "data_batch_2.bin but not test_batch.bin.gz")])
+@pytest.mark.parametrize(
+    "there, message",
+    [
+        ([], "data_batch_1.bin.gz.*cifar-10-binary.tar.gz is missing"),
+        ([TEST], "test_batch.bin but not data_batch_1.bin.gz"),
+        ([TRAINING[1]], "data_batch_2.bin but not test_batch.bin.gz"),
+    ],
+)
 def test_what_is_missing_is_named_with_its_home(tmp_path, there, message):
     write(tmp_path, {f"{name}.bin": records(*arrays()) for name in there})
     with pytest.raises(FileNotFoundError, match=message) as refused:

@@ -1,4 +1,5 @@
 """Loaders: real formats parse to the right arrays, and anything damaged is refused by name, never half-loaded."""
+
 import gzip
 import hashlib
 import http.client
@@ -39,8 +40,10 @@ def small_files(n_train=7, n_test=4, side=28):
     rng = np.random.default_rng(0)
     contents = []
     for n in (n_train, n_test):
-        contents += [idx_bytes(rng.integers(0, 256, (n, side, side), dtype=np.uint8)),
-                     idx_bytes(rng.integers(0, 10, n, dtype=np.uint8))]
+        contents += [
+            idx_bytes(rng.integers(0, 256, (n, side, side), dtype=np.uint8)),
+            idx_bytes(rng.integers(0, 10, n, dtype=np.uint8)),
+        ]
     return dict(zip(NAMES, contents, strict=True))
 
 
@@ -96,13 +99,16 @@ def test_idx_rejects_every_other_magic_number(array, magic):
 @pytest.mark.parametrize("compressed", [True, False])
 def test_small_files_load(tmp_path, compressed):
     contents = small_files()
-    digests = (write_small(tmp_path) if compressed
-               else write(tmp_path, {name.removesuffix(".gz"): content for name, content in contents.items()}))
+    digests = (
+        write_small(tmp_path)
+        if compressed
+        else write(tmp_path, {name.removesuffix(".gz"): content for name, content in contents.items()})
+    )
     arrays = load_small(tmp_path, digests)
     assert [a.shape for a in arrays] == [(7, 784), (7,), (4, 784), (4,)]
     assert [a.dtype for a in arrays] == [np.float32, np.int64] * 2
     for array, content, scale in zip(arrays, contents.values(), (255, 1) * 2, strict=True):
-        expected = np.frombuffer(content[-array.size:], np.uint8).reshape(array.shape) / scale
+        expected = np.frombuffer(content[-array.size :], np.uint8).reshape(array.shape) / scale
         np.testing.assert_allclose(array, expected, rtol=1e-6)
     images = load_splits([tmp_path], (), digests, download=False, flat=False)
     assert [a.shape for a in images] == [(7, 1, 28, 28), (7,), (4, 1, 28, 28), (4,)]
@@ -131,15 +137,31 @@ DAMAGED = [
     ("idx truncated in its header", IMAGES, repack(lambda content: content[:15]), "header of 16 bytes.*found 15"),
     ("idx truncated", IMAGES, repack(lambda content: content[:-1]), r"truncated: 5504 bytes expected.*found 5503"),
     ("idx too long", LABELS, repack(lambda content: content + b"\0"), "too long: 15 bytes expected.*found 16"),
-    ("labels given as images", IMAGES, lambda packed: gzip.compress(small_files()[LABELS]),
-     "magic number 2051 expected.*found 2049, a file of labels"),
-    ("images given as labels", LABELS, lambda packed: gzip.compress(small_files()[IMAGES]),
-     "magic number 2049 expected.*found 2051, a file of images"),
+    (
+        "labels given as images",
+        IMAGES,
+        lambda packed: gzip.compress(small_files()[LABELS]),
+        "magic number 2051 expected.*found 2049, a file of labels",
+    ),
+    (
+        "images given as labels",
+        LABELS,
+        lambda packed: gzip.compress(small_files()[IMAGES]),
+        "magic number 2049 expected.*found 2051, a file of images",
+    ),
     ("other type of value", IMAGES, repack(lambda content: b"\0\0\x0d" + content[3:]), "2051 expected.*found 3331"),
-    ("other picture size", IMAGES, lambda packed: gzip.compress(small_files(side=27)[IMAGES]),
-     r"28 x 28 expected, found shape \(7, 27, 27\)"),
-    ("labels of the other split", LABELS, lambda packed: gzip.compress(small_files()[NAMES[3]]),
-     "7 labels expected.*train-images.*found 4"),
+    (
+        "other picture size",
+        IMAGES,
+        lambda packed: gzip.compress(small_files(side=27)[IMAGES]),
+        r"28 x 28 expected, found shape \(7, 27, 27\)",
+    ),
+    (
+        "labels of the other split",
+        LABELS,
+        lambda packed: gzip.compress(small_files()[NAMES[3]]),
+        "7 labels expected.*train-images.*found 4",
+    ),
     ("label 10", LABELS, with_label(10), "labels 0 to 9 expected, found 10 for image 2"),
     ("label 255", LABELS, with_label(255), "labels 0 to 9 expected, found 255 for image 2"),
 ]
@@ -172,11 +194,14 @@ def test_missing_file_names_file_folder_and_way_out(tmp_path, load):
 
 
 # --- where files are looked for ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("platform, variable, usual", [
-    ("linux", "XDG_CACHE_HOME", ".cache"),
-    ("darwin", "XDG_CACHE_HOME", "Library/Caches"),
-    ("win32", "LOCALAPPDATA", "AppData/Local"),
-])
+@pytest.mark.parametrize(
+    "platform, variable, usual",
+    [
+        ("linux", "XDG_CACHE_HOME", ".cache"),
+        ("darwin", "XDG_CACHE_HOME", "Library/Caches"),
+        ("win32", "LOCALAPPDATA", "AppData/Local"),
+    ],
+)
 def test_cache_folder(tmp_path, monkeypatch, platform, variable, usual):
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
@@ -199,7 +224,7 @@ class Dying(io.BytesIO):
     """A response that delivers half of its content, then raises `error`, or just ends if that is None."""
 
     def __init__(self, content, error):
-        super().__init__(content[:len(content) // 2])
+        super().__init__(content[: len(content) // 2])
         self.error = error
 
     def read(self, *size):
@@ -232,14 +257,18 @@ def test_only_missing_files_are_downloaded(tmp_path, capsys):
     assert [name for name in NAMES if name in messages] == [LABELS]
 
 
-@pytest.mark.parametrize("error, raised", [
-    (ConnectionResetError("reset"), FileNotFoundError),
-    (TimeoutError("timed out"), FileNotFoundError),
-    (http.client.IncompleteRead(b""), FileNotFoundError),
-    (None, FileNotFoundError),
-    (KeyboardInterrupt(), KeyboardInterrupt),
-    (MemoryError(), MemoryError),
-], ids=lambda case: getattr(case, "__name__", repr(case)))
+@pytest.mark.parametrize(
+    "error, raised",
+    [
+        (ConnectionResetError("reset"), FileNotFoundError),
+        (TimeoutError("timed out"), FileNotFoundError),
+        (http.client.IncompleteRead(b""), FileNotFoundError),
+        (None, FileNotFoundError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (MemoryError(), MemoryError),
+    ],
+    ids=lambda case: getattr(case, "__name__", repr(case)),
+)
 def test_partial_download_leaves_nothing(tmp_path, monkeypatch, error, raised):
     content = gzip.compress(small_files()[IMAGES])
     urls = []
@@ -275,16 +304,25 @@ def test_digits():
 
 def needs(name):
     present = DATA is not None and all(Path(DATA, name, file).is_file() for file in NAMES)
-    return pytest.mark.skipif(not present, reason=f"the four files of {name} are not in $NUMBANET_DATA/{name}, "
-                                                  "and tests download nothing")
+    return pytest.mark.skipif(
+        not present, reason=f"the four files of {name} are not in $NUMBANET_DATA/{name}, and tests download nothing"
+    )
 
 
-MNIST_COUNTS = ([5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
-                [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009])
+MNIST_COUNTS = (
+    [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+    [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+)
 REAL = [  # loader, first training labels, images of each class in both splits, mean training pixel (as published)
     pytest.param(load_mnist, [5, 0, 4, 1, 9], MNIST_COUNTS, 0.1307, marks=needs("mnist"), id="mnist"),
-    pytest.param(load_fashion_mnist, [9, 0, 0, 3, 0], ([6000] * 10, [1000] * 10), 0.2860, marks=needs("fashion-mnist"),
-                 id="fashion-mnist"),
+    pytest.param(
+        load_fashion_mnist,
+        [9, 0, 0, 3, 0],
+        ([6000] * 10, [1000] * 10),
+        0.2860,
+        marks=needs("fashion-mnist"),
+        id="fashion-mnist",
+    ),
 ]
 
 
@@ -319,10 +357,16 @@ def test_shim_finds_the_loaders(tmp_path, loaders_at):
     shutil.copytree(LOADERS, tmp_path / loaders_at, ignore=shutil.ignore_patterns("__pycache__"))
     if loaders_at == "numbanet/datasets":
         write(tmp_path / "datasets", {"__init__.py": b"raise ImportError('this is not ours')"})
-    result = run_python("import numbanet.datasets as d, numbanet.datasets.idx as i\n"
-                        "print(d.__file__, i.__file__, len(d.load_digits()[0]), sep='\\n')", tmp_path)
-    assert result.stdout.split("\n")[:3] == [str(tmp_path / "numbanet" / "datasets.py"),
-                                             str(tmp_path / loaders_at / "idx.py"), "1437"], result.stderr
+    result = run_python(
+        "import numbanet.datasets as d, numbanet.datasets.idx as i\n"
+        "print(d.__file__, i.__file__, len(d.load_digits()[0]), sep='\\n')",
+        tmp_path,
+    )
+    assert result.stdout.split("\n")[:3] == [
+        str(tmp_path / "numbanet" / "datasets.py"),
+        str(tmp_path / loaders_at / "idx.py"),
+        "1437",
+    ], result.stderr
 
 
 def test_shim_without_loaders_says_where_it_looked(tmp_path):
@@ -336,9 +380,12 @@ def test_shim_without_loaders_says_where_it_looked(tmp_path):
 def test_import_is_lean(tmp_path):
     """Importing the loaders loads neither scikit-learn, nor the network, nor the rest of numbanet."""
     shutil.copytree(LOADERS, tmp_path / "alone", ignore=shutil.ignore_patterns("__pycache__"))
-    result = run_python("import sys, alone.digits, alone.mnist, alone.cifar10\n"
-                        "print(*sorted({'sklearn', 'urllib.request', 'http.client', 'numba', 'numbanet',"
-                        " 'numbanet_kernels'} & set(sys.modules)), end='')", tmp_path)
+    result = run_python(
+        "import sys, alone.digits, alone.mnist, alone.cifar10\n"
+        "print(*sorted({'sklearn', 'urllib.request', 'http.client', 'numba', 'numbanet',"
+        " 'numbanet_kernels'} & set(sys.modules)), end='')",
+        tmp_path,
+    )
     assert (result.stdout, result.returncode) == ("", 0), result.stderr
 
 

@@ -1,4 +1,5 @@
 """Text: words and ends of lines as published, and what is no text, or not the original, is refused by name."""
+
 import gzip
 import hashlib
 import os
@@ -15,13 +16,20 @@ from numbanet.datasets import load_ptb, load_wikitext2
 DATA = os.environ.get("NUMBANET_DATA")
 
 LINES = {"train": " \n = Šenjō = \n the cat <unk> the cat . \n", "valid": "the cat\n", "test": " = cat = \n a"}
-WORDS = (["<eos>", "=", "Šenjō", "=", "<eos>", "the", "cat", "<unk>", "the", "cat", ".", "<eos>"], ["the", "cat", "<eos>"],
-         ["=", "cat", "=", "<eos>", "a", "<eos>"])
+WORDS = (
+    ["<eos>", "=", "Šenjō", "=", "<eos>", "the", "cat", "<unk>", "the", "cat", ".", "<eos>"],
+    ["the", "cat", "<eos>"],
+    ["=", "cat", "=", "<eos>", "a", "<eos>"],
+)
 DIGESTS = {split: hashlib.sha256(text.encode()).hexdigest() for split, text in LINES.items()}
 
 NAMES = {  # file names that serve
-    "wikitext2, original": "wiki.{}.tokens", "wikitext2, compressed": "wiki.{}.tokens.gz", "wikitext2, of PyTorch": "{}.txt",
-    "ptb": "ptb.{}.txt", "ptb, compressed": "ptb.{}.txt.gz"}
+    "wikitext2, original": "wiki.{}.tokens",
+    "wikitext2, compressed": "wiki.{}.tokens.gz",
+    "wikitext2, of PyTorch": "{}.txt",
+    "ptb": "ptb.{}.txt",
+    "ptb, compressed": "ptb.{}.txt.gz",
+}
 
 
 def pack(name, content):
@@ -40,8 +48,13 @@ def load(pattern, folder):
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
-@given(st.lists(st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"]), min_size=1)), min_size=1)
-       .filter(any), st.sampled_from([" ", "\t", "  "]), st.sampled_from(["\n", "\r\n", " \n"]))
+@given(
+    st.lists(st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"]), min_size=1)), min_size=1).filter(
+        any
+    ),
+    st.sampled_from([" ", "\t", "  "]),
+    st.sampled_from(["\n", "\r\n", " \n"]),
+)
 @pytest.mark.slow
 def test_any_words_are_found(lines, between, end):
     content = "".join(between.join(line) + end for line in lines).encode()
@@ -69,7 +82,8 @@ def test_small_texts_load_and_equal_words_are_one_object(tmp_path, pattern):
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 DAMAGED = [  # what is wrong, the content, what the message says
-    ("empty", b"", "0 bytes without one"), ("blank", b" \n\n \n", "5 bytes without one"),
+    ("empty", b"", "0 bytes without one"),
+    ("blank", b" \n\n \n", "5 bytes without one"),
     ("white space", "\u00a0\n\u2003".encode(), "6 bytes without one"),
     ("binary", b"the cat\n\x00\x01", "text in UTF-8 expected, found 10 bytes, of which the first 0 is at 8"),
     ("UTF-16", "the cat".encode("utf-16"), "text in UTF-8 expected"),
@@ -86,13 +100,15 @@ def test_what_is_no_text_is_refused_by_name(tmp_path, name, what, content, messa
         load_ptb(tmp_path)
 
 
-TRUNCATED = [("wiki.{}.tokens", lambda content: content[:-1], "SHA-256 .* expected, found .*truncated, corrupt or not"),
-             ("wiki.{}.tokens", lambda content: content.replace(b"\n", b"\r\n"), "SHA-256 .* expected"),
-             ("{}.txt", lambda content: b"", r"SHA-256 .* expected, found .*\(0 bytes\)"),
-             ("wiki.{}.tokens.gz", lambda content: content[:-3], "a complete gzip file expected"),
-             ("wiki.{}.tokens.gz", lambda content: gzip.compress(b"the cat"), r"SHA-256 .* expected, found .*\(7 bytes\)"),
-             ("wiki.{}.tokens.gz", lambda content: LINES["test"].encode(), "a complete gzip file expected"),
-             ("ptb.{}.txt.gz", lambda content: content[:-3], "a complete gzip file expected")]
+TRUNCATED = [
+    ("wiki.{}.tokens", lambda content: content[:-1], "SHA-256 .* expected, found .*truncated, corrupt or not"),
+    ("wiki.{}.tokens", lambda content: content.replace(b"\n", b"\r\n"), "SHA-256 .* expected"),
+    ("{}.txt", lambda content: b"", r"SHA-256 .* expected, found .*\(0 bytes\)"),
+    ("wiki.{}.tokens.gz", lambda content: content[:-3], "a complete gzip file expected"),
+    ("wiki.{}.tokens.gz", lambda content: gzip.compress(b"the cat"), r"SHA-256 .* expected, found .*\(7 bytes\)"),
+    ("wiki.{}.tokens.gz", lambda content: LINES["test"].encode(), "a complete gzip file expected"),
+    ("ptb.{}.txt.gz", lambda content: content[:-3], "a complete gzip file expected"),
+]
 
 
 @pytest.mark.parametrize("pattern, change, message", TRUNCATED)
@@ -109,10 +125,18 @@ def test_only_the_original_text_is_wikitext2(tmp_path):
         load_wikitext2(tmp_path)
 
 
-@pytest.mark.parametrize("load, pattern, names", [
-    (lambda folder: load_wikitext2(folder, download=False), "wiki.{}.tokens",
-     ["wiki.test.tokens.gz", "wiki.test.tokens", "test.txt"]),
-    (load_ptb, "ptb.{}.txt", ["ptb.test.txt.gz", "ptb.test.txt", "licence"])], ids=["wikitext2", "ptb"])
+@pytest.mark.parametrize(
+    "load, pattern, names",
+    [
+        (
+            lambda folder: load_wikitext2(folder, download=False),
+            "wiki.{}.tokens",
+            ["wiki.test.tokens.gz", "wiki.test.tokens", "test.txt"],
+        ),
+        (load_ptb, "ptb.{}.txt", ["ptb.test.txt.gz", "ptb.test.txt", "licence"]),
+    ],
+    ids=["wikitext2", "ptb"],
+)
 def test_a_missing_file_is_named_with_its_folder_and_the_way_out(tmp_path, monkeypatch, load, pattern, names):
     monkeypatch.setattr("numbanet.datasets.wikitext2.WIKITEXT2_DIGESTS", DIGESTS)
     write(tmp_path, pattern)
@@ -147,7 +171,10 @@ def test_what_is_missing_is_downloaded_and_found_again(tmp_path, capsys):
         assert load_texts([tmp_path / "cache"], sources, DIGESTS, download=bool(sources)) == WORDS
     assert capsys.readouterr().err.count("downloading") == 3
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [
-        "train.txt", "wiki.test.tokens.gz", "wiki.valid.tokens.gz"]
+        "train.txt",
+        "wiki.test.tokens.gz",
+        "wiki.valid.tokens.gz",
+    ]
 
 
 def test_a_download_that_fails_names_the_files_and_every_url(tmp_path):

@@ -1,19 +1,12 @@
 """Batchwise dropout: any neurons of a layer, drawn for each batch."""
+
 import functools
 import sys
 
 import numpy as np
 import pytest
 
-from numbanet import (
-    BatchwiseDropout,
-    Conv2d,
-    Flatten,
-    IndexPlan,
-    Linear,
-    Net,
-    ReLU,
-)
+from numbanet import BatchwiseDropout, Conv2d, Flatten, IndexPlan, Linear, Net, ReLU
 from numbanet.plans import on_device
 
 

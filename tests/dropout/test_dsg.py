@@ -1,4 +1,5 @@
 """dsg: that training is that of the masked network, with batch norm as well, what a fit records, and refusals."""
+
 import pickle
 import warnings
 
@@ -30,13 +31,25 @@ from numbanet.layers import Flow, Tree
 from numbanet_kernels.layouts.ternary import ternary
 
 N = 40
-FORMS = [{}, {"share": "tile", "group": 17}, {"share": "tile", "group": 3, "threshold": "shared"}, {"share": "sample"},
-         {"share": "sample", "threshold": "shared"}]
+FORMS = [
+    {},
+    {"share": "tile", "group": 17},
+    {"share": "tile", "group": 3, "threshold": "shared"},
+    {"share": "sample"},
+    {"share": "sample", "threshold": "shared"},
+]
 
 
 def network(inputs=200, hidden=60, device="cpu"):
-    return Sequential([Linear(inputs, hidden, rng=0, device=device), ReLU(), Linear(hidden, hidden, rng=1, device=device),
-                       ReLU(), Linear(hidden, 3, rng=2, device=device)])
+    return Sequential(
+        [
+            Linear(inputs, hidden, rng=0, device=device),
+            ReLU(),
+            Linear(hidden, hidden, rng=1, device=device),
+            ReLU(),
+            Linear(hidden, 3, rng=2, device=device),
+        ]
+    )
 
 
 def samples(n=N, inputs=200, seed=0):
@@ -56,12 +69,14 @@ def choosing(chosen, model, dev, **options):
 
 
 # --- batch norm -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("share, double", [("sample", True), ("sample", False), ("tile", True), ("tile", False),
-                                           ("batch", True)])
+@pytest.mark.parametrize(
+    "share, double", [("sample", True), ("sample", False), ("tile", True), ("tile", False), ("batch", True)]
+)
 def test_the_mask_is_applied_again_after_batch_norm(dev, share, double):
     """Product, ReLU, mask, batch norm, mask; or without the last one."""
-    model = Sequential([Linear(200, 60, rng=0, device=dev), ReLU(), BatchNorm1d(60, device=dev),
-                        Linear(60, 3, rng=1, device=dev)])
+    model = Sequential(
+        [Linear(200, 60, rng=0, device=dev), ReLU(), BatchNorm1d(60, device=dev), Linear(60, 3, rng=1, device=dev)]
+    )
     x, chosen = Tensor(samples()[0], dev), DynamicSparseGraph(0.6, epsilon=0.9, share=share, group=20, double=double)
     shift = np.linspace(-1, 1, 60)
     dev.copy(dev.upload(shift.astype(np.float32)), out=model.layers[2].bias.data)
@@ -86,15 +101,26 @@ def test_batch_norm_before_relu_is_a_concern(wrong):
         net.fit(*samples())
     assert [text for text in (str(warning.message) for warning in said) if not text.startswith("fit: ")] == [
         "dsg: BatchNorm1d(60) comes between Linear(200, 60) and its ReLU, but what is kept is chosen by what ReLU would give "
-        "without; put it after ReLU (product, ReLU, batch norm)"] * wrong
+        "without; put it after ReLU (product, ReLU, batch norm)"
+    ] * wrong
     assert DynamicSparseGraph(0.0).cautions(model) == []
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
 def fitted(dropout, epochs=6, **options):
     X, y = samples(240)
-    net = Net((60, 60), **{"epochs": epochs, "batch_size": 24, "random_state": 0, "learning_rate": 0.02, "dropout": dropout,
-                           "device": "cpu", **options})
+    net = Net(
+        (60, 60),
+        **{
+            "epochs": epochs,
+            "batch_size": 24,
+            "random_state": 0,
+            "learning_rate": 0.02,
+            "dropout": dropout,
+            "device": "cpu",
+            **options,
+        },
+    )
     return net.fit(X, y), X, y
 
 
@@ -165,8 +191,9 @@ def test_together_predicts_as_the_policy_of_it_that_selects():
         assert np.allclose(found, plain, rtol=1e-2, atol=0) != selecting
 
 
-@pytest.mark.parametrize("arguments, size", [((3, 8, 3), 9), ((3, 8, 5, 1, 2), 6), ((3, 8, (2, 3), 2, 1, 2), 8),
-                                             ((3, 8, 3, 1, 1), 2)], ids=str)
+@pytest.mark.parametrize(
+    "arguments, size", [((3, 8, 3), 9), ((3, 8, 5, 1, 2), 6), ((3, 8, (2, 3), 2, 1, 2), 8), ((3, 8, 3, 1, 1), 2)], ids=str
+)
 def test_filters_are_chosen_by_windows_of_some_images(dev, rng, arguments, size):
     """Those that are looked at are rows of the input matrix, where windows lie inside."""
     layer = Conv2d(*arguments, rng=0, device=dev)
@@ -186,8 +213,15 @@ def test_a_convolutional_network_learns_and_refuses_other_forms():
     for i, label in enumerate(y):
         X[i, :, 3] += 2.0 * (label == 1)
         X[i, :, :, 4] += 2.0 * (label == 2)
-    layers = [Conv2d(2, 12, 3, padding=1, rng=0), ReLU(), MaxPool2d(2), Conv2d(12, 16, 3, padding=1, rng=1), ReLU(), Flatten(),
-              Linear(256, 3, rng=2)]
+    layers = [
+        Conv2d(2, 12, 3, padding=1, rng=0),
+        ReLU(),
+        MaxPool2d(2),
+        Conv2d(12, 16, 3, padding=1, rng=1),
+        ReLU(),
+        Flatten(),
+        Linear(256, 3, rng=2),
+    ]
     given = {"epochs": 15, "batch_size": 15, "learning_rate": 0.02, "random_state": 0, "device": "cpu"}
     net = Net(layers, dropout=DynamicSparseGraph(0.5), **given).fit(X, y)
     assert net.score(X, y) > 0.9 and all(record["flops_share"] < 0.8 for record in net.history_)
@@ -195,11 +229,15 @@ def test_a_convolutional_network_learns_and_refuses_other_forms():
         Net(layers, dropout=DynamicSparseGraph(0.5, share="sample"), **given).fit(X, y)
 
 
-@pytest.mark.parametrize("make", [
-    lambda chosen: Net([SparseLinear(200, 20), ReLU(), Linear(20, 3)], dropout=chosen, device="cpu"),
-    lambda chosen: LanguageModel(8, steps=4, dropout=chosen, device="cpu"),
-    lambda chosen: LanguageModel(8, steps=4, dropout=chosen, recurrent_dropout="rdp", device="cpu"),
-    lambda chosen: LanguageModel(8, steps=4, dropout=Together(chosen, recurrent(policy("rdp"))), device="cpu")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda chosen: Net([SparseLinear(200, 20), ReLU(), Linear(20, 3)], dropout=chosen, device="cpu"),
+        lambda chosen: LanguageModel(8, steps=4, dropout=chosen, device="cpu"),
+        lambda chosen: LanguageModel(8, steps=4, dropout=chosen, recurrent_dropout="rdp", device="cpu"),
+        lambda chosen: LanguageModel(8, steps=4, dropout=Together(chosen, recurrent(policy("rdp"))), device="cpu"),
+    ],
+)
 def test_a_model_without_a_layer_to_choose_from_is_refused(make):
     model = make(DynamicSparseGraph(0.5))
     given = (["a", "b"] * 50,) if isinstance(model, LanguageModel) else samples()
@@ -251,13 +289,23 @@ def test_names_rates_by_layer_and_schedules():
     np.testing.assert_allclose([r["dropout_rate"] for r in net.history_], [schedule(epoch) for epoch in range(4)])
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"rate": 1.0}, "dropout_rate"), ({"rate": -0.1}, "dropout_rate"),
-    ({"epsilon": 0}, "epsilon must be a number between 0 and 1"), ({"epsilon": 1.0}, "epsilon must be"),
-    ({"epsilon": "half"}, "epsilon must be"), ({"epsilon": float("nan")}, "epsilon must be"),
-    ({"share": "layer"}, "share must be one of 'batch', 'tile', 'sample'"), ({"threshold": 1}, "threshold must be one of"),
-    ({"group": 0}, "group must be"), ({"refresh": 0}, "refresh must be an integer of at least 1, got 0"),
-    ({"samples": 1.5}, "samples must be"), ({"seed": -1}, "seed must be")])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"rate": 1.0}, "dropout_rate"),
+        ({"rate": -0.1}, "dropout_rate"),
+        ({"epsilon": 0}, "epsilon must be a number between 0 and 1"),
+        ({"epsilon": 1.0}, "epsilon must be"),
+        ({"epsilon": "half"}, "epsilon must be"),
+        ({"epsilon": float("nan")}, "epsilon must be"),
+        ({"share": "layer"}, "share must be one of 'batch', 'tile', 'sample'"),
+        ({"threshold": 1}, "threshold must be one of"),
+        ({"group": 0}, "group must be"),
+        ({"refresh": 0}, "refresh must be an integer of at least 1, got 0"),
+        ({"samples": 1.5}, "samples must be"),
+        ({"seed": -1}, "seed must be"),
+    ],
+)
 def test_bad_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         DynamicSparseGraph(**options)

@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 
-from numbanet import (
-    Context,
-    DynamicSparseGraph,
-    IndexPlan,
-    Plans,
-    SamplePlan,
-    Tensor,
-)
+from numbanet import Context, DynamicSparseGraph, IndexPlan, Plans, SamplePlan, Tensor
 from numbanet.dropout import graph
 from numbanet.dropout.graph import johnson_lindenstrauss, kept_of
 from numbanet.layers import Flow, Tree
@@ -22,6 +15,7 @@ from tests.dropout.test_dsg import N, choosing, network, plan_of, samples
 @pytest.mark.parametrize("n, epsilon, k", [(2048, 0.5, 365), (10, 0.5, 110), (512, 0.3, 693), (1, 0.5, 1)])
 def test_the_bound_is_scikit_learns(n, epsilon, k):
     from sklearn.random_projection import johnson_lindenstrauss_min_dim
+
     assert johnson_lindenstrauss(n, epsilon) == k == max(int(johnson_lindenstrauss_min_dim(n, eps=epsilon)), 1)
 
 
@@ -41,7 +35,7 @@ def test_a_batch_shares_the_neurons_that_are_guessed_to_give_most(dev, rate):
     fx, fw = (project_reference(v, ternary(k, 200, 0), k) for v in (x.numpy(), layer.weight.numpy()))
     scores = np.maximum(fx @ fw.T + layer.bias.numpy(), 0).sum(0)
     assert isinstance(plan, IndexPlan) and plan.scale == 1.0 and plan.count == kept_of(60, rate)
-    np.testing.assert_array_equal(plan.indices(), np.sort(np.argsort(scores)[-plan.count:]))
+    np.testing.assert_array_equal(plan.indices(), np.sort(np.argsort(scores)[-plan.count :]))
 
 
 @pytest.mark.parametrize("share", ["batch", "tile", "sample"])
@@ -129,7 +123,7 @@ def test_each_sample_has_its_largest_guesses(dev, rate):
     layer, k = model.layers[0], johnson_lindenstrauss(60, 0.9)
     plan = plan_of(DynamicSparseGraph(rate, epsilon=0.9, share="sample"), model, x)
     fx, fw = (project_reference(v, ternary(k, 200, 0), k) for v in (x.numpy(), layer.weight.numpy()))
-    largest = np.argsort(fx @ fw.T + layer.bias.numpy(), axis=1)[:, -kept_of(60, rate):]
+    largest = np.argsort(fx @ fw.T + layer.bias.numpy(), axis=1)[:, -kept_of(60, rate) :]
     assert isinstance(plan, SamplePlan) and plan.count == N * kept_of(60, rate) and plan.group == 1
     assert np.take_along_axis(plan.mask(), largest, 1).all()
 
@@ -140,8 +134,8 @@ def test_a_tile_has_the_largest_scores_of_its_samples(dev):
     y = np.maximum(np.float64(x.numpy()) @ model.layers[0].weight.numpy().T, 0)
     assert plan.bits.shape == (3, 2) and plan.count == N * 30
     for first in (0, 16, 32):
-        best = np.argsort(y[first:first + 16].sum(0))[-30:]
-        assert plan.mask()[first:first + 16][:, best].all()
+        best = np.argsort(y[first : first + 16].sum(0))[-30:]
+        assert plan.mask()[first : first + 16][:, best].all()
 
 
 def test_a_shared_threshold_is_that_of_the_first_samples():
@@ -157,6 +151,5 @@ def test_sequences_are_chosen_from_as_their_positions(share):
     """(N, T, I) gives what (N T, I) gives."""
     model, x = network(), samples()[0]
     chosen = DynamicSparseGraph(0.5, epsilon=0.9, share=share, group=16)
-    flat, found = (model(Tensor(x.reshape(*shape, 200)), choosing(chosen, model, "cpu"))
-                   for shape in ((N,), (8, N // 8)))
+    flat, found = (model(Tensor(x.reshape(*shape, 200)), choosing(chosen, model, "cpu")) for shape in ((N,), (8, N // 8)))
     np.testing.assert_allclose(found.numpy().reshape(N, 3), flat.numpy(), rtol=1e-5, atol=1e-5)

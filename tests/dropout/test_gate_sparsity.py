@@ -1,4 +1,5 @@
 """GateSparsity: which columns, which steps; gradients against those of the formula."""
+
 import numpy as np
 import pytest
 
@@ -66,9 +67,16 @@ def test_inner_layers_are_thinned_out_too(rng):
     assert [g.values.shape[0] for g in found if isinstance(g, Packed)] == [24] * 4
 
 
-@pytest.mark.parametrize("schedule, epochs, shares", [
-    (0.5, 4, [1, 1, 0, 0]), (0.8, 2, [1, 0.6]), (1.0, 2, [1, 1]), (0.0, 2, [0, 0]),
-    (lambda epoch: 0.5 ** epoch, 3, [1, 0.5, 0.25])])
+@pytest.mark.parametrize(
+    "schedule, epochs, shares",
+    [
+        (0.5, 4, [1, 1, 0, 0]),
+        (0.8, 2, [1, 0.6]),
+        (1.0, 2, [1, 1]),
+        (0.0, 2, [0, 0]),
+        (lambda epoch: 0.5**epoch, 3, [1, 0.5, 0.25]),
+    ],
+)
 def test_schedules(schedule, epochs, shares, rng):
     policy = GateSparsity(0.5, schedule=schedule).over(epochs)
     assert [policy.share(epoch) for epoch in range(epochs)] == pytest.approx(shares)
@@ -93,9 +101,16 @@ def test_as_many_steps_are_sparse_as_the_schedule_says():
     assert len(set(shares[:4])) == 1 and shares[0] < 0.8 and shares[4] == 1
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"sparsity": 1}, "gate_sparsity"), ({"sparsity": -0.1}, "gate_sparsity"), ({"mode": "rows"}, "gate_mode"),
-    ({"schedule": 1.5}, "gate_schedule"), ({"probe": 0}, "probe")])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"sparsity": 1}, "gate_sparsity"),
+        ({"sparsity": -0.1}, "gate_sparsity"),
+        ({"mode": "rows"}, "gate_mode"),
+        ({"schedule": 1.5}, "gate_schedule"),
+        ({"probe": 0}, "probe"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         GateSparsity(**options)

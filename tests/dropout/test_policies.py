@@ -1,4 +1,5 @@
 """Policies: every neuron and weight is dropped at the stated rate, masks change, layers are independent."""
+
 import re
 
 import numpy as np
@@ -72,8 +73,10 @@ def test_masks_change_from_step_to_step(name):
 
 def test_the_same_seed_gives_the_same_plans():
     for name in POLICIES:
-        drawn = [[policy(name, 0.5).plan(site(64, 32), rng) for _ in range(5)]
-                 for rng in (np.random.default_rng(5), np.random.default_rng(5))]
+        drawn = [
+            [policy(name, 0.5).plan(site(64, 32), rng) for _ in range(5)]
+            for rng in (np.random.default_rng(5), np.random.default_rng(5))
+        ]
         assert drawn[0] == drawn[1]
 
 
@@ -101,9 +104,14 @@ def test_a_policy_of_ones_own_leaves_initial_weights_alone():
     assert Mine().variance_factors(2) == [1, 1, 1]
 
 
-@pytest.mark.parametrize("scale, expected", [("rate", lambda plan, rate: 1 / (1 - rate)),
-                                             ("root", lambda plan, rate: np.sqrt(plan.dp) / ROOT_OF_SHARE),
-                                             ("pattern", lambda plan, rate: plan.dp)])
+@pytest.mark.parametrize(
+    "scale, expected",
+    [
+        ("rate", lambda plan, rate: 1 / (1 - rate)),
+        ("root", lambda plan, rate: np.sqrt(plan.dp) / ROOT_OF_SHARE),
+        ("pattern", lambda plan, rate: plan.dp),
+    ],
+)
 @pytest.mark.parametrize("kind", [RowDropout, TileDropout])
 def test_scale(kind, scale, expected):
     rng, drawn = np.random.default_rng(6), kind(0.6, scale=scale)
@@ -130,18 +138,21 @@ def test_rates_by_layer():
         drawn.check(3)
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: policy("dropconnect"), "'dropconnect'.*'none', 'bernoulli', 'rdp', 'tdp'"),
-    (lambda: policy("rdp", 1.0), r"dropout_rate.*\[0, 1\).*1.0"),
-    (lambda: policy("rdp", float("nan")), "dropout_rate"),
-    (lambda: policy("rdp", "half"), "dropout_rate"),
-    (lambda: policy("bernoulli", ()), "empty"),
-    (lambda: policy("rdp", (0.5, -0.1)), "dropout_rate"),
-    (lambda: RowDropout(0.9, dp_max=4), "dp_max"),
-    (lambda: RowDropout(0.5, scale="none"), "scale"),
-    (lambda: RowDropout(0.5, search="random"), "'random'"),
-    (lambda: TileDropout(0.5, tile=0), "tile"),
-])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: policy("dropconnect"), "'dropconnect'.*'none', 'bernoulli', 'rdp', 'tdp'"),
+        (lambda: policy("rdp", 1.0), r"dropout_rate.*\[0, 1\).*1.0"),
+        (lambda: policy("rdp", float("nan")), "dropout_rate"),
+        (lambda: policy("rdp", "half"), "dropout_rate"),
+        (lambda: policy("bernoulli", ()), "empty"),
+        (lambda: policy("rdp", (0.5, -0.1)), "dropout_rate"),
+        (lambda: RowDropout(0.9, dp_max=4), "dp_max"),
+        (lambda: RowDropout(0.5, scale="none"), "scale"),
+        (lambda: RowDropout(0.5, search="random"), "'random'"),
+        (lambda: TileDropout(0.5, tile=0), "tile"),
+    ],
+)
 def test_bad_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -153,11 +164,19 @@ def test_high_rates_work_by_default_and_objects_show_what_they_are():
     assert policy(RowDropout(0.2), 0.9).rate == 0.2
 
 
-@pytest.mark.parametrize("chosen, shape, message", [
-    (TileDropout(0.5), (16, 64), r"\(16, 64\) has 2 tiles of 32 x 32"), (TileDropout(0.5), (16, 16), "has 1 tile of 32 x 32"),
-    (RowDropout(0.5), (2, 64), "2 neurons is too narrow"),
-    (TileDropout(0.5, tile=8), (16, 64), None), (RowDropout(0.5), (16, 64), None), (TileDropout(0.0), (16, 16), None),
-    (RowDropout((0.0, 0.5)), (2, 64), None), (BernoulliDropout(0.5), (1, 1), None)])
+@pytest.mark.parametrize(
+    "chosen, shape, message",
+    [
+        (TileDropout(0.5), (16, 64), r"\(16, 64\) has 2 tiles of 32 x 32"),
+        (TileDropout(0.5), (16, 16), "has 1 tile of 32 x 32"),
+        (RowDropout(0.5), (2, 64), "2 neurons is too narrow"),
+        (TileDropout(0.5, tile=8), (16, 64), None),
+        (RowDropout(0.5), (16, 64), None),
+        (TileDropout(0.0), (16, 16), None),
+        (RowDropout((0.0, 0.5)), (2, 64), None),
+        (BernoulliDropout(0.5), (1, 1), None),
+    ],
+)
 def test_layers_too_small_for_a_pattern_are_a_concern(chosen, shape, message):
     said = chosen.caution(site(*shape))
     assert said is None if message is None else re.search(message, said)

@@ -1,4 +1,5 @@
 """Dropout rates that change with the epoch: their mean and shape, and that every policy trains with them."""
+
 import pickle
 
 import numpy as np
@@ -44,8 +45,14 @@ class LoudDropout(Dropout):
         return IndexPlan(len(size), np.sort(np.argsort(size)[-count:]), len(size) / count)
 
 
-KINDS = {"none": POLICIES["none"], "bernoulli": BernoulliDropout, "rdp": RowDropout, "batchwise": BatchwiseDropout,
-         "tdp": lambda rate: TileDropout(rate, tile=2), "looking": LoudDropout}
+KINDS = {
+    "none": POLICIES["none"],
+    "bernoulli": BernoulliDropout,
+    "rdp": RowDropout,
+    "batchwise": BatchwiseDropout,
+    "tdp": lambda rate: TileDropout(rate, tile=2),
+    "looking": LoudDropout,
+}
 
 
 def fitted(dropout, epochs=4, **options):
@@ -66,8 +73,14 @@ def rates(net):
 
 # --- the schedule itself ----------------------------------------------------------------------------------------------
 @settings(deadline=None, max_examples=200)
-@given(rate=st.floats(0, 0.99, allow_subnormal=False), epochs=st.integers(1, 300), skew=st.floats(-6, 6),
-       centre=st.floats(0.3, 0.7), spread=st.floats(0.15, 2), room=st.floats(0, 1))
+@given(
+    rate=st.floats(0, 0.99, allow_subnormal=False),
+    epochs=st.integers(1, 300),
+    skew=st.floats(-6, 6),
+    centre=st.floats(0.3, 0.7),
+    spread=st.floats(0.15, 2),
+    room=st.floats(0, 1),
+)
 def test_the_mean_is_the_rate_and_no_epoch_is_above_the_ceiling(rate, epochs, skew, centre, spread, room):
     ceiling = max(rate, min(rate + room * (1 - rate), 0.995))
     schedule = SkewNormalSchedule(rate, epochs, skew, centre, spread, ceiling)
@@ -85,7 +98,7 @@ def test_rates_are_low_at_first_rise_more_slowly_than_they_fall_and_are_low_at_t
     found = np.array(schedule.rates)
     assert max(found[0], found[-1]) < (0.45 if rate <= 0.6 else 0.9) * rate < rate < found.max() <= (1 + rate) / 2
     peak = found.argmax()
-    assert (np.diff(found[:peak + 1]) > 0).all() and (np.diff(found[peak:]) <= 0).all()
+    assert (np.diff(found[: peak + 1]) > 0).all() and (np.diff(found[peak:]) <= 0).all()
     rising, falling = (np.diff(found) > 0).sum(), (np.diff(found) < 0).sum()
     assert rising > falling if rate <= 0.6 else rising >= falling  # where more is cut off, few epochs are left to see it
     assert [schedule(epoch) for epoch in range(epochs)] == list(schedule.rates)
@@ -112,29 +125,36 @@ def test_what_the_ceiling_cuts_off_is_given_to_the_others_in_proportion():
     np.testing.assert_allclose(SkewNormalSchedule(0.4, 30, ceiling=0.4).rates, 0.4, rtol=1e-13)
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: SkewNormalSchedule(1.0, 20), r"rate must be a number in \[0, 1\); got 1.0"),
-    (lambda: SkewNormalSchedule("half", 20), "rate must be"), (lambda: SkewNormalSchedule(True, 20), "rate must be"),
-    (lambda: SkewNormalSchedule(float("nan"), 20), "rate must be"),
-    (lambda: SkewNormalSchedule(0.5, 0), "epochs must be an integer of at least 1; got 0"),
-    (lambda: SkewNormalSchedule(0.5, 2.5), "epochs must be"), (lambda: SkewNormalSchedule(0.5, True), "epochs must be"),
-    (lambda: SkewNormalSchedule(0.5, 20, skew=float("inf")), "skew must be a finite number"),
-    (lambda: SkewNormalSchedule(0.5, 20, centre=1.5), "centre must be"),
-    (lambda: SkewNormalSchedule(0.5, 20, spread=0), "spread must be"),
-    (lambda: SkewNormalSchedule(0.5, 20, spread="wide"), "spread must be"),
-    (lambda: SkewNormalSchedule(0.5, 20, ceiling=0.4), "ceiling must be .*at least the mean rate, 0.5; got 0.4"),
-    (lambda: SkewNormalSchedule(0.5, 20, ceiling=1.0), "ceiling must be"),
-    (lambda: SkewNormalSchedule(0.6, 20, spread=1e-9), "0.6 under the ceiling 0.8.* 20 of 20 epochs; take a larger spread"),
-    (lambda: SkewNormalSchedule(0.9, 20, skew=1e9), "3 of 20 epochs; .*skew nearer to 0, a higher ceiling or a lower rate"),
-    (lambda: ConstantSchedule(-0.1), "ConstantSchedule: rate"),
-    (lambda: RowDropout(lambda epoch: epoch / 2).at(2), r"gave 1.0 for epoch 2, counted from 0; .*\[0, 1\)"),
-    (lambda: BernoulliDropout((0.2, lambda epoch: None)).at(7), "gave None for epoch 7"),
-    (lambda: BernoulliDropout(lambda epoch: True).at(0), "gave True for epoch 0"),
-    (lambda: RowDropout((0.5, "low")), r"\[0, 1\) or a function .* got \(0.5, 'low'\)"),
-    (lambda: TileDropout(RISING.__getitem__, dp_max=2).at(2), "rate 0.6 is out of reach with dp_max=2"),
-    (lambda: RowDropout(RISING.__getitem__).plan(Site("output", "output", (9, 9), number=0), np.random.default_rng(0)),
-     r"depends on the epoch; take the policy of one, policy.at\(epoch\)"),
-])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: SkewNormalSchedule(1.0, 20), r"rate must be a number in \[0, 1\); got 1.0"),
+        (lambda: SkewNormalSchedule("half", 20), "rate must be"),
+        (lambda: SkewNormalSchedule(True, 20), "rate must be"),
+        (lambda: SkewNormalSchedule(float("nan"), 20), "rate must be"),
+        (lambda: SkewNormalSchedule(0.5, 0), "epochs must be an integer of at least 1; got 0"),
+        (lambda: SkewNormalSchedule(0.5, 2.5), "epochs must be"),
+        (lambda: SkewNormalSchedule(0.5, True), "epochs must be"),
+        (lambda: SkewNormalSchedule(0.5, 20, skew=float("inf")), "skew must be a finite number"),
+        (lambda: SkewNormalSchedule(0.5, 20, centre=1.5), "centre must be"),
+        (lambda: SkewNormalSchedule(0.5, 20, spread=0), "spread must be"),
+        (lambda: SkewNormalSchedule(0.5, 20, spread="wide"), "spread must be"),
+        (lambda: SkewNormalSchedule(0.5, 20, ceiling=0.4), "ceiling must be .*at least the mean rate, 0.5; got 0.4"),
+        (lambda: SkewNormalSchedule(0.5, 20, ceiling=1.0), "ceiling must be"),
+        (lambda: SkewNormalSchedule(0.6, 20, spread=1e-9), "0.6 under the ceiling 0.8.* 20 of 20 epochs; take a larger spread"),
+        (lambda: SkewNormalSchedule(0.9, 20, skew=1e9), "3 of 20 epochs; .*skew nearer to 0, a higher ceiling or a lower rate"),
+        (lambda: ConstantSchedule(-0.1), "ConstantSchedule: rate"),
+        (lambda: RowDropout(lambda epoch: epoch / 2).at(2), r"gave 1.0 for epoch 2, counted from 0; .*\[0, 1\)"),
+        (lambda: BernoulliDropout((0.2, lambda epoch: None)).at(7), "gave None for epoch 7"),
+        (lambda: BernoulliDropout(lambda epoch: True).at(0), "gave True for epoch 0"),
+        (lambda: RowDropout((0.5, "low")), r"\[0, 1\) or a function .* got \(0.5, 'low'\)"),
+        (lambda: TileDropout(RISING.__getitem__, dp_max=2).at(2), "rate 0.6 is out of reach with dp_max=2"),
+        (
+            lambda: RowDropout(RISING.__getitem__).plan(Site("output", "output", (9, 9), number=0), np.random.default_rng(0)),
+            r"depends on the epoch; take the policy of one, policy.at\(epoch\)",
+        ),
+    ],
+)
 def test_wrong_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -264,10 +284,14 @@ def test_epochs_that_are_trained_again_have_their_own_rates(monkeypatch, name):
     assert [r["loss"] for r in net.history_] == pytest.approx([r["loss"] for r in whole.history_], rel=1e-5)
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"dropout": "rdp", "dropout_rate": lambda epoch: epoch / 3}, "gave 1.0 for epoch 3"),
-    ({"dropout": RowDropout(RISING.__getitem__, dp_max=2)}, "rate 0.6 is out of reach with dp_max=2"),
-    ({"dropout": "none", "dropout_rate": lambda epoch: "low"}, "gave 'low' for epoch 0")])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"dropout": "rdp", "dropout_rate": lambda epoch: epoch / 3}, "gave 1.0 for epoch 3"),
+        ({"dropout": RowDropout(RISING.__getitem__, dp_max=2)}, "rate 0.6 is out of reach with dp_max=2"),
+        ({"dropout": "none", "dropout_rate": lambda epoch: "low"}, "gave 'low' for epoch 0"),
+    ],
+)
 def test_what_an_epoch_cannot_have_is_refused_before_training(options, message):
     seen = []
     net = Net(**{**SMALL, "epochs": 4, "callbacks": [lambda net, record: seen.append(record)], **options})

@@ -164,8 +164,9 @@ def test_exact_near_the_ends(rate):
 # --- what the policies call -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate, n", [(0, 3), (0.3, 3), (0.5, 3), (0.6, 3), (0.7, 4), (0.75, 5), (0.76, 5), (0.8, 6), (0.9, 11),
-                                     (0.95, 21)])
+@pytest.mark.parametrize(
+    "rate, n", [(0, 3), (0.3, 3), (0.5, 3), (0.6, 3), (0.7, 4), (0.75, 5), (0.76, 5), (0.8, 6), (0.9, 11), (0.95, 21)]
+)
 def test_default_dp_max(rate, n):
     d = pattern_distribution(rate)
     assert len(d) == n and d @ drop_rates(n) == pytest.approx(rate, abs=1e-12)

@@ -1,4 +1,5 @@
 """rsdp and bsdp: the rate that was asked for is dropped, sensitive regions less often; thresholds, records and refusals."""
+
 import pickle
 
 import hypothesis.strategies as st
@@ -76,7 +77,7 @@ def drawn(kind, rate, share, contrast, count=DRAWS, **options):
             masks.append(plan.mask())
         else:
             assert isinstance(plan, BlockPlan) and plan.shape == shape and (plan.height, plan.width) == region
-            masks.append(plan.mask()[::region[0], ::region[1]].ravel())
+            masks.append(plan.mask()[:: region[0], :: region[1]].ravel())
     likely = np.repeat(sensitive[:, 0], region[0]) if kind is RowSensitiveDropout else sensitive.ravel()
     return np.array(masks), likely, grid
 
@@ -131,8 +132,15 @@ def test_images_drop_the_same_positions_together(together):
 
 # --- looking at data --------------------------------------------------------------------------------------------------
 def network(seed=0):
-    return [Conv2d(2, 6, 3, padding=1, rng=seed), ReLU(), MaxPool2d(2), Conv2d(6, 8, 3, padding=1, rng=seed + 1), ReLU(),
-            Flatten(), Linear(8 * 16, 3, rng=seed + 2)]
+    return [
+        Conv2d(2, 6, 3, padding=1, rng=seed),
+        ReLU(),
+        MaxPool2d(2),
+        Conv2d(6, 8, 3, padding=1, rng=seed + 1),
+        ReLU(),
+        Flatten(),
+        Linear(8 * 16, 3, rng=seed + 2),
+    ]
 
 
 def chosen_for(policy, model, x, rng):
@@ -196,10 +204,18 @@ def test_what_is_bright_is_sensitive_and_kept(kind):
     assert report["sensitive"] == [0.5] and report["dropped"][0] == pytest.approx(0.4, abs=0.02)
 
 
-@pytest.mark.parametrize("shape, arguments, options", [
-    ((3, 5, 5, 2), (2, 3, 3), {}), ((1, 3, 3, 2), (2, 3, 3), {}),
-    ((7, 4, 9, 5), (5, 3, (2, 3)), {"stride": (1, 2), "padding": 1}),
-    ((2, 20, 19, 1), (1, 3, 5), {}), ((2, 3, 3, 130), (130, 3, 1), {}), ((5, 6, 6, 6), (6, 4, 3), {"groups": 2})], ids=str)
+@pytest.mark.parametrize(
+    "shape, arguments, options",
+    [
+        ((3, 5, 5, 2), (2, 3, 3), {}),
+        ((1, 3, 3, 2), (2, 3, 3), {}),
+        ((7, 4, 9, 5), (5, 3, (2, 3)), {"stride": (1, 2), "padding": 1}),
+        ((2, 20, 19, 1), (1, 3, 5), {}),
+        ((2, 3, 3, 130), (130, 3, 1), {}),
+        ((5, 6, 6, 6), (6, 4, 3), {"groups": 2}),
+    ],
+    ids=str,
+)
 def test_plans_fit_images_of_any_size(kind, shape, arguments, options):
     layer = Conv2d(*arguments, **options, rng=0)
     model = Sequential([layer])
@@ -273,8 +289,20 @@ def test_names_stand_for_the_policies(kind):
     assert type(net.policy_) is kind and net.predict(X).shape == (48,)
 
 
-@pytest.mark.parametrize("options", [{"scale": "rate"}, {"sample": 1.0, "most": 1000}, {"sample": 0.0}, {"most": 1},
-                                     {"contrast": 0.0}, {"contrast": 1.0}, {"votes": 0.0}, {"votes": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scale": "rate"},
+        {"sample": 1.0, "most": 1000},
+        {"sample": 0.0},
+        {"most": 1},
+        {"contrast": 0.0},
+        {"contrast": 1.0},
+        {"votes": 0.0},
+        {"votes": 1.0},
+    ],
+    ids=str,
+)
 def test_every_option_trains(kind, options):
     net, *_ = fitted(kind(0.5, **options), epochs=2)
     assert np.isfinite([record["loss"] for record in net.history_]).all()
@@ -293,21 +321,34 @@ def test_a_network_without_convolutions_is_refused(kind, layers):
         Net(layers, dropout=kind(0.5)).fit(np.eye(20, 4), np.arange(20) % 2)
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"rate": 1.0}, "dropout_rate"), ({"sample": 1.1}, "sample must be a number from 0 to 1, got 1.1"),
-    ({"votes": -0.1}, "votes must be"), ({"sensitive": "many"}, "sensitive must be a number from 0 to 1, got 'many'"),
-    ({"contrast": True}, "contrast must be a number"), ({"contrast": float("nan")}, "contrast must be"),
-    ({"most": 0}, "most must be a positive integer, got 0"), ({"most": 1.5}, "most must be"),
-    ({"scale": "pattern"}, "scale must be 'none' or 'rate', got 'pattern'"),
-    ({"rows": 0}, "rows must be a positive integer, got 0"), ({"rows": 1.5}, "rows must be")])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"rate": 1.0}, "dropout_rate"),
+        ({"sample": 1.1}, "sample must be a number from 0 to 1, got 1.1"),
+        ({"votes": -0.1}, "votes must be"),
+        ({"sensitive": "many"}, "sensitive must be a number from 0 to 1, got 'many'"),
+        ({"contrast": True}, "contrast must be a number"),
+        ({"contrast": float("nan")}, "contrast must be"),
+        ({"most": 0}, "most must be a positive integer, got 0"),
+        ({"most": 1.5}, "most must be"),
+        ({"scale": "pattern"}, "scale must be 'none' or 'rate', got 'pattern'"),
+        ({"rows": 0}, "rows must be a positive integer, got 0"),
+        ({"rows": 1.5}, "rows must be"),
+    ],
+)
 def test_bad_arguments_are_named(kind, options, message):
     with pytest.raises(ValueError, match=message):
         kind(**options)
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: RowSensitiveDropout(together=0), "together must be a positive integer, got 0"),
-    (lambda: BlockSensitiveDropout(columns=-1), "columns must be a positive integer, got -1")])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: RowSensitiveDropout(together=0), "together must be a positive integer, got 0"),
+        (lambda: BlockSensitiveDropout(columns=-1), "columns must be a positive integer, got -1"),
+    ],
+)
 def test_bad_arguments_of_one_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -1,4 +1,5 @@
 """The command line as a user types it: output, exit status, one-line errors."""
+
 import re
 import subprocess
 import sys
@@ -21,8 +22,21 @@ def run(capsys, *arguments):
 
 
 def test_train_prints_accuracy_and_draws(capsys, tmp_path):
-    status, out, _ = run(capsys, "train", "--layers", "32", "--epochs", "2", "--dropout", "tdp", "--rate", "0.3", "--quiet",
-                         "--plot", str(tmp_path / "curves.png"))
+    status, out, _ = run(
+        capsys,
+        "train",
+        "--layers",
+        "32",
+        "--epochs",
+        "2",
+        "--dropout",
+        "tdp",
+        "--rate",
+        "0.3",
+        "--quiet",
+        "--plot",
+        str(tmp_path / "curves.png"),
+    )
     assert status == 0 and "test accuracy" in out and "tdp" in out
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG") and len(list(tmp_path.iterdir())) == 1
 
@@ -40,9 +54,11 @@ def test_counters(capsys, tmp_path):
     status, out, _ = run(capsys, "kernels", "--counters", "add", "gemm_rows", "--plot", str(tmp_path / "a.png"))
     assert status == 0 and "gemm_block" in out and (tmp_path / "a.png").stat().st_size > 1000
     assert re.search(r"add +binary +\S+ +0% +24\.6k +295k +1\.00 +0\.08 +0 +0", out)
-    for bad, why in ((("--counters", "nothing"), "no example of 'nothing'; choose from "),
-                     (("--plot", "a.png"), "--plot goes with --counters"),
-                     (("--counters", "add", "--plot", "a.txt"), "must end")):
+    for bad, why in (
+        (("--counters", "nothing"), "no example of 'nothing'; choose from "),
+        (("--plot", "a.png"), "--plot goes with --counters"),
+        (("--counters", "add", "--plot", "a.txt"), "must end"),
+    ):
         status, _, err = run(capsys, "kernels", *bad)
         assert status == 2 and why in err
 
@@ -75,8 +91,9 @@ def test_counters_of_what_launches_nothing(capsys, tmp_path):
     path = tmp_path / "own.py"
     path.write_text(OWN)
     for names in (["nothing"], ["empty"], ["something", "nothing"]):
-        status, out, err = run(capsys, "kernels", "--counters", *(f"{path}:{name}" for name in names),
-                               "--plot", str(tmp_path / "roof.png"))
+        status, out, err = run(
+            capsys, "kernels", "--counters", *(f"{path}:{name}" for name in names), "--plot", str(tmp_path / "roof.png")
+        )
         assert (status, out) == (2, "") and f"own.py:{names[-1]} launched no kernel" in err and err.count("\n") == 1
         assert not (tmp_path / "roof.png").exists()
     status, out, _ = run(capsys, "kernels", "--counters", f"{path}:something")
@@ -91,6 +108,7 @@ def test_bench_says_where_it_is(capsys, monkeypatch):
 
 def test_demo(capsys, tmp_path, monkeypatch):
     from numbanet import demo
+
     assert demo.run(tmp_path / "demo.png", "cpu", (16, 16), epochs=2) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in ("none", "bernoulli", "rdp", "tdp", "test accuracy"))
@@ -98,13 +116,19 @@ def test_demo(capsys, tmp_path, monkeypatch):
 
 
 BAD = [
-    (["train", "--data", "imagenet"], "imagenet"), (["train", "--dropout", "dropconnect"], "dropconnect"),
-    (["train", "--rate", "1.5"], "dropout_rate"), (["train", "--layers", "a,b"], "--layers"),
+    (["train", "--data", "imagenet"], "imagenet"),
+    (["train", "--dropout", "dropconnect"], "dropconnect"),
+    (["train", "--rate", "1.5"], "dropout_rate"),
+    (["train", "--layers", "a,b"], "--layers"),
     (["train", "--layers", "0"], "layers"),
-    (["train", "--epochs", "0"], "epochs"), (["train", "--device", "tpu"], "tpu"),
+    (["train", "--epochs", "0"], "epochs"),
+    (["train", "--device", "tpu"], "tpu"),
     (["train", "--learning-rate", "-1"], "learning_rate"),
-    (["train", "--plot", "curves.txt"], ".png"), (["train", "--plot", "no/such/folder/curves.png"], "no folder"),
-    (["train", "--rate", "0.1,0.2,0.3"], "3 entries for 2"), (["fly"], "fly"), ([], "COMMAND"),
+    (["train", "--plot", "curves.txt"], ".png"),
+    (["train", "--plot", "no/such/folder/curves.png"], "no folder"),
+    (["train", "--rate", "0.1,0.2,0.3"], "3 entries for 2"),
+    (["fly"], "fly"),
+    ([], "COMMAND"),
 ]
 
 
@@ -131,8 +155,9 @@ def test_missing_data_is_one_line_and_status_2(capsys, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_python_m_numbanet():
-    done = subprocess.run([sys.executable, "-m", "numbanet", "train", "--dropout", "x"], capture_output=True, text=True,
-                          timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "numbanet", "train", "--dropout", "x"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr
 
 

@@ -1,4 +1,5 @@
 """Files that hold no estimator, or a damaged one, are refused by their names, before they cost anything."""
+
 import functools
 import json
 import pickle
@@ -35,7 +36,7 @@ def test_no_byte_can_change_unseen(saved, tmp_path):
     places = [*range(24), *rng.choice(header, 300, replace=False), *rng.integers(header, len(content), 100)]
     for place in map(int, places):
         changed = content[place] ^ int(rng.integers(1, 256))
-        damaged.write_bytes(content[:place] + bytes([changed]) + content[place + 1:])
+        damaged.write_bytes(content[:place] + bytes([changed]) + content[place + 1 :])
         try:
             net = Net.load(damaged)
         except ValueError as error:
@@ -70,18 +71,29 @@ def layer(kind, **arguments):
 def crafted(path, arrays=None, **options):
     """A file whose digest is right."""
     arrays = {"0.weight": np.zeros((10, 3), "f"), "0.bias": np.zeros(10, "f")} if arrays is None else arrays
-    told = {"version": saving.VERSION, "class": "Net", "shared": {}, "layers": [SMALL], "given": True, "parameters": {},
-            "fitted": {}, **options}
+    told = {
+        "version": saving.VERSION,
+        "class": "Net",
+        "shared": {},
+        "layers": [SMALL],
+        "given": True,
+        "parameters": {},
+        "fitted": {},
+        **options,
+    }
     save_file(arrays, path, {"numbanet": json.dumps({"sha256": saving._digest(told, arrays), **told})})
 
 
 SMALL = layer("Linear", in_features=3, out_features=10, bias=True)
 MANY = 10**6
-LARGE = [layer("Linear", in_features=MANY, out_features=MANY, bias=True),
-         layer("Embedding", num_embeddings=MANY, embedding_dim=MANY, padding_idx=None),
-         layer("LSTM", input_size=3, hidden_size=MANY, num_layers=1, bias=True, batch_first=True),
-         layer("Conv2d", in_channels=MANY, out_channels=MANY, kernel_size={"tuple": [1, 1]}, groups=1, bias=False),
-         layer("BatchNorm1d", num_features=MANY**2), layer("BatchNorm2d", num_features=MANY**2)]
+LARGE = [
+    layer("Linear", in_features=MANY, out_features=MANY, bias=True),
+    layer("Embedding", num_embeddings=MANY, embedding_dim=MANY, padding_idx=None),
+    layer("LSTM", input_size=3, hidden_size=MANY, num_layers=1, bias=True, batch_first=True),
+    layer("Conv2d", in_channels=MANY, out_channels=MANY, kernel_size={"tuple": [1, 1]}, groups=1, bias=False),
+    layer("BatchNorm1d", num_features=MANY**2),
+    layer("BatchNorm2d", num_features=MANY**2),
+]
 
 FOREIGN = {
     "empty": (lambda path: path.write_bytes(b""), "is no safetensors file"),
@@ -91,8 +103,10 @@ FOREIGN = {
     "no metadata": (lambda path: save_file({"a": np.zeros(3)}, path), "none that numbanet saved"),
     "other metadata": (lambda path: save_file({"a": np.zeros(3)}, path, {"format": "pt"}), "none that numbanet saved"),
     "newer": (lambda path: crafted(path, version=4), "has version 4 of the format, .* reads version 3: update"),
-    "older": (lambda path: crafted(path, version=2, parameters={"schedule": "linear"}),
-              "has version 2 of the format, .* reads version 3: .* save again"),
+    "older": (
+        lambda path: crafted(path, version=2, parameters={"schedule": "linear"}),
+        "has version 2 of the format, .* reads version 3: .* save again",
+    ),
     "no JSON": (lambda path: save_file({"a": np.zeros(3)}, path, {"numbanet": "]"}), "is damaged"),
     "a number": (lambda path: save_file({"a": np.zeros(3)}, path, {"numbanet": "1"}), "is damaged"),
     "nothing": (lambda path: save_file({"a": np.zeros(3)}, path, {"numbanet": "{}"}), "is damaged"),
@@ -100,25 +114,38 @@ FOREIGN = {
     "another class": (lambda path: crafted(path, **{"class": "LanguageModel"}), "holds a LanguageModel, and no Net: "),
     "no layers": (lambda path: crafted(path, layers=[]), "does not hold"),
     "unknown layer": (lambda path: crafted(path, layers=[{"layer": "system", "with": {}}]), "does not hold .*system"),
-    "unknown setting": (lambda path: crafted(path, parameters={"dropout": {"setting": "eval", "with": {}}}),
-                        "does not hold"),
+    "unknown setting": (lambda path: crafted(path, parameters={"dropout": {"setting": "eval", "with": {}}}), "does not hold"),
     "unknown parameter": (lambda path: crafted(path, parameters={"depth": 3}), "does not hold .*depth"),
-    "shape": (lambda path: crafted(path, {"0.weight": np.zeros((9, 3), "f"), "0.bias": np.zeros(10, "f")}),
-              "does not hold .*0.weight has shape"),
+    "shape": (
+        lambda path: crafted(path, {"0.weight": np.zeros((9, 3), "f"), "0.bias": np.zeros(10, "f")}),
+        "does not hold .*0.weight has shape",
+    ),
     "array missing": (lambda path: crafted(path, {"0.bias": np.zeros(10, "f")}), "does not hold .*lacks 0.weight"),
-    "no tensor": (lambda path: crafted(path, {"0.weight": np.zeros((10, 3), "f"), "0.forward": np.zeros(10, "f")},
-                                       shared={"0.bias": "0.forward"}), "does not hold .*0.forward is no tensor"),
+    "no tensor": (
+        lambda path: crafted(
+            path, {"0.weight": np.zeros((10, 3), "f"), "0.forward": np.zeros(10, "f")}, shared={"0.bias": "0.forward"}
+        ),
+        "does not hold .*0.forward is no tensor",
+    ),
     "frozen": (lambda path: crafted(path, frozen=["1.weight"]), "does not hold .*1.weight"),
-    "attribute": (lambda path: crafted(path, parameters={"dropout": {"setting": "RowDropout", "with": {}, "set": {"plan": 5}}}),
-                  "does not hold .*RowDropout has no 'plan'"),
-    "deep": (lambda path: crafted(path, parameters={"depth": functools.reduce(lambda x, _: [x], range(900), 1)}),
-             "does not hold"),
+    "attribute": (
+        lambda path: crafted(path, parameters={"dropout": {"setting": "RowDropout", "with": {}, "set": {"plan": 5}}}),
+        "does not hold .*RowDropout has no 'plan'",
+    ),
+    "deep": (
+        lambda path: crafted(path, parameters={"depth": functools.reduce(lambda x, _: [x], range(900), 1)}),
+        "does not hold",
+    ),
     "no range": (lambda path: crafted(path, parameters={"random_state": {"range": [0, 1, 0]}}), "does not hold"),
     "no division": (lambda path: crafted(path, layers=[{**SMALL, "layer": "Conv2d"}]), "does not hold"),
-    **{f"fitted {name}": (lambda path, name=name: crafted(path, fitted={name: 5}), f"does not hold .*{name}' is nothing that")
-       for name in ("predict", "_settings", "model_", "__class__", "")},
-    **{f"large {wide['layer']}": (lambda path, wide=wide: crafted(path, layers=[wide]), "does not hold .*(shape|it lacks)")
-       for wide in LARGE},
+    **{
+        f"fitted {name}": (lambda path, name=name: crafted(path, fitted={name: 5}), f"does not hold .*{name}' is nothing that")
+        for name in ("predict", "_settings", "model_", "__class__", "")
+    },
+    **{
+        f"large {wide['layer']}": (lambda path, wide=wide: crafted(path, layers=[wide]), "does not hold .*(shape|it lacks)")
+        for wide in LARGE
+    },
 }
 
 

@@ -1,4 +1,5 @@
 """A network trained on CUDA, or emulated, gives the weights of the CPU: same plans, same steps."""
+
 import contextvars
 import itertools
 import os
@@ -30,8 +31,10 @@ def other(request):
 @pytest.mark.slow
 def test_net_on_cuda_equals_net_on_the_cpu(rng, other, dropout, optimizer):
     x, y = rng.standard_normal((14, 6)), np.arange(14) % 3
-    nets = [Net((9, 7), dropout=dropout, optimizer=optimizer, epochs=1, batch_size=8, random_state=0, device=name).fit(x, y)
-            for name in ("cpu", other)]
+    nets = [
+        Net((9, 7), dropout=dropout, optimizer=optimizer, epochs=1, batch_size=8, random_state=0, device=name).fit(x, y)
+        for name in ("cpu", other)
+    ]
     for ours, theirs in zip(*(net.model_.parameters() for net in nets)):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(*(net.predict_proba(x[:5]) for net in nets), rtol=1e-4, atol=1e-5)
@@ -48,8 +51,9 @@ def test_a_step_asks_the_driver_for_no_memory_after_the_first_ones(rng, monkeypa
     chosen = TileDropout(0.5, tile=4, mixes=1) if dropout == "tdp" else RowDropout(0.5)
     monkeypatch.setattr(chosen, "draw", lambda layer, rng: (2, next(biases) // 2 % 2, 2.0))
     biases, dev = itertools.count(), device(other)
-    model = Sequential([Linear(5, 8, rng=0, device=dev), ReLU(), Linear(8, 8, rng=1, device=dev), ReLU(),
-                        Linear(8, 3, rng=2, device=dev)])
+    model = Sequential(
+        [Linear(5, 8, rng=0, device=dev), ReLU(), Linear(8, 8, rng=1, device=dev), ReLU(), Linear(8, 3, rng=2, device=dev)]
+    )
     by = Stepper(model, SGD(model.parameters(), 0.01, 0.9), chosen, Classification(), Streams.from_seed(0), dev, 3)
     data = Data(dev.upload(rng.random((20, 5), np.float32)), rng.integers(3, size=20).astype(np.int32))
 
@@ -96,7 +100,8 @@ def test_a_step_is_at_most_fourteen_launches(rng, dropout, optimizer):
     for samples in (20, 40):
         emulation.counters.clear()
         Net((24, 24), epochs=1, batch_size=20, random_state=0, device="emulated", dropout=dropout, optimizer=optimizer).fit(
-            x[:samples], y[:samples])
+            x[:samples], y[:samples]
+        )
         launches.append(sum(found.launches for found in emulation.counters.values()))
     assert launches[1] - launches[0] == (14 if isinstance(dropout, TileDropout) else 13)
 
@@ -106,8 +111,10 @@ def test_a_step_is_at_most_fourteen_launches(rng, dropout, optimizer):
 @pytest.mark.slow
 def test_imprecise_products_train_nearly_the_same(rng, dropout):
     x, y = rng.standard_normal((20, 24)), np.arange(20) % 3
-    nets = [Net((24, 24), epochs=2, batch_size=20, random_state=0, device="emulated", dropout=dropout, precision=name).fit(x, y)
-            for name in ("float32", "tf32")]
+    nets = [
+        Net((24, 24), epochs=2, batch_size=20, random_state=0, device="emulated", dropout=dropout, precision=name).fit(x, y)
+        for name in ("float32", "tf32")
+    ]
     for ours, theirs in zip(*(net.model_.parameters() for net in nets)):
         assert not np.array_equal(ours.numpy(), theirs.numpy())
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=2e-2, atol=2e-3)
@@ -136,11 +143,12 @@ print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 
 
-@pytest.mark.skipif("cuda" not in OTHERS or availability.capability() < (8, 0),
-                    reason="needs a card of compute capability 8.0")
+@pytest.mark.skipif("cuda" not in OTHERS or availability.capability() < (8, 0), reason="needs a card of compute capability 8.0")
 def test_a_later_process_loads_compiled_kernels(tmp_path):
     """Those with code of their own, too: nothing that changes from process to process is in what names them."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    said = [subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=True).stdout
-            for _ in range(2)]
+    said = [
+        subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
     assert said == ["0 1\n", "1 0\n"]

@@ -1,4 +1,5 @@
 """What users of scikit-learn's MLPs expect: several labels a sample, sparse X, log-probabilities, warm starts, model_[0]."""
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -55,8 +56,10 @@ def test_a_step_with_several_labels_is_scikit_learns(labels):
 
 def test_several_labels_everywhere(tmp_path):
     net = Net((16,), **FAST).fit(TEXTS, LABELS, sample_weight=np.arange(600) % 3)
-    np.testing.assert_array_equal(Net((16,), **FAST).fit(TEXTS, sparse.csr_matrix(LABELS)).predict(TEXTS),
-                                  Net((16,), **FAST).fit(TEXTS, LABELS.tolist()).predict(TEXTS))
+    np.testing.assert_array_equal(
+        Net((16,), **FAST).fit(TEXTS, sparse.csr_matrix(LABELS)).predict(TEXTS),
+        Net((16,), **FAST).fit(TEXTS, LABELS.tolist()).predict(TEXTS),
+    )
     net.save(tmp_path / "net")
     np.testing.assert_array_equal(Net.load(tmp_path / "net").predict_proba(TEXTS), net.predict_proba(TEXTS))
     net.partial_fit(TEXTS, LABELS)
@@ -67,12 +70,19 @@ def test_several_labels_everywhere(tmp_path):
     assert ClassifierChain(Net((8,), **FAST)).fit(TEXTS, LABELS).predict(TEXTS).shape == (600, 4)
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda net: net.partial_fit(TEXTS, LABELS[:, 0]), "y has one label a sample, unlike in the first call"),
-    (lambda net: net.partial_fit(TEXTS, LABELS[:, :3]), "y has 3 labels, and 4 are known"),
-    (lambda net: net.fit(TEXTS, np.cumsum(LABELS, axis=1)), r"y has shape \(600, 4\) and more than two values: give one label"),
-    (lambda net: net.set_params(class_weight="balanced").fit(TEXTS, LABELS), "class_weight is for samples of one class"),
-    (lambda net: net.fit(TEXTS, LABELS[:, 0]).partial_fit(TEXTS, LABELS), "y has several labels a sample, unlike")])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda net: net.partial_fit(TEXTS, LABELS[:, 0]), "y has one label a sample, unlike in the first call"),
+        (lambda net: net.partial_fit(TEXTS, LABELS[:, :3]), "y has 3 labels, and 4 are known"),
+        (
+            lambda net: net.fit(TEXTS, np.cumsum(LABELS, axis=1)),
+            r"y has shape \(600, 4\) and more than two values: give one label",
+        ),
+        (lambda net: net.set_params(class_weight="balanced").fit(TEXTS, LABELS), "class_weight is for samples of one class"),
+        (lambda net: net.fit(TEXTS, LABELS[:, 0]).partial_fit(TEXTS, LABELS), "y has several labels a sample, unlike"),
+    ],
+)
 def test_labels_that_do_not_fit_are_named(call, message):
     net = Net((8,), **FAST).fit(TEXTS, LABELS)
     before = net.predict_proba(TEXTS)

@@ -1,4 +1,5 @@
 """Rates that hold, networks that are saved from within, and networks that are not gone on with as other ones."""
+
 import numpy as np
 import pytest
 
@@ -15,9 +16,19 @@ def rates(net):
 
 
 # --- learning rates ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind, optimizer, rate", [
-    (Net, "sgd", 0.01), (Net, "adam", 0.001), (Net, SGD, 0.01), (Net, Adam, 0.001), (Net, type("Own", (Adam,), {}), 0.001),
-    (Net, lambda parameters, rate: Adam(parameters, rate), 0.01), (NetRegressor, "sgd", 0.001), (NetRegressor, "adam", 0.001)])
+@pytest.mark.parametrize(
+    "kind, optimizer, rate",
+    [
+        (Net, "sgd", 0.01),
+        (Net, "adam", 0.001),
+        (Net, SGD, 0.01),
+        (Net, Adam, 0.001),
+        (Net, type("Own", (Adam,), {}), 0.001),
+        (Net, lambda parameters, rate: Adam(parameters, rate), 0.01),
+        (NetRegressor, "sgd", 0.001),
+        (NetRegressor, "adam", 0.001),
+    ],
+)
 def test_a_rate_that_is_not_given_follows_the_optimiser(kind, optimizer, rate):
     net = kind(**SMALL, optimizer=optimizer).fit(X, Y)
     assert rates(net) == [rate] * 4 and net.learning_rate is None
@@ -83,8 +94,17 @@ def test_a_network_is_saved_within_a_callback(tmp_path, dropout):
 
 
 # --- another network --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("change", [{"layers": (32, 16)}, {"layers": 32}, {"layers": "lenet5"}, {"activation": "tanh"},
-                                    {"layers": [Linear(64, 8, rng=0), ReLU(), Linear(8, 10, rng=1)]}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layers": (32, 16)},
+        {"layers": 32},
+        {"layers": "lenet5"},
+        {"activation": "tanh"},
+        {"layers": [Linear(64, 8, rng=0), ReLU(), Linear(8, 10, rng=1)]},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("call", ["fit", "partial_fit"])
 def test_another_network_is_not_gone_on_with(change, call, tmp_path):
     net = Net(**SMALL, warm_start=True).fit(X, Y)

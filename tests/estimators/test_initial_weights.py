@@ -1,4 +1,5 @@
 """Initial weights of layers that are given: `random_state` decides those that nobody chose."""
+
 import copy
 import pickle
 
@@ -41,8 +42,10 @@ class Own(Layer):
 KINDS = {
     "linear": (lambda: [Linear(64, 16), ReLU(), Linear(16, 10, init="glorot", variance_factor=0.5)], X),
     "images": (lambda: [Conv2d(1, 4, 3), BatchNorm2d(4), ReLU(), MaxPool2d(2), Flatten(), Linear(36, 10)], IMAGES),
-    "sequences": (lambda: [Embedding(17, 8, padding_idx=0), LSTM(8, 9, 2, batch_first=True), LastStep(), Linear(9, 10)],
-                  SYMBOLS),
+    "sequences": (
+        lambda: [Embedding(17, 8, padding_idx=0), LSTM(8, 9, 2, batch_first=True), LastStep(), Linear(9, 10)],
+        SYMBOLS,
+    ),
     "sparse": (lambda: [SparseLinear(64, 32, density=0.2), ReLU(), Linear(32, 10)], X),
     "nested": (lambda: [Sequential([Linear(64, 16), ReLU()]), Linear(16, 10)], X),
 }

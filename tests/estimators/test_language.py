@@ -1,4 +1,5 @@
 """LanguageModel: learns, with each dropout; refuses what it cannot learn from; keeps what it learned."""
+
 import copy
 import math
 import pickle
@@ -20,18 +21,25 @@ def fitted(**options):
     return LanguageModel((16, 16), **{**FAST, **options}).fit(TEXT)
 
 
-WAYS = {"none": {}, "bernoulli": {"dropout": "bernoulli", "dropout_rate": 0.2}, "rdp": {"dropout": "rdp", "dropout_rate": 0.3},
-        "tdp": {"dropout": "tdp", "dropout_rate": 0.2}, "rates": {"dropout": "rdp", "dropout_rate": [0.0, 0.2, 0.5]},
-        "schedule": {"dropout": "rdp", "dropout_rate": SkewNormalSchedule(0.3, 8)},
-        "recurrent": {"recurrent_dropout": "rdp"},
-        "each step": {"recurrent_dropout": "rdp", "recurrent_sampling": "step"},
-        "both": {"dropout": "rdp", "dropout_rate": 0.2, "recurrent_dropout": RowDropout(0.2)},
-        "columns": {"gate_sparsity": 0.5}, "threshold": {"gate_sparsity": 0.5, "gate_mode": "threshold", "gate_schedule": 1.0},
-        "policy": {"gate_sparsity": GateSparsity(0.5, schedule=1.0, probe=7)},
-        "batchwise": {"dropout": "batchwise", "dropout_rate": 0.2, "recurrent_dropout": "batchwise"},
-        "tied": {"tied": True}, "tied rdp": {"tied": True, "dropout": "rdp", "dropout_rate": 0.2},
-        "adam": {"optimizer": "adam", "learning_rate": 0.01},
-        "all": {"dropout": "rdp", "dropout_rate": 0.2, "recurrent_dropout": "rdp", "gate_sparsity": 0.3}}
+WAYS = {
+    "none": {},
+    "bernoulli": {"dropout": "bernoulli", "dropout_rate": 0.2},
+    "rdp": {"dropout": "rdp", "dropout_rate": 0.3},
+    "tdp": {"dropout": "tdp", "dropout_rate": 0.2},
+    "rates": {"dropout": "rdp", "dropout_rate": [0.0, 0.2, 0.5]},
+    "schedule": {"dropout": "rdp", "dropout_rate": SkewNormalSchedule(0.3, 8)},
+    "recurrent": {"recurrent_dropout": "rdp"},
+    "each step": {"recurrent_dropout": "rdp", "recurrent_sampling": "step"},
+    "both": {"dropout": "rdp", "dropout_rate": 0.2, "recurrent_dropout": RowDropout(0.2)},
+    "columns": {"gate_sparsity": 0.5},
+    "threshold": {"gate_sparsity": 0.5, "gate_mode": "threshold", "gate_schedule": 1.0},
+    "policy": {"gate_sparsity": GateSparsity(0.5, schedule=1.0, probe=7)},
+    "batchwise": {"dropout": "batchwise", "dropout_rate": 0.2, "recurrent_dropout": "batchwise"},
+    "tied": {"tied": True},
+    "tied rdp": {"tied": True, "dropout": "rdp", "dropout_rate": 0.2},
+    "adam": {"optimizer": "adam", "learning_rate": 0.01},
+    "all": {"dropout": "rdp", "dropout_rate": 0.2, "recurrent_dropout": "rdp", "gate_sparsity": 0.3},
+}
 
 
 @pytest.mark.filterwarnings("ignore:tdp")
@@ -55,7 +63,7 @@ def test_perplexity_is_that_of_the_formula():
     length = (len(symbols) - 1) // pieces
     losses = []
     for piece in range(pieces):
-        ids = symbols[piece * length:(piece + 1) * length + 1]
+        ids = symbols[piece * length : (piece + 1) * length + 1]
         logits = np.float64(model.model_(Tensor.wrap(np.ascontiguousarray(ids[:-1, None]), device("cpu"))).numpy())[:, 0]
         shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
         losses += list(-np.log(shares[np.arange(length), ids[1:]]))
@@ -104,8 +112,9 @@ def test_logits_in_pieces_teach_the_same(way, most, monkeypatch):
     """The same weights, losses and perplexity, and never more logits at a time than allowed (of one time step at least)."""
     whole, sizes, loss = fitted(**WAYS[way]), [], LanguageModelling.loss
     monkeypatch.setattr(LanguageModelling, "MOST_LOGITS", most)
-    monkeypatch.setattr(LanguageModelling, "loss", lambda task, output, *given: sizes.append(output.size) or
-                        loss(task, output, *given))
+    monkeypatch.setattr(
+        LanguageModelling, "loss", lambda task, output, *given: sizes.append(output.size) or loss(task, output, *given)
+    )
     model = fitted(**WAYS[way])
     assert max(sizes) <= max(most, 4 * 10)
     for name, value in whole.model_.state_dict().items():
@@ -152,19 +161,32 @@ def test_validation_text_and_callbacks():
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("options, tokens, error, message", [
-    ({}, [], ValueError, "empty text"), ({}, ["a"] * 4, ValueError, "at least 5"), ({}, "the cat", TypeError, "split"),
-    ({}, [1.5, 2.0] * 9, TypeError, "float"), ({}, [0, 1, -1] * 9, ValueError, "token 2 is -1"),
-    ({"vocabulary_size": 3}, [0, 5] * 9, ValueError, "outside 0 to 2"), ({"hidden": ()}, TEXT, ValueError, "hidden"),
-    ({"hidden": (8, 0)}, TEXT, ValueError, "hidden"), ({"steps": 0}, TEXT, ValueError, "steps"),
-    ({"embedding": -1}, TEXT, ValueError, "embedding"), ({"tied": True, "embedding": 9}, TEXT, ValueError, "tied"),
-    ({"dropout": "rsdp"}, TEXT, ValueError, "convolutions"), ({"dropout": "half"}, TEXT, ValueError, "no dropout"),
-    ({"dropout": "rdp", "dropout_rate": [0.5]}, TEXT, ValueError, "entries"),
-    ({"recurrent_dropout": "bernoulli"}, TEXT, ValueError, "recurrent_dropout"),
-    ({"recurrent_dropout": "tdp"}, TEXT, ValueError, "recurrent_dropout"),
-    ({"recurrent_sampling": "word"}, TEXT, ValueError, "recurrent_sampling"),
-    ({"gate_sparsity": 1.0}, TEXT, ValueError, "gate_sparsity"), ({"gate_mode": "rows"}, TEXT, ValueError, "gate_mode"),
-    ({"gate_schedule": 2}, TEXT, ValueError, "gate_schedule"), ({"clip_norm": 0}, TEXT, ValueError, "clip_norm")])
+@pytest.mark.parametrize(
+    "options, tokens, error, message",
+    [
+        ({}, [], ValueError, "empty text"),
+        ({}, ["a"] * 4, ValueError, "at least 5"),
+        ({}, "the cat", TypeError, "split"),
+        ({}, [1.5, 2.0] * 9, TypeError, "float"),
+        ({}, [0, 1, -1] * 9, ValueError, "token 2 is -1"),
+        ({"vocabulary_size": 3}, [0, 5] * 9, ValueError, "outside 0 to 2"),
+        ({"hidden": ()}, TEXT, ValueError, "hidden"),
+        ({"hidden": (8, 0)}, TEXT, ValueError, "hidden"),
+        ({"steps": 0}, TEXT, ValueError, "steps"),
+        ({"embedding": -1}, TEXT, ValueError, "embedding"),
+        ({"tied": True, "embedding": 9}, TEXT, ValueError, "tied"),
+        ({"dropout": "rsdp"}, TEXT, ValueError, "convolutions"),
+        ({"dropout": "half"}, TEXT, ValueError, "no dropout"),
+        ({"dropout": "rdp", "dropout_rate": [0.5]}, TEXT, ValueError, "entries"),
+        ({"recurrent_dropout": "bernoulli"}, TEXT, ValueError, "recurrent_dropout"),
+        ({"recurrent_dropout": "tdp"}, TEXT, ValueError, "recurrent_dropout"),
+        ({"recurrent_sampling": "word"}, TEXT, ValueError, "recurrent_sampling"),
+        ({"gate_sparsity": 1.0}, TEXT, ValueError, "gate_sparsity"),
+        ({"gate_mode": "rows"}, TEXT, ValueError, "gate_mode"),
+        ({"gate_schedule": 2}, TEXT, ValueError, "gate_schedule"),
+        ({"clip_norm": 0}, TEXT, ValueError, "clip_norm"),
+    ],
+)
 def test_what_cannot_be_learned_is_refused(options, tokens, error, message):
     model = LanguageModel(**{"hidden": (8,), **FAST, **options})
     with pytest.raises(error, match=message):
@@ -172,11 +194,18 @@ def test_what_cannot_be_learned_is_refused(options, tokens, error, message):
     assert not hasattr(model, "model_") and not hasattr(model, "vocabulary_")
 
 
-@pytest.mark.parametrize("call, error, message", [
-    (lambda m: m.perplexity(["cat"]), ValueError, "at least 2"), (lambda m: m.perplexity([1, 2]), TypeError, "words"),
-    (lambda m: m.generate([], 3), ValueError, "prompt"), (lambda m: m.generate(["cat"], 0), ValueError, "n must be"),
-    (lambda m: m.generate(["cat"], 2, temperature=-1), ValueError, "temperature"),
-    (lambda m: m.predict_next(["cat"], 99), ValueError, "at most"), (lambda m: m.predict_next("cat"), TypeError, "prompt")])
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda m: m.perplexity(["cat"]), ValueError, "at least 2"),
+        (lambda m: m.perplexity([1, 2]), TypeError, "words"),
+        (lambda m: m.generate([], 3), ValueError, "prompt"),
+        (lambda m: m.generate(["cat"], 0), ValueError, "n must be"),
+        (lambda m: m.generate(["cat"], 2, temperature=-1), ValueError, "temperature"),
+        (lambda m: m.predict_next(["cat"], 99), ValueError, "at most"),
+        (lambda m: m.predict_next("cat"), TypeError, "prompt"),
+    ],
+)
 def test_questions_that_make_no_sense_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call(fitted(epochs=1))
@@ -207,7 +236,9 @@ def test_the_default_step_size_is_sure_in_the_first_epoch(rng):
     of 20 four seeds ended from 55 to 71."""
     shares = np.r_[0.3, 0.7 / np.arange(1, 200) / (1 / np.arange(1, 200)).sum()]
     text, best = rng.choice(200, 14_000, p=shares), math.exp(-(shares * np.log(shares)).sum())
-    models = [LanguageModel((32,), vocabulary_size=200, epochs=1, random_state=seed, device="cpu").fit(text[1000:])
-              for seed in range(4)]
+    models = [
+        LanguageModel((32,), vocabulary_size=200, epochs=1, random_state=seed, device="cpu").fit(text[1000:])
+        for seed in range(4)
+    ]
     found = [model.perplexity(text[:1000]) for model in models]
     assert max(found) < 1.1 * min(found) and max(found) < 1.3 * best

@@ -1,4 +1,5 @@
 """LanguageModel trains as users expect of an estimator: in parts, on from where it was, until nothing improves, sparse."""
+
 import math
 import pickle
 
@@ -22,8 +23,9 @@ def same(a, b):
 
 
 # --- in parts ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("options", [{}, {"dropout": "rdp", "dropout_rate": 0.3}, {"optimizer": "adam"}, {"tied": True}],
-                         ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"dropout": "rdp", "dropout_rate": 0.3}, {"optimizer": "adam"}, {"tied": True}], ids=str
+)
 def test_partial_fit_goes_on_where_fit_stopped(options):
     parts = model(**options).fit(TEXT)
     for _ in range(2):
@@ -91,8 +93,9 @@ def test_warm_start_goes_on_from_weights_and_vocabulary():
     assert "warm_start" in clone(net).get_params() and model().warm_start is False
 
 
-@pytest.mark.parametrize("change", [{"hidden": (16,)}, {"embedding": 8}, {"tied": True}, {"vocabulary_size": 5},
-                                    {"unknown": "?"}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"hidden": (16,)}, {"embedding": 8}, {"tied": True}, {"vocabulary_size": 5}, {"unknown": "?"}], ids=str
+)
 @pytest.mark.parametrize("call", ["fit", "partial_fit"])
 def test_another_network_is_not_gone_on_with(change, call):
     net = model(warm_start=True).fit(TEXT)
@@ -109,11 +112,11 @@ def test_another_network_is_not_gone_on_with(change, call):
 @pytest.mark.parametrize("held", [False, True])
 def test_early_stopping_keeps_the_best_weights(held):
     net = model(epochs=60, early_stopping=True, patience=2, learning_rate=12.0, validation_fraction=0.2)
-    text = TEXT[:int(len(TEXT) * 0.8)] if held else TEXT
-    net.fit(text, validation=TEXT[len(text):]) if held else net.fit(text)
+    text = TEXT[: int(len(TEXT) * 0.8)] if held else TEXT
+    net.fit(text, validation=TEXT[len(text) :]) if held else net.fit(text)
     scores = [record["validation_score"] for record in net.history_]
     assert net.n_iter_ < 60 and scores[net.best_epoch_ - 1] >= max(scores) - 1e-4
-    tail = TEXT[len(TEXT) - round(0.2 * len(TEXT)):]
+    tail = TEXT[len(TEXT) - round(0.2 * len(TEXT)) :]
     assert net.score(tail) == pytest.approx(scores[net.best_epoch_ - 1], rel=1e-6)
     assert [record["validation_loss"] for record in net.history_] == [-score for score in scores]
     assert net.history_[0]["validation_perplexity"] == pytest.approx(math.exp(-scores[0]))
@@ -138,7 +141,7 @@ def test_scoring_is_given_the_model_and_the_words():
     for record in net.history_:
         assert record["validation_score"] == pytest.approx(-record["validation_perplexity"], rel=1e-5)
     model(scoring=scoring, early_stopping=True).fit(TEXT)
-    assert seen[-1] == TEXT[-round(0.1 * len(TEXT)):]
+    assert seen[-1] == TEXT[-round(0.1 * len(TEXT)) :]
 
 
 def test_hooks_watch_a_language_model(tmp_path):
@@ -216,8 +219,9 @@ def test_layers_are_those_of_the_module():
 
 
 def test_the_table_of_the_layers_is_of_a_word_and_names_what_drops(tmp_path):
-    model = LanguageModel((16,), dropout="rdp", recurrent_dropout="rdp", gate_sparsity=0.5, epochs=1, batch_size=4, steps=8,
-                          random_state=0).fit(TEXT)
+    model = LanguageModel(
+        (16,), dropout="rdp", recurrent_dropout="rdp", gate_sparsity=0.5, epochs=1, batch_size=4, steps=8, random_state=0
+    ).fit(TEXT)
     rows = [line.split() for line in str(model.model_).splitlines() if line.strip()[:1].isdigit()]
     assert rows[1][-5:] == ["rdp", "0.5,", "rdp", "0.25", "recurrent"] and rows[0][-2:] == ["rdp", "0.5"]
     flops = 3 * 2 * 4 * 16 * (16 + 16)  # of the LSTM, forward and backward

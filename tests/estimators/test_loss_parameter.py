@@ -1,4 +1,5 @@
 """The parameter `loss` of the estimators: what is learned, by which score, and what is saved."""
+
 import pickle
 
 import numpy as np
@@ -55,8 +56,9 @@ def test_a_quantile_is_above_its_share_of_the_targets(numbers, level):
 
 def test_absolute_errors_predict_medians_and_huber_lies_between(numbers):
     x, y = numbers
-    means = {loss: (y - fitted(loss, numbers, epochs=60).predict(x)).mean() for loss in ("squared_error", "huber",
-                                                                                         "absolute_error")}
+    means = {
+        loss: (y - fitted(loss, numbers, epochs=60).predict(x)).mean() for loss in ("squared_error", "huber", "absolute_error")
+    }
     assert abs(means["squared_error"]) < 0.8 < means["absolute_error"] and means["huber"] < means["absolute_error"]
     low = (y - fitted(Huber(0.05), numbers, epochs=60).predict(x)).mean()
     assert means["huber"] < low
@@ -99,7 +101,8 @@ def test_early_stopping_watches_the_score_of_the_loss(numbers, loss):
     targets = ((y - net.target_mean_) / net.target_scale_)[:, None]
     predictions = ((net.predict(x) - net.target_mean_) / net.target_scale_)[:, None]
     assert net.loss_.score(targets, predictions, None) == pytest.approx(
-        max(record["validation_score"] for record in net.history_), abs=0.35)
+        max(record["validation_score"] for record in net.history_), abs=0.35
+    )
 
 
 # --- classes ----------------------------------------------------------------------------------------------------------
@@ -139,10 +142,16 @@ def test_several_labels_have_their_own(classes):
 
 
 # --- both -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("net, message", [
-    (Net(loss="squared_error"), "no loss 'squared_error'; choose 'cross_entropy'"),
-    (Net(loss=Huber()), "is for other targets"), (NetRegressor(loss=CrossEntropy()), "is for other targets"),
-    (NetRegressor(loss=None), "no loss None"), (NetRegressor(loss="l1"), "choose 'squared_error', 'absolute_error'")])
+@pytest.mark.parametrize(
+    "net, message",
+    [
+        (Net(loss="squared_error"), "no loss 'squared_error'; choose 'cross_entropy'"),
+        (Net(loss=Huber()), "is for other targets"),
+        (NetRegressor(loss=CrossEntropy()), "is for other targets"),
+        (NetRegressor(loss=None), "no loss None"),
+        (NetRegressor(loss="l1"), "choose 'squared_error', 'absolute_error'"),
+    ],
+)
 def test_a_loss_that_is_none_is_refused_before_training(net, message):
     with pytest.raises(ValueError, match=message):
         net.check()

@@ -1,4 +1,5 @@
 """Net and NetRegressor as a user meets them: they learn, from all kinds of data, and a seed gives the same bits."""
+
 import copy
 import pickle
 import tracemalloc
@@ -52,8 +53,12 @@ def test_the_same_seed_gives_the_same_net_bit_for_bit(dropout, optimizer):
     assert not same(weights(nets[0]), weights(clone(nets[0]).set_params(random_state=1).fit(X, Y)))
 
 
-VARIANCE_FACTORS = [("none", (1, 1, 1)), ("bernoulli", (1, 0.2, 0.2)), (RowDropout(0.8, scale="rate"), (1, 0.2, 0.2)),
-                    (TileDropout(0.8, scale="rate"), (0.2, 0.2, 1))]
+VARIANCE_FACTORS = [
+    ("none", (1, 1, 1)),
+    ("bernoulli", (1, 0.2, 0.2)),
+    (RowDropout(0.8, scale="rate"), (1, 0.2, 0.2)),
+    (TileDropout(0.8, scale="rate"), (0.2, 0.2, 1)),
+]
 
 
 @pytest.mark.parametrize("dropout, variance_factors", VARIANCE_FACTORS)
@@ -61,8 +66,10 @@ VARIANCE_FACTORS = [("none", (1, 1, 1)), ("bernoulli", (1, 0.2, 0.2)), (RowDropo
 def test_initial_weights_are_adjusted_for_dropout(dropout, variance_factors):
     net = Net((300, 200), dropout=dropout, dropout_rate=0.8, learning_rate=1e-12, epochs=1, random_state=0).fit(X, Y)
     widths = (64, 300, 200, 10)
-    expected = [variance_factor * (2 / n_in if last < 2 else 2 / (n_in + n_out))
-                for last, (variance_factor, n_in, n_out) in enumerate(zip(variance_factors, widths, widths[1:]))]
+    expected = [
+        variance_factor * (2 / n_in if last < 2 else 2 / (n_in + n_out))
+        for last, (variance_factor, n_in, n_out) in enumerate(zip(variance_factors, widths, widths[1:]))
+    ]
     assert [w.var() for w in weights(net)[::2]] == pytest.approx(expected, rel=0.06)
 
 
@@ -156,8 +163,16 @@ def test_layers_of_the_users_own():
 
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid", "gelu"])
 def test_activations_learn_under_patterns(activation):
-    net = Net((64, 64), activation=activation, dropout="rdp", dropout_rate=0.3, optimizer="adam", learning_rate=0.005,
-              epochs=40, random_state=0).fit(X, Y)
+    net = Net(
+        (64, 64),
+        activation=activation,
+        dropout="rdp",
+        dropout_rate=0.3,
+        optimizer="adam",
+        learning_rate=0.005,
+        epochs=40,
+        random_state=0,
+    ).fit(X, Y)
     assert net.score(X_TEST, Y_TEST) > 0.9
 
 

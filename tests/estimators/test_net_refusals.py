@@ -1,4 +1,5 @@
 """What Net refuses, by name, before training, and without a change of what was there."""
+
 import pickle
 
 import numpy as np
@@ -27,17 +28,34 @@ BAD_FITS = {
     "sample_weight 0": (lambda net: net.fit(X, Y, sample_weight=np.zeros(len(Y))), "zero for every sample|non-zero"),
     "validation": (lambda net: net.fit(X, Y, validation=3), "pair"),
     "validation width": (lambda net: net.fit(X, Y, validation=(X[:, 1:], Y)), "63 features"),
-    **{f"{name}={getattr(value, '__name__', value)!r}":
-       (lambda net, name=name, value=value: net.set_params(**{name: value}).fit(X, Y), message) for name, value, message in [
-        ("epochs", 0, "epochs"), ("batch_size", 1.5, "batch_size"), ("learning_rate", -1, "learning_rate"),
-        ("momentum", 1.0, "momentum"), ("optimizer", "rmsprop", "'rmsprop'.*'adam'"), ("activation", "swish", "'swish'"),
-        ("layers", (0,), "layers"), ("layers", "big", "layers"), ("learning_rate_schedule", "step", "learning_rate_schedule"),
-        ("device", "tpu", "'tpu'"), ("validation_fraction", 1.0, "validation_fraction"), ("callbacks", [1], "callbacks"),
-        ("callbacks", print, "callbacks"), ("activation", ["relu"], "activation"), ("dropout", ["rdp"], "no dropout"),
-        ("class_weight", {77: 5.0}, r"\[77\]"), ("class_weight", {0: "x"}, "numbers"),
-        ("learning_rate_schedule", lambda epoch: None, "factor None"),
-        ("class_weight", "even", "class_weight"), ("layers", [Linear(3, 10)], "Linear\\(3, 10\\): it takes 3 features"),
-       ]},
+    **{
+        f"{name}={getattr(value, '__name__', value)!r}": (
+            lambda net, name=name, value=value: net.set_params(**{name: value}).fit(X, Y),
+            message,
+        )
+        for name, value, message in [
+            ("epochs", 0, "epochs"),
+            ("batch_size", 1.5, "batch_size"),
+            ("learning_rate", -1, "learning_rate"),
+            ("momentum", 1.0, "momentum"),
+            ("optimizer", "rmsprop", "'rmsprop'.*'adam'"),
+            ("activation", "swish", "'swish'"),
+            ("layers", (0,), "layers"),
+            ("layers", "big", "layers"),
+            ("learning_rate_schedule", "step", "learning_rate_schedule"),
+            ("device", "tpu", "'tpu'"),
+            ("validation_fraction", 1.0, "validation_fraction"),
+            ("callbacks", [1], "callbacks"),
+            ("callbacks", print, "callbacks"),
+            ("activation", ["relu"], "activation"),
+            ("dropout", ["rdp"], "no dropout"),
+            ("class_weight", {77: 5.0}, r"\[77\]"),
+            ("class_weight", {0: "x"}, "numbers"),
+            ("learning_rate_schedule", lambda epoch: None, "factor None"),
+            ("class_weight", "even", "class_weight"),
+            ("layers", [Linear(3, 10)], "Linear\\(3, 10\\): it takes 3 features"),
+        ]
+    },
 }
 
 
@@ -104,13 +122,17 @@ def test_images_train_as_their_pixels(dropout):
     assert same(weights(pickle.loads(pickle.dumps(net)).partial_fit(pictures, Y)), weights(net.partial_fit(pictures, Y)))
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda net, x: net.fit(x[:, :7], Y), r"Linear\(64, 32\): it takes 64 features, and its input has \(56,\)"),
-    (lambda net, x: net.fit(x, Y).predict(x[:, :7]), r"8 features|samples of shape \(7, 8\)"),
-    (lambda net, x: net.fit(x, Y).predict(x[:, :, :7]), r"samples of shape \(8, 7\), and Net expects \(8, 8\)"),
-    (lambda net, x: Net((32,)).fit(x, Y), "dim 3"),
-    (lambda net, x: Net([*net.layers, Linear(10, 7)]).fit(x, Y), "must give 10 outputs, not \\(7,\\) a sample"),
-    (lambda net, x: Net([Flatten(), ReLU()]).fit(x, Y), "nothing to train")])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda net, x: net.fit(x[:, :7], Y), r"Linear\(64, 32\): it takes 64 features, and its input has \(56,\)"),
+        (lambda net, x: net.fit(x, Y).predict(x[:, :7]), r"8 features|samples of shape \(7, 8\)"),
+        (lambda net, x: net.fit(x, Y).predict(x[:, :, :7]), r"samples of shape \(8, 7\), and Net expects \(8, 8\)"),
+        (lambda net, x: Net((32,)).fit(x, Y), "dim 3"),
+        (lambda net, x: Net([*net.layers, Linear(10, 7)]).fit(x, Y), "must give 10 outputs, not \\(7,\\) a sample"),
+        (lambda net, x: Net([Flatten(), ReLU()]).fit(x, Y), "nothing to train"),
+    ],
+)
 def test_shapes_that_do_not_fit_are_named_before_training(call, message):
     pictures, layers = images()
     with pytest.raises(ValueError, match=message):

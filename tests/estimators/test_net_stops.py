@@ -1,4 +1,5 @@
 """How a fit of Net ends early: callbacks, interrupts, early stopping, numbers that are not finite, and what it then leaves."""
+
 import contextlib
 import os
 import pickle
@@ -43,8 +44,12 @@ def test_everybody_sees_settled_weights(monkeypatch, dropout):
     def train():
         net = Net(**SMALL, dropout=dropout, callbacks=[lambda net, record: seen.append(weights(net))]).fit(X, Y)
         net.set_params(callbacks=None)
-        return [*weights(net), net.predict_proba(X_TEST), *weights(pickle.loads(pickle.dumps(net))),
-                *weights(net.partial_fit(X[:300], Y[:300]))]
+        return [
+            *weights(net),
+            net.predict_proba(X_TEST),
+            *weights(pickle.loads(pickle.dumps(net))),
+            *weights(net.partial_fit(X[:300], Y[:300])),
+        ]
 
     lazy, dense = (lazily(monkeypatch, lazy, train) for lazy in (True, False))
     for a, b in zip(lazy + sum(seen[:3], []), dense + sum(seen[3:], []), strict=True):
@@ -164,6 +169,7 @@ def test_a_fit_that_breaks_with_nobody_watching_goes_back_to_the_epoch_before(mo
 
 def test_weights_that_break_unseen_are_found_at_the_end_at_the_latest(monkeypatch):
     """The last step of the fifth epoch breaks what no loss shows."""
+
     def breaking(run, *given, original=loop.epoch):
         record, broken = original(run, *given)
         if run.optimizer.steps == 60:

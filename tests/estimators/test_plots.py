@@ -1,4 +1,5 @@
 """Pictures: names stand beside their dots, scores are drawn by seconds as well, and grey tells the kinds of dropout apart."""
+
 import math
 
 import numpy as np

@@ -1,4 +1,5 @@
 """Estimators as safetensors files: what is saved is loaded, to the last bit, and nothing else is."""
+
 import json
 import os
 import pickle
@@ -66,9 +67,22 @@ SYMBOLS, SQUARE, SPARSE = np.int64(16 * X[:, :12]), Linear(64, 64, rng=0), Spars
 
 
 def convolutions():
-    return [Normalize(np.float32([0.3]), 0.4), Conv2d(1, 4, 3, padding=1, bias=False, rng=0), BatchNorm2d(4), ReLU(),
-            MaxPool2d(2), Conv2d(4, 6, (2, 3), groups=2, rng=1), ReLU(), AvgPool2d(2, 1, 1, count_include_pad=False),
-            AdaptiveAvgPool2d((2, 1)), Flatten(), Linear(12, 16, rng=2), BatchNorm1d(16), Tanh(), Linear(16, 10, rng=3)]
+    return [
+        Normalize(np.float32([0.3]), 0.4),
+        Conv2d(1, 4, 3, padding=1, bias=False, rng=0),
+        BatchNorm2d(4),
+        ReLU(),
+        MaxPool2d(2),
+        Conv2d(4, 6, (2, 3), groups=2, rng=1),
+        ReLU(),
+        AvgPool2d(2, 1, 1, count_include_pad=False),
+        AdaptiveAvgPool2d((2, 1)),
+        Flatten(),
+        Linear(12, 16, rng=2),
+        BatchNorm1d(16),
+        Tanh(),
+        Linear(16, 10, rng=3),
+    ]
 
 
 def sequences():
@@ -92,19 +106,27 @@ CASES = {  # what is saved, fitted, and what it is asked
     "by fit": lambda: (Net((64,), **FAST).fit(X, Y, dropout="rdp", dropout_rate=0.3), X_TEST),
     "schedule": lambda: (Net((64,), **FAST, dropout="rdp", dropout_rate=SkewNormalSchedule(0.3, 2)).fit(X, Y), X_TEST),
     "selects": lambda: (Net((64,), **FAST).fit(X, Y, dropout=DynamicSparseGraph(0.5, select_in_prediction=True)), X_TEST),
-    "words": lambda: (Net((16,), **FAST).fit(pd.DataFrame(X, columns=[f"p{i}" for i in range(64)]), NAMES[Y]),
-                      pd.DataFrame(X_TEST, columns=[f"p{i}" for i in range(64)])),
+    "words": lambda: (
+        Net((16,), **FAST).fit(pd.DataFrame(X, columns=[f"p{i}" for i in range(64)]), NAMES[Y]),
+        pd.DataFrame(X_TEST, columns=[f"p{i}" for i in range(64)]),
+    ),
     "objects": lambda: (Net((16,), **FAST).fit(X, NAMES.astype(object)[Y]), X_TEST),
     "booleans": lambda: (Net((16,), **FAST).fit(X, Y > 4), X_TEST),
     "convolutions": lambda: (Net(convolutions(), **FAST, augment=FlipsAndCrops(1)).fit(IMAGES, Y), IMAGES),
     "named": lambda: (Net("alexnet", **{**FAST, "epochs": 1}, image_shape=(1, 8, 8)).fit(X[:60], Y[:60]), X_TEST[:50]),
     "sensitive": lambda: (Net(convolutions(), **FAST, dropout="rsdp", dropout_rate=0.3).fit(IMAGES, Y), IMAGES),
     "sequences": lambda: (Net(sequences(), **FAST).fit(SYMBOLS, Y), SYMBOLS),
-    "rewired": lambda: (Net([SparseLinear(64, 40, density=0.2, rng=0), ReLU(), Linear(40, 10, rng=1)], **FAST,
-                            sparsity=Rewire(every=2)).fit(X, Y), X_TEST),
+    "rewired": lambda: (
+        Net([SparseLinear(64, 40, density=0.2, rng=0), ReLU(), Linear(40, 10, rng=1)], **FAST, sparsity=Rewire(every=2)).fit(
+            X, Y
+        ),
+        X_TEST,
+    ),
     "pruned": lambda: (Net((64,), **{**FAST, "epochs": 4}, sparsity=MagnitudePruning(0.8)).fit(X, Y), X_TEST),
-    "compact": lambda: (Net((64, 64), **{**FAST, "epochs": 6}, sparsity=GroupLasso(0.02, groups=("rows", "columns"))).fit(X, Y),
-                        X_TEST),
+    "compact": lambda: (
+        Net((64, 64), **{**FAST, "epochs": 6}, sparsity=GroupLasso(0.02, groups=("rows", "columns"))).fit(X, Y),
+        X_TEST,
+    ),
     "tiles": lambda: (Net((64, 64), **{**FAST, "epochs": 6}, sparsity=GroupLasso(0.02, groups="tiles")).fit(X, Y), X_TEST),
     "shared": lambda: (Net([SQUARE, ReLU(), SQUARE, Sequential([Tanh(), Linear(64, 10, rng=1)])], **FAST).fit(X, Y), X_TEST),
     "shared sparse": lambda: (Net([SPARSE, ReLU(), SPARSE, Linear(64, 10, rng=1)], **FAST).fit(X, Y), X_TEST),
@@ -224,8 +246,17 @@ def test_an_interrupted_fit_can_be_kept(tmp_path):
     assert Net.load(tmp_path / "a").n_iter_ == 1
 
 
-LAYERS = [*convolutions(), *sequences(), GELU(), GRU(3, 4, 2, bidirectional=True), LayerNorm((3, 4)), Select(5, [0, 3]),
-          Shuffle([1, 0, 2], [0.5, 1.0, 2.0]), Sigmoid(), SPARSE]
+LAYERS = [
+    *convolutions(),
+    *sequences(),
+    GELU(),
+    GRU(3, 4, 2, bidirectional=True),
+    LayerNorm((3, 4)),
+    Select(5, [0, 3]),
+    Shuffle([1, 0, 2], [0.5, 1.0, 2.0]),
+    Sigmoid(),
+    SPARSE,
+]
 
 
 def test_every_layer_and_setting_of_the_library_can_be_saved():
@@ -266,8 +297,10 @@ def noted(policy):
 
 REFUSED = {
     "attribute": ({"dropout": noted(RowDropout(0.5))}, "dropout=RowDropout.* was given note, which RowDropout does not take"),
-    "layer": ({"layers": [Linear(64, 10), OwnLayer(2.0)]},
-              "layer OwnLayer.. has no attribute 'slope', and so does not say how it was made: .*state_dict"),
+    "layer": (
+        {"layers": [Linear(64, 10), OwnLayer(2.0)]},
+        "layer OwnLayer.. has no attribute 'slope', and so does not say how it was made: .*state_dict",
+    ),
     "layer within": ({"layers": [Sequential([OwnLayer(2.0)]), Linear(64, 10)]}, "layer OwnLayer.. .* load_state_dict"),
     "layer of a name twice": ({"layers": [Linear(64, 10), TWINS[1]()]}, ".*several layers of the class Twin; .*state_dict"),
     "policy": ({"dropout": OwnDropout(0.5)}, r"dropout=OwnDropout\(.*set_params\(dropout=\.\.\.\)"),
@@ -357,11 +390,17 @@ def test_what_cannot_be_predicted_is_one_line_and_status_2(tmp_path, capsys):
     for name, content in (("a.csv", "1,2\n3,x\n"), ("b.npy", "text"), ("c.csv", "1,2\n3\n"), ("d.csv", "1,2\n")):
         (tmp_path / name).write_text(content)
     language().fit(WORDS).save(tmp_path / "text")
-    for arguments, named in (((tmp_path / "none", "digits"), "none"), ((tmp_path / "a.csv", "digits"), "a.csv is no"),
-                             ((saved, tmp_path / "a.csv"), "a.csv"), ((saved, tmp_path / "b.npy"), "b.npy"),
-                             ((saved, tmp_path / "c.csv"), "c.csv"), ((saved, tmp_path / "d.csv"), "2 features"),
-                             ((saved, "letters"), "letters"), ((saved, tmp_path / "no.npy"), "no.npy"),
-                             ((tmp_path / "text", "digits"), "a LanguageModel, and no Net or NetRegressor")):
+    for arguments, named in (
+        ((tmp_path / "none", "digits"), "none"),
+        ((tmp_path / "a.csv", "digits"), "a.csv is no"),
+        ((saved, tmp_path / "a.csv"), "a.csv"),
+        ((saved, tmp_path / "b.npy"), "b.npy"),
+        ((saved, tmp_path / "c.csv"), "c.csv"),
+        ((saved, tmp_path / "d.csv"), "2 features"),
+        ((saved, "letters"), "letters"),
+        ((saved, tmp_path / "no.npy"), "no.npy"),
+        ((tmp_path / "text", "digits"), "a LanguageModel, and no Net or NetRegressor"),
+    ):
         status, out, err = run(capsys, "predict", *arguments)
         assert status == 2 and out == "" and err.count("\n") == 1 and "error: " in err and named in err
     for target, named in ((tmp_path, "it is a folder"), (tmp_path / "no" / "net", "no folder")):

@@ -1,4 +1,5 @@
 """All checks of scikit-learn, which hold for Net and NetRegressor."""
+
 import pytest
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
@@ -10,8 +11,11 @@ def checks():
     decision_function, that MLPClassifier has not either."""
     pairs = [pair for estimator in (Net(), NetRegressor()) for pair in estimator_checks_generator(estimator)]
     names = [getattr(check, "func", check).__name__ for _, check in pairs]
-    return [pytest.param(*pair, id=f"{type(pair[0]).__name__}-{name}") for pair, name in zip(pairs, names)
-            if name not in ("check_array_api_input", "check_classifiers_multilabel_output_format_decision_function")]
+    return [
+        pytest.param(*pair, id=f"{type(pair[0]).__name__}-{name}")
+        for pair, name in zip(pairs, names)
+        if name not in ("check_array_api_input", "check_classifiers_multilabel_output_format_decision_function")
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,4 +1,5 @@
 """One label for each time step: sequences of any length, whose padding counts nowhere."""
+
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -38,13 +39,26 @@ def tagged(rng, n=160, steps=8, ahead=False):
 
 
 def layers(kind=GRU, both=False, classes=2, width=24):
-    return [Embedding(5, 8, padding_idx=0, rng=0), kind(8, width, batch_first=True, bidirectional=both, rng=1),
-            Linear(width * (1 + both), classes, rng=2)]
+    return [
+        Embedding(5, 8, padding_idx=0, rng=0),
+        kind(8, width, batch_first=True, bidirectional=both, rng=1),
+        Linear(width * (1 + both), classes, rng=2),
+    ]
 
 
 def net(given, **options):
-    return Net(given, **{"epochs": 60, "batch_size": 40, "optimizer": "adam", "learning_rate": 0.02, "random_state": 0,
-                         "device": "cpu", **options})
+    return Net(
+        given,
+        **{
+            "epochs": 60,
+            "batch_size": 40,
+            "optimizer": "adam",
+            "learning_rate": 0.02,
+            "random_state": 0,
+            "device": "cpu",
+            **options,
+        },
+    )
 
 
 @pytest.mark.parametrize("kind, both", [(GRU, False), (LSTM, False), (GRU, True), (LSTM, True)])
@@ -95,8 +109,9 @@ def test_a_step_of_training_is_pytorchs(rng):
     found = net(given, epochs=1, optimizer="sgd", learning_rate=0.5, momentum=0.0, batch_size=30).fit(X, y)
     table, cells = torch.nn.Embedding(5, 8, padding_idx=0), torch.nn.GRU(8, 24, batch_first=True, bidirectional=True)
     theirs = torch.nn.ModuleList([table, cells, torch.nn.Linear(48, 2)])
-    theirs.load_state_dict({f"{i}.{name}": torch.from_numpy(a) for i, layer in enumerate(given)
-                            for name, a in layer.state_dict().items()})
+    theirs.load_state_dict(
+        {f"{i}.{name}": torch.from_numpy(a) for i, layer in enumerate(given) for name, a in layer.state_dict().items()}
+    )
     packed = torch.nn.utils.rnn.pack_padded_sequence(table(torch.from_numpy(X)), there.sum(1), True, enforce_sorted=False)
     h, _ = torch.nn.utils.rnn.pad_packed_sequence(cells(packed)[0], True, total_length=8)
     targets = torch.from_numpy(np.where(there, y, -100)).reshape(-1)
@@ -110,8 +125,9 @@ def test_a_step_of_training_is_pytorchs(rng):
 def test_the_task_is_classification_of_all_steps(dev, rng, weights):
     task, output = StepClassification(), rng.standard_normal((4, 3, 5)).astype(np.float32)
     targets = rng.integers(5, size=(4, 3)).astype(np.int32)
-    counts = {"samples": np.repeat(rng.random((4, 1)), 3, 1),
-              "steps": rng.random((4, 3)) * (rng.random((4, 3)) < 0.7)}.get(weights)
+    counts = {"samples": np.repeat(rng.random((4, 1)), 3, 1), "steps": rng.random((4, 3)) * (rng.random((4, 3)) < 0.7)}.get(
+        weights
+    )
     shares = np.full((4, 3), 1 / 12) if counts is None else counts / counts.sum()
     x = Tensor(output, dev, requires_grad=True)
     loss = task.loss(x, dev.upload(targets), None if counts is None else dev.upload(shares, np.float32))
@@ -152,9 +168,12 @@ def test_weights_of_samples_and_classes(rng):
     wrong = np.arange(len(X)) % 4 == 0
     found = net(layers()).fit(X, np.where(wrong[:, None] & there, 1 - y, y), sample_weight=np.where(wrong, 0.0, 2.0))
     assert found.score(X, y) > 0.9 and found.score(X, y, sample_weight=wrong) == pytest.approx(
-        np.mean((found.predict(X) == y)[wrong][there[wrong]]))
-    likely = [np.mean(net(layers(width=2), epochs=4, class_weight=weight).fit(X, y).predict_proba(X)[there, 1])
-              for weight in ({0: 1, 1: 30}, "balanced", None, {0: 30, 1: 1})]
+        np.mean((found.predict(X) == y)[wrong][there[wrong]])
+    )
+    likely = [
+        np.mean(net(layers(width=2), epochs=4, class_weight=weight).fit(X, y).predict_proba(X)[there, 1])
+        for weight in ({0: 1, 1: 30}, "balanced", None, {0: 30, 1: 1})
+    ]
     assert likely == sorted(likely, reverse=True) and likely[0] > 0.8 and 0.4 < likely[1] < 0.6 and likely[3] < 0.1
 
 
@@ -193,11 +212,15 @@ def test_nothing_learned_is_told(rng):
         net(layers(), epochs=1, learning_rate=1e-9).fit(X, y)
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda X, y: (X, y[:, :5]), r"y has shape \(160, 5\), and the layers give an answer for each of the 8 time steps"),
-    (lambda X, y: (X, y[:, 1]), r"the last one must give \d outputs, not \(8, 2\) a sample"),
-    (lambda X, y: (X, np.zeros_like(y)), "only one class is present"),
-    (lambda X, y: (X, y + 0.5), "Unknown label type")])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda X, y: (X, y[:, :5]), r"y has shape \(160, 5\), and the layers give an answer for each of the 8 time steps"),
+        (lambda X, y: (X, y[:, 1]), r"the last one must give \d outputs, not \(8, 2\) a sample"),
+        (lambda X, y: (X, np.zeros_like(y)), "only one class is present"),
+        (lambda X, y: (X, y + 0.5), "Unknown label type"),
+    ],
+)
 def test_labels_that_do_not_fit_are_refused(rng, change, message):
     X, y, _ = tagged(rng)
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,5 @@
 """Vocabularies: the most frequent words, in a fixed order; there and back; what is no text is refused with a way out."""
+
 import pickle
 from collections import Counter
 
@@ -14,13 +15,23 @@ WORDS, NUMBERS = Vocabulary.of(TEXT), Vocabulary.of([3, 0, 3])
 
 
 # --- which words are kept ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("text, size, unknown, kept", [
-    (TEXT, None, "<unk>", ["b", "a", "<eos>", "c", "d", "<unk>"]), (TEXT, 99, "<unk>", ["b", "a", "<eos>", "c", "d", "<unk>"]),
-    (TEXT, 6, "<unk>", ["b", "a", "<eos>", "c", "d", "<unk>"]), (TEXT, 5, "<unk>", ["b", "a", "<eos>", "c", "<unk>"]),
-    (TEXT, 2, "<unk>", ["b", "<unk>"]), (TEXT, 1, "<unk>", ["<unk>"]), (TEXT, 3, "a", ["b", "a", "<eos>"]),
-    (TEXT, 2, "d", ["b", "d"]), (TEXT, None, "d", ["b", "a", "<eos>", "c", "d"]),
-    (["<unk>", "a", "a"], 2, "<unk>", ["a", "<unk>"]),
-    (iter("hello"), 3, "?", ["l", "h", "?"]), (("a", "a", "b"), np.int64(2), "?", ["a", "?"])])
+@pytest.mark.parametrize(
+    "text, size, unknown, kept",
+    [
+        (TEXT, None, "<unk>", ["b", "a", "<eos>", "c", "d", "<unk>"]),
+        (TEXT, 99, "<unk>", ["b", "a", "<eos>", "c", "d", "<unk>"]),
+        (TEXT, 6, "<unk>", ["b", "a", "<eos>", "c", "d", "<unk>"]),
+        (TEXT, 5, "<unk>", ["b", "a", "<eos>", "c", "<unk>"]),
+        (TEXT, 2, "<unk>", ["b", "<unk>"]),
+        (TEXT, 1, "<unk>", ["<unk>"]),
+        (TEXT, 3, "a", ["b", "a", "<eos>"]),
+        (TEXT, 2, "d", ["b", "d"]),
+        (TEXT, None, "d", ["b", "a", "<eos>", "c", "d"]),
+        (["<unk>", "a", "a"], 2, "<unk>", ["a", "<unk>"]),
+        (iter("hello"), 3, "?", ["l", "h", "?"]),
+        (("a", "a", "b"), np.int64(2), "?", ["a", "?"]),
+    ],
+)
 def test_the_most_frequent_words_are_kept(text, size, unknown, kept):
     vocabulary = Vocabulary.of(text, size, unknown)
     assert (list(vocabulary.words), vocabulary.unknown, len(vocabulary)) == (kept, unknown, len(kept))
@@ -35,12 +46,27 @@ def test_words_there_and_back(text, size):
     assert vocabulary.decode(symbols) == [word if word in vocabulary else "<unk>" for word in text]
     counts = Counter(text)
     ranked = sorted(counts, key=lambda word: (-counts[word], text.index(word)))
-    assert list(vocabulary.words) == ranked[:size and size - 1] + ["<unk>"]
+    assert list(vocabulary.words) == ranked[: size and size - 1] + ["<unk>"]
 
 
-@given(st.lists(st.integers(0, 300), min_size=1), st.integers(301, 400) | st.none(),
-       st.sampled_from([list, tuple, iter, np.array, np.uint16, np.int32, np.uint64, pd.Series,
-                        lambda ids: np.array(ids, object), lambda ids: list(np.int16(ids))]))
+@given(
+    st.lists(st.integers(0, 300), min_size=1),
+    st.integers(301, 400) | st.none(),
+    st.sampled_from(
+        [
+            list,
+            tuple,
+            iter,
+            np.array,
+            np.uint16,
+            np.int32,
+            np.uint64,
+            pd.Series,
+            lambda ids: np.array(ids, object),
+            lambda ids: list(np.int16(ids)),
+        ]
+    ),
+)
 def test_integers_there_and_back(ids, size, form):
     vocabulary = Vocabulary.of(form(ids), size)
     assert len(vocabulary) == (size or max(ids) + 1) and vocabulary.unknown is None
@@ -50,8 +76,9 @@ def test_integers_there_and_back(ids, size, form):
     assert max(ids) in vocabulary and not any(token in vocabulary for token in (-1, len(vocabulary), "a"))
 
 
-@pytest.mark.parametrize("form", [list, tuple, iter, np.array, pd.Series, lambda text: np.array(text, object),
-                                  lambda text: list(map(np.str_, text))])
+@pytest.mark.parametrize(
+    "form", [list, tuple, iter, np.array, pd.Series, lambda text: np.array(text, object), lambda text: list(map(np.str_, text))]
+)
 def test_words_may_come_in_any_one_dimensional_form(form):
     vocabulary = Vocabulary.of(form(TEXT))
     assert vocabulary == WORDS and set(map(type, vocabulary.words)) == {str}
@@ -83,9 +110,14 @@ def test_a_vocabulary_is_a_value(one):
     assert one not in [Vocabulary.of(TEXT, 4), Vocabulary.of(TEXT, unknown="d"), Vocabulary.of([9])]
 
 
-@pytest.mark.parametrize("one, text", [
-    (WORDS, "Vocabulary(6 words: 'b', 'a', '<eos>', …; unknown='<unk>')"), (NUMBERS, "Vocabulary(range(0, 4))"),
-    (Vocabulary.of(["a"]), "Vocabulary(2 words: 'a', '<unk>'; unknown='<unk>')")])
+@pytest.mark.parametrize(
+    "one, text",
+    [
+        (WORDS, "Vocabulary(6 words: 'b', 'a', '<eos>', …; unknown='<unk>')"),
+        (NUMBERS, "Vocabulary(range(0, 4))"),
+        (Vocabulary.of(["a"]), "Vocabulary(2 words: 'a', '<unk>'; unknown='<unk>')"),
+    ],
+)
 def test_it_says_what_it_is(one, text):
     assert repr(one) == text
 
@@ -94,20 +126,30 @@ def test_it_says_what_it_is(one, text):
 NO_TEXT = [  # tokens, error, message
     ("a b a", TypeError, r"one str of length 5: give text.split\(\) for words, or list\(text\) for characters"),
     (b"a b", TypeError, r"one bytes of length 3: give text.split\(\)"),
-    ([], ValueError, "at least 1 token needed, got an empty text"), (iter(()), ValueError, "got an empty text"),
-    (np.zeros(0, int), ValueError, "got an empty text"), (np.zeros(0), ValueError, "got an empty text"),
+    ([], ValueError, "at least 1 token needed, got an empty text"),
+    (iter(()), ValueError, "got an empty text"),
+    (np.zeros(0, int), ValueError, "got an empty text"),
+    (np.zeros(0), ValueError, "got an empty text"),
     ([["a"], ["b"]], ValueError, r"token 0 is list: \['a'\]. Join the sentences"),
-    (["a", ("b",)], ValueError, r"token 1 is tuple: \('b',\). Join"), ([[1, 2], [3, 4]], ValueError, "token 0 is list"),
+    (["a", ("b",)], ValueError, r"token 1 is tuple: \('b',\). Join"),
+    ([[1, 2], [3, 4]], ValueError, "token 0 is list"),
     (np.zeros((2, 3), int), ValueError, r"shape \(T,\), expected, got shape \(2, 3\)"),
     (np.int64(3), ValueError, r"shape \(\)"),
-    (np.array([["a", "b"]]), ValueError, r"shape \(1, 2\)"), ([np.zeros(2, int)], ValueError, "token 0 is ndarray"),
-    (np.array([1., 2.]), TypeError, "token 0 is float: 1.0"), ([1, 2.5], TypeError, "token 1 is float: 2.5"),
-    (np.array([1, np.nan]), TypeError, "token 0 is float"), ([True, False], TypeError, "token 0 is bool"),
-    ([1, True], TypeError, "token 1 is bool"), (np.array([True]), TypeError, "token 0 is bool"),
-    (["a", 1], TypeError, "token 1 is int: 1"), ([1, "a"], TypeError, "token 1 is str: a"),
+    (np.array([["a", "b"]]), ValueError, r"shape \(1, 2\)"),
+    ([np.zeros(2, int)], ValueError, "token 0 is ndarray"),
+    (np.array([1.0, 2.0]), TypeError, "token 0 is float: 1.0"),
+    ([1, 2.5], TypeError, "token 1 is float: 2.5"),
+    (np.array([1, np.nan]), TypeError, "token 0 is float"),
+    ([True, False], TypeError, "token 0 is bool"),
+    ([1, True], TypeError, "token 1 is bool"),
+    (np.array([True]), TypeError, "token 0 is bool"),
+    (["a", 1], TypeError, "token 1 is int: 1"),
+    ([1, "a"], TypeError, "token 1 is str: a"),
     (["a", None], TypeError, "token 1 is NoneType"),
-    ([b"a", b"b"], TypeError, "token 0 is bytes"), (np.array([b"a"]), TypeError, "token 0 is bytes"),
-    (3, TypeError, "a list of words or integers expected, got 3"), (None, TypeError, "got None"),
+    ([b"a", b"b"], TypeError, "token 0 is bytes"),
+    (np.array([b"a"]), TypeError, "token 0 is bytes"),
+    (3, TypeError, "a list of words or integers expected, got 3"),
+    (None, TypeError, "got None"),
     ([1 << 70], ValueError, "beyond what symbols can be, 0 to 2147483646"),
 ]
 
@@ -136,15 +178,19 @@ OUTSIDE = [  # what is done, error, message
     (lambda: WORDS.decode(["a"]), TypeError, "symbols are integers, got 'a'"),
     (lambda: WORDS.decode("a"), TypeError, "got one str of length 1"),
     (lambda: WORDS.decode(3), TypeError, "a list of words or integers expected, got 3"),
-    (lambda: WORDS.decode(np.array([1.5])), TypeError, "float"), (lambda: WORDS.decode([[1]]), ValueError, "token 0 is list"),
+    (lambda: WORDS.decode(np.array([1.5])), TypeError, "float"),
+    (lambda: WORDS.decode([[1]]), ValueError, "token 0 is list"),
     (lambda: WORDS.decode(np.ones((2, 2), int)), ValueError, r"shape \(2, 2\)"),
-    *((lambda size=size: Vocabulary.of(TEXT, size), ValueError, "size must be None or an integer of 1 to")
-      for size in (0, -1, 2.0, True, "9", 2**31)),
+    *(
+        (lambda size=size: Vocabulary.of(TEXT, size), ValueError, "size must be None or an integer of 1 to")
+        for size in (0, -1, 2.0, True, "9", 2**31)
+    ),
     (lambda: Vocabulary.of(TEXT, unknown=None), TypeError, "unknown must be a word, got None"),
     (lambda: Vocabulary(["a", "a", "?"], "?"), ValueError, "got 3 of which 2 differ, with it"),
     (lambda: Vocabulary(["a", "b"], "?"), ValueError, "'?' among them expected, got 2 of which 2 differ, without it"),
     (lambda: Vocabulary(range(1, 4)), ValueError, r"range\(n\), unknown=None; got range\(1, 4\)"),
-    (lambda: Vocabulary(range(0)), ValueError, "got range"), (lambda: Vocabulary(range(3), "?"), ValueError, "got range"),
+    (lambda: Vocabulary(range(0)), ValueError, "got range"),
+    (lambda: Vocabulary(range(3), "?"), ValueError, "got range"),
 ]
 
 

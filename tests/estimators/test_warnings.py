@@ -1,4 +1,5 @@
 """A fit that learns nothing says so, once, at the user's line; a parameter that does nothing, or is another's, is named."""
+
 import warnings
 
 import numpy as np
@@ -31,21 +32,32 @@ RARE = (Y == 3).astype(int) * (np.arange(len(Y)) % 5 == 0)
 SEVERAL = make_multilabel_classification(400, 10, random_state=0)
 
 NOTHING = {  # fits that learn nothing, and what is said of them
-    "raw features": (lambda: Net(random_state=0).fit(*CANCER), r"no better than one that always gives the most frequent class, "
-                     r"score 0\.627 where that has 0\.627; try the inputs, which are of size \d+, scaled to about 1, as by "
-                     r"make_pipeline\(StandardScaler\(\), \.\.\.\), a smaller learning_rate"),
+    "raw features": (
+        lambda: Net(random_state=0).fit(*CANCER),
+        r"no better than one that always gives the most frequent class, "
+        r"score 0\.627 where that has 0\.627; try the inputs, which are of size \d+, scaled to about 1, as by "
+        r"make_pipeline\(StandardScaler\(\), \.\.\.\), a smaller learning_rate",
+    ),
     "bytes": (lambda: Net((256, 256), **FAST).fit(255 * X, Y), "no better .* size 1.., scaled"),
-    "bytes, a little learned": (lambda: Net((256,), **FAST, learning_rate=1e-6).fit(255 * X, Y),
-                                "hardly better .* size 1.., scaled to about 1"),
-    "images": (lambda: Net([Flatten(), Linear(64, 10, rng=0)], **FAST, learning_rate=1e-9).fit(255 * X.reshape(-1, 8, 8), Y),
-               "of size 1.., scaled to about 1, as by a Normalize layer"),
-    "dropout": (lambda: Net((64, 64), **FAST, dropout="rdp", learning_rate=1e-5).fit(X, Y),
-                "try inputs scaled .* less dropout, "),
+    "bytes, a little learned": (
+        lambda: Net((256,), **FAST, learning_rate=1e-6).fit(255 * X, Y),
+        "hardly better .* size 1.., scaled to about 1",
+    ),
+    "images": (
+        lambda: Net([Flatten(), Linear(64, 10, rng=0)], **FAST, learning_rate=1e-9).fit(255 * X.reshape(-1, 8, 8), Y),
+        "of size 1.., scaled to about 1, as by a Normalize layer",
+    ),
+    "dropout": (
+        lambda: Net((64, 64), **FAST, dropout="rdp", learning_rate=1e-5).fit(X, Y),
+        "try inputs scaled .* less dropout, ",
+    ),
     "learning_rate": (lambda: Net((64, 64), **FAST, learning_rate=10).fit(X, Y), "no better .* a smaller learning_rate"),
     "early stopping": (lambda: Net((64,), **FAST, learning_rate=10, early_stopping=True).fit(X, Y), "no better"),
     "a rare class": (lambda: Net(**FAST).fit(X, RARE), "always gives the most frequent class.* class_weight=.balanced.$"),
-    "several labels": (lambda: Net(**FAST, learning_rate=1e-6).fit(*SEVERAL),
-                       "always gives the most frequent labels.* more epochs$"),
+    "several labels": (
+        lambda: Net(**FAST, learning_rate=1e-6).fit(*SEVERAL),
+        "always gives the most frequent labels.* more epochs$",
+    ),
     "weights": (lambda: Net(**FAST, class_weight="balanced", learning_rate=10).fit(X, Y), "no better"),
     "numbers": (lambda: NetRegressor(random_state=0, epochs=5).fit(*CANCER), "no better than one that always gives the mean"),
 }
@@ -64,7 +76,7 @@ SOMETHING = {  # fits that learn
 @pytest.mark.parametrize("name", NOTHING)
 def test_a_fit_that_learned_nothing_says_so_once(name):
     call, message = NOTHING[name]
-    (text, file), = said(call)
+    ((text, file),) = said(call)
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(text)
     assert file == __file__ and text.startswith("fit: the network answers ")
@@ -75,8 +87,11 @@ def test_a_fit_that_learned_something_says_nothing(name):
     assert said(SOMETHING[name]) == []
 
 
-@pytest.mark.parametrize("call", [lambda: make_pipeline(Net(random_state=0)).fit(*CANCER),
-                                  lambda: cross_val_score(Net(random_state=0), *CANCER, cv=2)], ids=["pipeline", "search"])
+@pytest.mark.parametrize(
+    "call",
+    [lambda: make_pipeline(Net(random_state=0)).fit(*CANCER), lambda: cross_val_score(Net(random_state=0), *CANCER, cv=2)],
+    ids=["pipeline", "search"],
+)
 def test_it_is_said_at_the_users_line(call):
     found = said(call)
     assert found and {file for _, file in found} == {__file__}
@@ -88,10 +103,17 @@ def test_the_way_out_works():
 
 
 # --- parameters that do nothing ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("options, fit", [({"dropout_rate": 0.9}, {}), ({"dropout_rate": (0.2,)}, {}),
-                                          ({}, {"dropout_rate": 0.9}), ({"dropout": None, "dropout_rate": 0.3}, {})])
+@pytest.mark.parametrize(
+    "options, fit",
+    [
+        ({"dropout_rate": 0.9}, {}),
+        ({"dropout_rate": (0.2,)}, {}),
+        ({}, {"dropout_rate": 0.9}),
+        ({"dropout": None, "dropout_rate": 0.3}, {}),
+    ],
+)
 def test_a_rate_without_dropout_is_said_to_do_nothing(options, fit):
-    (text, file), = said(lambda: Net((64,), **FAST, **options).fit(X, Y, **fit))
+    ((text, file),) = said(lambda: Net((64,), **FAST, **options).fit(X, Y, **fit))
     assert text.startswith("dropout_rate=") and "drops nothing where dropout is 'none'" in text and file == __file__
 
 
@@ -101,17 +123,26 @@ UNDROPPED = {  # fits whose dropout finds nothing to drop
 }
 
 
-@pytest.mark.parametrize("name, dropout", [
-    *(("no hidden layer", kind) for kind in ("bernoulli", "rdp", "tdp", "batchwise")), ("no tiles", "tdp"),
-    ("no tiles", TileDropout(lambda epoch: 0.2 + 0.1 * epoch))], ids=lambda v: v if isinstance(v, str) else v.name)
+@pytest.mark.parametrize(
+    "name, dropout",
+    [
+        *(("no hidden layer", kind) for kind in ("bernoulli", "rdp", "tdp", "batchwise")),
+        ("no tiles", "tdp"),
+        ("no tiles", TileDropout(lambda epoch: 0.2 + 0.1 * epoch)),
+    ],
+    ids=lambda v: v if isinstance(v, str) else v.name,
+)
 def test_dropout_that_finds_nothing_to_drop_says_so_once(name, dropout):
-    (text, file), = said(lambda: UNDROPPED[name](dropout=dropout).fit(X, Y))
+    ((text, file),) = said(lambda: UNDROPPED[name](dropout=dropout).fit(X, Y))
     kind = dropout if isinstance(dropout, str) else dropout.name
     assert text.startswith(f"{kind}: nothing is dropped") and file == __file__
 
 
-@pytest.mark.parametrize("name, options", [("no hidden layer", {"dropout": "rdp", "dropout_rate": 0.0}),
-                                           ("no tiles", {"dropout": "rdp"}), ("no hidden layer", {})], ids=str)
+@pytest.mark.parametrize(
+    "name, options",
+    [("no hidden layer", {"dropout": "rdp", "dropout_rate": 0.0}), ("no tiles", {"dropout": "rdp"}), ("no hidden layer", {})],
+    ids=str,
+)
 def test_dropout_that_drops_or_shall_drop_nothing_is_in_order(name, options):
     assert said(lambda: UNDROPPED[name](**options).fit(X, Y)) == []
 
@@ -135,10 +166,22 @@ def test_no_dropout_is_none():
     assert model.policy_.name == "none"
 
 
-@pytest.mark.parametrize("name, here", [
-    ("hidden_layer_sizes", "layers"), ("max_iter", "epochs"), ("alpha", "weight_decay"), ("solver", "optimizer"),
-    ("learning_rate_init", "learning_rate"), ("nesterovs_momentum", "nesterov"), ("n_iter_no_change", "patience"),
-    ("tol", "early_stopping"), ("power_t", "learning_rate_schedule"), ("shuffle", "random_state"), ("beta_1", "optimizer")])
+@pytest.mark.parametrize(
+    "name, here",
+    [
+        ("hidden_layer_sizes", "layers"),
+        ("max_iter", "epochs"),
+        ("alpha", "weight_decay"),
+        ("solver", "optimizer"),
+        ("learning_rate_init", "learning_rate"),
+        ("nesterovs_momentum", "nesterov"),
+        ("n_iter_no_change", "patience"),
+        ("tol", "early_stopping"),
+        ("power_t", "learning_rate_schedule"),
+        ("shuffle", "random_state"),
+        ("beta_1", "optimizer"),
+    ],
+)
 def test_names_of_scikit_learn_are_translated(name, here):
     for call, error in ((lambda: Net(**{name: 1}), TypeError), (lambda: NetRegressor().set_params(**{name: 1}), ValueError)):
         with pytest.raises(error, match=f"has no parameter '{name}': here it is '{here}'"):
@@ -166,11 +209,16 @@ def test_what_is_neither_true_nor_false_is_refused(kind, name, value):
 
 
 # --- classes ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("first, then, message", [
-    (Y, np.where(Y == 9, 8, Y), r"warm_start: y must have the classes of the fit before.* \[9\] are missing"),
-    (Y, np.where(Y == 9, 11, Y), r"not among the classes .*\[11\]; fit .* without warm_start"),
-    (np.where(Y == 9, 8, Y), Y, r"not among the classes .*\[9\]"), (Y, Y.astype(str), "not among the classes .*'0'")],
-    ids=["one is missing", "another", "one more", "text"])
+@pytest.mark.parametrize(
+    "first, then, message",
+    [
+        (Y, np.where(Y == 9, 8, Y), r"warm_start: y must have the classes of the fit before.* \[9\] are missing"),
+        (Y, np.where(Y == 9, 11, Y), r"not among the classes .*\[11\]; fit .* without warm_start"),
+        (np.where(Y == 9, 8, Y), Y, r"not among the classes .*\[9\]"),
+        (Y, Y.astype(str), "not among the classes .*'0'"),
+    ],
+    ids=["one is missing", "another", "one more", "text"],
+)
 def test_a_warm_start_with_other_classes_is_refused_as_scikit_learn_does(first, then, message):
     net = Net((16,), **FAST, warm_start=True).fit(X, first)
     before = net.predict_proba(X_TEST)
@@ -190,7 +238,7 @@ def test_early_stopping_with_a_class_of_one_sample_says_that_it_is_not_stratifie
     y = np.where(np.arange(len(Y)) < rare, 10, Y)
     found = said(lambda: Net((16,), **FAST, early_stopping=True).fit(X, y))
     if rare == 1:
-        (text, file), = found
+        ((text, file),) = found
         assert text.startswith("early_stopping: class 10 has one distinct sample") and file == __file__
         assert "held out without strata" in text
     else:

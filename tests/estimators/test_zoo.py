@@ -1,4 +1,5 @@
 """LeNet-5, AlexNet and VGG19: shapes, PyTorch's names and values, and `Net` by their names, of images flat or not."""
+
 import pickle
 
 import numpy as np
@@ -39,8 +40,12 @@ def theirs(layer):
         return torch.nn.Conv2d(layer.in_channels, layer.out_channels, *layer.window, layer.groups, layer.bias is not None)
     if isinstance(layer, Linear):
         return torch.nn.Linear(*layer.weight.shape[::-1])
-    return {BatchNorm2d: lambda: torch.nn.BatchNorm2d(layer.num_features), ReLU: torch.nn.ReLU, Flatten: torch.nn.Flatten,
-            MaxPool2d: lambda: torch.nn.MaxPool2d(2)}[type(layer)]()
+    return {
+        BatchNorm2d: lambda: torch.nn.BatchNorm2d(layer.num_features),
+        ReLU: torch.nn.ReLU,
+        Flatten: torch.nn.Flatten,
+        MaxPool2d: lambda: torch.nn.MaxPool2d(2),
+    }[type(layer)]()
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
@@ -51,8 +56,11 @@ def test_networks_are_pytorchs_of_the_same_layers(name, shape, batch_norm):
     make, convolutions, linear, pixels = MODELS[name]
     model = Sequential(make(shape, classes=7, batch_norm=batch_norm, rng=0))
     kinds = [type(layer) for layer in model.layers]
-    assert (kinds.count(Conv2d), kinds.count(Linear), kinds.count(BatchNorm2d)) == (convolutions, linear,
-                                                                                   convolutions * batch_norm)
+    assert (kinds.count(Conv2d), kinds.count(Linear), kinds.count(BatchNorm2d)) == (
+        convolutions,
+        linear,
+        convolutions * batch_norm,
+    )
     cost, form = model.cost(ActivationSpec((2, *shape)), Plans())
     assert form.shape == (2, 7) and cost.flops > 0
     last = next(layer for layer in reversed(model.layers) if isinstance(layer, Conv2d))
@@ -60,7 +68,8 @@ def test_networks_are_pytorchs_of_the_same_layers(name, shape, batch_norm):
     assert first.weight.shape[1] == last.out_channels * pixels[SHAPES.index(shape)]
     other = torch.nn.Sequential(*map(theirs, model.layers)).eval()
     assert [(key, value.shape) for key, value in model.state_dict().items()] == [
-        (key, tuple(value.shape)) for key, value in other.state_dict().items()]
+        (key, tuple(value.shape)) for key, value in other.state_dict().items()
+    ]
     model.load_state_dict(other.state_dict())
     x = np.float32(np.random.default_rng(1).standard_normal((2, *shape)))
     with torch.no_grad():
@@ -75,19 +84,27 @@ def test_a_seed_gives_the_weights(name):
     assert not np.array_equal(first["0.weight"], other["0.weight"])
 
 
-@pytest.mark.parametrize("name, shape", [("lenet5", (1, 12, 13)), ("alexnet", (3, 8, 9)), ("vgg19", (3, 8, 8)),
-                                         ("vgg19", (2, 40, 9))])
+@pytest.mark.parametrize(
+    "name, shape", [("lenet5", (1, 12, 13)), ("alexnet", (3, 8, 9)), ("vgg19", (3, 8, 8)), ("vgg19", (2, 40, 9))]
+)
 def test_the_smallest_images_and_others(name, shape):
     model = Sequential(MODELS[name][0](shape, classes=3, rng=0))
     assert model.cost(ActivationSpec((5, *shape)), Plans())[1].shape == (5, 3)
     assert model(Tensor(np.ones((1, *shape)))).shape == (1, 3)
 
 
-@pytest.mark.parametrize("name, shape, message", [
-    ("lenet5", (1, 11, 28), r"lenet5: image_shape must be \(C, H, W\) with H and W of at least 12, got \(1, 11, 28\)"),
-    ("alexnet", (3, 32, 7), "alexnet: .* at least 8"), ("vgg19", (3, 7, 32), "vgg19: .* at least 8"),
-    ("lenet5", (28, 28), "lenet5: .* got"), ("alexnet", (0, 32, 32), "alexnet"), ("vgg19", (3, 32.0, 32), "vgg19"),
-    ("lenet5", 28, "lenet5: .* got 28")])
+@pytest.mark.parametrize(
+    "name, shape, message",
+    [
+        ("lenet5", (1, 11, 28), r"lenet5: image_shape must be \(C, H, W\) with H and W of at least 12, got \(1, 11, 28\)"),
+        ("alexnet", (3, 32, 7), "alexnet: .* at least 8"),
+        ("vgg19", (3, 7, 32), "vgg19: .* at least 8"),
+        ("lenet5", (28, 28), "lenet5: .* got"),
+        ("alexnet", (0, 32, 32), "alexnet"),
+        ("vgg19", (3, 32.0, 32), "vgg19"),
+        ("lenet5", 28, "lenet5: .* got 28"),
+    ],
+)
 def test_images_that_do_not_fit_are_refused(name, shape, message):
     with pytest.raises(ValueError, match=message):
         MODELS[name][0](shape)
@@ -99,7 +116,7 @@ def digits(n=60, side=12, channels=1):
     rng, y = np.random.default_rng(0), np.arange(n) % 4
     X = np.float32(0.3 * rng.standard_normal((n, channels, side, side)))
     for i, label in enumerate(y):
-        X[i, :, label // 2 * side // 2:(label // 2 + 1) * side // 2, label % 2 * side // 2:(label % 2 + 1) * side // 2] += 1
+        X[i, :, label // 2 * side // 2 : (label // 2 + 1) * side // 2, label % 2 * side // 2 : (label % 2 + 1) * side // 2] += 1
     return X, y
 
 
@@ -117,8 +134,10 @@ def test_net_by_name(name):
 
 def test_it_learns_and_flat_images_train_alike():
     X, y = digits()
-    first, flat = (net(epochs=15, **options).fit(given, y) for given, options in (
-        (X, {}), (X.reshape(len(X), -1), {"image_shape": (1, 12, 12)})))
+    first, flat = (
+        net(epochs=15, **options).fit(given, y)
+        for given, options in ((X, {}), (X.reshape(len(X), -1), {"image_shape": (1, 12, 12)}))
+    )
     assert first.score(X, y) > 0.9
     np.testing.assert_array_equal(first.predict_proba(X), flat.predict_proba(X.reshape(len(X), -1)))
     again = pickle.loads(pickle.dumps(flat))
@@ -159,21 +178,35 @@ def convolution(*arguments, **options):
     return [Conv2d(*arguments, **options), ReLU(), Flatten(), Linear(4, 4)]
 
 
-@pytest.mark.parametrize("layers, options, shape, message", [
-    ("lenet5", {}, (144,), r"lenet5 takes images .* of shape \(144,\); where they are flat, say image_shape"),
-    ("lenet5", {}, (1, 11, 12), "lenet5: image_shape"),
-    ("lenet5", {"image_shape": (1, 12, 11)}, (144,), r"image_shape must be .* with 144 values, as X has, got \(1, 12, 11\)"),
-    ("lenet5", {"image_shape": (12, 12)}, (144,), "image_shape must be"),
-    ("lenet5", {"image_shape": 144}, (144,), "image_shape must be .* got 144"),
-    ("lenet", {}, (1, 12, 12), "there is no network 'lenet'; choose 'lenet5', 'alexnet', 'vgg19'"),
-    ("lenet5", {"dropout": "rsdp", "dropout_rate": (0.1, 0.2, 0.3)}, (1, 12, 12), "3 entries for 2"),
-    (convolution(1, 4, 13), {}, (1, 12, 12), r"Conv2d\(1, 4, 13\): its window is larger than the images \(12, 12\)"),
-    (convolution(3, 4, 3), {}, (1, 12, 12), r"Conv2d\(3, 4, 3\): it takes images \(3, H, W\).*\(1, 12, 12\) a sample"),
-    (convolution(1, 4, 3), {}, (144,), r"Conv2d\(1, 4, 3\): it takes images"),
-    (convolution(1, 4, 3), {}, (1, 12, 12), r"Linear\(4, 4\): it takes 4 features, and its input has \(400,\)"),
-    ([Conv2d(1, 4, 12), MaxPool2d(2), Flatten(), Linear(4, 4)], {}, (1, 12, 12), r"MaxPool2d.*1 x 1 pixels"),
-    ([Conv2d(1, 4, 3), BatchNorm2d(5), Flatten(), Linear(4, 4)], {}, (1, 12, 12), r"BatchNorm2d\(5\): its input is of shape"),
-    ([Conv2d(1, 4, 3)], {}, (1, 12, 12), "the last one must give 4 outputs")])
+@pytest.mark.parametrize(
+    "layers, options, shape, message",
+    [
+        ("lenet5", {}, (144,), r"lenet5 takes images .* of shape \(144,\); where they are flat, say image_shape"),
+        ("lenet5", {}, (1, 11, 12), "lenet5: image_shape"),
+        (
+            "lenet5",
+            {"image_shape": (1, 12, 11)},
+            (144,),
+            r"image_shape must be .* with 144 values, as X has, got \(1, 12, 11\)",
+        ),
+        ("lenet5", {"image_shape": (12, 12)}, (144,), "image_shape must be"),
+        ("lenet5", {"image_shape": 144}, (144,), "image_shape must be .* got 144"),
+        ("lenet", {}, (1, 12, 12), "there is no network 'lenet'; choose 'lenet5', 'alexnet', 'vgg19'"),
+        ("lenet5", {"dropout": "rsdp", "dropout_rate": (0.1, 0.2, 0.3)}, (1, 12, 12), "3 entries for 2"),
+        (convolution(1, 4, 13), {}, (1, 12, 12), r"Conv2d\(1, 4, 13\): its window is larger than the images \(12, 12\)"),
+        (convolution(3, 4, 3), {}, (1, 12, 12), r"Conv2d\(3, 4, 3\): it takes images \(3, H, W\).*\(1, 12, 12\) a sample"),
+        (convolution(1, 4, 3), {}, (144,), r"Conv2d\(1, 4, 3\): it takes images"),
+        (convolution(1, 4, 3), {}, (1, 12, 12), r"Linear\(4, 4\): it takes 4 features, and its input has \(400,\)"),
+        ([Conv2d(1, 4, 12), MaxPool2d(2), Flatten(), Linear(4, 4)], {}, (1, 12, 12), r"MaxPool2d.*1 x 1 pixels"),
+        (
+            [Conv2d(1, 4, 3), BatchNorm2d(5), Flatten(), Linear(4, 4)],
+            {},
+            (1, 12, 12),
+            r"BatchNorm2d\(5\): its input is of shape",
+        ),
+        ([Conv2d(1, 4, 3)], {}, (1, 12, 12), "the last one must give 4 outputs"),
+    ],
+)
 def test_what_does_not_fit_is_refused_before_training(layers, options, shape, message):
     called = []
     given = net(layers, callbacks=[lambda net, record: called.append(record)], **options)

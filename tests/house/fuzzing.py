@@ -3,6 +3,7 @@
 Arrays lie between pages that nobody may touch (`tests/kernels/guards.py`): what reads or writes outside one ends this process.
 Prints how many calls were done and how many were refused; anything else than a refusal by name is an error.
 """
+
 import faulthandler
 import sys
 
@@ -82,8 +83,11 @@ class Random:
             lambda: RowPlan(n, dp, int(self.rng.integers(dp)), scale),
             lambda: IndexPlan(n, np.flatnonzero(self.rng.random(n) < 0.5), scale),
             lambda: TilePlan((n, self.size()), self.one(1, 2, 8, 32), dp, int(self.rng.integers(dp)), scale, self.one(0, 2)),
-            lambda: BernoulliPlan(n, 0.5, 3, 2.0), lambda: self.blocks(n, self.size()), lambda: None,
-            lambda: self.one(3, "rdp", slice(0, 4)))()
+            lambda: BernoulliPlan(n, 0.5, 3, 2.0),
+            lambda: self.blocks(n, self.size()),
+            lambda: None,
+            lambda: self.one(3, "rdp", slice(0, 4)),
+        )()
 
     def blocks(self, rows, columns):
         """A plan of blocks of a matrix of this size."""
@@ -96,41 +100,77 @@ class Random:
         return self.tensor(*(min(self.size(), 10) for _ in range(self.one(3, 4, 4, 4, 4))))
 
     def window(self):
-        return self.one(lambda: Window(*zip(*self.rng.integers((1, 1, 0, 1), (4, 4, 3, 3), (2, 4)).tolist())),
-                        lambda: Window(*map(tuple, self.rng.integers(-1, 4, (4, 2)).tolist())),
-                        lambda: Bins(*self.rng.integers(-1, 7, 2).tolist()))()
+        return self.one(
+            lambda: Window(*zip(*self.rng.integers((1, 1, 0, 1), (4, 4, 3, 3), (2, 4)).tolist())),
+            lambda: Window(*map(tuple, self.rng.integers(-1, 4, (4, 2)).tolist())),
+            lambda: Bins(*self.rng.integers(-1, 7, 2).tolist()),
+        )()
 
     def convolution(self):
         channels, groups = self.one(1, 2, 3, 6), self.one(1, 1, 1, 2)
-        return Conv2d(channels * groups, self.one(1, 2, 5) * groups, self.one(1, 2, 3, (1, 3)), self.one(1, 1, 2),
-                      self.one(0, 1, (2, 0)), self.one(1, 1, 2), groups, bool(self.rng.random() < 0.8), rng=0)
+        return Conv2d(
+            channels * groups,
+            self.one(1, 2, 5) * groups,
+            self.one(1, 2, 3, (1, 3)),
+            self.one(1, 1, 2),
+            self.one(0, 1, (2, 0)),
+            self.one(1, 1, 2),
+            groups,
+            bool(self.rng.random() < 0.8),
+            rng=0,
+        )
 
     def layer(self):
-        return self.one(lambda: Linear(max(self.size(), 1), max(self.size(), 1), rng=0), ReLU, Tanh, Flatten,
-                        lambda: BatchNorm1d(max(self.size(), 1)), lambda: Embedding(max(self.size(), 1), 3, rng=0),
-                        lambda: Shuffle(self.rng.permutation(self.size())), lambda: BatchNorm2d(max(self.size(), 1)),
-                        lambda: MaxPool2d(self.one(1, 2, 3), self.one(None, 1, 2)), lambda: AdaptiveAvgPool2d(self.one(1, 2)),
-                        lambda: AvgPool2d(self.one(1, 2, 3)), self.convolution, self.convolution)()
+        return self.one(
+            lambda: Linear(max(self.size(), 1), max(self.size(), 1), rng=0),
+            ReLU,
+            Tanh,
+            Flatten,
+            lambda: BatchNorm1d(max(self.size(), 1)),
+            lambda: Embedding(max(self.size(), 1), 3, rng=0),
+            lambda: Shuffle(self.rng.permutation(self.size())),
+            lambda: BatchNorm2d(max(self.size(), 1)),
+            lambda: MaxPool2d(self.one(1, 2, 3), self.one(None, 1, 2)),
+            lambda: AdaptiveAvgPool2d(self.one(1, 2)),
+            lambda: AvgPool2d(self.one(1, 2, 3)),
+            self.convolution,
+            self.convolution,
+        )()
 
 
 def an_op(r):
     x, w, b = r.tensor(), r.tensor(), r.one(None, r.tensor(), r.tensor(r.size()))
     relu = bool(r.rng.random() < 0.5)
     return r.one(
-        lambda: ops.linear(x, w, b, relu=relu), lambda: ops.linear_rows(x, w, b, rows=r.plan(), cols=r.plan(), relu=relu),
-        lambda: ops.linear_rows(x, w, b, rows=r.plan(), relu=relu), lambda: ops.linear_tiles(x, w, b, plan=r.plan(), relu=relu),
+        lambda: ops.linear(x, w, b, relu=relu),
+        lambda: ops.linear_rows(x, w, b, rows=r.plan(), cols=r.plan(), relu=relu),
+        lambda: ops.linear_rows(x, w, b, rows=r.plan(), relu=relu),
+        lambda: ops.linear_tiles(x, w, b, plan=r.plan(), relu=relu),
         lambda: ops.linear_tiles(x, w, plan=TilePlan(w.shape[:2], 8, 2, 1), blocks=r.one(None, r.array())),
-        lambda: ops.expand(x, plan=r.plan()), lambda: ops.dropout(x, plan=r.plan()), lambda: ops.matmul(x, w), lambda: x @ x.T,
+        lambda: ops.expand(x, plan=r.plan()),
+        lambda: ops.dropout(x, plan=r.plan()),
+        lambda: ops.matmul(x, w),
+        lambda: x @ x.T,
         lambda: ops.shuffle(x, order=Order(r.rng.permutation(r.size()), r.one(None, np.zeros(r.size())))),
         lambda: ops.batch_norm(x, r.tensor(r.size()), r.tensor(r.size()), kept=r.one(None, kept_axis(r))),
         lambda: ops.batch_norm_apply(x, w, w, mean=r.array(r.size()), variance=r.array(r.size())),
-        lambda: ops.embedding(x, ids=r.array()), lambda: ops.max_pool2d(r.images(), window=r.window()),
+        lambda: ops.embedding(x, ids=r.array()),
+        lambda: ops.max_pool2d(r.images(), window=r.window()),
         lambda: ops.avg_pool2d(r.images(), window=r.window(), count_include_pad=relu),
         lambda: ops.softmax_cross_entropy(x, labels=r.array(), weights=r.one(None, r.array())),
-        lambda: ops.squared_error(x, target=r.array()), lambda: x + w, lambda: x * w, lambda: ops.maximum(x, w),
-        lambda: x.sum(axis=r.one(None, 0, 1, 7)), lambda: x.max(axis=r.one(0, -1)), lambda: x.reshape(r.size(), -1),
-        lambda: x.transpose(*r.rng.permutation(r.one(1, 2, 3))), lambda: x[r.array(r.size(), dtype="i4")], lambda: x.softmax(),
-        lambda: ops.broadcast_to(x, shape=(r.size(), r.size())), lambda: ops.concatenate([x, w], axis=r.one(0, 1)))()
+        lambda: ops.squared_error(x, target=r.array()),
+        lambda: x + w,
+        lambda: x * w,
+        lambda: ops.maximum(x, w),
+        lambda: x.sum(axis=r.one(None, 0, 1, 7)),
+        lambda: x.max(axis=r.one(0, -1)),
+        lambda: x.reshape(r.size(), -1),
+        lambda: x.transpose(*r.rng.permutation(r.one(1, 2, 3))),
+        lambda: x[r.array(r.size(), dtype="i4")],
+        lambda: x.softmax(),
+        lambda: ops.broadcast_to(x, shape=(r.size(), r.size())),
+        lambda: ops.concatenate([x, w], axis=r.one(0, 1)),
+    )()
 
 
 def a_convolution(r):
@@ -147,8 +187,15 @@ def a_convolution(r):
         fitted += [{"rows": RowPlan(outs, 2, 0, 1.5)}, {"blocks": r.blocks(rows, given * int(np.prod(kernel)))}]
     options = r.one(*fitted * 3, {"rows": r.plan(), "cols": r.plan()}, {"positions": r.plan()}, {"blocks": r.plan()})
     options = {**options, "cols": compact} if compact is not None and "blocks" not in options else options
-    return ops.conv2d(x, w, r.one(None, r.tensor(outs), r.tensor(outs), r.tensor(r.size())), window=layer.window,
-                      groups=r.one(*[layer.groups] * 9, r.size()), relu=bool(r.rng.random() < 0.5), **options)
+    return ops.conv2d(
+        x,
+        w,
+        r.one(None, r.tensor(outs), r.tensor(outs), r.tensor(r.size())),
+        window=layer.window,
+        groups=r.one(*[layer.groups] * 9, r.size()),
+        relu=bool(r.rng.random() < 0.5),
+        **options,
+    )
 
 
 def kept_axis(r):

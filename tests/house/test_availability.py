@@ -1,4 +1,5 @@
 """What is said of this machine is true: devices that are called ready work, and damaged files are named."""
+
 import json
 import os
 import pickle
@@ -27,10 +28,13 @@ def said(code, **environment):
 @pytest.mark.skipif(declare.cuda is None, reason="needs numba-cuda, to be without it")
 def test_numba_without_numba_cuda_is_not_ready(tmp_path):
     """Its own half for CUDA compiles some kernels, where a toolkit is installed, and wants a driver for others."""
-    found = said("import sys\nsys.meta_path = [f for f in sys.meta_path if 'NumbaCuda' not in type(f).__name__]\n"
-                 "from numbanet import cli, device\ncli.main(['devices'])\ntry:\n    device('emulated')\n"
-                 "except RuntimeError as error:\n    print(error)",
-                 NUMBA_CACHE_DIR=str(tmp_path), COLUMNS="300")
+    found = said(
+        "import sys\nsys.meta_path = [f for f in sys.meta_path if 'NumbaCuda' not in type(f).__name__]\n"
+        "from numbanet import cli, device\ncli.main(['devices'])\ntry:\n    device('emulated')\n"
+        "except RuntimeError as error:\n    print(error)",
+        NUMBA_CACHE_DIR=str(tmp_path),
+        COLUMNS="300",
+    )
     assert found.count("pip install 'numba-cuda[cu13]'") >= 3 and "device 'emulated' is not available here" in found
 
 
@@ -57,9 +61,15 @@ def test_thresholds_that_make_no_sense_are_named_and_not_used(tmp_path, monkeypa
         assert thresholds.load() == thresholds.Thresholds()
 
 
-@pytest.mark.parametrize("suffix, damage", [("nbi", lambda content: content[:20]), ("nbc", lambda content: content[:-50]),
-                                            ("nbi", lambda content: pickle.dumps(numba.__version__) + b"\0")],
-                         ids=["cut index", "cut code", "wrong index"])
+@pytest.mark.parametrize(
+    "suffix, damage",
+    [
+        ("nbi", lambda content: content[:20]),
+        ("nbc", lambda content: content[:-50]),
+        ("nbi", lambda content: pickle.dumps(numba.__version__) + b"\0"),
+    ],
+    ids=["cut index", "cut code", "wrong index"],
+)
 def test_a_damaged_cache_of_compiled_loops_is_named_and_not_used(tmp_path, monkeypatch, suffix, damage):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # Numba looks when it compiles next
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))

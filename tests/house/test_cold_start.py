@@ -1,4 +1,5 @@
 """What a user waits for: the import, the first fit with compilation, a fit with a warm cache. Bounds for two cores."""
+
 import os
 import subprocess
 import sys
@@ -27,8 +28,9 @@ print(time.perf_counter() - start)
 
 def seconds(code, **environment):
     """The numbers that the code prints, run in a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True,
-                          env={**os.environ, **environment})
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True, env={**os.environ, **environment}
+    )
     return [float(line) for line in done.stdout.split()]
 
 
@@ -54,8 +56,14 @@ from numbanet.datasets import load_digits
 X, y, _, _ = load_digits()
 Net((64, 64), dropout="rdp", epochs=1, random_state=0).fit(X[:128], y[:128])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True,
-                          env={**os.environ, "NUMBANET_PROFILE": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, "NUMBANET_PROFILE": "1"},
+    )
     lines = done.stderr.splitlines()
     assert any(line.startswith("linear_rows ") and "RowPlan" in line and "skipped" in line and " ms" in line for line in lines)
     assert any(line.startswith("softmax_cross_entropy.backward") for line in lines)

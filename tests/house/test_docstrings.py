@@ -1,4 +1,5 @@
 """Every public name says what it is; a method that overrides another one has its docstring. Examples in docstrings run."""
+
 import doctest
 import functools
 import importlib
@@ -46,7 +47,8 @@ def test_public_names_have_docstrings(module):
     assert list(silent(module)) == []
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if ">>>" in inspect.getsource(module)],
-                         ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [module for module in MODULES if ">>>" in inspect.getsource(module)], ids=lambda module: module.__name__
+)
 def test_examples_in_docstrings_run(module):
     assert doctest.testmod(module).failed == 0

@@ -1,4 +1,5 @@
 """The walkthroughs run, each in a fresh interpreter and another folder, and draw the pictures that they announce."""
+
 import ast
 import os
 import re
@@ -16,16 +17,30 @@ from numbanet_kernels.runtime import availability
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9][0-9]_*.py"))
-SECONDS = 20           # of CPU: what a reader waits at most, on a machine with nothing else to do
+SECONDS = 20  # of CPU: what a reader waits at most, on a machine with nothing else to do
 TIMEOUT = 6 * SECONDS  # what a busy machine may take
 
 
 def run(example, folder, **variables):
     """The finished process and the pictures it announced; one BLAS thread, so that busy machines do not stall."""
-    environment = {**os.environ, "NUMBANET_PICTURES": str(folder), "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT),
-                   "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", **variables}
-    done = subprocess.run([sys.executable, "-W", "error::RuntimeWarning", str(example)], cwd=folder, env=environment,
-                          encoding="utf-8", capture_output=True, timeout=TIMEOUT)
+    environment = {
+        **os.environ,
+        "NUMBANET_PICTURES": str(folder),
+        "MPLBACKEND": "Agg",
+        "PYTHONPATH": str(ROOT),
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONIOENCODING": "utf-8",
+        **variables,
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", str(example)],
+        cwd=folder,
+        env=environment,
+        encoding="utf-8",
+        capture_output=True,
+        timeout=TIMEOUT,
+    )
     return done, [Path(line.removeprefix("wrote ")) for line in done.stdout.splitlines() if line.startswith("wrote ")]
 
 

@@ -1,4 +1,5 @@
 """What users write themselves, each in at most 40 lines and with nothing but public names: they train like numbanet's own."""
+
 import dataclasses
 import inspect
 import pickle
@@ -40,8 +41,10 @@ def swish(dev, x, gain):
         """dy x s (1 - s) other"""
         return dev.mul(dev.sigmoid_grad(dev.mul(dy, x), s), other)
 
-    return dev.mul(x, s), (lambda dy: dev.add(dev.mul(dy, s), slope(dy, g)),
-                           lambda dy: dev.reshape(dev.sum(slope(dy, x)), (1,)))
+    return dev.mul(x, s), (
+        lambda dy: dev.add(dev.mul(dy, s), slope(dy, g)),
+        lambda dy: dev.reshape(dev.sum(slope(dy, x)), (1,)),
+    )
 
 
 class Swish(Layer):
@@ -150,16 +153,31 @@ class Focal(Loss):
 # --- they work --------------------------------------------------------------------------------------------------------
 CASES = {
     "op and layer": {"layers": lambda: [Linear(6, 9, rng=0), Swish(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4)},
-    "layer that holds others": {"dropout": RowDropout(0.4), "learning_rate": 0.002, "layers": lambda: [
-        Linear(6, 9, rng=0), SkipConnection(9), Linear(9, 40, rng=1), ReLU(), Linear(40, 3, rng=4)]},
+    "layer that holds others": {
+        "dropout": RowDropout(0.4),
+        "learning_rate": 0.002,
+        "layers": lambda: [Linear(6, 9, rng=0), SkipConnection(9), Linear(9, 40, rng=1), ReLU(), Linear(40, 3, rng=4)],
+    },
     "plan and policy": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RunDropout(0.5)},
     "policy that looks": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": LoudDropout(0.5)},
-    "hook": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4),
-             "callbacks": [WarmUp(10)], "learning_rate": 0.02},
-    "loss": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4), "loss": Focal(),
-             "learning_rate": 0.03},
-    "optimiser": {"layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)], "dropout": RowDropout(0.4),
-                  "optimizer": RMSprop, "learning_rate": 0.01},
+    "hook": {
+        "layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)],
+        "dropout": RowDropout(0.4),
+        "callbacks": [WarmUp(10)],
+        "learning_rate": 0.02,
+    },
+    "loss": {
+        "layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)],
+        "dropout": RowDropout(0.4),
+        "loss": Focal(),
+        "learning_rate": 0.03,
+    },
+    "optimiser": {
+        "layers": lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, rng=1)],
+        "dropout": RowDropout(0.4),
+        "optimizer": RMSprop,
+        "learning_rate": 0.01,
+    },
 }
 
 
@@ -191,7 +209,7 @@ def test_a_loss_has_the_right_value_and_gradient(dev, rng):
     loss = Focal().mean(x, dev.upload(target.astype(np.int32)), None)
     z = np.float64(x.numpy())
     p = (np.exp(z) / np.exp(z).sum(1, keepdims=True))[np.arange(5), target]
-    assert loss.item() == pytest.approx((-(1 - p) ** 2 * np.log(p)).mean(), rel=1e-5)
+    assert loss.item() == pytest.approx((-((1 - p) ** 2) * np.log(p)).mean(), rel=1e-5)
     check_grad(lambda x: Focal().mean(x, dev.upload(target.astype(np.int32)), None), [x])
 
 
@@ -237,8 +255,9 @@ def test_the_op_has_the_right_gradient(dev, rng):
     check_grad(swish, [Tensor(rng.standard_normal((4, 3)), dev, requires_grad=True), Tensor([0.7], dev, requires_grad=True)])
 
 
-@pytest.mark.parametrize("written", [swish.__wrapped__, Swish, SkipConnection, Run, RunDropout, LoudDropout, RMSprop,
-                                     WarmUp, Focal])
+@pytest.mark.parametrize(
+    "written", [swish.__wrapped__, Swish, SkipConnection, Run, RunDropout, LoudDropout, RMSprop, WarmUp, Focal]
+)
 def test_it_is_short(written):
     assert len(inspect.getsource(written).splitlines()) <= 40
 

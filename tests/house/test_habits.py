@@ -1,4 +1,5 @@
 """What the pages say of versions and of the environment is so."""
+
 import ast
 import json
 import re
@@ -23,13 +24,23 @@ def variables(source):
     """The names of environment variables in a program: words in capitals, where it reads the environment."""
     if not re.search(r"\bos\.(environ|getenv)\b", source):
         return set()
-    return {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)
-            and isinstance(node.value, str) and re.fullmatch(r"[A-Z]+(_[A-Z]+)+|[A-Z]{8,}", node.value)}
+    return {
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"[A-Z]+(_[A-Z]+)+|[A-Z]{8,}", node.value)
+    }
 
 
 def test_the_readme_lists_the_environment_variables():
-    read = set().union(*(variables(path.read_text(encoding="utf-8")) for folder in (
-        "numbanet", "numbanet_kernels", "datasets", "bench", "examples") for path in (ROOT / folder).rglob("*.py")))
+    read = set().union(
+        *(
+            variables(path.read_text(encoding="utf-8"))
+            for folder in ("numbanet", "numbanet_kernels", "datasets", "bench", "examples")
+            for path in (ROOT / folder).rglob("*.py")
+        )
+    )
     section = text("README.md").partition("\n### Environment variables\n")[2].partition("\n#")[0]
     listed = [name for row in re.findall(r"^\| (`.+?) \|", section, re.M) for name in re.findall(r"`(\w+)`", row)]
     assert {"NUMBANET_DATA", "NUMBA_CACHE_DIR", "LOCALAPPDATA"} <= read

@@ -1,4 +1,5 @@
 """Who may import whom, by AST; what an import may load, by subprocess; the op tables, by signature."""
+
 import ast
 import inspect
 import re
@@ -18,8 +19,11 @@ ROOT = Path(__file__).parents[2]
 SOURCES = [path for folder in ("numbanet", "numbanet_kernels", "datasets") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-FAMILIES = [path for path in sorted((ROOT / "numbanet_kernels/families").iterdir())  # files, and rooms: folders
-            if path.stem not in ("__init__", "__pycache__")]
+FAMILIES = [
+    path
+    for path in sorted((ROOT / "numbanet_kernels/families").iterdir())  # files, and rooms: folders
+    if path.stem not in ("__init__", "__pycache__")
+]
 
 ARROWS = {  # folder: those whose files it may import besides its own
     "numbanet_kernels": [f"numbanet_kernels.{name}" for name in ("families", "layouts", "host", "runtime")],  # the tables
@@ -32,8 +36,29 @@ ARROWS = {  # folder: those whose files it may import besides its own
 }
 
 # each imports those before it
-LEVELS = ["profile", "arguments", "device", "gradients", "tensor", "autograd", "plans", "ops", "losses", "layers", "dropout",
-          "training", "datasets", "estimators", "check", "sparse", "plots", "demo", "cli", "__init__", "__main__"]
+LEVELS = [
+    "profile",
+    "arguments",
+    "device",
+    "gradients",
+    "tensor",
+    "autograd",
+    "plans",
+    "ops",
+    "losses",
+    "layers",
+    "dropout",
+    "training",
+    "datasets",
+    "estimators",
+    "check",
+    "sparse",
+    "plots",
+    "demo",
+    "cli",
+    "__init__",
+    "__main__",
+]
 NO_KERNELS = tuple(f"numbanet_kernels.{name}." for name in ("layouts", "runtime.interrupt", "runtime.context"))
 BACK = {("tensor", "autograd"), ("tensor", "ops")}  # Tensor's methods are the operations, which need Tensor
 
@@ -59,7 +84,7 @@ def imported(path):
             for alias in node.names:
                 yield alias.name, node.lineno
         elif isinstance(node, ast.ImportFrom):
-            within = package[:len(package) - node.level + 1] if node.level else ()
+            within = package[: len(package) - node.level + 1] if node.level else ()
             base = ".".join((*within, node.module or "")).strip(".")
             for alias in node.names:
                 yield f"{base}.{alias.name}", node.lineno
@@ -114,21 +139,38 @@ def test_import_rules(path):
     assert not broken
 
 
-OFFENDERS = [("numbanet/estimators/net.py", "numba.cuda"), ("numbanet/ops/linear.py", "numbanet_kernels.families.gemm"),
-             ("numbanet/ops/linear.py", "numbanet_kernels.runtime.launch"), ("datasets/idx.py", "numbanet.cli"),
-             ("numbanet/plans/rows.py", "numbanet.ops.linear"), ("numbanet/layers/base.py", "numbanet.training.optim"),
-             ("numbanet/tensor.py", "numbanet.plans"), ("numbanet/training/task.py", "numbanet.estimators.net"),
-             ("numbanet/dropout/base.py", "numbanet.training.stepper"), ("numbanet/device.py", "numbanet.tensor"),
-             *((f"numbanet_kernels/{here}.py", f"{there}.x") for here, there in (
-                 ("families/gemm", "numba.cuda"), ("host/threads", "threadpoolctl"),
-                 ("families/gemm", "numbanet"), ("families/gemm", "numbanet_kernels.cpu"),
-                 ("families/conv/cpu", "numba.cuda"), ("families/conv/cpu", "numbanet_kernels.ptx"),
-                 ("families/gemm", "numbanet_kernels.families.conv.cpu"),
-                 ("families/lstm/cpu", "numbanet_kernels.families.conv.cpu"),
-                 ("families/gemm", "numbanet_kernels.ptx"), ("blocks/copies", "numbanet_kernels.families"),
-                 ("blocks/copies", "numbanet_kernels.host"), ("host/threads", "numbanet_kernels.blocks"),
-                 ("layouts/tiles", "numbanet_kernels.runtime"), ("runtime/memory", "numbanet_kernels.host"),
-                 ("ptx/machine", "numbanet_kernels.runtime")))]
+OFFENDERS = [
+    ("numbanet/estimators/net.py", "numba.cuda"),
+    ("numbanet/ops/linear.py", "numbanet_kernels.families.gemm"),
+    ("numbanet/ops/linear.py", "numbanet_kernels.runtime.launch"),
+    ("datasets/idx.py", "numbanet.cli"),
+    ("numbanet/plans/rows.py", "numbanet.ops.linear"),
+    ("numbanet/layers/base.py", "numbanet.training.optim"),
+    ("numbanet/tensor.py", "numbanet.plans"),
+    ("numbanet/training/task.py", "numbanet.estimators.net"),
+    ("numbanet/dropout/base.py", "numbanet.training.stepper"),
+    ("numbanet/device.py", "numbanet.tensor"),
+    *(
+        (f"numbanet_kernels/{here}.py", f"{there}.x")
+        for here, there in (
+            ("families/gemm", "numba.cuda"),
+            ("host/threads", "threadpoolctl"),
+            ("families/gemm", "numbanet"),
+            ("families/gemm", "numbanet_kernels.cpu"),
+            ("families/conv/cpu", "numba.cuda"),
+            ("families/conv/cpu", "numbanet_kernels.ptx"),
+            ("families/gemm", "numbanet_kernels.families.conv.cpu"),
+            ("families/lstm/cpu", "numbanet_kernels.families.conv.cpu"),
+            ("families/gemm", "numbanet_kernels.ptx"),
+            ("blocks/copies", "numbanet_kernels.families"),
+            ("blocks/copies", "numbanet_kernels.host"),
+            ("host/threads", "numbanet_kernels.blocks"),
+            ("layouts/tiles", "numbanet_kernels.runtime"),
+            ("runtime/memory", "numbanet_kernels.host"),
+            ("ptx/machine", "numbanet_kernels.runtime"),
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize("path, module", OFFENDERS)
@@ -151,16 +193,24 @@ def test_devices_are_told_apart_in_device_py_alone():
     found = []
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Compare) and any(isinstance(c, ast.Constant) and c.value == "cuda"
-                                                     for c in (node.left, *node.comparators)):
+            if isinstance(node, ast.Compare) and any(
+                isinstance(c, ast.Constant) and c.value == "cuda" for c in (node.left, *node.comparators)
+            ):
                 found.append(path.name)
     assert set(found) <= {"device.py"}
 
 
 def run(code, **environment):
     import os
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT,
-                          env={**os.environ, **environment}, timeout=120)
+
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        timeout=120,
+    )
 
 
 @pytest.mark.slow
@@ -189,9 +239,11 @@ def test_import_without_any_cuda_package():
 
 
 def test_import_is_lean():
-    done = run("import sys, numbanet, numbanet.datasets; "
-               "print([m for m in ('sklearn', 'scipy.optimize', 'scipy.stats', 'rich', 'matplotlib', 'torch', 'pandas') "
-               "if m in sys.modules])")
+    done = run(
+        "import sys, numbanet, numbanet.datasets; "
+        "print([m for m in ('sklearn', 'scipy.optimize', 'scipy.stats', 'rich', 'matplotlib', 'torch', 'pandas') "
+        "if m in sys.modules])"
+    )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
@@ -248,8 +300,11 @@ def test_every_kernel_belongs_to_a_family():
 def test_what_ends_in_the_name_of_a_device_is_an_operation_of_both():
     """No public function of the rooms that have operations has a version for one device alone."""
     names = [name for module in tables.modules() for name in vars(module) if not name.startswith("_")]
-    assert {n.removesuffix("_cpu") for n in names if n.endswith("_cpu")} == {
-        n.removesuffix("_cuda") for n in names if n.endswith("_cuda")} == operations(cpu).keys()
+    assert (
+        {n.removesuffix("_cpu") for n in names if n.endswith("_cpu")}
+        == {n.removesuffix("_cuda") for n in names if n.endswith("_cuda")}
+        == operations(cpu).keys()
+    )
     assert {path.stem for path in FAMILIES} <= {tables.family_of(module) for module in tables.modules()}
 
 

@@ -1,4 +1,5 @@
 """A policy, a layer, a data set and a suite are each one file and its export: help, docstrings, tables and plots follow."""
+
 import os
 import shutil
 import subprocess
@@ -69,13 +70,14 @@ def changed(tmp_path_factory):
     _export(folder, "numbanet/layers/twice.py", LAYER, "numbanet/layers/registry.py", "Twice")
     _export(folder, "datasets/stripes.py", DATA, "numbanet/datasets.py", "load_stripes", "numbanet.datasets.stripes")
     path = folder / "numbanet/datasets.py"
-    path.write_text(path.read_text(encoding="utf-8").replace('IMAGES = (', 'IMAGES = ("stripes", ', 1), encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8").replace("IMAGES = (", 'IMAGES = ("stripes", ', 1), encoding="utf-8")
     (folder / "bench/steps/nothing.py").write_text(SUITE.lstrip(), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))}
 
     def run(*arguments):
-        done = subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True,
-                              timeout=120)
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -99,15 +101,19 @@ def test_a_policy_stands_in_help_docstrings_tables_and_plots(changed):
     said = changed("-c", "from numbanet import *; print(HalvesDropout.name, Net.__doc__, LanguageModel.__doc__)")
     assert said.startswith("halves") and said.count('"halves"') == 3  # of dropout twice, of recurrent_dropout once
     assert '| `"halves"` | neurons: one half, of two | a quarter |' in changed(
-        "-c", "from bench.machinery import report; print(report.policies('', '', []))")
-    drawn = changed("-c", """if True:
+        "-c", "from bench.machinery import report; print(report.policies('', '', []))"
+    )
+    drawn = changed(
+        "-c",
+        """if True:
         from numbanet import plots
         from bench.machinery.plots import COLOURS
         plots._save = lambda figure, path: print(*(line.get_color() + line.get_linestyle() + line.get_marker()
                                                    for line in figure.axes[0].lines))
         record = {"epoch": 1, "seconds": 1.0, "score": 0.5, "loss": 1.0}
         plots.learning_curves({"halves": [record]}, "a.png")
-        print(COLOURS["halves"])""")
+        print(COLOURS["halves"])""",
+    )
     assert drawn == "#123456--h\n#123456\n"
     out = changed("-m", "numbanet", "train", "--dropout", "halves", "--layers", "8,8", "--epochs", "1", "--quiet")
     assert "halves" in out
@@ -115,20 +121,44 @@ def test_a_policy_stands_in_help_docstrings_tables_and_plots(changed):
 
 @pytest.mark.slow
 def test_a_layer_is_public_and_can_be_saved(changed):
-    assert changed("-c", """if True:
+    assert (
+        changed(
+            "-c",
+            """if True:
         import numpy as np
         from numbanet import Linear, Net, Twice
         X = np.random.default_rng(0).random((12, 3))
         net = Net([Linear(3, 4), Twice(), Linear(4, 2)], epochs=1, random_state=0).fit(X, np.arange(12) % 2)
         net.save("a.safetensors")
-        print(np.array_equal(Net.load("a.safetensors").predict_proba(X), net.predict_proba(X)))""") == "True\n"
+        print(np.array_equal(Net.load("a.safetensors").predict_proba(X), net.predict_proba(X)))""",
+        )
+        == "True\n"
+    )
 
 
 @pytest.mark.slow
 def test_a_data_set_is_trained_on_and_predicted(changed):
     assert "stripes" in changed("-m", "numbanet", "train", "--help")
-    out = changed("-m", "numbanet", "train", "--data", "stripes", "--layers", "16", "--epochs", "20", "--batch-size", "10",
-                  "--dropout", "none", "--learning-rate", "0.1", "--quiet", "--save", "b.safetensors")
+    out = changed(
+        "-m",
+        "numbanet",
+        "train",
+        "--data",
+        "stripes",
+        "--layers",
+        "16",
+        "--epochs",
+        "20",
+        "--batch-size",
+        "10",
+        "--dropout",
+        "none",
+        "--learning-rate",
+        "0.1",
+        "--quiet",
+        "--save",
+        "b.safetensors",
+    )
     assert "stripes" in out and "100.00%" in out
     assert changed("-m", "numbanet", "predict", "b.safetensors", "stripes").split() == ["0", "1"] * 10
 
@@ -137,10 +167,13 @@ def test_a_data_set_is_trained_on_and_predicted(changed):
 def test_a_suite_stands_in_the_list_in_help_and_in_the_page(changed):
     assert "nothing " in changed("-m", "bench", "list") and "nothing" in changed("-m", "bench", "--help")
     changed("-m", "bench", "nothing", "--json", "bench/results/nothing.json")
-    page = changed("-c", """if True:
+    page = changed(
+        "-c",
+        """if True:
         from bench.machinery import report
         report.report()
-        print(report.PAGES[1].read_text(encoding="utf-8"))""")
+        print(report.PAGES[1].read_text(encoding="utf-8"))""",
+    )
     assert "| `nothing` | Nothing, which takes no time. | `python -m bench nothing --json bench/results/nothing.json` |" in page
     assert "## `nothing`\n\nNothing, which takes no time.\n\n_cpu: " in page and "| a case | numbanet |" in page
 
@@ -148,6 +181,12 @@ def test_a_suite_stands_in_the_list_in_help_and_in_the_page(changed):
 def test_two_suites_of_one_name_are_refused(tmp_path):
     shutil.copytree(ROOT / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("__pycache__", "results"))
     (tmp_path / "bench/steps/more.py").write_text('SUITE = "mlp"\n', encoding="utf-8")
-    done = subprocess.run([sys.executable, "-m", "bench", "list"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "list"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode != 0 and "both say SUITE = 'mlp'" in done.stderr

@@ -1,4 +1,5 @@
 """Wheel and sdist build, and work when installed outside the checkout."""
+
 import json
 import shutil
 import subprocess
@@ -22,8 +23,9 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packaging")
     copy = folder / "source"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", "*.egg-info", "build", "dist"))
-    subprocess.run([sys.executable, "-m", "build", "--outdir", folder / "dist", copy], check=True, capture_output=True,
-                   timeout=400)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--outdir", folder / "dist", copy], check=True, capture_output=True, timeout=400
+    )
     return folder / "dist"
 
 
@@ -40,25 +42,48 @@ def test_the_wheel_holds_the_packages_and_no_other(built):
 def test_the_sdist_holds_licence_tests_and_examples(built):
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "README.md", "CHANGELOG.md", "Makefile", "datasets/mnist.py", "tests/estimators/test_net.py",
-            "examples/05_net.py"} <= names
+    assert {
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "Makefile",
+        "datasets/mnist.py",
+        "tests/estimators/test_net.py",
+        "examples/05_net.py",
+    } <= names
 
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory):
     """Runs Python in a folder of its own, with the wheel installed and no checkout at hand."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder / "site",
-                    next(built.glob("*.whl"))], check=True, timeout=200)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            folder / "site",
+            next(built.glob("*.whl")),
+        ],
+        check=True,
+        timeout=200,
+    )
     environment = {"PYTHONPATH": str(folder / "site"), "PATH": "/usr/bin:/bin", "NUMBA_CACHE_DIR": str(folder / "cache")}
-    return lambda *arguments: subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=folder,
-                                             timeout=120, env=environment)
+    return lambda *arguments: subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, timeout=120, env=environment
+    )
 
 
 def test_the_wheel_works_outside_the_checkout(installed):
-    code = ("import numbanet, numbanet.datasets; from numbanet.datasets import load_digits; "
-            "X, y, Xt, yt = load_digits(); print(numbanet.Net((64,), dropout='rdp').fit(X, y).score(Xt, yt) > 0.85, "
-            "numbanet.__file__)")
+    code = (
+        "import numbanet, numbanet.datasets; from numbanet.datasets import load_digits; "
+        "X, y, Xt, yt = load_digits(); print(numbanet.Net((64,), dropout='rdp').fit(X, y).score(Xt, yt) > 0.85, "
+        "numbanet.__file__)"
+    )
     done = installed("-c", code)
     assert done.stdout.startswith("True") and "site/numbanet/__init__.py" in done.stdout, done.stderr
 
@@ -69,5 +94,6 @@ def test_kernels_are_measured_without_a_checkout(installed):
     record = json.loads(installed("-c", "print(open('a.json').read())").stdout)
     assert record["commit"] is None and record["machine"]["numbanet"] == __version__ and record["shape"] == [32, 1, 5]
     done = installed("-m", "numbanet", "bench", "report")
-    assert done.returncode == 2 and done.stderr == ("numbanet bench: error: report needs a checkout of numbanet, with its "
-                                                    "tests and results\n")
+    assert done.returncode == 2 and done.stderr == (
+        "numbanet bench: error: report needs a checkout of numbanet, with its tests and results\n"
+    )

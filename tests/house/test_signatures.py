@@ -1,4 +1,5 @@
 """Arguments of layers and optimisers mean what PyTorch's mean where they stand; what is not supported is refused by name."""
+
 import inspect
 
 import numpy as np
@@ -27,8 +28,11 @@ from numbanet import (
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
 
 OWN = (Sequential,)  # takes a list, as its docstring says
-SHARED = sorted(name for name, value in vars(numbanet).items() if inspect.isclass(value) and issubclass(value, Layer)
-                and value not in OWN and hasattr(torch.nn, name))
+SHARED = sorted(
+    name
+    for name, value in vars(numbanet).items()
+    if inspect.isclass(value) and issubclass(value, Layer) and value not in OWN and hasattr(torch.nn, name)
+)
 LAST = ("device", "_weight")  # from here on PyTorch's arguments are given by name
 
 
@@ -36,12 +40,26 @@ def by_place(function, *, skipped=1):
     """(name, default) of the arguments that may be given by their place, but for the first ones."""
     found = [(p.name, p.default) for p in inspect.signature(function).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     names = [name for name, _ in found]
-    return found[skipped:min([names.index(name) for name in LAST if name in names], default=len(names))]
+    return found[skipped : min([names.index(name) for name in LAST if name in names], default=len(names))]
 
 
 def test_all_layers_with_a_name_of_pytorchs_are_looked_at():
-    assert {"Linear", "Conv2d", "BatchNorm1d", "BatchNorm2d", "Embedding", "LSTM", "GRU", "LayerNorm", "MaxPool2d", "AvgPool2d",
-            "AdaptiveAvgPool2d", "Flatten", "ReLU", "GELU"} <= set(SHARED)
+    assert {
+        "Linear",
+        "Conv2d",
+        "BatchNorm1d",
+        "BatchNorm2d",
+        "Embedding",
+        "LSTM",
+        "GRU",
+        "LayerNorm",
+        "MaxPool2d",
+        "AvgPool2d",
+        "AdaptiveAvgPool2d",
+        "Flatten",
+        "ReLU",
+        "GELU",
+    } <= set(SHARED)
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -55,28 +73,46 @@ def test_positional_arguments_of_layers_are_pytorchs(name):
     assert by_place(getattr(numbanet, name).__init__) == theirs
 
 
-@pytest.mark.parametrize("name, arguments", [("SGD", ["lr", "momentum"]),
-                                             ("Adam", ["lr", "betas", "eps", "weight_decay"]),
-                                             ("AdamW", ["lr", "betas", "eps", "weight_decay"])])
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("SGD", ["lr", "momentum"]),
+        ("Adam", ["lr", "betas", "eps", "weight_decay"]),
+        ("AdamW", ["lr", "betas", "eps", "weight_decay"]),
+    ],
+)
 def test_positional_arguments_of_optimisers_are_the_first_of_pytorchs(name, arguments):
-    ours, theirs = ([found for found, _ in by_place(getattr(place, name).__init__, skipped=2)]
-                    for place in (numbanet, torch.optim))
-    assert ours == ["learning_rate", *arguments[1:]] and theirs[:len(ours)] == arguments
+    ours, theirs = (
+        [found for found, _ in by_place(getattr(place, name).__init__, skipped=2)] for place in (numbanet, torch.optim)
+    )
+    assert ours == ["learning_rate", *arguments[1:]] and theirs[: len(ours)] == arguments
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: BatchNorm1d(3, 1e-5, 0.1, False), "BatchNorm1d: affine=False is not supported, only affine=True: .*requires_grad"),
-    (lambda: BatchNorm2d(3, 1e-5, 0.1, True, False), "BatchNorm2d: track_running_stats=False is not supported.*ops.batch_norm"),
-    (lambda: Conv2d(3, 4, 3, 1, 0, 1, 1, True, "reflect"), "Conv2d: padding_mode='reflect' is not.*pad the images"),
-    (lambda: MaxPool2d(2, 2, 0, 1, True), "MaxPool2d: return_indices=True"),
-    (lambda: AvgPool2d(2, 2, 0, False, True, 3), "AvgPool2d: divisor_override=3"),
-    (lambda: Embedding(5, 2, None, 1.0), "Embedding: max_norm=1.0"), (lambda: Embedding(5, 2, sparse=True), "sparse=True"),
-    (lambda: Embedding(5, 2, None, None, 2.0, True), "scale_grad_by_freq=True"),
-    (lambda: LSTM(3, 4, 2, True, False, 0.5), "LSTM: dropout=0.5"),
-    (lambda: GRU(3, 4, 2, True, False, 0.5), "GRU: dropout=0.5"),
-    (lambda: LSTM(3, 4, 1, True, False, 0.0, False, 2), "LSTM: proj_size=2 .*a Linear after it"),
-    (lambda: Flatten(0), "Flatten: start_dim=0"), (lambda: GELU("tanh"), "GELU: approximate='tanh'"),
-    (lambda: ReLU(True), "ReLU: inplace=True")])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: BatchNorm1d(3, 1e-5, 0.1, False),
+            "BatchNorm1d: affine=False is not supported, only affine=True: .*requires_grad",
+        ),
+        (
+            lambda: BatchNorm2d(3, 1e-5, 0.1, True, False),
+            "BatchNorm2d: track_running_stats=False is not supported.*ops.batch_norm",
+        ),
+        (lambda: Conv2d(3, 4, 3, 1, 0, 1, 1, True, "reflect"), "Conv2d: padding_mode='reflect' is not.*pad the images"),
+        (lambda: MaxPool2d(2, 2, 0, 1, True), "MaxPool2d: return_indices=True"),
+        (lambda: AvgPool2d(2, 2, 0, False, True, 3), "AvgPool2d: divisor_override=3"),
+        (lambda: Embedding(5, 2, None, 1.0), "Embedding: max_norm=1.0"),
+        (lambda: Embedding(5, 2, sparse=True), "sparse=True"),
+        (lambda: Embedding(5, 2, None, None, 2.0, True), "scale_grad_by_freq=True"),
+        (lambda: LSTM(3, 4, 2, True, False, 0.5), "LSTM: dropout=0.5"),
+        (lambda: GRU(3, 4, 2, True, False, 0.5), "GRU: dropout=0.5"),
+        (lambda: LSTM(3, 4, 1, True, False, 0.0, False, 2), "LSTM: proj_size=2 .*a Linear after it"),
+        (lambda: Flatten(0), "Flatten: start_dim=0"),
+        (lambda: GELU("tanh"), "GELU: approximate='tanh'"),
+        (lambda: ReLU(True), "ReLU: inplace=True"),
+    ],
+)
 def test_what_is_not_supported_is_refused_by_name(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -1,4 +1,5 @@
 """What README and CONTRIBUTING show: programs run, on small data; what is quoted stands in the sources; commands parse."""
+
 import importlib
 import io
 import re
@@ -69,8 +70,11 @@ def test_the_file_of_ones_own_in_contributing_runs(capsys):
 def code(text):
     """The words of a source without comments and white space; of what is no whole statement as well."""
     try:
-        tokens = [token.string for token in tokenize.generate_tokens(io.StringIO(text).readline)
-                  if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)]
+        tokens = [
+            token.string
+            for token in tokenize.generate_tokens(io.StringIO(text).readline)
+            if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+        ]
     except (tokenize.TokenError, IndentationError):
         tokens = text.split()
     return " ".join(filter(None, tokens))
@@ -78,8 +82,11 @@ def code(text):
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
 def test_what_is_quoted_stands_in_the_sources(page):
-    sources = [code(path.read_text(encoding="utf-8")) for folder in ("numbanet", "numbanet_kernels", "tests")
-               for path in (ROOT / folder).rglob("*.py")]
+    sources = [
+        code(path.read_text(encoding="utf-8"))
+        for folder in ("numbanet", "numbanet_kernels", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
     quoted = [part for block in blocks(page) if block not in programs(page) for part in block.split("…\n")]
     assert quoted
     for part in quoted:

@@ -1,4 +1,5 @@
 """How the house is built: circles of imports, who stores to whose attributes, and how deep a training step lies."""
+
 import ast
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def imports(path):
     known = {module(other) for other in SOURCES}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
-            base = ".".join([*own[:len(own) - node.level + 1], *([node.module] if node.module else [])])
+            base = ".".join([*own[: len(own) - node.level + 1], *([node.module] if node.module else [])])
             yield from {f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names}
 
 
@@ -44,8 +45,8 @@ def circles(arrows):
             if other in stack:
                 low[name] = min(low[name], low[other])
         if low[name] == numbers[name]:
-            group = set(stack[stack.index(name):])
-            del stack[stack.index(name):]
+            group = set(stack[stack.index(name) :])
+            del stack[stack.index(name) :]
             if len(group) > 1:
                 found.append(group)
 
@@ -84,8 +85,9 @@ STORING = "setattr", "delattr", "__setattr__", "__delattr__"
 
 def test_few_attributes_are_stored_from_outside_their_object():
     """An object changes itself; what is left is what Python, NumPy and scikit-learn ask for, and public attributes."""
-    found = [f"{path.relative_to(ROOT)}:{line} {what}" for path in SOURCES
-             for line, what in stores(path.read_text(encoding="utf-8"))]
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {what}" for path in SOURCES for line, what in stores(path.read_text(encoding="utf-8"))
+    ]
     assert len(found) <= 20, "\n".join(found)
 
 
@@ -120,7 +122,10 @@ def test_few_frames_stand_between_fit_and_an_update(monkeypatch, recording, most
 def test_nothing_in_numbanet_knows_addresses():
     """Arrays are told apart by the device, and by the recorder of steps, which holds them."""
     known = "address", "data_ptr", "ctypes", "__array_interface__", "__cuda_array_interface__"
-    found = [f"{path.relative_to(ROOT)}:{node.lineno} {node.attr}" for path in SOURCES
-             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-             if isinstance(node, ast.Attribute) and node.attr in known]
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.attr}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in known
+    ]
     assert not found, "\n".join(found)

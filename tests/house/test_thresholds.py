@@ -1,4 +1,5 @@
 """Thresholds: where they are kept, how they are measured, and that no result depends on them."""
+
 import json
 import sys
 import time
@@ -25,8 +26,17 @@ def test_what_is_saved_is_loaded(file):
     assert [path.name for path in file.parent.iterdir()] == ["costs.json"]
 
 
-@pytest.mark.parametrize("content", [None, [], {}, {"shared_elements": 1}, {**Thresholds()._asdict(), "shared_flops": -1},
-                                     {**Thresholds()._asdict(), "shared_flops": "many"}])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        [],
+        {},
+        {"shared_elements": 1},
+        {**Thresholds()._asdict(), "shared_flops": -1},
+        {**Thresholds()._asdict(), "shared_flops": "many"},
+    ],
+)
 def test_a_file_that_makes_no_sense_is_not_used(file, content):
     file.parent.mkdir()
     file.write_text("" if content is None else json.dumps(content))

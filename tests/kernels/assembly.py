@@ -1,4 +1,5 @@
 """Kernels assembled for a card, where ptxas is: what it says of them, and their instructions, both kept on disk as PTX is."""
+
 import os
 import pathlib
 import shutil

@@ -1,5 +1,6 @@
 """Every kernel test runs on the CPU, on the CPU with its work shared by three threads however small it is, on the emulated
 device where NVVM is installed, and on CUDA where a card answers."""
+
 import numpy as np
 import pytest
 import threadpoolctl
@@ -8,8 +9,12 @@ from numbanet_kernels.families import gemm
 from numbanet_kernels.host import thresholds
 from numbanet_kernels.runtime import availability, emulation, memory
 
-DEVICES = ["cpu", "cpu shared", *(["cuda"] if availability.cuda_problem() is None else []),
-           *(["emulated"] if availability.nvvm_problem() is None else [])]
+DEVICES = [
+    "cpu",
+    "cpu shared",
+    *(["cuda"] if availability.cuda_problem() is None else []),
+    *(["emulated"] if availability.nvvm_problem() is None else []),
+]
 
 
 def pytest_generate_tests(metafunc):

@@ -3,6 +3,7 @@
 An array lies at one end of its pages, which are followed and preceded by closed ones; what is left of its own pages holds a
 pattern. All that numbanet allocates on the CPU lies so as soon as this is imported.
 """
+
 import ctypes
 import math
 import mmap
@@ -32,7 +33,7 @@ class _Region:
             if _libc.mprotect(ctypes.c_void_p(closed), PAGE, 0):
                 raise OSError(ctypes.get_errno(), "mprotect")
         start = PAGE + (pages * PAGE - size if at_end else 0)
-        self.rest = self.whole[PAGE:start], self.whole[start + size:(pages + 1) * PAGE]
+        self.rest = self.whole[PAGE:start], self.whole[start + size : (pages + 1) * PAGE]
         for part in self.rest:
             part[:] = PATTERN
         self.address = first + start

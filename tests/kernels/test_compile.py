@@ -2,6 +2,7 @@
 
 No GPU is needed: NVVM and ptxas come with the extra `cuda`. A table of registers is printed with `pytest -rP`.
 """
+
 import re
 
 import pytest
@@ -27,10 +28,11 @@ def registers():
         print(name.ljust(44), *(str(counts.get(card, "")).rjust(7) for card in CARDS))
 
 
-@pytest.mark.parametrize("place, card", [(place, card) for place, kernel in enumerate(KERNELS) for card in CARDS
-                                         if card >= kernel.least],
-                         ids=lambda x: f"sm_{x[0]}{x[1]}" if isinstance(x, tuple) else
-                         f"{KERNELS[x].family}-{KERNELS[x].__name__}-{x}")
+@pytest.mark.parametrize(
+    "place, card",
+    [(place, card) for place, kernel in enumerate(KERNELS) for card in CARDS if card >= kernel.least],
+    ids=lambda x: f"sm_{x[0]}{x[1]}" if isinstance(x, tuple) else f"{KERNELS[x].family}-{KERNELS[x].__name__}-{x}",
+)
 def test_assembles(place, card, registers):
     kernel = KERNELS[place]
     assert not DOUBLE_PRECISION.search(kernel.ptx(card)), "float64 arithmetic in a kernel: a constant without float32(...)?"
@@ -38,4 +40,5 @@ def test_assembles(place, card, registers):
     numbers = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
     assert numbers.groups() == ("0", "0", "0"), numbers[0]
     registers.setdefault(f"{kernel.family}.{kernel.__name__} {place}", {})[card] = int(
-        re.search(r"Used (\d+) registers", said)[1])
+        re.search(r"Used (\d+) registers", said)[1]
+    )

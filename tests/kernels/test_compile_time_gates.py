@@ -1,4 +1,5 @@
 """Gates on compiled kernels, where no card tells: what the inner loop of the product is made of, registers, memory traffic."""
+
 import collections
 import os
 import re
@@ -36,14 +37,15 @@ def loop_of(kind, sass):
     for i, (opcode, rest) in enumerate(instructions):
         target = re.search(r"`\((\.L\w+)\)", rest) if opcode.startswith("BRA") else None
         if target and labels.get(target[1], i + 1) <= i:
-            loops.append([name for name, _ in instructions[labels[target[1]]:i + 1]])
+            loops.append([name for name, _ in instructions[labels[target[1]] : i + 1]])
     return max(loops, key=lambda loop: (sum(name.split(".")[0] == kind for name in loop), -len(loop)))
 
 
 CARD = pytest.mark.parametrize("card", CARDS, ids=lambda card: f"sm_{card[0]}{card[1]}")
 READ = pytest.mark.parametrize("a_along_k, b_along_k", ALONG)
-PRODUCTS = pytest.mark.parametrize("inner, a_along_k, b_along_k",
-                                   [(True, True, True), (True, True, False), (False, False, False)])
+PRODUCTS = pytest.mark.parametrize(
+    "inner, a_along_k, b_along_k", [(True, True, True), (True, True, False), (False, False, False)]
+)
 SUMMED = pytest.mark.parametrize("summed", [False, True])
 
 
@@ -98,8 +100,15 @@ def test_tensor_cores_multiply_tiles(passes, inner, a_along_k, b_along_k, card):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("kernel", [gemm_block._block(128, False, False, 0, True), gemm_block._block(128, True, True, 3),
-                                    cuda_grouped._grouped(True, 128, True, True)], ids=["block", "tensor", "tiles"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        gemm_block._block(128, False, False, 0, True),
+        gemm_block._block(128, True, True, 3),
+        cuda_grouped._grouped(True, 128, True, True),
+    ],
+    ids=["block", "tensor", "tiles"],
+)
 def test_the_largest_kernels_are_soon_compiled(kernel, tmp_path, monkeypatch):
     """With ptxas in less than eight times what the smallest one takes: 1.5 s where that takes 0.19 s. At least once in four."""
     monkeypatch.setattr(files, "cached", lambda name, decides, make: make())
@@ -130,8 +139,16 @@ for kernel in (gemm_block._block(128, False, False, 3, True), cuda_grouped._grou
 @pytest.mark.slow
 def test_later_processes_find_compiled_kernels():
     """Numba's cache names a kernel by its code and by what its closure holds: intrinsics, too, are the same in each process."""
-    said = [subprocess.run([sys.executable, "-c", NAMED], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
-                           text=True, check=True).stdout for seed in "12"]
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", NAMED],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in "12"
+    ]
     assert said[0] == said[1] and len(said[0].splitlines()) == 5
 
 
@@ -155,9 +172,11 @@ def test_no_bank_conflicts_and_few_sectors(rng, tile, ta, tb):
     a, b = put(rng, *((48, 128) if ta else (128, 48))), put(rng, *((128, 48) if tb else (48, 128)))
     with emulation.emulated():
         c = arrays.device_array((128, 128))
-    found = counted(lambda: gemm_block.launch_block(
-        a.reshape(-1), b.reshape(-1), (128, 128, 48), (1, 128) if ta else (48, 1), (1, 48) if tb else (128, 1), c,
-        tile=tile))
+    found = counted(
+        lambda: gemm_block.launch_block(
+            a.reshape(-1), b.reshape(-1), (128, 128, 48), (1, 128) if ta else (48, 1), (1, 48) if tb else (128, 1), c, tile=tile
+        )
+    )
     np.testing.assert_allclose(c, (a.T if ta else a).astype(float) @ (b.T if tb else b), rtol=1e-5, atol=1e-4)
     assert found["bank conflicts"] == 0 and found["divergent branches"] == 0
     assert found["sectors"] <= 1.1 * found["least sectors"]
@@ -169,8 +188,9 @@ def test_no_bank_conflicts_and_few_sectors(rng, tile, ta, tb):
 def test_a_tile_without_padding_is_seen(rng):
     a, c = put(rng, 64, 48), put(rng, 64, 64)
     for padding, least, most in ((4, 0, 0), (0, 100, 10000)):
-        found = counted(lambda: gemm_block.launch_block(
-            a.reshape(-1), a.reshape(-1), (64, 64, 48), (48, 1), (1, 48), c, padding=padding))
+        found = counted(
+            lambda: gemm_block.launch_block(a.reshape(-1), a.reshape(-1), (64, 64, 48), (48, 1), (1, 48), c, padding=padding)
+        )
         assert least <= found["bank conflicts"] <= most
 
 
@@ -192,8 +212,10 @@ def test_dropped_rows_and_columns_cost_nothing(rng):
 def test_dropout_and_transposes_read_and_write_side_by_side(rng):
     x = put(rng, 72, 104)
     of_key = 2 * 64  # its two words, read by each of 64 warps, as a recorded launch takes another key
-    for call, touched in ((lambda: random.dropout_cuda(x, 0.0, 1, 2), 2 * 72 * 104 // 8 + of_key),
-                          (lambda: indexing.transpose_cuda(x, (1, 0)), 2 * 72 * 104 // 8)):
+    for call, touched in (
+        (lambda: random.dropout_cuda(x, 0.0, 1, 2), 2 * 72 * 104 // 8 + of_key),
+        (lambda: indexing.transpose_cuda(x, (1, 0)), 2 * 72 * 104 // 8),
+    ):
         found = counted(call)
         assert found["bank conflicts"] == 0 and found["sectors"] == found["least sectors"] == touched
 
@@ -227,13 +249,22 @@ def gemm_reference_float32(a, b):
 def test_dropped_tiles_cost_nothing(rng, product):
     """One launch for all classes, without bank conflicts, of dp as many FLOPs and no more sectors than that."""
     x, w, dy = put(rng, 128, 512), put(rng, 512, 512), put(rng, 128, 512)
-    whole = counted({"forward": lambda: gemm.gemm_cuda(x, w, tb=True), "dx": lambda: gemm.gemm_cuda(dy, w),
-                     "dw": lambda: gemm.gemm_cuda(dy, x, ta=True)}[product])
+    whole = counted(
+        {
+            "forward": lambda: gemm.gemm_cuda(x, w, tb=True),
+            "dx": lambda: gemm.gemm_cuda(dy, w),
+            "dw": lambda: gemm.gemm_cuda(dy, x, ta=True),
+        }[product]
+    )
     for dp in (2, 4):
         pattern = Pattern((512, 512), 32, dp, 1)
-        kept = counted({"forward": lambda: gemm_tiles.gemm_tiles_cuda(x, w, pattern),
-                        "dx": lambda: gemm_tiles.gemm_tiles_dx_cuda(dy, w, pattern),
-                        "dw": lambda: gemm_tiles.gemm_tiles_dw_cuda(dy, x, pattern)}[product])
+        kept = counted(
+            {
+                "forward": lambda: gemm_tiles.gemm_tiles_cuda(x, w, pattern),
+                "dx": lambda: gemm_tiles.gemm_tiles_dx_cuda(dy, w, pattern),
+                "dw": lambda: gemm_tiles.gemm_tiles_dw_cuda(dy, x, pattern),
+            }[product]
+        )
         assert kept["launches"] == 1 and kept["bank conflicts"] == 0
         assert kept["flops"] == pytest.approx(whole["flops"] / dp, rel=0.05)
         assert kept["issued fma"] == pytest.approx(whole["issued fma"] / dp, rel=0.01)
@@ -250,8 +281,14 @@ def test_a_fast_kernel_is_checked_once_on_a_card(module):
         assert passed() and passed() and passed.cache_info().misses == 1 and module.available()
 
 
-@pytest.mark.parametrize("check, why", [(lambda: 0.5, "its error is 5.0e-01"), (lambda: float("nan"), "its error is nan"),
-                                        (lambda: 1 / 0, "ZeroDivisionError: division by zero")])
+@pytest.mark.parametrize(
+    "check, why",
+    [
+        (lambda: 0.5, "its error is 5.0e-01"),
+        (lambda: float("nan"), "its error is nan"),
+        (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+    ],
+)
 def test_a_kernel_that_a_card_gets_wrong_is_not_used(check, why):
     verdict = trust.trusted(check)
     with pytest.warns(UserWarning, match=f"its fast way is not taken on this card, {why}; the simple one is"):
@@ -270,10 +307,13 @@ def sparse_sectors(rng, op, nnz):
     x, dy, values = put(rng, 64, 64), put(rng, 64, 32), put(rng, nnz)
     with emulation.emulated():
         transposed = {name: csr.csr_transposed_cuda(a) for name, a in (("x", x), ("dy", dy))}
-    found = counted({"csr": lambda: csr.csr_cuda(x, values, at, transposed=transposed["x"]),
-                     "csr_dx": lambda: csr.csr_dx_cuda(dy, values, at, transposed=transposed["dy"]),
-                     "csr_dw": lambda: csr.csr_dw_cuda(dy, x, at, dy_transposed=transposed["dy"],
-                                                         x_transposed=transposed["x"])}[op])
+    found = counted(
+        {
+            "csr": lambda: csr.csr_cuda(x, values, at, transposed=transposed["x"]),
+            "csr_dx": lambda: csr.csr_dx_cuda(dy, values, at, transposed=transposed["dy"]),
+            "csr_dw": lambda: csr.csr_dw_cuda(dy, x, at, dy_transposed=transposed["dy"], x_transposed=transposed["x"]),
+        }[op]
+    )
     assert found["bank conflicts"] == 0
     return found["sectors"]
 

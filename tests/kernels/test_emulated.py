@@ -1,4 +1,5 @@
 """Every CUDA kernel, as it is compiled, on several blocks with ragged edges: the emulated device against the CPU."""
+
 import ast
 import functools
 import os
@@ -37,12 +38,18 @@ ROWS, TILES = np.arange(O) % 3 == 1, np.random.default_rng(0).random((19, 9)) < 
 SIMPLE = {  # what no operation launches: to look at, or to compare with. What it is, and NumPy's
     "gemm_naive": (lambda x, w: gemm.gemm_version("naive", 16, x, w, tb=True), lambda x, w: x @ w.T),
     "gemm_tiled": (lambda x, w: gemm.gemm_version("tiled", 16, x, w, tb=True), lambda x, w: x @ w.T),
-    "gemm_rows_masked": (lambda x, w: gemm_rows.gemm_rows_masked(x, w, arrays.to_device(ROWS)),
-                         lambda x, w: x @ (w * ROWS[:, None]).T),
-    "gemm_tiles_masked": (lambda x, w: gemm_tiles.gemm_tiles_masked(x, w, arrays.to_device(TILES.astype(np.int32)), 8),
-                          lambda x, w: x @ (w * np.kron(TILES, np.ones((8, 8)))[:O, :I]).T),
-    "im2col": (lambda x, w: conv.conv2d_materialised(x.reshape((N, 7, 10, 1)), w.reshape((O, 1, 7, 10)), Window((7, 10))),
-               lambda x, w: (x @ w.T).reshape(N, 1, 1, O)),
+    "gemm_rows_masked": (
+        lambda x, w: gemm_rows.gemm_rows_masked(x, w, arrays.to_device(ROWS)),
+        lambda x, w: x @ (w * ROWS[:, None]).T,
+    ),
+    "gemm_tiles_masked": (
+        lambda x, w: gemm_tiles.gemm_tiles_masked(x, w, arrays.to_device(TILES.astype(np.int32)), 8),
+        lambda x, w: x @ (w * np.kron(TILES, np.ones((8, 8)))[:O, :I]).T,
+    ),
+    "im2col": (
+        lambda x, w: conv.conv2d_materialised(x.reshape((N, 7, 10, 1)), w.reshape((O, 1, 7, 10)), Window((7, 10))),
+        lambda x, w: (x @ w.T).reshape(N, 1, 1, O),
+    ),
 }
 
 
@@ -78,6 +85,7 @@ def launched(name):
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
     """emulated(name) -> what a case gives on the emulated device; how many blocks it launches, other workers find in a file."""
+
     def emulated(name):
         found, blocks = launched(name)
         files.write(path_of(tmp_path_factory, name), repr(blocks).encode())
@@ -114,8 +122,18 @@ def test_no_kernel_is_left_out(tmp_path_factory):
     assert {key_of(kernel) for kernel in declare.all_kernels()} - several == set()
 
 
-NO_KERNEL = {"csr_transposed", "empty_slabs", "lazy_pays", "samples_together", "scores_packed", "sgd_powers", "tile_blocks",
-             "tile_inputs", "tile_outputs", "tile_room"}
+NO_KERNEL = {
+    "csr_transposed",
+    "empty_slabs",
+    "lazy_pays",
+    "samples_together",
+    "scores_packed",
+    "sgd_powers",
+    "tile_blocks",
+    "tile_inputs",
+    "tile_outputs",
+    "tile_room",
+}
 
 
 def test_every_operation_of_a_family_has_an_example():

@@ -4,6 +4,7 @@ emulated device the machine looks at every address.
 
     python -m tests.kernels.test_fuzz DEVICE CALLS SEED    prints what was wrong, one line each, and last what was called
 """
+
 import faulthandler
 import importlib
 import inspect
@@ -29,9 +30,14 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written_outside(device, cal
     if device == "emulated" and availability.nvvm_problem():
         pytest.skip(availability.nvvm_problem())
     looks = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)} if looking else {}
-    done = subprocess.run([sys.executable, "-m", __name__, device, str(calls), "0"], capture_output=True, text=True,
-                          timeout=600, cwd=ROOT,
-                          env={**os.environ, "PYTHONMALLOC": "debug", "OPENBLAS_NUM_THREADS": "3", **looks})
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, device, str(calls), "0"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONMALLOC": "debug", "OPENBLAS_NUM_THREADS": "3", **looks},
+    )
     said = f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
     assert done.returncode == 0 and done.stdout.endswith("nothing was wrong\n"), said
 
@@ -41,9 +47,11 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written_outside(device, cal
 @pytest.mark.parametrize("skipped", [0, 1])
 def test_the_guards_find_a_write(place, skipped):
     """Of one byte, before and after an array that lies at either end of its pages."""
-    code = (f"import ctypes, numpy as np\nfrom tests.kernels import guards\n"
-            f"guards.empty({skipped})\nguards.empty(1) if {skipped} else None\n"
-            f"a = guards.guarded(np.ones(5, np.float32))\nctypes.memset(a.ctypes.data + {place}, 0, 1)\nguards.check()")
+    code = (
+        f"import ctypes, numpy as np\nfrom tests.kernels import guards\n"
+        f"guards.empty({skipped})\nguards.empty(1) if {skipped} else None\n"
+        f"a = guards.guarded(np.ones(5, np.float32))\nctypes.memset(a.ctypes.data + {place}, 0, 1)\nguards.check()"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode < 0 or "written beside" in done.stderr
 
@@ -111,7 +119,7 @@ def spoiled(rng, leaf, values=True):
             return np.repeat(leaf, 2, axis=leaf.ndim - 1)[..., ::2]
         if kind == 3 and values and leaf.dtype.kind == "i" and leaf.size:
             far = leaf.copy()
-            far.flat[rng.integers(leaf.size)] = (-1, -7, leaf.max() + 1, 2**31 - 1, -2**31)[rng.integers(5)]
+            far.flat[rng.integers(leaf.size)] = (-1, -7, leaf.max() + 1, 2**31 - 1, -(2**31))[rng.integers(5)]
             return far
         return _other_shape(rng, leaf)
     if isinstance(leaf, (bool, np.bool_)):
@@ -178,10 +186,12 @@ def spoiled_call(rng, call, function, values):
     """The call with up to three of its leaves spoiled, or an argument given that it leaves out; and how many it were."""
     times = int(rng.integers(4))
     for _ in range(times):
-        given = [*inspect.signature(function).parameters][:len(call.arguments)]
-        left_out = [p.name for p in inspect.signature(function).parameters.values()
-                    if p.name in ARRAYS and p.name not in (*given, *call.options)
-                    and (call.op, p.name) not in STRUCTURES]
+        given = [*inspect.signature(function).parameters][: len(call.arguments)]
+        left_out = [
+            p.name
+            for p in inspect.signature(function).parameters.values()
+            if p.name in ARRAYS and p.name not in (*given, *call.options) and (call.op, p.name) not in STRUCTURES
+        ]
         if left_out and rng.random() < 0.3:
             call = call._replace(options={**call.options, left_out[rng.integers(len(left_out))]: spoiled(rng, None)})
             continue
@@ -244,8 +254,9 @@ def main(device, calls, seed):
     good = [mapped(call, np.array) for call in good]
     rng, problems, refusals = np.random.default_rng(seed), [], 0
     for number in range(calls):
-        call, times = spoiled_call(rng, good[number % len(good)], getattr(dev, good[number % len(good)].op),
-                                   device == "cpu")  # elsewhere what is in lists of indices is trusted: nobody looks at it
+        call, times = spoiled_call(
+            rng, good[number % len(good)], getattr(dev, good[number % len(good)].op), device == "cpu"
+        )  # elsewhere what is in lists of indices is trusted: nobody looks at it
         shared = thresholds.Thresholds(1, 1, 0) if number % 3 == 0 else thresholds.current
         with np.errstate(all="ignore"), thresholds.using(shared):
             problem, refused = wrong(dev, call, times, put, check)

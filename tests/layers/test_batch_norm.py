@@ -1,4 +1,5 @@
 """BatchNorm1d: equal to PyTorch's, compact where it may be, kept whole by all that keeps a network."""
+
 import copy
 import pickle
 
@@ -68,8 +69,12 @@ def test_batch_norm_equals_pytorchs_over_20_steps(dev, rng, shape, momentum):
     y, y_theirs = ours(x), theirs(x_theirs)
     y.backward(host)
     y_theirs.backward(torch.from_numpy(host))
-    for mine, other in ((y.numpy(), y_theirs.detach()), (x.grad.numpy(), x_theirs.grad),
-                        (ours.weight.grad.numpy(), theirs.weight.grad), (ours.bias.grad.numpy(), theirs.bias.grad)):
+    for mine, other in (
+        (y.numpy(), y_theirs.detach()),
+        (x.grad.numpy(), x_theirs.grad),
+        (ours.weight.grad.numpy(), theirs.weight.grad),
+        (ours.bias.grad.numpy(), theirs.bias.grad),
+    ):
         close(mine, other, 5e-5)
 
 
@@ -139,8 +144,16 @@ def test_running_values_that_are_means_of_all_batches_are_saved_and_go_on(rng, t
 def test_early_stopping_and_errors_put_statistics_back(rng):
     X, y = samples(rng)
     seen = []
-    net = Net(normed(), epochs=40, batch_size=30, learning_rate=0.5, early_stopping=True, patience=2, random_state=0,
-              callbacks=[lambda net, record: seen.append((record["validation_score"], net.model_.state_dict()))]).fit(X, y)
+    net = Net(
+        normed(),
+        epochs=40,
+        batch_size=30,
+        learning_rate=0.5,
+        early_stopping=True,
+        patience=2,
+        random_state=0,
+        callbacks=[lambda net, record: seen.append((record["validation_score"], net.model_.state_dict()))],
+    ).fit(X, y)
     best = max(range(len(seen)), key=lambda i: (seen[i][0], -i))
     for name, value in net.model_.state_dict().items():
         np.testing.assert_array_equal(value, seen[best][1][name])
@@ -158,10 +171,15 @@ def test_statistics_move_with_the_layer(dev):
     assert [name for name, _, trained in layer.named() if not trained] == ["running_mean", "running_var", "num_batches_tracked"]
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: BatchNorm1d(0), "num_features 0"), (lambda: BatchNorm1d(3, momentum=2), "momentum 2"),
-    (lambda: BatchNorm1d(3)(Tensor(np.ones((1, 3))), Context(training=True)), "more than one value"),
-    (lambda: BatchNorm1d(3)(Tensor(np.ones((4, 2)))), r"x \(4, 2\) does not match 3 channels")])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: BatchNorm1d(0), "num_features 0"),
+        (lambda: BatchNorm1d(3, momentum=2), "momentum 2"),
+        (lambda: BatchNorm1d(3)(Tensor(np.ones((1, 3))), Context(training=True)), "more than one value"),
+        (lambda: BatchNorm1d(3)(Tensor(np.ones((4, 2)))), r"x \(4, 2\) does not match 3 channels"),
+    ],
+)
 def test_misuse_of_batch_norm_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()

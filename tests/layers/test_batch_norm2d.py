@@ -1,14 +1,9 @@
 """BatchNorm2d: equal to PyTorch's; running values of dropped channels stay."""
+
 import numpy as np
 import pytest
 
-from numbanet import (
-    BatchNorm2d,
-    Context,
-    Flow,
-    IndexPlan,
-    Tensor,
-)
+from numbanet import BatchNorm2d, Context, Flow, IndexPlan, Tensor
 from numbanet.layers import ChannelsLast
 from numbanet.plans import on_device
 from tests.layers.test_pooling import passes
@@ -35,8 +30,11 @@ def test_batch_norm_equals_pytorchs(dev, rng, shape, momentum):
             parameter.zero_grad()
         host = np.float32(rng.normal(3, 2, shape))
         found = passes(ours, theirs, host, dev, Context(dev, training=training))
-        for mine, other in (*zip(*found), (ours.weight.grad.numpy(), theirs.weight.grad),
-                            (ours.bias.grad.numpy(), theirs.bias.grad)):
+        for mine, other in (
+            *zip(*found),
+            (ours.weight.grad.numpy(), theirs.weight.grad),
+            (ours.bias.grad.numpy(), theirs.bias.grad),
+        ):
             close(mine, other, 1e-4)
     for name, value in theirs.state_dict().items():
         close(ours.state_dict()[name], value)

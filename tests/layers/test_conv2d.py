@@ -1,4 +1,5 @@
 """Conv2d: equal to PyTorch's, and under plans to the dense network whose dropped parts are multiplied by 0."""
+
 import numpy as np
 import pytest
 
@@ -36,20 +37,27 @@ torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`
 def close(ours, theirs, tolerance=1e-5):
     """To 1e-5 of the largest value."""
     theirs = np.asarray(theirs)
-    np.testing.assert_allclose(np.asarray(ours), theirs, rtol=tolerance,
-                               atol=tolerance * max(1, np.abs(theirs).max(initial=0)))
+    np.testing.assert_allclose(np.asarray(ours), theirs, rtol=tolerance, atol=tolerance * max(1, np.abs(theirs).max(initial=0)))
 
 
 # --- PyTorch's --------------------------------------------------------------------------------------------------------
 # arguments, options, images; FEW run on every device
 FEW = [((3, 5, 3), {"padding": 1}, (2, 3, 5, 4)), ((4, 6, (3, 2)), {"stride": (2, 1), "groups": 2}, (1, 4, 6, 5))]
-MANY = [((3, 4, 3), {}, (3, 3, 9, 8)), ((1, 6, 5), {"padding": 2}, (2, 1, 12, 11)), ((3, 7, 3), {"stride": 2}, (2, 3, 9, 8)),
-        ((8, 5, 1), {}, (2, 8, 5, 6)), ((3, 5, 7), {"padding": 3}, (1, 3, 7, 8)),
-        ((4, 3, (1, 5)), {"padding": (0, 2)}, (2, 4, 3, 6)),
-        ((3, 4, 3), {"dilation": (2, 1), "padding": (2, 1)}, (2, 3, 8, 7)), ((6, 6, 3), {"groups": 6}, (2, 6, 6, 5)),
-        ((6, 9, 3), {"groups": 3, "stride": 2, "padding": 1, "bias": False}, (2, 6, 7, 6)),
-        ((3, 4, 3), {"bias": False}, (2, 3, 5, 5)), ((3, 4, 3), {}, (0, 3, 5, 5)), ((5, 33, 2), {"stride": 2}, (3, 5, 4, 6)),
-        ((2, 3, 2), {"padding": 3}, (1, 2, 1, 1))]
+MANY = [
+    ((3, 4, 3), {}, (3, 3, 9, 8)),
+    ((1, 6, 5), {"padding": 2}, (2, 1, 12, 11)),
+    ((3, 7, 3), {"stride": 2}, (2, 3, 9, 8)),
+    ((8, 5, 1), {}, (2, 8, 5, 6)),
+    ((3, 5, 7), {"padding": 3}, (1, 3, 7, 8)),
+    ((4, 3, (1, 5)), {"padding": (0, 2)}, (2, 4, 3, 6)),
+    ((3, 4, 3), {"dilation": (2, 1), "padding": (2, 1)}, (2, 3, 8, 7)),
+    ((6, 6, 3), {"groups": 6}, (2, 6, 6, 5)),
+    ((6, 9, 3), {"groups": 3, "stride": 2, "padding": 1, "bias": False}, (2, 6, 7, 6)),
+    ((3, 4, 3), {"bias": False}, (2, 3, 5, 5)),
+    ((3, 4, 3), {}, (0, 3, 5, 5)),
+    ((5, 33, 2), {"stride": 2}, (3, 5, 4, 6)),
+    ((2, 3, 2), {"padding": 3}, (1, 2, 1, 1)),
+]
 
 
 def passes(ours, theirs, host, dev):
@@ -60,8 +68,10 @@ def passes(ours, theirs, host, dev):
     dy = np.random.default_rng(2).standard_normal(y.shape).astype(np.float32)
     y.backward(dy)
     y_other.backward(torch.from_numpy(dy))
-    return ([y.numpy(), x.grad.numpy(), *(p.grad.numpy() for p in ours.parameters())],
-            [y_other.detach(), other.grad, *(p.grad for p in theirs.parameters())])
+    return (
+        [y.numpy(), x.grad.numpy(), *(p.grad.numpy() for p in ours.parameters())],
+        [y_other.detach(), other.grad, *(p.grad for p in theirs.parameters())],
+    )
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -71,7 +81,8 @@ def test_it_equals_pytorchs(dev, rng, arguments, options, shape, relu):
     ours, theirs = Conv2d(*arguments, **options, device=dev), torch.nn.Conv2d(*arguments, **options)
     ours.load_state_dict(theirs.state_dict())
     assert [(name, tensor.shape) for name, tensor, _ in ours.named()] == [
-        (name, tuple(tensor.shape)) for name, tensor in theirs.state_dict().items()]
+        (name, tuple(tensor.shape)) for name, tensor in theirs.state_dict().items()
+    ]
     if relu:
         ours, theirs = Sequential([ours, ReLU()]), torch.nn.Sequential(theirs, torch.nn.ReLU())
         assert len(list(ours._stages())) == 1
@@ -100,8 +111,10 @@ def test_the_gradient_of_the_op_by_differences(dev, rng):
         check_grad(lambda *t, options=options: ops.conv2d(*t, window=window, **options), [x, w, b])
 
 
-@pytest.mark.parametrize("init, options, variance", [("he", {}, 2 / 180), ("glorot", {}, 2 / (180 + 360)),
-                                                     ("he", {"groups": 2}, 2 / 90), ("glorot", {"groups": 2}, 2 / 270)])
+@pytest.mark.parametrize(
+    "init, options, variance",
+    [("he", {}, 2 / 180), ("glorot", {}, 2 / (180 + 360)), ("he", {"groups": 2}, 2 / 90), ("glorot", {"groups": 2}, 2 / 270)],
+)
 def test_initial_weights_have_the_stated_variance(init, options, variance):
     layer = Conv2d(20, 40, 3, init=init, rng=0, **options)
     assert layer.weight.numpy().var() == pytest.approx(variance, rel=0.05) and not layer.bias.numpy().any()
@@ -111,7 +124,9 @@ def test_initial_weights_have_the_stated_variance(init, options, variance):
 def test_repr_shows_what_is_not_usual():
     layers = [Conv2d(3, 4, 3), Conv2d(4, 4, (3, 2), 2, (1, 0), 2, 2, False)]
     assert list(map(repr, layers)) == [
-        "Conv2d(3, 4, 3)", "Conv2d(4, 4, (3, 2), stride=2, padding=(1, 0), dilation=2, groups=2, bias=False)"]
+        "Conv2d(3, 4, 3)",
+        "Conv2d(4, 4, (3, 2), stride=2, padding=(1, 0), dilation=2, groups=2, bias=False)",
+    ]
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -147,8 +162,9 @@ def masked(model, plans, host, dy):
         elif isinstance(layer, Linear):
             x = x @ own[0].T + own[1]
         else:
-            x = {ReLU: torch.relu, Flatten: lambda x: x.flatten(1),
-                 MaxPool2d: lambda x: torch.nn.functional.max_pool2d(x, 2)}[type(layer)](x)
+            x = {ReLU: torch.relu, Flatten: lambda x: x.flatten(1), MaxPool2d: lambda x: torch.nn.functional.max_pool2d(x, 2)}[
+                type(layer)
+            ](x)
     x.backward(torch.from_numpy(dy))
     trained = [name for name, _, wanted in model.named() if wanted]
     return [x.detach(), first.grad, *(tensors[name].grad for name in trained)]
@@ -157,16 +173,34 @@ def masked(model, plans, host, dy):
 def network(dev, batch_norm=False):
     """Two convolutions, the second one after pooling, and a linear layer. Their input matrices: (N 30, 18) and (N 6, 63)."""
     norm = [BatchNorm2d(7, device=dev)] if batch_norm else []
-    return Sequential([Conv2d(2, 7, 3, padding=(1, 0), rng=0, device=dev), *norm, ReLU(), MaxPool2d(2),
-                       Conv2d(7, 5, 3, padding=1, rng=1, device=dev), ReLU(), Flatten(), Linear(30, 3, rng=2, device=dev)])
+    return Sequential(
+        [
+            Conv2d(2, 7, 3, padding=(1, 0), rng=0, device=dev),
+            *norm,
+            ReLU(),
+            MaxPool2d(2),
+            Conv2d(7, 5, 3, padding=1, rng=1, device=dev),
+            ReLU(),
+            Flatten(),
+            Linear(30, 3, rng=2, device=dev),
+        ]
+    )
 
 
 N, SIZE = 3, (5, 8)  # images, and their height and width: the first convolution gives 5 x 6 positions, pooling 2 x 3
-FILTERS = [(RowPlan(7, 2, 1, 1.5), RowPlan(5, 3, 0, 2.0)), (IndexPlan(7, [0, 1, 5], 2.5), None), (None, IndexPlan(5, [4])),
-           (RowPlan(7, 7, 6), IndexPlan(5, [1, 2], 2.0)), (RowPlan(7, 9, 8), IndexPlan(5, [])),
-           (IndexPlan(7, range(7), 0.5), RowPlan(5, 2, 0))]
-POSITIONS = [(RowPlan(90, 2, 1, 2.0), None), (IndexPlan(90, [0, 3, 4, 50, 89], 1.5), IndexPlan(18, [2, 17])),
-             (None, IndexPlan(18, []))]
+FILTERS = [
+    (RowPlan(7, 2, 1, 1.5), RowPlan(5, 3, 0, 2.0)),
+    (IndexPlan(7, [0, 1, 5], 2.5), None),
+    (None, IndexPlan(5, [4])),
+    (RowPlan(7, 7, 6), IndexPlan(5, [1, 2], 2.0)),
+    (RowPlan(7, 9, 8), IndexPlan(5, [])),
+    (IndexPlan(7, range(7), 0.5), RowPlan(5, 2, 0)),
+]
+POSITIONS = [
+    (RowPlan(90, 2, 1, 2.0), None),
+    (IndexPlan(90, [0, 3, 4, 50, 89], 1.5), IndexPlan(18, [2, 17])),
+    (None, IndexPlan(18, [])),
+]
 
 
 def block_plan(shape, height, width, count, scale):
@@ -174,23 +208,29 @@ def block_plan(shape, height, width, count, scale):
     return BlockPlan(shape, height, width, np.sort(order[:, :count], 1), scale)
 
 
-BLOCKS = [(block_plan((90, 18), 30, 6, 2, 1.5), None), (block_plan((90, 18), 7, 4, 3, 1), block_plan((18, 63), 6, 7, 4, 1.75)),
-          (None, block_plan((18, 63), 4, 10, 0, 1.0)), (None, block_plan((18, 63), 20, 64, 1, 0.5))]
+BLOCKS = [
+    (block_plan((90, 18), 30, 6, 2, 1.5), None),
+    (block_plan((90, 18), 7, 4, 3, 1), block_plan((18, 63), 6, 7, 4, 1.75)),
+    (None, block_plan((18, 63), 4, 10, 0, 1.0)),
+    (None, block_plan((18, 63), 20, 64, 1, 0.5)),
+]
 
 
 def check_plans(dev, rng, by_site, batch_norm=False):
     """A network whose convolutions have these plans, (first, second) by the name of a site, against the masked dense one."""
     model = network(dev, batch_norm)
     first, second = (layer for layer in model.layers if isinstance(layer, Conv2d))
-    plans = {(layer, name): plan for name, pair in by_site.items() for layer, plan in zip((first, second), pair)
-             if plan is not None}
+    plans = {
+        (layer, name): plan for name, pair in by_site.items() for layer, plan in zip((first, second), pair) if plan is not None
+    }
     sites = Tree(model).sites
     host, dy = rng.standard_normal((N, 2, *SIZE)), rng.standard_normal((N, 3))
     x = Tensor(host, dev, requires_grad=True)
     y = model(x, Context(dev, {sites[place]: plan for place, plan in plans.items()}, training=True, model=model))
     y.backward(dy)
-    for mine, other in zip([y, x.grad, *(p.grad for p in model.parameters())], masked(model, plans, np.float32(host), dy),
-                           strict=True):
+    for mine, other in zip(
+        [y, x.grad, *(p.grad for p in model.parameters())], masked(model, plans, np.float32(host), dy), strict=True
+    ):
         close(mine.numpy(), other, 5e-5 if batch_norm else 2e-5)
     return model
 
@@ -203,8 +243,7 @@ def test_plans_of_filters(dev, rng, pair, batch_norm):
     outs = [n if plan is None else plan.count for plan, n in zip(pair, (7, 5))]
     weights = [layer.weight.gradient for layer in (model.layers[0], model.layers[-4], model.layers[-1])]
     assert [isinstance(w, Packed) for w in weights] == [outs[0] < 7, outs != [7, 5], outs[1] < 5]
-    assert [int(np.prod(w.values.shape)) for w in weights] == [
-        outs[0] * 18, outs[1] * outs[0] * 9, 3 * outs[1] * 6]
+    assert [int(np.prod(w.values.shape)) for w in weights] == [outs[0] * 18, outs[1] * outs[0] * 9, 3 * outs[1] * 6]
 
 
 @pytest.mark.parametrize("pair", POSITIONS + BLOCKS, ids=str)
@@ -272,9 +311,15 @@ def test_the_flops_are_those_of_the_kept_products():
         assert flops("output", pair) == pytest.approx(products((90 * 18, 18 * 9 * cols[0]), cols, 6 * cols[1]))
 
 
-@pytest.mark.parametrize("make", [lambda parameters: SGD(parameters, 0.1, 0.9, weight_decay=0.01),
-                                  lambda parameters: SGD(parameters, 0.1, 0.9, nesterov=True),
-                                  lambda parameters: Adam(parameters, 0.01)], ids=["SGD", "Nesterov", "Adam"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: SGD(parameters, 0.1, 0.9, weight_decay=0.01),
+        lambda parameters: SGD(parameters, 0.1, 0.9, nesterov=True),
+        lambda parameters: Adam(parameters, 0.01),
+    ],
+    ids=["SGD", "Nesterov", "Adam"],
+)
 @pytest.mark.slow
 def test_packed_gradients_train_as_dense_ones_do(dev, rng, make):
     """In several steps, each with other filters."""
@@ -309,29 +354,53 @@ def test_a_step_reads_the_kept_filters():
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("make, error, message", [
-    (lambda: Conv2d(0, 4, 3), ValueError, "in_channels must be a positive integer, got 0"),
-    (lambda: Conv2d(3, 4.0, 3), ValueError, "out_channels must be a positive integer, got 4.0"),
-    (lambda: Conv2d(4, 6, 3, groups=0), ValueError, "groups must be a positive integer"),
-    (lambda: Conv2d(4, 6, 3, groups=4), ValueError, "4 groups do not divide 4 and 6 channels"),
-    (lambda: Conv2d(4, 6, 3, init="zeros"), ValueError, "'he' or 'glorot'"),
-    (lambda: Conv2d(4, 6, 2.5), TypeError, "Conv2d: kernel_size"), (lambda: Conv2d(4, 6, (1, 2, 3)), TypeError, "kernel_size"),
-    (lambda: Conv2d(4, 6, 3, stride="2"), TypeError, "Conv2d: stride"),
-    (lambda: Conv2d(4, 6, 0), ValueError, "kernel_size, stride and dilation must be positive"),
-    (lambda: Conv2d(4, 6, 3, stride=(1, 0)), ValueError, "must be positive"),
-    (lambda: Conv2d(4, 6, 3, dilation=0), ValueError, "must be positive"),
-    (lambda: Conv2d(4, 6, 3, padding=-1), ValueError, "padding from 0 on"),
-    (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 4, 5, 5)))), ValueError, r"2d\(3, 4, 3\): x \(2, 4, 5, 5\) is not of images"),
-    (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 75)))), ValueError, r"3\): x \(2, 75\) is not of images \(3, H, W\)"),
-    (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 3, 2, 5)))), ValueError, r"larger than the images \(2, 5\)"),
-    (lambda: Conv2d(3, 4, 3).cost(ActivationSpec((2, 3, 2, 5)), Plans()), ValueError,
-     r"3\): its window is larger than the im.* \(2, 5\)"),
-    (lambda: Conv2d(3, 4, 3).cost(ActivationSpec((2, 4, 5, 5)), Plans()), ValueError,
-     r"takes images \(3, H, W\).*\(4, 5, 5\) a sample"),
-    (lambda: Conv2d(3, 4, 3).cost(ActivationSpec((2, 75)), Plans()), ValueError, r"takes images \(3, H, W\).*\(75,\) a sample"),
-    (lambda: Conv2d(6, 4, 3).forward(Flow(Tensor(np.ones((2, 5, 5, 2))),
-                                          ChannelsLast(on_device(IndexPlan(5, [0, 1]), Tensor([1]).device))), Context()),
-     ValueError, r"conv2d: IndexPlan.* is of shape \(5,\), not \(6,\)")])
+@pytest.mark.parametrize(
+    "make, error, message",
+    [
+        (lambda: Conv2d(0, 4, 3), ValueError, "in_channels must be a positive integer, got 0"),
+        (lambda: Conv2d(3, 4.0, 3), ValueError, "out_channels must be a positive integer, got 4.0"),
+        (lambda: Conv2d(4, 6, 3, groups=0), ValueError, "groups must be a positive integer"),
+        (lambda: Conv2d(4, 6, 3, groups=4), ValueError, "4 groups do not divide 4 and 6 channels"),
+        (lambda: Conv2d(4, 6, 3, init="zeros"), ValueError, "'he' or 'glorot'"),
+        (lambda: Conv2d(4, 6, 2.5), TypeError, "Conv2d: kernel_size"),
+        (lambda: Conv2d(4, 6, (1, 2, 3)), TypeError, "kernel_size"),
+        (lambda: Conv2d(4, 6, 3, stride="2"), TypeError, "Conv2d: stride"),
+        (lambda: Conv2d(4, 6, 0), ValueError, "kernel_size, stride and dilation must be positive"),
+        (lambda: Conv2d(4, 6, 3, stride=(1, 0)), ValueError, "must be positive"),
+        (lambda: Conv2d(4, 6, 3, dilation=0), ValueError, "must be positive"),
+        (lambda: Conv2d(4, 6, 3, padding=-1), ValueError, "padding from 0 on"),
+        (
+            lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 4, 5, 5)))),
+            ValueError,
+            r"2d\(3, 4, 3\): x \(2, 4, 5, 5\) is not of images",
+        ),
+        (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 75)))), ValueError, r"3\): x \(2, 75\) is not of images \(3, H, W\)"),
+        (lambda: Conv2d(3, 4, 3)(Tensor(np.ones((2, 3, 2, 5)))), ValueError, r"larger than the images \(2, 5\)"),
+        (
+            lambda: Conv2d(3, 4, 3).cost(ActivationSpec((2, 3, 2, 5)), Plans()),
+            ValueError,
+            r"3\): its window is larger than the im.* \(2, 5\)",
+        ),
+        (
+            lambda: Conv2d(3, 4, 3).cost(ActivationSpec((2, 4, 5, 5)), Plans()),
+            ValueError,
+            r"takes images \(3, H, W\).*\(4, 5, 5\) a sample",
+        ),
+        (
+            lambda: Conv2d(3, 4, 3).cost(ActivationSpec((2, 75)), Plans()),
+            ValueError,
+            r"takes images \(3, H, W\).*\(75,\) a sample",
+        ),
+        (
+            lambda: Conv2d(6, 4, 3).forward(
+                Flow(Tensor(np.ones((2, 5, 5, 2))), ChannelsLast(on_device(IndexPlan(5, [0, 1]), Tensor([1]).device))),
+                Context(),
+            ),
+            ValueError,
+            r"conv2d: IndexPlan.* is of shape \(5,\), not \(6,\)",
+        ),
+    ],
+)
 def test_misuse_is_named(make, error, message):
     with pytest.raises(error, match=message):
         make()
@@ -340,19 +409,24 @@ def test_misuse_is_named(make, error, message):
 UNKNOWN = type("Unknown", (Plan,), {"mask": lambda self: np.ones(8)})()
 
 
-@pytest.mark.parametrize("groups, name, plan, error, message", [
-    (1, "output", RowPlan(9, 2, 0), ValueError, r"RowPlan\(n=9.* is not made for output, of shape \(8, 36\)"),
-    (1, "output", BernoulliPlan(4, 0.5, 1), ValueError, "is not made for output, of shape"),
-    (1, "output", TilePlan((8, 36), 4, 2, 0), TypeError, "does not know the plan"),
-    (1, "output", BlockPlan((18, 36), 9, 12, [[0], [1]]), TypeError, "at output; it takes AxisPlan or BernoulliPlan"),
-    (1, "output", UNKNOWN, TypeError, "does not know the plan"), (1, "input", UNKNOWN, TypeError, "does not know the plan"),
-    (1, "input", BernoulliPlan(18, 0.5, 1), TypeError, "at input; it takes AxisPlan or BlockPlan"),
-    (1, "input", RowPlan(17, 2, 0), ValueError, r"RowPlan\(n=17.* is not made for input, of shape \(18, 36\)"),
-    (1, "input", BlockPlan((18, 35), 9, 12, [[0], [1]]), ValueError, r"BlockPlan.*18, 35.* is not made for input, of"),
-    (1, "input", BlockPlan((9, 36), 9, 12, [[0]]), ValueError, r"BlockPlan.*9, 36.* is not made for input, of"),
-    (2, "output", RowPlan(8, 2, 0), TypeError, r"the plan RowPlan\(n=8.* at output; it takes BernoulliPlan"),
-    (2, "input", BlockPlan((18, 18), 9, 9, [[0], [1]]), TypeError, "the plan BlockPlan.* at input; it takes AxisPlan"),
-    (1, "output", 3, TypeError, "is not a Plan")])
+@pytest.mark.parametrize(
+    "groups, name, plan, error, message",
+    [
+        (1, "output", RowPlan(9, 2, 0), ValueError, r"RowPlan\(n=9.* is not made for output, of shape \(8, 36\)"),
+        (1, "output", BernoulliPlan(4, 0.5, 1), ValueError, "is not made for output, of shape"),
+        (1, "output", TilePlan((8, 36), 4, 2, 0), TypeError, "does not know the plan"),
+        (1, "output", BlockPlan((18, 36), 9, 12, [[0], [1]]), TypeError, "at output; it takes AxisPlan or BernoulliPlan"),
+        (1, "output", UNKNOWN, TypeError, "does not know the plan"),
+        (1, "input", UNKNOWN, TypeError, "does not know the plan"),
+        (1, "input", BernoulliPlan(18, 0.5, 1), TypeError, "at input; it takes AxisPlan or BlockPlan"),
+        (1, "input", RowPlan(17, 2, 0), ValueError, r"RowPlan\(n=17.* is not made for input, of shape \(18, 36\)"),
+        (1, "input", BlockPlan((18, 35), 9, 12, [[0], [1]]), ValueError, r"BlockPlan.*18, 35.* is not made for input, of"),
+        (1, "input", BlockPlan((9, 36), 9, 12, [[0]]), ValueError, r"BlockPlan.*9, 36.* is not made for input, of"),
+        (2, "output", RowPlan(8, 2, 0), TypeError, r"the plan RowPlan\(n=8.* at output; it takes BernoulliPlan"),
+        (2, "input", BlockPlan((18, 18), 9, 9, [[0], [1]]), TypeError, "the plan BlockPlan.* at input; it takes AxisPlan"),
+        (1, "output", 3, TypeError, "is not a Plan"),
+    ],
+)
 def test_a_plan_that_does_not_fit_is_refused(groups, name, plan, error, message):
     """Of 2 images with 9 positions, and 8 filters of 36 weights."""
     layer = Conv2d(4, 8, 3, groups=groups)

@@ -1,20 +1,11 @@
 """Embedding: equal to PyTorch's, lazy where it may be, of integers alone."""
+
 import pickle
 
 import numpy as np
 import pytest
 
-from numbanet import (
-    SGD,
-    Embedding,
-    Flatten,
-    Linear,
-    Net,
-    ReLU,
-    RowDropout,
-    Sequential,
-    ops,
-)
+from numbanet import SGD, Embedding, Flatten, Linear, Net, ReLU, RowDropout, Sequential, ops
 from numbanet.gradients import Packed
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
@@ -41,9 +32,14 @@ def test_embedding_equals_pytorchs(dev, rng):
     close(ours.weight.grad.numpy(), 2 * theirs.weight.grad)
 
 
-@pytest.mark.parametrize("ids, error, message", [
-    (np.array([9]), ValueError, "do not fit a table of 9 rows"), (np.array([-1]), ValueError, "do not fit"),
-    (np.ones(2), TypeError, "not integers")])
+@pytest.mark.parametrize(
+    "ids, error, message",
+    [
+        (np.array([9]), ValueError, "do not fit a table of 9 rows"),
+        (np.array([-1]), ValueError, "do not fit"),
+        (np.ones(2), TypeError, "not integers"),
+    ],
+)
 def test_ids_are_checked(dev, ids, error, message):
     with pytest.raises(error, match=message):
         ops.embedding(Embedding(9, 4, device=dev).weight, ids=ids)
@@ -56,15 +52,21 @@ def words(rng, n=120):
 
 
 def texts(dev="cpu"):
-    return [Embedding(12, 5, rng=0, device=dev), Flatten(), Linear(15, 8, rng=1, device=dev), ReLU(),
-            Linear(8, 3, rng=2, device=dev)]
+    return [
+        Embedding(12, 5, rng=0, device=dev),
+        Flatten(),
+        Linear(15, 8, rng=1, device=dev),
+        ReLU(),
+        Linear(8, 3, rng=2, device=dev),
+    ]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_net_learns_from_integers(rng, optimizer):
     X, y = words(rng)
-    net = Net(texts(), dropout=RowDropout(0.3), optimizer=optimizer, learning_rate=0.01, epochs=60, batch_size=16,
-              random_state=0).fit(X, y)
+    net = Net(
+        texts(), dropout=RowDropout(0.3), optimizer=optimizer, learning_rate=0.01, epochs=60, batch_size=16, random_state=0
+    ).fit(X, y)
     assert net.score(*words(rng)) > 0.8
     again = pickle.loads(pickle.dumps(net))
     np.testing.assert_array_equal(again.predict(X), net.predict(X))

@@ -1,4 +1,5 @@
 """What passes between layers, and layers that hold layers: nothing is lost, whatever stands between."""
+
 import copy
 
 import numpy as np
@@ -59,9 +60,14 @@ class Swish(Layer):
 
 
 # --- lengths of sequences ---------------------------------------------------------------------------------------------
-BETWEEN = {"Linear": lambda: [Linear(6, 6, rng=3)], "SparseLinear": lambda: [SparseLinear(6, 6, 0.3, rng=3)],
-           "a user's layer": lambda: [Doubling()], "Sequential": lambda: [Sequential([Linear(6, 6, rng=3), Tanh()])],
-           "a user's layer that holds an LSTM": lambda: [Recurrent()], "a flow without tags": lambda: [Anew()]}
+BETWEEN = {
+    "Linear": lambda: [Linear(6, 6, rng=3)],
+    "SparseLinear": lambda: [SparseLinear(6, 6, 0.3, rng=3)],
+    "a user's layer": lambda: [Doubling()],
+    "Sequential": lambda: [Sequential([Linear(6, 6, rng=3), Tanh()])],
+    "a user's layer that holds an LSTM": lambda: [Recurrent()],
+    "a flow without tags": lambda: [Anew()],
+}
 
 
 class Anew(Layer):
@@ -86,8 +92,15 @@ def test_lengths_of_sequences_pass_through_every_layer(between, dev):
 
     x = np.array([[1, 2, 3], [4, 5, 1], [2, 2, 2]], np.int32)
     padded = np.pad(x, ((0, 0), (0, 4)))
-    model = Sequential([Embedding(6, 6, padding_idx=0, rng=0), *BETWEEN[between](), LSTM(6, 6, batch_first=True, rng=1),
-                        *BETWEEN[between](), LastStep()])
+    model = Sequential(
+        [
+            Embedding(6, 6, padding_idx=0, rng=0),
+            *BETWEEN[between](),
+            LSTM(6, 6, batch_first=True, rng=1),
+            *BETWEEN[between](),
+            LastStep(),
+        ]
+    )
     to(model, dev)
     short, long = (model(Tensor.wrap(dev.upload(ids), dev)).numpy() for ids in (x, padded))
     np.testing.assert_allclose(long, short, rtol=1e-6, atol=1e-7)
@@ -95,10 +108,19 @@ def test_lengths_of_sequences_pass_through_every_layer(between, dev):
 
 def test_every_layer_carries_the_tags_of_a_flow():
     tags, plan = Tags(np.array([2, 1])), RowPlan(4, 2, 0)
-    for layer, shape in ((Linear(4, 4), (2, 3, 4)), (SparseLinear(4, 4, 0.2, rng=0), (2, 3, 4)), (BatchNorm1d(4), (2, 4, 3)),
-                         (ReLU(), (2, 3, 4)), (LSTM(4, 4, batch_first=True), (2, 3, 4)), (Doubling(), (2, 3, 4)),
-                         (Conv2d(4, 4, 1), (2, 4, 3, 3)), (BatchNorm2d(4), (2, 4, 3, 3)), (MaxPool2d(2), (2, 4, 4, 4)),
-                         (Flatten(), (2, 3, 4)), (ResidualBlock(4), (6, 4))):
+    for layer, shape in (
+        (Linear(4, 4), (2, 3, 4)),
+        (SparseLinear(4, 4, 0.2, rng=0), (2, 3, 4)),
+        (BatchNorm1d(4), (2, 4, 3)),
+        (ReLU(), (2, 3, 4)),
+        (LSTM(4, 4, batch_first=True), (2, 3, 4)),
+        (Doubling(), (2, 3, 4)),
+        (Conv2d(4, 4, 1), (2, 4, 3, 3)),
+        (BatchNorm2d(4), (2, 4, 3, 3)),
+        (MaxPool2d(2), (2, 4, 4, 4)),
+        (Flatten(), (2, 3, 4)),
+        (ResidualBlock(4), (6, 4)),
+    ):
         assert layer.forward(Flow(Tensor(np.ones(shape)), tags=tags), Context()).tags is tags, layer
     for layer in (Linear(4, 4), SparseLinear(4, 4, 0.2, rng=0)):
         x = Tensor(np.ones((2, 3, 2)))
@@ -111,15 +133,17 @@ def theirs(width, layers):
     class Block(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.body = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.BatchNorm1d(width),
-                                            torch.nn.Linear(width, width))
+            self.body = torch.nn.Sequential(
+                torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, width)
+            )
 
         def forward(self, x):
             return x + self.body(x)
 
     model = torch.nn.Sequential(torch.nn.Linear(5, width), Block(), torch.nn.Linear(width, 3))
-    model.load_state_dict({name: torch.tensor(value).reshape(model.state_dict()[name].shape)
-                           for name, value in layers.state_dict().items()})
+    model.load_state_dict(
+        {name: torch.tensor(value).reshape(model.state_dict()[name].shape) for name, value in layers.state_dict().items()}
+    )
     return model
 
 
@@ -134,7 +158,8 @@ def test_a_residual_block_is_trained_as_in_pytorch(rng):
     (y * y).sum().backward()
     (expected * expected).sum().backward()
     for (name, tensor, trained), (_, parameter) in zip(
-            [named for named in ours.named() if named[2]], other.named_parameters(), strict=True):
+        [named for named in ours.named() if named[2]], other.named_parameters(), strict=True
+    ):
         np.testing.assert_allclose(tensor.grad, parameter.grad.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
         assert trained
     np.testing.assert_allclose(ours[1].body[2].running_var.numpy(), other[1].body[2].running_var.numpy(), rtol=1e-5)
@@ -151,8 +176,9 @@ def samples(n=96):
 def test_a_residual_block_learns_under_dropout_is_saved_and_loaded(dropout, tmp_path):
     X, y = samples()
     layers = [Linear(12, 32, rng=0), ReLU(), ResidualBlock(32), ReLU(), Linear(32, 2, rng=1)]
-    net = Net(layers, dropout=dropout, dropout_rate=0.3, epochs=4, batch_size=32, random_state=0, learning_rate=0.05,
-              device="cpu").fit(X, y)
+    net = Net(
+        layers, dropout=dropout, dropout_rate=0.3, epochs=4, batch_size=32, random_state=0, learning_rate=0.05, device="cpu"
+    ).fit(X, y)
     before = {name: tensor.numpy() for name, tensor, _ in Sequential(layers).named()}
     changed = [name for name, tensor, _ in net.model_.named() if not np.array_equal(tensor.numpy(), before[name])]
     assert set(changed) == set(before)
@@ -234,8 +260,17 @@ def test_layers_in_lists_and_dicts_are_found(held):
 def test_a_users_layer_stands_before_layers_of_images():
     X = np.random.default_rng(0).standard_normal((48, 3, 8, 8)).astype(np.float32)
     y = (X.mean((1, 2, 3)) > 0).astype(int)
-    layers = [Conv2d(3, 4, 3, rng=0), Swish(), MaxPool2d(2), Swish(), BatchNorm2d(4), Conv2d(4, 4, 3, rng=1), Swish(),
-              Flatten(), Linear(4, 2, rng=2)]
+    layers = [
+        Conv2d(3, 4, 3, rng=0),
+        Swish(),
+        MaxPool2d(2),
+        Swish(),
+        BatchNorm2d(4),
+        Conv2d(4, 4, 3, rng=1),
+        Swish(),
+        Flatten(),
+        Linear(4, 2, rng=2),
+    ]
     net = Net(layers, epochs=2, batch_size=16, device="cpu").fit(X, y)
     assert net.model_[1].gain.item() != 1.0 and net.predict(X).shape == (48,)
 
@@ -305,8 +340,18 @@ def test_a_model_is_printed_as_a_table():
 def test_sequences_may_have_other_lengths_than_those_of_fit(rng):
     X = np.where(np.arange(9) < rng.integers(2, 10, (60, 1)), rng.integers(1, 6, (60, 9)), 0)
     y = X[:, 0] > 2
-    net = Net([Embedding(6, 5, padding_idx=0, rng=0), Linear(5, 5, rng=1), LSTM(5, 6, batch_first=True, rng=2), LastStep(),
-               Linear(6, 2, rng=3)], epochs=2, random_state=0, device="cpu").fit(X, y)
+    net = Net(
+        [
+            Embedding(6, 5, padding_idx=0, rng=0),
+            Linear(5, 5, rng=1),
+            LSTM(5, 6, batch_first=True, rng=2),
+            LastStep(),
+            Linear(6, 2, rng=3),
+        ],
+        epochs=2,
+        random_state=0,
+        device="cpu",
+    ).fit(X, y)
     expected = net.predict_proba(X)
     np.testing.assert_allclose(net.predict_proba(np.pad(X, ((0, 0), (0, 4)))), expected, rtol=1e-5)
     short = X[(X[:, 4:] == 0).all(1)]

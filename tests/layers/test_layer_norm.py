@@ -1,4 +1,5 @@
 """LayerNorm: PyTorch's in values, gradients and names; dense whatever comes to it; saved and trained as other layers."""
+
 import numpy as np
 import pytest
 
@@ -14,15 +15,19 @@ def close(ours, theirs):
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"elementwise_affine": False}, {"eps": 0.1}], ids=str)
-@pytest.mark.parametrize("x_shape, shape", [((5, 7), 7), ((3, 4, 6), 6), ((3, 4, 6), (4, 6)), ((2, 3, 4, 5), [3, 4, 5]),
-                                            ((2, 70, 33), (33,)), ((5,), 5)], ids=str)
+@pytest.mark.parametrize(
+    "x_shape, shape",
+    [((5, 7), 7), ((3, 4, 6), 6), ((3, 4, 6), (4, 6)), ((2, 3, 4, 5), [3, 4, 5]), ((2, 70, 33), (33,)), ((5,), 5)],
+    ids=str,
+)
 def test_equals_pytorchs(dev, rng, x_shape, shape, options):
     theirs = torch.nn.LayerNorm(shape, **options)
     for p in theirs.parameters():
         torch.nn.init.normal_(p)
     ours = LayerNorm(shape, **options, device=dev)
     assert {name: a.shape for name, a in ours.state_dict().items()} == {
-        name: tuple(a.shape) for name, a in theirs.state_dict().items()}
+        name: tuple(a.shape) for name, a in theirs.state_dict().items()
+    }
     ours.load_state_dict(theirs.state_dict())
     x, dy = (rng.standard_normal(x_shape).astype(np.float32) for _ in range(2))
     mine, other = Tensor(x, dev, requires_grad=True), torch.from_numpy(x).requires_grad_()
@@ -66,22 +71,42 @@ def test_cost_and_shapes():
 def test_a_net_with_layer_norm_learns_and_is_saved(rng, tmp_path, dropout):
     X = rng.standard_normal((200, 8)).astype(np.float32)
     y = (X[:, 0] * X[:, 1] > 0).astype(int)
-    layers = [Linear(8, 48, rng=0), LayerNorm(48), ReLU(), Linear(48, 32, rng=1), LayerNorm(32, bias=False), ReLU(),
-              Linear(32, 2, rng=2)]
+    layers = [
+        Linear(8, 48, rng=0),
+        LayerNorm(48),
+        ReLU(),
+        Linear(48, 32, rng=1),
+        LayerNorm(32, bias=False),
+        ReLU(),
+        Linear(32, 2, rng=2),
+    ]
     net = Net(layers, dropout=dropout, epochs=60, batch_size=25, random_state=0, device="cpu").fit(X, y)
     assert net.score(X, y) > 0.95
     net.save(tmp_path / "net")
     np.testing.assert_array_equal(Net.load(tmp_path / "net").predict_proba(X), net.predict_proba(X))
 
 
-@pytest.mark.parametrize("call, error, message", [
-    (lambda: LayerNorm(0), ValueError, "must be positive"), (lambda: LayerNorm(()), ValueError, "one axis at least"),
-    (lambda: LayerNorm(3, 0.0), ValueError, "above 0"), (lambda: LayerNorm(2.5), TypeError, "integer"),
-    (lambda: LayerNorm((3, True)), TypeError, "integer"),
-    (lambda: LayerNorm((3, 4))(Tensor(np.ones((4, 3)))), ValueError, r"LayerNorm\(\(3, 4\)\): x \(4, 3\) does not end with"),
-    (lambda: LayerNorm((3, 4))(Tensor(np.ones(4))), ValueError, "does not end with"),
-    (lambda: ops.layer_norm(Tensor(np.ones((2, 3))), Tensor(np.ones(2)), shape=(3,)), ValueError,
-     r"layer_norm: x \(2, 3\), gamma \(2,\) do not end with the axes \(3,\)")])
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: LayerNorm(0), ValueError, "must be positive"),
+        (lambda: LayerNorm(()), ValueError, "one axis at least"),
+        (lambda: LayerNorm(3, 0.0), ValueError, "above 0"),
+        (lambda: LayerNorm(2.5), TypeError, "integer"),
+        (lambda: LayerNorm((3, True)), TypeError, "integer"),
+        (
+            lambda: LayerNorm((3, 4))(Tensor(np.ones((4, 3)))),
+            ValueError,
+            r"LayerNorm\(\(3, 4\)\): x \(4, 3\) does not end with",
+        ),
+        (lambda: LayerNorm((3, 4))(Tensor(np.ones(4))), ValueError, "does not end with"),
+        (
+            lambda: ops.layer_norm(Tensor(np.ones((2, 3))), Tensor(np.ones(2)), shape=(3,)),
+            ValueError,
+            r"layer_norm: x \(2, 3\), gamma \(2,\) do not end with the axes \(3,\)",
+        ),
+    ],
+)
 def test_what_does_not_fit_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
@@ -89,4 +114,5 @@ def test_what_does_not_fit_is_refused(call, error, message):
 
 def test_it_says_what_it_is():
     assert repr(Sequential([LayerNorm(3), LayerNorm((2, 3), bias=False), LayerNorm(3, elementwise_affine=False)])) == (
-        "Sequential([LayerNorm(3), LayerNorm((2, 3), bias=False), LayerNorm(3, elementwise_affine=False)])")
+        "Sequential([LayerNorm(3), LayerNorm((2, 3), bias=False), LayerNorm(3, elementwise_affine=False)])"
+    )

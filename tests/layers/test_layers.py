@@ -1,4 +1,5 @@
 """Layers: shapes, initial weights, errors."""
+
 import numpy as np
 import pytest
 
@@ -27,8 +28,9 @@ from numbanet.layers import ActivationSpec, Columns, Tree
 from numbanet.plans import on_device
 
 
-@pytest.mark.parametrize("init, variance_factor, variance", [("he", 1.0, 2 / 300), ("glorot", 1.0, 2 / 500),
-                                                             ("he", 0.3, 0.6 / 300)])
+@pytest.mark.parametrize(
+    "init, variance_factor, variance", [("he", 1.0, 2 / 300), ("glorot", 1.0, 2 / 500), ("he", 0.3, 0.6 / 300)]
+)
 def test_initial_weights_have_the_stated_variance(init, variance_factor, variance):
     weight = Linear(300, 200, init=init, variance_factor=variance_factor, rng=0).weight.numpy()
     assert weight.shape == (200, 300) and weight.var() == pytest.approx(variance, rel=0.02)
@@ -56,17 +58,27 @@ def test_a_layer_that_is_not_elementwise_sees_the_dense_activation(rng):
     np.testing.assert_allclose(y.numpy(), last(Tensor(hidden)).numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: Linear(0, 4), "widths must be positive"), (lambda: Linear(4, 4, init="zeros"), "'he' or 'glorot'"),
-    (lambda: Linear(4, 4, variance_factor=0), "variance_factor must be"), (lambda: Shuffle([0, 2]), "must be a permutation"),
-    (lambda: Shuffle([True, False]), "must be a permutation"),
-    (lambda: Shuffle([1, 0], [1, np.nan]), "mean must be 2 finite numbers"), (lambda: Shuffle([1, 0], 1.0), "mean must be 2"),
-    (lambda: Sequential([Shuffle([1, 0]), Linear(2, 2)])(Tensor(np.ones((4, 5, 2)))), "shuffle: x .* must have two axes"),
-    (lambda: Shuffle([1, 0])(Tensor(np.ones((4, 3)))), r"x \(4, 3\) must have two axes, the last one of 2 features"),
-    (lambda: Linear(4, 3)(Tensor(np.ones((2, 5)))), r"x \(2, 5\) does not match weight \(3, 4\)"),
-    (lambda: Linear(4, 3).forward(Flow(Tensor(np.ones((2, 4))), Columns(on_device(RowPlan(4, 2, 0), device("cpu")))),
-                                  Context()),
-     r"must be 2")])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Linear(0, 4), "widths must be positive"),
+        (lambda: Linear(4, 4, init="zeros"), "'he' or 'glorot'"),
+        (lambda: Linear(4, 4, variance_factor=0), "variance_factor must be"),
+        (lambda: Shuffle([0, 2]), "must be a permutation"),
+        (lambda: Shuffle([True, False]), "must be a permutation"),
+        (lambda: Shuffle([1, 0], [1, np.nan]), "mean must be 2 finite numbers"),
+        (lambda: Shuffle([1, 0], 1.0), "mean must be 2"),
+        (lambda: Sequential([Shuffle([1, 0]), Linear(2, 2)])(Tensor(np.ones((4, 5, 2)))), "shuffle: x .* must have two axes"),
+        (lambda: Shuffle([1, 0])(Tensor(np.ones((4, 3)))), r"x \(4, 3\) must have two axes, the last one of 2 features"),
+        (lambda: Linear(4, 3)(Tensor(np.ones((2, 5)))), r"x \(2, 5\) does not match weight \(3, 4\)"),
+        (
+            lambda: Linear(4, 3).forward(
+                Flow(Tensor(np.ones((2, 4))), Columns(on_device(RowPlan(4, 2, 0), device("cpu")))), Context()
+            ),
+            r"must be 2",
+        ),
+    ],
+)
 def test_misuse_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -74,7 +86,8 @@ def test_misuse_is_named(make, message):
 
 def test_repr_shows_the_network():
     assert repr(Sequential([Shuffle(range(4)), Linear(4, 3), ReLU(), Linear(3, 2, bias=False)])) == (
-        "Sequential([Shuffle(4 features), Linear(4, 3), ReLU(), Linear(3, 2, bias=False)])")
+        "Sequential([Shuffle(4 features), Linear(4, 3), ReLU(), Linear(3, 2, bias=False)])"
+    )
 
 
 def test_tiles_after_rows_see_zeros_for_dropped_neurons(rng):
@@ -105,12 +118,14 @@ def test_reads_names_the_weights_of_which_a_step_reads_a_part():
 def test_a_state_has_pytorchs_names_and_shapes():
     torch = pytest.importorskip("torch", reason="PyTorch is the oracle (extra `test`)")
     ours = Sequential([Linear(6, 8, rng=0), BatchNorm1d(8), ReLU(), Sequential([Linear(8, 3, bias=False, rng=1)])])
-    theirs = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(),
-                                 torch.nn.Sequential(torch.nn.Linear(8, 3, bias=False)))
+    theirs = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Sequential(torch.nn.Linear(8, 3, bias=False))
+    )
     ours.load_state_dict(theirs.state_dict())
     state = ours.state_dict()
     assert [(name, value.shape) for name, value in state.items()] == [
-        (name, tuple(value.shape)) for name, value in theirs.state_dict().items()]
+        (name, tuple(value.shape)) for name, value in theirs.state_dict().items()
+    ]
     for name, value in theirs.state_dict().items():
         np.testing.assert_array_equal(state[name], value)
     state["0.bias"][:] = 7  # a copy
@@ -118,11 +133,19 @@ def test_a_state_has_pytorchs_names_and_shapes():
     theirs.load_state_dict({name: torch.from_numpy(value) for name, value in ours.state_dict().items()})
 
 
-@pytest.mark.parametrize("change, error, message", [
-    (lambda s: s.pop("0.bias"), ValueError, "lacks 0.bias"),
-    (lambda s: s.update(extra=1), ValueError, "unknown entries: extra"),
-    (lambda s: s.update({"1.weight": np.ones((3, 9))}), ValueError, r"1.weight has shape \(3, 9\), the layer's is \(3, 8\)"),
-    (lambda s: s.update({"1.weight": "many"}), TypeError, "1.weight is no array of numbers")])
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        (lambda s: s.pop("0.bias"), ValueError, "lacks 0.bias"),
+        (lambda s: s.update(extra=1), ValueError, "unknown entries: extra"),
+        (
+            lambda s: s.update({"1.weight": np.ones((3, 9))}),
+            ValueError,
+            r"1.weight has shape \(3, 9\), the layer's is \(3, 8\)",
+        ),
+        (lambda s: s.update({"1.weight": "many"}), TypeError, "1.weight is no array of numbers"),
+    ],
+)
 def test_a_state_that_does_not_fit_changes_nothing(change, error, message):
     layer = Sequential([Linear(6, 8, rng=0), Linear(8, 3, rng=1)])
     before = layer.state_dict()
@@ -162,11 +185,16 @@ def test_costs_follow_shapes_through_any_layers():
         Sequential([Linear(4, 6), Linear(5, 2)]).cost(ActivationSpec((7, 4)), Plans())
 
 
-@pytest.mark.parametrize("plan, error, message", [
-    (RowPlan(9, 2, 0), ValueError, r"Linear\(4, 8\): RowPlan\(n=9.* is not made for output, of shape \(8, 4\)"),
-    (TilePlan((4, 8), 2, 2, 0), ValueError, "is not made for"), (BernoulliPlan(4, 0.5, 1), ValueError, "is not made for"),
-    (type("P", (Plan,), {"mask": lambda self: np.ones(8)})(), TypeError, "does not know the plan"),
-    (3, TypeError, "is not a Plan")])
+@pytest.mark.parametrize(
+    "plan, error, message",
+    [
+        (RowPlan(9, 2, 0), ValueError, r"Linear\(4, 8\): RowPlan\(n=9.* is not made for output, of shape \(8, 4\)"),
+        (TilePlan((4, 8), 2, 2, 0), ValueError, "is not made for"),
+        (BernoulliPlan(4, 0.5, 1), ValueError, "is not made for"),
+        (type("P", (Plan,), {"mask": lambda self: np.ones(8)})(), TypeError, "does not know the plan"),
+        (3, TypeError, "is not a Plan"),
+    ],
+)
 def test_a_plan_that_does_not_fit_is_refused(rng, plan, error, message):
     layer = Linear(4, 8)
     with pytest.raises(error, match=message):

@@ -1,4 +1,5 @@
 """LSTM: equal to PyTorch's in values, states and gradients; what plans drop in it against the same with masks."""
+
 import gc
 import inspect
 import itertools
@@ -54,9 +55,17 @@ def pair(dev, inputs, hidden, layers, **options):
 
 
 # --- PyTorch's --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("layers, n, steps, stated, lengths", [
-    *((layers, n, steps, stated, False) for layers, n, steps, stated in itertools.product((1, 2, 3), (1, 20), (1, 35), (0, 1))),
-    (1, 5, 9, False, True), (2, 20, 35, True, True)])
+@pytest.mark.parametrize(
+    "layers, n, steps, stated, lengths",
+    [
+        *(
+            (layers, n, steps, stated, False)
+            for layers, n, steps, stated in itertools.product((1, 2, 3), (1, 20), (1, 35), (0, 1))
+        ),
+        (1, 5, 9, False, True),
+        (2, 20, 35, True, True),
+    ],
+)
 def test_equals_pytorchs(dev, rng, layers, n, steps, stated, lengths):
     if dev.name == "emulated":
         steps, n = min(steps, 4), min(n, 3)
@@ -98,8 +107,13 @@ def test_options_are_pytorchs(dev, rng, options):
 def masked(ours, x, masks, scale):
     """y of two layers in float64, whose inputs and states are multiplied by masks: (of W_ih, of h, of y) by layer."""
     y = torch.from_numpy(x).double()
-    weights = [{name: torch.tensor(getattr(ours, f"{name}_l{layer}").numpy()).double().requires_grad_()
-                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")} for layer in range(2)]
+    weights = [
+        {
+            name: torch.tensor(getattr(ours, f"{name}_l{layer}").numpy()).double().requires_grad_()
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        }
+        for layer in range(2)
+    ]
     for own, (tiles, seen, out) in zip(weights, masks):
         h = c = torch.zeros(x.shape[1], ours.hidden_size, dtype=torch.float64)
         outputs = []
@@ -120,11 +134,17 @@ PLANS = {
     "nothing kept": {"output_l0": IndexPlan(12, np.zeros(0, int))},
     "tiles": {"input_l0": TilePlan((48, 7), 4, 2, 1, 2.0), "input_l1": TilePlan((48, 12), 4, 3, 0, 1.5)},
     "recurrent": {"recurrent_l0": RowPlan(12, 2, 0, 2.0), "recurrent_l1": IndexPlan(12, [1, 2, 11], 3.0)},
-    "each time step": {"recurrent_l0": TimePlan(12, 2, 6, (0, 1, 1, 0, 7, 1, 0), 2.0),
-                       "recurrent_l1": TimePlan(12, 5, 2, (3, 11, 0, 4, 4, 9), 3.0)},
+    "each time step": {
+        "recurrent_l0": TimePlan(12, 2, 6, (0, 1, 1, 0, 7, 1, 0), 2.0),
+        "recurrent_l1": TimePlan(12, 5, 2, (3, 11, 0, 4, 4, 9), 3.0),
+    },
     "nothing at each time step": {"recurrent_l0": TimePlan(12, 13, 0, (0,) * 6, 2.0)},
-    "all": {"output_l0": RowPlan(12, 2, 1, 2.0), "input_l1": TilePlan((48, 12), 4, 2, 0, 2.0),
-            "recurrent_l0": RowPlan(12, 3, 2, 3.0), "output_l1": RowPlan(12, 2, 0, 2.0)},
+    "all": {
+        "output_l0": RowPlan(12, 2, 1, 2.0),
+        "input_l1": TilePlan((48, 12), 4, 2, 0, 2.0),
+        "recurrent_l0": RowPlan(12, 3, 2, 3.0),
+        "output_l1": RowPlan(12, 2, 0, 2.0),
+    },
 }
 
 
@@ -133,8 +153,13 @@ def test_plans_are_masks(dev, rng, name):
     ours, plans = LSTM(7, 12, 2, rng=1, device=dev), PLANS[name]
     steps, n = (6, 5) if dev.name != "emulated" else (2, 3)
     x = rng.standard_normal((steps, n, 7)).astype(np.float32)
-    masks = [[torch.tensor(np.float64(plan.mask() * plan.scale) if (plan := plans.get(f"{kind}_l{layer}")) else 1.0)
-              for kind in ("input", "recurrent", "output")] for layer in range(2)]
+    masks = [
+        [
+            torch.tensor(np.float64(plan.mask() * plan.scale) if (plan := plans.get(f"{kind}_l{layer}")) else 1.0)
+            for kind in ("input", "recurrent", "output")
+        ]
+        for layer in range(2)
+    ]
     step = Context(dev, {Tree(ours).sites[ours, place]: plan for place, plan in plans.items()}, model=ours)
     expected, weights = masked(ours, x, masks, 1.0)
     slopes = rng.standard_normal(expected.shape).astype(np.float32)
@@ -165,8 +190,10 @@ def test_units_of_a_time_step_are_dropped_at_the_rate_and_apart_from_those_of_ot
 
 def test_flops_of_units_that_are_dropped_at_each_time_step():
     layer = LSTM(6, 8)
-    whole, thinned = (layer.cost(ActivationSpec((5, 2, 6)), Context(plans=plans, model=layer).plans)[0]
-                      for plans in ({}, {layer.sites()[2]: TimePlan(8, 4, 2, (0,) * 5)}))
+    whole, thinned = (
+        layer.cost(ActivationSpec((5, 2, 6)), Context(plans=plans, model=layer).plans)[0]
+        for plans in ({}, {layer.sites()[2]: TimePlan(8, 4, 2, (0,) * 5)})
+    )
     assert whole.forward - thinned.forward == 2 * 10 * 32 * 6 and thinned.backward == whole.backward
 
 
@@ -251,12 +278,29 @@ def sentences(rng, n=120, steps=9):
     return X, y
 
 
-@pytest.mark.parametrize("dropout", ["none", BernoulliDropout(0.2), RowDropout(0.3), TileDropout(0.3, tile=4),
-                                     Together(RowDropout(0.2), recurrent(RowDropout(0.3), steps=9))], ids=str)
+@pytest.mark.parametrize(
+    "dropout",
+    [
+        "none",
+        BernoulliDropout(0.2),
+        RowDropout(0.3),
+        TileDropout(0.3, tile=4),
+        Together(RowDropout(0.2), recurrent(RowDropout(0.3), steps=9)),
+    ],
+    ids=str,
+)
 def test_a_net_classifies_sequences(rng, dropout):
     X, y = sentences(rng)
-    net = Net(sequence_layers(), dropout=dropout, epochs=40, batch_size=30, optimizer="adam", learning_rate=0.02,
-              random_state=0, device="cpu").fit(X, y)
+    net = Net(
+        sequence_layers(),
+        dropout=dropout,
+        epochs=40,
+        batch_size=30,
+        optimizer="adam",
+        learning_rate=0.02,
+        random_state=0,
+        device="cpu",
+    ).fit(X, y)
     assert net.score(X, y) > 0.9
     longer = np.pad(X, ((0, 0), (0, 0)))
     np.testing.assert_allclose(net.predict_proba(longer), net.predict_proba(X))
@@ -280,30 +324,45 @@ def test_padding_changes_nothing(rng):
 
 def test_a_net_predicts_numbers_from_series(rng):
     X = rng.standard_normal((90, 7, 3)).astype(np.float32)
-    net = NetRegressor([LSTM(3, 16, batch_first=True, rng=0), LastStep(), Linear(16, 1, rng=1)], epochs=80, learning_rate=0.01,
-                       batch_size=30, random_state=0, device="cpu").fit(X, X[:, :, 0].sum(axis=1))
+    net = NetRegressor(
+        [LSTM(3, 16, batch_first=True, rng=0), LastStep(), Linear(16, 1, rng=1)],
+        epochs=80,
+        learning_rate=0.01,
+        batch_size=30,
+        random_state=0,
+        device="cpu",
+    ).fit(X, X[:, :, 0].sum(axis=1))
     assert net.score(X, X[:, :, 0].sum(axis=1)) > 0.9
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("call, error, message", [
-    (lambda: LSTM(0, 3), ValueError, "input_size"), (lambda: LSTM(2, 3.5), ValueError, "hidden_size"),
-    (lambda: LSTM(2, 3, num_layers=True), ValueError, "num_layers"),
-    (lambda: LSTM(2, 3)(np.ones((2, 2, 2))), TypeError, "Tensor"),
-    (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2)))), ValueError, "T, N, I"),
-    (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 3)))), ValueError, "I = 2"),
-    (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), [Tensor(np.ones((1, 2, 4)))] * 2), ValueError, "states"),
-    (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=[0, 1]), ValueError, "1 to 2"),
-    (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=[-1, 1]), ValueError, "1 to 2"),
-    (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=[1]), ValueError, "2 integers"),
-    (lambda: _planned("output_l0", RowPlan(4, 2, 0)), ValueError, "output_l0"),
-    (lambda: _planned("input_l0", RowPlan(3, 2, 0)), TypeError, "input_l0"),
-    (lambda: _planned("output_l0", TimePlan(3, 2, 1, (0, 1))), TypeError, "output_l0"),
-    (lambda: _planned("recurrent_l0", TimePlan(4, 2, 1, (0, 1))), ValueError, "recurrent_l0"),
-    (lambda: _planned("recurrent_l0", TimePlan(3, 2, 1, (0,))), ValueError, "1 time steps for 3 units does not fit 2 steps"),
-    (lambda: recurrent(BernoulliDropout(0.5)), ValueError, "recurrent_dropout"),
-    (lambda: recurrent(DynamicSparseGraph(0.5), steps=3), ValueError, "rdp"),
-    (lambda: recurrent(RowDropout(0.5), steps=0), ValueError, "positive integer")])
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: LSTM(0, 3), ValueError, "input_size"),
+        (lambda: LSTM(2, 3.5), ValueError, "hidden_size"),
+        (lambda: LSTM(2, 3, num_layers=True), ValueError, "num_layers"),
+        (lambda: LSTM(2, 3)(np.ones((2, 2, 2))), TypeError, "Tensor"),
+        (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2)))), ValueError, "T, N, I"),
+        (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 3)))), ValueError, "I = 2"),
+        (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), [Tensor(np.ones((1, 2, 4)))] * 2), ValueError, "states"),
+        (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=[0, 1]), ValueError, "1 to 2"),
+        (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=[-1, 1]), ValueError, "1 to 2"),
+        (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=[1]), ValueError, "2 integers"),
+        (lambda: _planned("output_l0", RowPlan(4, 2, 0)), ValueError, "output_l0"),
+        (lambda: _planned("input_l0", RowPlan(3, 2, 0)), TypeError, "input_l0"),
+        (lambda: _planned("output_l0", TimePlan(3, 2, 1, (0, 1))), TypeError, "output_l0"),
+        (lambda: _planned("recurrent_l0", TimePlan(4, 2, 1, (0, 1))), ValueError, "recurrent_l0"),
+        (
+            lambda: _planned("recurrent_l0", TimePlan(3, 2, 1, (0,))),
+            ValueError,
+            "1 time steps for 3 units does not fit 2 steps",
+        ),
+        (lambda: recurrent(BernoulliDropout(0.5)), ValueError, "recurrent_dropout"),
+        (lambda: recurrent(DynamicSparseGraph(0.5), steps=3), ValueError, "rdp"),
+        (lambda: recurrent(RowDropout(0.5), steps=0), ValueError, "positive integer"),
+    ],
+)
 def test_what_does_not_fit_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()

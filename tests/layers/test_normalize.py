@@ -1,4 +1,5 @@
 """Normalize: the formula, its gradient, its state, and what it refuses before training starts."""
+
 import copy
 import pickle
 
@@ -70,15 +71,26 @@ def test_cost():
     assert cost.flops == 0 and cost.bytes_forward == 2 * 4 * 480 and cost.bytes_backward == 0
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: Normalize([0, 1], [1]), r"mean \(2,\) and std \(1,\) must have one number a channel"),
-    (lambda: Normalize([], []), "one number a channel"), (lambda: Normalize([[0]], [[1]]), "one number a channel"),
-    (lambda: Normalize([0, 1], [1, 0]), "std positive; give 1 where a feature is constant"),
-    (lambda: Normalize(np.nan, 1), "must be finite"), (lambda: Normalize(0, np.inf), "must be finite"),
-    (lambda: Normalize(MEAN, STD)(Tensor(np.ones((2, 4, 3)))), r"Normalize\(3 channels\): x \(2, 4, 3\) must be \(N, C, …\)"),
-    (lambda: Normalize(0, 1)(Tensor(np.ones(4))), r"x \(4,\) must be \(N, C, …\)"),
-    (lambda: Net([Normalize(MEAN, STD), Linear(4, 2)], device="cpu").fit(np.eye(4), [0, 1, 0, 1]),
-     r"Normalize\(3 channels\): x \(128, 4\)")])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Normalize([0, 1], [1]), r"mean \(2,\) and std \(1,\) must have one number a channel"),
+        (lambda: Normalize([], []), "one number a channel"),
+        (lambda: Normalize([[0]], [[1]]), "one number a channel"),
+        (lambda: Normalize([0, 1], [1, 0]), "std positive; give 1 where a feature is constant"),
+        (lambda: Normalize(np.nan, 1), "must be finite"),
+        (lambda: Normalize(0, np.inf), "must be finite"),
+        (
+            lambda: Normalize(MEAN, STD)(Tensor(np.ones((2, 4, 3)))),
+            r"Normalize\(3 channels\): x \(2, 4, 3\) must be \(N, C, …\)",
+        ),
+        (lambda: Normalize(0, 1)(Tensor(np.ones(4))), r"x \(4,\) must be \(N, C, …\)"),
+        (
+            lambda: Net([Normalize(MEAN, STD), Linear(4, 2)], device="cpu").fit(np.eye(4), [0, 1, 0, 1]),
+            r"Normalize\(3 channels\): x \(128, 4\)",
+        ),
+    ],
+)
 def test_misuse_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()

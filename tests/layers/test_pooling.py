@@ -1,4 +1,5 @@
 """Pooling and Flatten of images: equal to PyTorch's; compact channels as if the others had never been there."""
+
 import numpy as np
 import pytest
 
@@ -41,17 +42,30 @@ def passes(ours, theirs, host, dev, step=None):
 
 
 # name of the layer, arguments, options, images; FEW run on every device
-FEW = [("MaxPool2d", (2,), {}, (2, 3, 5, 4)), ("MaxPool2d", (3, 2, 1), {}, (1, 2, 5, 6)),
-       ("AvgPool2d", (3, 2, 1), {"count_include_pad": False}, (1, 2, 5, 6)), ("AdaptiveAvgPool2d", ((2, 3),), {}, (1, 2, 5, 4)),
-       ("MaxPool2d", (2,), {}, (0, 3, 4, 4))]
-MANY = [("MaxPool2d", (2, 2), {}, (3, 20, 8, 8)), ("MaxPool2d", (3,), {"stride": 2}, (2, 5, 13, 11)),
-        ("MaxPool2d", ((3, 2), (1, 2), (1, 0), (2, 1)), {}, (2, 5, 9, 8)), ("MaxPool2d", (1,), {}, (2, 3, 4, 5)),
-        ("MaxPool2d", (3, 1), {"padding": 1, "dilation": 2}, (2, 3, 7, 6)), ("MaxPool2d", (17,), {"stride": 1}, (1, 3, 19, 18)),
-        ("MaxPool2d", (7,), {}, (2, 3, 7, 7)), ("AvgPool2d", (2,), {}, (3, 20, 8, 7)),
-        ("AvgPool2d", (3, 1, 1), {}, (2, 3, 5, 4)),
-        ("AvgPool2d", ((2, 3), (3, 1), (1, 1)), {}, (1, 3, 7, 6)), ("AvgPool2d", (1,), {"stride": 2}, (2, 3, 5, 5)),
-        ("AvgPool2d", (2,), {}, (0, 3, 4, 4)), ("AdaptiveAvgPool2d", (1,), {}, (2, 20, 7, 6)),
-        ("AdaptiveAvgPool2d", (6,), {}, (2, 3, 4, 13)), ("AdaptiveAvgPool2d", ((3, 5),), {}, (1, 1, 3, 5))]
+FEW = [
+    ("MaxPool2d", (2,), {}, (2, 3, 5, 4)),
+    ("MaxPool2d", (3, 2, 1), {}, (1, 2, 5, 6)),
+    ("AvgPool2d", (3, 2, 1), {"count_include_pad": False}, (1, 2, 5, 6)),
+    ("AdaptiveAvgPool2d", ((2, 3),), {}, (1, 2, 5, 4)),
+    ("MaxPool2d", (2,), {}, (0, 3, 4, 4)),
+]
+MANY = [
+    ("MaxPool2d", (2, 2), {}, (3, 20, 8, 8)),
+    ("MaxPool2d", (3,), {"stride": 2}, (2, 5, 13, 11)),
+    ("MaxPool2d", ((3, 2), (1, 2), (1, 0), (2, 1)), {}, (2, 5, 9, 8)),
+    ("MaxPool2d", (1,), {}, (2, 3, 4, 5)),
+    ("MaxPool2d", (3, 1), {"padding": 1, "dilation": 2}, (2, 3, 7, 6)),
+    ("MaxPool2d", (17,), {"stride": 1}, (1, 3, 19, 18)),
+    ("MaxPool2d", (7,), {}, (2, 3, 7, 7)),
+    ("AvgPool2d", (2,), {}, (3, 20, 8, 7)),
+    ("AvgPool2d", (3, 1, 1), {}, (2, 3, 5, 4)),
+    ("AvgPool2d", ((2, 3), (3, 1), (1, 1)), {}, (1, 3, 7, 6)),
+    ("AvgPool2d", (1,), {"stride": 2}, (2, 3, 5, 5)),
+    ("AvgPool2d", (2,), {}, (0, 3, 4, 4)),
+    ("AdaptiveAvgPool2d", (1,), {}, (2, 20, 7, 6)),
+    ("AdaptiveAvgPool2d", (6,), {}, (2, 3, 4, 13)),
+    ("AdaptiveAvgPool2d", ((3, 5),), {}, (1, 1, 3, 5)),
+]
 OURS = {"MaxPool2d": MaxPool2d, "AvgPool2d": AvgPool2d, "AdaptiveAvgPool2d": AdaptiveAvgPool2d}
 
 
@@ -68,8 +82,9 @@ def test_pooling_equals_pytorchs_for_any_window(rng, name, arguments, options, s
     test_pooling_equals_pytorchs("cpu", rng, name, arguments, options, shape)
 
 
-@pytest.mark.parametrize("layer", [MaxPool2d(3, 2, 1), AvgPool2d(2), AdaptiveAvgPool2d((2, 1)), BatchNorm2d(5), Flatten()],
-                         ids=str)
+@pytest.mark.parametrize(
+    "layer", [MaxPool2d(3, 2, 1), AvgPool2d(2), AdaptiveAvgPool2d((2, 1)), BatchNorm2d(5), Flatten()], ids=str
+)
 @pytest.mark.parametrize("plan", [RowPlan(5, 2, 1, 2.0), IndexPlan(5, [0, 1, 4], 1.5)], ids=str)
 def test_compact_channels_stay_compact(dev, rng, layer, plan):
     """As the dense layer on a masked input, for kept channels; what is pending still is, or was applied."""
@@ -93,8 +108,14 @@ def test_compact_channels_stay_compact(dev, rng, layer, plan):
 # --- a network --------------------------------------------------------------------------------------------------------
 def test_layers_of_images_give_pytorchs_order_of_features(dev, rng):
     ours = Sequential([BatchNorm2d(3, device=dev), ReLU(), MaxPool2d(2), AvgPool2d(2, 1), Flatten(), Linear(6, 4, device=dev)])
-    theirs = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.AvgPool2d(2, 1),
-                                 torch.nn.Flatten(), torch.nn.Linear(6, 4))
+    theirs = torch.nn.Sequential(
+        torch.nn.BatchNorm2d(3),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.AvgPool2d(2, 1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(6, 4),
+    )
     ours.load_state_dict(theirs.state_dict())
     found = passes(ours, theirs.eval(), np.float32(rng.standard_normal((2, 3, 6, 5))), dev)
     for mine, other in zip(*found):
@@ -123,26 +144,40 @@ def test_scales_may_come_after_pooling_and_random_zeros_may_not():
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("call, error, message", [
-    (lambda: MaxPool2d(2, ceil_mode=True), ValueError, "MaxPool2d: ceil_mode"),
-    (lambda: AvgPool2d(0), ValueError, "kernel_size"),
-    (lambda: MaxPool2d(3, padding=2), ValueError, r"padding \(2, 2\) must be from 0 to half the kernel_size \(3, 3\)"),
-    (lambda: MaxPool2d((2, 2, 2)), TypeError, "kernel_size must be an int or a pair"),
-    (lambda: AvgPool2d(2, stride=0), ValueError, r"stride \(0, 0\)"), (lambda: AvgPool2d(2.5), TypeError, "got 2.5"),
-    (lambda: AdaptiveAvgPool2d((0, 3)), ValueError, r"output_size \(0, 3\)"),
-    (lambda: MaxPool2d(2, dilation=0), ValueError, r"dilation \(0, 0\)"),
-    (lambda: BatchNorm2d(0), ValueError, "BatchNorm2d: num_features 0"),
-    (lambda: BatchNorm2d(3)(Tensor(np.ones((4, 3)))), ValueError, r"BatchNorm2d\(3\): its input is of shape \(3,\)"),
-    (lambda: BatchNorm2d(3)(Tensor(np.ones((4, 2, 5, 5)))), ValueError, "does not match 3 channels"),
-    (lambda: BatchNorm2d(3)(Tensor(np.ones((1, 3, 1, 1))), Context(training=True)), ValueError, "2d.*more than one value"),
-    (lambda: MaxPool2d(2)(Tensor(np.ones((4, 3)))), ValueError, r"MaxPool2d.* \(3,\) a sample; it takes \(C, H, W\)"),
-    (lambda: MaxPool2d(3).cost(ActivationSpec((4, 3, 2, 9)), Plans()), ValueError,
-     "MaxPool2d.*larger than its input, .* 2 x 9 pixels"),
-    (lambda: AvgPool2d(3)(Tensor(np.ones((1, 3, 2, 9)))), ValueError, "2 x 9 pixels are smaller than the window"),
-    (lambda: AdaptiveAvgPool2d(3).cost(ActivationSpec((4, 90)), Plans()), ValueError,
-     r"\(90,\) a sample; it takes \(C, H, W\)"),
-    (lambda: BatchNorm2d(3).cost(ActivationSpec((4, 2, 5, 5)), Plans()), ValueError,
-     r"2d\(3\): its input is of shape \(2, 5, 5\)")])
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: MaxPool2d(2, ceil_mode=True), ValueError, "MaxPool2d: ceil_mode"),
+        (lambda: AvgPool2d(0), ValueError, "kernel_size"),
+        (lambda: MaxPool2d(3, padding=2), ValueError, r"padding \(2, 2\) must be from 0 to half the kernel_size \(3, 3\)"),
+        (lambda: MaxPool2d((2, 2, 2)), TypeError, "kernel_size must be an int or a pair"),
+        (lambda: AvgPool2d(2, stride=0), ValueError, r"stride \(0, 0\)"),
+        (lambda: AvgPool2d(2.5), TypeError, "got 2.5"),
+        (lambda: AdaptiveAvgPool2d((0, 3)), ValueError, r"output_size \(0, 3\)"),
+        (lambda: MaxPool2d(2, dilation=0), ValueError, r"dilation \(0, 0\)"),
+        (lambda: BatchNorm2d(0), ValueError, "BatchNorm2d: num_features 0"),
+        (lambda: BatchNorm2d(3)(Tensor(np.ones((4, 3)))), ValueError, r"BatchNorm2d\(3\): its input is of shape \(3,\)"),
+        (lambda: BatchNorm2d(3)(Tensor(np.ones((4, 2, 5, 5)))), ValueError, "does not match 3 channels"),
+        (lambda: BatchNorm2d(3)(Tensor(np.ones((1, 3, 1, 1))), Context(training=True)), ValueError, "2d.*more than one value"),
+        (lambda: MaxPool2d(2)(Tensor(np.ones((4, 3)))), ValueError, r"MaxPool2d.* \(3,\) a sample; it takes \(C, H, W\)"),
+        (
+            lambda: MaxPool2d(3).cost(ActivationSpec((4, 3, 2, 9)), Plans()),
+            ValueError,
+            "MaxPool2d.*larger than its input, .* 2 x 9 pixels",
+        ),
+        (lambda: AvgPool2d(3)(Tensor(np.ones((1, 3, 2, 9)))), ValueError, "2 x 9 pixels are smaller than the window"),
+        (
+            lambda: AdaptiveAvgPool2d(3).cost(ActivationSpec((4, 90)), Plans()),
+            ValueError,
+            r"\(90,\) a sample; it takes \(C, H, W\)",
+        ),
+        (
+            lambda: BatchNorm2d(3).cost(ActivationSpec((4, 2, 5, 5)), Plans()),
+            ValueError,
+            r"2d\(3\): its input is of shape \(2, 5, 5\)",
+        ),
+    ],
+)
 def test_misuse_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -1,4 +1,5 @@
 """GRU, and what GRU and LSTM share: equal to PyTorch's in both directions, with sequences of any length, under plans."""
+
 import numpy as np
 import pytest
 
@@ -53,10 +54,23 @@ def listed(state):
 
 
 # --- PyTorch's --------------------------------------------------------------------------------------------------------
-CASES = [*((GRU, False, layers, n, steps, stated, lengths) for layers, n, steps, stated, lengths in [
-             (1, 1, 1, 0, 0), (1, 20, 35, 1, 0), (3, 5, 9, 1, 0), (2, 20, 35, 1, 1), (1, 5, 9, 0, 1)]),
-         *((kind, True, *case) for kind in KINDS for case in [
-             (1, 1, 1, 1, 0), (1, 20, 35, 0, 0), (2, 5, 9, 1, 0), (2, 20, 35, 1, 1), (3, 4, 6, 0, 1)])]
+CASES = [
+    *(
+        (GRU, False, layers, n, steps, stated, lengths)
+        for layers, n, steps, stated, lengths in [
+            (1, 1, 1, 0, 0),
+            (1, 20, 35, 1, 0),
+            (3, 5, 9, 1, 0),
+            (2, 20, 35, 1, 1),
+            (1, 5, 9, 0, 1),
+        ]
+    ),
+    *(
+        (kind, True, *case)
+        for kind in KINDS
+        for case in [(1, 1, 1, 1, 0), (1, 20, 35, 0, 0), (2, 5, 9, 1, 0), (2, 20, 35, 1, 1), (3, 4, 6, 0, 1)]
+    ),
+]
 
 
 @pytest.mark.parametrize("kind, both, layers, n, steps, stated, lengths", CASES)
@@ -65,7 +79,8 @@ def test_equals_pytorchs(dev, rng, kind, both, layers, n, steps, stated, lengths
         steps, n = min(steps, 4), min(n, 3)
     ours, theirs = pair(dev, kind, 7, 12, layers, bidirectional=both)
     assert {name: a.shape for name, a in ours.state_dict().items()} == {
-        name: tuple(a.shape) for name, a in theirs.state_dict().items()}
+        name: tuple(a.shape) for name, a in theirs.state_dict().items()
+    }
     states = 2 if kind is LSTM else 1
     shapes = (steps, n, 7), *[((1 + both) * layers, n, 12)] * states
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
@@ -91,8 +106,16 @@ def test_equals_pytorchs(dev, rng, kind, both, layers, n, steps, stated, lengths
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{"batch_first": True}, {"bias": False}, {"bias": False, "bidirectional": True},
-                                     {"batch_first": True, "bidirectional": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_first": True},
+        {"bias": False},
+        {"bias": False, "bidirectional": True},
+        {"batch_first": True, "bidirectional": True},
+    ],
+    ids=str,
+)
 def test_options_are_pytorchs(dev, rng, kind, options):
     ours, theirs = pair(dev, kind, 5, 6, 2, **options)
     x, dy = (rng.standard_normal((3, 4, width)).astype(np.float32) for width in (5, 6 * (1 + options.get("bidirectional", 0))))
@@ -142,8 +165,10 @@ def test_the_gradient_is_that_of_the_value(dev, rng, units):
     given = [Tensor(rng.standard_normal(shape), dev, requires_grad=True) for shape in ((6, 12), (12, 4), (12,), (2, 4))]
     # which writes over z, that somebody has computed for it
     check_grad(lambda z, *others: ops.gru(z * 1.0, *others, steps=3, units=units), given)
-    check_grad(lambda z, w, h0: ops.gru(z * 1.0, w, None, h0, steps=3, lengths=dev.upload(np.array([1, 3], np.int32))),
-               [given[0], given[1], given[3]])
+    check_grad(
+        lambda z, w, h0: ops.gru(z * 1.0, w, None, h0, steps=3, lengths=dev.upload(np.array([1, 3], np.int32))),
+        [given[0], given[1], given[3]],
+    )
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -153,10 +178,12 @@ def masked(ours, x, masks):
     y, ones = torch.from_numpy(x).double(), torch.ones(1, dtype=torch.float64)
     for layer in range(ours.num_layers):
         outputs = []
-        for end in ("", "_reverse")[:1 + ours.bidirectional]:
+        for end in ("", "_reverse")[: 1 + ours.bidirectional]:
             cell = f"l{layer}{end}"
-            own = [torch.tensor(getattr(ours, f"{name}_{cell}").numpy()).double().requires_grad_()
-                   for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+            own = [
+                torch.tensor(getattr(ours, f"{name}_{cell}").numpy()).double().requires_grad_()
+                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            ]
             weights[cell] = own
             w = own[0] * masks.get(f"input_{cell}", ones)
             h = c = torch.zeros(x.shape[1], ours.hidden_size, dtype=torch.float64)
@@ -202,12 +229,15 @@ def test_plans_are_masks(dev, rng, kind, both, name):
     steps, n = (6, 5) if dev.name != "emulated" else (2, 3)
     x = rng.standard_normal((steps, n, 7)).astype(np.float32)
     sites = {site.path: site for site in Tree(ours).sites.values()}
-    expected, weights = masked(ours, x, {place: torch.tensor(np.float64(plan.mask() * plan.scale))
-                                         for place, plan in plans.items()})
+    expected, weights = masked(
+        ours, x, {place: torch.tensor(np.float64(plan.mask() * plan.scale)) for place, plan in plans.items()}
+    )
     slopes = rng.standard_normal(expected.shape).astype(np.float32)
     (expected * torch.from_numpy(slopes)).sum().backward()
-    flow = ours.forward(Flow(Tensor(x, dev, requires_grad=True)),
-                        Context(dev, {sites[place]: plan for place, plan in plans.items()}, model=ours))
+    flow = ours.forward(
+        Flow(Tensor(x, dev, requires_grad=True)),
+        Context(dev, {sites[place]: plan for place, plan in plans.items()}, model=ours),
+    )
     y = flow.dense()
     close(y.numpy(), expected.detach())
     (y * Tensor(slopes, dev)).sum().backward()
@@ -224,8 +254,10 @@ def test_plans_are_masks(dev, rng, kind, both, name):
 def test_bernoulli_drops_others_at_each_time_step_of_both_directions(dev, kind):
     ours = kind(3, 20, bidirectional=True, rng=0, device=dev)
     x = Tensor(np.ones((4, 2, 3)), dev)
-    y, whole = (ours.forward(Flow(x), Context(dev, plans, model=ours)).dense().numpy()
-                for plans in ({ours.sites()[0]: BernoulliPlan(40, 0.5, 3, 2.0)}, {}))
+    y, whole = (
+        ours.forward(Flow(x), Context(dev, plans, model=ours)).dense().numpy()
+        for plans in ({ours.sites()[0]: BernoulliPlan(40, 0.5, 3, 2.0)}, {})
+    )
     assert ((y == 0) | np.isclose(y, 2 * whole, rtol=1e-6)).all() and 0.3 < (y == 0).mean() < 0.7
 
 
@@ -233,8 +265,17 @@ def test_sites_reads_and_cost_know_both_directions():
     for kind, gates in ((LSTM, 4), (GRU, 3)):
         one, both = kind(6, 8, 2), kind(6, 8, 2, bidirectional=True)
         assert [site.path for site in both.sites() if site.kind != "gates"] == [
-            "output_l0", "input_l0", "recurrent_l0", "input_l0_reverse", "recurrent_l0_reverse",
-            "output_l1", "input_l1", "recurrent_l1", "input_l1_reverse", "recurrent_l1_reverse"]
+            "output_l0",
+            "input_l0",
+            "recurrent_l0",
+            "input_l0_reverse",
+            "recurrent_l0_reverse",
+            "output_l1",
+            "input_l1",
+            "recurrent_l1",
+            "input_l1_reverse",
+            "recurrent_l1_reverse",
+        ]
         assert both.sites()[0].shape[0] == both.sites()[5].shape[0] == 16
         cost, spec = both.cost(ActivationSpec((5, 2, 6)), Plans())
         rows = gates * 8
@@ -251,8 +292,9 @@ def test_sites_reads_and_cost_know_both_directions():
 def test_a_gru_takes_no_plan_of_each_time_step():
     layer = GRU(2, 3)
     with pytest.raises(TypeError, match="it does not know the plan TimePlan.* at recurrent_l0; it takes AxisPlan"):
-        layer.forward(Flow(Tensor(np.ones((2, 2, 2)))),
-                      Context(plans={layer.sites()[2]: TimePlan(3, 2, 1, (0, 1))}, model=layer))
+        layer.forward(
+            Flow(Tensor(np.ones((2, 2, 2)))), Context(plans={layer.sites()[2]: TimePlan(3, 2, 1, (0, 1))}, model=layer)
+        )
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -278,8 +320,9 @@ def test_what_reads_backwards_carries_nothing_over(kind):
 def test_the_last_steps_of_both_directions(dev, rng, plan):
     layer, x = GRU(3, 5, batch_first=True, bidirectional=True, rng=0, device=dev), rng.standard_normal((3, 4, 3))
     model, lengths = Sequential([layer, LastStep(bidirectional=True)]), np.array([1, 4, 2])
-    flow = model.forward(Flow(Tensor(x, dev), tags=Tags(lengths)), Context(dev, {} if plan is None else {
-        layer.sites()[0]: plan}, model=layer))
+    flow = model.forward(
+        Flow(Tensor(x, dev), tags=Tags(lengths)), Context(dev, {} if plan is None else {layer.sites()[0]: plan}, model=layer)
+    )
     _, h = layer(Tensor(x, dev), lengths=lengths)
     mask = 1 if plan is None else plan.mask() * plan.scale
     close(flow.dense().numpy(), np.concatenate(h.numpy(), 1) * mask)
@@ -304,14 +347,28 @@ def sentences(rng, n=120, steps=9):
 
 
 @pytest.mark.parametrize("kind, both", [(GRU, False), (GRU, True), (LSTM, True)])
-@pytest.mark.parametrize("dropout", ["none", BernoulliDropout(0.2), RowDropout(0.3), TileDropout(0.3, tile=4),
-                                     Together(RowDropout(0.2), recurrent(RowDropout(0.3)))], ids=str)
+@pytest.mark.parametrize(
+    "dropout",
+    [
+        "none",
+        BernoulliDropout(0.2),
+        RowDropout(0.3),
+        TileDropout(0.3, tile=4),
+        Together(RowDropout(0.2), recurrent(RowDropout(0.3))),
+    ],
+    ids=str,
+)
 def test_a_net_classifies_sequences_and_is_saved(rng, tmp_path, dropout, kind, both):
     X, y = sentences(rng)
-    layers = [Embedding(6, 8, padding_idx=0, rng=0), kind(8, 12, batch_first=True, bidirectional=both, rng=1),
-              LastStep(both), Linear(12 * (1 + both), 2, rng=2)]
-    net = Net(layers, dropout=dropout, epochs=40, batch_size=30, optimizer="adam", learning_rate=0.02, random_state=0,
-              device="cpu").fit(X, y)
+    layers = [
+        Embedding(6, 8, padding_idx=0, rng=0),
+        kind(8, 12, batch_first=True, bidirectional=both, rng=1),
+        LastStep(both),
+        Linear(12 * (1 + both), 2, rng=2),
+    ]
+    net = Net(
+        layers, dropout=dropout, epochs=40, batch_size=30, optimizer="adam", learning_rate=0.02, random_state=0, device="cpu"
+    ).fit(X, y)
     assert net.score(X, y) > 0.9
     longer = np.pad(X, ((0, 0), (0, 0)))
     np.testing.assert_allclose(net.predict_proba(longer), net.predict_proba(X))
@@ -324,8 +381,14 @@ def test_a_net_classifies_sequences_and_is_saved(rng, tmp_path, dropout, kind, b
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_changes_nothing(rng, kind):
     """Neither what is predicted nor what is learned of a sequence depends on how far it is filled up, in both directions."""
-    model = Sequential([Embedding(6, 8, padding_idx=0, rng=0), kind(8, 12, 2, batch_first=True, bidirectional=True, rng=1),
-                        LastStep(True), Linear(24, 2, rng=2)])
+    model = Sequential(
+        [
+            Embedding(6, 8, padding_idx=0, rng=0),
+            kind(8, 12, 2, batch_first=True, bidirectional=True, rng=1),
+            LastStep(True),
+            Linear(24, 2, rng=2),
+        ]
+    )
     X, found = sentences(rng, 5)[0].astype(np.int32), []
     for filled in (X, np.pad(X, ((0, 0), (0, 4)))):
         x = Tensor.wrap(np.ascontiguousarray(filled), model[0].weight.device)
@@ -338,20 +401,40 @@ def test_padding_changes_nothing(rng, kind):
         close(mine, other)
 
 
-@pytest.mark.parametrize("call, error, message", [
-    (lambda: GRU(0, 3), ValueError, "GRU: input_size"), (lambda: GRU(2, 3, dropout=0.5), ValueError, "GRU: dropout=0.5"),
-    (lambda: GRU(2, 3)(np.ones((2, 2, 2))), TypeError, "GRU: x must be a Tensor"),
-    (lambda: GRU(2, 3)(Tensor(np.ones((2, 2, 3)))), ValueError, "GRU: x must be .* I = 2"),
-    (lambda: GRU(2, 3)(Tensor(np.ones((0, 2, 2)))), ValueError, "GRU: x .* has no time steps"),
-    (lambda: GRU(2, 3)(Tensor(np.ones((2, 2, 2))), Tensor(np.ones((2, 2, 3)))), ValueError, r"states .* \(1, 2, 3\), 1 of"),
-    (lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), (Tensor(np.ones((1, 2, 3))),)), ValueError, "LSTM: states .* 2 of them"),
-    (lambda: LSTM(2, 3, bidirectional=True)(Tensor(np.ones((2, 2, 2))), [Tensor(np.ones((1, 2, 3)))] * 2), ValueError,
-     r"\(2, 2, 3\), 2 of them"),
-    (lambda: GRU(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=[0, 1]), ValueError, "GRU: lengths must be from 1 to 2"),
-    (lambda: ops.gru(Tensor(np.ones((4, 5))), Tensor(np.ones((6, 2))), None, Tensor(np.ones((2, 2))), steps=2), ValueError,
-     r"gru: z \(4, 5\), w \(6, 2\)"),
-    (lambda: ops.gru(Tensor(np.ones((4, 6))), Tensor(np.ones((6, 2))), None, Tensor(np.ones((2, 2))), steps=2,
-                     units=RowPlan(3, 2, 0)), ValueError, "gru")])
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: GRU(0, 3), ValueError, "GRU: input_size"),
+        (lambda: GRU(2, 3, dropout=0.5), ValueError, "GRU: dropout=0.5"),
+        (lambda: GRU(2, 3)(np.ones((2, 2, 2))), TypeError, "GRU: x must be a Tensor"),
+        (lambda: GRU(2, 3)(Tensor(np.ones((2, 2, 3)))), ValueError, "GRU: x must be .* I = 2"),
+        (lambda: GRU(2, 3)(Tensor(np.ones((0, 2, 2)))), ValueError, "GRU: x .* has no time steps"),
+        (lambda: GRU(2, 3)(Tensor(np.ones((2, 2, 2))), Tensor(np.ones((2, 2, 3)))), ValueError, r"states .* \(1, 2, 3\), 1 of"),
+        (
+            lambda: LSTM(2, 3)(Tensor(np.ones((2, 2, 2))), (Tensor(np.ones((1, 2, 3))),)),
+            ValueError,
+            "LSTM: states .* 2 of them",
+        ),
+        (
+            lambda: LSTM(2, 3, bidirectional=True)(Tensor(np.ones((2, 2, 2))), [Tensor(np.ones((1, 2, 3)))] * 2),
+            ValueError,
+            r"\(2, 2, 3\), 2 of them",
+        ),
+        (lambda: GRU(2, 3)(Tensor(np.ones((2, 2, 2))), lengths=[0, 1]), ValueError, "GRU: lengths must be from 1 to 2"),
+        (
+            lambda: ops.gru(Tensor(np.ones((4, 5))), Tensor(np.ones((6, 2))), None, Tensor(np.ones((2, 2))), steps=2),
+            ValueError,
+            r"gru: z \(4, 5\), w \(6, 2\)",
+        ),
+        (
+            lambda: ops.gru(
+                Tensor(np.ones((4, 6))), Tensor(np.ones((6, 2))), None, Tensor(np.ones((2, 2))), steps=2, units=RowPlan(3, 2, 0)
+            ),
+            ValueError,
+            "gru",
+        ),
+    ],
+)
 def test_what_does_not_fit_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -1,4 +1,5 @@
 """SparseLinear: a layer like others, of a weight that is not all there."""
+
 import copy
 import pickle
 import warnings
@@ -60,14 +61,22 @@ def test_equals_a_linear_with_zeros(dev, rng, kind):
         np.testing.assert_allclose(found, reference, rtol=1e-4, atol=1e-5)
     matrix = ours.weight
     gradient = type(matrix)(matrix.indptr, matrix.indices, ours.values.grad.numpy(), matrix.shape)
-    ones = type(matrix)(matrix.indptr, matrix.indices, np.where(matrix.inside(), 1, 0) if kind == "bsr" else
-                        np.ones(matrix.nnz), matrix.shape).dense()
+    ones = type(matrix)(
+        matrix.indptr, matrix.indices, np.where(matrix.inside(), 1, 0) if kind == "bsr" else np.ones(matrix.nnz), matrix.shape
+    ).dense()
     np.testing.assert_allclose(gradient.dense(), theirs.weight.grad.numpy() * ones, rtol=1e-4, atol=1e-5)
 
 
 @KINDS
-@pytest.mark.parametrize("rows, cols", [(RowPlan(13, 3, 1, 3.0), None), (None, RowPlan(10, 2, 1)),
-                                        (RowPlan(13, 2, 0, 2.0), RowPlan(10, 3, 2)), (BernoulliPlan(13, 0.5, 3), None)])
+@pytest.mark.parametrize(
+    "rows, cols",
+    [
+        (RowPlan(13, 3, 1, 3.0), None),
+        (None, RowPlan(10, 2, 1)),
+        (RowPlan(13, 2, 0, 2.0), RowPlan(10, 3, 2)),
+        (BernoulliPlan(13, 0.5, 3), None),
+    ],
+)
 def test_planned_equals_masked(dev, rng, kind, rows, cols):
     layer, x = SparseLinear(10, 13, weight=weight(rng, kind), device=dev), rng.standard_normal((4, 10)).astype(np.float32)
     compact = x if cols is None else x[:, cols.mask().astype(bool)]
@@ -98,8 +107,9 @@ def test_a_density_gives_each_neuron_its_share_of_inputs(density):
     np.testing.assert_array_equal(found.dense(), other.dense())
 
 
-@pytest.mark.parametrize("init, variance_factor, variance", [("he", 1.0, 2 / 30), ("he", 0.3, 0.6 / 30),
-                                                             ("glorot", 1.0, 2 / 50)])
+@pytest.mark.parametrize(
+    "init, variance_factor, variance", [("he", 1.0, 2 / 30), ("he", 0.3, 0.6 / 30), ("glorot", 1.0, 2 / 50)]
+)
 def test_initial_values_count_the_inputs_that_are_there(init, variance_factor, variance):
     values = SparseLinear(300, 200, density=0.1, init=init, variance_factor=variance_factor, rng=0).values.numpy()
     assert values.var() == pytest.approx(variance, rel=0.03) and abs(values.mean()) < 5 * np.sqrt(variance / values.size)
@@ -113,19 +123,31 @@ def test_it_says_where_a_dense_layer_is_faster():
         SparseLinear(20, 30, density=sparse.BREAK_EVEN)
 
 
-@pytest.mark.parametrize("make, error, message", [
-    (lambda: SparseLinear(0, 4), ValueError, "widths must be positive"),
-    (lambda: SparseLinear(4, 4, density=0), ValueError, r"density must be in \(0, 1\], got 0"),
-    (lambda: SparseLinear(4, 4, density=1.5), ValueError, "density must be in"),
-    (lambda: SparseLinear(4, 4, density=True), ValueError, "density must be in .*, got True"),
-    (lambda: SparseLinear(4, 4, init="zeros"), ValueError, "'he' or 'glorot'"),
-    (lambda: SparseLinear(4, 4, variance_factor=0), ValueError, "variance_factor must be"),
-    (lambda: SparseLinear(4, 5, weight=CSR.from_dense(np.eye(4))), ValueError, r"the weight is \(4, 4\), not .* \(5, 4\)"),
-    (lambda: SparseLinear(4, 4, weight=np.eye(4)), TypeError, "must be a CSR, ELL or BSR, got ndarray"),
-    (lambda: SparseLinear(4, 3, rng=0)(Tensor(np.ones((2, 5)))), ValueError, r"x \(2, 5\) does not match the weight \(3, 4\)"),
-    (lambda: Sequential([SparseLinear(4, 3, rng=0)]).cost(ActivationSpec((7, 5)), Plans()), ValueError, "it takes 4 features"),
-    (lambda: planned(RowPlan(9, 2, 0)), ValueError, "is not made for output, of shape"),
-    (lambda: planned(TilePlan((3, 4), 2, 2, 0)), TypeError, "does not know the plan")])
+@pytest.mark.parametrize(
+    "make, error, message",
+    [
+        (lambda: SparseLinear(0, 4), ValueError, "widths must be positive"),
+        (lambda: SparseLinear(4, 4, density=0), ValueError, r"density must be in \(0, 1\], got 0"),
+        (lambda: SparseLinear(4, 4, density=1.5), ValueError, "density must be in"),
+        (lambda: SparseLinear(4, 4, density=True), ValueError, "density must be in .*, got True"),
+        (lambda: SparseLinear(4, 4, init="zeros"), ValueError, "'he' or 'glorot'"),
+        (lambda: SparseLinear(4, 4, variance_factor=0), ValueError, "variance_factor must be"),
+        (lambda: SparseLinear(4, 5, weight=CSR.from_dense(np.eye(4))), ValueError, r"the weight is \(4, 4\), not .* \(5, 4\)"),
+        (lambda: SparseLinear(4, 4, weight=np.eye(4)), TypeError, "must be a CSR, ELL or BSR, got ndarray"),
+        (
+            lambda: SparseLinear(4, 3, rng=0)(Tensor(np.ones((2, 5)))),
+            ValueError,
+            r"x \(2, 5\) does not match the weight \(3, 4\)",
+        ),
+        (
+            lambda: Sequential([SparseLinear(4, 3, rng=0)]).cost(ActivationSpec((7, 5)), Plans()),
+            ValueError,
+            "it takes 4 features",
+        ),
+        (lambda: planned(RowPlan(9, 2, 0)), ValueError, "is not made for output, of shape"),
+        (lambda: planned(TilePlan((3, 4), 2, 2, 0)), TypeError, "does not know the plan"),
+    ],
+)
 def test_misuse_is_named(make, error, message):
     with pytest.raises(error, match=message):
         make()
@@ -171,8 +193,9 @@ def shifted(of):
     return CSR.from_dense(dense, dense != 0) if isinstance(of, CSR) else BSR.from_dense(dense, of.tile)
 
 
-@pytest.mark.parametrize("make", [lambda layer: layer, lambda layer: Sequential([Sequential([ReLU(), layer])])],
-                         ids=["layer", "network"])
+@pytest.mark.parametrize(
+    "make", [lambda layer: layer, lambda layer: Sequential([Sequential([ReLU(), layer])])], ids=["layer", "network"]
+)
 @pytest.mark.parametrize("kind", ["csr", "bsr"])
 def test_a_state_that_is_no_structure_is_refused(rng, kind, make):
     layer = make(SparseLinear(10, 13, weight=weight(rng, kind)))
@@ -182,8 +205,9 @@ def test_a_state_that_is_no_structure_is_refused(rng, kind, make):
     with pytest.raises(ValueError, match="col_indices has numbers that are no int32"):
         layer.load_state_dict({**state, name: state[name] + 0.5})
     with pytest.raises(ValueError, match=f"{kind.upper()}: .*row .* is not sorted"):
-        layer.load_state_dict({key: array[::-1] if key == name else array + (array.dtype == np.float32)
-                               for key, array in state.items()})
+        layer.load_state_dict(
+            {key: array[::-1] if key == name else array + (array.dtype == np.float32) for key, array in state.items()}
+        )
     np.testing.assert_array_equal(layer(x).numpy(), before)
 
 
@@ -222,10 +246,19 @@ def test_an_update_changes_its_values_alone(dev, rng, kind, make):
 @pytest.mark.parametrize("dropout", ["none", "bernoulli", "rdp"])
 def test_a_network_learns(dropout):
     X, y, X_test, y_test = load_digits()
-    layers = [SparseLinear(64, 256, density=0.1, rng=0), ReLU(),
-              SparseLinear(256, 128, weight=BSR.from_dense(np.random.default_rng(0).standard_normal((128, 256)) / 8, 16,
-                                                           np.random.default_rng(1).random((8, 16)) < 0.3)),
-              ReLU(), Linear(128, 10, rng=2)]
+    layers = [
+        SparseLinear(64, 256, density=0.1, rng=0),
+        ReLU(),
+        SparseLinear(
+            256,
+            128,
+            weight=BSR.from_dense(
+                np.random.default_rng(0).standard_normal((128, 256)) / 8, 16, np.random.default_rng(1).random((8, 16)) < 0.3
+            ),
+        ),
+        ReLU(),
+        Linear(128, 10, rng=2),
+    ]
     net = Net(layers, epochs=25, dropout=dropout, dropout_rate=0.3, learning_rate=0.05, random_state=0).fit(X, y)
     assert net.score(X_test, y_test) > 0.92
     again = pickle.loads(pickle.dumps(net))
@@ -266,8 +299,15 @@ def test_rewiring_drops_the_smallest_and_grows_by_the_dense_gradient(dev, rng, r
     np.testing.assert_allclose(layer(Tensor(x, dev)).numpy(), x @ after.dense().T, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("trace, count, message", [(None, 1, "no gradient is known"), ([], 1, "no gradient is known"),
-                                                   (None, -1, "count must be from 0 to the 2"), (None, 3, "got 3")])
+@pytest.mark.parametrize(
+    "trace, count, message",
+    [
+        (None, 1, "no gradient is known"),
+        ([], 1, "no gradient is known"),
+        (None, -1, "count must be from 0 to the 2"),
+        (None, 3, "got 3"),
+    ],
+)
 def test_rewiring_without_a_gradient_or_beyond_what_is_there_is_named(trace, count, message):
     layer = SparseLinear(4, 4, weight=CSR.from_dense(np.diag([1, 0, 0, 1])))
     layer.trace = trace

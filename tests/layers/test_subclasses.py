@@ -1,4 +1,5 @@
 """Subclasses of known layers, and layers that define `forward`: they do what they say, and cost what they do."""
+
 import sys
 
 import numpy as np
@@ -68,8 +69,9 @@ def test_activations_and_chains_are_subclassed():
     x, inner = samples()[0], Linear(12, 12, rng=1)
     model = Sequential([Leaky(), Skipping([inner, ReLU()])])
     leaky = np.where(x > 0, x, 0.1 * x)
-    np.testing.assert_allclose(model(Tensor(x)).numpy(), leaky + np.maximum(leaky @ inner.weight.numpy().T, 0), rtol=1e-4,
-                               atol=1e-5)
+    np.testing.assert_allclose(
+        model(Tensor(x)).numpy(), leaky + np.maximum(leaky @ inner.weight.numpy().T, 0), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_class_below_such_a_subclass_says_again_what_it_does():
@@ -140,8 +142,11 @@ class Several(Layer):
 
 def test_layers_that_are_given_to_others_are_saved(tmp_path):
     X, y = samples()
-    layers = [Around(SparseLinear(12, 12, 0.3, rng=0)),
-              Around(Linear(12, 12), [Sequential([SparseLinear(12, 12, 0.3)]), ReLU()]), Linear(12, 2)]
+    layers = [
+        Around(SparseLinear(12, 12, 0.3, rng=0)),
+        Around(Linear(12, 12), [Sequential([SparseLinear(12, 12, 0.3)]), ReLU()]),
+        Linear(12, 2),
+    ]
     net = Net(layers, epochs=1, random_state=0, device="cpu").fit(X, y)
     net.save(tmp_path / "net")
     np.testing.assert_array_equal(Net.load(tmp_path / "net").predict_proba(X), net.predict_proba(X))
@@ -152,8 +157,14 @@ def test_layers_that_are_given_to_others_are_saved(tmp_path):
 
 def test_entries_inside_of_a_users_layer_are_rewired():
     X, y = samples()
-    net = Net([Around(SparseLinear(12, 12, 0.3, rng=0)), Linear(12, 2, rng=1)], sparsity=Rewire(every=2), epochs=4,
-              batch_size=16, random_state=0, device="cpu").fit(X, y)
+    net = Net(
+        [Around(SparseLinear(12, 12, 0.3, rng=0)), Linear(12, 2, rng=1)],
+        sparsity=Rewire(every=2),
+        epochs=4,
+        batch_size=16,
+        random_state=0,
+        device="cpu",
+    ).fit(X, y)
     before, after = (layer.state_dict() for layer in (SparseLinear(12, 12, 0.3, rng=0), net.model_[0].inner))
     assert not np.array_equal(before["col_indices"], after["col_indices"]) and net.history_[0]["rewired"] > 0
 

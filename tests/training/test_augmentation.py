@@ -1,4 +1,5 @@
 """Augmentation: training sees what is drawn from the stream of the rows, and nothing else does."""
+
 import copy
 import pickle
 
@@ -79,7 +80,7 @@ def test_the_model_is_trained_on_what_is_made(dev):
     np.testing.assert_array_equal(blind.model_.layers[1].weight.numpy(), net(None).layers[1].weight.numpy())
     watched = Watched(FlipsAndCrops(2))
     ours = net(watched, device=dev.name, epochs=1, batch_size=12).fit(x, y)
-    (given, _, made), = watched.calls
+    ((given, _, made),) = watched.calls
     order = [next(i for i in range(12) if np.array_equal(x[i], image)) for image in given]
     theirs = net(lambda x, rng, dev: dev.upload(made), device=dev.name, epochs=1, batch_size=12).fit(x, y)
     np.testing.assert_array_equal(weights(ours), weights(theirs))
@@ -149,12 +150,17 @@ def narrower(x, rng, dev):
     return dev.upload(np.ascontiguousarray(dev.download(x)[..., 1:]))
 
 
-@pytest.mark.parametrize("augment, message", [
-    (3, "augment must be a function.*got 3"), ("flip", "augment must be a function"),
-    (narrower, r"must give float32 \(4, 2, 4, 5\) as it was given, not float32 \(4, 2, 4, 4\)"),
-    (lambda x, rng, dev: np.float64(dev.download(x)), "must give float32.*not float64"),
-    (lambda x, rng, dev: None, "must give float32.*not NoneType")],
-    ids=["a number", "a word", "another shape", "another dtype", "nothing"])
+@pytest.mark.parametrize(
+    "augment, message",
+    [
+        (3, "augment must be a function.*got 3"),
+        ("flip", "augment must be a function"),
+        (narrower, r"must give float32 \(4, 2, 4, 5\) as it was given, not float32 \(4, 2, 4, 4\)"),
+        (lambda x, rng, dev: np.float64(dev.download(x)), "must give float32.*not float64"),
+        (lambda x, rng, dev: None, "must give float32.*not NoneType"),
+    ],
+    ids=["a number", "a word", "another shape", "another dtype", "nothing"],
+)
 def test_what_does_not_fit_is_refused_and_the_net_is_as_before(augment, message):
     x, y = images()
     fitted = net(None).fit(x, y)
@@ -169,7 +175,8 @@ def test_samples_that_are_no_images_are_refused():
         Net((5,), augment=FlipsAndCrops(), device="cpu").fit(np.ones((8, 6)) * np.arange(8)[:, None], np.arange(8) % 2)
     with pytest.raises(ValueError, match="augment: .*cannot change integers"):
         Net([Embedding(9, 4, rng=0), Flatten(), Linear(8, 2, rng=0)], augment=FlipsAndCrops(), device="cpu", batch_size=4).fit(
-            np.arange(18).reshape(9, 2) % 9, np.arange(9) % 2)
+            np.arange(18).reshape(9, 2) % 9, np.arange(9) % 2
+        )
 
 
 def test_the_op_of_the_device_is_the_one_used(rng):

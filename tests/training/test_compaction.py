@@ -1,4 +1,5 @@
 """Units that do nothing leave a network, and it computes the same function as before, on every device."""
+
 import numpy as np
 import pytest
 
@@ -54,36 +55,58 @@ CASES = {  # layers; (which of those with weights, axis, places) that are zero; 
     "rows": (lambda: mlp(ReLU()), [(0, OUT, (1, 4, 8))], [(6, 6), (3, 6)]),
     "rows, sigmoid": (lambda: mlp(Sigmoid()), [(0, OUT, (0, 4))], [(7, 6), (3, 7)]),
     "rows, batch norm": (lambda: mlp(BatchNorm1d(9), GELU()), [(0, OUT, (0, 4))], [(7, 6), (3, 7)]),
-    "rows, before a norm without bias": (lambda: [*mlp(Tanh(), bias=False)[:2], Linear(9, 4, bias=False, rng=5), BatchNorm1d(4),
-                                                  ReLU(), Linear(4, 3, rng=4)], [(0, OUT, (2,))], [(8, 6), (4, 8), (3, 4)]),
-    "rows, no bias to put it in": (lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, bias=False, rng=1)],
-                                   [(0, OUT, (1, 2))], [(8, 6), (3, 8)]),  # one gives 0
+    "rows, before a norm without bias": (
+        lambda: [*mlp(Tanh(), bias=False)[:2], Linear(9, 4, bias=False, rng=5), BatchNorm1d(4), ReLU(), Linear(4, 3, rng=4)],
+        [(0, OUT, (2,))],
+        [(8, 6), (4, 8), (3, 4)],
+    ),
+    "rows, no bias to put it in": (
+        lambda: [Linear(6, 9, rng=0), ReLU(), Linear(9, 3, bias=False, rng=1)],
+        [(0, OUT, (1, 2))],
+        [(8, 6), (3, 8)],
+    ),  # one gives 0
     "columns": (lambda: mlp(ReLU()), [(1, IN, (1, 4, 8))], [(6, 6), (3, 6)]),
     "features": (lambda: mlp(ReLU()), [(0, IN, (0, 5))], [(9, 4), (3, 9)]),
     "features again": (lambda: [Select(8, [0, 2, 3, 5, 6, 7]), *mlp(ReLU())], [(0, IN, (0, 5))], [(9, 4), (3, 9)]),
-    "all in turn": (lambda: [Linear(6, 4, rng=0), ReLU(), Linear(4, 5, rng=1), ReLU(), Linear(5, 3, rng=2)],
-                    [(2, IN, (0, 1)), (1, IN, (3,)), (0, IN, (2,)), (1, OUT, (4,))], [(3, 5), (2, 3), (3, 2)]),
-    "what only dead units read": (lambda: [Linear(6, 4, rng=0), ReLU(), Linear(4, 5, rng=1), ReLU(), Linear(5, 3, rng=2)],
-                                  [(2, IN, (0, 1, 2, 3))], [(4, 6), (1, 4), (3, 1)]),
+    "all in turn": (
+        lambda: [Linear(6, 4, rng=0), ReLU(), Linear(4, 5, rng=1), ReLU(), Linear(5, 3, rng=2)],
+        [(2, IN, (0, 1)), (1, IN, (3,)), (0, IN, (2,)), (1, OUT, (4,))],
+        [(3, 5), (2, 3), (3, 2)],
+    ),
+    "what only dead units read": (
+        lambda: [Linear(6, 4, rng=0), ReLU(), Linear(4, 5, rng=1), ReLU(), Linear(5, 3, rng=2)],
+        [(2, IN, (0, 1, 2, 3))],
+        [(4, 6), (1, 4), (3, 1)],
+    ),
     "one unit stays": (lambda: mlp(ReLU()), [(0, OUT, range(9))], [(1, 1), (3, 1)]),
     "outputs stay": (lambda: mlp(ReLU()), [(1, OUT, (0, 1))], [(9, 6), (3, 9)]),
     "an unknown layer": (lambda: mlp(Unknown()), [(0, OUT, (1,)), (1, IN, (4,))], [(9, 6), (3, 8)]),
     "filters": (lambda: images(ReLU()), [(0, OUT, (1, 3))], [(3, 2, 3, 3), (4, 3, 3, 3), (3, 64)]),
-    "filters, norm and pooling": (lambda: images(BatchNorm2d(5), ReLU(), MaxPool2d(2), bias=False, side=12),
-                                  [(0, OUT, (1, 3))], [(4, 2, 3, 3), (4, 4, 3, 3), (3, 36)]),  # one gives 0
-    "filters, padded": (lambda: images(ReLU(), AvgPool2d(2), padding=1), [(0, OUT, (1, 2))],
-                        [(4, 2, 3, 3), (4, 4, 3, 3), (3, 36)]),  # one gives 0
+    "filters, norm and pooling": (
+        lambda: images(BatchNorm2d(5), ReLU(), MaxPool2d(2), bias=False, side=12),
+        [(0, OUT, (1, 3))],
+        [(4, 2, 3, 3), (4, 4, 3, 3), (3, 36)],
+    ),  # one gives 0
+    "filters, padded": (
+        lambda: images(ReLU(), AvgPool2d(2), padding=1),
+        [(0, OUT, (1, 2))],
+        [(4, 2, 3, 3), (4, 4, 3, 3), (3, 36)],
+    ),  # one gives 0
     "filters, read by pixels": (lambda: images(ReLU()), [(1, OUT, (0, 2))], [(5, 2, 3, 3), (2, 5, 3, 3), (3, 32)]),
-    "filters that nothing reads": (lambda: images(ReLU()), [(2, IN, range(16, 48))],
-                                   [(5, 2, 3, 3), (2, 5, 3, 3), (3, 32)]),
+    "filters that nothing reads": (lambda: images(ReLU()), [(2, IN, range(16, 48))], [(5, 2, 3, 3), (2, 5, 3, 3), (3, 32)]),
     "pixels": (lambda: images(ReLU()), [(2, IN, (0, 1, 63))], [(5, 2, 3, 3), (4, 5, 3, 3), (3, 61)]),
     "pixels, then their filter": (lambda: images(ReLU()), [(2, IN, range(1, 50))], [(5, 2, 3, 3), (2, 5, 3, 3), (3, 15)]),
     "filters of which pixels are selected": (
         lambda: [*images(ReLU())[:-1], Select(64, [0, 3, 17, 20, 21, 33, 50, 63]), Linear(8, 3, rng=4)],
-        [(1, OUT, (1,)), (2, IN, (0, 1, 5))], [(5, 2, 3, 3), (1, 5, 3, 3), (3, 2)]),  # 0 is not read, 2 neither
+        [(1, OUT, (1,)), (2, IN, (0, 1, 5))],
+        [(5, 2, 3, 3), (1, 5, 3, 3), (3, 2)],
+    ),  # 0 is not read, 2 neither
     "channels of a convolution": (lambda: images(ReLU()), [(1, IN, (2,))], [(4, 2, 3, 3), (4, 4, 3, 3), (3, 64)]),
-    "groups stay": (lambda: [Conv2d(2, 4, 3, groups=2, rng=0), ReLU(), Conv2d(4, 4, 3, groups=2, rng=0), Flatten(),
-                             Linear(64, 3, rng=0)], [(0, OUT, (0,)), (1, OUT, (1,))], [(4, 1, 3, 3), (4, 2, 3, 3), (3, 64)]),
+    "groups stay": (
+        lambda: [Conv2d(2, 4, 3, groups=2, rng=0), ReLU(), Conv2d(4, 4, 3, groups=2, rng=0), Flatten(), Linear(64, 3, rng=0)],
+        [(0, OUT, (0,)), (1, OUT, (1,))],
+        [(4, 1, 3, 3), (4, 2, 3, 3), (3, 64)],
+    ),
 }
 
 
@@ -93,8 +116,13 @@ def made(name, dev="cpu", optimizer=None):
     model, rng = Sequential(layers()), np.random.default_rng(0)
     weighted = [layer for layer in model.layers if type(layer) in (Linear, Conv2d)]
     first = model.layers[0]
-    shape = (2, 12, 12) if "pooling" in name else (2, 8, 8) if isinstance(first, Conv2d) else (
-        (first.plan.n if isinstance(first, Select) else 6),)
+    shape = (
+        (2, 12, 12)
+        if "pooling" in name
+        else (2, 8, 8)
+        if isinstance(first, Conv2d)
+        else ((first.plan.n if isinstance(first, Select) else 6),)
+    )
     x = rng.standard_normal((5, *shape)).astype(np.float32)
     optimizer = (optimizer or SGD)(list(model.parameters()), 0.01, *([0.9] if optimizer in (None, SGD) else []))
     model(Tensor(x), Context("cpu", training=True)).sum().backward()
@@ -190,8 +218,17 @@ def one_mean():
     """Of two norms; the layer before the second one has no bias, so that constants would be taken off that mean."""
     first, second = BatchNorm1d(8), BatchNorm1d(8)
     second.running_mean = first.running_mean
-    return [Linear(6, 8, rng=0), Sigmoid(), Linear(8, 8, bias=False, rng=1), first, ReLU(), Linear(8, 8, rng=2), second, ReLU(),
-            Linear(8, 3, rng=3)]
+    return [
+        Linear(6, 8, rng=0),
+        Sigmoid(),
+        Linear(8, 8, bias=False, rng=1),
+        first,
+        ReLU(),
+        Linear(8, 8, rng=2),
+        second,
+        ReLU(),
+        Linear(8, 3, rng=3),
+    ]
 
 
 @pytest.mark.parametrize("make", [one_norm, one_bias, one_mean])

@@ -1,4 +1,5 @@
 """What is frozen is not trained, by whatever means, is saved as such, and learns again when it is thawed."""
+
 import copy
 import pickle
 
@@ -54,7 +55,11 @@ def test_a_layer_and_all_that_it_holds_is_frozen_and_thawed():
     assert not any(parameter.requires_grad for parameter in model.parameters()) and list(model.parameters())
     model.layers[1].requires_grad_()
     assert [name for name, tensor, trained in model.named() if trained and tensor.requires_grad] == [
-        "1.weight_ih_l0", "1.weight_hh_l0", "1.bias_ih_l0", "1.bias_hh_l0"]
+        "1.weight_ih_l0",
+        "1.weight_hh_l0",
+        "1.bias_ih_l0",
+        "1.bias_hh_l0",
+    ]
     assert not any(tensor.requires_grad for _, tensor, trained in model.named() if not trained)
 
 
@@ -68,8 +73,12 @@ def test_it_has_no_gradient_and_forgets_the_one_it_had(dev, rng):
     assert layer.weight.grad is None and head.weight.grad is not None
 
 
-OPTIMIZERS = {"sgd": lambda p: SGD(p, 0.1, weight_decay=0.5), "momentum": lambda p: SGD(p, 0.1, 0.9, weight_decay=0.5),
-              "adam": lambda p: Adam(p, 0.1, weight_decay=0.5), "adamw": lambda p: AdamW(p, 0.1, weight_decay=0.5)}
+OPTIMIZERS = {
+    "sgd": lambda p: SGD(p, 0.1, weight_decay=0.5),
+    "momentum": lambda p: SGD(p, 0.1, 0.9, weight_decay=0.5),
+    "adam": lambda p: Adam(p, 0.1, weight_decay=0.5),
+    "adamw": lambda p: AdamW(p, 0.1, weight_decay=0.5),
+}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -156,7 +165,9 @@ def test_it_is_saved_loaded_copied_and_pickled_as_such(data, tmp_path):
     net.save(tmp_path / "net")
     for other in (net, Net.load(tmp_path / "net"), pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):
         assert [name for name, tensor, trained in other.model_.named() if trained and not tensor.requires_grad] == [
-            "0.weight", "0.bias"]
+            "0.weight",
+            "0.bias",
+        ]
         before = values(other.model_.layers[0])
         other.partial_fit(*data)
         assert same(values(other.model_.layers[0]), before)

@@ -1,4 +1,5 @@
 """Networks that become smaller while they learn: history, dropout, going back, recorded passes, bad input."""
+
 import pickle
 
 import numpy as np
@@ -66,14 +67,18 @@ def compared(monkeypatch):
     return found
 
 
-CASES = {"rows": {}, "columns": {"sparsity": GroupLasso(8e-3, "columns")},
-         "tiles": {"sparsity": GroupLasso(8e-3, "tiles"), "layers": (96, 64)},
-         "rows and columns": {"sparsity": GroupLasso(5e-3, ("rows", "columns"))},
-         "filters and rows": {"sparsity": GroupLasso(1.5e-2, ("filters", "rows")), "layers": convolutions(), "X": IMAGES},
-         "time": {"sparsity": GroupLasso(1.2e-2, cost_weight=0.5)},
-         "adam": {"sparsity": GroupLasso(0.9), "optimizer": "adam", "learning_rate": 0.002},
-         "bernoulli": {"dropout": "bernoulli", "dropout_rate": 0.3}, "rdp": {"dropout": "rdp", "dropout_rate": 0.3},
-         "tdp": {"dropout": TileDropout(0.3, tile=8)}}
+CASES = {
+    "rows": {},
+    "columns": {"sparsity": GroupLasso(8e-3, "columns")},
+    "tiles": {"sparsity": GroupLasso(8e-3, "tiles"), "layers": (96, 64)},
+    "rows and columns": {"sparsity": GroupLasso(5e-3, ("rows", "columns"))},
+    "filters and rows": {"sparsity": GroupLasso(1.5e-2, ("filters", "rows")), "layers": convolutions(), "X": IMAGES},
+    "time": {"sparsity": GroupLasso(1.2e-2, cost_weight=0.5)},
+    "adam": {"sparsity": GroupLasso(0.9), "optimizer": "adam", "learning_rate": 0.002},
+    "bernoulli": {"dropout": "bernoulli", "dropout_rate": 0.3},
+    "rdp": {"dropout": "rdp", "dropout_rate": 0.3},
+    "tdp": {"dropout": TileDropout(0.3, tile=8)},
+}
 
 
 @pytest.mark.filterwarnings("ignore:tdp")
@@ -129,8 +134,12 @@ def test_loss_parts_are_the_penalty(monkeypatch):
 
     monkeypatch.setattr(compaction, "compact", compact)
     net = fitted(GroupLasso(1e-3, "tiles", cost_weight=0.25), epochs=2)
-    expected = sum(np.sqrt(part.size) * np.linalg.norm(part) for w in seen[0][:2]
-                   for rows in np.split(w, range(32, len(w), 32)) for part in np.split(rows, range(32, w.shape[1], 32), 1))
+    expected = sum(
+        np.sqrt(part.size) * np.linalg.norm(part)
+        for w in seen[0][:2]
+        for rows in np.split(w, range(32, len(w), 32))
+        for part in np.split(rows, range(32, w.shape[1], 32), 1)
+    )
     assert net.history_[0]["sparsity_loss"] == pytest.approx(0.75e-3 * expected, rel=1e-4)
     costs = [net._thinning.costs[layer] for layer in net.model_.layers if isinstance(layer, Linear)]
     assert all(np.log2(cost) % 1 == 0 for cost in costs) and len(costs) == 3
@@ -148,8 +157,9 @@ def test_costs_are_those_of_the_device(monkeypatch):
 
     clock = Clock()
     for number, layer in enumerate(layer for layer in model.layers if isinstance(layer, Linear)):
+
         def forward(flow, step, original=layer.forward, number=number):
-            clock.now += 4.0 ** number
+            clock.now += 4.0**number
             return original(flow, step)
 
         monkeypatch.setattr(layer, "forward", forward)
@@ -198,7 +208,8 @@ def test_the_smallest_weights_go_by_and_by():
     total, last = 64 * 48 + 48 * 40 + 400, 400
     shares = [1 - (1 - min(epoch / 4, 1)) ** 3 for epoch in range(1, 9)]
     assert [record["weights_kept"] for record in net.history_] == pytest.approx(
-        [1 - 0.8 * share * (total - last) / total for share in shares], abs=2 / total)
+        [1 - 0.8 * share * (total - last) / total for share in shares], abs=2 / total
+    )
     first, _, second, _, answer = net.model_.layers
     assert (type(first), type(second), type(answer)) == (SparseLinear, SparseLinear, Linear) and first.weight.nnz == 614
     assert net.score(X_TEST, Y_TEST) > 0.9 and net.history_[-1]["flops_share"] < 0.35 < 1 == net.history_[3]["flops_share"]
@@ -216,8 +227,10 @@ def test_a_mask_of_a_convolution_stays():
 
 def test_pruning_on_another_device(dev):
     x, y = np.random.default_rng(0).standard_normal((16, 6)), np.arange(16) % 3
-    nets = [Net((8,), sparsity=MagnitudePruning(0.5), epochs=3, batch_size=8, random_state=0, device=where).fit(x, y)
-            for where in ("cpu", dev.name)]
+    nets = [
+        Net((8,), sparsity=MagnitudePruning(0.5), epochs=3, batch_size=8, random_state=0, device=where).fit(x, y)
+        for where in ("cpu", dev.name)
+    ]
     for ours, theirs in zip(*(net.model_.parameters() for net in nets), strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
 
@@ -230,8 +243,11 @@ def test_early_stopping_keeps_the_best_compact_network():
     assert kept[-1] < 0.7
 
 
-@pytest.mark.parametrize("chosen", [GroupLasso(5e-3, ("rows", "columns")), GroupLasso(6e-3, "tiles"), MagnitudePruning(0.8)],
-                         ids=["units", "tiles", "single weights"])
+@pytest.mark.parametrize(
+    "chosen",
+    [GroupLasso(5e-3, ("rows", "columns")), GroupLasso(6e-3, "tiles"), MagnitudePruning(0.8)],
+    ids=["units", "tiles", "single weights"],
+)
 def test_a_checkpoint_brings_back_layers_and_shapes(monkeypatch, chosen):
     """To before they shrank; training then goes on as it did."""
     found = []
@@ -299,8 +315,16 @@ def test_recorded_passes_are_forgotten_when_shapes_change(device, optimizer, mon
     x, y = rng.standard_normal((16, 6)), np.arange(16) % 3
     strength = {"sgd": 0.12, "adam": 2.0}[optimizer]
     for where in ("cpu", device):
-        net = Net((8,), sparsity=GroupLasso(strength, ("rows", "columns"), fine_tuning=0.4), epochs=5, batch_size=4,
-                  learning_rate=0.05 if optimizer == "sgd" else 0.01, optimizer=optimizer, random_state=0, device=where)
+        net = Net(
+            (8,),
+            sparsity=GroupLasso(strength, ("rows", "columns"), fine_tuning=0.4),
+            epochs=5,
+            batch_size=4,
+            learning_rate=0.05 if optimizer == "sgd" else 0.01,
+            optimizer=optimizer,
+            random_state=0,
+            device=where,
+        )
         found.append(net.fit(x, y))
     assert len(counts) >= 2 and sizes(found[0]) == sizes(found[1]) != [(8, 6), (3, 8)]
     for ours, theirs in zip(*(net.model_.parameters() for net in found), strict=True):
@@ -340,18 +364,33 @@ def test_without_strength_nothing_changes():
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("arguments, message", [
-    ((-1.0,), "strength"), ((np.nan,), "strength"), (("a",), "strength"), ((True,), "strength"),
-    ((1, "lines"), "no groups 'lines'"), ((1, ()), "no groups"), ((1, ("rows", 3)), "no groups"), ((1, 3), "no groups 3"),
-    ((1, "rows", -0.1), "cost_weight"), ((1, "rows", 1.1), "cost_weight"),
-    ((1, "rows", 0, 1.0), "fine_tuning"), ((1, "rows", 0, None), "fine_tuning"), ((1, "rows", 0, 0.5, 2), "keep")], ids=str)
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((-1.0,), "strength"),
+        ((np.nan,), "strength"),
+        (("a",), "strength"),
+        ((True,), "strength"),
+        ((1, "lines"), "no groups 'lines'"),
+        ((1, ()), "no groups"),
+        ((1, ("rows", 3)), "no groups"),
+        ((1, 3), "no groups 3"),
+        ((1, "rows", -0.1), "cost_weight"),
+        ((1, "rows", 1.1), "cost_weight"),
+        ((1, "rows", 0, 1.0), "fine_tuning"),
+        ((1, "rows", 0, None), "fine_tuning"),
+        ((1, "rows", 0, 0.5, 2), "keep"),
+    ],
+    ids=str,
+)
 def test_what_is_no_lasso_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         GroupLasso(*arguments)
 
 
-@pytest.mark.parametrize("arguments, message", [((1.0,), "sparsity"), ((0.5, 1.0), "fine_tuning"), ((0.5, 0.5, 3), "schedule")],
-                         ids=str)
+@pytest.mark.parametrize(
+    "arguments, message", [((1.0,), "sparsity"), ((0.5, 1.0), "fine_tuning"), ((0.5, 0.5, 3), "schedule")], ids=str
+)
 def test_what_is_no_pruning_is_refused(arguments, message):
     with pytest.raises(ValueError, match=f"MagnitudePruning: {message}"):
         MagnitudePruning(*arguments)
@@ -364,10 +403,17 @@ class Own(Layer):
         return x.relu()
 
 
-@pytest.mark.parametrize("sparsity, options, message", [
-    ("rows", {}, "sparsity must be None or a Sparsity"), (GroupLasso(1, "filters"), {}, "no filters that could leave"),
-    (GroupLasso(1, ("rows", "filters")), {}, "no filters"), (GroupLasso(1), {"layers": ()}, "no rows"),
-    (GroupLasso(1), {"layers": [Linear(64, 8), Own(), Linear(8, 10)]}, "no rows")], ids=str)
+@pytest.mark.parametrize(
+    "sparsity, options, message",
+    [
+        ("rows", {}, "sparsity must be None or a Sparsity"),
+        (GroupLasso(1, "filters"), {}, "no filters that could leave"),
+        (GroupLasso(1, ("rows", "filters")), {}, "no filters"),
+        (GroupLasso(1), {"layers": ()}, "no rows"),
+        (GroupLasso(1), {"layers": [Linear(64, 8), Own(), Linear(8, 10)]}, "no rows"),
+    ],
+    ids=str,
+)
 def test_what_does_not_fit_is_refused_before_training(sparsity, options, message):
     net = Net(**{**SMALL, "sparsity": sparsity, **options})
     with pytest.raises(ValueError, match=message):
@@ -391,6 +437,7 @@ def test_it_is_a_value():
 
 
 def test_a_regressor_shrinks_too():
-    net = NetRegressor((32,), sparsity=GroupLasso(0.6), learning_rate=0.01, epochs=16, batch_size=32, random_state=0,
-                       device="cpu").fit(X[:300], X[:300, 20] * 3)
+    net = NetRegressor(
+        (32,), sparsity=GroupLasso(0.6), learning_rate=0.01, epochs=16, batch_size=32, random_state=0, device="cpu"
+    ).fit(X[:300], X[:300, 20] * 3)
     assert net.history_[-1]["weights_kept"] < 0.9 and net.score(X[:300], X[:300, 20] * 3) > 0.8

@@ -1,4 +1,5 @@
 """Hooks: the order in which they are called, what they may change, and how few frames there are on the way to a step."""
+
 import sys
 from pathlib import Path
 
@@ -63,8 +64,7 @@ def test_hooks_are_called_in_order_and_add_to_the_record():
     for number in range(2):
         expected.append(("epoch_start", number))
         for step, size in enumerate(sizes):
-            expected += [("before_step", size, (size, 64)),
-                         ("after_update", sum(sizes[:step + 1]), number * STEPS + step + 1)]
+            expected += [("before_step", size, (size, 64)), ("after_update", sum(sizes[: step + 1]), number * STEPS + step + 1)]
         expected += [("epoch_end", number), ("epoch_recorded", number + 1)]
     assert [call[:2] if call[0] == "epoch_end" else call for call in told.calls] == [*expected, ("fit_end", 2)]
     assert [record["told"] for record in net.history_] == [1.5, 1.5]
@@ -120,8 +120,21 @@ def test_a_hook_can_stop_training_change_batches_and_weights():
 
 def test_the_loop_names_no_hook():
     source = Path(loop.__file__).read_text(encoding="utf-8")
-    for name in ("Rates", "LearningRate", "Augment", "Validation", "EarlyStopping", "Progress", "Lasso", "Pruning", "Rewir",
-                 "sparsity", "schedule", "patience", "Callback"):
+    for name in (
+        "Rates",
+        "LearningRate",
+        "Augment",
+        "Validation",
+        "EarlyStopping",
+        "Progress",
+        "Lasso",
+        "Pruning",
+        "Rewir",
+        "sparsity",
+        "schedule",
+        "patience",
+        "Callback",
+    ):
         assert name not in source
 
 

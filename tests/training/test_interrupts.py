@@ -1,4 +1,5 @@
 """Ctrl-C: what was learned is kept, and whoever called `fit` stops."""
+
 import os
 import pickle
 import signal
@@ -127,6 +128,7 @@ def test_in_the_middle_of_an_epoch_it_keeps_the_steps_that_are_done(monkeypatch)
 
 def breaking(monkeypatch, number):
     """In that epoch, counted from 0, the weights break, and somebody interrupts then."""
+
     def broken(run, *given, original=loop.epoch):
         found = original(run, *given)
         if run.epoch == number:
@@ -190,6 +192,7 @@ class TimeOut(Exception):
 @pytest.fixture
 def time_out():
     """Sends a signal whose handler raises TimeOut."""
+
     def raise_it(number, frame):
         raise TimeOut
 
@@ -340,6 +343,7 @@ def test_a_search_in_several_processes_stops():
 # --- the command line -------------------------------------------------------------------------------------------------
 def at_epoch(monkeypatch, number):
     """Training is interrupted when it has done so many epochs in all."""
+
     def broken(*given, original=loop.epoch, done=[]):  # noqa: B006  of all fits together
         if len(done) == number:
             raise KeyboardInterrupt
@@ -379,14 +383,24 @@ Net((16,), epochs=10**6, verbose=1).fit(X, y)
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("arguments, status, last", [
-    (["-m", "numbanet", "train", "--layers", "16", "--epochs", "1000000"], 130, "test accuracy"),
-    (["-c", SCRIPT], -signal.SIGINT, "")], ids=["train", "script"])
+@pytest.mark.parametrize(
+    "arguments, status, last",
+    [
+        (["-m", "numbanet", "train", "--layers", "16", "--epochs", "1000000"], 130, "test accuracy"),
+        (["-c", SCRIPT], -signal.SIGINT, ""),
+    ],
+    ids=["train", "script"],
+)
 def test_a_process_ends_as_others_do(arguments, status, last):
     """130 from the command line; a script dies by SIGINT, so that a loop of a shell around it stops as well."""
-    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)) as process:
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
         for line in process.stdout:
             if line.startswith("epoch") and "      3/" in line:
                 process.send_signal(signal.SIGINT)

@@ -1,4 +1,5 @@
 """A signal's handler may raise at any moment: what was begun is then done, or undone, and nothing stays behind."""
+
 import signal
 import time
 import traceback
@@ -38,8 +39,11 @@ from numbanet_kernels.runtime.emulation import emulated, emulating
 from numbanet_kernels.runtime.interrupt import deferred
 from tests.dropout.test_sensitive import images, network
 
-pytestmark = [pytest.mark.alone, pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signal.setitimer"),
-              pytest.mark.filterwarnings("ignore:fit. the network answers")]
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signal.setitimer"),
+    pytest.mark.filterwarnings("ignore:fit. the network answers"),
+]
 
 
 class Alarm(Exception):
@@ -84,11 +88,20 @@ def clock(interruptible):
 def traces(clock):
     """What an interrupted call may have left behind in this process."""
     recorded = (Tensor([1.0], requires_grad=True) * 2.0).requires_grad
-    return {"SIGINT": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
-            "SIGALRM": signal.getsignal(signal.SIGALRM) == clock.handler, "deferred": (*deferred.levels, *deferred.pending),
-            "threads of BLAS": tuple(blas.threads()), "parts": threads.count(), "free": not threads._crew(2).free.locked(),
-            "gradients": recorded, "emulating": emulating(), "imprecise": precision.imprecise(), "around": around.get(),
-            "errors": tuple(np.geterr().items()), "warnings": tuple(map(id, warnings.filters))}
+    return {
+        "SIGINT": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+        "SIGALRM": signal.getsignal(signal.SIGALRM) == clock.handler,
+        "deferred": (*deferred.levels, *deferred.pending),
+        "threads of BLAS": tuple(blas.threads()),
+        "parts": threads.count(),
+        "free": not threads._crew(2).free.locked(),
+        "gradients": recorded,
+        "emulating": emulating(),
+        "imprecise": precision.imprecise(),
+        "around": around.get(),
+        "errors": tuple(np.geterr().items()),
+        "warnings": tuple(map(id, warnings.filters)),
+    }
 
 
 def frozen(value):
@@ -106,8 +119,17 @@ def state(net):
     """All that a call to train may change."""
     if not hasattr(net, "model_"):
         return tuple(vars(net))
-    return frozen([list(vars(net)), net.model_.state_dict(), list(map(id, net.model_.layers)), net.optimizer_.snapshot(),
-                   net.history_, net._streams.state(), [p.gradient for p in net.model_.parameters()]])
+    return frozen(
+        [
+            list(vars(net)),
+            net.model_.state_dict(),
+            list(map(id, net.model_.layers)),
+            net.optimizer_.snapshot(),
+            net.history_,
+            net._streams.state(),
+            [p.gradient for p in net.model_.parameters()],
+        ]
+    )
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
@@ -129,11 +151,13 @@ OPTIMIZER = SGD([Tensor(np.ones((64, 128), np.float32), requires_grad=True)], le
 
 def entered(*blocks):
     """Enter and leave some blocks, often."""
+
     def call():
         for _ in range(20):
             for block in blocks:
                 with block():
                     pass
+
     return call
 
 
@@ -326,6 +350,7 @@ def test_a_network_is_saved_or_not(clock, rng, tmp_path, count):
 
 def test_the_storm_finds_what_is_left(clock, rng):
     """A block in Python that is not whole is found out."""
+
     class Careless:
         def __enter__(self):
             VALUE.default += 1

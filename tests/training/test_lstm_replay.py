@@ -1,4 +1,5 @@
 """Training steps of LSTMs that replay recorded passes: the same weights, and launches that do not depend on the time steps."""
+
 import contextlib
 
 import numpy as np

@@ -1,4 +1,5 @@
 """Memory of training: steps that allocate nothing after their first, and data sets larger than memory."""
+
 import gc
 import subprocess
 import sys
@@ -22,8 +23,15 @@ SAMPLES, ARRAY = 256, 1 << 17  # bytes: every activation, gradient and packed we
 
 def stepper(dropout):
     model = Sequential([Linear(300, 512, rng=0), ReLU(), Linear(512, 512, rng=1), ReLU(), Linear(512, 10, rng=2)])
-    return Stepper(model, SGD(model.parameters(), 0.01, 0.9), policy(dropout, 0.5), Classification(), Streams.from_seed(0),
-                   device("cpu"), SAMPLES)
+    return Stepper(
+        model,
+        SGD(model.parameters(), 0.01, 0.9),
+        policy(dropout, 0.5),
+        Classification(),
+        Streams.from_seed(0),
+        device("cpu"),
+        SAMPLES,
+    )
 
 
 @pytest.mark.usefixtures("two_threads")

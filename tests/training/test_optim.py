@@ -1,4 +1,5 @@
 """Optimisers on tensors, with PyTorch as an outside oracle: gradients, and ten steps of a multilayer perceptron."""
+
 import pickle
 
 import numpy as np
@@ -19,9 +20,15 @@ LABELS = np.array([0, 3, 2, 4, 1, 1, 0, 2], np.int32)
 def pair(activation=ReLU, theirs=torch.nn.ReLU):
     """The same network here and in PyTorch."""
     ours = Sequential([Linear(12, 20, rng=0), activation(), Linear(20, 16, rng=1), activation(), Linear(16, 5, rng=2)])
-    their = torch.nn.Sequential(*(module for i in range(3) for module in
-                                  ((torch.nn.Linear(SIZES[i], SIZES[i + 1]), theirs()) if i < 2 else
-                                   (torch.nn.Linear(SIZES[i], SIZES[i + 1]),))))
+    their = torch.nn.Sequential(
+        *(
+            module
+            for i in range(3)
+            for module in (
+                (torch.nn.Linear(SIZES[i], SIZES[i + 1]), theirs()) if i < 2 else (torch.nn.Linear(SIZES[i], SIZES[i + 1]),)
+            )
+        )
+    )
     with torch.no_grad():
         for mine, other in zip(ours.parameters(), their.parameters()):
             other.copy_(torch.from_numpy(mine.numpy()))
@@ -68,14 +75,20 @@ def test_a_bias_has_its_gradient_without_that_of_a_frozen_weight(rng, rows):
 OPTIMIZERS = {
     "sgd": (lambda p: SGD(p, 0.1), lambda p: torch.optim.SGD(p, 0.1)),
     "momentum": (lambda p: SGD(p, 0.1, 0.9), lambda p: torch.optim.SGD(p, 0.1, 0.9)),
-    "nesterov, decay": (lambda p: SGD(p, 0.1, 0.9, nesterov=True, weight_decay=0.01),
-                        lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True, weight_decay=0.01)),
+    "nesterov, decay": (
+        lambda p: SGD(p, 0.1, 0.9, nesterov=True, weight_decay=0.01),
+        lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True, weight_decay=0.01),
+    ),
     "adam": (lambda p: Adam(p, 0.01), lambda p: torch.optim.Adam(p, 0.01)),
-    "adam, decay": (lambda p: Adam(p, 0.01, (0.8, 0.99), weight_decay=0.1),
-                    lambda p: torch.optim.Adam(p, 0.01, (0.8, 0.99), weight_decay=0.1)),
+    "adam, decay": (
+        lambda p: Adam(p, 0.01, (0.8, 0.99), weight_decay=0.1),
+        lambda p: torch.optim.Adam(p, 0.01, (0.8, 0.99), weight_decay=0.1),
+    ),
     "adamw": (lambda p: AdamW(p, 0.01), lambda p: torch.optim.AdamW(p, 0.01)),
-    "adamw, decay": (lambda p: AdamW(p, 0.01, (0.8, 0.99), weight_decay=2.0),
-                     lambda p: torch.optim.AdamW(p, 0.01, (0.8, 0.99), weight_decay=2.0)),
+    "adamw, decay": (
+        lambda p: AdamW(p, 0.01, (0.8, 0.99), weight_decay=2.0),
+        lambda p: torch.optim.AdamW(p, 0.01, (0.8, 0.99), weight_decay=2.0),
+    ),
 }
 
 
@@ -97,8 +110,10 @@ def droppable(model):
     return [owners[site.path] for site in model.droppable()]
 
 
-PLANS = {"rows": lambda first, second: {first: RowPlan(20, 2, 1, 2.0), second: RowPlan(16, 3, 2, 3.0)},
-         "tiles": lambda first, second: {first: TilePlan((20, 12), 4, 2, 1, 2.0), second: TilePlan((16, 20), 4, 3, 0, 3.0)}}
+PLANS = {
+    "rows": lambda first, second: {first: RowPlan(20, 2, 1, 2.0), second: RowPlan(16, 3, 2, 3.0)},
+    "tiles": lambda first, second: {first: TilePlan((20, 12), 4, 2, 1, 2.0), second: TilePlan((16, 20), 4, 3, 0, 3.0)},
+}
 
 
 @pytest.mark.parametrize("kind", PLANS)
@@ -121,8 +136,10 @@ def test_packed_gradients_update_like_dense_ones(rng, kind, name):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6, atol=1e-7)
 
 
-DRAWN = {"rows": lambda rng, shape: RowPlan(shape[0], dp := int(rng.integers(1, 6)), int(rng.integers(dp)), float(dp)),
-         "tiles": lambda rng, shape: TilePlan(shape, 3, dp := int(rng.integers(1, 6)), int(rng.integers(dp)), float(dp))}
+DRAWN = {
+    "rows": lambda rng, shape: RowPlan(shape[0], dp := int(rng.integers(1, 6)), int(rng.integers(dp)), float(dp)),
+    "tiles": lambda rng, shape: TilePlan(shape, 3, dp := int(rng.integers(1, 6)), int(rng.integers(dp)), float(dp)),
+}
 
 
 @pytest.mark.parametrize("kind", DRAWN)
@@ -138,8 +155,11 @@ def test_200_lazy_steps_equal_dense_ones(rng, monkeypatch, kind, name):
     for step in range(200):
         for layer, weight in zip(layers, dense[::2]):
             plan = now.plans.of(layer)
-            mask = np.broadcast_to(np.ones(1, bool), weight.shape) if plan is None else (
-                plan.mask() if kind == "tiles" else np.broadcast_to(plan.mask()[:, None], weight.shape))
+            mask = (
+                np.broadcast_to(np.ones(1, bool), weight.shape)
+                if plan is None
+                else (plan.mask() if kind == "tiles" else np.broadcast_to(plan.mask()[:, None], weight.shape))
+            )
             difference, norm = layer.weight.numpy() - weight.numpy(), np.linalg.norm(weight.numpy())
             assert np.linalg.norm(difference[mask]) <= 1e-5 * norm
             behind += np.linalg.norm(difference) > 1e-4 * norm
@@ -173,8 +193,10 @@ def test_a_step_without_a_gradient_or_a_wish_settles(rng):
 
 @pytest.mark.skipif(problem("emulated") is not None, reason="needs NVVM")
 def test_weights_on_two_devices_are_late_each_for_itself(rng):
-    weights = [[Tensor(w, device=where, requires_grad=True) for where in ("cpu", "emulated")]
-               for w in [rng.standard_normal((6, 4)).astype(np.float32)] * 2]
+    weights = [
+        [Tensor(w, device=where, requires_grad=True) for where in ("cpu", "emulated")]
+        for w in [rng.standard_normal((6, 4)).astype(np.float32)] * 2
+    ]
     (mine, other), dense = weights
     lazy, whole = SGD([mine, other], 0.1, 0.9), SGD(dense, 0.1, 0.9)
     plan = RowPlan(6, 3, 1)
@@ -190,11 +212,17 @@ def test_weights_on_two_devices_are_late_each_for_itself(rng):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda p: SGD(p, -0.1), "learning_rate"), (lambda p: SGD(p, 0.1, 1.0), "momentum"),
-    (lambda p: SGD(p, float("nan")), "rate"),
-    (lambda p: SGD(p, 0.1, nesterov=True), "nesterov needs a momentum"), (lambda p: Adam(p, 0.1, (0.9, 1.0)), "betas"),
-    (lambda p: SGD(p, 0.1, weight_decay=-1), "weight_decay")])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda p: SGD(p, -0.1), "learning_rate"),
+        (lambda p: SGD(p, 0.1, 1.0), "momentum"),
+        (lambda p: SGD(p, float("nan")), "rate"),
+        (lambda p: SGD(p, 0.1, nesterov=True), "nesterov needs a momentum"),
+        (lambda p: Adam(p, 0.1, (0.9, 1.0)), "betas"),
+        (lambda p: SGD(p, 0.1, weight_decay=-1), "weight_decay"),
+    ],
+)
 def test_bad_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make([])
@@ -232,12 +260,19 @@ def test_packed_gradients_are_clipped_by_what_they_hold(dev, rng, plan):
         values = layer.weight.gradient.values  # what is no element of the weight may be anything
         spoiled = np.full(values.shape, np.nan, np.float32)
         filled = np.array(dev.download(values))
-        there = np.array(dev.download(dev.unpack_gradient(dev.upload(np.arange(values.size, dtype=np.float32).reshape(
-            values.shape) + 1), layer.weight.gradient.packing, w.shape))).astype(int)
+        there = np.array(
+            dev.download(
+                dev.unpack_gradient(
+                    dev.upload(np.arange(values.size, dtype=np.float32).reshape(values.shape) + 1),
+                    layer.weight.gradient.packing,
+                    w.shape,
+                )
+            )
+        ).astype(int)
         places = there[there > 0] - 1
         spoiled.reshape(-1)[places] = filled.reshape(-1)[places]
         dev.copy(dev.upload(spoiled), out=values)
-    norm = np.sqrt((before ** 2).sum() + (bias ** 2).sum())
+    norm = np.sqrt((before**2).sum() + (bias**2).sum())
     SGD(layer.parameters(), 1.0, clip_norm=norm / 2).step()
     np.testing.assert_allclose(layer.weight.numpy(), w - before / 2, rtol=1e-5, atol=1e-6)
 

@@ -1,4 +1,5 @@
 """What a fit says with verbose=1: a line an epoch in a file, a bar on a terminal."""
+
 import io
 import re
 
@@ -22,15 +23,21 @@ def language(**options):
 
 FITS = {  # what is fitted: what each line says after its epoch
     "none": (lambda: Net(**SMALL).fit(X, Y), f"none  loss {NUMBER}  score {NUMBER}  {SPEED}"),
-    "validation": (lambda: Net(**SMALL).fit(X, Y, validation=(X_TEST, Y_TEST)),
-                   f"none  loss {NUMBER}  score {NUMBER}  validation {NUMBER}  {SPEED}"),
+    "validation": (
+        lambda: Net(**SMALL).fit(X, Y, validation=(X_TEST, Y_TEST)),
+        f"none  loss {NUMBER}  score {NUMBER}  validation {NUMBER}  {SPEED}",
+    ),
     "rdp": (lambda: Net(**SMALL, dropout="rdp").fit(X, Y), rf"rdp  loss {NUMBER}  score {NUMBER}  \d+% FLOPs skipped  {SPEED}"),
     "for one fit": (lambda: Net(**SMALL).fit(X, Y, dropout="bernoulli"), f"bernoulli  loss {NUMBER}  score {NUMBER}  {SPEED}"),
-    "regressor": (lambda: NetRegressor(**SMALL, dropout=RowDropout(0.5), early_stopping=True).fit(X, Y),
-                  rf"rdp  loss {NUMBER}  score {NUMBER}  validation {NUMBER}  \d+% FLOPs skipped  {SPEED}"),
+    "regressor": (
+        lambda: NetRegressor(**SMALL, dropout=RowDropout(0.5), early_stopping=True).fit(X, Y),
+        rf"rdp  loss {NUMBER}  score {NUMBER}  validation {NUMBER}  \d+% FLOPs skipped  {SPEED}",
+    ),
     "language": (lambda: language().fit(WORDS), f"none  perplexity {NUMBER}  {SPEED}"),
-    "text": (lambda: language(dropout="rdp", recurrent_dropout="rdp").fit(WORDS, validation=WORDS[:99]),
-             rf"rdp\+rdp  perplexity {NUMBER}  validation {NUMBER}  \d+% FLOPs skipped  {SPEED}"),
+    "text": (
+        lambda: language(dropout="rdp", recurrent_dropout="rdp").fit(WORDS, validation=WORDS[:99]),
+        rf"rdp\+rdp  perplexity {NUMBER}  validation {NUMBER}  \d+% FLOPs skipped  {SPEED}",
+    ),
 }
 
 
@@ -47,8 +54,10 @@ def test_a_file_has_one_line_an_epoch(capsys, name):
 def test_the_lines_are_those_of_the_records(capsys):
     net = Net(**{**SMALL, "epochs": 10}, dropout="rdp").fit(X, Y, validation=(X_TEST, Y_TEST))
     for record, line in zip(net.history_, capsys.readouterr().out.splitlines(), strict=True):
-        assert line.startswith(f"epoch {record['epoch']:2}/10  rdp  loss {record['loss']:.3f}  score {record['score']:.4f}  "
-                               f"validation {record['validation_score']:.4f}  {1 - record['flops_share']:.0%} FLOPs skipped  ")
+        assert line.startswith(
+            f"epoch {record['epoch']:2}/10  rdp  loss {record['loss']:.3f}  score {record['score']:.4f}  "
+            f"validation {record['validation_score']:.4f}  {1 - record['flops_share']:.0%} FLOPs skipped  "
+        )
     net.partial_fit(X, Y)
     assert capsys.readouterr().out.startswith("epoch 11/11  rdp  ")
 
@@ -61,8 +70,15 @@ def test_silence_by_default(capsys):
 @pytest.fixture
 def terminal(monkeypatch):
     """A terminal of 80 columns, whose last screen is asked for."""
-    console = Console(force_terminal=True, force_interactive=True, width=80, file=io.StringIO(), legacy_windows=False,
-                      color_system=None, _environ={})
+    console = Console(
+        force_terminal=True,
+        force_interactive=True,
+        width=80,
+        file=io.StringIO(),
+        legacy_windows=False,
+        color_system=None,
+        _environ={},
+    )
     monkeypatch.setattr(rich, "get_console", lambda: console)
     return lambda: re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", console.file.getvalue()).strip().split("\r")[-1].strip()
 
@@ -71,8 +87,10 @@ def test_a_terminal_has_a_bar(terminal, capsys):
     net = Net(**SMALL, dropout="rdp").fit(X, Y, validation=(X_TEST, Y_TEST))
     last, shown = net.history_[-1], terminal()
     assert capsys.readouterr().out == "" and "━" in shown and len(shown) <= 80 and shown.startswith("rdp 3 ")
-    assert (f"loss {last['loss']:.3f} score {last['score']:.4f} validation {last['validation_score']:.4f} "
-            f"{1 - last['flops_share']:.0%} FLOPs skipped") in shown
+    assert (
+        f"loss {last['loss']:.3f} score {last['score']:.4f} validation {last['validation_score']:.4f} "
+        f"{1 - last['flops_share']:.0%} FLOPs skipped"
+    ) in shown
 
 
 @pytest.mark.parametrize("validation, fits", [(False, "12,345 samples/s"), (True, "55% FLOPs skipped")])

@@ -1,4 +1,5 @@
 """On the CPU, too, a fit that replays recorded steps gives the weights, losses and scores of one that computes each of them."""
+
 import concurrent.futures
 
 import numpy as np
@@ -29,7 +30,8 @@ def fit(net=Net, layers=(9, 7), weights=False, **options):
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((40, 6)), np.arange(40) % 3
     return net(layers, batch_size=13, random_state=0, **{"epochs": 5, "dropout": "none", **options}).fit(
-        x, y, sample_weight=1 + y if weights else None)
+        x, y, sample_weight=1 + y if weights else None
+    )
 
 
 def alone(monkeypatch, **options):
@@ -48,11 +50,19 @@ def equal(ours, theirs):
         assert {**record, "seconds": 0} == {**expected, "seconds": 0}
 
 
-OPTIONS = {"adam": {"optimizer": "adam"}, "adamw": {"optimizer": "adamw", "weight_decay": 0.1}, "sgd": {"optimizer": "sgd"},
-           "nesterov": {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
-           "one output": {"net": NetRegressor}, "tanh": {"activation": "tanh"}, "gelu": {"activation": "gelu"},
-           "sigmoid": {"activation": "sigmoid"}, "weights": {"weights": True}, "one sample": {"layers": (1,)},
-           "huber": {"net": NetRegressor, "loss": "huber"}}
+OPTIONS = {
+    "adam": {"optimizer": "adam"},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
+    "sgd": {"optimizer": "sgd"},
+    "nesterov": {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "one output": {"net": NetRegressor},
+    "tanh": {"activation": "tanh"},
+    "gelu": {"activation": "gelu"},
+    "sigmoid": {"activation": "sigmoid"},
+    "weights": {"weights": True},
+    "one sample": {"layers": (1,)},
+    "huber": {"net": NetRegressor, "loss": "huber"},
+}
 
 
 @pytest.mark.filterwarnings("ignore:fit. the network answers no better")
@@ -65,10 +75,13 @@ def test_replayed_steps_train_the_same(monkeypatch, replays, options):
     assert len(replays) == count
 
 
-PLANNED = {"rdp": {"dropout": RowDropout(0.5, dp_max=2)}, "adam": {"dropout": RowDropout(0.5, dp_max=2), "optimizer": "adam"},
-           "bernoulli": {"dropout": "bernoulli", "dropout_rate": 0.4, "optimizer": "adam"},
-           "batchwise": {"dropout": "batchwise", "dropout_rate": 0.5},
-           "rdp by the epoch": {"dropout": RowDropout((0.0, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4).__getitem__, dp_max=2)}}
+PLANNED = {
+    "rdp": {"dropout": RowDropout(0.5, dp_max=2)},
+    "adam": {"dropout": RowDropout(0.5, dp_max=2), "optimizer": "adam"},
+    "bernoulli": {"dropout": "bernoulli", "dropout_rate": 0.4, "optimizer": "adam"},
+    "batchwise": {"dropout": "batchwise", "dropout_rate": 0.5},
+    "rdp by the epoch": {"dropout": RowDropout((0.0, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4).__getitem__, dp_max=2)},
+}
 
 
 @pytest.mark.filterwarnings("ignore:fit. the network answers no better")
@@ -110,6 +123,7 @@ def test_two_fits_at_the_same_time_do_not_wait_for_each_other(replays):
 
 def test_a_step_that_cannot_be_recorded_leaves_the_weights_to_the_next(monkeypatch):
     """An error while recording: one warning, and training goes on op by op."""
+
     def broken(self, work, arena, original=tape.Tape.__init__):
         original(self, work, arena)
         raise OSError("no tape today")
@@ -124,6 +138,7 @@ def test_a_step_that_cannot_be_recorded_leaves_the_weights_to_the_next(monkeypat
 
 def test_what_a_callback_changes_is_trained(monkeypatch, replays):
     """Weights, layers and rates that are exchanged between epochs are the ones that the next steps use."""
+
     def exchange(net, record):
         if record["epoch"] == 2:
             for p in net.model_.parameters():
@@ -168,9 +183,15 @@ def test_fits_go_on_from_where_they_were(monkeypatch, replays):
         equal(ours, both())
 
 
-@pytest.mark.parametrize("options, reason", [({"dropout": "tdp", "dropout_rate": 0.5}, "tile_blocks cannot be recorded"),
-                                             ({"dropout": "dsg", "dropout_rate": 0.5}, "does not say that"), ({}, None)],
-                         ids=str)
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"dropout": "tdp", "dropout_rate": 0.5}, "tile_blocks cannot be recorded"),
+        ({"dropout": "dsg", "dropout_rate": 0.5}, "does not say that"),
+        ({}, None),
+    ],
+    ids=str,
+)
 def test_profiling_says_why_steps_are_not_recorded(monkeypatch, capsys, options, reason):
     monkeypatch.setattr(profile, "ENABLED", True)
     fit(**options, epochs=2)

@@ -1,4 +1,5 @@
 """A fit that replays recorded passes gives the weights, losses and scores of one that computes each of them."""
+
 import functools
 
 import numpy as np
@@ -40,7 +41,8 @@ def fit(rng, dropout=FEW, net=Net, layers=(5,), weights=False, **options):
     """Nine steps, of few patterns: an emulated one takes half a second."""
     x, y = rng.standard_normal((12, 6)), np.arange(12) % 3
     return net(layers, dropout=dropout, batch_size=4, random_state=0, **{"epochs": 3, **options}).fit(
-        x, y, sample_weight=1 + y if weights else None)
+        x, y, sample_weight=1 + y if weights else None
+    )
 
 
 def test_several_labels_are_recorded(replays, device):
@@ -61,15 +63,19 @@ def equal(ours, theirs):
     assert [r["score"] for r in ours.history_] == [r["score"] for r in theirs.history_]
 
 
-@pytest.mark.parametrize("options", [{"dropout": "none", "optimizer": "adam"}, {"dropout": "bernoulli", "dropout_rate": 0.4},
-                                     {"dropout": TileDropout(0.4, dp_max=2, tile=2, mixes=1)},
-                                     {"dropout": RowDropout((0.0, 0.4, 0.4).__getitem__, dp_max=2)},
-                                     {"layers": [Linear(6, 9), ReLU(), SparseLinear(9, 8, density=0.25, rng=0), ReLU(),
-                                                 Linear(8, 3)]},
-                                     {"layers": [Linear(6, 9), BatchNorm1d(9, momentum=None), ReLU(), Linear(9, 3)],
-                                      "dropout": "none"},
-                                     {"net": NetRegressor, "learning_rate_schedule": "linear", "weights": True}],
-                         ids=["adam", "bernoulli", "tdp", "rdp by the epoch", "sparse", "batch norm", "regression"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dropout": "none", "optimizer": "adam"},
+        {"dropout": "bernoulli", "dropout_rate": 0.4},
+        {"dropout": TileDropout(0.4, dp_max=2, tile=2, mixes=1)},
+        {"dropout": RowDropout((0.0, 0.4, 0.4).__getitem__, dp_max=2)},
+        {"layers": [Linear(6, 9), ReLU(), SparseLinear(9, 8, density=0.25, rng=0), ReLU(), Linear(8, 3)]},
+        {"layers": [Linear(6, 9), BatchNorm1d(9, momentum=None), ReLU(), Linear(9, 3)], "dropout": "none"},
+        {"net": NetRegressor, "learning_rate_schedule": "linear", "weights": True},
+    ],
+    ids=["adam", "bernoulli", "tdp", "rdp by the epoch", "sparse", "batch norm", "regression"],
+)
 def test_replayed_passes_train_the_same(monkeypatch, replays, options):
     ours = fit(np.random.default_rng(0), **options)
     assert sum(replays.values()) > 2
@@ -80,11 +86,19 @@ def test_replayed_passes_train_the_same(monkeypatch, replays, options):
     equal(ours, theirs)
 
 
-@pytest.mark.parametrize("options", [
-    {"dropout": RowDropout(0.6, dp_max=3), "layers": (6, 12), "optimizer": "adam"},
-    {"dropout": RowDropout(0.6, dp_max=3), "layers": [Linear(6, 6), ReLU(), Flatten(), Linear(6, 3)],
-     "learning_rate_schedule": "linear"},
-    {"dropout": TileDropout(0.6, dp_max=3, tile=2, mixes=3), "layers": (7,)}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dropout": RowDropout(0.6, dp_max=3), "layers": (6, 12), "optimizer": "adam"},
+        {
+            "dropout": RowDropout(0.6, dp_max=3),
+            "layers": [Linear(6, 6), ReLU(), Flatten(), Linear(6, 3)],
+            "learning_rate_schedule": "linear",
+        },
+        {"dropout": TileDropout(0.6, dp_max=3, tile=2, mixes=3), "layers": (7,)},
+    ],
+    ids=str,
+)
 def test_one_graph_serves_every_bias_mix_and_rate(monkeypatch, replays, options):
     drawn = set()
 
@@ -108,10 +122,15 @@ class Own(Layer):
         return x.relu()
 
 
-@pytest.mark.parametrize("options", [{"layers": [Linear(6, 5), Own(), Linear(5, 3)]},
-                                     {"layers": [Linear(6, 5), ReLU(), type("L", (Linear,), {})(5, 3)]},
-                                     {"net": type("N", (Net,), {"_task": lambda self: type("C", (Classification,), {})()})}],
-                         ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layers": [Linear(6, 5), Own(), Linear(5, 3)]},
+        {"layers": [Linear(6, 5), ReLU(), type("L", (Linear,), {})(5, 3)]},
+        {"net": type("N", (Net,), {"_task": lambda self: type("C", (Classification,), {})()})},
+    ],
+    ids=str,
+)
 def test_what_may_do_something_else_each_time_is_not_recorded(monkeypatch, rng, replays, options):
     keys = []
 
@@ -218,6 +237,7 @@ def test_a_weight_that_is_frozen_stays_as_it_is(monkeypatch, replays, place):
 
 def test_weights_that_are_exchanged_are_the_ones_that_train(replays):
     """By a callback, after passes with the old ones were recorded."""
+
     def exchange(net, record):
         for p in net.model_.parameters():
             p.data = p.device.copy(p.data)

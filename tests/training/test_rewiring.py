@@ -1,4 +1,5 @@
 """Sparse layers that are rewired while a network learns: how much, when, and what goes with it."""
+
 import math
 import pickle
 
@@ -19,13 +20,19 @@ STEPS = -(-len(X) // 128)  # of an epoch
 
 
 def layers():
-    return [SparseLinear(64, 128, density=0.1, rng=0), ReLU(), SparseLinear(128, 64, density=0.2, rng=1), ReLU(),
-            Linear(64, 10, rng=2)]
+    return [
+        SparseLinear(64, 128, density=0.1, rng=0),
+        ReLU(),
+        SparseLinear(128, 64, density=0.2, rng=1),
+        ReLU(),
+        Linear(64, 10, rng=2),
+    ]
 
 
 def fitted(sparsity, X=X, y=Y, **options):
-    return Net(layers(), **{"epochs": 8, "batch_size": 128, "learning_rate": 0.05, "random_state": 0, "sparsity": sparsity,
-                            **options}).fit(X, y)
+    return Net(
+        layers(), **{"epochs": 8, "batch_size": 128, "learning_rate": 0.05, "random_state": 0, "sparsity": sparsity, **options}
+    ).fit(X, y)
 
 
 @pytest.fixture
@@ -87,8 +94,14 @@ def test_what_an_optimiser_carries_along_goes_with_the_values(monkeypatch, optim
 
 def test_early_stopping_goes_back_to_the_structure_of_the_best_weights():
     after = []
-    net = fitted(Rewire(every=2, until=1.0), epochs=12, early_stopping=True, patience=3, validation_fraction=0.2,
-                 callbacks=[lambda net, record: after.append(net.model_.layers[0].weight)])
+    net = fitted(
+        Rewire(every=2, until=1.0),
+        epochs=12,
+        early_stopping=True,
+        patience=3,
+        validation_fraction=0.2,
+        callbacks=[lambda net, record: after.append(net.model_.layers[0].weight)],
+    )
     best = 0
     for epoch, record in enumerate(net.history_):
         if record["validation_score"] > net.history_[best]["validation_score"] + validation.TOLERANCE:
@@ -114,8 +127,14 @@ def test_recorded_passes_do_not_hide_what_is_rewired(name, until, times, asked, 
     rng = np.random.default_rng(0)
     x, y, found = rng.standard_normal((24, 12)).astype(np.float32), np.arange(24) % 3, []
     for device in ("cpu", name):
-        net = Net([SparseLinear(12, 9, density=0.25, rng=0), ReLU(), Linear(9, 3, rng=1)], epochs=3, batch_size=8,
-                  device=device, random_state=0, sparsity=Rewire(every=2, until=until)).fit(x, y)
+        net = Net(
+            [SparseLinear(12, 9, density=0.25, rng=0), ReLU(), Linear(9, 3, rng=1)],
+            epochs=3,
+            batch_size=8,
+            device=device,
+            random_state=0,
+            sparsity=Rewire(every=2, until=until),
+        ).fit(x, y)
         found.append(net.model_.layers[0].weight)
     np.testing.assert_array_equal(found[0].indices, found[1].indices)
     np.testing.assert_allclose(found[0].values, found[1].values, rtol=1e-3, atol=1e-5)
@@ -135,15 +154,26 @@ def test_an_interrupted_fit_leaves_no_activations(monkeypatch):
     assert net.n_iter_ == 1 and [layer.trace for layer in net.model_.layers[:3:2]] == [None, None]
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: Rewire(share=0), r"share must be a number in \(0, 1\], got 0"), (lambda: Rewire(until=2), "until must be"),
-    (lambda: Rewire(every=0), "every must be a whole number of steps from 1 on, got 0"),
-    (lambda: Rewire(every=1.5), "every must be"),
-    (lambda: Net((8,), epochs=1, sparsity=Rewire()).fit(X, Y), "there is no SparseLinear of single entries"),
-    (lambda: Net([SparseLinear(64, 10, weight=BSR.from_dense(np.ones((10, 64)), 8))], epochs=1, sparsity=Rewire()).fit(X, Y),
-     "there is no SparseLinear of single entries"),
-    (lambda: Net([SQUARE, ReLU(), SQUARE, ReLU(), Linear(64, 10)], epochs=1, sparsity=Rewire()).fit(X, Y),
-     r"SparseLinear\(64, 64, density=0.1\) is used in several places")])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Rewire(share=0), r"share must be a number in \(0, 1\], got 0"),
+        (lambda: Rewire(until=2), "until must be"),
+        (lambda: Rewire(every=0), "every must be a whole number of steps from 1 on, got 0"),
+        (lambda: Rewire(every=1.5), "every must be"),
+        (lambda: Net((8,), epochs=1, sparsity=Rewire()).fit(X, Y), "there is no SparseLinear of single entries"),
+        (
+            lambda: Net([SparseLinear(64, 10, weight=BSR.from_dense(np.ones((10, 64)), 8))], epochs=1, sparsity=Rewire()).fit(
+                X, Y
+            ),
+            "there is no SparseLinear of single entries",
+        ),
+        (
+            lambda: Net([SQUARE, ReLU(), SQUARE, ReLU(), Linear(64, 10)], epochs=1, sparsity=Rewire()).fit(X, Y),
+            r"SparseLinear\(64, 64, density=0.1\) is used in several places",
+        ),
+    ],
+)
 def test_misuse_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()

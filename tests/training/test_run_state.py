@@ -1,4 +1,5 @@
 """Run and its snapshot: what training changes, all of it, can be put back; copies are few and stay on the device."""
+
 import copy
 import pickle
 
@@ -42,13 +43,30 @@ class Counts(Hook):
 
 def all_of(run):
     """Everything that training changes, by value."""
-    return pickle.dumps([run.model.state_dict(), run.optimizer.snapshot(), run.optimizer.learning_rate, run.streams.state(),
-                         run.epoch, [hook.state() for hook in run.hooks]])
+    return pickle.dumps(
+        [
+            run.model.state_dict(),
+            run.optimizer.snapshot(),
+            run.optimizer.learning_rate,
+            run.streams.state(),
+            run.epoch,
+            [hook.state() for hook in run.hooks],
+        ]
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"optimizer": "adam"}, {"dropout": RowDropout(0.5)}, {"dropout": "bernoulli"},
-                                     {"sparsity": GroupLasso(8e-3)}, {"sparsity": MagnitudePruning(0.5)}],
-                         ids=["sgd", "adam", "rdp", "bernoulli", "lasso", "pruning"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"optimizer": "adam"},
+        {"dropout": RowDropout(0.5)},
+        {"dropout": "bernoulli"},
+        {"sparsity": GroupLasso(8e-3)},
+        {"sparsity": MagnitudePruning(0.5)},
+    ],
+    ids=["sgd", "adam", "rdp", "bernoulli", "lasso", "pruning"],
+)
 def test_a_run_goes_back_to_its_snapshot(options):
     seen = []
 

@@ -1,4 +1,5 @@
 """Networks that become sparse while dropout thins them out: each layer keeps its own rate."""
+
 import pytest
 
 from numbanet import GroupLasso, Linear, MagnitudePruning, Net, ReLU, SparseLinear, TileDropout
@@ -32,8 +33,15 @@ def test_rates_stay_with_their_layers_when_some_become_sparse(sparsity, drawn):
     """Tiles are dropped of the first layer alone, and of none when that is sparse; the next two share a weight, and stay."""
     first, second, third = Linear(64, 160, rng=0), Linear(160, 160, rng=1), Linear(160, 160)
     third.weight = second.weight
-    net = Net([first, ReLU(), second, ReLU(), third, ReLU(), Linear(160, 10, rng=2)], sparsity=sparsity, epochs=4,
-              dropout=TileDropout((0.8, 0.0, 0.0), tile=8), batch_size=32, learning_rate=0.02, random_state=0).fit(X, Y)
+    net = Net(
+        [first, ReLU(), second, ReLU(), third, ReLU(), Linear(160, 10, rng=2)],
+        sparsity=sparsity,
+        epochs=4,
+        dropout=TileDropout((0.8, 0.0, 0.0), tile=8),
+        batch_size=32,
+        learning_rate=0.02,
+        random_state=0,
+    ).fit(X, Y)
     assert [type(layer) for layer in weighted(net.model_)] == [SparseLinear, Linear, Linear, Linear]
     assert drawn == {0: {0}, 1: {0}}
     assert [record["dropout_rate"] for record in net.history_] == pytest.approx([0.8 / 3, 0.8 / 3, 0, 0])

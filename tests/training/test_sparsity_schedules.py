@@ -1,4 +1,5 @@
 """When a network becomes sparse: schedules of pruning, epochs that can be the result, changes between fits."""
+
 import warnings
 
 import pytest
@@ -13,10 +14,16 @@ def net(sparsity, **options):
     return Net((16,), **{"epochs": 4, "batch_size": 128, "random_state": 0, "sparsity": sparsity, **options})
 
 
-@pytest.mark.parametrize("schedule, message", [
-    (lambda p: p - 0.6 if p < 1 else 1.0, r"what the schedule gives must be a number in \[0, 1\], got -0.09"),
-    (lambda p: 2 * p, "what the schedule gives must be .* got 2.0"), (lambda p: float("nan"), "what the schedule gives"),
-    (lambda p: p / 2, "the schedule must give 1 at 1, not 0.5")], ids=["negative", "above 1", "no number", "not 1 at 1"])
+@pytest.mark.parametrize(
+    "schedule, message",
+    [
+        (lambda p: p - 0.6 if p < 1 else 1.0, r"what the schedule gives must be a number in \[0, 1\], got -0.09"),
+        (lambda p: 2 * p, "what the schedule gives must be .* got 2.0"),
+        (lambda p: float("nan"), "what the schedule gives"),
+        (lambda p: p / 2, "the schedule must give 1 at 1, not 0.5"),
+    ],
+    ids=["negative", "above 1", "no number", "not 1 at 1"],
+)
 def test_a_schedule_that_gives_no_shares_is_refused_before_training(schedule, message):
     pruned = net(MagnitudePruning(0.5, schedule=schedule))
     with pytest.raises(ValueError, match=f"MagnitudePruning: {message}"):
@@ -24,8 +31,11 @@ def test_a_schedule_that_gives_no_shares_is_refused_before_training(schedule, me
     assert not hasattr(pruned, "model_")
 
 
-@pytest.mark.parametrize("kind", [lambda share: GroupLasso(1e-4, fine_tuning=share),
-                                  lambda share: MagnitudePruning(0.8, fine_tuning=share)], ids=["lasso", "magnitude"])
+@pytest.mark.parametrize(
+    "kind",
+    [lambda share: GroupLasso(1e-4, fine_tuning=share), lambda share: MagnitudePruning(0.8, fine_tuning=share)],
+    ids=["lasso", "magnitude"],
+)
 def test_early_stopping_without_an_epoch_that_could_be_the_result_is_told_of(kind):
     with pytest.warns(UserWarning, match="early_stopping: no epoch could be the result"):
         net(kind(0), early_stopping=True, patience=1).fit(X, Y)

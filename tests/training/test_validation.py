@@ -1,4 +1,5 @@
 """Validation: its loss and score, what they are watched by, learning rates that fall on a plateau, files of the best epoch."""
+
 import math
 import pickle
 
@@ -26,8 +27,10 @@ def weights(net):
 
 def test_the_loss_of_validation_is_recorded_beside_its_score():
     seen = []
-    net = Net(**SMALL, callbacks=[lambda net, record: seen.append((log_loss(Y_TEST, net.predict_proba(X_TEST)),
-                                                                   net.score(X_TEST, Y_TEST)))])
+    net = Net(
+        **SMALL,
+        callbacks=[lambda net, record: seen.append((log_loss(Y_TEST, net.predict_proba(X_TEST)), net.score(X_TEST, Y_TEST)))],
+    )
     net.fit(X, Y, validation=(X_TEST, Y_TEST))
     assert figures(net, "validation_loss") == pytest.approx([loss for loss, _ in seen], rel=1e-4)
     assert figures(net, "validation_score") == [score for _, score in seen]
@@ -36,8 +39,11 @@ def test_the_loss_of_validation_is_recorded_beside_its_score():
     error = ((regressor.predict(X_TEST) - X_TEST[:, 20] * 3) / regressor.target_scale_) ** 2
     assert regressor.history_[-1]["validation_loss"] == pytest.approx(error.mean(), rel=1e-4)
     model = LanguageModel(**LANGUAGE).fit(WORDS, validation=WORDS[:99])
-    assert model.history_[-1]["validation_loss"] == -model.history_[-1]["validation_score"] == pytest.approx(
-        math.log(model.perplexity(WORDS[:99])))
+    assert (
+        model.history_[-1]["validation_loss"]
+        == -model.history_[-1]["validation_score"]
+        == pytest.approx(math.log(model.perplexity(WORDS[:99])))
+    )
 
 
 def test_held_out_samples_have_a_loss_too():
@@ -45,10 +51,12 @@ def test_held_out_samples_have_a_loss_too():
     assert all(math.isfinite(loss) for loss in figures(net, "validation_loss"))
 
 
-SCORERS = {"name": ("f1_macro", lambda net, X, y: f1_score(y, net.predict(X), average="macro")),
-           "loss by name": ("neg_log_loss", lambda net, X, y: -log_loss(y, net.predict_proba(X))),
-           "made": (make_scorer(f1_score, average="macro"), lambda net, X, y: f1_score(y, net.predict(X), average="macro")),
-           "function": (lambda net, X, y: float(np.mean(net.predict(X) == y)), lambda net, X, y: net.score(X, y))}
+SCORERS = {
+    "name": ("f1_macro", lambda net, X, y: f1_score(y, net.predict(X), average="macro")),
+    "loss by name": ("neg_log_loss", lambda net, X, y: -log_loss(y, net.predict_proba(X))),
+    "made": (make_scorer(f1_score, average="macro"), lambda net, X, y: f1_score(y, net.predict(X), average="macro")),
+    "function": (lambda net, X, y: float(np.mean(net.predict(X) == y)), lambda net, X, y: net.score(X, y)),
+}
 
 
 @pytest.mark.parametrize("name", SCORERS)
@@ -139,12 +147,20 @@ class Figure(Hook):
         return {"figure": self.values[run.epoch]}
 
 
-@pytest.mark.parametrize("values, options, rates", [
-    ([1, 2, 2, 2, 3, 3, 3, 3], {"patience": 1}, [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25]),
-    ([1, 2, 2, 2, 3, 3, 3, 3], {"patience": 0}, [1, 1, 1, 0.5, 0.25, 0.25, 0.125, 0.0625]),
-    ([1, 1, 1, 1, 1, 1, 1, 1], {"patience": 0, "min_lr": 0.002}, [1, 1, 0.5, 0.25, 0.2, 0.2, 0.2, 0.2]),
-    ([1, 1, 1, 1, 1, 1, 1, 1], {"patience": 0, "cooldown": 2}, [1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]),
-    ([0, 0.05, 0.15, 0.2, 0.4, 0.45, 0.6, 0.9], {"patience": 0, "threshold": 0.1}, [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125])])
+@pytest.mark.parametrize(
+    "values, options, rates",
+    [
+        ([1, 2, 2, 2, 3, 3, 3, 3], {"patience": 1}, [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25]),
+        ([1, 2, 2, 2, 3, 3, 3, 3], {"patience": 0}, [1, 1, 1, 0.5, 0.25, 0.25, 0.125, 0.0625]),
+        ([1, 1, 1, 1, 1, 1, 1, 1], {"patience": 0, "min_lr": 0.002}, [1, 1, 0.5, 0.25, 0.2, 0.2, 0.2, 0.2]),
+        ([1, 1, 1, 1, 1, 1, 1, 1], {"patience": 0, "cooldown": 2}, [1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]),
+        (
+            [0, 0.05, 0.15, 0.2, 0.4, 0.45, 0.6, 0.9],
+            {"patience": 0, "threshold": 0.1},
+            [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125],
+        ),
+    ],
+)
 @pytest.mark.parametrize("schedule", [None, "linear"])
 def test_the_rate_falls_where_nothing_improves(values, options, rates, schedule):
     hooks = [Figure(values), ReduceLROnPlateau(0.5, monitor="figure", **options)]
@@ -155,8 +171,9 @@ def test_the_rate_falls_where_nothing_improves(values, options, rates, schedule)
     torch = pytest.importorskip("torch")
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], 0.01)
-    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", 0.5, threshold_mode="abs",
-                                                        **{"threshold": 1e-4, **options})
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, "max", 0.5, threshold_mode="abs", **{"threshold": 1e-4, **options}
+    )
     found = []
     for value in values:
         found.append(optimizer.param_groups[0]["lr"] / 0.01)
@@ -173,16 +190,29 @@ def test_a_plateau_is_counted_anew_by_fit_and_on_by_partial_fit():
     assert net.fit(X, Y).optimizer_.learning_rate == 0.01
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"factor": 1.0}, "factor"), ({"factor": True}, "factor"), ({"patience": -1}, "patience"), ({"patience": 1.5}, "patience"),
-    ({"threshold": -1}, "threshold"), ({"cooldown": -1}, "cooldown"), ({"min_lr": -1}, "min_lr")], ids=str)
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"factor": 1.0}, "factor"),
+        ({"factor": True}, "factor"),
+        ({"patience": -1}, "patience"),
+        ({"patience": 1.5}, "patience"),
+        ({"threshold": -1}, "threshold"),
+        ({"cooldown": -1}, "cooldown"),
+        ({"min_lr": -1}, "min_lr"),
+    ],
+    ids=str,
+)
 def test_what_is_no_plateau_is_refused(options, message):
     with pytest.raises(ValueError, match=f"ReduceLROnPlateau: {message} must be"):
         ReduceLROnPlateau(**options)
 
 
-@pytest.mark.parametrize("hook", [ReduceLROnPlateau(monitor="val_loss"), ModelCheckpoint("a", monitor="val_loss")],
-                         ids=lambda hook: type(hook).__name__)
+@pytest.mark.parametrize(
+    "hook",
+    [ReduceLROnPlateau(monitor="val_loss"), ModelCheckpoint("a", monitor="val_loss")],
+    ids=lambda hook: type(hook).__name__,
+)
 def test_a_figure_that_is_not_recorded_is_named(hook):
     net = Net(**SMALL, callbacks=[hook])
     with pytest.raises(ValueError, match="no figure 'val_loss' in the record, which has epoch, loss, .*validation=..."):
@@ -212,8 +242,16 @@ def test_every_epoch_may_have_a_file(tmp_path):
 
 
 def test_networks_that_are_still_becoming_sparse_are_not_the_best(tmp_path):
-    net = Net((48, 48), epochs=6, batch_size=32, learning_rate=0.02, sparsity=GroupLasso(8e-3), random_state=0, device="cpu",
-              callbacks=[ModelCheckpoint(tmp_path / "best", monitor="weights_kept")]).fit(X, Y)
+    net = Net(
+        (48, 48),
+        epochs=6,
+        batch_size=32,
+        learning_rate=0.02,
+        sparsity=GroupLasso(8e-3),
+        random_state=0,
+        device="cpu",
+        callbacks=[ModelCheckpoint(tmp_path / "best", monitor="weights_kept")],
+    ).fit(X, Y)
     assert figures(net, "weights_kept")[0] > figures(net, "weights_kept")[-1]
     assert Net.load(tmp_path / "best").n_iter_ == 4  # the first of fine-tuning
 

@@ -1,4 +1,5 @@
 """Sparsity: how a network becomes sparse while it trains: groups that vanish, weights that are pruned, entries that move."""
+
 from __future__ import annotations
 
 from .base import Sparsity, Thinning

@@ -3,6 +3,7 @@
 What a thinning decides is read from the weights and the epoch, so that a fit can go back to where it was (`Run.restore`);
 `epoch_start` finds it anew. Arrays of other shapes go through `Optimizer.resize`, which takes what the optimiser carries along.
 """
+
 from __future__ import annotations
 
 import abc
@@ -67,5 +68,8 @@ class Thinning(Hook):
         with run.session():
             if self.compact(run):
                 run.reshaped()
-        return {**self.report(), "flops_share": record["flops_share"] * self.share,
-                "seconds": record["seconds"] + time.perf_counter() - began}
+        return {
+            **self.report(),
+            "flops_share": record["flops_share"] * self.share,
+            "seconds": record["seconds"] + time.perf_counter() - began,
+        }

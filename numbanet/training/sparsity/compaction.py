@@ -10,6 +10,7 @@ and the network computes the same function as before. Where zeros are padded aro
 constant to the next convolution: it stays, unless it gives zero. Features that no weight reads, such as the pixels of a margin,
 are left out by a `Select` in front of the layer.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -93,8 +94,11 @@ class Joint:
 def trainable(model: Sequential) -> set[Linear | Conv2d]:
     """The layers whose weights may be changed: `Linear` and `Conv2d` without groups, that train and share no weight."""
     shared = Tree(model).shared
-    return {layer for layer in model.layers if changeable(layer) and getattr(layer, "groups", 1) == 1
-            and layer.weight.requires_grad and layer.weight not in shared}
+    return {
+        layer
+        for layer in model.layers
+        if changeable(layer) and getattr(layer, "groups", 1) == 1 and layer.weight.requires_grad and layer.weight not in shared
+    }
 
 
 def joints(model: Sequential, shape: tuple[int, ...]) -> list[Joint]:
@@ -117,9 +121,14 @@ def joints(model: Sequential, shape: tuple[int, ...]) -> list[Joint]:
     return found
 
 
-def _joint(source: Linear | Conv2d | None, between: tuple[Layer, ...], reader: Linear | Conv2d, after: Layer | None,
-           spec: ActivationSpec,
-           flat: bool) -> Joint:
+def _joint(
+    source: Linear | Conv2d | None,
+    between: tuple[Layer, ...],
+    reader: Linear | Conv2d,
+    after: Layer | None,
+    spec: ActivationSpec,
+    flat: bool,
+) -> Joint:
     """With the source, where each of its units passes to the reader by itself."""
     inputs = reader.weight.shape[1]
     alone = Joint(None, between, reader, after, spec, flat, np.arange(inputs))
@@ -129,8 +138,11 @@ def _joint(source: Linear | Conv2d | None, between: tuple[Layer, ...], reader: L
     units, features = source.weight.shape[0], alone.select.plan.n if alone.select else inputs
     images = len(spec.shape) == 4
     flattened = images and type(reader) is Linear and Flatten in map(type, through)
-    if not (len(spec.shape) == 2 or flattened or (images and type(reader) is Conv2d)) or \
-            features % units or (features != units and not flattened):
+    if (
+        not (len(spec.shape) == 2 or flattened or (images and type(reader) is Conv2d))
+        or features % units
+        or (features != units and not flattened)
+    ):
         return alone
     owner = np.repeat(np.arange(units), features // units)
     return dataclasses.replace(alone, source=source, owner=owner[alone.select.plan.indices()] if alone.select else owner)
@@ -201,7 +213,7 @@ def resize(tensor: Tensor, keep: np.ndarray, axis: int, optimizer: Optimizer) ->
 def _select(model: Sequential, joint: Joint, index: np.ndarray, features: int) -> None:
     """Pass so many features on to the reader by these indices alone, in place of a `Select` that is there."""
     layer, place = Select(features, index), model.layers.index(joint.reader)
-    model.layers[place - (joint.select is not None):place] = [layer]
+    model.layers[place - (joint.select is not None) : place] = [layer]
 
 
 # --- sparse layers ----------------------------------------------------------------------------------------------------
@@ -267,8 +279,11 @@ def _fold(joint: Joint, values: np.ndarray, inputs: np.ndarray) -> None:
 # --- counting ---------------------------------------------------------------------------------------------------------
 def count_nonzero(model: Sequential) -> int:
     """How many weights of products, biases apart, are not zero."""
-    return sum(int(np.count_nonzero(tensor.numpy())) for name, tensor, trained in model.named()
-               if trained and (tensor.ndim > 1 or name.endswith(".values")))
+    return sum(
+        int(np.count_nonzero(tensor.numpy()))
+        for name, tensor, trained in model.named()
+        if trained and (tensor.ndim > 1 or name.endswith(".values"))
+    )
 
 
 def flops(model: Sequential, shape: tuple[int, ...]) -> float:

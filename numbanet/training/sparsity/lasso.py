@@ -15,6 +15,7 @@ large is shrunk little, so that groups that stay keep what they have learned, an
 After each epoch groups that are zero leave the network (`compaction`), so that its products become smaller while it learns. The
 last epochs fine-tune what is left, without a penalty.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -71,8 +72,12 @@ def _tiles(joint: Joint, last: Layer | None) -> Group | None:
     return Group(joint.reader, TILE, TILE) if isinstance(joint.reader, Linear) and joint.reader is not last else None
 
 
-GROUPS: dict[str, Callable[[Joint, Layer | None], Group | None]] = {"rows": _rows, "columns": _columns, "tiles": _tiles,
-                                                             "filters": _filters}
+GROUPS: dict[str, Callable[[Joint, Layer | None], Group | None]] = {
+    "rows": _rows,
+    "columns": _columns,
+    "tiles": _tiles,
+    "filters": _filters,
+}
 
 
 def check_share(name: str, value: Any, open_end: bool = False) -> None:
@@ -175,8 +180,9 @@ class GroupLasso(Sparsity):
 class Lasso(Thinning):
     """Shrinks a network as a `GroupLasso` says."""
 
-    def __init__(self, chosen: GroupLasso, model: Sequential, shape: tuple[int, ...], epochs: int,
-                 costs: dict[Layer, float]) -> None:
+    def __init__(
+        self, chosen: GroupLasso, model: Sequential, shape: tuple[int, ...], epochs: int, costs: dict[Layer, float]
+    ) -> None:
         self.chosen, self.shape = chosen, shape
         self.first = compaction.count_nonzero(model), compaction.flops(model, shape)
         self.until = max(1, round(epochs * (1 - chosen.fine_tuning)))
@@ -223,15 +229,19 @@ class Lasso(Thinning):
         return strength * (1 - share), strength * share * self.costs.get(group.layer, 1.0)
 
     def compact(self, run):
-        parts = [np.array(self._factors(group)) * _weighed(group, group.layer.weight.device.download(norms).astype(np.float64))
-                 for group, norms in self._norms.items()]
+        parts = [
+            np.array(self._factors(group)) * _weighed(group, group.layer.weight.device.download(norms).astype(np.float64))
+            for group, norms in self._norms.items()
+        ]
         self._said = dict(zip(("sparsity_loss", "time_loss"), map(float, sum(parts, np.zeros(2)))))
         self._norms = {}
         changed = not self.final and compaction.compact(run.model, run.optimizer, self.shape)
         self._said["weights_kept"] = left = self._left(run)
         if dead := [group.layer for group in parts and self.means if not group.layer.weight.numpy().any()]:
-            warn(f"GroupLasso: all weights of {dead[0]!r} are zero; try a smaller strength than {self.chosen.strength}"
-                 f"{', or a smaller cost_weight' * bool(self.costs)}")
+            warn(
+                f"GroupLasso: all weights of {dead[0]!r} are zero; try a smaller strength than {self.chosen.strength}"
+                f"{', or a smaller cost_weight' * bool(self.costs)}"
+            )
         if "tiles" in self.chosen.kinds and not self.final and (run.epoch + 1 >= self.until or left <= self.chosen.keep):
             changed |= self._by_tiles(run)
         return changed
@@ -239,8 +249,11 @@ class Lasso(Thinning):
     def _by_tiles(self, run: Run) -> bool:
         """Keep of weights with tiles that are zero the others alone; returns whether there are such weights."""
         groups = dataclasses.replace(self.chosen, groups="tiles").of(run.model, self.shape)
-        some = [group.layer for group in groups if isinstance(group.layer, Linear) and
-                not group.layer.weight.device.download(_shrunk(group, 0.0, 0.0)).all()]
+        some = [
+            group.layer
+            for group in groups
+            if isinstance(group.layer, Linear) and not group.layer.weight.device.download(_shrunk(group, 0.0, 0.0)).all()
+        ]
         for layer in some:
             compaction.to_sparse(run.model, layer, run.optimizer, TILE)
         return bool(some)
@@ -255,8 +268,12 @@ class Lasso(Thinning):
 def _sizes(group: Group) -> np.ndarray:
     """How many weights each group has: those at the edges are smaller."""
     shape = group.layer.weight.shape
-    return np.outer(*(np.minimum(side, n - np.arange(0, n, side)) for n, side in (
-        (shape[0], group.height), (math.prod(shape[1:]), group.width))))
+    return np.outer(
+        *(
+            np.minimum(side, n - np.arange(0, n, side))
+            for n, side in ((shape[0], group.height), (math.prod(shape[1:]), group.width))
+        )
+    )
 
 
 def _weighed(group: Group, norms: np.ndarray) -> float:

@@ -3,6 +3,7 @@
 (Zhu & Gupta 2017, "To prune, or not to prune: exploring the efficacy of pruning for model compression", section 3.) What such
 a network saves are products with listed entries: the baseline that structured sparsity (`lasso`) is compared with.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -74,8 +75,12 @@ def _layers(model: Sequential) -> Sequence[Layer]:
 def _weights(model: Sequential) -> list[Tensor]:
     """What is pruned: matrices that train, and are used in one place."""
     shared = Tree(model).shared
-    return [tensor for layer in _layers(model) for name, tensor, _ in layer.named()
-            if name.startswith("weight") and tensor.requires_grad and tensor not in shared]
+    return [
+        tensor
+        for layer in _layers(model)
+        for name, tensor, _ in layer.named()
+        if name.startswith("weight") and tensor.requires_grad and tensor not in shared
+    ]
 
 
 class Pruning(Thinning):
@@ -96,8 +101,9 @@ class Pruning(Thinning):
     def epoch_start(self, run, epoch):
         self.final = epoch >= self.until
         self.share = compaction.flops(run.model, self.shape) / self.first[1]
-        self._masks = {weight: weight.device.upload(np.float32(weight.numpy() != 0))
-                       for weight in _weights(run.model)} if epoch else {}
+        self._masks = (
+            {weight: weight.device.upload(np.float32(weight.numpy() != 0)) for weight in _weights(run.model)} if epoch else {}
+        )
         self.changes = not self.final or bool(self._masks)
 
     def after_update(self, run):
@@ -125,5 +131,5 @@ class Pruning(Thinning):
 def _zero(weight: Tensor, share: float) -> None:
     """Make a share of a weight's entries zero, the smallest ones; those that are zero already are among them."""
     values = np.array(weight.numpy())
-    values.reshape(-1)[np.argsort(np.abs(values), None)[:round(share * values.size)]] = 0
+    values.reshape(-1)[np.argsort(np.abs(values), None)[: round(share * values.size)]] = 0
     weight.assign(weight.device.upload(values))

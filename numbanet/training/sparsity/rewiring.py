@@ -1,4 +1,5 @@
 """Rewire: sparse layers whose entries change places while a network learns, as many as there are staying the same."""
+
 from __future__ import annotations
 
 import collections

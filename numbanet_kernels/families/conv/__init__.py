@@ -1,4 +1,5 @@
 """Convolution of images, and samples of its input matrix (`sensitivity`)."""
+
 from .cpu import conv2d_cpu, conv2d_grad_cpu
 from .cuda import conv2d_cuda, conv2d_grad_cuda, conv2d_materialised
 from .family import conv2d_grad_reference, conv2d_reference

@@ -1,5 +1,6 @@
 """Convolutions on the CPU: `choose` says what is computed where patches lie (`cpu_direct`); the rest is computed from gathered
 patches (`cpu_im2col`)."""
+
 from __future__ import annotations
 
 import math
@@ -16,7 +17,7 @@ class Plan(NamedTuple):
     """What of the input matrix is computed: `family` says what rows and blocks are."""
 
     groups: int = 1
-    rows: Any = None             # increasing int32 list, None for all
+    rows: Any = None  # increasing int32 list, None for all
     blocks: Blocks | None = None
 
 
@@ -59,8 +60,11 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
 
 def _increasing(op, lists, below):
     """ValueError unless the numbers of each row increase and are in 0 … below - 1."""
-    if lists.size and (lists[..., :1].min() < 0 or lists[..., -1:].max() >= below or
-                       (lists.shape[-1] > 1 and (lists[..., 1:] <= lists[..., :-1]).any())):
+    if lists.size and (
+        lists[..., :1].min() < 0
+        or lists[..., -1:].max() >= below
+        or (lists.shape[-1] > 1 and (lists[..., 1:] <= lists[..., :-1]).any())
+    ):
         raise ValueError(f"{op}: what is kept must be increasing numbers from 0 to {below - 1}")
 
 

@@ -1,4 +1,5 @@
 """Convolutions on the CPU, a tile of images at a time (`cpu_direct_loops`): when that is sooner, its lists, rooms, threads."""
+
 from __future__ import annotations
 
 import functools
@@ -15,13 +16,13 @@ from ...runtime.memory import empty_cpu
 from . import cpu_direct_loops as loops
 from .cpu_weight import transposed
 
-IMAGES = 2 * WIDTH                # at least: lanes that are not filled cost as much as others
-LEAST_POSITIONS = 32              # of an image: the whole weight passes by each of them
-ROOM_FLOATS = 5 << 19             # of a thread at most: 10 MB
-WEIGHTS, OUTPUTS = 4096, 32       # whose gradient is added up here, at most: it has a sum for each lane, SGEMM wants wide ones
-WIDER = 16                        # times as many outputs as channels, at most, where of both gradients dx alone is found here
-MORE = 1.25                       # times as many pixels as positions, at most, where dx is a convolution of dz, not spread
-IDLE = 1.25                       # times as long as its work, at most, the longest thread may take
+IMAGES = 2 * WIDTH  # at least: lanes that are not filled cost as much as others
+LEAST_POSITIONS = 32  # of an image: the whole weight passes by each of them
+ROOM_FLOATS = 5 << 19  # of a thread at most: 10 MB
+WEIGHTS, OUTPUTS = 4096, 32  # whose gradient is added up here, at most: it has a sum for each lane, SGEMM wants wide ones
+WIDER = 16  # times as many outputs as channels, at most, where of both gradients dx alone is found here
+MORE = 1.25  # times as many pixels as positions, at most, where dx is a convolution of dz, not spread
+IDLE = 1.25  # times as long as its work, at most, the longest thread may take
 NO_GATE, EACH = np.zeros((1, 1), np.float32), np.ones((WIDTH, 1), np.float32)
 
 
@@ -55,16 +56,25 @@ def sight(window: Window, height: int, width: int, channels: int) -> Sight:
     bases = np.add.outer(np.arange(oh) * steps[0] * wide, np.arange(ow) * steps[1]).reshape(-1) * channels
     taps = np.add.outer(np.arange(down) * apart[0] * wide, np.arange(across) * apart[1]).reshape(-1) * channels
     offsets, padding = np.add.outer(taps, np.arange(channels)).reshape(-1), loops.POSITIONS - bases.size % loops.POSITIONS
-    return Sight(_geometry(height, width, channels, above, left), np.pad(bases, (0, padding)) * WIDTH,
-                 np.pad(np.arange(bases.size), (0, padding), constant_values=bases.size),
-                 np.pad(offsets, (0, -offsets.size % loops.COLUMNS)) * WIDTH, offsets.size,
-                 (height + 2 * above) * wide * channels, bases.size)
+    return Sight(
+        _geometry(height, width, channels, above, left),
+        np.pad(bases, (0, padding)) * WIDTH,
+        np.pad(np.arange(bases.size), (0, padding), constant_values=bases.size),
+        np.pad(offsets, (0, -offsets.size % loops.COLUMNS)) * WIDTH,
+        offsets.size,
+        (height + 2 * above) * wide * channels,
+        bases.size,
+    )
 
 
 def suits(window: Window, x: tuple[int, ...], outs: int) -> bool:
     """Whether images x (N, H, W, C) are convolved sooner here than by gathered patches."""
-    return (x[0] >= IMAGES and math.prod(window.positions(*x[1:3])) >= LEAST_POSITIONS and min(x[3], outs) > 0
-            and _fits(sight(window, *x[1:]), outs))
+    return (
+        x[0] >= IMAGES
+        and math.prod(window.positions(*x[1:3])) >= LEAST_POSITIONS
+        and min(x[3], outs) > 0
+        and _fits(sight(window, *x[1:]), outs)
+    )
 
 
 class Positions(NamedTuple):
@@ -120,11 +130,12 @@ def _rooms(parts: int, seen: Sight, outs: int, line: int) -> list[tuple[Any, ...
     """Of each thread, rooms for a line of each image, for transposed pixels, and for the outputs of all positions: allocated
     before threads start, as in Python threads would wait for each other."""
     every, lines = aligned(parts, _floats(seen, outs), WIDTH), empty_cpu((parts, WIDTH, line))
-    return [(lines[number], own[:seen.pixels], own[seen.pixels:]) for number, own in enumerate(every)]
+    return [(lines[number], own[: seen.pixels], own[seen.pixels :]) for number, own in enumerate(every)]
 
 
 def _share(units: int, flops: int, work: Callable[[int, int, int], None]) -> None:
     """work(number of the thread, its first unit, the one after its last)"""
+
     def run(part):
         own = part.of(units)
         work(part.number, own.start, own.stop)
@@ -143,9 +154,26 @@ def _products(x, where, seen, lists, wt, bias, low, y):
     gate, flops, x, out = NO_GATE if where is None else _flat(where), seen.flops(len(x), wt.shape[1]), _flat(x), _flat(y)
     rooms = _rooms(threads.parts(flops=flops), seen, wt.shape[1], int(seen.geometry[1]))
     bands = 1 if lists.listed else _bands(len(x), len(rooms))
-    _share(tiles_of(len(x)) * bands, flops, lambda number, first, stop: loops.forward(
-        x, gate, where is not None, seen.geometry, *lists, seen.offsets, wt, bias, low, *rooms[number], out, bands, first,
-        stop))
+    _share(
+        tiles_of(len(x)) * bands,
+        flops,
+        lambda number, first, stop: loops.forward(
+            x,
+            gate,
+            where is not None,
+            seen.geometry,
+            *lists,
+            seen.offsets,
+            wt,
+            bias,
+            low,
+            *rooms[number],
+            out,
+            bands,
+            first,
+            stop,
+        ),
+    )
     return y
 
 
@@ -188,8 +216,12 @@ def convolves_back(window: Window, shape: tuple[int, ...], outs: int) -> bool:
     """Whether dx of images of this shape is a convolution of dz, and is found sooner so than by spreading: at all positions, in
     steps of one pixel, if there are not many more pixels than positions."""
     grid, behind = window.positions(*shape[1:3]), _behind(window)
-    return (window.stride == (1, 1) and min(behind) >= 0 and math.prod(shape[1:3]) <= MORE * math.prod(grid)
-            and _fits(sight(window._replace(padding=behind), *grid, outs), shape[3]))
+    return (
+        window.stride == (1, 1)
+        and min(behind) >= 0
+        and math.prod(shape[1:3]) <= MORE * math.prod(grid)
+        and _fits(sight(window._replace(padding=behind), *grid, outs), shape[3])
+    )
 
 
 def _convolved_back(dy, where, shape, w, window, scale):
@@ -213,8 +245,11 @@ def _weight_gradient(given, x, shape, seen, rooms, share, scale):
     outs, _, *kernel = shape
     dw, db = aligned(len(rooms), seen.offsets.size, outs, WIDTH), np.zeros((len(rooms), outs, WIDTH), np.float32)
     dw[...], images = 0, _flat(x)
-    share(lambda number, first, stop: loops.gradient(
-        *given, seen.geometry, images, *rooms[number], dw[number], db[number], first, stop))
+    share(
+        lambda number, first, stop: loops.gradient(
+            *given, seen.geometry, images, *rooms[number], dw[number], db[number], first, stop
+        )
+    )
     sums = blas.matmul(dw.reshape(-1, WIDTH), EACH).reshape(len(rooms), -1, outs).sum(0)  # sum() of a short axis is slow
-    dw = np.float32(scale) * sums[:seen.depth].reshape(*kernel, -1, outs).transpose(3, 2, 0, 1)
+    dw = np.float32(scale) * sums[: seen.depth].reshape(*kernel, -1, outs).transpose(3, 2, 0, 1)
     return np.ascontiguousarray(dw), db.sum((0, 2), dtype=np.float64).astype(np.float32)

@@ -11,6 +11,7 @@ full, however few channels there are.
 `targets` where its outputs go. What a tile leaves out is missing in its list of positions: it takes no time at all. Lists of
 positions are padded with one whose outputs nobody reads, those of columns with one whose gradient nobody reads.
 """
+
 from __future__ import annotations
 
 from numba import float32, int64, void
@@ -23,12 +24,12 @@ from ...runtime.declare import host_function, host_kernel
 from .cpu_im2col_loops import clear
 
 REGISTERS = 24 if WIDTH == 16 else 12  # sums that are in registers at the same time
-OUTPUTS = 8                            # outputs of a position among them, at most
-POSITIONS = 8                          # positions among them, at most; their lists are padded to a multiple of it
-PIECE = 256                            # columns whose sum is added to that of others: errors grow with terms added in a row
-ROWS = 4                               # in registers for a gradient of the weight: outputs, at most
-COLUMNS = 6 if WIDTH == 16 else 3      # in registers for it: columns; their lists are padded to a multiple of it
-STRETCH = 64                           # positions of which it adds up everything, before others
+OUTPUTS = 8  # outputs of a position among them, at most
+POSITIONS = 8  # positions among them, at most; their lists are padded to a multiple of it
+PIECE = 256  # columns whose sum is added to that of others: errors grow with terms added in a row
+ROWS = 4  # in registers for a gradient of the weight: outputs, at most
+COLUMNS = 6 if WIDTH == 16 else 3  # in registers for it: columns; their lists are padded to a multiple of it
+STRETCH = 64  # positions of which it adds up everything, before others
 ALIGNED = 4 * WIDTH
 
 
@@ -61,9 +62,11 @@ def _zero(builder, sums):
 def _multiply(typing_context, pixels, bases, targets, count, offsets, depth, w, outs, o0, size, bias, low, out):
     """out[targets[i] outs + o] = max(sum_k pixels[bases[i] + offsets[k]] w[k outs + o] + bias[o], low) for i < count, a
     multiple of POSITIONS, and `size` outputs o from o0 on; bases and offsets count floats."""
+
     def generate(context, builder, signature, arguments):
         pixels, bases, targets, count, offsets, depth, w, outs, o0, size, bias, low, out = data_of(
-            context, builder, signature, arguments)
+            context, builder, signature, arguments
+        )
         least = spread(builder, low).value
 
         def products(n):
@@ -109,6 +112,7 @@ def _multiply(typing_context, pixels, bases, targets, count, offsets, depth, w, 
 def _add_products(typing_context, pixels, bases, targets, count, offsets, depth, dz, outs, o0, size, dw):
     """dw[k outs + o] += sum_i pixels[bases[i] + offsets[k]] dz[targets[i] outs + o] for `size` outputs o from o0 on and the
     columns k, padded; each lane by itself."""
+
     def generate(context, builder, signature, arguments):
         pixels, bases, targets, count, offsets, depth, dz, outs, o0, size, dw = data_of(context, builder, signature, arguments)
 
@@ -144,6 +148,7 @@ def _add_products(typing_context, pixels, bases, targets, count, offsets, depth,
 @intrinsic
 def _add_slopes(typing_context, targets, count, dz, outs, o0, size, db):
     """db[o] += sum_i dz[targets[i] outs + o] for `size` outputs o from o0 on; each lane by itself."""
+
     def generate(context, builder, signature, arguments):
         targets, count, dz, outs, o0, size, db = data_of(context, builder, signature, arguments)
 
@@ -169,6 +174,7 @@ def _add_slopes(typing_context, targets, count, dz, outs, o0, size, db):
 @intrinsic
 def _add_back(typing_context, dz, bases, targets, count, offsets, depth, w, outs, o0, size, changes):
     """changes[bases[i] + offsets[k]] += sum_o dz[targets[i] outs + o] w[k outs + o] over `size` outputs o from o0 on."""
+
     def generate(context, builder, signature, arguments):
         dz, bases, targets, count, offsets, depth, w, outs, o0, size, changes = data_of(context, builder, signature, arguments)
 
@@ -211,7 +217,7 @@ def _read(x, where, gated, n0, n1, geometry, line, transposed):
             transpose_block(x, n0, n1, c0, c0 + width, transposed, row, 0, True)
             continue
         for n in range(n0, n1):
-            values, gate, out = x[n, c0:c0 + width], where[n, c0:c0 + width], line[n - n0, :width]
+            values, gate, out = x[n, c0 : c0 + width], where[n, c0 : c0 + width], line[n - n0, :width]
             for c in range(out.size):
                 out[c] = values[c] if gate[c] > 0 else float32(0)
         transpose_block(line, 0, n1 - n0, 0, width, transposed, row, 0, True)
@@ -237,8 +243,27 @@ ROOMS = "f4[:, ::1], f4[:, ::1], f4[:, ::1]"
 
 
 @host_kernel(f"void({IMAGES}, f4[:, ::1], f4[::1], f4, {ROOMS}, f4[:, ::1], i8, i8, i8)")
-def forward(x, where, gated, geometry, bases, targets, starts, listed, offsets, w, bias, low, line, transposed, out, y, bands,
-            first, stop):
+def forward(
+    x,
+    where,
+    gated,
+    geometry,
+    bases,
+    targets,
+    starts,
+    listed,
+    offsets,
+    w,
+    bias,
+    low,
+    line,
+    transposed,
+    out,
+    y,
+    bands,
+    first,
+    stop,
+):
     """y (N, P O) = max(A w + bias, low) of images x (N, H W C), and 0 at positions that are not listed: of the tiles
     first … stop - 1; or, where each is cut into `bands` of positions as tiles cannot be shared equally, of those bands."""
     outs, last = w.shape[1], y.shape[1]
@@ -255,16 +280,30 @@ def forward(x, where, gated, geometry, bases, targets, starts, listed, offsets, 
         o = int64(0)
         while o < outs:
             size = _chunk(outs - o, OUTPUTS)
-            _multiply(transposed, bases[begin:end], targets[begin:end], end - begin, offsets, w.shape[0], w, outs, o, size,
-                      bias, low, out)
+            _multiply(
+                transposed,
+                bases[begin:end],
+                targets[begin:end],
+                end - begin,
+                offsets,
+                w.shape[0],
+                w,
+                outs,
+                o,
+                size,
+                bias,
+                low,
+                out,
+            )
             o += size
         c0, c1 = (0, last) if bands == 1 else ((begin - own) * outs, min((end - own) * outs, last))
         transpose_block(out, c0, c1, 0, n1 - n0, y, n0, c0, False)
 
 
 @host_kernel(f"void({IMAGES}, f4[:, ::1], {ROOMS}, i8[::1], f4[:, ::1], i8, i8)")
-def spread_back(dz, where, gated, geometry, bases, targets, starts, listed, offsets, w, line, changes, slopes, pixels, dx,
-                first, stop):
+def spread_back(
+    dz, where, gated, geometry, bases, targets, starts, listed, offsets, w, line, changes, slopes, pixels, dx, first, stop
+):
     """dx (N, H W C) of the tiles first … stop - 1 from slopes dz (N, P O): each is added to what its position sees of the
     images, whose geometry is `pixels`."""
     outs, (height, width, padded, above, left) = w.shape[1], (pixels[0], pixels[1], pixels[2], pixels[3], pixels[4])
@@ -285,8 +324,26 @@ def spread_back(dz, where, gated, geometry, bases, targets, starts, listed, offs
 
 
 @host_kernel(f"void({IMAGES}, i8[::1], f4[:, ::1], {ROOMS}, f4[:, :, ::1], f4[:, ::1], i8, i8)")
-def gradient(dz, where, gated, geometry, bases, targets, starts, listed, offsets, pixels, x, line, transposed, slopes, dw, db,
-             first, stop):
+def gradient(
+    dz,
+    where,
+    gated,
+    geometry,
+    bases,
+    targets,
+    starts,
+    listed,
+    offsets,
+    pixels,
+    x,
+    line,
+    transposed,
+    slopes,
+    dw,
+    db,
+    first,
+    stop,
+):
     """dw (K, O, WIDTH) and db (O, WIDTH), each lane by itself, to which those of the tiles first … stop - 1 are added: of
     slopes dz (N, P O), and images x (N, H W C) of the geometry `pixels`."""
     outs = db.shape[0]
@@ -300,7 +357,7 @@ def gradient(dz, where, gated, geometry, bases, targets, starts, listed, offsets
         _read(x, x, False, n0, n1, pixels, line, transposed)
         end = _without_padding(targets, begin, end, slopes.shape[0] // outs - 1)
         for i in range(begin, end, STRETCH):
-            own, goals = bases[i:min(i + STRETCH, end)], targets[i:min(i + STRETCH, end)]
+            own, goals = bases[i : min(i + STRETCH, end)], targets[i : min(i + STRETCH, end)]
             o = int64(0)
             while o < outs:
                 size = _chunk(outs - o, ROWS)

@@ -1,4 +1,5 @@
 """Convolutions on the CPU of gathered patches: what the loops of `cpu_im2col_loops` are given, and which thread does what."""
+
 from __future__ import annotations
 
 import functools
@@ -17,8 +18,8 @@ from . import cpu_im2col_loops as loops
 from .cpu_weight import transposed, transposed_back
 
 TILE_FLOATS = 1 << 20  # of a thread's tile of A: with its part of y, 4 MB and a little
-TILE_ROWS = 1024       # at most
-SHORT = 32             # floats of a row of y, and of a line of a patch, up to which neighbouring positions are joined
+TILE_ROWS = 1024  # at most
+SHORT = 32  # floats of a row of y, and of a line of a patch, up to which neighbouring positions are joined
 NO_BLOCKS, NO_MATRIX = np.zeros((0, 1), np.int32), np.zeros((1, 1), np.float32)
 _segments = functools.lru_cache(maxsize=256)(loops.segments)
 
@@ -26,12 +27,12 @@ _segments = functools.lru_cache(maxsize=256)(loops.segments)
 class _Job(NamedTuple):
     """A thread's part of a convolution, and its room."""
 
-    images: list[int]   # the first, and the one after the last
-    rows: list[int]     # of A likewise, or of the list
-    cols: Any           # a tile of A
-    part: Any           # a tile of y
-    own: Any            # the weight that a block row meets
-    own_dw: Any         # its gradient
+    images: list[int]  # the first, and the one after the last
+    rows: list[int]  # of A likewise, or of the list
+    cols: Any  # a tile of A
+    part: Any  # a tile of y
+    own: Any  # the weight that a block row meets
+    own_dw: Any  # its gradient
 
 
 def padded(x, window):
@@ -42,7 +43,7 @@ def padded(x, window):
         return x, window
     found = empty_cpu((n, height + 2 * down, width + 2 * across, channels))
     found[...] = 0
-    found[:, down:down + height, across:across + width] = x
+    found[:, down : down + height, across : across + width] = x
     return found, window._replace(padding=(0, 0))
 
 
@@ -111,7 +112,7 @@ class _Work:
 
     def _each(self, wide):
         """What each of the joined positions sees, (KH, KW, C, O)."""
-        return (wide[:, i * self.step:i * self.step + self.kernel[1], :, i] for i in range(self.joined))
+        return (wide[:, i * self.step : i * self.step + self.kernel[1], :, i] for i in range(self.joined))
 
     def jobs(self, flops):
         """What each thread works on and in, found before they start: in Python they would wait for each other."""
@@ -124,8 +125,13 @@ class _Work:
         rows = [end * self.places for end in images]
         rows = np.searchsorted(self.rows, np.array(rows, np.int32)).tolist() if self.listed else rows  # of one type: no copy
         own = (self.inner, self.outs)
-        return _Job(images, rows, empty_cpu((self.tile * self.inner + VECTOR,)), empty_cpu((self.tile, self.outs)),
-                    *(empty_cpu(own) if len(self.kept) else NO_MATRIX for _ in range(2)))
+        return _Job(
+            images,
+            rows,
+            empty_cpu((self.tile * self.inner + VECTOR,)),
+            empty_cpu((self.tile, self.outs)),
+            *(empty_cpu(own) if len(self.kept) else NO_MATRIX for _ in range(2)),
+        )
 
     @property
     def lists(self):
@@ -147,8 +153,9 @@ def convolved(x, w, window, plan, positions, bias, relu, scale):
 
     def run(part):
         job = jobs[part.number]
-        loops.forward(entry, pixels, x.shape[3], wt, added, relu, scale, *work.lists, job.cols, job.part, job.own, out,
-                      *job.rows)
+        loops.forward(
+            entry, pixels, x.shape[3], wt, added, relu, scale, *work.lists, job.cols, job.part, job.own, out, *job.rows
+        )
 
     threads.share(run, flops=work.flops)
     return y
@@ -166,13 +173,31 @@ def gradients(dy, where, x, w, window, plan, positions, scale, wants_dx):
 
     def run(part):
         job = jobs[part.number]
-        loops.backward(entry, slopes, gate, where is not None, pixels, x.shape[3], wt, scale, *work.lists, job.cols, job.part,
-                       job.own, job.own_dw, changes, *(end * size for end in job.images), wants_dx, terms[part.number],
-                       sums[part.number], *job.rows)
+        loops.backward(
+            entry,
+            slopes,
+            gate,
+            where is not None,
+            pixels,
+            x.shape[3],
+            wt,
+            scale,
+            *work.lists,
+            job.cols,
+            job.part,
+            job.own,
+            job.own_dw,
+            changes,
+            *(end * size for end in job.images),
+            wants_dx,
+            terms[part.number],
+            sums[part.number],
+            *job.rows,
+        )
 
     threads.share(run, flops=2 * work.flops)
     dw, db = work.transposed_back(terms, w.shape), sums.reshape(len(sums) * work.joined, w.shape[0]).sum(0).astype(np.float32)
     if wants_dx and work.x is not x:
         (_, height, width, _), (down, across) = x.shape, window.padding
-        dx = np.ascontiguousarray(dx[:, down:down + height, across:across + width])
+        dx = np.ascontiguousarray(dx[:, down : down + height, across : across + width])
     return dx, dw, db

@@ -8,6 +8,7 @@ that A came from. Dropped rows and blocks of A are never gathered.
 Loops take the sizes as one int64 array (`geometry`), where a row's columns lie as a table (`segments`), and a plan as lists:
 `rows`, kept rows of A, or `kept`, the kept block columns of each block row.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -17,7 +18,7 @@ from ...host.blas import multiply
 from ...host.simd import VECTOR, copy_vector, copy_vectors
 from ...runtime.declare import host_function, host_kernel
 
-CLEARED = 16 # listed rows of y between which is cleared at once: each by itself would take as long as its product
+CLEARED = 16  # listed rows of y between which is cleared at once: each by itself would take as long as its product
 
 ZEROS = np.zeros(VECTOR, np.float32)
 
@@ -42,8 +43,10 @@ def segments(window, channels, own, block):
     joined = own * (kernel_w if step_w == 1 and own == channels else 1)  # as far as neighbours are together
     edges = range(0, depth, block or max(depth, 1))
     cuts = sorted({*range(0, depth, max(joined, 1)), *edges, depth})
-    table = [(k // (kernel_w * own) * step_h, k // own % kernel_w * step_w * channels + k % own, stop - k)
-             for k, stop in zip(cuts, cuts[1:])]
+    table = [
+        (k // (kernel_w * own) * step_h, k // own % kernel_w * step_w * channels + k % own, stop - k)
+        for k, stop in zip(cuts, cuts[1:])
+    ]
     return np.array(table, np.int64).reshape(-1, 3), np.searchsorted(cuts, [*edges, depth])
 
 
@@ -78,7 +81,7 @@ def _inside(segment, top, left, height, line):
 @host_function
 def _add(source, start, target, at, count):
     """target[at:at + count] += source[start:start + count]"""
-    values, sums = source[start:start + count], target[at:at + count]
+    values, sums = source[start : start + count], target[at : at + count]
     for j in range(sums.size):
         sums[j] += values[j]
 
@@ -92,7 +95,7 @@ def _gather_at_edge(pixels, base, top, left, height, line, table, room, at):
         for j in range(0, count, VECTOR):
             copy_vector(ZEROS, 0, room, at + j)
         from_row = (base + top + table[s, 0]) * line + start
-        target, source = room[at + inside:at + outside], pixels[from_row + inside:from_row + outside]
+        target, source = room[at + inside : at + outside], pixels[from_row + inside : from_row + outside]
         for j in range(target.size):
             target[j] = source[j]
         at += count
@@ -227,31 +230,85 @@ def unpacked(g):
 LISTS = "i8[::1], i8, i8[:, ::1], i8[::1], i4[::1], b1, i4[:, ::1], i8, i8"
 
 
-@host_kernel(f"void(i8, f4[::1], i8, f4[:, ::1], f4[::1], b1, f4, {LISTS}, f4[::1], f4[:, ::1], f4[:, ::1],"
-             " f4[:, ::1], i8, i8)")
-def forward(entry, pixels, channels, wt, bias, relu, scale, geometry, groups, table, starts, rows, listed, kept, width,
-            tile, room, part, own, y, first, stop):
+@host_kernel(
+    f"void(i8, f4[::1], i8, f4[:, ::1], f4[::1], b1, f4, {LISTS}, f4[::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], i8, i8)"
+)
+def forward(
+    entry,
+    pixels,
+    channels,
+    wt,
+    bias,
+    relu,
+    scale,
+    geometry,
+    groups,
+    table,
+    starts,
+    rows,
+    listed,
+    kept,
+    width,
+    tile,
+    room,
+    part,
+    own,
+    y,
+    first,
+    stop,
+):
     """y[r] = act(scale A[r] wt + bias) for the rows first … stop - 1, of the list where there is one; the others of y are 0."""
     numbers, depth, outs = unpacked(geometry), wt.shape[0] // groups, y.shape[1] // groups
     own_table = np.empty_like(table)
     if listed and first == 0:
         clear(y, int64(0), rows[0] if rows.size else y.shape[0])
     for t0 in range(first, stop, tile):
-        count, segments = min(tile, stop - t0), own_table[:_kept(table, starts, kept, t0 // tile, own_table)]
+        count, segments = min(tile, stop - t0), own_table[: _kept(table, starts, kept, t0 // tile, own_table)]
         for g in range(groups):
-            weight = wt[g * depth:(g + 1) * depth]
+            weight = wt[g * depth : (g + 1) * depth]
             if kept.shape[0]:
-                weight = own[:_weight(weight, kept, width, t0 // tile, own)]
-            cols = room[:count * weight.shape[0]].reshape(count, weight.shape[0])
+                weight = own[: _weight(weight, kept, width, t0 // tile, own)]
+            cols = room[: count * weight.shape[0]].reshape(count, weight.shape[0])
             _fill(room, pixels, count, t0, numbers, channels, g * (channels // groups), segments, rows, listed)
-            multiply(entry, cols, weight, part[:count, g * outs:(g + 1) * outs])
+            multiply(entry, cols, weight, part[:count, g * outs : (g + 1) * outs])
         _finish(part, count, t0, y, bias, float32(0) if relu else float32(-np.inf), scale, rows, listed)
 
 
-@host_kernel(f"void(i8, f4[:, ::1], f4[:, ::1], b1, f4[::1], i8, f4[:, ::1], f4, {LISTS}, f4[::1], f4[:, ::1], f4[:, ::1],"
-             " f4[:, ::1], f4[::1], i8, i8, b1, f4[:, ::1], f8[::1], i8, i8)")
-def backward(entry, dy, where, gated, pixels, channels, wt, scale, geometry, groups, table, starts, rows, listed, kept, width,
-             tile, room, part, own, own_dw, dx, dx_first, dx_stop, wants_dx, dwt, db, first, stop):
+@host_kernel(
+    f"void(i8, f4[:, ::1], f4[:, ::1], b1, f4[::1], i8, f4[:, ::1], f4, {LISTS}, f4[::1], f4[:, ::1], f4[:, ::1],"
+    " f4[:, ::1], f4[::1], i8, i8, b1, f4[:, ::1], f8[::1], i8, i8)"
+)
+def backward(
+    entry,
+    dy,
+    where,
+    gated,
+    pixels,
+    channels,
+    wt,
+    scale,
+    geometry,
+    groups,
+    table,
+    starts,
+    rows,
+    listed,
+    kept,
+    width,
+    tile,
+    room,
+    part,
+    own,
+    own_dw,
+    dx,
+    dx_first,
+    dx_stop,
+    wants_dx,
+    dwt,
+    db,
+    first,
+    stop,
+):
     """dx = scale dz wt.T, added up at the pixels of A, dwt = scale A.T dz, db = sum of dz, of those rows: dz = dy where
     where > 0. The images of those rows are the pixels dx_first … dx_stop - 1."""
     own_table = np.empty_like(table)
@@ -260,20 +317,20 @@ def backward(entry, dy, where, gated, pixels, channels, wt, scale, geometry, gro
     numbers, depth, outs = unpacked(geometry), wt.shape[0] // groups, dy.shape[1] // groups
     for t0 in range(first, stop, tile):
         count, block_row = min(tile, stop - t0), t0 // tile
-        segments = own_table[:_kept(table, starts, kept, block_row, own_table)]
+        segments = own_table[: _kept(table, starts, kept, block_row, own_table)]
         _slopes(part, count, t0, dy, where, gated, scale, rows, listed, db)
         for g in range(groups):
-            weight = wt[g * depth:(g + 1) * depth]
+            weight = wt[g * depth : (g + 1) * depth]
             if kept.shape[0]:
-                weight = own[:_weight(weight, kept, width, block_row, own)]
-            inner, dz, at = weight.shape[0], part[:count, g * outs:(g + 1) * outs], g * (channels // groups)
-            cols = room[:count * inner].reshape(count, inner)
+                weight = own[: _weight(weight, kept, width, block_row, own)]
+            inner, dz, at = weight.shape[0], part[:count, g * outs : (g + 1) * outs], g * (channels // groups)
+            cols = room[: count * inner].reshape(count, inner)
             if wants_dx:
                 multiply(entry, dz, weight, cols, False, True)
                 _spread(room, dx, count, t0, numbers, channels, at, segments, rows, listed)
             _fill(room, pixels, count, t0, numbers, channels, at, segments, rows, listed)
             if kept.shape[0] == 0:
-                multiply(entry, cols, dz, dwt[g * depth:(g + 1) * depth], True, False, 1.0)
+                multiply(entry, cols, dz, dwt[g * depth : (g + 1) * depth], True, False, 1.0)
                 continue
             multiply(entry, cols, dz, own_dw[:inner], True)
             at = 0

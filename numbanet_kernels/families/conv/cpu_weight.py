@@ -1,4 +1,5 @@
 """The weight of a convolution on the CPU, (O, C / groups, KH, KW), with taps and channels first, and back."""
+
 from __future__ import annotations
 
 import math
@@ -28,7 +29,7 @@ def transpose(w, taps, groups, wt, first, stop):
             transpose_block(w, g * outs + o0, g * outs + o0 + count, c0 * taps, (c0 + width) * taps, room, 0, 0, True)
             for tap in range(taps):
                 for c in range(width):
-                    values, out = room[c * taps + tap], wt[g * depth + tap * channels + c0 + c, o0:o0 + count]
+                    values, out = room[c * taps + tap], wt[g * depth + tap * channels + c0 + c, o0 : o0 + count]
                     for o in range(out.size):
                         out[o] = values[o]
 
@@ -62,7 +63,7 @@ def transpose_back(terms, taps, groups, dw, first, stop):
                 for c in range(width):
                     values, k = room[c * taps + tap, :count], g * depth + tap * channels + c0 + c
                     for t in range(terms.shape[0]):
-                        source = terms[t, k, o0:o0 + count]
+                        source = terms[t, k, o0 : o0 + count]
                         for o in range(source.size):
                             values[o] = values[o] + source[o] if t else source[o]
             transpose_block(room, 0, width * taps, 0, count, dw, g * outs + o0, c0 * taps, False)

@@ -1,4 +1,5 @@
 """Convolutions on CUDA."""
+
 from __future__ import annotations
 
 import math

@@ -11,6 +11,7 @@ offset and two coordinates, worked out once for a tile; an element then takes tw
 On the way back a pixel meets only taps of its own phase f of the stride: a coordinate is q + PHASE f, so that of two different
 phases no sum lies inside an image. What does not exist (a row beyond the edge, a tap beyond the last) is at -OUTSIDE.
 """
+
 from __future__ import annotations
 
 import functools
@@ -24,8 +25,8 @@ from ...blocks.copies import DEPTH
 from ...blocks.intrinsics import F32, constant, data_of, element, loaded
 from ...runtime.declare import intrinsic
 
-CHUNK = 256           # entries of a table: what the inner axis meets in CHUNK / DEPTH steps
-PHASE = 1 << 16       # images with their padding are lower and narrower than half of it, strides below an eighth
+CHUNK = 256  # entries of a table: what the inner axis meets in CHUNK / DEPTH steps
+PHASE = 1 << 16  # images with their padding are lower and narrower than half of it, strides below an eighth
 OUTSIDE = 1 << 30
 FOUR = types.UniTuple(types.float32, 4)
 ENTRY = types.UniTuple(types.int32, 4)
@@ -35,12 +36,12 @@ TWO = types.UniTuple(types.int32, 2)
 class Geometry(NamedTuple):
     """What positions and taps are worked out from; heights come before widths."""
 
-    height: int          # of the images that are gathered from
+    height: int  # of the images that are gathered from
     width: int
-    pixel: int           # floats from one pixel to the next
-    grid_height: int     # positions of an image
+    pixel: int  # floats from one pixel to the next
+    grid_height: int  # positions of an image
     grid_width: int
-    channels: int        # that a tap sees: those of its group
+    channels: int  # that a tap sees: those of its group
     kernel_width: int
     stride_h: int
     stride_w: int
@@ -48,8 +49,8 @@ class Geometry(NamedTuple):
     padding_w: int
     dilation_h: int
     dilation_w: int
-    position_step: int   # other[position_step r + …] or other[tap_step (kh, kw) + channel_step c + …]: where the other
-    tap_step: int        # operand of the product has what belongs to this position, or to this tap
+    position_step: int  # other[position_step r + …] or other[tap_step (kh, kw) + channel_step c + …]: where the other
+    tap_step: int  # operand of the product has what belongs to this position, or to this tap
     channel_step: int
 
 
@@ -89,6 +90,7 @@ def _with_phase(builder, number, stride):
 @functools.cache
 def position_of(back):
     """(number, whether it exists, geometry) -> its entry."""
+
     @intrinsic(back)
     def position(typing_context, number, exists, geometry):
         def generate(context, builder, signature, arguments):
@@ -103,8 +105,14 @@ def position_of(back):
                 pixels.append(pixel)
                 coordinates.append(coordinate)
             image = builder.mul(builder.mul(n, builder.mul(g.height, g.width)), g.pixel)
-            return _entry(context, builder, exists, builder.add(image, _both(builder, g, pixels)), coordinates,
-                          builder.mul(number, g.position_step))
+            return _entry(
+                context,
+                builder,
+                exists,
+                builder.add(image, _both(builder, g, pixels)),
+                coordinates,
+                builder.mul(number, g.position_step),
+            )
 
         return ENTRY(types.int32, types.boolean, GEOMETRY), generate
 
@@ -114,6 +122,7 @@ def position_of(back):
 @functools.cache
 def tap_of(back):
     """(number, whether it exists, geometry) -> its entry."""
+
     @intrinsic(back)
     def tap(typing_context, number, exists, geometry):
         def generate(context, builder, signature, arguments):
@@ -137,6 +146,7 @@ def tap_of(back):
 @intrinsic()
 def split(typing_context, number, by):
     """(number // by, number % by) in 32 bits, of numbers that are not negative."""
+
     def generate(context, builder, signature, arguments):
         return context.make_tuple(builder, TWO, _divided(builder, *arguments))
 
@@ -147,6 +157,7 @@ def split(typing_context, number, by):
 def number_of(listed):
     """(list, at, i, count, stretch, limit) -> the i-th of `count` numbers, or -1 where there is none. Listed: those of the
     stretches of a length that the list names from `at` on, as far as they are below the limit; else i itself."""
+
     @intrinsic(listed)
     def number(typing_context, kept, at, i, count, stretch, limit):
         def generate(context, builder, signature, arguments):
@@ -169,16 +180,17 @@ class Loads(NamedTuple):
     """What a thread loads of a tile, and leaves in shared memory: intrinsics. A tile lies as `copies.layout` says, and a thread
     has four of its numbers."""
 
-    place: Callable      # t -> (its first k, its first row or column)
-    windowed: Callable   # of images, by entries
-    plain: Callable      # of an operand that is there, by offsets
-    leave: Callable      # the four numbers, into the tile of this step
+    place: Callable  # t -> (its first k, its first row or column)
+    windowed: Callable  # of images, by entries
+    plain: Callable  # of an operand that is there, by offsets
+    leave: Callable  # the four numbers, into the tile of this step
 
 
 def _place_of(layout):
     @intrinsic(layout)
     def place(typing_context, t):
         """Along k threads stand in rows of 8."""
+
         def generate(context, builder, signature, arguments):
             (t,) = arguments
             first, second = _divided(builder, t, constant(8 if layout.along_k else layout.wide))
@@ -193,6 +205,7 @@ def _leave_of(layout, parts):
     @intrinsic(layout)
     def leave(typing_context, tile, step, k, side, values):
         """tile[k + i, side + j] = values: st.shared.f32."""
+
         def generate(context, builder, signature, arguments):
             tile, step, k, side, values = arguments
             at = builder.add(builder.mul(k, constant(layout.step)), builder.mul(side, constant(layout.side)))
@@ -226,13 +239,16 @@ def loads_of(layout):
         data = element(builder, data_of(context, builder, signature.args[0], source), first)
         gate = element(builder, data_of(context, builder, signature.args[1], where), first)
         zero, values = ir.Constant(F32, 0.0), loaded(builder, data, places, inside, always)
-        gates = [builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, zero))
-                 for value in loaded(builder, gate, places, inside, masked)]
+        gates = [
+            builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, zero))
+            for value in loaded(builder, gate, places, inside, masked)
+        ]
         return context.make_tuple(builder, FOUR, [builder.select(*both, zero) for both in zip(gates, values, strict=True)])
 
     @intrinsic(layout)
     def windowed(typing_context, source, where, masked, first, table, step, k, one, other, height, width):
         """source[first + offset], for the entries of its rows, `one` and if it has two the `other`, and those in the table."""
+
         def generate(context, builder, signature, arguments):
             table, step, k, *sides = arguments[4:9]
             columns = [column(context, builder, signature.args[4], table, n, step, k) for n in range(3)]
@@ -240,17 +256,20 @@ def loads_of(layout):
             for i, j in parts:
                 offset, h, w = (builder.add(columns[n][i], builder.extract_value(sides[j], n)) for n in range(3))
                 places.append(offset)
-                inside.append(builder.and_(builder.icmp_unsigned("<", h, arguments[9]),
-                                           builder.icmp_unsigned("<", w, arguments[10])))
+                inside.append(
+                    builder.and_(builder.icmp_unsigned("<", h, arguments[9]), builder.icmp_unsigned("<", w, arguments[10]))
+                )
             return gated(context, builder, signature, arguments, places, inside)
 
-        return FOUR(source, where, types.boolean, types.int32, table, types.int32, types.int32, ENTRY, ENTRY, types.int32,
-                    types.int32), generate
+        return FOUR(
+            source, where, types.boolean, types.int32, table, types.int32, types.int32, ENTRY, ENTRY, types.int32, types.int32
+        ), generate
 
     @intrinsic(layout)
     def plain(typing_context, source, where, masked, first, table, step, k, one, other):
         """source[first + offset + n]: offsets of its columns, `one` and if it has two the `other`, and n in the table; both
         are negative where there is nothing."""
+
         def generate(context, builder, signature, arguments):
             table, step, k, *sides = arguments[4:9]
             rows = column(context, builder, signature.args[4], table, 3, step, k)

@@ -1,10 +1,11 @@
 """The input matrix of a convolution written out, one thread an element: the teaching step before `cuda_implicit_gemm`.
 
-    im2col   A[g, r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, g C / groups + c]
-    col2im   dx[n, h, w, c] = scale times the sum of dA[g, r, k] over the (r, k) that see that pixel. A thread looks for them in
-             the order of k, so that no atomics are needed. Of a matrix that a plan thins out, what is dropped adds nothing
-    transpose   w (O, C, KH, KW) <-> wt (KH KW C, O): the columns of A are k = (kh, kw, c)
+im2col   A[g, r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, g C / groups + c]
+col2im   dx[n, h, w, c] = scale times the sum of dA[g, r, k] over the (r, k) that see that pixel. A thread looks for them in
+         the order of k, so that no atomics are needed. Of a matrix that a plan thins out, what is dropped adds nothing
+transpose   w (O, C, KH, KW) <-> wt (KH KW C, O): the columns of A are k = (kh, kw, c)
 """
+
 from __future__ import annotations
 
 from numba import float32, int32
@@ -18,7 +19,7 @@ from ...runtime.memory import THREADS, blocks_for, empty_cuda, flat
 from .cuda_gather import split
 
 WHOLE, ROWS, BLOCKS = range(3)  # what of the matrix there is
-WINDOW = "UniTuple(i4, 8)"      # a `Window`'s pairs, one after the other
+WINDOW = "UniTuple(i4, 8)"  # a `Window`'s pairs, one after the other
 
 
 def pairs_of(window):
@@ -52,8 +53,9 @@ def _im2col():
 @kernels("conv")
 def _col2im(plan=ROWS):
     @kernel(f"void(f4[::1], f4[:, :, :, ::1], i4[::1], {WINDOW}, i4, i4, i4, i4, i4, i4, i4, i4, f4)")
-    def col2im(matrix, dx, places, window, rows, cols, channels, grid_height, grid_width, block_height, block_width, block_cols,
-               scale):
+    def col2im(
+        matrix, dx, places, window, rows, cols, channels, grid_height, grid_width, block_height, block_width, block_cols, scale
+    ):
         i = int32(cuda.grid(1))
         if i < dx.size:
             kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w = window
@@ -109,9 +111,23 @@ def launch_col2im(matrix, shape, window, scale=1.0, rows=None, blocks=None):
     elif blocks is not None:
         plan, places = BLOCKS, flat(block_places(blocks, depth))
     dx = empty_cuda(shape)
-    launch(_col2im(plan), blocks_for(dx.size), THREADS, flat(matrix), dx, empty_cuda((1,), INT32) if places is None else places,
-           pairs_of(window), *matrix.shape[1:], shape[3] // matrix.shape[0], grid_height, grid_width, height, width,
-           ceil_div(depth, width), scale)
+    launch(
+        _col2im(plan),
+        blocks_for(dx.size),
+        THREADS,
+        flat(matrix),
+        dx,
+        empty_cuda((1,), INT32) if places is None else places,
+        pairs_of(window),
+        *matrix.shape[1:],
+        shape[3] // matrix.shape[0],
+        grid_height,
+        grid_width,
+        height,
+        width,
+        ceil_div(depth, width),
+        scale,
+    )
     return dx
 
 
@@ -155,8 +171,14 @@ def _transposes():
 
 def _transpose(back, w, wt):
     outs, channels, height, width = w.shape
-    launch(_transposes()[back], (ceil_div(outs, SIDE), ceil_div(channels * height * width, SIDE)), (SIDE, LINES),
-           w.reshape(outs, channels * height * width), wt, height * width)
+    launch(
+        _transposes()[back],
+        (ceil_div(outs, SIDE), ceil_div(channels * height * width, SIDE)),
+        (SIDE, LINES),
+        w.reshape(outs, channels * height * width),
+        wt,
+        height * width,
+    )
 
 
 def transpose_weight(w):

@@ -22,6 +22,7 @@ A plan keeps rows of A (`rows`, an increasing list), or of each block row some b
 product is then listed, and only what is kept is multiplied. dx takes two steps: what is kept of dA (PATCHES), then each pixel
 adds up what belongs to it (`cuda_im2col.launch_col2im`), always in the same order.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -40,30 +41,30 @@ from .cuda_gather import CHUNK, NUMBERS, PHASE, Geometry, loads_of, number_of, p
 from .cuda_im2col import launch_col2im
 
 TILE = 64
-ACROSS, DOWN = 32, 8                   # threads of a block along the columns and along the rows, where rows are summed
-FORWARD, DX, PATCHES, DW = range(4)    # products
+ACROSS, DOWN = 32, 8  # threads of a block along the columns and along the rows, where rows are summed
+FORWARD, DX, PATCHES, DW = range(4)  # products
 NOTHING, SIDE, INNER, COLS = range(4)  # which axis is listed
 
 
 class Sizes(NamedTuple):
     """What a product is told of its axes, in floats where it is about arrays."""
 
-    sides: int          # of the side axis, those that are kept where a list of rows says so
-    length: int         # of a band of it: a row of blocks, in DW a column of blocks; all where there are no blocks
-    tiles: int          # of a band
-    depth: int          # of the inner axis
-    cols: int           # of a group
+    sides: int  # of the side axis, those that are kept where a list of rows says so
+    length: int  # of a band of it: a row of blocks, in DW a column of blocks; all where there are no blocks
+    tiles: int  # of a band
+    depth: int  # of the inner axis
+    cols: int  # of a group
     col_tiles: int
-    stretch: int        # how many numbers of the listed axis an entry of the list stands for
-    room: int           # entries of a band's list
-    limit: int          # of the numbers of the listed axis
-    col_step: int       # from one column to the next in the other operand
-    source_group: int   # from one group to the next: in the source, in the other operand, in the result
+    stretch: int  # how many numbers of the listed axis an entry of the list stands for
+    room: int  # entries of a band's list
+    limit: int  # of the numbers of the listed axis
+    col_step: int  # from one column to the next in the other operand
+    source_group: int  # from one group to the next: in the source, in the other operand, in the result
     other_group: int
     out_group: int
-    out_part: int       # from one part of the inner axis to the next in the result
-    out_width: int      # from one row of the result to the next
-    parts: int          # of the inner axis
+    out_part: int  # from one part of the inner axis to the next in the result
+    out_width: int  # from one row of the result to the next
+    parts: int  # of the inner axis
 
 
 # --- kernel -----------------------------------------------------------------------------------------------------------
@@ -97,11 +98,43 @@ def _writing(product, listed, store):
         if scattered:
             for i, values in ((0, sums[0:4]), (1, sums[4:8]), (2, sums[8:12]), (3, sums[12:16])):
                 r = side_of(kept, int32(0), int32(row + i), end, stretch, limit)
-                store_row(values, out, int32(at + r * width), width, int32(r >= 0), cols, aligned, bias, bias_at, int32(1),
-                          biased, where, False, relu, scale, float32(1))
+                store_row(
+                    values,
+                    out,
+                    int32(at + r * width),
+                    width,
+                    int32(r >= 0),
+                    cols,
+                    aligned,
+                    bias,
+                    bias_at,
+                    int32(1),
+                    biased,
+                    where,
+                    False,
+                    relu,
+                    scale,
+                    float32(1),
+                )
         else:
-            store(sums, out, int32(at + row * width), width, int32(end - row), cols, aligned, bias, bias_at, int32(1), biased,
-                  where, False, relu, scale, float32(1))
+            store(
+                sums,
+                out,
+                int32(at + row * width),
+                width,
+                int32(end - row),
+                cols,
+                aligned,
+                bias,
+                bias_at,
+                int32(1),
+                biased,
+                where,
+                False,
+                relu,
+                scale,
+                float32(1),
+            )
 
     return write
 
@@ -117,13 +150,33 @@ def _product(product=FORWARD, listed=NOTHING):
     write = _writing(product, listed, store)
     a_room, b_room, table_room, last = 2 * of_a.stage, 2 * of_b.stage, 4 * CHUNK, CHUNK // DEPTH - 1
 
-    @kernel(f"void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], UniTuple(i4, {NUMBERS}),"
-            f" UniTuple(i4, {len(Sizes._fields)}), b1, b1, b1, b1, b1, f4)", bounds=(THREADS, 2))
-    def conv_product(source, other, where, bias, out, kept, counts, geometry, sizes, counted, masked, aligned, biased, relu,
-                     scale):
+    @kernel(
+        f"void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], UniTuple(i4, {NUMBERS}),"
+        f" UniTuple(i4, {len(Sizes._fields)}), b1, b1, b1, b1, b1, f4)",
+        bounds=(THREADS, 2),
+    )
+    def conv_product(
+        source, other, where, bias, out, kept, counts, geometry, sizes, counted, masked, aligned, biased, relu, scale
+    ):
         """A block: 64 of the side axis, 64 columns of one group, one part of the inner axis."""
-        (sides, length, tiles, depth, cols, col_tiles, stretch, room, limit, col_step, source_group, other_group, out_group,
-         out_part, out_width, parts) = sizes
+        (
+            sides,
+            length,
+            tiles,
+            depth,
+            cols,
+            col_tiles,
+            stretch,
+            room,
+            limit,
+            col_step,
+            source_group,
+            other_group,
+            out_group,
+            out_part,
+            out_width,
+            parts,
+        ) = sizes
         a_tile, b_tile = cuda.shared.array(a_room, float32, 16), cuda.shared.array(b_room, float32, 16)
         table, t = cuda.shared.array(table_room, int32, 16), int32(cuda.threadIdx.x)
         group, part = split(int32(cuda.blockIdx.z), parts)
@@ -150,10 +203,12 @@ def _product(product=FORWARD, listed=NOTHING):
             if step < steps:
                 if step & last == 0:  # the next entries of the inner axis: nobody reads the last ones any more
                     table[t], table[t + CHUNK], table[t + 2 * CHUNK], table[t + 3 * CHUNK] = inner_entry(
-                        kept, listed_at, int32(first + step * DEPTH + t), end, stretch, limit, geometry)
+                        kept, listed_at, int32(first + step * DEPTH + t), end, stretch, limit, geometry
+                    )
                     cuda.syncthreads()
-                a_values = gather(source, where, masked and gates_source, source_at, table, step, a_k, one, two, geometry[0],
-                                  geometry[1])
+                a_values = gather(
+                    source, where, masked and gates_source, source_at, table, step, a_k, one, two, geometry[0], geometry[1]
+                )
                 b_values = fetch(other, where, masked and gates_other, other_at, table, step, b_k, b_one, b_two)
             if step > 0:
                 sums = multiply(sums, a_tile, a_at, b_tile, b_at, int32(step - 1))
@@ -163,8 +218,25 @@ def _product(product=FORWARD, listed=NOTHING):
             cuda.syncthreads()
         row, col = int32(side0 + row), int32(col0 + col)
         at, bias_at = int32(group * out_group + part * out_part + col), int32(group * cols + col)
-        write(sums, out, at, row, out_width, int32(cols - col), aligned, bias, bias_at, biased, source, relu, scale, kept,
-              side_end, stretch, limit)
+        write(
+            sums,
+            out,
+            at,
+            row,
+            out_width,
+            int32(cols - col),
+            aligned,
+            bias,
+            bias_at,
+            biased,
+            source,
+            relu,
+            scale,
+            kept,
+            side_end,
+            stretch,
+            limit,
+        )
 
     return conv_product
 
@@ -218,13 +290,19 @@ class _Work:
         self.taps = window.kernel[0] * window.kernel[1]
         self.own_channels = self.depth // self.taps
         self.groups = self.channels // self.own_channels if self.own_channels else 1
-        if (self.own_channels * self.taps, self.own_channels * self.groups) != (self.depth, self.channels) \
-                or self.outs % self.groups:
+        if (self.own_channels * self.taps, self.own_channels * self.groups) != (
+            self.depth,
+            self.channels,
+        ) or self.outs % self.groups:
             raise ValueError(f"{op}: images {tuple(shape)} do not match a transposed weight {weight_shape} and {window}")
         self.own_outs = self.outs // self.groups
         shapes = {"x": tuple(shape), "wt": (self.depth, self.outs), "bias": (self.outs,)}
-        expect(op, rows=(rows, ("R",), INT32), kept=(blocks and blocks.kept, (self.bands, "Q"), INT32),
-               **{name: (array, shapes.get(name, (self.total, self.outs))) for name, array in arrays.items()})
+        expect(
+            op,
+            rows=(rows, ("R",), INT32),
+            kept=(blocks and blocks.kept, (self.bands, "Q"), INT32),
+            **{name: (array, shapes.get(name, (self.total, self.outs))) for name, array in arrays.items()},
+        )
         self._check(op)
 
     def _check(self, op):
@@ -232,10 +310,15 @@ class _Work:
             raise ValueError(f"{op}: rows are listed and blocks as well; one plan at a time")
         padded = [n + 2 * padding for n, padding in zip((self.height, self.width), self.window.padding, strict=True)]
         if max(padded) >= PHASE // 2 or max(self.window.stride) >= PHASE // 8:
-            raise ValueError(f"{op}: {self.height} x {self.width} pixels in {self.window}: with their padding they must be "
-                             f"fewer than {PHASE // 2} along each axis, and strides below {PHASE // 8}")
-        sizes = {"x": self.images * self.height * self.width * self.channels, "y": self.total * self.outs,
-                 "what is kept of dA": self.groups * self.kept_rows * self.kept_cols * self.planned}
+            raise ValueError(
+                f"{op}: {self.height} x {self.width} pixels in {self.window}: with their padding they must be "
+                f"fewer than {PHASE // 2} along each axis, and strides below {PHASE // 8}"
+            )
+        sizes = {
+            "x": self.images * self.height * self.width * self.channels,
+            "y": self.total * self.outs,
+            "what is kept of dA": self.groups * self.kept_rows * self.kept_cols * self.planned,
+        }
         if max(sizes.values()) >= 2**31:
             raise ValueError(f"{op}: 32 bits do not count the elements of {sizes}; take fewer images at a time")
 
@@ -273,16 +356,23 @@ class _Work:
         """By the table of products above: side axis, inner axis, columns; then where they lie."""
         blocks, own, outs, taps = self.blocks, self.own_outs, self.outs, self.own_channels
         sides, depth, cols = {
-            FORWARD: (self.kept_rows, self.kept_cols, own), PATCHES: (self.kept_rows, own, self.kept_cols),
-            DX: (self.images * self.height * self.width, self.taps * own, taps), DW: (self.depth, self.kept_rows, own)}[product]
+            FORWARD: (self.kept_rows, self.kept_cols, own),
+            PATCHES: (self.kept_rows, own, self.kept_cols),
+            DX: (self.images * self.height * self.width, self.taps * own, taps),
+            DW: (self.depth, self.kept_rows, own),
+        }[product]
         lying = {  # col_step, source_group, other_group, out_group, out_part, out_width
-            FORWARD: (1, taps, own, own, 0, outs), PATCHES: (outs, own, own, sides * cols, 0, cols),
-            DX: (outs, own, own, taps, 0, self.channels), DW: (1, taps, own, own, self.depth * outs, outs)}[product]
+            FORWARD: (1, taps, own, own, 0, outs),
+            PATCHES: (outs, own, own, sides * cols, 0, cols),
+            DX: (outs, own, own, taps, 0, self.channels),
+            DW: (1, taps, own, own, self.depth * outs, outs),
+        }[product]
         length, stretch, room, limit = sides, 1, 0, self.total
         if blocks is not None:
             (bands, entries), height, width = blocks.kept.shape, blocks.height, blocks.width
-            length, stretch, room, limit = ((width, height, bands, self.total) if product == DW else
-                                            (height, width, entries, self.depth))
+            length, stretch, room, limit = (
+                (width, height, bands, self.total) if product == DW else (height, width, entries, self.depth)
+            )
         of_tiles = ceil_div(length, TILE), depth, cols, ceil_div(cols, TILE)
         return Sizes(sides, length, *of_tiles, stretch, room, limit, *lying, parts)
 
@@ -307,10 +397,26 @@ def _launch(product, work, source, other, out, where=None, bias=None, relu=False
     kept = empty_cuda((1,), INT32) if kept is None else kept
     bands = ceil_div(sizes.sides, max(sizes.length, 1))
     aligned = all(n % 4 == 0 for n in (sizes.out_width, sizes.out_group, sizes.out_part))
-    launch(_product(product, listed), (bands * sizes.tiles * sizes.col_tiles, 1, work.groups * parts), THREADS, flat(source),
-           flat(other), flat(other if where is None else where), flat(out) if bias is None else bias, flat(out), kept,
-           kept if counts is None else counts, tuple(work.geometry(product)), tuple(sizes), counts is not None,
-           where is not None, aligned, bias is not None, relu, scale)
+    launch(
+        _product(product, listed),
+        (bands * sizes.tiles * sizes.col_tiles, 1, work.groups * parts),
+        THREADS,
+        flat(source),
+        flat(other),
+        flat(other if where is None else where),
+        flat(out) if bias is None else bias,
+        flat(out),
+        kept,
+        kept if counts is None else counts,
+        tuple(work.geometry(product)),
+        tuple(sizes),
+        counts is not None,
+        where is not None,
+        aligned,
+        bias is not None,
+        relu,
+        scale,
+    )
     return out
 
 
@@ -357,7 +463,17 @@ def _row_sums(dy, where, rows, count):
     """db[o] = sum_r dz[r, o]"""
     parts, db = max(ceil_div(count, LEAST_ROWS), 1), empty_cuda((dy.shape[1],))
     terms = empty_cuda((parts, db.size))
-    launch(_sums()[0], (ceil_div(db.size, ACROSS), parts), (ACROSS, DOWN), dy, dy if where is None else where,
-           empty_cuda((1,), INT32) if rows is None else rows, terms, count, rows is not None, where is not None)
+    launch(
+        _sums()[0],
+        (ceil_div(db.size, ACROSS), parts),
+        (ACROSS, DOWN),
+        dy,
+        dy if where is None else where,
+        empty_cuda((1,), INT32) if rows is None else rows,
+        terms,
+        count,
+        rows is not None,
+        where is not None,
+    )
     launch(_sums()[1], blocks_for(db.size), THREADS, terms, db, 1.0)
     return db

@@ -15,6 +15,7 @@ are multiplied where they lie, each image in a lane of its own (`cpu_direct`). T
              where the images of a tile have the same ones
     blocks   `Blocks`: of each block row of A only some block columns, the same number in all
 """
+
 from __future__ import annotations
 
 import functools
@@ -36,7 +37,7 @@ def kept_reference(positions, depth, rows=None, blocks=None):
         kept[:] = 0
         for b, columns in enumerate(np.asarray(blocks.kept)):
             for column in columns:
-                kept[b * blocks.height:(b + 1) * blocks.height, column * blocks.width:(column + 1) * blocks.width] = 1
+                kept[b * blocks.height : (b + 1) * blocks.height, column * blocks.width : (column + 1) * blocks.width] = 1
     return kept
 
 
@@ -46,8 +47,11 @@ def im2col_reference(x, window, groups=1):
     n, h, w, c = x.shape
     oh, ow = window.positions(h, w)
     padded = np.pad(np.float64(x), ((0, 0), (ph, ph), (pw, pw), (0, 0)))
-    taps = [padded[:, i * dh:i * dh + (oh - 1) * sh + 1:sh, j * dw:j * dw + (ow - 1) * sw + 1:sw]
-            for i in range(kh) for j in range(kw)]
+    taps = [
+        padded[:, i * dh : i * dh + (oh - 1) * sh + 1 : sh, j * dw : j * dw + (ow - 1) * sw + 1 : sw]
+        for i in range(kh)
+        for j in range(kw)
+    ]
     found = np.stack(taps, 3).reshape(n * oh * ow, kh * kw, groups, c // groups)
     return found.transpose(2, 0, 1, 3).reshape(groups, n * oh * ow, kh * kw * (c // groups))
 
@@ -73,7 +77,7 @@ def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, row
     dz = dz * kept_reference(len(dz), 1, rows)
     a, outs = im2col_reference(x, window, groups), w.shape[0] // groups
     kept = kept_reference(*a.shape[1:], None, blocks)
-    parts = [scale * dz[:, g * outs:(g + 1) * outs] for g in range(groups)]
+    parts = [scale * dz[:, g * outs : (g + 1) * outs] for g in range(groups)]
     dw = np.concatenate([part.T @ (own * kept) for part, own in zip(parts, a)])
     dw = dw.reshape(w.shape[0], *window.kernel, w.shape[1]).transpose(0, 3, 1, 2)
     numbers = im2col_reference(np.arange(x.size).reshape(x.shape) + 1, window, groups).astype(int)
@@ -87,8 +91,14 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
     """(positions along the height, along the width) of images x; an error where something does not fit."""
     if not isinstance(window, Window) or not (blocks is None or isinstance(blocks, Blocks)):
         raise TypeError(f"{op}: it takes a Window and Blocks, not {window!r} and {type(blocks).__name__}")
-    found = expect(op, x=(x, ("N", "H", "W", "C")), w=(w, ("O", "D", "KH", "KW")), bias=(bias, ("O",)),
-                   rows=(rows, ("R",), INT32), kept=(None if blocks is None else blocks.kept, ("B", "Q"), INT32))
+    found = expect(
+        op,
+        x=(x, ("N", "H", "W", "C")),
+        w=(w, ("O", "D", "KH", "KW")),
+        bias=(bias, ("O",)),
+        rows=(rows, ("R",), INT32),
+        kept=(None if blocks is None else blocks.kept, ("B", "Q"), INT32),
+    )
     outs, channels, kernel = found["O"], found["D"], (found["KH"], found["KW"])
     if groups < 1 or channels * groups != found["C"] or outs % groups or kernel != tuple(window.kernel):
         raise ValueError(f"{op}: x {x.shape} does not match w {w.shape} with {groups} groups and {window}")
@@ -102,10 +112,13 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
     total = math.prod(shape[:3])
     if rows is not None and (blocks is not None or found["R"] > total):
         raise ValueError(f"{op}: {found['R']} rows are listed of {total}{' and blocks as well' if blocks is not None else ''}")
-    if blocks is not None and (groups > 1 or min(blocks[1:]) < 1 or found["B"] != -(-total // blocks.height)
-                               or found["Q"] > -(-depth // blocks.width)):
-        raise ValueError(f"{op}: blocks {blocks.kept.shape} of {blocks[1:]} do not divide a matrix {total, depth}"
-                         f"{' of several groups' if groups > 1 else ''}")
+    if blocks is not None and (
+        groups > 1 or min(blocks[1:]) < 1 or found["B"] != -(-total // blocks.height) or found["Q"] > -(-depth // blocks.width)
+    ):
+        raise ValueError(
+            f"{op}: blocks {blocks.kept.shape} of {blocks[1:]} do not divide a matrix {total, depth}"
+            f"{' of several groups' if groups > 1 else ''}"
+        )
     return positions
 
 
@@ -120,8 +133,12 @@ def examples(dev, a, N, I, O):
     found = {}
     for name, plan in (("", {}), (", rows", {"rows": rows}), (", blocks", {"blocks": blocks})):
         found[f"conv2d{name}"] = functools.partial(
-            lambda plan: dev.conv2d(a(*shape), a(outs, channels, 3, 3), window, bias=a(outs), relu=True, **plan), plan)
+            lambda plan: dev.conv2d(a(*shape), a(outs, channels, 3, 3), window, bias=a(outs), relu=True, **plan), plan
+        )
         found[f"conv2d_grad{name}"] = functools.partial(
-            lambda plan: dev.conv2d_grad(a(images, 7, 10, outs), a(*shape), a(outs, channels, 3, 3), window,
-                                         where=a(images, 7, 10, outs), **plan), plan)
+            lambda plan: dev.conv2d_grad(
+                a(images, 7, 10, outs), a(*shape), a(outs, channels, 3, 3), window, where=a(images, 7, 10, outs), **plan
+            ),
+            plan,
+        )
     return found

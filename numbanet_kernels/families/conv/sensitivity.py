@@ -5,6 +5,7 @@
 A is cut into regions of height x width. Of each the same places are looked at, offsets (S, 2) from its first row and column;
 rows beyond the last one count as the last, and columns beyond the last one as small.
 """
+
 from __future__ import annotations
 
 import functools
@@ -142,8 +143,20 @@ def count_large_cuda(x, window, height, width, offsets, threshold):
     shape, geometry, table = _checked("count_large (cuda)", x, window, height, width, offsets)
     counts, channels = empty_cuda(shape, np.int32), x.shape[3]
     numbers = np.array([geometry[0], geometry[1] * channels, *geometry[2:8], channels], np.int32)
-    launch(_counting(), blocks_for(counts.size), THREADS, flat(x), threshold, offsets, upload_cuda(numbers),
-           upload_cuda(table[:, :2].astype(np.int32)), counts, x.shape[0] * int(geometry[6] * geometry[7]), height, width)
+    launch(
+        _counting(),
+        blocks_for(counts.size),
+        THREADS,
+        flat(x),
+        threshold,
+        offsets,
+        upload_cuda(numbers),
+        upload_cuda(table[:, :2].astype(np.int32)),
+        counts,
+        x.shape[0] * int(geometry[6] * geometry[7]),
+        height,
+        width,
+    )
     return counts
 
 

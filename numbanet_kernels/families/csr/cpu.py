@@ -1,4 +1,5 @@
 """`csr` on the CPU."""
+
 from __future__ import annotations
 
 from ...runtime.expect import expect

@@ -9,6 +9,7 @@ An entry costs one multiply-add a vector of samples, whose other operand comes f
 take, so the ceiling is half of what a core multiplies densely. Of a random structure two rows share so few columns that to
 read a line of x once for both would gain less than to look for them.
 """
+
 from __future__ import annotations
 
 import functools
@@ -67,6 +68,7 @@ def _loop(builder, first, stop, state, body):
 @intrinsic
 def _sums(typing_context, panel, inputs, ids, values, first, stop, out):
     """out[s] = sum_k values[k] panel[ids[k], s] for first <= k < stop"""
+
     def generate(context, builder, signature, arguments):
         panel, inputs, ids, values, first, stop, out = data_of(context, builder, signature, arguments)
 
@@ -86,6 +88,7 @@ def _sums(typing_context, panel, inputs, ids, values, first, stop, out):
 @intrinsic
 def _dots(typing_context, panel, inputs, ids, row, first, stop, out, added):
     """out[k] = sum_s panel[ids[k], s] row[s] for first <= k < stop, or += where added"""
+
     def generate(context, builder, signature, arguments):
         panel, inputs, ids, row, first, stop, out, added = data_of(context, builder, signature, arguments)
         own = [_vector(builder, row, v) for v in range(VECTORS)]
@@ -122,7 +125,7 @@ def _transpose_in(x, panels, first, stop):
             transpose_block(x, n0, n1, i, min(i + COLUMNS, stop), panel, i, 0, True)
         if n1 - n0 < SAMPLES:
             for i in range(first, stop):
-                panel[i, n1 - n0:] = 0
+                panel[i, n1 - n0 :] = 0
 
 
 def panels_of(samples):
@@ -154,8 +157,9 @@ def _live(ids, values, places, inputs, first, stop, own_ids, own_values):
     return count
 
 
-@host_kernel("void(f4[:, :, ::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, i8, i8, "
-             "f4[:, ::1])")
+@host_kernel(
+    "void(f4[:, :, ::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, i8, i8, f4[:, ::1])"
+)
 def _product(panels, starts, stops, ids, values, kept, places, some, bias, biased, relu, first, stop, y):
     """y[n, j] = act(sum_k values[k] x[n, ids[k]] + bias[kept[j]]), k the entries of row kept[j], for first <= j < stop."""
     inputs, low, room = panels.shape[1], float32(0) if relu else float32(-np.inf), ids.size if some else 0
@@ -184,8 +188,14 @@ def product(panels, starts, stops, ids, values, y, kept=None, places=None, bias=
     """y[n, j] = act(sum_k values[k] x[n, ids[k]] + bias[kept[j]]), x as panels; of the inputs that `places` leaves out nothing
     is there."""
     kept = _all(y.shape[1]) if kept is None else kept
-    rest = (kept, NO_INDICES if places is None else places, places is not None, EMPTY if bias is None else bias,
-            bias is not None, relu)
+    rest = (
+        kept,
+        NO_INDICES if places is None else places,
+        places is not None,
+        EMPTY if bias is None else bias,
+        bias is not None,
+        relu,
+    )
 
     def work(part):
         own = part.of(y.shape[1])

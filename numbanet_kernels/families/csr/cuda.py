@@ -3,6 +3,7 @@
 Activations come transposed, (neurons, samples): the 32 lanes of a warp are 32 samples, so that what an entry brings of x is 128
 bytes in a row, and its value and index are one read that all lanes share.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -17,15 +18,17 @@ from .family import check, lists_of
 
 # Lists are not trusted: a number beyond an axis counts as its end, as on the CPU.
 SIDE, ROWS = 32, 8  # samples and neurons of a block's piece of y, and how many of these at the same time
-WARPS = 8           # of a block of `dots`; no card has confirmed either
+WARPS = 8  # of a block of `dots`; no card has confirmed either
 
 
 @kernels("csr")
 def _product():
     padded = SIDE + 1
 
-    @kernel("void(f4[:, ::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], b1, i4[::1], b1, i4[::1], b1, f4[::1], b1, b1, "
-            "f4[:, ::1])")
+    @kernel(
+        "void(f4[:, ::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], b1, i4[::1], b1, i4[::1], b1, f4[::1], b1, b1, "
+        "f4[:, ::1])"
+    )
     def csr_product(x, starts, stops, ids, values, through, indirect, kept, listed, places, some, bias, biased, relu, y):
         """A block: 32 samples and 32 neurons, a warp 4 of these one after the other; transposed in shared memory, so that y is
         written along its rows."""
@@ -70,7 +73,7 @@ def _dots():
                 for n in range(tx, dy.shape[1], SIDE):
                     total += dy[j, n] * x[i, n]
                 for half in (16, 8, 4, 2, 1):
-                    total += cuda.shfl_down_sync(0xffffffff, total, half)
+                    total += cuda.shfl_down_sync(0xFFFFFFFF, total, half)
             if tx == 0:
                 dw[k] = total
 
@@ -98,8 +101,22 @@ def _given(array, dtype=np.float32):
 def _launch(transposed, starts, stops, ids, values, through, kept, places, bias, relu, y):
     """y = act(x w.T + bias); values where they lie, or through a list of places."""
     grid = tuple(ceil_div(n, SIDE) for n in y.shape[::-1])
-    launch(_product(), grid, (SIDE, ROWS), transposed, starts, stops, ids, values, *_given(through, INT32),
-           *_given(kept, INT32), *_given(places, INT32), *_given(bias), relu, y)
+    launch(
+        _product(),
+        grid,
+        (SIDE, ROWS),
+        transposed,
+        starts,
+        stops,
+        ids,
+        values,
+        *_given(through, INT32),
+        *_given(kept, INT32),
+        *_given(places, INT32),
+        *_given(bias),
+        relu,
+        y,
+    )
 
 
 def csr_cuda(x, values, at, bias=None, relu=False, rows=None, cols=None, transposed=None):
@@ -112,8 +129,19 @@ def csr_cuda(x, values, at, bias=None, relu=False, rows=None, cols=None, transpo
 def csr_dx_cuda(dy, values, at, rows=None, cols=None, transposed=None):
     found = check("csr_dx (cuda)", at, rows, cols, dy=(dy, ("N", "K")), values=(values, ("V",)))
     transposed, dx = _columns("csr_dx (cuda)", dy, transposed), empty_cuda((found["N"], found["J"]))
-    _launch(transposed, at.col_starts, at.col_stops, at.col_ids, values, at.places, lists_of(cols)[0], lists_of(rows)[1], None,
-            False, dx)
+    _launch(
+        transposed,
+        at.col_starts,
+        at.col_stops,
+        at.col_ids,
+        values,
+        at.places,
+        lists_of(cols)[0],
+        lists_of(rows)[1],
+        None,
+        False,
+        dx,
+    )
     return dx
 
 
@@ -121,6 +149,17 @@ def csr_dw_cuda(dy, x, at, rows=None, cols=None, dy_transposed=None, x_transpose
     found = check("csr_dw (cuda)", at, rows, cols, dy=(dy, ("N", "K")), x=(x, ("N", "J")))
     dys, xs = _columns("csr_dw (cuda)", dy, dy_transposed), _columns("csr_dw (cuda)", x, x_transposed)
     dw = empty_cuda((found["V"],)) if rows is None and found["V"] == found["B"] else full_cuda((found["V"],), 0.0)
-    launch(_dots(), ceil_div(found["K"], WARPS), (SIDE, WARPS), dys, xs, at.starts, at.stops, at.ids,
-           *_given(lists_of(rows)[0], INT32), *_given(lists_of(cols)[1], INT32), dw)
+    launch(
+        _dots(),
+        ceil_div(found["K"], WARPS),
+        (SIDE, WARPS),
+        dys,
+        xs,
+        at.starts,
+        at.stops,
+        at.ids,
+        *_given(lists_of(rows)[0], INT32),
+        *_given(lists_of(cols)[1], INT32),
+        dw,
+    )
     return dw

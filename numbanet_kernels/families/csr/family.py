@@ -17,6 +17,7 @@ On the CPU (`cpu_loops`) the ceiling is what the second-level cache gives, 32 by
 same lines come from L2, coalesced along samples, and a warp shares an entry. An ELL is no faster than a CSR here: that its rows
 are equally long saves two numbers a row.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -73,8 +74,11 @@ def check(op, at, rows, cols, **arrays):
     """The lengths by name: O, I, V values, B entries, N samples, K and J kept of O and I. Shapes of the arrays say K and J,
     whatever is kept; ValueError or TypeError where something does not fit."""
     names = {"K": "O" if rows is None else "K", "J": "I" if cols is None else "J"}
-    found = expect(op, **_lists(op, at, rows, cols),
-                   **{name: (array, tuple(names.get(n, n) for n in shape)) for name, (array, shape) in arrays.items()})
+    found = expect(
+        op,
+        **_lists(op, at, rows, cols),
+        **{name: (array, tuple(names.get(n, n) for n in shape)) for name, (array, shape) in arrays.items()},
+    )
     found = {"K": found["O"], "J": found["I"], **found}
     for kept, whole in ("KO", "JI"):
         if found[kept] > found[whole]:
@@ -116,5 +120,11 @@ def examples(dev, a, N, I, O):
         shapes = ((N, -(-n // 2) if options else n) for n in (O, I))
         return dev.csr_dw(*(a(*shape) for shape in shapes), structure(), **options)
 
-    return {"csr": product, "csr, thinned": lambda: product(**half), "csr_dx": dx, "csr_dx, thinned": lambda: dx(**half),
-            "csr_dw": dw, "csr_dw, thinned": lambda: dw(**half)}
+    return {
+        "csr": product,
+        "csr, thinned": lambda: product(**half),
+        "csr_dx": dx,
+        "csr_dx, thinned": lambda: dx(**half),
+        "csr_dw": dw,
+        "csr_dw, thinned": lambda: dw(**half),
+    }

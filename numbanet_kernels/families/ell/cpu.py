@@ -1,4 +1,5 @@
 """`ell` on the CPU."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -57,8 +58,24 @@ def ell_cpu(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None
     def work(part):
         found, room = np.zeros(slabs * LANES, np.int32), aligned((inputs + 1) * LANES if starts.size else 0)
         live.append(found)
-        multiply(x.reshape(-1), indices.reshape(-1), values.reshape(-1), depth, bias, ceiling, order, groups, marks, moves,
-                 starts, room, y.reshape(-1), found, inputs, *_divided(part, slabs, total - (ROWS - 1) * groups, starts.size))
+        multiply(
+            x.reshape(-1),
+            indices.reshape(-1),
+            values.reshape(-1),
+            depth,
+            bias,
+            ceiling,
+            order,
+            groups,
+            marks,
+            moves,
+            starts,
+            room,
+            y.reshape(-1),
+            found,
+            inputs,
+            *_divided(part, slabs, total - (ROWS - 1) * groups, starts.size),
+        )
 
     threads.share(work, flops=2 * count * indices.size)
     return y, np.bitwise_or.reduce(live)[:count]

@@ -2,6 +2,7 @@
 
 A slab is (neurons, LANES): the loops here are those of `family`, which says what they compute.
 """
+
 from __future__ import annotations
 
 import numba
@@ -43,7 +44,7 @@ def _sums(builder, rows, count, x, start, indices, at, values, depth, biases):
             total.add_incoming(results[-1], loop)
     builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
     builder.position_at_end(done)
-    return [results[first:first + count] for first in range(0, len(results), count)]
+    return [results[first : first + count] for first in range(0, len(results), count)]
 
 
 def _finish(builder, total, ceiling, alive, n, y, at, live):
@@ -61,11 +62,13 @@ def _finish(builder, total, ceiling, alive, n, y, at, live):
 
 def _rows(number):
     """Code for so many rows with the same inputs, of `count` vectors of samples, those of lane n and after."""
+
     @intrinsic
     def rows(typing_context, x, start, indices, values, depth, bias, ceiling, order, r, count, alive, n, y, y_at, live):
         def generate(context, builder, signature, arguments):
             x, start, indices, values, depth, bias, ceiling, order, r, count, alive, n, y, y_at, live = data_of(
-                context, builder, signature, arguments)
+                context, builder, signature, arguments
+            )
             first = builder.gep(order, [r])
             listed = [builder.sext(builder.load(builder.gep(first, [NUMBER(i)])), NUMBER) for i in range(number)]
             biases = [spread(builder, builder.load(builder.gep(bias, [o]))).value for o in listed]
@@ -86,8 +89,9 @@ def _rows(number):
             builder.position_at_end(after)
             return context.get_dummy_value()
 
-        return numba.void(x, INTEGER, indices, values, INTEGER, bias, numba.float32, order, INTEGER, INTEGER, alive, INTEGER, y,
-                          INTEGER, live), generate
+        return numba.void(
+            x, INTEGER, indices, values, INTEGER, bias, numba.float32, order, INTEGER, INTEGER, alive, INTEGER, y, INTEGER, live
+        ), generate
 
     return rows
 
@@ -98,6 +102,7 @@ _one, _some = _rows(1), _rows(ROWS)
 @intrinsic
 def _squeeze(typing_context, x, at, bits, room, place):
     """room[place:] = the lanes of x[at:at + WIDTH] whose bits are set, then zeros: WIDTH in all."""
+
     def generate(context, builder, signature, arguments):
         x, at, bits, room, place = data_of(context, builder, signature, arguments)
         flags, zeros = ir.VectorType(ir.IntType(1), WIDTH), FLOATS([REAL(0.0)] * WIDTH)
@@ -142,10 +147,31 @@ def _living(alive, n, end):
     return count
 
 
-@host_kernel("void(f4[::1], i4[::1], f4[::1], i8, f4[::1], f4, i4[::1], i8, i4[::1], i8[:, ::1], i8[::1], f4[::1], f4[::1],"
-             " i4[::1], i8, i8, i8, i8, i8)")
-def multiply(x, indices, values, depth, bias, ceiling, order, groups, alive, moves, starts, room, y, live, inputs, first, stop,
-         group0, group1):
+@host_kernel(
+    "void(f4[::1], i4[::1], f4[::1], i8, f4[::1], f4, i4[::1], i8, i4[::1], i8[:, ::1], i8[::1], f4[::1], f4[::1],"
+    " i4[::1], i8, i8, i8, i8, i8)"
+)
+def multiply(
+    x,
+    indices,
+    values,
+    depth,
+    bias,
+    ceiling,
+    order,
+    groups,
+    alive,
+    moves,
+    starts,
+    room,
+    y,
+    live,
+    inputs,
+    first,
+    stop,
+    group0,
+    group1,
+):
     """Some groups of rows of the slabs first … stop - 1."""
     rows = order.size
     for s in range(first, stop):
@@ -161,7 +187,7 @@ def multiply(x, indices, values, depth, bias, ceiling, order, groups, alive, mov
                 r, number = (g * ROWS, int64(ROWS)) if g < groups else (g + groups * (ROWS - 1), int64(1))
                 if count == 0:
                     for i in range(r, r + number):
-                        y[place + order[i] * LANES:place + order[i] * LANES + WIDTH] = 0
+                        y[place + order[i] * LANES : place + order[i] * LANES + WIDTH] = 0
                 elif g < groups:
                     _some(source, at + lane, indices, values, depth, bias, ceiling, order, r, count, alive, n, y, place, live)
                 else:

@@ -1,4 +1,5 @@
 """`ell` on CUDA."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -85,9 +86,23 @@ def ell_cuda(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=Non
     order, groups = rows or (upload_cuda(np.arange(total, dtype=np.int32)), 0)
     y = empty_slabs_cuda(slabs, total) if out is None else out
     live, every = full_cuda((count,), 0, np.int32), upload_cuda(np.zeros(0, np.int32))
-    launch(_slabs(), (slabs, ceil_div(total - (ROWS - 1) * groups, GROUPS * SHARE)), (LANES, GROUPS), flat(x), indices, values,
-           bias, ceiling, order, groups, every if lanes is None else lanes, every if alive is None else alive, flat(y), live,
-           inputs)
+    launch(
+        _slabs(),
+        (slabs, ceil_div(total - (ROWS - 1) * groups, GROUPS * SHARE)),
+        (LANES, GROUPS),
+        flat(x),
+        indices,
+        values,
+        bias,
+        ceiling,
+        order,
+        groups,
+        every if lanes is None else lanes,
+        every if alive is None else alive,
+        flat(y),
+        live,
+        inputs,
+    )
     return y, live
 
 

@@ -12,6 +12,7 @@ slabs; sums stay in registers, up to VECTORS vectors of samples a row. On CUDA a
 Rows that read the same inputs (`grouped`) are multiplied ROWS at a time, each with all of its weights: what is left out is to
 read a sample ROWS times. Reading is what takes the time: of one row alone, a vector of samples and the weight for each product.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -32,7 +33,7 @@ def _by_lane(x):
 def _in_slabs(x):
     """(O, N) -> (slabs, O, LANES), 0 where there is no sample."""
     found = np.zeros((len(x), ceil_div(x.shape[1], LANES) * LANES))
-    found[:, :x.shape[1]] = x
+    found[:, : x.shape[1]] = x
     return np.ascontiguousarray(found.reshape(len(x), -1, LANES).transpose(1, 0, 2))
 
 
@@ -55,8 +56,15 @@ def in_slabs_reference(starts, columns, values, inputs):
 # --- what is asked for ------------------------------------------------------------------------------------------------
 def check(op, x, indices, values, bias, lanes, alive, rows, out):
     """How many samples y has; ValueError unless arrays fit."""
-    found = expect(op, x=(x, SAMPLES), indices=(indices, ("O", "K"), INT32), values=(values, ("O", "K")), bias=(bias, ("O",)),
-                   lanes=(lanes, ("N",), INT32), order=(rows and rows.order, ("O",), INT32))
+    found = expect(
+        op,
+        x=(x, SAMPLES),
+        indices=(indices, ("O", "K"), INT32),
+        values=(values, ("O", "K")),
+        bias=(bias, ("O",)),
+        lanes=(lanes, ("N",), INT32),
+        order=(rows and rows.order, ("O",), INT32),
+    )
     count = found.get("N", x.shape[0] * LANES)
     expect(op, alive=(alive, (count,), INT32), out=(out, (ceil_div(count, LANES), found["O"], LANES)))
     if not found["K"] or not x.size and count:
@@ -69,7 +77,7 @@ def check(op, x, indices, values, bias, lanes, alive, rows, out):
 
 
 def check_samples(op, starts, columns, values, inputs, out):
-    entries = "entries",
+    entries = ("entries",)
     found = expect(op, starts=(starts, ("N + 1",), INT32), columns=(columns, entries, INT32), values=(values, entries))
     if not found["N + 1"]:
         raise ValueError(f"{op}: starts {starts.shape} must have one number more than there are samples")
@@ -84,7 +92,7 @@ def check_samples(op, starts, columns, values, inputs, out):
 def examples(dev, a, N, I, O):
     def layer():
         indices = a.indices(I, O, 8)
-        indices[:O // 8 * 4] = indices[:O // 8].repeat(4, axis=0)  # some rows have the same inputs
+        indices[: O // 8 * 4] = indices[: O // 8].repeat(4, axis=0)  # some rows have the same inputs
         return indices, a(O, 8), a(O)
 
     def samples():
@@ -100,7 +108,9 @@ def examples(dev, a, N, I, O):
         indices, values, bias = layer()
         return dev.ell(a(slabs, I, LANES), indices, values, bias, 2.0, rows=grouped(indices), **options)
 
-    return {"ell": lambda: dev.ell(a(slabs, I, LANES), *layer(), 2.0),
-            "ell, some lanes together": lambda: among(lanes=lanes),
-            "ell, some lanes alive": lambda: among(alive=alive),
-            "in_slabs": lambda: dev.in_slabs(*samples())}
+    return {
+        "ell": lambda: dev.ell(a(slabs, I, LANES), *layer(), 2.0),
+        "ell, some lanes together": lambda: among(lanes=lanes),
+        "ell, some lanes alive": lambda: among(alive=alive),
+        "in_slabs": lambda: dev.in_slabs(*samples()),
+    }

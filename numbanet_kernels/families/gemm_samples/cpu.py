@@ -1,4 +1,5 @@
 """`gemm_samples` on the CPU."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -47,8 +48,10 @@ def gemm_samples_cpu(x, w, lists, kept, bias=None, relu=False):
     values = _values(op, lists, kept)
     if lists.group < TOGETHER:
         return cpu_loops.dots(x, w, lists, bias, relu, values)
-    groups = [(x[own], w, outputs, None, block, None if bias is None else bias[outputs], relu)
-              for own, outputs, block in cpu_loops.blocks(lists, values)]
+    groups = [
+        (x[own], w, outputs, None, block, None if bias is None else bias[outputs], relu)
+        for own, outputs, block in cpu_loops.blocks(lists, values)
+    ]
     flops = 2 * values.size * x.shape[1]
     if not threads.worthwhile(flops=flops) or len(groups) % threads.count():
         for group in groups:

@@ -1,12 +1,13 @@
 """Loops over what each sample keeps of its outputs (`layouts.samples`), on the CPU.
 
-    wrong          how many samples do not begin where those before them end
-    move           between the dense form and the values
-    pairs          the kept pairs by output
-    blocks         the kept outputs of each group
-    dots           products of single pairs, four samples of an output at a time, in blocks of columns that a cache holds
-    added          sums of listed rows, COLUMNS of them at a time in registers
+wrong          how many samples do not begin where those before them end
+move           between the dense form and the values
+pairs          the kept pairs by output
+blocks         the kept outputs of each group
+dots           products of single pairs, four samples of an output at a time, in blocks of columns that a cache holds
+added          sums of listed rows, COLUMNS of them at a time in registers
 """
+
 from __future__ import annotations
 
 import numba
@@ -69,7 +70,7 @@ def _move(x, values, bits, starts, group, at, expanding, first, stop):
         if n // group != before:
             before = n // group
             count = _outputs(bits[before], x.shape[1], at, found)
-        row, own = x[n], values[starts[n]:starts[n + 1]]
+        row, own = x[n], values[starts[n] : starts[n + 1]]
         if expanding:
             row[:] = 0
             for k in range(count):
@@ -81,6 +82,7 @@ def _move(x, values, bits, starts, group, at, expanding, first, stop):
 
 def move(x, values, lists, expanding):
     """The dense form x (N, O) from the values, or the values from it."""
+
     def work(part):
         own = part.of(len(x))
         _move(x, values, lists.bits, lists.starts, lists.group, _AT, expanding, own.start, own.stop)
@@ -128,7 +130,7 @@ def blocks(lists, values):
         first, stop = int(lists.starts[n0]), int(lists.starts[n1])
         count = np.zeros(1, np.int64)
         _listed(lists.bits[g], _AT, room, count)
-        yield slice(n0, n1), room[:count[0]].copy(), values[first:stop].reshape(n1 - n0, count[0])
+        yield slice(n0, n1), room[: count[0]].copy(), values[first:stop].reshape(n1 - n0, count[0])
 
 
 @host_kernel("void(i4[::1], i4[::1], i4[::1], i8[::1])")
@@ -144,6 +146,7 @@ REDUCE = f"llvm.vector.reduce.fadd.v{WIDTH}f32"
 @intrinsic
 def _four_dots(typing_context, x, first, second, third, fourth, w, at, length, sums):
     """sums[s] = x[p:p + length] . w[at:at + length] of the s-th place p, as arrays lie in memory."""
+
     def generate(context, builder, signature, arguments):
         x, *places, w, at, length, sums = data_of(context, builder, signature, arguments)
         zero = FLOATS([REAL(0.0)] * WIDTH)
@@ -156,7 +159,8 @@ def _four_dots(typing_context, x, first, second, third, fourth, w, at, length, s
                 builder.store((Lanes(builder, builder.load(total)) + product).value, total)
         for s, total in enumerate(totals):
             reduced = builder.module.globals.get(REDUCE) or ir.Function(
-                builder.module, ir.FunctionType(REAL, [REAL, FLOATS]), REDUCE)
+                builder.module, ir.FunctionType(REAL, [REAL, FLOATS]), REDUCE
+            )
             value = builder.call(reduced, [REAL(-0.0), builder.load(total)], fastmath=("reassoc",))
             builder.store(value, builder.gep(sums, [NUMBER(s)]))
         return context.get_dummy_value()
@@ -174,9 +178,17 @@ def _dots(x, w, firsts, samples, places, bias, biased, relu, values, first, stop
         for o in range(first, stop):
             added, last = bias[o] if biased else float32(0), firsts[o + 1] - 1
             for p in range(firsts[o], firsts[o + 1], 4):
-                _four_dots(x, samples[p] * depth + d0, samples[min(p + 1, last)] * depth + d0,
-                           samples[min(p + 2, last)] * depth + d0, samples[min(p + 3, last)] * depth + d0, w, o * depth + d0,
-                           length, sums)
+                _four_dots(
+                    x,
+                    samples[p] * depth + d0,
+                    samples[min(p + 1, last)] * depth + d0,
+                    samples[min(p + 2, last)] * depth + d0,
+                    samples[min(p + 3, last)] * depth + d0,
+                    w,
+                    o * depth + d0,
+                    length,
+                    sums,
+                )
                 for s in range(min(4, last + 1 - p)):
                     total = sums[s] + (values[places[p + s]] if d0 else float32(0))
                     if d0 + BLOCK >= depth:
@@ -203,6 +215,7 @@ COLUMNS = 4 * WIDTH  # of a weight or an activation that are added up together, 
 @intrinsic
 def _sum_listed(typing_context, room, rows, places, factors, first, stop, sums):
     """sums[v] = sum of factors[places[p]] room[rows[p], v] for first <= p < stop; room (…, COLUMNS), sums (COLUMNS,)."""
+
     def generate(context, builder, signature, arguments):
         room, rows, places, factors, first, stop, sums = data_of(context, builder, signature, arguments)
         totals = [cgutils.alloca_once_value(builder, FLOATS([REAL(0.0)] * WIDTH)) for _ in range(COLUMNS // WIDTH)]

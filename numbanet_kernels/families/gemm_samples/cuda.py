@@ -1,4 +1,5 @@
 """`gemm_samples` on CUDA."""
+
 from __future__ import annotations
 
 from numba import float32, int32, uint32
@@ -16,6 +17,7 @@ ROOM = WARPS * LANES * (LANES + 1)  # neighbouring rows begin in other banks
 
 def _places():
     """(how many bits of a word are set, where the values of a word of a sample begin), made anew for each factory."""
+
     @inlined
     def ones(word):
         """How many bits are set, by bytes that are added up in one; Numba widens products of 32 bits to 64."""
@@ -106,8 +108,18 @@ def _product_kernels():
 
 
 def _launch_move(x, values, lists, expanding):
-    launch(_move_kernel(), blocks_for(x.size), THREADS, flat(x), values, flat(lists.bits), lists.starts, lists.group,
-           lists.width, expanding)
+    launch(
+        _move_kernel(),
+        blocks_for(x.size),
+        THREADS,
+        flat(x),
+        values,
+        flat(lists.bits),
+        lists.starts,
+        lists.group,
+        lists.width,
+        expanding,
+    )
     return x if expanding else values
 
 
@@ -125,17 +137,41 @@ def gemm_samples_cuda(x, w, lists, kept, bias=None, relu=False):
     samples = lists.starts.size - 1
     check("gemm_samples (cuda)", lists, x=(x, (samples, "I")), w=(w, (lists.width, "I")), bias=(bias, (lists.width,)))
     values = empty_cuda((kept,))
-    launch(_product_kernels()[0], (samples, ceil_div(ceil_div(lists.width, WORD), WARPS)), (LANES, WARPS), flat(x), flat(w),
-           flat(lists.bits), lists.starts, lists.group, lists.width, x.shape[1], values if bias is None else bias,
-           bias is not None, relu, values)
+    launch(
+        _product_kernels()[0],
+        (samples, ceil_div(ceil_div(lists.width, WORD), WARPS)),
+        (LANES, WARPS),
+        flat(x),
+        flat(w),
+        flat(lists.bits),
+        lists.starts,
+        lists.group,
+        lists.width,
+        x.shape[1],
+        values if bias is None else bias,
+        bias is not None,
+        relu,
+        values,
+    )
     return values
 
 
 def gemm_samples_dx_cuda(dy, w, lists):
     samples = check("gemm_samples_dx (cuda)", lists, dy, w=(w, (lists.width, "I")))
     dx = empty_cuda((samples, w.shape[1]))
-    launch(_product_kernels()[1], (samples, blocks_for(w.shape[1])), THREADS, dy, flat(w), flat(lists.bits), lists.starts,
-           lists.group, lists.width, w.shape[1], flat(dx))
+    launch(
+        _product_kernels()[1],
+        (samples, blocks_for(w.shape[1])),
+        THREADS,
+        dy,
+        flat(w),
+        flat(lists.bits),
+        lists.starts,
+        lists.group,
+        lists.width,
+        w.shape[1],
+        flat(dx),
+    )
     return dx
 
 

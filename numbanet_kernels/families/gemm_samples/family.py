@@ -9,6 +9,7 @@
 On the CPU outputs that many samples keep together are dense products with listed rows (`host.gathered_gemm`); where each sample
 has its own, an output is multiplied with four of its samples at a time, in blocks of columns that a cache holds.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -23,7 +24,7 @@ def mask_of(lists):
     """(N, O) bool, True where kept."""
     bits = np.asarray(lists.bits).view(np.uint32)
     own = (bits[:, :, None] >> np.arange(WORD, dtype=np.uint32) & 1).reshape(len(bits), bits.shape[1] * WORD)
-    return own[:, :lists.width].astype(bool)[np.arange(lists.starts.size - 1) // lists.group]
+    return own[:, : lists.width].astype(bool)[np.arange(lists.starts.size - 1) // lists.group]
 
 
 def expand_samples_reference(values, lists):
@@ -59,8 +60,13 @@ def check(op, lists, values=None, **arrays):
     if samples < 0 or lists.group < 1 or lists.width < 0:
         raise ValueError(f"{op}: starts {lists.starts.shape} and groups of {lists.group} samples are no lists")
     words = ceil_div(lists.width, WORD)
-    expect(op, bits=(lists.bits, (ceil_div(samples, lists.group), words), INT32), starts=(lists.starts, (samples + 1,), INT32),
-           values=(values, ("kept",)), **arrays)
+    expect(
+        op,
+        bits=(lists.bits, (ceil_div(samples, lists.group), words), INT32),
+        starts=(lists.starts, (samples + 1,), INT32),
+        values=(values, ("kept",)),
+        **arrays,
+    )
     return samples
 
 

@@ -1,4 +1,5 @@
 """Products with kept tiles of a weight."""
+
 from .cpu import (
     gemm_tiles_cpu,
     gemm_tiles_dw_cpu,
@@ -18,9 +19,4 @@ from .cuda import (
     tile_outputs_cuda,
     tile_room_cuda,
 )
-from .family import (
-    gemm_tiles_dw_reference,
-    gemm_tiles_dx_reference,
-    gemm_tiles_reference,
-    tile_mask_reference,
-)
+from .family import gemm_tiles_dw_reference, gemm_tiles_dx_reference, gemm_tiles_reference, tile_mask_reference

@@ -1,4 +1,5 @@
 """`gemm_tiles` on the CPU."""
+
 from __future__ import annotations
 
 import functools
@@ -22,11 +23,11 @@ from .family import valid
 class _Layout(NamedTuple):
     """Where rows and columns of a weight go in the order of the classes."""
 
-    classes: tuple          # a class: (the first place of its rows, the first place of its columns, how many these are)
-    row_place: np.ndarray   # (O,)
-    row_class: np.ndarray   # (R,)
+    classes: tuple  # a class: (the first place of its rows, the first place of its columns, how many these are)
+    row_place: np.ndarray  # (O,)
+    row_class: np.ndarray  # (R,)
     class_cols: np.ndarray  # (classes, most tiles) the tile columns that a class keeps, then -1
-    col_place: np.ndarray   # (I,) -1 where no row keeps the column
+    col_place: np.ndarray  # (I,) -1 where no row keeps the column
 
 
 @functools.lru_cache(maxsize=1024)
@@ -63,8 +64,8 @@ def _pack(w, place, row_class, class_cols, tile, first, stop, packed):
             i0 = class_cols[z, k] * tile
             if i0 < 0:
                 break
-            kept = w[o, i0:i0 + tile]
-            out = packed[place[o], k * tile:(k + 1) * tile]
+            kept = w[o, i0 : i0 + tile]
+            out = packed[place[o], k * tile : (k + 1) * tile]
             for i in range(kept.size):
                 out[i] = kept[i]
 
@@ -108,8 +109,17 @@ def tile_outputs_cpu(dy, pattern, scale=1.0, y=None):
 def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, inputs=None, out=None):
     """y[n, o] = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])"""
     (rows, cols), packed = valid("gemm_tiles (cpu)", pattern)
-    out = output("gemm_tiles (cpu)", empty_cpu, out, ("N", rows), x=(x, ("N", cols)), w=(w, (rows, cols)), b=(b, (rows,)),
-                 blocks=(blocks, packed), inputs=(inputs, (cols, "N")))
+    out = output(
+        "gemm_tiles (cpu)",
+        empty_cpu,
+        out,
+        ("N", rows),
+        x=(x, ("N", cols)),
+        w=(w, (rows, cols)),
+        b=(b, (rows,)),
+        blocks=(blocks, packed),
+        inputs=(inputs, (cols, "N")),
+    )
     blocks = tile_blocks_cpu(w, pattern) if blocks is None else blocks
     inputs = tile_inputs_cpu(x, pattern) if inputs is None else inputs
     transposed, place = empty_cpu((1, packed[0], x.shape[0])), _layout(pattern).row_place
@@ -127,8 +137,17 @@ def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, wher
     """dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i], given `where` 0 unless where[n, i] > 0"""
     (rows, cols), packed = valid("gemm_tiles_dx (cpu)", pattern)
     transposed, _ = pair("gemm_tiles_dx (cpu)", "outputs", outputs)
-    out = output("gemm_tiles_dx (cpu)", empty_cpu, out, ("N", cols), dy=(dy, ("N", rows)), w=(w, (rows, cols)),
-                 where=(where, ("N", cols)), blocks=(blocks, packed), outputs=(transposed, (packed[0], "N")))
+    out = output(
+        "gemm_tiles_dx (cpu)",
+        empty_cpu,
+        out,
+        ("N", cols),
+        dy=(dy, ("N", rows)),
+        w=(w, (rows, cols)),
+        where=(where, ("N", cols)),
+        blocks=(blocks, packed),
+        outputs=(transposed, (packed[0], "N")),
+    )
     blocks = tile_blocks_cpu(w, pattern) if blocks is None else blocks
     transposed = tile_outputs_cpu(dy, pattern, scale)[1][0] if transposed is None else transposed
     flops, place = 2 * dy.shape[0] * blocks.size, _layout(pattern).col_place
@@ -148,8 +167,17 @@ def gemm_tiles_dw_cpu(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outpu
     """(dw, db): dw = scale * (dy.T x) on kept tiles, packed, db[o] = sum_n dy[n, o]"""
     (rows, cols), packed = valid("gemm_tiles_dw (cpu)", pattern)
     transposed, db = pair("gemm_tiles_dw (cpu)", "outputs", outputs)
-    out = output("gemm_tiles_dw (cpu)", empty_cpu, out, packed, dy=(dy, ("N", rows)), x=(x, ("N", cols)),
-                 inputs=(inputs, (cols, "N")), outputs=(transposed, (packed[0], "N")), sums=(db, (rows,)))
+    out = output(
+        "gemm_tiles_dw (cpu)",
+        empty_cpu,
+        out,
+        packed,
+        dy=(dy, ("N", rows)),
+        x=(x, ("N", cols)),
+        inputs=(inputs, (cols, "N")),
+        outputs=(transposed, (packed[0], "N")),
+        sums=(db, (rows,)),
+    )
     inputs = tile_inputs_cpu(x, pattern) if inputs is None else inputs
     transposed, db = tile_outputs_cpu(dy, pattern, scale)[1] if transposed is None else (transposed, db)
 

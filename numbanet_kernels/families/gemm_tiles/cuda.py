@@ -1,4 +1,5 @@
 """`gemm_tiles` on CUDA."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -65,26 +66,55 @@ def gemm_tiles_cuda(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, i
         of_rows, of_cols, starts = groups(lists, pattern)
         return launch_grouped(True, x, w, out, of_cols, of_rows, starts, x.shape[0], (cols, 1), (1, cols), b, relu, scale)
     side = cuda_listed.block_side("gemm_tiles (cuda)", tile)
-    launch(cuda_listed.forwards(tile)[0], (ceil_div(rows, tile), ceil_div(x.shape[0], tile)), (side, side),
-           x, w, lists.row_class, lists.tile_cols, flat(w) if b is None else b, b is not None, relu, scale, out)
+    launch(
+        cuda_listed.forwards(tile)[0],
+        (ceil_div(rows, tile), ceil_div(x.shape[0], tile)),
+        (side, side),
+        x,
+        w,
+        lists.row_class,
+        lists.tile_cols,
+        flat(w) if b is None else b,
+        b is not None,
+        relu,
+        scale,
+        out,
+    )
     return out
 
 
 def gemm_tiles_dx_cuda(dy, w, pattern, scale=1.0, blocks=None, outputs=None, where=None, out=None):
     ((rows, cols), _), tile = valid("gemm_tiles_dx (cuda)", pattern), pattern.tile
     lists = _lists("gemm_tiles_dx (cuda)", blocks, pattern)
-    out = output("gemm_tiles_dx (cuda)", empty_cuda, out, ("N", cols), dy=(dy, ("N", rows)), w=(w, (rows, cols)),
-                 where=(where, ("N", cols)))
+    out = output(
+        "gemm_tiles_dx (cuda)",
+        empty_cuda,
+        out,
+        ("N", cols),
+        dy=(dy, ("N", rows)),
+        w=(w, (rows, cols)),
+        where=(where, ("N", cols)),
+    )
     if pattern.grid[0] < pattern.dp:  # there are fewer classes: some columns are kept by no tile row
         full_cuda(out.shape, 0.0, out=out)
     if available(dy, w, out):
         of_rows, of_cols, starts = groups(lists, pattern)
-        return launch_grouped(True, dy, w, out, of_rows, of_cols, starts, dy.shape[0], (rows, 1), (cols, 1), where=where,
-                              scale=scale)
+        return launch_grouped(
+            True, dy, w, out, of_rows, of_cols, starts, dy.shape[0], (rows, 1), (cols, 1), where=where, scale=scale
+        )
     side = cuda_listed.block_side("gemm_tiles_dx (cuda)", tile)
     classes, most = lists.tile_cols.shape
-    launch(cuda_listed.dx(tile), (most, ceil_div(dy.shape[0], tile), classes), (side, side),
-           dy, w, lists.tile_rows, lists.tile_cols, scale, out)
+    launch(
+        cuda_listed.dx(tile),
+        (most, ceil_div(dy.shape[0], tile), classes),
+        (side, side),
+        dy,
+        w,
+        lists.tile_rows,
+        lists.tile_cols,
+        scale,
+        out,
+    )
     return out if where is None else relu_grad_cuda(out, where, out=out)
 
 
@@ -97,16 +127,39 @@ def gemm_tiles_dw_cuda(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outp
         launch_grouped(False, dy, x, out, *groups(lists, pattern), dy.shape[0], (1, rows), (cols, 1), a_sums=db, scale=scale)
         return out, db
     side = cuda_listed.block_side("gemm_tiles_dw (cuda)", tile)
-    launch(cuda_listed.dw(tile), (lists.tile_cols.shape[1], lists.row_class.shape[0]), (side, side),
-           dy, x, lists.row_class, lists.row_place, lists.tile_cols, scale, out)
+    launch(
+        cuda_listed.dw(tile),
+        (lists.tile_cols.shape[1], lists.row_class.shape[0]),
+        (side, side),
+        dy,
+        x,
+        lists.row_class,
+        lists.row_place,
+        lists.tile_cols,
+        scale,
+        out,
+    )
     return out, sum_rows_cuda(dy)
 
 
 def gemm_tiles_masked(x, w, mask, tile, out=None):
     """Teaching step: y = x (w * mask of tiles).T; mask (tile rows, tile columns) int32, the grid covers every tile."""
     side, grid = cuda_listed.block_side("gemm_tiles_masked (cuda)", tile), tuple(ceil_div(n, tile) for n in w.shape)
-    out = output("gemm_tiles_masked (cuda)", empty_cuda, out, ("N", "O"), x=(x, ("N", "I")), w=(w, ("O", "I")),
-                 mask=(mask, grid, INT32))
-    launch(cuda_listed.forwards(tile)[1], (grid[0], ceil_div(x.shape[0], tile)), (side, side), x, w,
-           upload_cuda(np.arange(grid[0], dtype=np.int32)), mask, flat(w), False, False, 1.0, out)
+    out = output(
+        "gemm_tiles_masked (cuda)", empty_cuda, out, ("N", "O"), x=(x, ("N", "I")), w=(w, ("O", "I")), mask=(mask, grid, INT32)
+    )
+    launch(
+        cuda_listed.forwards(tile)[1],
+        (grid[0], ceil_div(x.shape[0], tile)),
+        (side, side),
+        x,
+        w,
+        upload_cuda(np.arange(grid[0], dtype=np.int32)),
+        mask,
+        flat(w),
+        False,
+        False,
+        1.0,
+        out,
+    )
     return out

@@ -3,6 +3,7 @@
 Block z of the grid works on class z, in blocks as those of `gemm_block`, and meets its rows and columns by their numbers: in
 the forward pass and dx the inner index and the column of the result come from a list, in dw its row and its column.
 """
+
 from __future__ import annotations
 
 import functools
@@ -31,10 +32,37 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
     first_sum, add_rows, total = rows_of(tile, of_a)
     a_room, b_room, together = 2 * of_a.stage, 2 * of_b.stage, 2 if passes else 4
 
-    @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4, i4,"
-            " i4, i4, i4, i4, i4, i4, b1, b1, b1, f4)", least=(8, 0), bounds=(THREADS, 2))
-    def gemm_tiles_grouped(a, b, bias, where, c, a_sums, first, second, firsts, seconds, starts, room_first, room_second, plain,
-                           am, ak, bk, bn, width, biased, masked, relu, scale):
+    @kernel(
+        "void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4, i4,"
+        " i4, i4, i4, i4, i4, i4, b1, b1, b1, f4)",
+        least=(8, 0),
+        bounds=(THREADS, 2),
+    )
+    def gemm_tiles_grouped(
+        a,
+        b,
+        bias,
+        where,
+        c,
+        a_sums,
+        first,
+        second,
+        firsts,
+        seconds,
+        starts,
+        room_first,
+        room_second,
+        plain,
+        am,
+        ak,
+        bk,
+        bn,
+        width,
+        biased,
+        masked,
+        relu,
+        scale,
+    ):
         """inner: c[m, N] = act(scale sum_K a[m am + K ak] b[K bk + N bn] + bias[N]), if masked 0 unless where[m, N] > 0; else:
         c[start + m, n] = scale sum_k a[M am + k ak] b[k bk + N bn] and a_sums[M] = sum_k a[M am + k ak]; K or M from the part
         of the class in `first`, N from that in `second`: as many numbers as `firsts` and `seconds` say, of room for more.
@@ -72,12 +100,43 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
             a_sums[first[first_at + row0 + t]] = a_sum
         row, col = row0 + row, col0 + col
         if inner:
-            scatter(sums, c, row * width, width, rows - row, cols - col, second, second_at + col, bias, biased, where,
-                    masked, relu, scale, float32(1))
+            scatter(
+                sums,
+                c,
+                row * width,
+                width,
+                rows - row,
+                cols - col,
+                second,
+                second_at + col,
+                bias,
+                biased,
+                where,
+                masked,
+                relu,
+                scale,
+                float32(1),
+            )
         else:
             aligned = width % int32(together) == int32(0)
-            store(sums, c, (starts[z] + row) * width + col, width, rows - row, cols - col, aligned, bias, int32(0), int32(0),
-                  False, where, False, False, scale, float32(1))
+            store(
+                sums,
+                c,
+                (starts[z] + row) * width + col,
+                width,
+                rows - row,
+                cols - col,
+                aligned,
+                bias,
+                int32(0),
+                int32(0),
+                False,
+                where,
+                False,
+                False,
+                scale,
+                float32(1),
+            )
 
     return gemm_tiles_grouped
 
@@ -115,17 +174,36 @@ def _error(tile, passes, samples=45):
     launch_grouped(True, on_card[2], on_card[1], dx, rows, cols, starts, samples, (150, 1), (133, 1), where=on_card[0], **ways)
     launch_grouped(False, on_card[2], on_card[0], dw, rows, cols, starts, samples, (1, 150), (133, 1), a_sums=db, **ways)
     packed, expected = dw.copy_to_host(), (dy.T.astype(float) @ x) * kept
-    errors = [np.abs(y.copy_to_host() - x.astype(float) @ (w * kept).T).max(),
-              np.abs(dx.copy_to_host() - np.where(x > 0, dy.astype(float) @ (w * kept), 0)).max(),
-              np.abs(db.copy_to_host() - dy.astype(float).sum(0)).max()]
+    errors = [
+        np.abs(y.copy_to_host() - x.astype(float) @ (w * kept).T).max(),
+        np.abs(dx.copy_to_host() - np.where(x > 0, dy.astype(float) @ (w * kept), 0)).max(),
+        np.abs(db.copy_to_host() - dy.astype(float).sum(0)).max(),
+    ]
     for o, place in enumerate(row_places(pattern)):
         columns = np.flatnonzero(kept[o])
-        errors.append(np.abs(packed[place, :columns.size] - expected[o, columns]).max(initial=0.0))
+        errors.append(np.abs(packed[place, : columns.size] - expected[o, columns]).max(initial=0.0))
     return float(np.max(errors)) / samples  # NaN, too
 
 
-def launch_grouped(inner, a, b, c, first, second, starts, plain, a_at, b_at, bias=None, relu=False, scale=1.0, where=None,
-                   a_sums=None, tile=None, passes=None):
+def launch_grouped(
+    inner,
+    a,
+    b,
+    c,
+    first,
+    second,
+    starts,
+    plain,
+    a_at,
+    b_at,
+    bias=None,
+    relu=False,
+    scale=1.0,
+    where=None,
+    a_sums=None,
+    tile=None,
+    passes=None,
+):
     """One launch for all classes; first and second as `groups` gives them, a_at and b_at the strides (am, ak) and (bk, bn).
     Where not inner, the sums of A's rows go to a_sums."""
     (firsts, first_counts, most_first), (seconds, second_counts, most_second) = first, second
@@ -135,8 +213,30 @@ def launch_grouped(inner, a, b, c, first, second, starts, plain, a_at, b_at, bia
     tile = 128 if passes else tile or tile_for(rows, most_second, classes)
     (am, ak), (bk, bn) = a_at, b_at
     grid = ceil_div(most_second, tile), ceil_div(rows, tile), classes
-    launch(_grouped(inner, tile, ak <= am, bk <= bn, passes), grid, THREADS, flat(a), flat(b),
-           flat(b) if bias is None else bias, flat(b) if where is None else flat(where), flat(c),
-           flat(c) if a_sums is None else a_sums, firsts, seconds, first_counts, second_counts, starts, firsts.size // classes,
-           seconds.size // classes, plain, *a_at, *b_at, c.shape[1], bias is not None, where is not None, relu, scale)
+    launch(
+        _grouped(inner, tile, ak <= am, bk <= bn, passes),
+        grid,
+        THREADS,
+        flat(a),
+        flat(b),
+        flat(b) if bias is None else bias,
+        flat(b) if where is None else flat(where),
+        flat(c),
+        flat(c) if a_sums is None else a_sums,
+        firsts,
+        seconds,
+        first_counts,
+        second_counts,
+        starts,
+        firsts.size // classes,
+        seconds.size // classes,
+        plain,
+        *a_at,
+        *b_at,
+        c.shape[1],
+        bias is not None,
+        where is not None,
+        relu,
+        scale,
+    )
     return c

@@ -3,6 +3,7 @@
 A block computes one tile x tile piece of the result, 2 x 2 outputs a thread; all its threads walk one list of tiles, which ends
 at its first negative number.
 """
+
 from __future__ import annotations
 
 from numba import float32

@@ -18,6 +18,7 @@ Versions: masked (a teaching step: every tile is visited, dropped ones skipped b
 (a block walks the list of the tiles that its class keeps, dropped work is never launched; both in `cuda_listed`) and grouped
 (the one used where a card has it: each class is a dense product, all in one launch; `cuda_grouped`).
 """
+
 from __future__ import annotations
 
 import numpy as np

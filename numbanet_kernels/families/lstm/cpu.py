@@ -1,4 +1,5 @@
 """LSTM on the CPU: what the loops of `cpu_steps` are given, and which thread does what."""
+
 from __future__ import annotations
 
 import functools
@@ -79,8 +80,20 @@ def lstm_cpu(z, w, h0, c0, units=None, scale=1.0, lengths=None):
         x = packed_gemm.tiles(n, packed_gemm.tile_of(n, 1 if by_units else parts), depth)
 
         def loop(first, stop, *blocks_and_tiles):
-            forward(z, h, c, panels, rows, place, NO_INDICES if lengths is None else lengths, scale, x, first - 1, stop - 1,
-                    *blocks_and_tiles)
+            forward(
+                z,
+                h,
+                c,
+                panels,
+                rows,
+                place,
+                NO_INDICES if lengths is None else lengths,
+                scale,
+                x,
+                first - 1,
+                stop - 1,
+                *blocks_and_tiles,
+            )
 
         _through(steps + 1, by_units, run, loop, panels.shape[1], x.shape[1])
     return h, c
@@ -89,8 +102,9 @@ def lstm_cpu(z, w, h0, c0, units=None, scale=1.0, lengths=None):
 def lstm_grad_cpu(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None, columns=None, threshold=0.0):
     """(dz, dh0, dc0): dz (T, N, 4H), written over the gates, or (T, N, K), of these columns alone"""
     op = "lstm_grad (cpu)"
-    steps, n, hidden = check(op, gates, w, units, lengths, columns, dy=(dy, AFTER), c=(c, (len(dy) + 1, "N", "H")),
-                             dc=(dc, STATE))
+    steps, n, hidden = check(
+        op, gates, w, units, lengths, columns, dy=(dy, AFTER), c=(c, (len(dy) + 1, "N", "H")), dc=(dc, STATE)
+    )
     dc = full_cpu(dy.shape[1:], 0.0) if dc is None else copy_cpu(dc)
     if units is not None:
         _increasing(op, "units", units, hidden)
@@ -110,8 +124,24 @@ def lstm_grad_cpu(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None,
         x = packed_gemm.tiles(n, packed_gemm.tile_of(n, 1 if by_units else parts), depth)
 
         def loop(*ranges):
-            backward(dy, gates, c, panels, starts, rows, place, NO_INDICES if lengths is None else lengths, scale, column,
-                     threshold, x, dz, dc, dh0, *ranges)
+            backward(
+                dy,
+                gates,
+                c,
+                panels,
+                starts,
+                rows,
+                place,
+                NO_INDICES if lengths is None else lengths,
+                scale,
+                column,
+                threshold,
+                x,
+                dz,
+                dc,
+                dh0,
+                *ranges,
+            )
 
         _through(steps + 1, by_units, run, loop, panels.shape[1], x.shape[1])
     return dz, dh0, dc
@@ -119,15 +149,21 @@ def lstm_grad_cpu(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None,
 
 def lstm_scores_cpu(dy, gates, c, lengths=None):
     """scores[j] = sum_t,n |dz[t, n, j]|, as if nothing came back through time: dh = dy[t], dc = dh o (1 - q^2)"""
-    expect("lstm_scores (cpu)", dy=(dy, AFTER), gates=(gates, ("T", "N", 4 * dy.shape[-1])), c=(c, (len(dy) + 1, "N", "H")),
-           lengths=(lengths, ("N",), INT32))
+    expect(
+        "lstm_scores (cpu)",
+        dy=(dy, AFTER),
+        gates=(gates, ("T", "N", 4 * dy.shape[-1])),
+        c=(c, (len(dy) + 1, "N", "H")),
+        lengths=(lengths, ("N",), INT32),
+    )
     hidden = dy.shape[2]
     found = np.zeros(4 * hidden, np.float32)
 
     def work(part):
         own = part.of(-(-hidden // WIDTH))
-        add_scores(dy, gates, c, NO_INDICES if lengths is None else lengths, found, own.start * WIDTH,
-                   min(own.stop * WIDTH, hidden))
+        add_scores(
+            dy, gates, c, NO_INDICES if lengths is None else lengths, found, own.start * WIDTH, min(own.stop * WIDTH, hidden)
+        )
 
     threads.share(work, gates.size)
     return found

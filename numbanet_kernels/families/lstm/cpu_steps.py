@@ -7,6 +7,7 @@ through it alone, and all meet after each step; where it is small, a thread owns
 Loops take `rows` (S, depth), the panel's rows that a step sees, and `place` (S, H), where a unit is in what it hands over, -1
 for nowhere; (S, 0) says that each is in its own place. S is 1, where all steps are alike, or T: step t reads row min(t, S - 1).
 """
+
 from __future__ import annotations
 
 import numba
@@ -45,14 +46,17 @@ INTEGER = numba.int64
 @intrinsic
 def _cell(typing_context, room, room_at, room_step, scale, z, z_at, z_step, c, before, after, h, h_at, width, alive):
     """One sample's units, `width` of them: z += scale room becomes the gates, c[after] and h follow."""
+
     def generate(context, builder, signature, arguments):
         room, room_at, room_step, scale, z, z_at, z_step, c, before, after, h, h_at, width, alive = data_of(
-            context, builder, signature, arguments)
+            context, builder, signature, arguments
+        )
 
         def units(some):
             products = _gates(builder, room, room_at, room_step, some)
-            i, f, g, o = (brought + product * scale
-                          for brought, product in zip(_gates(builder, z, z_at, z_step, some), products))
+            i, f, g, o = (
+                brought + product * scale for brought, product in zip(_gates(builder, z, z_at, z_step, some), products)
+            )
             i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
             old = load(builder, c, before, some)
             new = f * old + i * g
@@ -63,23 +67,69 @@ def _cell(typing_context, room, room_at, room_step, scale, z, z_at, z_step, c, b
         for_lanes(builder, width, units)
         return context.get_dummy_value()
 
-    return numba.void(room, INTEGER, INTEGER, numba.float32, z, INTEGER, INTEGER, c, INTEGER, INTEGER, h, INTEGER, INTEGER,
-                      numba.boolean), generate
+    return numba.void(
+        room, INTEGER, INTEGER, numba.float32, z, INTEGER, INTEGER, c, INTEGER, INTEGER, h, INTEGER, INTEGER, numba.boolean
+    ), generate
 
 
 @intrinsic
-def _cell_grad(typing_context, back, back_at, scale, dy, dy_at, gates, gates_at, step, c, before, after, dc, dc_at, out, out_at,
-               out_step, threshold, width, alive):
+def _cell_grad(
+    typing_context,
+    back,
+    back_at,
+    scale,
+    dy,
+    dy_at,
+    gates,
+    gates_at,
+    step,
+    c,
+    before,
+    after,
+    dc,
+    dc_at,
+    out,
+    out_at,
+    out_step,
+    threshold,
+    width,
+    alive,
+):
     """One sample's units: dh = dy + scale back; out = dz of the gates, which may lie where they do; dc goes one step back."""
+
     def generate(context, builder, signature, arguments):
-        (back, back_at, scale, dy, dy_at, gates, gates_at, step, c, before, after, dc, dc_at, out, out_at, out_step, threshold,
-         width, alive) = data_of(context, builder, signature, arguments)
+        (
+            back,
+            back_at,
+            scale,
+            dy,
+            dy_at,
+            gates,
+            gates_at,
+            step,
+            c,
+            before,
+            after,
+            dc,
+            dc_at,
+            out,
+            out_at,
+            out_step,
+            threshold,
+            width,
+            alive,
+        ) = data_of(context, builder, signature, arguments)
 
         def units(some):
             held = _gates(builder, gates, gates_at, step, some)
             carried, dh = load(builder, dc, dc_at, some), load(builder, back, back_at, some) * scale
-            slopes, own = _slopes(load(builder, dy, dy_at, some) + dh, carried, held, load(builder, c, before, some),
-                                  load(builder, c, after, some))
+            slopes, own = _slopes(
+                load(builder, dy, dy_at, some) + dh,
+                carried,
+                held,
+                load(builder, c, before, some),
+                load(builder, c, after, some),
+            )
             slopes = [_cut(slope, threshold).where_not(alive, 0.0) for slope in slopes]
             _store_gates(builder, slopes, out, out_at, out_step, some)
             store(builder, (own * held[1]).where_not(alive, carried), dc, dc_at, some)
@@ -87,8 +137,27 @@ def _cell_grad(typing_context, back, back_at, scale, dy, dy_at, gates, gates_at,
         for_lanes(builder, width, units)
         return context.get_dummy_value()
 
-    return numba.void(back, INTEGER, numba.float32, dy, INTEGER, gates, INTEGER, INTEGER, c, INTEGER, INTEGER, dc, INTEGER, out,
-                      INTEGER, INTEGER, numba.float32, INTEGER, numba.boolean), generate
+    return numba.void(
+        back,
+        INTEGER,
+        numba.float32,
+        dy,
+        INTEGER,
+        gates,
+        INTEGER,
+        INTEGER,
+        c,
+        INTEGER,
+        INTEGER,
+        dc,
+        INTEGER,
+        out,
+        INTEGER,
+        INTEGER,
+        numba.float32,
+        INTEGER,
+        numba.boolean,
+    ), generate
 
 
 def _cut(slope, threshold):
@@ -100,13 +169,19 @@ def _cut(slope, threshold):
 @intrinsic
 def _cell_scores(typing_context, dy, dy_at, gates, gates_at, step, c, before, after, scores, at, width):
     """scores += |dz| of one sample's units, with nothing that comes back."""
+
     def generate(context, builder, signature, arguments):
         dy, dy_at, gates, gates_at, step, c, before, after, scores, at, width = data_of(context, builder, signature, arguments)
 
         def units(some):
             slope = load(builder, dy, dy_at, some)
-            slopes, _ = _slopes(slope, slope.of(0.0), _gates(builder, gates, gates_at, step, some),
-                                load(builder, c, before, some), load(builder, c, after, some))
+            slopes, _ = _slopes(
+                slope,
+                slope.of(0.0),
+                _gates(builder, gates, gates_at, step, some),
+                load(builder, c, before, some),
+                load(builder, c, after, some),
+            )
             sums = [total + slope.size() for total, slope in zip(_gates(builder, scores, at, step, some), slopes)]
             _store_gates(builder, sums, scores, at, step, some)
 
@@ -133,8 +208,9 @@ def _hand_over(values, n0, n1, j, width, hidden, place, x):
 TABLES = "i4[:, ::1], i4[:, ::1], i4[::1], f4"
 
 
-@host_kernel(f"void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, :, ::1], {TABLES}, f4[:, :, :, ::1], i8, i8, i8, i8,"
-             " i8, i8)")
+@host_kernel(
+    f"void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, :, ::1], {TABLES}, f4[:, :, :, ::1], i8, i8, i8, i8, i8, i8)"
+)
 def forward(z, h, c, panels, rows, place, lengths, scale, x, first, stop, block0, block1, tile0, tile1):
     """The steps first … stop - 1 of some blocks of units and some tiles of samples; step -1 hands over h[0]."""
     (steps, n, four), hidden, size = z.shape, h.shape[2], x.shape[3]
@@ -150,8 +226,22 @@ def forward(z, h, c, panels, rows, place, lengths, scale, x, first, stop, block0
                         multiply_panel(x[t % 2, tile], panels[g, b], listed, room[g])
                     for s in range(n0, n1):
                         at = (t * n + s) * hidden + j
-                        _cell(room, (s - n0) * WIDTH, size * WIDTH, scale, z, (t * n + s) * four + j, hidden, c, at,
-                              at + n * hidden, h, at + n * hidden, width, lengths.size == 0 or t < lengths[s])
+                        _cell(
+                            room,
+                            (s - n0) * WIDTH,
+                            size * WIDTH,
+                            scale,
+                            z,
+                            (t * n + s) * four + j,
+                            hidden,
+                            c,
+                            at,
+                            at + n * hidden,
+                            h,
+                            at + n * hidden,
+                            width,
+                            lengths.size == 0 or t < lengths[s],
+                        )
                 if t + 1 < steps and x.shape[2]:
                     _hand_over(h[t + 1], n0, n1, j, width, hidden, place[min(t + 1, place.shape[0] - 1)], following[tile])
 
@@ -176,10 +266,33 @@ def _keep(slopes, n0, n1, j, width, hidden, columns, dz, x):
                     x[column, n - n0] = dz[n, column] = slopes[g, n - n0, i]
 
 
-@host_kernel(f"void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, :, ::1], i8[::1], {TABLES}, i4[::1], f4,"
-             " f4[:, :, :, ::1], f4[:, :, ::1], f4[:, ::1], f4[:, ::1], i8, i8, i8, i8, i8, i8)")
-def backward(dy, gates, c, panels, starts, rows, place, lengths, scale, columns, threshold, x, dz, dc, dh0, first, stop,
-              block0, block1, tile0, tile1):
+@host_kernel(
+    f"void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, :, ::1], i8[::1], {TABLES}, i4[::1], f4,"
+    " f4[:, :, :, ::1], f4[:, :, ::1], f4[:, ::1], f4[:, ::1], i8, i8, i8, i8, i8, i8)"
+)
+def backward(
+    dy,
+    gates,
+    c,
+    panels,
+    starts,
+    rows,
+    place,
+    lengths,
+    scale,
+    columns,
+    threshold,
+    x,
+    dz,
+    dc,
+    dh0,
+    first,
+    stop,
+    block0,
+    block1,
+    tile0,
+    tile1,
+):
     """The steps T - 1 - first … T - stop, back in time; step -1 gives dh0. Block b has the units from starts[b] on."""
     (steps, n, hidden), size = dy.shape, x.shape[3]
     room, chosen = np.zeros((2, size, WIDTH), np.float32), columns.size > 0
@@ -204,9 +317,27 @@ def backward(dy, gates, c, panels, starts, rows, place, lengths, scale, columns,
                         continue
                     for s in range(n0, n1):
                         at, gates_at = (t * n + s) * hidden + j, (t * n + s) * 4 * hidden + j
-                        _cell_grad(back, (s - n0) * WIDTH, scale, dy, at, gates, gates_at, hidden, c, at, at + n * hidden, dc,
-                                   s * hidden + j, out, (s - n0) * WIDTH if chosen else gates_at,
-                                   size * WIDTH if chosen else hidden, threshold, width, lengths.size == 0 or t < lengths[s])
+                        _cell_grad(
+                            back,
+                            (s - n0) * WIDTH,
+                            scale,
+                            dy,
+                            at,
+                            gates,
+                            gates_at,
+                            hidden,
+                            c,
+                            at,
+                            at + n * hidden,
+                            dc,
+                            s * hidden + j,
+                            out,
+                            (s - n0) * WIDTH if chosen else gates_at,
+                            size * WIDTH if chosen else hidden,
+                            threshold,
+                            width,
+                            lengths.size == 0 or t < lengths[s],
+                        )
                     if chosen:
                         _keep(out, n0, n1, j, width, hidden, columns, dz[t], target)
                     else:
@@ -222,8 +353,19 @@ def add_scores(dy, gates, c, lengths, scores, first, stop):
             if lengths.size == 0 or t < lengths[s]:
                 for j in range(first, stop, WIDTH):
                     at = (t * n + s) * hidden + j
-                    _cell_scores(dy, at, gates, (t * n + s) * 4 * hidden + j, hidden, c, at, at + n * hidden, scores, j,
-                                 min(WIDTH, stop - j))
+                    _cell_scores(
+                        dy,
+                        at,
+                        gates,
+                        (t * n + s) * 4 * hidden + j,
+                        hidden,
+                        c,
+                        at,
+                        at + n * hidden,
+                        scores,
+                        j,
+                        min(WIDTH, stop - j),
+                    )
 
 
 @host_kernel("void(f4[:, :, ::1], i4[:, ::1], f4[:, :, ::1], i8, i8)")

@@ -1,4 +1,5 @@
 """LSTM on CUDA: what launches the kernels of `cuda_steps`."""
+
 from __future__ import annotations
 
 from ...blocks.index_views import row_places
@@ -26,8 +27,18 @@ def lstm_cuda(z, w, h0, c0, units=None, scale=1.0, lengths=None):
     units, lengths = _all(0, 0) if units is None else units, _all(0) if lengths is None else lengths
     h, c = (started(empty_cuda, affine_cuda, first, steps) for first in (h0, c0))
     if hidden <= cuda_steps.SMALL:
-        launch(cuda_steps.sequence(), ceil_div(n, cuda_steps.FEW), (hidden, 4), z, transpose_cuda(w, (1, 0)), units, lengths,
-               scale, h, c)
+        launch(
+            cuda_steps.sequence(),
+            ceil_div(n, cuda_steps.FEW),
+            (hidden, 4),
+            z,
+            transpose_cuda(w, (1, 0)),
+            units,
+            lengths,
+            scale,
+            h,
+            c,
+        )
         return h, c
     for t in range(steps):
         launch(cuda_steps.step(), _steps_grid(n, hidden), cuda_steps.BLOCK, z, w, units, lengths, scale, t, h, c)
@@ -35,8 +46,9 @@ def lstm_cuda(z, w, h0, c0, units=None, scale=1.0, lengths=None):
 
 
 def lstm_grad_cuda(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None, columns=None, threshold=0.0):
-    steps, n, hidden = check("lstm_grad (cuda)", gates, w, units, lengths, columns, dy=(dy, AFTER),
-                             c=(c, (len(dy) + 1, "N", "H")), dc=(dc, STATE))
+    steps, n, hidden = check(
+        "lstm_grad (cuda)", gates, w, units, lengths, columns, dy=(dy, AFTER), c=(c, (len(dy) + 1, "N", "H")), dc=(dc, STATE)
+    )
     dz = gates if columns is None else empty_cuda((steps, n, columns.size))
     dc0, dh0 = (full_cuda((n, hidden), 0.0) if dc is None else affine_cuda(dc)), empty_cuda((n, hidden))
     order, seen = (_all(0, 0), hidden) if units is None else (_ordered(units, hidden), units.shape[1])
@@ -58,11 +70,24 @@ def _ordered(units, hidden):
 
 
 def lstm_scores_cuda(dy, gates, c, lengths=None):
-    found = expect("lstm_scores (cuda)", dy=(dy, AFTER), gates=(gates, ("T", "N", 4 * dy.shape[-1])),
-                   c=(c, (len(dy) + 1, "N", "H")), lengths=(lengths, ("N",), INT32))
+    found = expect(
+        "lstm_scores (cuda)",
+        dy=(dy, AFTER),
+        gates=(gates, ("T", "N", 4 * dy.shape[-1])),
+        c=(c, (len(dy) + 1, "N", "H")),
+        lengths=(lengths, ("N",), INT32),
+    )
     totals = empty_cuda((max(min(found["T"], cuda_steps.SHARES), 1), 4 * found["H"]))
-    launch(cuda_steps.scores(), (ceil_div(found["H"], cuda_steps.ACROSS), totals.shape[0]),
-           (cuda_steps.ACROSS, cuda_steps.ROWS), dy, gates, c, _all(0) if lengths is None else lengths, totals)
+    launch(
+        cuda_steps.scores(),
+        (ceil_div(found["H"], cuda_steps.ACROSS), totals.shape[0]),
+        (cuda_steps.ACROSS, cuda_steps.ROWS),
+        dy,
+        gates,
+        c,
+        _all(0) if lengths is None else lengths,
+        totals,
+    )
     return sum_rows_cuda(totals)
 
 

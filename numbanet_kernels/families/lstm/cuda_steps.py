@@ -22,6 +22,7 @@ A step is as long as reading w takes: 16 H^2 bytes for 8 N H^2 FLOPs. A faster o
 multiplied (`copies`). As many blocks as the card holds, launched once, could keep w in registers for all time steps, with a
 barrier of the whole grid after each step (a cooperative launch).
 """
+
 from __future__ import annotations
 
 import math
@@ -32,10 +33,10 @@ from ...blocks.intrinsics import sigmoids
 from ...runtime.declare import cuda, inlined, kernel, kernels
 
 # No card has confirmed these sizes.
-SAMPLES, UNITS = 32, 16           # of a block that computes one step
-BLOCK, WARPS = (16, 16), 8        # its threads
-DEPTH, COLUMNS = 64, 128          # units of h, columns of dz in a tile
-SMALL, FEW = 128, 4               # units of a layer that a block walks through time, and samples of the block
+SAMPLES, UNITS = 32, 16  # of a block that computes one step
+BLOCK, WARPS = (16, 16), 8  # its threads
+DEPTH, COLUMNS = 64, 128  # units of h, columns of dz in a tile
+SMALL, FEW = 128, 4  # units of a layer that a block walks through time, and samples of the block
 ROWS, ACROSS, SHARES = 8, 32, 32  # of scores: threads down and across, and blocks that share the time steps
 
 
@@ -68,8 +69,13 @@ def _cells():
             di, df = dc * g * i * (one - i), dc * c[t, n, u] * f * (one - f)
             dg, do = dc * i * (one - g * g), dh * q * o * (one - o)
             dc *= f
-        return (zero if math.fabs(di) <= threshold else di, zero if math.fabs(df) <= threshold else df,
-                zero if math.fabs(dg) <= threshold else dg, zero if math.fabs(do) <= threshold else do, dc)
+        return (
+            zero if math.fabs(di) <= threshold else di,
+            zero if math.fabs(df) <= threshold else df,
+            zero if math.fabs(dg) <= threshold else dg,
+            zero if math.fabs(do) <= threshold else do,
+            dc,
+        )
 
     @inlined
     def write(dz, places, t, n, u, hidden, di, df, dg, do):
@@ -126,8 +132,12 @@ def step():
                 a30, a31, a32, a33 = a30 + h3 * b0, a31 + h3 * b1, a32 + h3 * b2, a33 + h3 * b3
                 k = uint32(k + 1)
             cuda.syncthreads()
-        for j, a in ((0, (a00, a01, a02, a03)), (1, (a10, a11, a12, a13)),
-                     (2, (a20, a21, a22, a23)), (3, (a30, a31, a32, a33))):
+        for j, a in (
+            (0, (a00, a01, a02, a03)),
+            (1, (a10, a11, a12, a13)),
+            (2, (a20, a21, a22, a23)),
+            (3, (a30, a31, a32, a33)),
+        ):
             for gate in range(4):
                 sums[part, n1 + j, u1 + gate] = a[gate]
         cuda.syncthreads()
@@ -135,9 +145,19 @@ def step():
         for j in range(ty, SAMPLES, 16):
             n, u = n0 + j, u0 + tx
             if n < samples and u < hidden:
-                cell(z, c, h, lengths, t, n, u,
-                     scale * (sums[0, j, u1] + sums[1, j, u1]), scale * (sums[0, j, u1 + 1] + sums[1, j, u1 + 1]),
-                     scale * (sums[0, j, u1 + 2] + sums[1, j, u1 + 2]), scale * (sums[0, j, u1 + 3] + sums[1, j, u1 + 3]))
+                cell(
+                    z,
+                    c,
+                    h,
+                    lengths,
+                    t,
+                    n,
+                    u,
+                    scale * (sums[0, j, u1] + sums[1, j, u1]),
+                    scale * (sums[0, j, u1 + 1] + sums[1, j, u1 + 1]),
+                    scale * (sums[0, j, u1 + 2] + sums[1, j, u1 + 2]),
+                    scale * (sums[0, j, u1 + 3] + sums[1, j, u1 + 3]),
+                )
 
     return lstm_step
 
@@ -146,8 +166,10 @@ def step():
 def step_back():
     (_, cell_back, write), down, share = _cells(), SAMPLES + 4, COLUMNS // WARPS
 
-    @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4, i4[::1], i4[::1], i4[::1], f4, f4, "
-            "i4, f4[:, :, ::1], f4[:, ::1], f4[:, ::1])")
+    @kernel(
+        "void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4, i4[::1], i4[::1], i4[::1], f4, f4, "
+        "i4, f4[:, :, ::1], f4[:, ::1], f4[:, ::1])"
+    )
     def lstm_step_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, t, dz, dc, dh0):
         """Step t, or to h0 if t = -1, for the next units of `order`: step t + 1 sees the first `seen`. Sums a<sample><unit>."""
         w_tile, dz_tile = cuda.shared.array((COLUMNS, UNITS), float32, 16), cuda.shared.array((COLUMNS, down), float32, 16)
@@ -184,8 +206,12 @@ def step_back():
                 a30, a31, a32, a33 = a30 + d3 * b0, a31 + d3 * b1, a32 + d3 * b2, a33 + d3 * b3
                 j = uint32(j + 1)
             cuda.syncthreads()
-        for j, a in ((0, (a00, a01, a02, a03)), (1, (a10, a11, a12, a13)),
-                     (2, (a20, a21, a22, a23)), (3, (a30, a31, a32, a33))):
+        for j, a in (
+            (0, (a00, a01, a02, a03)),
+            (1, (a10, a11, a12, a13)),
+            (2, (a20, a21, a22, a23)),
+            (3, (a30, a31, a32, a33)),
+        ):
             for u in range(4):
                 sums[part, n1 + j, u1 + u] = a[u]
         cuda.syncthreads()
@@ -198,8 +224,9 @@ def step_back():
                 if t < 0:
                     dh0[n, unit] = scale * dh
                 else:
-                    di, df, dg, do, dc[n, unit] = cell_back(dy, gates, c, lengths, threshold, t, n, unit, scale * dh,
-                                                              dc[n, unit])
+                    di, df, dg, do, dc[n, unit] = cell_back(
+                        dy, gates, c, lengths, threshold, t, n, unit, scale * dh, dc[n, unit]
+                    )
                     write(dz, places, t, n, unit, hidden, di, df, dg, do)
 
     return lstm_step_back
@@ -227,13 +254,28 @@ def sequence():
             for k in range(depth):
                 unit = uint32(units[row, k]) if listed else uint32(k)
                 b = transposed[unit, column]
-                a0, a1, a2, a3 = (a0 + states[unit, 0] * b, a1 + states[unit, 1] * b, a2 + states[unit, 2] * b,
-                                  a3 + states[unit, 3] * b)
+                a0, a1, a2, a3 = (
+                    a0 + states[unit, 0] * b,
+                    a1 + states[unit, 1] * b,
+                    a2 + states[unit, 2] * b,
+                    a3 + states[unit, 3] * b,
+                )
             sums[g, u, 0], sums[g, u, 1], sums[g, u, 2], sums[g, u, 3] = a0, a1, a2, a3
             cuda.syncthreads()
             if inside:
-                states[u, g] = cell(z, c, h, lengths, t, n, u, scale * sums[0, u, g], scale * sums[1, u, g],
-                                    scale * sums[2, u, g], scale * sums[3, u, g])
+                states[u, g] = cell(
+                    z,
+                    c,
+                    h,
+                    lengths,
+                    t,
+                    n,
+                    u,
+                    scale * sums[0, u, g],
+                    scale * sums[1, u, g],
+                    scale * sums[2, u, g],
+                    scale * sums[3, u, g],
+                )
             cuda.syncthreads()
 
     return lstm_sequence
@@ -244,8 +286,10 @@ def sequence_back():
     _, cell_back, _ = _cells()
     columns_of_all = 4 * SMALL
 
-    @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4, i4[::1], i4[::1], i4[::1], f4, f4, "
-            "f4[:, :, ::1], f4[:, ::1], f4[:, ::1])")
+    @kernel(
+        "void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4, i4[::1], i4[::1], i4[::1], f4, f4, "
+        "f4[:, :, ::1], f4[:, ::1], f4[:, ::1])"
+    )
     def lstm_sequence_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, dz, dc, dh0):
         """All steps, backwards: thread (q, g) sums every fourth column for unit q of `order`, then is the cell of sample g."""
         after = cuda.shared.array((columns_of_all, FEW), float32, 16)

@@ -21,6 +21,7 @@ of its own with what `lstm_seen` leaves. What thins it out:
 8 N H^2 FLOPs a step on 16 H^2 bytes of w: with few samples a step is as long as reading w takes, so w is packed once
 and, where it fits, stays in cache.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -68,7 +69,8 @@ def lstm_grad_reference(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc
         dh = dy[t] + back
         own = dc + dh * o * (1 - q * q)
         dz[t] = alive * np.concatenate(
-            [own * g * i * (1 - i), own * c[t] * f * (1 - f), own * i * (1 - g * g), dh * q * o * (1 - o)], 1)
+            [own * g * i * (1 - i), own * c[t] * f * (1 - f), own * i * (1 - g * g), dh * q * o * (1 - o)], 1
+        )
         dz[t][np.abs(dz[t]) <= threshold] = 0
         if columns is not None:
             dz[t][:, np.setdiff1d(np.arange(4 * hidden), columns)] = 0
@@ -96,8 +98,15 @@ def lstm_seen_reference(h, units):
 def check(op, gates, w, units=None, lengths=None, columns=None, **states):
     """(T, N, H) of z or gates (T, N, 4H) and w (4H, H); states by name, (array, shape); ValueError where something does not
     fit."""
-    found = expect(op, w=(w, ("4H", "H")), gates=(gates, ("T", "N", "4H")), **states, units=(units, ("S", "K"), INT32),
-                   lengths=(lengths, ("N",), INT32), columns=(columns, ("J",), INT32))
+    found = expect(
+        op,
+        w=(w, ("4H", "H")),
+        gates=(gates, ("T", "N", "4H")),
+        **states,
+        units=(units, ("S", "K"), INT32),
+        lengths=(lengths, ("N",), INT32),
+        columns=(columns, ("J",), INT32),
+    )
     steps, n, hidden = found["T"], found["N"], found["H"]
     if found["4H"] != 4 * hidden:
         raise ValueError(f"{op}: w {w.shape} must be (4 H, H)")
@@ -136,12 +145,19 @@ def examples(dev, a, N, I, O):
     return {
         "lstm": lambda: dev.lstm(a(T, N, 4 * H), a(4 * H, H), a(N, H), a(N, H)),
         "lstm, units and lengths": lambda: dev.lstm(
-            a(T, N, 4 * H), a(4 * H, H), a(N, H), a(N, H), units=np.arange(1, H, 2, dtype=np.int32)[None], scale=2.0,
-            lengths=(a.indices(T, N) + 1).astype(np.int32)),
+            a(T, N, 4 * H),
+            a(4 * H, H),
+            a(N, H),
+            a(N, H),
+            units=np.arange(1, H, 2, dtype=np.int32)[None],
+            scale=2.0,
+            lengths=(a.indices(T, N) + 1).astype(np.int32),
+        ),
         "lstm, large": lambda: dev.lstm(a(2, N, 4 * O), a(4 * O, O), a(N, O), a(N, O)),
         "lstm_grad": lambda: grad(dc=a(N, H)),
         "lstm_grad, large": lambda: grad(
-            O, units=np.stack([np.arange(t % 2, O - 1 + t % 2, 2) for t in range(T)]).astype(np.int32)),
+            O, units=np.stack([np.arange(t % 2, O - 1 + t % 2, 2) for t in range(T)]).astype(np.int32)
+        ),
         "lstm_grad, columns": lambda: grad(columns=np.arange(0, 4 * H, 3, dtype=np.int32)),
         "lstm_grad, units": lambda: grad(units=np.stack([np.arange(t, H - 3 + t) for t in range(3)]).astype(np.int32)),
         "lstm_seen": lambda: dev.lstm_seen(a(T, N, H), np.stack([np.arange(t, H - 3 + t) for t in range(3)]).astype(np.int32)),

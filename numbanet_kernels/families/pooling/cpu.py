@@ -1,4 +1,5 @@
 """Pooling on the CPU."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -28,14 +29,17 @@ def _to_largest(dy, places, dx, taps, numbers, start, stop):
                 inside = 0 <= top < lowest and 0 <= left < rightmost
                 for c in range(channels):
                     at = place[c]
-                    if 0 <= at < taps.shape[0] and (inside or (0 <= top + taps[at, 0] < height
-                                                               and 0 <= left + taps[at, 1] < width)):
+                    if 0 <= at < taps.shape[0] and (
+                        inside or (0 <= top + taps[at, 0] < height and 0 <= left + taps[at, 1] < width)
+                    ):
                         image[np.uint64(first + taps[at, 2] + c)] += slopes[c]
 
 
 F4, REST = "f4[:, :, :, ::1]", "UniTuple(i8, 8), i8, i8"
-_MAX_GRAD = {small: host_kernel(f"void({F4}, {kind}[:, :, :, ::1], {F4}, i8[:, ::1], {REST})")(_to_largest)
-             for small, kind in KINDS.items()}
+_MAX_GRAD = {
+    small: host_kernel(f"void({F4}, {kind}[:, :, :, ::1], {F4}, i8[:, ::1], {REST})")(_to_largest)
+    for small, kind in KINDS.items()
+}
 
 
 @host_kernel("void(f4[:, :, :, ::1], f4[:, :, :, ::1], i4[:, ::1], f4[::1], f4[::1], i4[:, ::1], f4[::1], f4[::1], i8, i8)")
@@ -72,6 +76,7 @@ def _sums(x, z, rows, outer_row, inner_row, cols, outer_col, inner_col, start, s
 
 def _share(loop, shape, elements, *given):
     """The loop on each thread's rows of N images."""
+
     def work(part):
         own = part.of(shape[0] * shape[1])
         loop(*given, own.start, own.stop)

@@ -4,6 +4,7 @@ Lines of pixels are (W C,) floats. The largest of the lines that windows see, pi
 one pass over whole lines; so is the largest of each pixel and those to its right, of all pixels, of which windows that are some
 apart then need some. Passes are as long as lines, however few the channels: they are vector code.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -41,7 +42,7 @@ def _across(values, downs, step, taps, best, places):
     for k in range(best.size):
         best[k], places[k] = values[k], downs[k] * many
     for j in range(1, taps):
-        right, beside, tap = values[j * step:], downs[j * step:], places.dtype.type(j)
+        right, beside, tap = values[j * step :], downs[j * step :], places.dtype.type(j)
         for k in range(best.size):
             value, place, before, at = right[k], beside[k] * many + tap, best[k], places[k]
             larger = (value > before) | ((value == before) & (place < at))
@@ -63,7 +64,7 @@ def _largest(x, y, places, channels, numbers, floats, marks, start, stop):
     the first -inf and kh: padding loses where all that a window sees is -inf."""
     kh, kw, sh, sw, ph, pw, dh, dw = numbers
     tall, edge, step = y.shape[0] // x.shape[0], pw * channels, sw * channels
-    inner, downs = floats[0, edge:edge + x.shape[2]], marks[0, edge:edge + x.shape[2]]
+    inner, downs = floats[0, edge : edge + x.shape[2]], marks[0, edge : edge + x.shape[2]]
     seen = (y.shape[1] // channels - 1) * step + channels
     for row in range(start, stop):
         _down(x[row // tall], row % tall * sh - ph, dh, kh, inner, downs)
@@ -72,8 +73,12 @@ def _largest(x, y, places, channels, numbers, floats, marks, start, stop):
         _pick(marks[1], marks[2], places[row], channels, step)
 
 
-_LARGEST = {small: host_kernel(f"void(f4[:, :, ::1], f4[:, ::1], {kind}[:, ::1], i8, UniTuple(i8, 8), f4[:, ::1],"
-                               f" {kind}[:, ::1], i8, i8)")(_largest) for small, kind in KINDS.items()}
+_LARGEST = {
+    small: host_kernel(
+        f"void(f4[:, :, ::1], f4[:, ::1], {kind}[:, ::1], i8, UniTuple(i8, 8), f4[:, ::1], {kind}[:, ::1], i8, i8)"
+    )(_largest)
+    for small, kind in KINDS.items()
+}
 
 
 def largest(x, y, places, numbers, start, stop):
@@ -85,5 +90,14 @@ def largest(x, y, places, numbers, start, stop):
     floats[0], marks[0] = -np.inf, numbers[0]
     lines = len(y) * y.shape[1], y.shape[2] * channels
     loop = _LARGEST[places.dtype.itemsize == 1]
-    loop(x.reshape(n, height, width * channels), y.reshape(lines), places.reshape(lines), channels, numbers, floats, marks,
-         start, stop)
+    loop(
+        x.reshape(n, height, width * channels),
+        y.reshape(lines),
+        places.reshape(lines),
+        channels,
+        numbers,
+        floats,
+        marks,
+        start,
+        stop,
+    )

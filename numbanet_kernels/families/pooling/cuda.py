@@ -1,4 +1,5 @@
 """Pooling on CUDA."""
+
 from __future__ import annotations
 
 import math
@@ -101,30 +102,64 @@ def max_pool_cuda(x, window):
     expect("max_pool (cuda)", x=x)
     shape = pooled("max_pool (cuda)", window, x.shape)
     y, places = empty_cuda(shape), empty_cuda(shape, BYTE if small else INT32)
-    launch(_max_kernels(KINDS[small])[0], blocks_for(y.size), THREADS, flat(x), flat(y), flat(places), shape[3],
-           *x.shape[1:3], *shape[1:3], numbers_of(window))
+    launch(
+        _max_kernels(KINDS[small])[0],
+        blocks_for(y.size),
+        THREADS,
+        flat(x),
+        flat(y),
+        flat(places),
+        shape[3],
+        *x.shape[1:3],
+        *shape[1:3],
+        numbers_of(window),
+    )
     return y, places
 
 
 def max_pool_grad_cuda(dy, places, window, shape):
     small, numbers = check_max_grad("max_pool_grad (cuda)", dy, places, window, shape)
     dx = empty_cuda(shape)
-    launch(_max_kernels(KINDS[small])[1], blocks_for(dx.size), THREADS, flat(dy), flat(places), flat(dx),
-           *_covering(_device_bands, window, shape), shape[3], *dy.shape[1:3], numbers)
+    launch(
+        _max_kernels(KINDS[small])[1],
+        blocks_for(dx.size),
+        THREADS,
+        flat(dy),
+        flat(places),
+        flat(dx),
+        *_covering(_device_bands, window, shape),
+        shape[3],
+        *dy.shape[1:3],
+        numbers,
+    )
     return dx
 
 
 def avg_pool_cuda(x, window, include_padding=True):
     expect("avg_pool (cuda)", x=x)
     y = empty_cuda(averaged("avg_pool (cuda)", window, x.shape))
-    launch(_sum_kernel(), blocks_for(y.size), THREADS, flat(x), flat(y),
-           *_device_bands(window, *x.shape[1:3], bool(include_padding), False), y.shape[3])
+    launch(
+        _sum_kernel(),
+        blocks_for(y.size),
+        THREADS,
+        flat(x),
+        flat(y),
+        *_device_bands(window, *x.shape[1:3], bool(include_padding), False),
+        y.shape[3],
+    )
     return y
 
 
 def avg_pool_grad_cuda(dy, window, shape, include_padding=True):
     expect("avg_pool_grad (cuda)", dy=(dy, averaged("avg_pool_grad (cuda)", window, shape)))
     dx = empty_cuda(shape)
-    launch(_sum_kernel(), blocks_for(dx.size), THREADS, flat(dy), flat(dx),
-           *_device_bands(window, *shape[1:3], bool(include_padding), True), shape[3])
+    launch(
+        _sum_kernel(),
+        blocks_for(dx.size),
+        THREADS,
+        flat(dy),
+        flat(dx),
+        *_device_bands(window, *shape[1:3], bool(include_padding), True),
+        shape[3],
+    )
     return dx

@@ -13,6 +13,7 @@ Places are bytes where a window, with one row more for padding (`cpu_max_pool`),
 that see a pixel lie side by side, as the pixels that an output sees do: avg_pool_grad is avg_pool's loop over other `Bands`. No
 gradient adds to what another thread writes.
 """
+
 from __future__ import annotations
 
 import functools
@@ -70,8 +71,13 @@ def max_pool_reference(x, window):
 
     def seen(array, beyond):
         padded = np.pad(array, ((0, 0), (ph, ph), (pw, pw), (0, 0)), constant_values=beyond)
-        return np.stack([padded[:, i * dh:i * dh + (oh - 1) * sh + 1:sh, j * dw:j * dw + (ow - 1) * sw + 1:sw]
-                         for i in range(kh) for j in range(kw)]).reshape(kh * kw, n, oh, ow, c)
+        return np.stack(
+            [
+                padded[:, i * dh : i * dh + (oh - 1) * sh + 1 : sh, j * dw : j * dw + (ow - 1) * sw + 1 : sw]
+                for i in range(kh)
+                for j in range(kw)
+            ]
+        ).reshape(kh * kw, n, oh, ow, c)
 
     values, inside = seen(np.float64(x), -np.inf), seen(np.ones(x.shape, bool), False)
     largest, nan = values.max(0), np.isnan(values)
@@ -154,8 +160,9 @@ def examples(dev, a, N, I, O):
         "max_pool, wide": lambda: dev.max_pool(a(2, 20, 19, 3), wide),
         "max_pool_grad": lambda: dev.max_pool_grad(slope(WINDOW, x), places(WINDOW, x, np.uint8), WINDOW, x),
         "max_pool_grad, dilated": lambda: dev.max_pool_grad(slope(dilated, x), places(dilated, x, np.uint8), dilated, x),
-        "max_pool_grad, wide": lambda: dev.max_pool_grad(slope(wide, (2, 20, 19, 3)), places(wide, (2, 20, 19, 3), np.int32),
-                                                         wide, (2, 20, 19, 3)),
+        "max_pool_grad, wide": lambda: dev.max_pool_grad(
+            slope(wide, (2, 20, 19, 3)), places(wide, (2, 20, 19, 3), np.int32), wide, (2, 20, 19, 3)
+        ),
         "avg_pool": lambda: dev.avg_pool(a(*x), WINDOW, False),
         "avg_pool, adaptive": lambda: dev.avg_pool(a(*x), bins),
         "avg_pool_grad": lambda: dev.avg_pool_grad(slope(WINDOW, x), WINDOW, x),

@@ -1,4 +1,5 @@
 """Updates of parameters, dense, packed (`packed`) and lazy (`lazy_sgd`)."""
+
 from .cpu import adam_cpu, adam_numbers_cpu, sgd_cpu
 from .cuda import adam_cuda, adam_numbers_cuda, sgd_cuda
 from .family import adam_numbers_reference, adam_reference, sgd_lazy_reference, sgd_reference

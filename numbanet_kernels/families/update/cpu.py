@@ -1,4 +1,5 @@
 """Updates on the CPU."""
+
 from __future__ import annotations
 
 import math
@@ -48,10 +49,33 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, d
 
 
 # Where the kept columns of a block lie side by side in a packed gradient, they are read there.
-@host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4[::1], f4, b1, f4,"
-             " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, f4[:, ::1], i8[::1])")
-def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, rates, momentum, nesterov, decay,
-                lag, after, current, wanted, powers, height, width, into, places_into):
+@host_kernel(
+    "void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4[::1], f4, b1, f4,"
+    " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, f4[:, ::1], i8[::1])"
+)
+def _sgd_blocks(
+    w,
+    v,
+    g,
+    packed,
+    row_pos,
+    row_class,
+    cols,
+    col_pos,
+    rates,
+    momentum,
+    nesterov,
+    decay,
+    lag,
+    after,
+    current,
+    wanted,
+    powers,
+    height,
+    width,
+    into,
+    places_into,
+):
     lr = rates[0]
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
     spread_class, due = -1, np.empty(lag.shape[1], np.int64)
@@ -94,7 +118,7 @@ def _sgd_blocks(w, v, g, packed, row_pos, row_class, cols, col_pos, rates, momen
                     row[c] = ww * before + wv * velocity[c]
                     velocity[c] = vw * before + vv * velocity[c]
             if wanted[u, b] and written + width <= into.shape[1] and 0 <= places_into[r] < into.shape[0]:
-                out = into[places_into[r], written:written + width]
+                out = into[places_into[r], written : written + width]
                 for c in range(c0, c1):
                     out[c - c0] = row[c]
                 written += width
@@ -142,8 +166,22 @@ def _sgd_one(w, v, g, kept, lazy, into, numbers):
     def work(part):
         units = part.of(lazy.lag.shape[0])
         rows = slice(units.start * block[0], units.stop * block[0])
-        _sgd_blocks(w[rows], v[rows], g[rows] if kept is None else g, kept is not None, row_pos[rows], row_class[rows],
-                    cols, col_pos, *numbers, *(state[units] for state in states), powers, *block, packed, places[rows])
+        _sgd_blocks(
+            w[rows],
+            v[rows],
+            g[rows] if kept is None else g,
+            kept is not None,
+            row_pos[rows],
+            row_class[rows],
+            cols,
+            col_pos,
+            *numbers,
+            *(state[units] for state in states),
+            powers,
+            *block,
+            packed,
+            places[rows],
+        )
 
     threads.share(work, w.size)
 

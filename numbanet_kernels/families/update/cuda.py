@@ -1,4 +1,5 @@
 """Updates on CUDA."""
+
 from __future__ import annotations
 
 import math
@@ -24,10 +25,33 @@ WEIGHTS, LISTS, FLAGS, COUNTS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("f
 
 @kernels("update")
 def _sgd_kernel():
-    @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {FLAGS}, {FLAGS}, f4[:, ::1],"
-            f" f4[::1], {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, f4, b1, f4)")
-    def sgd_step(ws, vs, gs, row_places, row_classes, col_places, lags, afters, currents, wanteds, powers, rates,
-                 firsts, widths, g_widths, heights, block_widths, blocks_across, momentum, nesterov, decay):
+    @kernel(
+        f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {LISTS}, {FLAGS}, {FLAGS}, f4[:, ::1],"
+        f" f4[::1], {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, {COUNTS}, f4, b1, f4)"
+    )
+    def sgd_step(
+        ws,
+        vs,
+        gs,
+        row_places,
+        row_classes,
+        col_places,
+        lags,
+        afters,
+        currents,
+        wanteds,
+        powers,
+        rates,
+        firsts,
+        widths,
+        g_widths,
+        heights,
+        block_widths,
+        blocks_across,
+        momentum,
+        nesterov,
+        decay,
+    ):
         """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing. Not lazy: blocks of height 0.
 
         Lazy: a thread whose block is neither current nor wanted leaves its weights alone.
@@ -73,16 +97,23 @@ def _sgd_kernel():
 
 @kernels("update")
 def _adam_kernel():
-    @kernel(f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, f4[::1], {COUNTS}, {COUNTS},"
-            f" {COUNTS})")
+    @kernel(
+        f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, f4[::1], {COUNTS}, {COUNTS}, {COUNTS})"
+    )
     def adam_step(ws, ms, ss, gs, row_places, row_classes, col_places, numbers, firsts, widths, g_widths):
         """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing."""
         lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
         correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
         block = int32(cuda.blockIdx.x)
         k = owner(firsts, block)
-        w, m, s, g, width, g_width = (chosen(ws, k), chosen(ms, k), chosen(ss, k), chosen(gs, k), chosen(widths, k),
-                                      chosen(g_widths, k))
+        w, m, s, g, width, g_width = (
+            chosen(ws, k),
+            chosen(ms, k),
+            chosen(ss, k),
+            chosen(gs, k),
+            chosen(widths, k),
+            chosen(g_widths, k),
+        )
         row_pos, row_class, col_pos = chosen(row_places, k), chosen(row_classes, k), chosen(col_places, k)
         first = (block - chosen(firsts, k)) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
         for j in range(EACH):
@@ -121,7 +152,7 @@ def _rate(lr):
 def _together(kernel, weights, shared, numbers):
     """Launch a kernel on weights, each given as (its arrays, its numbers), TOGETHER at a time."""
     for start in range(0, len(weights), TOGETHER):
-        some = weights[start:start + TOGETHER]
+        some = weights[start : start + TOGETHER]
         blocks = [ceil_div(arrays[0].size, THREADS * EACH) for arrays, _ in some]
         some = some + some[-1:] * (TOGETHER - len(some))  # these get no blocks
         firsts = [sum(blocks[:i]) if i < len(blocks) else sum(blocks) for i in range(TOGETHER)]

@@ -17,6 +17,7 @@ recorded can be done with others: sgd takes lr as an array (1,), too, and adam t
 
 adam_numbers    (lr, b1, b2, eps, 1 / (1 - b1^t), 1 / (1 - b2^t), what of w is added to g, what of w is left)
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -72,7 +73,9 @@ def examples(dev, a, N, I, O):
         "sgd": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), a(O, I))], 0.1, 0.9),
         "sgd, packed": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), *packed_example(a, O, I))], 0.1, 0.9),
         "sgd, lazy": lambda: dev.sgd([SGDUpdate(a(O, I), a(O, I), *packed_example(a, O, I), lazy_example(a, O, I))], 0.1, 0.9),
-        "adam": lambda: dev.adam([AdamUpdate(a(O, I), a(O, I), a(O, I, above=0.1), *packed_example(a, O, I))],
-                                 np.float32(adam_numbers_reference(0.1, 0.9, 0.999, 1e-8, 3))),
+        "adam": lambda: dev.adam(
+            [AdamUpdate(a(O, I), a(O, I), a(O, I, above=0.1), *packed_example(a, O, I))],
+            np.float32(adam_numbers_reference(0.1, 0.9, 0.999, 1e-8, 3)),
+        ),
         "adam_numbers": lambda: dev.adam_numbers(0.1, 0.9, 0.999, 1e-8, 3, 0.01, True),
     }

@@ -12,6 +12,7 @@ k such steps at once as M^k when somebody will. With lazy, a `layouts.packed.Laz
 
     settle           (w, v) -> M^lag (w, v) in every block
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -39,7 +40,7 @@ def sgd_powers_reference(count, lr, momentum=0.0, nesterov=False, decay=0.0):
 
 def sgd_settle_reference(w, v, lazy):
     """(w, v) after the steps that each block misses, float64."""
-    steps = np.kron(lazy.lag, np.ones(lazy.block, int))[:w.shape[0], :w.shape[1]]
+    steps = np.kron(lazy.lag, np.ones(lazy.block, int))[: w.shape[0], : w.shape[1]]
     ww, wv, vw, vv = np.moveaxis(np.float64(lazy.powers)[steps], -1, 0)
     return ww * w + wv * v, vw * w + vv * v
 
@@ -61,7 +62,7 @@ def _settle(w, v, lag, powers, height, width):
         for b in range(lag.shape[1]):
             steps = min(lag[r // height, b], powers.shape[0] - 1)
             if steps > 0:
-                row, velocity = w[r, b * width:(b + 1) * width], v[r, b * width:(b + 1) * width]
+                row, velocity = w[r, b * width : (b + 1) * width], v[r, b * width : (b + 1) * width]
                 ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
                 for c in range(row.size):
                     before = row[c]

@@ -13,6 +13,7 @@ A packed gradient g comes with kept, a `layouts.packed.Packing` of int32 arrays:
 
 `check_update`, `packing` and `unread` are for updates (`family` says what a weight's state and its lazy blocks are).
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -73,8 +74,10 @@ def check_update(op, update):
     if kept is not None:
         arrays |= {"g": (update.g, ("G", "K")), **_expected(kept)}
     if lazy is not None:
-        arrays |= {name: (array, ("U", "B"), BOOL if name in ("current", "wanted") else INT32)
-                   for name, array in zip(LazyBlocks._fields[:4], lazy)}
+        arrays |= {
+            name: (array, ("U", "B"), BOOL if name in ("current", "wanted") else INT32)
+            for name, array in zip(LazyBlocks._fields[:4], lazy)
+        }
         arrays["powers"] = lazy.powers, ("steps", 4)
     if into is not None:
         arrays |= {"packed": (into.packed, ("P", "Q")), "places": (into.places, ("R",), np.dtype(np.int64))}
@@ -94,7 +97,7 @@ def check_update(op, update):
 def _fits(update, kept):
     """Whether an update without lazy blocks is well-formed: sooner found than what is wrong."""
     try:
-        states, g = update[:update._fields.index("g")], update.g
+        states, g = update[: update._fields.index("g")], update.g
         rows, cols = shape = states[0].shape
         for array in (*states, g):
             if array.dtype is not FLOAT32 or not array.flags["C_CONTIGUOUS"]:
@@ -108,9 +111,14 @@ def _fits(update, kept):
             if array.dtype is not INT32 or not array.flags["C_CONTIGUOUS"]:
                 return False
         row_pos, row_class, kept_cols, col_pos = kept
-        return (kept.__class__ is Packing and len(g.shape) == 2 and rows * cols <= LARGEST
-                and row_pos.shape == row_class.shape == (rows,) and kept_cols.shape[1:] == g.shape[1:]
-                and col_pos.shape == (kept_cols.shape[0], cols))
+        return (
+            kept.__class__ is Packing
+            and len(g.shape) == 2
+            and rows * cols <= LARGEST
+            and row_pos.shape == row_class.shape == (rows,)
+            and kept_cols.shape[1:] == g.shape[1:]
+            and col_pos.shape == (kept_cols.shape[0], cols)
+        )
     except (AttributeError, ValueError):
         return False
 
@@ -228,10 +236,13 @@ def packed_example(a, O, I):
     """The gradient of every third row and every second column of a weight (O, I), and how it is packed."""
     (row_pos, rows), (col_pos, cols) = (
         (np.where(np.isin(np.arange(n), kept), np.arange(n) // step, -1).astype(np.int32), kept.astype(np.int32))
-        for n, step, kept in ((O, 3, np.arange(1, O, 3)), (I, 2, np.arange(0, I, 2))))
+        for n, step, kept in ((O, 3, np.arange(1, O, 3)), (I, 2, np.arange(0, I, 2)))
+    )
     return a(rows.size, cols.size), Packing(row_pos, np.zeros(O, np.int32), cols[None], col_pos[None])
 
 
 def examples(dev, a, N, I, O):
-    return {"packed_squares": lambda: dev.packed_squares(*packed_example(a, O, I)),
-            "unpack_gradient": lambda: dev.unpack_gradient(*packed_example(a, O, I), (O, I))}
+    return {
+        "packed_squares": lambda: dev.packed_squares(*packed_example(a, O, I)),
+        "unpack_gradient": lambda: dev.unpack_gradient(*packed_example(a, O, I), (O, I)),
+    }

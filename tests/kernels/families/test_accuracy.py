@@ -1,4 +1,5 @@
 """Elementwise maps over the whole range of float32: references against mpmath, kernels against references."""
+
 import mpmath
 import numpy as np
 import pytest
@@ -19,20 +20,48 @@ def phi(x):
 
 
 EXACT = {  # of floats x: what the reference of each map should give
-    "exp": mpmath.exp, "log": mpmath.log, "sqrt": mpmath.sqrt, "tanh": mpmath.tanh, "sigmoid": sigmoid, "abs": abs,
-    "sign": mpmath.sign, "relu": lambda x: max(x, 0), "gelu": lambda x: x * phi(x),
-    "affine": lambda x: x * 2.5 - 1, "power": lambda x: x ** mpmath.mpf(-0.5),
-    "relu_grad": lambda dy, y: dy * 1.5 if y > 0 else 0, "tanh_grad": lambda dy, y: dy * (1 - y * y),
-    "sigmoid_grad": lambda dy, y: dy * y * (1 - y), "greater": lambda a, b: a > b,
-    "greater_equal": lambda a, b: a >= b, "equal": lambda a, b: a == b,
+    "exp": mpmath.exp,
+    "log": mpmath.log,
+    "sqrt": mpmath.sqrt,
+    "tanh": mpmath.tanh,
+    "sigmoid": sigmoid,
+    "abs": abs,
+    "sign": mpmath.sign,
+    "relu": lambda x: max(x, 0),
+    "gelu": lambda x: x * phi(x),
+    "affine": lambda x: x * 2.5 - 1,
+    "power": lambda x: x ** mpmath.mpf(-0.5),
+    "relu_grad": lambda dy, y: dy * 1.5 if y > 0 else 0,
+    "tanh_grad": lambda dy, y: dy * (1 - y * y),
+    "sigmoid_grad": lambda dy, y: dy * y * (1 - y),
+    "greater": lambda a, b: a > b,
+    "greater_equal": lambda a, b: a >= b,
+    "equal": lambda a, b: a == b,
     "gelu_grad": lambda dy, x: dy * (phi(x) + x * mpmath.exp(-x * x / 2) / mpmath.sqrt(2 * mpmath.pi)),
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
-    "maximum": max, "minimum": min,
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "maximum": max,
+    "minimum": min,
 }
 KWARGS = {"affine": {"mul": 2.5, "add": -1.0}, "power": {"exponent": -0.5}, "relu_grad": {"scale": 1.5}}
 POSITIVE = "log", "sqrt", "power"
-PAIRS = ("relu_grad", "tanh_grad", "sigmoid_grad", "gelu_grad", "greater", "greater_equal", "equal", "add", "sub", "mul", "div",
-         "maximum", "minimum")
+PAIRS = (
+    "relu_grad",
+    "tanh_grad",
+    "sigmoid_grad",
+    "gelu_grad",
+    "greater",
+    "greater_equal",
+    "equal",
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "maximum",
+    "minimum",
+)
 
 
 def floats(count, most=88.0):

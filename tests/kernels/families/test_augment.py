@@ -1,4 +1,5 @@
 """Images moved and mirrored, against the definition, on every device."""
+
 import numpy as np
 import pytest
 
@@ -24,18 +25,27 @@ def test_crop_flip(suffix, put, get, rng, shape, reach):
 def test_one_image_by_hand(suffix, put, get):
     """Down and right, as torchvision's RandomCrop takes them, and then the mirror."""
     x = np.arange(1, 7, dtype=np.float32).reshape(1, 1, 2, 3)
-    for moves, expected in (((0, 0, 0), [[1, 2, 3], [4, 5, 6]]), ((0, 0, 1), [[3, 2, 1], [6, 5, 4]]),
-                            ((1, 0, 0), [[4, 5, 6], [0, 0, 0]]), ((0, 1, 0), [[2, 3, 0], [5, 6, 0]]),
-                            ((-1, 1, 1), [[0, 0, 0], [0, 3, 2]]), ((0, -2, 0), [[0, 0, 1], [0, 0, 4]])):
+    for moves, expected in (
+        ((0, 0, 0), [[1, 2, 3], [4, 5, 6]]),
+        ((0, 0, 1), [[3, 2, 1], [6, 5, 4]]),
+        ((1, 0, 0), [[4, 5, 6], [0, 0, 0]]),
+        ((0, 1, 0), [[2, 3, 0], [5, 6, 0]]),
+        ((-1, 1, 1), [[0, 0, 0], [0, 3, 2]]),
+        ((0, -2, 0), [[0, 0, 1], [0, 0, 4]]),
+    ):
         found = getattr(augment, f"crop_flip_{suffix}")(put(x), put(np.int32([moves])))
         np.testing.assert_array_equal(get(found)[0, 0], expected, str(moves))
 
 
-@pytest.mark.parametrize("x, moves, error, message", [
-    (np.ones((2, 3, 4)), np.zeros((2, 3), np.int32), ValueError, "x .*does not match|do not match"),
-    (np.ones((2, 3, 4, 4)), np.zeros((3, 3), np.int32), ValueError, r"moves must be \(2, 3\)"),
-    (np.ones((2, 3, 4, 4)), np.zeros((2, 2), np.int32), ValueError, r"moves must be \(2, 3\)"),
-    (np.ones((2, 3, 4, 4)), np.zeros((2, 3)), TypeError, "moves must be a contiguous int32")])
+@pytest.mark.parametrize(
+    "x, moves, error, message",
+    [
+        (np.ones((2, 3, 4)), np.zeros((2, 3), np.int32), ValueError, "x .*does not match|do not match"),
+        (np.ones((2, 3, 4, 4)), np.zeros((3, 3), np.int32), ValueError, r"moves must be \(2, 3\)"),
+        (np.ones((2, 3, 4, 4)), np.zeros((2, 2), np.int32), ValueError, r"moves must be \(2, 3\)"),
+        (np.ones((2, 3, 4, 4)), np.zeros((2, 3)), TypeError, "moves must be a contiguous int32"),
+    ],
+)
 def test_what_does_not_fit_is_refused(suffix, put, x, moves, error, message):
     with pytest.raises(error, match=f"^crop_flip .*{message}"):
         getattr(augment, f"crop_flip_{suffix}")(put(x), put(moves))

@@ -1,4 +1,5 @@
 """Products with listed entries and with tiles of a matrix against their float64 references, on every device."""
+
 import numpy as np
 import pytest
 
@@ -52,11 +53,15 @@ def products(suffix, put, get, rng, at, v, n=N, rows=None, cols=None, sides=(O, 
     x_, dy_, values_ = map(put, (x, dy, values))
     transposed = {"x_transposed": op["csr_transposed"](x_), "dy_transposed": op["csr_transposed"](dy_)}
     close(get(op["csr"](x_, values_, on, put(b), True, **thinned)), csr.csr_reference(x, values, at, b, True, **plain))
-    close(get(op["csr"](x_, values_, on, transposed=transposed["x_transposed"], **thinned)),
-          csr.csr_reference(x, values, at, **plain))
+    close(
+        get(op["csr"](x_, values_, on, transposed=transposed["x_transposed"], **thinned)),
+        csr.csr_reference(x, values, at, **plain),
+    )
     close(get(op["csr_dx"](dy_, values_, on, **thinned)), csr.csr_dx_reference(dy, values, at, **plain))
-    close(get(op["csr_dx"](dy_, values_, on, transposed=transposed["dy_transposed"], **thinned)),
-          csr.csr_dx_reference(dy, values, at, **plain))
+    close(
+        get(op["csr_dx"](dy_, values_, on, transposed=transposed["dy_transposed"], **thinned)),
+        csr.csr_dx_reference(dy, values, at, **plain),
+    )
     for given in ({}, transposed):
         close(get(op["csr_dw"](dy_, x_, on, **thinned, **given)), csr.csr_dw_reference(dy, x, at, **plain))
 
@@ -124,8 +129,13 @@ def test_a_number_beyond_an_axis_is_never_read_there(suffix, put, get, rng, fami
     tile, name = (1, "csr") if family is csr else (4, "bsr")
     matrix = np.ones((O, I)) * mask_of("half", rng)
     at = (CSR.from_dense(matrix) if family is csr else BSR.from_dense(matrix, tile)).entries()
-    last = {"ids": at.col_starts.size - 1, "col_ids": at.starts.size - 1, "places": at.ids.size - 1,
-            "stops": at.ids.size, "starts": 0}[field]
+    last = {
+        "ids": at.col_starts.size - 1,
+        "col_ids": at.starts.size - 1,
+        "places": at.ids.size - 1,
+        "stops": at.ids.size,
+        "starts": 0,
+    }[field]
     wrong, meant = (np.array(getattr(at, field)) for _ in range(2))
     where = -1 if field == "stops" else 0
     wrong[where], meant[where] = number, last
@@ -135,7 +145,7 @@ def test_a_number_beyond_an_axis_is_never_read_there(suffix, put, get, rng, fami
     def run(changed, *kinds):
         on, (x_, dy_, w_) = Entries(*map(put, at._replace(**{field: changed}))), map(put, (x, dy, w))
         calls = {"": (x_, w_, on, O), "_dx": (dy_, w_, on, I), "_dw": (dy_, x_, on, tile)}
-        return [get(getattr(family, f"{name}{kind}_{suffix}")(*calls[kind][:3 if family is csr else 4])) for kind in kinds]
+        return [get(getattr(family, f"{name}{kind}_{suffix}")(*calls[kind][: 3 if family is csr else 4])) for kind in kinds]
 
     kinds = ("", "_dx") if field == "places" else ("", "_dx", "_dw")
     for found, expected in zip(run(wrong, *kinds), run(meant, *kinds), strict=True):

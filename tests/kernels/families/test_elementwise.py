@@ -1,4 +1,5 @@
 """Elementwise maps against their float64 references on every device."""
+
 import numpy as np
 import pytest
 
@@ -71,8 +72,13 @@ def test_nan_propagates(op, suffix, put, get):
 
 def test_values_at_the_edges(suffix, put, get):
     x = put(np.array([-1e4, -0.0, 0.0, 1e4], np.float32))
-    edges = {"sigmoid": [0, 0.5, 0.5, 1], "tanh": [-1, 0, 0, 1], "relu": [0, 0, 0, 1e4], "gelu": [0, 0, 0, 1e4],
-             "sign": [-1, 0, 0, 1]}
+    edges = {
+        "sigmoid": [0, 0.5, 0.5, 1],
+        "tanh": [-1, 0, 0, 1],
+        "relu": [0, 0, 0, 1e4],
+        "gelu": [0, 0, 0, 1e4],
+        "sign": [-1, 0, 0, 1],
+    }
     for op, expected in edges.items():
         np.testing.assert_array_equal(get(op_named(f"{op}_{suffix}")(x)), np.float32(expected), op)
     nan, one = np.float32([np.nan]), np.float32([1])

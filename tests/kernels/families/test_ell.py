@@ -1,5 +1,6 @@
 """Sparse layers of a fixed number of weights a row, and sparse samples in slabs, against their float64 references on every
 device."""
+
 import numpy as np
 import pytest
 
@@ -28,13 +29,19 @@ def test_a_layer(suffix, put, get, rng, slabs, inputs, rows, depth, same, which,
     x = rng.standard_normal((slabs, inputs, LANES)).astype(np.float32)
     indices, values, bias = layer(rng, inputs, rows, depth, same)
     n = slabs * LANES
-    chosen = {"all": {}, "lanes": {"lanes": np.flatnonzero(rng.random(n) < 0.6)}, "one lane": {"lanes": np.array([n - 1])},
-              "alive": {"alive": rng.random(n) < 0.1}, "none": {"alive": np.zeros(n)}}[which]
+    chosen = {
+        "all": {},
+        "lanes": {"lanes": np.flatnonzero(rng.random(n) < 0.6)},
+        "one lane": {"lanes": np.array([n - 1])},
+        "alive": {"alive": rng.random(n) < 0.1},
+        "none": {"alive": np.zeros(n)},
+    }[which]
     chosen = {name: value.astype(np.int32) for name, value in chosen.items()}
     expected, some = ell.ell_reference(x, indices, values, bias, 1.5, **chosen)
     order = on(put, grouped(indices)) if together else None
-    found, live = getattr(ell, f"ell_{suffix}")(*map(put, (x, indices, values, bias)), 1.5, rows=order,
-                                                **{name: put(value) for name, value in chosen.items()})
+    found, live = getattr(ell, f"ell_{suffix}")(
+        *map(put, (x, indices, values, bias)), 1.5, rows=order, **{name: put(value) for name, value in chosen.items()}
+    )
     np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(get(live), some)
 
@@ -53,8 +60,9 @@ def test_a_result_may_lie_in_a_given_array(suffix, put, get, rng, which):
     x = rng.standard_normal((2, 9, LANES)).astype(np.float32)
     weights = layer(rng, 9, 11, 4)
     out = put(np.full((2, 11, LANES), 7.0)) if which == "old" else None
-    found, _ = getattr(ell, f"ell_{suffix}")(*map(put, (x, *weights)), 2.0, alive=put(np.arange(128, dtype=np.int32) % 2),
-                                             out=out)
+    found, _ = getattr(ell, f"ell_{suffix}")(
+        *map(put, (x, *weights)), 2.0, alive=put(np.arange(128, dtype=np.int32) % 2), out=out
+    )
     assert out is None or found is out
     expected, _ = ell.ell_reference(x, *weights, 2.0, alive=np.arange(128) % 2)
     np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-5)
@@ -84,12 +92,19 @@ def test_rows_with_the_same_inputs_are_found(rng, same, rows):
     indices, _, _ = layer(rng, 50, rows, 6, same)
     order, count = grouped(indices)
     assert sorted(order) == list(range(rows)) and count == rows // same * (same // ROWS) + rows % same // ROWS
-    for group in order[:count * ROWS].reshape(-1, ROWS):
+    for group in order[: count * ROWS].reshape(-1, ROWS):
         assert (indices[group] == indices[group[0]]).all()
 
 
-BAD = [({"x": (1, 9, 63)}, "x"), ({"indices": (0, 11)}, "one column"), ({"values": (4, 3)}, "values"), ({"bias": 10}, "bias"),
-       ({"alive": 63}, "alive"), ({"out": (1, 11, 63)}, "out"), ({"rows": 3}, "groups of")]
+BAD = [
+    ({"x": (1, 9, 63)}, "x"),
+    ({"indices": (0, 11)}, "one column"),
+    ({"values": (4, 3)}, "values"),
+    ({"bias": 10}, "bias"),
+    ({"alive": 63}, "alive"),
+    ({"out": (1, 11, 63)}, "out"),
+    ({"rows": 3}, "groups of"),
+]
 
 
 @pytest.mark.parametrize("change, message", BAD, ids=[message for _, message in BAD])
@@ -101,7 +116,7 @@ def test_what_does_not_fit_is_refused(suffix, put, rng, change, message):
     elif "rows" in change:
         given["rows"] = Grouped(put(np.arange(11, dtype=np.int32)), change["rows"])
     else:
-        (name, shape), = change.items()
+        ((name, shape),) = change.items()
         given[name] = np.zeros(shape, np.int32 if name == "alive" else np.float64)
     given = {name: value if name == "rows" else put(value) for name, value in given.items()}
     with pytest.raises(ValueError, match=message):
@@ -115,12 +130,19 @@ def test_sparse_samples_need_inputs(suffix, put, inputs):
         getattr(ell, f"in_slabs_{suffix}")(*map(put, given), inputs)
 
 
-@pytest.mark.parametrize("name, value, message", [
-    ("indices", [[9]], "from 0 to 8"), ("indices", [[-1]], "from 0 to 8"), ("lanes", [3, 3], "increase"),
-    ("lanes", [64], "from 0 to 63")])
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("indices", [[9]], "from 0 to 8"),
+        ("indices", [[-1]], "from 0 to 8"),
+        ("lanes", [3, 3], "increase"),
+        ("lanes", [64], "from 0 to 63"),
+    ],
+)
 def test_places_that_are_not_there_are_refused(name, value, message):
     given = {"indices": [[0]], "lanes": None, name: value}
     indices, lanes = (value and np.array(value, np.int32) for value in given.values())
     with pytest.raises(ValueError, match=message):
-        ell.ell_cpu(np.zeros((1, 9, LANES), np.float32), indices, np.ones((1, 1), np.float32), np.zeros(1, np.float32), 2.0,
-                    lanes=lanes)
+        ell.ell_cpu(
+            np.zeros((1, 9, LANES), np.float32), indices, np.ones((1, 1), np.float32), np.zeros(1, np.float32), 2.0, lanes=lanes
+        )

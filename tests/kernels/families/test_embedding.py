@@ -1,4 +1,5 @@
 """Sums by row against their float64 reference, on every device."""
+
 import numpy as np
 import pytest
 
@@ -33,13 +34,13 @@ def test_lookups_are_grouped_by_row(suffix, put, get, rng, monkeypatch, n, rows,
     order, starts, places = embedding.group_rows_reference(ids, rows, padding)
     found = [get(a) for a in getattr(embedding, f"group_rows_{suffix}")(put(ids), rows, padding)]
     np.testing.assert_array_equal(found[0], order)
-    np.testing.assert_array_equal(found[1][:starts.size], starts)
-    np.testing.assert_array_equal(found[1][starts.size:], starts[-1])
+    np.testing.assert_array_equal(found[1][: starts.size], starts)
+    np.testing.assert_array_equal(found[1][starts.size :], starts[-1])
     assert found[1].size == (n + 1 if suffix == "cuda" and n <= most else starts.size)
     np.testing.assert_array_equal(found[2], places)
     assert sorted(order) == list(range(n)) and (np.diff(starts) > 0).all()
     for row, place in enumerate(places):
-        own = order[starts[place]:starts[place + 1]] if place >= 0 else []
+        own = order[starts[place] : starts[place + 1]] if place >= 0 else []
         assert own == [] if place < 0 else (np.clip(ids[own], 0, rows - 1) == row).all() and row != padding
 
 

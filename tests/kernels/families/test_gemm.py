@@ -1,4 +1,5 @@
 """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]): every version against the float64 reference."""
+
 import contextlib
 import itertools
 
@@ -72,8 +73,11 @@ def test_every_version_for_newer_cards(rng, from_8_0, put, get, version, tile, t
 
 
 # each way to multiply with either layout of A and either of B, and each pair of layouts; the other half is long
-SHARED = [pytest.param(*way, *flags, marks=pytest.mark.long if (i + sum(flags)) % 2 else ())
-          for i, way in enumerate([(64, 0), (128, 0), (128, 3)]) for flags in FLAGS]
+SHARED = [
+    pytest.param(*way, *flags, marks=pytest.mark.long if (i + sum(flags)) % 2 else ())
+    for i, way in enumerate([(64, 0), (128, 0), (128, 3)])
+    for flags in FLAGS
+]
 
 
 @pytest.mark.parametrize("tile, passes, ta, tb", SHARED)
@@ -84,8 +88,21 @@ def test_blocks_share_a_product_along_k(rng, from_8_0, put, get, ta, tb, tile, p
     x, y = put(a).reshape(a.size), put(b).reshape(b.size)
     for span in (32, 32, 112):
         out, sums = put(np.full((m, n), np.nan)), put(np.full(m, np.nan))
-        gemm_block.launch_block(x, y, (m, n, k), (1, m) if ta else (k, 1), (1, k) if tb else (n, 1), out,
-                                   put(bias), relu=True, a_sums=sums, sums_scale=2.0, tile=tile, passes=passes, span=span)
+        gemm_block.launch_block(
+            x,
+            y,
+            (m, n, k),
+            (1, m) if ta else (k, 1),
+            (1, k) if tb else (n, 1),
+            out,
+            put(bias),
+            relu=True,
+            a_sums=sums,
+            sums_scale=2.0,
+            tile=tile,
+            passes=passes,
+            span=span,
+        )
         results.append((get(out), get(sums)))
         np.testing.assert_allclose(results[-1][0], gemm.gemm_reference(a, b, ta, tb, bias, True), rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(results[-1][1], 2 * (a.T if ta else a).sum(axis=1), rtol=1e-5, atol=1e-5)
@@ -105,15 +122,24 @@ def test_products_on_tensor_cores(rng, from_8_0, put, get, kind, monkeypatch):
     where tensor cores are faster, products are as near as without."""
     x, w, pattern = rng.standard_normal((40, 96)), rng.standard_normal((72, 96)), Pattern((72, 96), 8, 3, 1, 2)
     rows = slice(1, None, 2)
-    expected = {"gemm": gemm.gemm_reference(x, w, tb=True), "rows": gemm_rows.gemm_rows_reference(x, w, rows, None),
-                "tiles": gemm_tiles.gemm_tiles_reference(x, w, pattern)}[kind]
+    expected = {
+        "gemm": gemm.gemm_reference(x, w, tb=True),
+        "rows": gemm_rows.gemm_rows_reference(x, w, rows, None),
+        "tiles": gemm_tiles.gemm_tiles_reference(x, w, pattern),
+    }[kind]
     found = []
     for precise, pays in ((True, False), (True, True), (False, False)):
         monkeypatch.setattr(gemm_block, "three_passes", lambda pays=pays: 0.25 if pays else np.inf)
         with contextlib.nullcontext() if precise else precision.tf32():
-            found.append(get({"gemm": lambda: gemm.gemm_cuda(put(x), put(w), tb=True),
-                              "rows": lambda: gemm_rows.gemm_rows_cuda(put(x), put(w), rows, None),
-                              "tiles": lambda: gemm_tiles.gemm_tiles_cuda(put(x), put(w), pattern)}[kind]()))
+            found.append(
+                get(
+                    {
+                        "gemm": lambda: gemm.gemm_cuda(put(x), put(w), tb=True),
+                        "rows": lambda: gemm_rows.gemm_rows_cuda(put(x), put(w), rows, None),
+                        "tiles": lambda: gemm_tiles.gemm_tiles_cuda(put(x), put(w), pattern),
+                    }[kind]()
+                )
+            )
     plain, three, one = (np.abs(y - expected).max() / np.abs(expected).max() for y in found)
     assert max(plain, three) < 1e-6 < 1e-5 < one < 1e-3 and not np.array_equal(found[0], found[1])
 
@@ -133,8 +159,10 @@ def test_tensor_cores_are_measured_once(from_8_0, monkeypatch, milliseconds, lon
         measured.cache_clear()
 
 
-@pytest.mark.parametrize("rows, cols, longer, way", [
-    (4096, 4096, 0.75, (128, 3)), (4096, 4096, 1.25, (128, 0)), (128, 1024, 0.5, (64, 0)), (128, 1024, 0.25, (128, 3))])
+@pytest.mark.parametrize(
+    "rows, cols, longer, way",
+    [(4096, 4096, 0.75, (128, 3)), (4096, 4096, 1.25, (128, 0)), (128, 1024, 0.5, (64, 0)), (128, 1024, 0.25, (128, 3))],
+)
 def test_tensor_cores_serve_products_that_they_do_sooner(from_8_0, monkeypatch, rows, cols, longer, way):
     """Their blocks are large: of a small product there are too few."""
     monkeypatch.setattr(gemm_block, "three_passes", lambda: longer)
@@ -164,8 +192,9 @@ def test_relu_keeps_nan(suffix, put, get):
     assert np.isnan(get(c)).all()
 
 
-@pytest.mark.parametrize("a, b, options", [((2, 3), (4, 5), {}), ((3, 2), (3, 5), {}), ((2, 3), (5, 4), {"tb": True}),
-                                           ((2, 3, 1), (3, 5), {})])
+@pytest.mark.parametrize(
+    "a, b, options", [((2, 3), (4, 5), {}), ((3, 2), (3, 5), {}), ((2, 3), (5, 4), {"tb": True}), ((2, 3, 1), (3, 5), {})]
+)
 def test_shapes_that_do_not_match_are_named(suffix, put, a, b, options):
     with pytest.raises(ValueError, match=rf"gemm \({suffix}\).*\(2, 3|\(3, 2"):
         getattr(gemm, f"gemm_{suffix}")(put(np.zeros(a)), put(np.zeros(b)), **options)

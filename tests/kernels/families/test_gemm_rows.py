@@ -1,4 +1,5 @@
 """Kept rows and columns: every function against its float64 reference, and against the masked dense product."""
+
 import numpy as np
 import pytest
 
@@ -8,9 +9,17 @@ from numbanet_kernels.layouts.rows import Period
 OLDER = True  # products have other kernels on an older card: all tests run on one as well
 
 # (N, O, I), (dp, bias) of the rows, (dp, bias) of the columns; None: all
-CASES = [((3, 4, 5), None, None), ((5, 9, 11), (2, 1), None), ((5, 9, 11), None, (3, 2)), ((5, 9, 11), (2, 0), (3, 1)),
-         ((1, 1, 1), (1, 0), (1, 0)), ((4, 3, 6), (8, 5), (2, 1)), ((4, 6, 3), (2, 1), (8, 7)), ((0, 6, 3), (2, 1), (2, 1)),
-         ((33, 37, 35), (2, 1), (1, 0))]
+CASES = [
+    ((3, 4, 5), None, None),
+    ((5, 9, 11), (2, 1), None),
+    ((5, 9, 11), None, (3, 2)),
+    ((5, 9, 11), (2, 0), (3, 1)),
+    ((1, 1, 1), (1, 0), (1, 0)),
+    ((4, 3, 6), (8, 5), (2, 1)),
+    ((4, 6, 3), (2, 1), (8, 7)),
+    ((0, 6, 3), (2, 1), (2, 1)),
+    ((33, 37, 35), (2, 1), (1, 0)),
+]
 
 
 def lists(n, pattern, kind="slice", put=None):
@@ -21,7 +30,7 @@ def lists(n, pattern, kind="slice", put=None):
     dp, bias = pattern
     host, indices = np.arange(bias, n, dp), slice(bias, n, dp)
     if kind == "any":
-        host = np.sort(np.random.default_rng(n).permutation(n)[:host.size])
+        host = np.sort(np.random.default_rng(n).permutation(n)[: host.size])
     if kind == "slice":
         return indices, host
     return Period(put(np.int32(host)), indices) if kind == "period" else put(np.int32(host)), host

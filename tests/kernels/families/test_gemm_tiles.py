@@ -1,4 +1,5 @@
 """Kept tiles: every function against its float64 reference, which is the masked dense product."""
+
 import numpy as np
 import pytest
 
@@ -10,9 +11,20 @@ from numbanet_kernels.layouts.tiles import Pattern
 OLDER = True  # products have other kernels on an older card: all tests run on one as well
 
 # (N, O, I), tile, dp: ragged edges, one tile, dp that divides the number of tile columns and dp that does not
-CASES = [((5, 9, 11), 4, 1), ((5, 9, 11), 4, 2), ((5, 9, 11), 4, 3), ((6, 8, 16), 4, 4), ((6, 8, 16), 4, 3), ((1, 1, 1), 4, 2),
-         ((5, 18, 10), 4, 5), ((3, 4, 40), 4, 7), ((0, 9, 11), 4, 2), ((5, 3, 2), 2, 6), ((5, 10, 6), 2, 8),
-         ((35, 70, 50), 8, 3)]  # the last: whole squares of a turned activation, and their edges
+CASES = [
+    ((5, 9, 11), 4, 1),
+    ((5, 9, 11), 4, 2),
+    ((5, 9, 11), 4, 3),
+    ((6, 8, 16), 4, 4),
+    ((6, 8, 16), 4, 3),
+    ((1, 1, 1), 4, 2),
+    ((5, 18, 10), 4, 5),
+    ((3, 4, 40), 4, 7),
+    ((0, 9, 11), 4, 2),
+    ((5, 3, 2), 2, 6),
+    ((5, 10, 6), 2, 8),
+    ((35, 70, 50), 8, 3),
+]  # the last: whole squares of a turned activation, and their edges
 
 
 @pytest.mark.parametrize("shape, tile, dp", CASES)
@@ -33,8 +45,7 @@ def test_forward_dx_dw_equal_reference(suffix, put, get, rng, shape, tile, dp):
         np.testing.assert_allclose(db, dy.sum(axis=0), **close)
         np.testing.assert_allclose(y, gemm_tiles.gemm_tiles_reference(x, w, pattern, b, True, 1.5), **close)
         np.testing.assert_allclose(dx, gemm_tiles.gemm_tiles_dx_reference(dy, w, pattern, 1.5), **close)
-        np.testing.assert_allclose(unpacked(packed, pattern),
-                                   gemm_tiles.gemm_tiles_dw_reference(dy, x, pattern, 1.5), **close)
+        np.testing.assert_allclose(unpacked(packed, pattern), gemm_tiles.gemm_tiles_dw_reference(dy, x, pattern, 1.5), **close)
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -58,8 +69,7 @@ def test_what_is_prepared_of_dy_gives_the_same_products_and_db(suffix, put, get,
     packed, db = map(get, function("gemm_tiles_dw")(found, put(x), pattern, 1.5, outputs=outputs))
     np.testing.assert_allclose(db, dz.sum(axis=0), **close)
     np.testing.assert_allclose(dx, gemm_tiles.gemm_tiles_dx_reference(dz, w, pattern, 1.5), **close)
-    np.testing.assert_allclose(unpacked(packed, pattern),
-                               gemm_tiles.gemm_tiles_dw_reference(dz, x, pattern, 1.5), **close)
+    np.testing.assert_allclose(unpacked(packed, pattern), gemm_tiles.gemm_tiles_dw_reference(dz, x, pattern, 1.5), **close)
 
 
 def unpacked(packed, pattern):
@@ -71,9 +81,10 @@ def unpacked(packed, pattern):
     dense = np.zeros((rows * tile, cols * tile))
     for place, r in enumerate(sorted(range(rows), key=lambda r: (a[r] % dp, r))):
         for k, c in enumerate(kept[r]):
-            dense[r * tile:(r + 1) * tile, c * tile:(c + 1) * tile] = packed[place * tile:(place + 1) * tile,
-                                                                            k * tile:(k + 1) * tile]
-    return dense[:shape[0], :shape[1]]
+            dense[r * tile : (r + 1) * tile, c * tile : (c + 1) * tile] = packed[
+                place * tile : (place + 1) * tile, k * tile : (k + 1) * tile
+            ]
+    return dense[: shape[0], : shape[1]]
 
 
 @pytest.mark.parametrize("mix", [0, 1])

@@ -1,4 +1,5 @@
 """A step of a GRU, forward and backward, against its float64 reference, on every device."""
+
 import numpy as np
 import pytest
 
@@ -11,7 +12,8 @@ def case(rng, steps, n, hidden, lengths):
     """(dy, back, carried, z, s, h), and where samples end."""
     shapes = (steps, n, hidden), (n, hidden), (n, hidden), *[(steps, n, 3 * hidden)] * 2, (steps + 1, n, hidden)
     return [rng.standard_normal(shape).astype(np.float32) for shape in shapes], {
-        "lengths": rng.integers(0, steps + 1, n).astype(np.int32) if lengths else None}
+        "lengths": rng.integers(0, steps + 1, n).astype(np.int32) if lengths else None
+    }
 
 
 def close(found, expected):
@@ -83,15 +85,25 @@ def test_small_states_are_not_rounded(size, suffix, put, get, rng):
     np.testing.assert_allclose(get(h)[1], expected[1], rtol=1e-6, atol=3e-7 * min(size, 1))  # m + u (0 - m) may cancel
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"z": (2, 3, 5), "s": (2, 3, 5)}, r"must be \(T, N, 3 H\)"), ({"s": (2, 3, 5)}, "s must be"),
-    ({"h": (2, 3, 2)}, r"\(T \+ 1, N, H\)"),
-    ({"h": (3, 4, 2)}, "h must be"), ({"lengths": (2,)}, "lengths"), ({"t": 2}, "t 2 must be a step, from 0 to 1"),
-    ({"t": -1}, "must be a step"), ({"t": 0.5}, "must be a step")])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"z": (2, 3, 5), "s": (2, 3, 5)}, r"must be \(T, N, 3 H\)"),
+        ({"s": (2, 3, 5)}, "s must be"),
+        ({"h": (2, 3, 2)}, r"\(T \+ 1, N, H\)"),
+        ({"h": (3, 4, 2)}, "h must be"),
+        ({"lengths": (2,)}, "lengths"),
+        ({"t": 2}, "t 2 must be a step, from 0 to 1"),
+        ({"t": -1}, "must be a step"),
+        ({"t": 0.5}, "must be a step"),
+    ],
+)
 def test_what_does_not_fit_is_refused(suffix, put, change, message):
     given = {"z": (2, 3, 6), "s": (2, 3, 6), "h": (3, 3, 2), "t": 0} | change
-    arrays = {name: put(np.zeros(value, np.int32 if name == "lengths" else np.float32)) if isinstance(value, tuple) else value
-              for name, value in given.items()}
+    arrays = {
+        name: put(np.zeros(value, np.int32 if name == "lengths" else np.float32)) if isinstance(value, tuple) else value
+        for name, value in given.items()
+    }
     with pytest.raises(ValueError, match=message):
         getattr(gru, f"gru_cell_{suffix}")(**arrays)
     with pytest.raises(ValueError, match=message):

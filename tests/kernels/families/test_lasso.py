@@ -1,19 +1,29 @@
 """Shrinking groups against its float64 reference, on every device."""
+
 import numpy as np
 import pytest
 
 from numbanet_kernels.families import group_shrink
 
 CASES = [  # shape of the weight, of a group
-    ((7, 300), (1, 300)), ((70, 33), (70, 1)), ((70, 66), (32, 32)), ((33, 27), (33, 9)), ((5, 1), (1, 1)), ((40, 50), (9, 1)),
-    ((3, 4), (8, 8)), ((64, 65), (1, 7)), ((0, 4), (1, 4)), ((4, 0), (4, 1))]
+    ((7, 300), (1, 300)),
+    ((70, 33), (70, 1)),
+    ((70, 66), (32, 32)),
+    ((33, 27), (33, 9)),
+    ((5, 1), (1, 1)),
+    ((40, 50), (9, 1)),
+    ((3, 4), (8, 8)),
+    ((64, 65), (1, 7)),
+    ((0, 4), (1, 4)),
+    ((4, 0), (4, 1)),
+]
 
 
 def operands(rng, shape, group):
     """A weight some of whose groups are zero, some nearly, some near the threshold and some far above."""
     w = rng.standard_normal(shape).astype(np.float32)
     for u, b in np.ndindex(*(-(-n // side) for n, side in zip(shape, group))):
-        w[u * group[0]:(u + 1) * group[0], b * group[1]:(b + 1) * group[1]] *= (0, 0.3, 1, 3, 1e-22, 1e-20)[(u + b) % 6]
+        w[u * group[0] : (u + 1) * group[0], b * group[1] : (b + 1) * group[1]] *= (0, 0.3, 1, 3, 1e-22, 1e-20)[(u + b) % 6]
     return w
 
 
@@ -51,9 +61,16 @@ def test_what_is_no_number_stays_one_that_is_none(suffix, put, get):
     assert np.isnan(get(w)[0]).all() and np.isfinite(get(w)[1]).all()
 
 
-@pytest.mark.parametrize("arguments, message", [((0, 2, 0.1), "groups of 0 x 2"), ((1, 2, -1.0), "threshold"),
-                                                ((1, 2, np.inf), "threshold"),
-                                                ((1, 2, 0.1, -1.0), "reference")], ids=str)
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((0, 2, 0.1), "groups of 0 x 2"),
+        ((1, 2, -1.0), "threshold"),
+        ((1, 2, np.inf), "threshold"),
+        ((1, 2, 0.1, -1.0), "reference"),
+    ],
+    ids=str,
+)
 def test_what_does_not_fit_is_refused(suffix, put, arguments, message):
     with pytest.raises(ValueError, match=message):
         getattr(group_shrink, f"shrink_{suffix}")(put(np.ones((2, 2))), *arguments)

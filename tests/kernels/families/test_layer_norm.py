@@ -1,4 +1,5 @@
 """Layer normalisation against its float64 reference, on every device."""
+
 import numpy as np
 import pytest
 
@@ -64,10 +65,14 @@ def test_the_same_comes_out_each_time(suffix, put, get, rng):
             np.testing.assert_array_equal(first, other)
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda of, ones: of("layer_norm")(ones(4, 3), ones(4), ones(3), 0.1), "gamma"),
-    (lambda of, ones: of("layer_norm_grad")(ones(4, 3), ones(5, 3), ones(3), ones(4), ones(4)), "x"),
-    (lambda of, ones: of("layer_norm_grad")(ones(4, 3), ones(4, 3), ones(3), ones(3), ones(4)), "mean")])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda of, ones: of("layer_norm")(ones(4, 3), ones(4), ones(3), 0.1), "gamma"),
+        (lambda of, ones: of("layer_norm_grad")(ones(4, 3), ones(5, 3), ones(3), ones(4), ones(4)), "x"),
+        (lambda of, ones: of("layer_norm_grad")(ones(4, 3), ones(4, 3), ones(3), ones(3), ones(4)), "mean"),
+    ],
+)
 def test_what_does_not_fit_is_refused(suffix, put, call, message):
     with pytest.raises(ValueError, match=message):
         call(lambda op: getattr(layer_norm, f"{op}_{suffix}"), lambda *shape: put(np.ones(shape)))

@@ -1,4 +1,5 @@
 """Losses and their gradients against float64 references on every device."""
+
 import numpy as np
 import pytest
 
@@ -25,8 +26,7 @@ def test_softmax_cross_entropy(shape, scale, weighted, suffix, put, get, rng):
     logits = (scale * rng.standard_normal(shape)).astype(np.float32)
     labels = rng.integers(0, shape[1], shape[0]).astype(np.int32)
     weights = weights_like(rng, shape[0], weighted)
-    pair = getattr(loss, f"softmax_cross_entropy_{suffix}")(
-        put(logits), put(labels), None if weights is None else put(weights))
+    pair = getattr(loss, f"softmax_cross_entropy_{suffix}")(put(logits), put(labels), None if weights is None else put(weights))
     check(pair, loss.softmax_cross_entropy_reference(logits, labels, weights), get)
 
 

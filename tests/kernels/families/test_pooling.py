@@ -1,17 +1,29 @@
 """Pooling of images against its float64 reference, on every device."""
+
 import numpy as np
 import pytest
 
 from numbanet_kernels.families import pooling
 from numbanet_kernels.layouts.windows import Bins, Window
 
-CASES = [((2, 6, 4, 3), Window((2, 2), (2, 2))), ((3, 7, 5, 9), Window((2, 2), (2, 2))), ((2, 7, 6, 5), Window((3, 3), (2, 2))),
-         ((2, 7, 6, 5), Window((3, 3), (2, 2), (1, 1))), ((1, 5, 9, 33), Window((3, 2), (1, 3), (1, 0))),
-         ((2, 6, 5, 1), Window((1, 1), (1, 1))), ((2, 9, 7, 3), Window((1, 1), (3, 2))), ((2, 7, 7, 4), Window((7, 7), (1, 1))),
-         ((1, 17, 18, 2), Window((17, 16), (1, 2), (4, 8))), ((0, 4, 4, 3), Window((2, 2), (2, 2))),
-         ((2, 5, 4, 0), Window((2, 2), (1, 1))), ((3, 8, 9, 6), Window((2, 2), (2, 2))),
-         ((2, 9, 11, 17), Window((3, 3), (3, 2), (1, 1))), ((2, 6, 40, 1), Window((2, 3), (1, 4), (1, 1))),
-         ((1, 15, 18, 2), Window((15, 16), (1, 2), (4, 8))), ((1, 16, 18, 1), Window((16, 16), (1, 2), (4, 8)))]
+CASES = [
+    ((2, 6, 4, 3), Window((2, 2), (2, 2))),
+    ((3, 7, 5, 9), Window((2, 2), (2, 2))),
+    ((2, 7, 6, 5), Window((3, 3), (2, 2))),
+    ((2, 7, 6, 5), Window((3, 3), (2, 2), (1, 1))),
+    ((1, 5, 9, 33), Window((3, 2), (1, 3), (1, 0))),
+    ((2, 6, 5, 1), Window((1, 1), (1, 1))),
+    ((2, 9, 7, 3), Window((1, 1), (3, 2))),
+    ((2, 7, 7, 4), Window((7, 7), (1, 1))),
+    ((1, 17, 18, 2), Window((17, 16), (1, 2), (4, 8))),
+    ((0, 4, 4, 3), Window((2, 2), (2, 2))),
+    ((2, 5, 4, 0), Window((2, 2), (1, 1))),
+    ((3, 8, 9, 6), Window((2, 2), (2, 2))),
+    ((2, 9, 11, 17), Window((3, 3), (3, 2), (1, 1))),
+    ((2, 6, 40, 1), Window((2, 3), (1, 4), (1, 1))),
+    ((1, 15, 18, 2), Window((15, 16), (1, 2), (4, 8))),
+    ((1, 16, 18, 1), Window((16, 16), (1, 2), (4, 8))),
+]
 DILATED = [((2, 9, 8, 3), Window((2, 3), (1, 2), (1, 0), (3, 2))), ((1, 2, 2, 5), Window((2, 2), (1, 1), (1, 1), (3, 3)))]
 BINS = [((2, 7, 6, 5), Bins(1, 1)), ((2, 7, 6, 5), Bins(3, 4)), ((1, 3, 4, 9), Bins(5, 4)), ((0, 3, 3, 2), Bins(2, 2))]
 
@@ -73,8 +85,10 @@ def test_nan_is_the_largest(suffix, put, get):
 def pixels(places, window, width):
     """The numbers of the pixels (row by row) that places name, as PyTorch counts them."""
     _, oh, ow, _ = np.indices(places.shape)
-    h, w = (o * s - p + k * d for o, s, p, k, d in zip((oh, ow), *window[1:3], np.divmod(np.int64(places), window.kernel[1]),
-                                                       window.dilation))
+    h, w = (
+        o * s - p + k * d
+        for o, s, p, k, d in zip((oh, ow), *window[1:3], np.divmod(np.int64(places), window.kernel[1]), window.dilation)
+    )
     return h * width + w
 
 
@@ -95,16 +109,27 @@ def test_infinities_and_nan_have_the_places_and_gradients_of_pytorch(suffix, put
     np.testing.assert_allclose(dx, images.grad.numpy().transpose(0, 2, 3, 1), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda of, put: of("max_pool")(put(np.ones((3, 4, 4))), Window((2, 2))), r"max_pool.*\(3, 4, 4\) must be images"),
-    (lambda of, put: of("max_pool")(put(np.ones((1, 4, 1, 2))), Window((2, 2))), "4 x 1 pixels are smaller than the window"),
-    (lambda of, put: of("avg_pool")(put(np.ones((1, 4, 4, 2))), Window((2, 3), (1, 1), (1, 2))), r"padding \(1, 2\)"),
-    (lambda of, put: of("avg_pool")(put(np.ones((1, 4, 4, 2))), Window((2, 2), (0, 1))), r"stride \(0, 1\)"),
-    (lambda of, put: of("avg_pool")(put(np.ones((1, 4, 4, 2))), Window((2, 2), dilation=(2, 1))), "has no dilation"),
-    (lambda of, put: of("avg_pool")(put(np.ones((1, 4, 4, 2))), Bins(0, 2)), r"output_size \(0, 2\)"),
-    (lambda of, put: of("avg_pool_grad")(put(np.ones((1, 2, 3, 2))), Bins(2, 2), (1, 4, 4, 2)), r"\(1, 2, 3, 2\)"),
-    (lambda of, put: of("max_pool_grad")(put(np.ones((1, 2, 2, 2))), put(np.ones((1, 2, 2, 1), np.uint8)),
-                                         Window((2, 2), (2, 2)), (1, 4, 4, 2)), "places must be")])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda of, put: of("max_pool")(put(np.ones((3, 4, 4))), Window((2, 2))), r"max_pool.*\(3, 4, 4\) must be images"),
+        (
+            lambda of, put: of("max_pool")(put(np.ones((1, 4, 1, 2))), Window((2, 2))),
+            "4 x 1 pixels are smaller than the window",
+        ),
+        (lambda of, put: of("avg_pool")(put(np.ones((1, 4, 4, 2))), Window((2, 3), (1, 1), (1, 2))), r"padding \(1, 2\)"),
+        (lambda of, put: of("avg_pool")(put(np.ones((1, 4, 4, 2))), Window((2, 2), (0, 1))), r"stride \(0, 1\)"),
+        (lambda of, put: of("avg_pool")(put(np.ones((1, 4, 4, 2))), Window((2, 2), dilation=(2, 1))), "has no dilation"),
+        (lambda of, put: of("avg_pool")(put(np.ones((1, 4, 4, 2))), Bins(0, 2)), r"output_size \(0, 2\)"),
+        (lambda of, put: of("avg_pool_grad")(put(np.ones((1, 2, 3, 2))), Bins(2, 2), (1, 4, 4, 2)), r"\(1, 2, 3, 2\)"),
+        (
+            lambda of, put: of("max_pool_grad")(
+                put(np.ones((1, 2, 2, 2))), put(np.ones((1, 2, 2, 1), np.uint8)), Window((2, 2), (2, 2)), (1, 4, 4, 2)
+            ),
+            "places must be",
+        ),
+    ],
+)
 def test_what_does_not_fit_is_refused(suffix, put, call, message):
     with pytest.raises(ValueError, match=message):
         call(lambda name: of(suffix, name), put)

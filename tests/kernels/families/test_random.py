@@ -1,4 +1,5 @@
 """Philox against its published vectors; every device against the reference, bit by bit where bits decide."""
+
 import numpy as np
 import pytest
 
@@ -8,8 +9,11 @@ FULL = 0xFFFFFFFF
 KNOWN = [  # counter, key, words: the known-answer tests of Random123 for philox4x32-10
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((FULL,) * 4, (FULL,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
-     (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
 ]
 SIZES = [0, 1, 2, 3, 4, 5, 11]
 SEEDS = [(0, 0), (1, 2), (2**64 - 1, 2**64 - 1), (0xDEADBEEF12345678, 0x0123456789ABCDEF)]
@@ -49,7 +53,7 @@ def test_dropped_nan_is_gone(suffix, put, get):
 def test_statistics():
     size = 1 << 18
     kept = random.dropout_cpu(np.ones(size, np.float32), 0.7, 3, 4, 1.0).mean()
-    assert abs(kept - 0.3) < 2 * size ** -0.5
+    assert abs(kept - 0.3) < 2 * size**-0.5
 
 
 def test_large_cpu_arrays_equal_the_reference():

@@ -1,4 +1,5 @@
 """Reductions and softmax against their float64 references on every device."""
+
 import numpy as np
 import pytest
 
@@ -53,8 +54,18 @@ def test_long_sums_of_squares_lose_nothing(suffix, put, get, rng):
         np.testing.assert_allclose(found, reduce.squares_reference(host), rtol=5e-6)
 
 
-@pytest.mark.parametrize("shape, axis", [((20_000_000, 1), 0), ((18_000_000, 2), 0), ((3_000_000, 7), 0), ((2, 200_000, 40), 1),
-                                         ((9_000_000, 1, 2), (0, 2)), ((70_000, 300), 0)], ids=str)
+@pytest.mark.parametrize(
+    "shape, axis",
+    [
+        ((20_000_000, 1), 0),
+        ((18_000_000, 2), 0),
+        ((3_000_000, 7), 0),
+        ((2, 200_000, 40), 1),
+        ((9_000_000, 1, 2), (0, 2)),
+        ((70_000, 300), 0),
+    ],
+    ids=str,
+)
 def test_long_columns_lose_nothing(shape, axis, suffix, put, get, rng):
     """Added up one after the other in float32, 2^24 ones more make no difference."""
     shape = shape if suffix == "cpu" else (*(n // 1000 + 1 if n > 10_000 else n for n in shape),)

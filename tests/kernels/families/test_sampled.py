@@ -1,4 +1,5 @@
 """Products of which each sample, or group of samples, keeps its own outputs, against float64 references, on every device."""
+
 import numpy as np
 import pytest
 
@@ -6,9 +7,18 @@ from numbanet_kernels.families import gemm_samples
 from numbanet_kernels.layouts.samples import sample_lists
 from numbanet_kernels.runtime.launch import recording
 
-CASES = [(1, 1, 1, 1, 0.5), (5, 7, 9, 1, 0.5), (40, 33, 70, 1, 0.2), (40, 33, 70, 16, 0.2), (37, 20, 65, 16, 0.9),
-         (7, 600, 32, 3, 0.5), (6, 5, 40, 1, 0.0), (6, 5, 40, 20, 1.0), (0, 5, 4, 1, 0.5),
-         (4, 0, 33, 1, 0.5)]  # N, I, O, group, share kept
+CASES = [
+    (1, 1, 1, 1, 0.5),
+    (5, 7, 9, 1, 0.5),
+    (40, 33, 70, 1, 0.2),
+    (40, 33, 70, 16, 0.2),
+    (37, 20, 65, 16, 0.9),
+    (7, 600, 32, 3, 0.5),
+    (6, 5, 40, 1, 0.0),
+    (6, 5, 40, 20, 1.0),
+    (0, 5, 4, 1, 0.5),
+    (4, 0, 33, 1, 0.5),
+]  # N, I, O, group, share kept
 
 
 def given(rng, n, i, o, group, share):
@@ -73,7 +83,7 @@ def test_lists_that_do_not_fit_are_refused(suffix, put, rng, change, message):
     (x, w, *_), lists, kept = given(rng, 6, 5, 40, 1, 0.5)
     lists = on(put, lists)._replace(**change)
     with pytest.raises(ValueError, match=message):
-        getattr(gemm_samples, f"gemm_samples_{suffix}")(put(x), put(w[:lists.width]), lists, kept)
+        getattr(gemm_samples, f"gemm_samples_{suffix}")(put(x), put(w[: lists.width]), lists, kept)
 
 
 def test_cpu_lists_that_count_wrongly_are_refused(rng):
@@ -81,8 +91,10 @@ def test_cpu_lists_that_count_wrongly_are_refused(rng):
     with pytest.raises(ValueError, match="not 3"):
         gemm_samples.gemm_samples_cpu(x, w, lists, 3)
     wrong = lists._replace(starts=lists.starts + np.arange(7, dtype=np.int32))
-    for call in (lambda: gemm_samples.gemm_samples_cpu(x, w, wrong, kept + 6),
-                 lambda: gemm_samples.gemm_samples_dx_cpu(dy, w, wrong),
-                 lambda: gemm_samples.gemm_samples_dx_cpu(dy[1:].copy(), w, lists)):
+    for call in (
+        lambda: gemm_samples.gemm_samples_cpu(x, w, wrong, kept + 6),
+        lambda: gemm_samples.gemm_samples_dx_cpu(dy, w, wrong),
+        lambda: gemm_samples.gemm_samples_dx_cpu(dy[1:].copy(), w, lists),
+    ):
         with pytest.raises(ValueError, match="starts do not count"):
             call()

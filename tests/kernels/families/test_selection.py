@@ -1,4 +1,5 @@
 """Random projections and what is selected by them, against float64 references, on every device."""
+
 import numpy as np
 import pytest
 
@@ -6,8 +7,15 @@ from numbanet_kernels.families import projection, top_k
 from numbanet_kernels.host.simd import WIDTH
 from numbanet_kernels.layouts.ternary import PIECE, dense, ternary
 
-PROJECTED = [(1, 1, 1), (3, 5, 40), (17, 33, PIECE), (40, 7, PIECE + 1), (70, 66, 3 * PIECE - 1), (0, 4, 9),
-             (4, 2, 0)]  # N, k, d
+PROJECTED = [
+    (1, 1, 1),
+    (3, 5, 40),
+    (17, 33, PIECE),
+    (40, 7, PIECE + 1),
+    (70, 66, 3 * PIECE - 1),
+    (0, 4, 9),
+    (4, 2, 0),
+]  # N, k, d
 SCORED = [(1, 1, 1), (5, 7, 33), (16, 40, 30), (45, 20, 17), (0, 3, 4), (3, 0, 4), (8, 40, 16)]  # N, I, O
 
 
@@ -31,9 +39,9 @@ def test_the_lists_are_those_of_a_ternary_matrix(k, d):
     for piece in range(-(-d // PIECE)):
         for j in range(k):
             number = 2 * (piece * k + j)
-            ones, others = (lists.columns[lists.starts[i]:lists.starts[i + 1]] for i in (number, number + 1))
+            ones, others = (lists.columns[lists.starts[i] : lists.starts[i + 1]] for i in (number, number + 1))
             for found, sign in ((ones, 1), (others, -1)):
-                row = matrix[j, piece * PIECE:(piece + 1) * PIECE]
+                row = matrix[j, piece * PIECE : (piece + 1) * PIECE]
                 np.testing.assert_array_equal(found, np.flatnonzero(row == sign) + piece * PIECE)
 
 
@@ -86,7 +94,7 @@ def test_some_rows_are_packed_anew(suffix, put, get, rng, n, first, count):
     (x, w, rows), packed = random(rng, (5, 7), (n, 7), (count, 7)), getattr(top_k, f"scores_packed_{suffix}")
     ready = packed(put(w))
     assert packed(put(rows), ready, first) is ready
-    w[first:first + count] = rows
+    w[first : first + count] = rows
     found = get(getattr(top_k, f"scores_{suffix}")(put(x), put(w) if suffix == "cpu" else ready, None, ready))
     np.testing.assert_allclose(found, top_k.scores_reference(x, w), rtol=1e-5, atol=1e-4)
 
@@ -116,8 +124,12 @@ def test_cpu_nan_stays_with_its_neuron():
 @pytest.mark.parametrize("values", ["normal", "ties", "equal", "negative zero"])
 @pytest.mark.parametrize("n, o, k", [(1, 1, 1), (5, 40, 7), (3, 300, 150), (4, 64, 64), (4, 33, 0), (0, 5, 2), (2, 0, 0)])
 def test_top_k(suffix, put, get, rng, n, o, k, values):
-    v = {"normal": lambda: rng.standard_normal((n, o)), "ties": lambda: rng.integers(-2, 3, (n, o)),
-         "equal": lambda: np.full((n, o), 1.5), "negative zero": lambda: -0.0 * rng.integers(0, 2, (n, o)) - 1.0}[values]()
+    v = {
+        "normal": lambda: rng.standard_normal((n, o)),
+        "ties": lambda: rng.integers(-2, 3, (n, o)),
+        "equal": lambda: np.full((n, o), 1.5),
+        "negative zero": lambda: -0.0 * rng.integers(0, 2, (n, o)) - 1.0,
+    }[values]()
     v = v.astype(np.float32)
     found = get(getattr(top_k, f"top_k_{suffix}")(put(v), k))
     np.testing.assert_array_equal(found, top_k.top_k_reference(v, k))

@@ -1,4 +1,5 @@
 """Updates against their float64 references and against PyTorch's optimisers, dense and packed."""
+
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ def packing(rng, shape, classes):
     width = max(len(x) for x in lists) + 1
     cols, col_pos = np.full((classes, width), -1, np.int32), np.full((classes, c), -1, np.int32)
     for z, columns in enumerate(lists):
-        cols[z, :columns.size], col_pos[z, columns] = columns, np.arange(columns.size)
+        cols[z, : columns.size], col_pos[z, columns] = columns, np.arange(columns.size)
     return Packing(row_pos, row_class, cols, col_pos), (kept.size, width)
 
 
@@ -58,8 +59,9 @@ def test_adam_equals_reference(suffix, put, get, problem, step, decay, decoupled
     w, m, s, g, kept = problem
     arrays = put(w.copy()), put(m.copy()), put(s.copy())
     numbers = (0.1, 0.9, 0.999, 1e-8, step, decay, decoupled)
-    getattr(update, f"adam_{suffix}")([AdamUpdate(*arrays, put(g), kept and Packing(*map(put, kept)))],
-                                      getattr(update, f"adam_numbers_{suffix}")(*numbers))
+    getattr(update, f"adam_{suffix}")(
+        [AdamUpdate(*arrays, put(g), kept and Packing(*map(put, kept)))], getattr(update, f"adam_numbers_{suffix}")(*numbers)
+    )
     for found, expected in zip(arrays, update.adam_reference(w, m, s, g, *numbers, kept)):
         np.testing.assert_allclose(get(found), expected, rtol=1e-5, atol=1e-6)
 
@@ -79,8 +81,11 @@ def test_several_weights_at_once(suffix, put, get, rng):
         updates.append(SGDUpdate(put(w.copy()), put(v.copy()), put(g), kept and Packing(*map(put, kept)), lazy))
     getattr(update, f"sgd_{suffix}")(updates, *numbers)
     for (w, v, g, kept, lazy), found in zip(problems, updates, strict=True):
-        expected = (update.sgd_reference(w, v, g, *numbers, kept) if lazy is None else
-                    update.sgd_lazy_reference(w, v, g, *numbers, kept, lazy)[:2])
+        expected = (
+            update.sgd_reference(w, v, g, *numbers, kept)
+            if lazy is None
+            else update.sgd_lazy_reference(w, v, g, *numbers, kept, lazy)[:2]
+        )
         for array, values in zip(found, expected):
             np.testing.assert_allclose(get(array), values, rtol=1e-5, atol=1e-6)
 
@@ -90,8 +95,10 @@ def test_unpack_gradient(suffix, put, get, rng):
     g = rng.standard_normal(packed_shape)
     dense = get(getattr(update, f"unpack_gradient_{suffix}")(put(g), Packing(*map(put, kept)), (12, 7)))
     row_pos, row_class, _, col_pos = kept
-    expected = [[g[row_pos[r], col_pos[row_class[r], c]] if row_pos[r] >= 0 and col_pos[row_class[r], c] >= 0 else 0
-                 for c in range(7)] for r in range(12)]
+    expected = [
+        [g[row_pos[r], col_pos[row_class[r], c]] if row_pos[r] >= 0 and col_pos[row_class[r], c] >= 0 else 0 for c in range(7)]
+        for r in range(12)
+    ]
     np.testing.assert_allclose(dense, expected, rtol=1e-6)
 
 
@@ -140,8 +147,8 @@ def test_an_update_packs_the_tiles_that_the_next_step_reads(rng, shape, dp):
     for row, place in zip(w, places, strict=True):
         r = np.flatnonzero(places == place)[0] // tile
         for j, c in enumerate(np.flatnonzero(wanted[r])):
-            piece = row[c * tile:(c + 1) * tile]
-            expected[place, j * tile:j * tile + piece.size] = piece
+            piece = row[c * tile : (c + 1) * tile]
+            expected[place, j * tile : j * tile + piece.size] = piece
     np.testing.assert_array_equal(packed, expected)
 
 

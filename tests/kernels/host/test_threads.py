@@ -1,4 +1,5 @@
 """Threads: every part once, errors, several users at a time, fork, and what is left of BLAS's threads."""
+
 import concurrent.futures
 import operator
 import os

@@ -1,4 +1,5 @@
 """Activations transposed and back, at sizes that leave edges of every kind."""
+
 import numba
 import numpy as np
 import pytest

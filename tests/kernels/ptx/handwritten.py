@@ -1,4 +1,5 @@
 """Kernels of hand-written PTX, run on the PTX machine."""
+
 import textwrap
 
 from numbanet_kernels import ptx
@@ -13,8 +14,8 @@ def kernel(body, arrays=1, shared=0, axes=1):
         .version 8.0
         .target sm_80
         .address_size 64
-        {f'.shared .align 16 .b8 room[{shared}];' if shared else ''}
-        .visible .entry test({', '.join(parameters)})
+        {f".shared .align 16 .b8 room[{shared}];" if shared else ""}
+        .visible .entry test({", ".join(parameters)})
         {{
             .reg .pred %p<9>; .reg .b16 %rs<9>; .reg .b32 %r<40>; .reg .f32 %f<40>; .reg .b64 %rd<40>;
             {loads}
@@ -32,6 +33,7 @@ def run(body, *arrays, threads=32, blocks=1, shared=0):
 
 def each(body, result, *sources):
     """result[i] = what the body leaves in %r1 (or %f1) from the sources' i-th elements in %r11, %r12, … (or %f11, …)."""
+
     def register(k, array):
         return f"%f{k}" if array.dtype.kind == "f" else f"%r{k}"
 

@@ -1,4 +1,5 @@
 """Arrays as arguments that do not lie in one piece in C order: Fortran order, slices, transposes, repeated ones."""
+
 import numpy as np
 import pytest
 
@@ -42,10 +43,14 @@ def numbered(*shape):
 
 
 WAYS = {  # what a 5 x 3 array may be of a larger one
-    "transposed": lambda: numbered(3, 5).T, "Fortran order": lambda: np.asfortranarray(numbered(5, 3)),
-    "columns": lambda: numbered(5, 7)[:, 2:5], "every other row": lambda: numbered(10, 3)[1::2],
-    "every other column": lambda: numbered(5, 7)[:, 1::2], "rows back to front": lambda: numbered(5, 3)[::-1],
-    "all back to front": lambda: numbered(5, 3)[::-1, ::-1], "of three axes": lambda: numbered(3, 4, 5)[:, 2, :].T,
+    "transposed": lambda: numbered(3, 5).T,
+    "Fortran order": lambda: np.asfortranarray(numbered(5, 3)),
+    "columns": lambda: numbered(5, 7)[:, 2:5],
+    "every other row": lambda: numbered(10, 3)[1::2],
+    "every other column": lambda: numbered(5, 7)[:, 1::2],
+    "rows back to front": lambda: numbered(5, 3)[::-1],
+    "all back to front": lambda: numbered(5, 3)[::-1, ::-1],
+    "of three axes": lambda: numbered(3, 4, 5)[:, 2, :].T,
     "of a structure": lambda: np.zeros((5, 3), [("a", "i4"), ("b", "f4")])["b"],
 }
 
@@ -85,12 +90,19 @@ def test_arrays_in_fortran_order_where_that_is_declared():
     np.testing.assert_array_equal(on_device.copy_to_host(), x + 1)
 
 
-@pytest.mark.parametrize("made, x, problem", [
-    (fortran, numbered(5, 3), r"x is not in Fortran order: shape \(5, 3\), strides \(12, 4\): pass a copy in that order, or "
-                              r"declare float32\[:, :\], which takes any"),
-    (fortran, np.asfortranarray(numbered(9, 3))[::2], "x is not in Fortran order: shape"),
-    (copied, numbered(5, 3).T, r"x is not contiguous: shape \(3, 5\), strides \(4, 12\): pass a copy in that order, or "),
-])
+@pytest.mark.parametrize(
+    "made, x, problem",
+    [
+        (
+            fortran,
+            numbered(5, 3),
+            r"x is not in Fortran order: shape \(5, 3\), strides \(12, 4\): pass a copy in that order, or "
+            r"declare float32\[:, :\], which takes any",
+        ),
+        (fortran, np.asfortranarray(numbered(9, 3))[::2], "x is not in Fortran order: shape"),
+        (copied, numbered(5, 3).T, r"x is not contiguous: shape \(3, 5\), strides \(4, 12\): pass a copy in that order, or "),
+    ],
+)
 def test_other_orders_than_the_declared_are_refused(made, x, problem):
     with pytest.raises(ptx.PtxError, match=f"{made.__name__}: argument {problem}"):
         run(made, x, np.asfortranarray(numbered(5, 3)))
@@ -99,12 +111,16 @@ def test_other_orders_than_the_declared_are_refused(made, x, problem):
 def test_order_is_not_asked_for_where_nothing_is_declared():
     """Hand-written PTX is given the strides, and reads them or not."""
     found = np.zeros((4, 8), np.uint32)
-    run_text("""
+    run_text(
+        """
         ld.param.u64 %rd9, [p0_6];
         cvt.u64.u32 %rd2, %r0;
         mad.lo.s64 %rd2, %rd2, %rd9, %rd0;
         st.global.u32 [%rd2], %r0;
-    """, found[:, 3], threads=4)
+    """,
+        found[:, 3],
+        threads=4,
+    )
     np.testing.assert_array_equal(found[:, 3], np.arange(4))
     assert found.sum() == 6
 
@@ -117,11 +133,14 @@ def gathered(x, y, by):
     y[i] = x[i * by]
 
 
-@pytest.mark.parametrize("x, by, problem", [
-    (numbered(4, 8)[:, 3], 2, r"global out of bounds: byte 128 of the nearest array, which has 100 bytes, shape \(4,\)"),
-    (numbered(4, 8)[:, 3], -2, r"global out of bounds: byte -64 of the nearest array"),  # Numba takes x[-6] for x[4 - 6]
-    (numbered(32)[::-8], 2, r"global out of bounds: byte -32 of the nearest array"),
-])
+@pytest.mark.parametrize(
+    "x, by, problem",
+    [
+        (numbered(4, 8)[:, 3], 2, r"global out of bounds: byte 128 of the nearest array, which has 100 bytes, shape \(4,\)"),
+        (numbered(4, 8)[:, 3], -2, r"global out of bounds: byte -64 of the nearest array"),  # Numba takes x[-6] for x[4 - 6]
+        (numbered(32)[::-8], 2, r"global out of bounds: byte -32 of the nearest array"),
+    ],
+)
 def test_what_runs_over_the_end_of_a_slice_is_found(x, by, problem):
     run(gathered, x, np.zeros(4, F), 1, block=(4,))
     with pytest.raises(ptx.PtxError, match=problem):
@@ -143,7 +162,7 @@ def test_wide_accesses_of_rows_in_pieces():
     """16 bytes at once, all of them in a row of the slice, or some beyond it."""
     memory = np.zeros(200, F)
     start = -memory.ctypes.data % 16 // 4
-    rows = memory[start:start + 160].reshape(5, 32)
+    rows = memory[start : start + 160].reshape(5, 32)
     body = "mul.wide.u32 %rd2, %r0, 128;\nadd.s64 %rd2, %rd2, %rd0;\nld.global.v4.f32 {{%f1, %f2, %f3, %f4}}, [%rd2+{at}];"
     run_text(body.format(at=16), rows[:, :8], threads=5)
     with pytest.raises(ptx.PtxError, match="between the elements"):
@@ -163,8 +182,10 @@ def test_elements_that_share_memory():
     windows = np.lib.stride_tricks.sliding_window_view(numbered(7), 3)
     run(scaled, windows, y, 2)
     np.testing.assert_array_equal(y, 2 * windows)
-    for shared in (np.lib.stride_tricks.as_strided(np.zeros(3, F), (5, 3), (0, 4)),
-                   np.lib.stride_tricks.as_strided(np.zeros(7, F), (5, 3), (4, 4))):
+    for shared in (
+        np.lib.stride_tricks.as_strided(np.zeros(3, F), (5, 3), (0, 4)),
+        np.lib.stride_tricks.as_strided(np.zeros(7, F), (5, 3), (4, 4)),
+    ):
         with pytest.raises(ptx.PtxError, match="st.f32 .*: global race: written by several threads at once"):
             run(scaled, y, shared, 2)
     with pytest.raises(ptx.PtxError, match="the array is read-only"):
@@ -173,6 +194,7 @@ def test_elements_that_share_memory():
 
 def test_slices_of_one_array_are_that_array():
     """A matrix is transposed within itself: two views of it, and a barrier between reading and writing."""
+
     @kernel("void(f4[:, :], f4[:, :], b1)")
     def moved(x, y, waits):
         i, j = cuda.grid(2)

@@ -1,4 +1,5 @@
 """Arithmetic of the PTX machine against exact numbers, Python's integers and NumPy."""
+
 import fractions
 import math
 
@@ -67,39 +68,54 @@ def signed(x):
     return x - 2**32 if x >= 2**31 else x
 
 
-@pytest.mark.parametrize("code, expected", [
-    ("div.s32 %r1, %r11, %r12;", lambda a, b: int(math.trunc(fractions.Fraction(signed(a), signed(b)))) if b else -1),
-    ("rem.s32 %r1, %r11, %r12;", lambda a, b: int(math.fmod(signed(a), signed(b))) if b else a),
-    ("div.u32 %r1, %r11, %r12;", lambda a, b: a // b if b else -1),
-    ("rem.u32 %r1, %r11, %r12;", lambda a, b: a % b if b else a),
-    ("mul.hi.s32 %r1, %r11, %r12;", lambda a, b: signed(a) * signed(b) >> 32),
-    ("mul.hi.u32 %r1, %r11, %r12;", lambda a, b: a * b >> 32), ("mul.lo.s32 %r1, %r11, %r12;", lambda a, b: a * b),
-    ("mad.lo.s32 %r1, %r11, %r12, 5;", lambda a, b: a * b + 5), ("shl.b32 %r1, %r11, %r12;", lambda a, b: a << min(b, 32)),
-    ("shr.u32 %r1, %r11, %r12;", lambda a, b: a >> min(b, 32)),
-    ("shr.s32 %r1, %r11, %r12;", lambda a, b: signed(a) >> min(b, 32)),
-    ("min.s32 %r1, %r11, %r12;", lambda a, b: min(signed(a), signed(b))), ("not.b32 %r1, %r11;", lambda a, b: ~a),
-    ("neg.s32 %r1, %r11;", lambda a, b: -signed(a)), ("abs.s32 %r1, %r11;", lambda a, b: abs(signed(a))),
-    ("clz.b32 %r1, %r11;", lambda a, b: 32 - a.bit_length()), ("popc.b32 %r1, %r11;", lambda a, b: bin(a).count("1")),
-    ("brev.b32 %r1, %r11;", lambda a, b: int(f"{a:032b}"[::-1], 2)),
-    ("bfe.u32 %r1, %r11, 4, 9;", lambda a, b: a >> 4 & 511), ("bfe.u32 %r1, %r11, 28, 9;", lambda a, b: a >> 28),
-    ("bfe.s32 %r1, %r11, 5, 3;", lambda a, b: ((a >> 5 & 7) ^ 4) - 4),
-    ("bfe.s32 %r1, %r11, 30, 9;", lambda a, b: signed(a) >> 30),
-    ("bfi.b32 %r1, %r11, %r12, 8, 12;", lambda a, b: (b & ~(4095 << 8)) | (a & 4095) << 8),
-    ("shf.l.wrap.b32 %r1, %r11, %r12, 35;", lambda a, b: ((b << 32 | a) << 3) >> 32),
-    ("shf.r.clamp.b32 %r1, %r11, %r12, 5;", lambda a, b: (b << 32 | a) >> 5),
-    ("prmt.b32 %r1, %r11, %r12, 0x7d10;", lambda a, b: (a & 0xFFFF) | (255 if b >> 15 & 1 else 0) << 16 | (b >> 24) << 24),
-    ("lop3.b32 %r1, %r11, %r12, 0x0f0f, 0xE2;", lambda a, b: sum(
-        (0xE2 >> ((a >> k & 1) << 2 | (b >> k & 1) << 1 | (0x0F0F >> k & 1)) & 1) << k for k in range(32))),
-    ("mul.wide.u32 %rd5, %r11, %r12;\nshr.u64 %rd5, %rd5, 7;\ncvt.u32.u64 %r1, %rd5;", lambda a, b: a * b >> 7),
-    ("cvt.s64.s32 %rd5, %r11;\ncvt.s64.s32 %rd6, %r12;\nmul.hi.s64 %rd7, %rd5, %rd6;\ncvt.u32.u64 %r1, %rd7;",
-     lambda a, b: signed(a) * signed(b) >> 64),
-    ("mov.b64 %rd5, {%r11, %r12};\nshr.u64 %rd5, %rd5, 16;\nmov.b64 {%r1, %r2}, %rd5;", lambda a, b: (b << 32 | a) >> 16),
-    ("add.cc.u32 %r2, %r11, %r12;\naddc.u32 %r1, %r11, 0;", lambda a, b: a + (a + b >> 32)),
-    ("sub.cc.u32 %r2, %r11, %r12;\nsubc.u32 %r1, %r12, 5;", lambda a, b: b - 5 - (a < b)),
-    ("mad.lo.cc.u32 %r2, %r11, %r12, %r12;\nmadc.hi.u32 %r1, %r11, %r12, 7;", lambda a, b: (a * b + b >> 32) + 7),
-    ("setp.lt.s32 %p1|%p2, %r11, %r12;\nselp.u32 %r1, 1, 2, %p1;\n@%p2 add.s32 %r1, %r1, 8;",
-     lambda a, b: 1 if signed(a) < signed(b) else 10),
-])
+@pytest.mark.parametrize(
+    "code, expected",
+    [
+        ("div.s32 %r1, %r11, %r12;", lambda a, b: int(math.trunc(fractions.Fraction(signed(a), signed(b)))) if b else -1),
+        ("rem.s32 %r1, %r11, %r12;", lambda a, b: int(math.fmod(signed(a), signed(b))) if b else a),
+        ("div.u32 %r1, %r11, %r12;", lambda a, b: a // b if b else -1),
+        ("rem.u32 %r1, %r11, %r12;", lambda a, b: a % b if b else a),
+        ("mul.hi.s32 %r1, %r11, %r12;", lambda a, b: signed(a) * signed(b) >> 32),
+        ("mul.hi.u32 %r1, %r11, %r12;", lambda a, b: a * b >> 32),
+        ("mul.lo.s32 %r1, %r11, %r12;", lambda a, b: a * b),
+        ("mad.lo.s32 %r1, %r11, %r12, 5;", lambda a, b: a * b + 5),
+        ("shl.b32 %r1, %r11, %r12;", lambda a, b: a << min(b, 32)),
+        ("shr.u32 %r1, %r11, %r12;", lambda a, b: a >> min(b, 32)),
+        ("shr.s32 %r1, %r11, %r12;", lambda a, b: signed(a) >> min(b, 32)),
+        ("min.s32 %r1, %r11, %r12;", lambda a, b: min(signed(a), signed(b))),
+        ("not.b32 %r1, %r11;", lambda a, b: ~a),
+        ("neg.s32 %r1, %r11;", lambda a, b: -signed(a)),
+        ("abs.s32 %r1, %r11;", lambda a, b: abs(signed(a))),
+        ("clz.b32 %r1, %r11;", lambda a, b: 32 - a.bit_length()),
+        ("popc.b32 %r1, %r11;", lambda a, b: bin(a).count("1")),
+        ("brev.b32 %r1, %r11;", lambda a, b: int(f"{a:032b}"[::-1], 2)),
+        ("bfe.u32 %r1, %r11, 4, 9;", lambda a, b: a >> 4 & 511),
+        ("bfe.u32 %r1, %r11, 28, 9;", lambda a, b: a >> 28),
+        ("bfe.s32 %r1, %r11, 5, 3;", lambda a, b: ((a >> 5 & 7) ^ 4) - 4),
+        ("bfe.s32 %r1, %r11, 30, 9;", lambda a, b: signed(a) >> 30),
+        ("bfi.b32 %r1, %r11, %r12, 8, 12;", lambda a, b: (b & ~(4095 << 8)) | (a & 4095) << 8),
+        ("shf.l.wrap.b32 %r1, %r11, %r12, 35;", lambda a, b: ((b << 32 | a) << 3) >> 32),
+        ("shf.r.clamp.b32 %r1, %r11, %r12, 5;", lambda a, b: (b << 32 | a) >> 5),
+        ("prmt.b32 %r1, %r11, %r12, 0x7d10;", lambda a, b: (a & 0xFFFF) | (255 if b >> 15 & 1 else 0) << 16 | (b >> 24) << 24),
+        (
+            "lop3.b32 %r1, %r11, %r12, 0x0f0f, 0xE2;",
+            lambda a, b: sum((0xE2 >> ((a >> k & 1) << 2 | (b >> k & 1) << 1 | (0x0F0F >> k & 1)) & 1) << k for k in range(32)),
+        ),
+        ("mul.wide.u32 %rd5, %r11, %r12;\nshr.u64 %rd5, %rd5, 7;\ncvt.u32.u64 %r1, %rd5;", lambda a, b: a * b >> 7),
+        (
+            "cvt.s64.s32 %rd5, %r11;\ncvt.s64.s32 %rd6, %r12;\nmul.hi.s64 %rd7, %rd5, %rd6;\ncvt.u32.u64 %r1, %rd7;",
+            lambda a, b: signed(a) * signed(b) >> 64,
+        ),
+        ("mov.b64 %rd5, {%r11, %r12};\nshr.u64 %rd5, %rd5, 16;\nmov.b64 {%r1, %r2}, %rd5;", lambda a, b: (b << 32 | a) >> 16),
+        ("add.cc.u32 %r2, %r11, %r12;\naddc.u32 %r1, %r11, 0;", lambda a, b: a + (a + b >> 32)),
+        ("sub.cc.u32 %r2, %r11, %r12;\nsubc.u32 %r1, %r12, 5;", lambda a, b: b - 5 - (a < b)),
+        ("mad.lo.cc.u32 %r2, %r11, %r12, %r12;\nmadc.hi.u32 %r1, %r11, %r12, 7;", lambda a, b: (a * b + b >> 32) + 7),
+        (
+            "setp.lt.s32 %p1|%p2, %r11, %r12;\nselp.u32 %r1, 1, 2, %p1;\n@%p2 add.s32 %r1, %r1, 8;",
+            lambda a, b: 1 if signed(a) < signed(b) else 10,
+        ),
+    ],
+)
 def test_integers_equal_python(code, expected):
     a, b = (x.ravel() for x in np.meshgrid(INTEGERS, INTEGERS))
     found = each(code, np.zeros(a.size, np.uint32), a, b)
@@ -109,20 +125,32 @@ def test_integers_equal_python(code, expected):
 FLOATS = np.array([0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 1e10, -1e10, np.inf, -np.inf, np.nan, 1e-40, 3.25e-39, -7.7], F)
 
 
-@pytest.mark.parametrize("code, expected", [
-    ("cvt.rni.s32.f32 %r1, %f11;", lambda x: np.nan_to_num(np.clip(np.rint(np.float64(x)), -2.0**31, 2.0**31 - 1), nan=0)),
-    ("cvt.rzi.u32.f32 %r1, %f11;", lambda x: np.nan_to_num(np.clip(np.trunc(np.float64(x)), 0, 2.0**32 - 1), nan=0)),
-    ("cvt.rmi.f32.f32 %f1, %f11;", np.floor), ("cvt.sat.f32.f32 %f1, %f11;", lambda x: np.nan_to_num(np.clip(x, 0, 1), nan=0)),
-    ("add.ftz.f32 %f1, %f11, 0f00000000;", lambda x: np.where(np.abs(x) < 1.1754944e-38, 0, x)),
-    ("ex2.approx.ftz.f32 %f1, %f11;", np.exp2), ("abs.f32 %f1, %f11;", np.abs), ("neg.f32 %f1, %f11;", np.negative),
-    ("max.f32 %f1, %f11, 0f00000000;", lambda x: np.fmax(x, F(0))), ("sqrt.rn.f32 %f1, %f11;", np.sqrt),
-    ("cvt.rna.tf32.f32 %r2, %f11;\nmov.b32 %f1, %r2;", lambda x: np.where(
-        np.isfinite(x), (x.view(np.uint32) + 0x1000 & 0xFFFFE000).view(F), x)),
-    ("cvt.rn.f16.f32 %rs1, %f11;\ncvt.f32.f16 %f1, %rs1;", lambda x: F(np.float16(x))),
-    ("setp.ne.f32 %p1, %f11, %f11;\nselp.f32 %f1, 0f3F800000, 0f00000000, %p1;", lambda x: 0 * np.nan_to_num(x)),
-    ("setp.neu.f32 %p1, %f11, %f11;\nselp.f32 %f1, 0f3F800000, 0f00000000, %p1;", lambda x: F(np.isnan(x))),
-    ("copysign.f32 %f1, %f11, 0f40000000;", lambda x: np.copysign(F(2), x)),
-])
+@pytest.mark.parametrize(
+    "code, expected",
+    [
+        (
+            "cvt.rni.s32.f32 %r1, %f11;",
+            lambda x: np.nan_to_num(np.clip(np.rint(np.float64(x)), -(2.0**31), 2.0**31 - 1), nan=0),
+        ),
+        ("cvt.rzi.u32.f32 %r1, %f11;", lambda x: np.nan_to_num(np.clip(np.trunc(np.float64(x)), 0, 2.0**32 - 1), nan=0)),
+        ("cvt.rmi.f32.f32 %f1, %f11;", np.floor),
+        ("cvt.sat.f32.f32 %f1, %f11;", lambda x: np.nan_to_num(np.clip(x, 0, 1), nan=0)),
+        ("add.ftz.f32 %f1, %f11, 0f00000000;", lambda x: np.where(np.abs(x) < 1.1754944e-38, 0, x)),
+        ("ex2.approx.ftz.f32 %f1, %f11;", np.exp2),
+        ("abs.f32 %f1, %f11;", np.abs),
+        ("neg.f32 %f1, %f11;", np.negative),
+        ("max.f32 %f1, %f11, 0f00000000;", lambda x: np.fmax(x, F(0))),
+        ("sqrt.rn.f32 %f1, %f11;", np.sqrt),
+        (
+            "cvt.rna.tf32.f32 %r2, %f11;\nmov.b32 %f1, %r2;",
+            lambda x: np.where(np.isfinite(x), (x.view(np.uint32) + 0x1000 & 0xFFFFE000).view(F), x),
+        ),
+        ("cvt.rn.f16.f32 %rs1, %f11;\ncvt.f32.f16 %f1, %rs1;", lambda x: F(np.float16(x))),
+        ("setp.ne.f32 %p1, %f11, %f11;\nselp.f32 %f1, 0f3F800000, 0f00000000, %p1;", lambda x: 0 * np.nan_to_num(x)),
+        ("setp.neu.f32 %p1, %f11, %f11;\nselp.f32 %f1, 0f3F800000, 0f00000000, %p1;", lambda x: F(np.isnan(x))),
+        ("copysign.f32 %f1, %f11, 0f40000000;", lambda x: np.copysign(F(2), x)),
+    ],
+)
 def test_floats_equal_numpy(code, expected):
     with np.errstate(all="ignore"):
         wanted = expected(FLOATS)

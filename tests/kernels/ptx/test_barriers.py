@@ -1,4 +1,5 @@
 """Barriers after some threads have returned: these count as arrived, those that wait elsewhere do not."""
+
 import numpy as np
 import pytest
 
@@ -20,13 +21,17 @@ def numbers(body, threads=64, **options):
 
 # 9: part of a warp; 32: a whole warp; 40: a warp and part of another
 @pytest.mark.parametrize("gone", [9, 32, 40])
-@pytest.mark.parametrize("code, expected", [
-    ("bar.sync 0;\nmov.u32 %r5, 7;", lambda left: 7),
-    ("bar.warp.sync -1;\nmov.u32 %r5, 7;", lambda left: 7),
-    ("setp.lt.u32 %p2, %r0, 50;\nbar.red.popc.u32 %r5, 0, %p2;", lambda left: sum(i < 50 for i in left)),
-    ("setp.ge.u32 %p2, %r0, {gone};\nbar.red.and.pred %p3, 0, %p2;\nselp.u32 %r5, 1, 0, %p3;", lambda left: 1),
-    ("setp.lt.u32 %p2, %r0, {gone};\nbar.red.or.pred %p3, 0, %p2;\nselp.u32 %r5, 1, 0, %p3;", lambda left: 0),
-], ids=["sync", "warp", "count", "and", "or"])
+@pytest.mark.parametrize(
+    "code, expected",
+    [
+        ("bar.sync 0;\nmov.u32 %r5, 7;", lambda left: 7),
+        ("bar.warp.sync -1;\nmov.u32 %r5, 7;", lambda left: 7),
+        ("setp.lt.u32 %p2, %r0, 50;\nbar.red.popc.u32 %r5, 0, %p2;", lambda left: sum(i < 50 for i in left)),
+        ("setp.ge.u32 %p2, %r0, {gone};\nbar.red.and.pred %p3, 0, %p2;\nselp.u32 %r5, 1, 0, %p3;", lambda left: 1),
+        ("setp.lt.u32 %p2, %r0, {gone};\nbar.red.or.pred %p3, 0, %p2;\nselp.u32 %r5, 1, 0, %p3;", lambda left: 0),
+    ],
+    ids=["sync", "warp", "count", "and", "or"],
+)
 def test_threads_that_have_returned_count_as_arrived(gone, code, expected):
     found = numbers((RETURN + code).format(gone=gone))
     left = range(gone, 64)
@@ -35,7 +40,8 @@ def test_threads_that_have_returned_count_as_arrived(gone, code, expected):
 
 def test_threads_return_one_after_the_other_between_barriers():
     """Thread i passes i barriers; the last one is alone at its last."""
-    found = numbers("""
+    found = numbers(
+        """
         mov.u32 %r5, 0;
         LOOP:
         setp.eq.u32 %p1, %r5, %r0;
@@ -44,14 +50,17 @@ def test_threads_return_one_after_the_other_between_barriers():
         add.u32 %r5, %r5, 1;
         bra.uni LOOP;
         LEAVE:
-    """, threads=40)
+    """,
+        threads=40,
+    )
     np.testing.assert_array_equal(found, np.arange(40))
 
 
 def test_blocks_wait_for_their_own_threads():
     """In block 1 the first warp returns, in block 0 nobody does."""
     found = np.zeros(2, np.uint32)
-    run("""
+    run(
+        """
         mov.u32 %r1, %ctaid.x;
         shl.b32 %r2, %r1, 5;
         setp.lt.u32 %p1, %r0, %r2;
@@ -63,7 +72,11 @@ def test_blocks_wait_for_their_own_threads():
         @%p3 bra LAST;
         st.global.u32 [%rd2], %r5;
         LAST:
-    """, found, threads=64, blocks=2)
+    """,
+        found,
+        threads=64,
+        blocks=2,
+    )
     np.testing.assert_array_equal(found, [64, 32])
 
 
@@ -98,6 +111,7 @@ def test_a_barrier_orders_what_was_done_before_a_return(barrier):
 @needs_nvvm
 def test_a_sum_whose_idle_threads_have_returned():
     """As tutorials write it: a guard that returns, and barriers after it."""
+
     @kernel("void(f4[::1], f4[::1])")
     def total(x, y):
         partial = cuda.shared.array(64, "f4")

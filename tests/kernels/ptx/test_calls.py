@@ -1,4 +1,5 @@
 """Calls of functions that stand beside the kernel in its PTX: what libdevice does not inline, and hand-written ones."""
+
 import math
 
 import numpy as np
@@ -48,8 +49,16 @@ def call(name, *arguments, result="%r1"):
     """As NVVM writes it."""
     lines = [f".param .b32 param{k};\nst.param.b32 [param{k}+0], {a};" for k, a in enumerate(arguments)]
     given = ", ".join(f"param{k}" for k in range(len(arguments)))
-    return "\n".join(["{", *lines, ".param .b32 retval0;", f"call.uni (retval0),\n{name},\n(\n{given}\n);",
-                      f"ld.param.b32 {result}, [retval0+0];", "}"])
+    return "\n".join(
+        [
+            "{",
+            *lines,
+            ".param .b32 retval0;",
+            f"call.uni (retval0),\n{name},\n(\n{given}\n);",
+            f"ld.param.b32 {result}, [retval0+0];",
+            "}",
+        ]
+    )
 
 
 SQUARE = function("square", "mul.lo.u32 %r1, %r1, %r1;")
@@ -58,13 +67,15 @@ SQUARE = function("square", "mul.lo.u32 %r1, %r1, %r1;")
 # --- libdevice --------------------------------------------------------------------------------------------------------
 def everywhere(n=60):
     """Float64 numbers of all sizes and both signs, and what is special."""
-    sizes = np.concatenate([np.geomspace(5e-324, 1.7e308, n), np.geomspace(1e-3, 1e6, n), np.arange(1, 40) * np.pi / 4,
-                            2.0 ** np.arange(28, 36)])
+    sizes = np.concatenate(
+        [np.geomspace(5e-324, 1.7e308, n), np.geomspace(1e-3, 1e6, n), np.arange(1, 40) * np.pi / 4, 2.0 ** np.arange(28, 36)]
+    )
     return np.concatenate([sizes, -sizes, [0.0, -0.0, np.inf, -np.inf, np.nan]])
 
 
 def exactly(name, *arguments):
     """math's function of each, where that raises what C gives."""
+
     def one(*values):
         try:
             return getattr(math, name)(*values)
@@ -120,8 +131,15 @@ def test_the_cosine_that_needs_all_bits():
 
 @needs_nvvm
 def test_float64_powers_everywhere():
-    x, z = (a.ravel() for a in np.meshgrid(everywhere(7), np.concatenate([everywhere(3)[:10], -np.arange(12) / 2, [
-        0.0, 3.0, 301.0, -7.0, 1e15 + 1, np.inf, -np.inf, np.nan]])))
+    x, z = (
+        a.ravel()
+        for a in np.meshgrid(
+            everywhere(7),
+            np.concatenate(
+                [everywhere(3)[:10], -np.arange(12) / 2, [0.0, 3.0, 301.0, -7.0, 1e15 + 1, np.inf, -np.inf, np.nan]]
+            ),
+        )
+    )
     np.testing.assert_allclose(computed("pow", x, z), exactly("pow", x, z), rtol=5e-16, atol=0)
 
 
@@ -161,8 +179,9 @@ def test_a_call(before):
 
 def test_functions_call_functions_from_several_places():
     """x -> (x**2 + 1)**2 + x**2, each function with registers and labels of its own, named as those of the others."""
-    functions = SQUARE + function("next", f"add.u32 %r2, %r1, 1;\nsetp.eq.u32 %p1, %r1, 4;\n@%p1 bra L;\n"
-                                          f"L:\n{call('square', '%r2')}")
+    functions = SQUARE + function(
+        "next", f"add.u32 %r2, %r1, 1;\nsetp.eq.u32 %p1, %r1, 4;\n@%p1 bra L;\nL:\n{call('square', '%r2')}"
+    )
     body = f"L:\n{call('square', '%r0', result='%r2')}\n{call('next', '%r2', result='%r3')}\nadd.u32 %r1, %r2, %r3;"
     found, _ = run(functions, body)
     np.testing.assert_array_equal(found, (np.arange(64) ** 2 + 1) ** 2 + np.arange(64) ** 2)
@@ -170,8 +189,11 @@ def test_functions_call_functions_from_several_places():
 
 def test_part_of_a_warp_calls_and_meets_the_others_again():
     """Odd threads call, and in the function some loop longer than others; then all are active together."""
-    halves = function("halves", "mov.u32 %r3, 0;\nL:\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 bra DONE;\nshr.u32 %r1, %r1, 1;\n"
-                                "add.u32 %r3, %r3, 1;\nbra L;\nDONE:\nmov.u32 %r1, %r3;")
+    halves = function(
+        "halves",
+        "mov.u32 %r3, 0;\nL:\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 bra DONE;\nshr.u32 %r1, %r1, 1;\n"
+        "add.u32 %r3, %r3, 1;\nbra L;\nDONE:\nmov.u32 %r1, %r3;",
+    )
     body = f"""
         mov.u32 %r1, 0;
         and.b32 %r4, %r0, 1;
@@ -190,7 +212,9 @@ def test_part_of_a_warp_calls_and_meets_the_others_again():
 
 def test_a_function_returns_early_and_ends_threads():
     """Below 8 it gives 1, from 56 on the thread ends there, whatever the kernel would do next."""
-    checked = function("checked", """
+    checked = function(
+        "checked",
+        """
         setp.ge.u32 %p1, %r1, 8;
         @%p1 bra ON;
         st.param.b32 [checked_y+0], 1;
@@ -201,7 +225,8 @@ def test_a_function_returns_early_and_ends_threads():
         exit;
         LAST:
         mov.u32 %r1, 2;
-    """)
+    """,
+    )
     found, _ = run(checked, call("checked", "%r0") + "\nbar.sync 0;")
     np.testing.assert_array_equal(found, [1] * 8 + [2] * 48 + [-1] * 8)
 
@@ -270,15 +295,21 @@ def test_a_function_that_nobody_calls_may_do_anything():
 FORWARD = ".func (.param .b32 retval) later(.param .b32 x);\n"
 
 
-@pytest.mark.parametrize("functions, body, problem", [
-    (function("down", call("down", "%r1")), call("down", "%r0"), "down calls itself, which this machine does not run"),
-    (FORWARD + function("down", call("later", "%r1")) + function("later", call("down", "%r1")), call("down", "%r0"),
-     "later calls itself, which this machine does not run"),
-    (FORWARD, call("later", "%r0"), "the code of later is not in this PTX"),
-    ("", call("%rd1", "%r0"), "calls through a pointer are not in this machine"),
-    (SQUARE, call("square", "%r0", "%r0"), "what is passed to or from square is not what it declares"),
-    (SQUARE, "call square;", "what is passed to or from square is not what it declares"),
-])
+@pytest.mark.parametrize(
+    "functions, body, problem",
+    [
+        (function("down", call("down", "%r1")), call("down", "%r0"), "down calls itself, which this machine does not run"),
+        (
+            FORWARD + function("down", call("later", "%r1")) + function("later", call("down", "%r1")),
+            call("down", "%r0"),
+            "later calls itself, which this machine does not run",
+        ),
+        (FORWARD, call("later", "%r0"), "the code of later is not in this PTX"),
+        ("", call("%rd1", "%r0"), "calls through a pointer are not in this machine"),
+        (SQUARE, call("square", "%r0", "%r0"), "what is passed to or from square is not what it declares"),
+        (SQUARE, "call square;", "what is passed to or from square is not what it declares"),
+    ],
+)
 def test_what_is_refused_is_named(functions, body, problem):
     with pytest.raises(ptx.PtxError, match=rf"line \d+: call.*{problem}"):
         run(functions, body)
@@ -287,8 +318,11 @@ def test_what_is_refused_is_named(functions, body, problem):
 def test_a_fault_in_a_function_names_the_calls():
     reads = function("reads", "mul.wide.u32 %rd1, %r1, 4;\nld.global.u32 %r1, [%rd1];")
     outer = function("outer", call("reads", "%r1"))
-    with pytest.raises(ptx.PtxError, match=r"line \d+: ld.global.u32 .*, called in line \d+: call.uni .* reads, .*, called in "
-                                           r"line \d+: call.uni .* outer, .*: global out of bounds: .* by thread \(0, 0, 0\)"):
+    with pytest.raises(
+        ptx.PtxError,
+        match=r"line \d+: ld.global.u32 .*, called in line \d+: call.uni .* reads, .*, called in "
+        r"line \d+: call.uni .* outer, .*: global out of bounds: .* by thread \(0, 0, 0\)",
+    ):
         run(reads + outer, call("outer", "%r0"))
 
 

@@ -27,8 +27,11 @@ def test_a_missing_barrier_is_a_race():
     found = np.zeros(64, np.uint32)
     run(EXCHANGE.format(barrier="bar.sync 0;", other=128), found, threads=64, shared=256)
     np.testing.assert_array_equal(found, np.arange(64) ^ 32)
-    with pytest.raises(ptx.PtxError, match=r"test, line \d+: ld.shared.u32 %r5, \[%r4\]: shared race: read here, and written "
-                                           r"by thread 32 with no barrier between by thread \(0, 0, 0\), block \(0, 0, 0\)"):
+    with pytest.raises(
+        ptx.PtxError,
+        match=r"test, line \d+: ld.shared.u32 %r5, \[%r4\]: shared race: read here, and written "
+        r"by thread 32 with no barrier between by thread \(0, 0, 0\), block \(0, 0, 0\)",
+    ):
         run(EXCHANGE.format(barrier="", other=128), found, threads=64, shared=256)
 
 
@@ -44,11 +47,14 @@ def test_a_barrier_of_the_warp_orders_its_threads_alone():
 
 def test_copying_over_what_others_still_read_is_a_race():
     """What double buffering invites: the copy may arrive at once."""
-    again = EXCHANGE.format(barrier="bar.sync 0;", other=128) + """
+    again = (
+        EXCHANGE.format(barrier="bar.sync 0;", other=128)
+        + """
         {barrier}
         cp.async.ca.shared.global [%r3], [%rd2], 4;
         cp.async.wait_all;
     """
+    )
     run(again.format(barrier="bar.sync 0;"), np.zeros(64, np.uint32), threads=64, shared=256)
     with pytest.raises(ptx.PtxError, match="cp.async.*race: written here, and read by thread 32"):
         run(again.format(barrier=""), np.zeros(64, np.uint32), threads=64, shared=256)
@@ -75,7 +81,8 @@ def test_reading_what_others_change_by_atomics_is_a_race():
 
 def test_neighbouring_bytes_are_no_race():
     found = np.zeros(64, np.uint8)
-    run("""
+    run(
+        """
         mov.u32 %r2, room;
         add.u32 %r3, %r0, %r2;
         cvt.u16.u32 %rs1, %r0;
@@ -84,7 +91,11 @@ def test_neighbouring_bytes_are_no_race():
         cvt.u64.u32 %rd2, %r0;
         add.s64 %rd2, %rd2, %rd0;
         st.global.u8 [%rd2], %rs2;
-    """, found, threads=64, shared=64)
+    """,
+        found,
+        threads=64,
+        shared=64,
+    )
     np.testing.assert_array_equal(found, np.arange(64))
 
 
@@ -95,25 +106,32 @@ def test_writing_what_others_still_read_is_a_race():
         run(again.format(barrier=""), np.zeros(64, np.uint32), threads=64, shared=256)
 
 
-@pytest.mark.parametrize("body, problem", [
-    ("mad.wide.u32 %rd2, %r0, 4, %rd0;\nst.global.f32 [%rd2], %f1;",
-     r"st.global.f32 \[%rd2\], %f1: global out of bounds: byte 80 of the nearest array, which has 80 bytes, shape \(20,\) of "
-     r"float32 by thread \(20, 0, 0\)"),
-    ("mad.wide.u32 %rd2, %r0, 4, %rd0;\n@!%p1 ld.global.f32 %f1, [%rd2+-4];", r"global out of bounds: byte -4"),
-    ("ld.global.f32 %f1, [%rd0+2];", "global misaligned: address .* is no multiple of 4"),
-    ("ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd0+4];", "global misaligned: address .* is no multiple of 16"),
-    ("ld.shared.f32 %f1, [room];", "shared read before it was written"),
-    ("st.shared.f32 [room+64], %f1;", "shared out of bounds: byte 64 of 64"),
-    ("st.shared.f32 [room], %f1;", "shared race: written by several threads at once"),
-    ("setp.lt.u32 %p1, %r0, 9;\n@%p1 bra OTHER;\nbar.sync 0;\nbra LAST;\nOTHER:\nbar.sync 0;\nLAST:",
-     r"line \d+: bar.sync 0: a barrier that part of its block never reaches: others wait at line \d+: bar.sync 0"),
-    ("trap;", "trap"),
-])
+@pytest.mark.parametrize(
+    "body, problem",
+    [
+        (
+            "mad.wide.u32 %rd2, %r0, 4, %rd0;\nst.global.f32 [%rd2], %f1;",
+            r"st.global.f32 \[%rd2\], %f1: global out of bounds: byte 80 of the nearest array, which has 80 bytes, "
+            r"shape \(20,\) of float32 by thread \(20, 0, 0\)",
+        ),
+        ("mad.wide.u32 %rd2, %r0, 4, %rd0;\n@!%p1 ld.global.f32 %f1, [%rd2+-4];", r"global out of bounds: byte -4"),
+        ("ld.global.f32 %f1, [%rd0+2];", "global misaligned: address .* is no multiple of 4"),
+        ("ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd0+4];", "global misaligned: address .* is no multiple of 16"),
+        ("ld.shared.f32 %f1, [room];", "shared read before it was written"),
+        ("st.shared.f32 [room+64], %f1;", "shared out of bounds: byte 64 of 64"),
+        ("st.shared.f32 [room], %f1;", "shared race: written by several threads at once"),
+        (
+            "setp.lt.u32 %p1, %r0, 9;\n@%p1 bra OTHER;\nbar.sync 0;\nbra LAST;\nOTHER:\nbar.sync 0;\nLAST:",
+            r"line \d+: bar.sync 0: a barrier that part of its block never reaches: others wait at line \d+: bar.sync 0",
+        ),
+        ("trap;", "trap"),
+    ],
+)
 def test_faults_are_told_with_line_and_thread(body, problem):
     with pytest.raises(ptx.PtxError, match=problem):
         memory = np.zeros(32, F)
         start = -memory.ctypes.data % 16 // 4
-        run(body, memory[start:start + 20], shared=64)
+        run(body, memory[start : start + 20], shared=64)
 
 
 def test_blocks_that_write_one_place_are_a_race():

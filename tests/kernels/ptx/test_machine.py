@@ -1,4 +1,5 @@
 """The PTX machine: what it reads, launches and refuses, control flow, counters, and compiled kernels."""
+
 import math
 
 import numpy as np
@@ -19,25 +20,40 @@ def test_parse_reads_what_an_instruction_is_made_of():
     body = "LOOP:\n@!%p1 ld.global.v2.f32 {%f1, %f2}, [%rd0+-8];\nmov.f32 %f3, 0f40490FDB;\n@%p2 bra LOOP;"
     program = kernel(body, shared=48)
     first = program.labels["LOOP"]
-    load, move, branch = program.instructions[first:first + 3]
+    load, move, branch = program.instructions[first : first + 3]
     assert load.guard == ("%p1", True) and load.opcode == "ld" and load.modifiers == ("global", "v2", "f32")
     assert load.operands == (("%f1", "%f2"), Address("%rd0", -8)) and move.operands[1] == Number(0x40490FDB, 4)
     assert branch.guard == ("%p2", False) and program.shared["room"].size == 48 and program.registers["%f39"] == "f32"
     assert program.parameters["p0_4"] == (32, "u64")
 
 
-@pytest.mark.parametrize("text, problem", [
-    ("", "no .entry"), (".version 8.0\n.visible .func f() { ret; }", "line 2: only one .entry"),
-    (".entry f()\n{\n?what;\n}", "line 3: not understood")])
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("", "no .entry"),
+        (".version 8.0\n.visible .func f() { ret; }", "line 2: only one .entry"),
+        (".entry f()\n{\n?what;\n}", "line 3: not understood"),
+    ],
+)
 def test_what_is_not_understood_is_named_with_its_line(text, problem):
     with pytest.raises(ptx.PtxError, match=problem):
         parse(text)
 
 
-@pytest.mark.parametrize("code", [
-    "wgmma.fence.sync.aligned;", "add.f16x2 %r1, %r2, %r3;", "add.bf16 %rs1, %rs2, %rs3;", "add.sat.s32 %r1, %r2, %r3;",
-    "max.f32 %f1, %f2, %f3, %f4;", "bar.red.popc.u32 %r1, 0, 64, %p1;", "bar.arrive 0, 64;", "bar.sync 0, 64;",
-    "cvt.rn.f16x2.f32 %r1, %f1, %f2;"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "wgmma.fence.sync.aligned;",
+        "add.f16x2 %r1, %r2, %r3;",
+        "add.bf16 %rs1, %rs2, %rs3;",
+        "add.sat.s32 %r1, %r2, %r3;",
+        "max.f32 %f1, %f2, %f3, %f4;",
+        "bar.red.popc.u32 %r1, 0, 64, %p1;",
+        "bar.arrive 0, 64;",
+        "bar.sync 0, 64;",
+        "cvt.rn.f16x2.f32 %r1, %f1, %f2;",
+    ],
+)
 def test_an_unknown_instruction_is_named(code):
     with pytest.raises(ptx.PtxError, match="this machine does not know|not in this machine"):
         run(code, np.zeros(1, F))
@@ -55,10 +71,14 @@ def test_decoding_that_was_broken_off_is_done_again(monkeypatch):
     assert y.view(np.int32)[0] == 3
 
 
-@pytest.mark.parametrize("arguments, problem", [
-    (((1,), (1025,), [np.zeros(4, F)]), "a block of .1025,. has more than 1024 threads"),
-    (((1, 65536), (1,), [np.zeros(4, F)]), "a grid of .1, 65536. has more"),
-    (((1,), (1,), []), "has 7 parameters, got 0")])
+@pytest.mark.parametrize(
+    "arguments, problem",
+    [
+        (((1,), (1025,), [np.zeros(4, F)]), "a block of .1025,. has more than 1024 threads"),
+        (((1, 65536), (1,), [np.zeros(4, F)]), "a grid of .1, 65536. has more"),
+        (((1,), (1,), []), "has 7 parameters, got 0"),
+    ],
+)
 def test_a_launch_that_a_card_refuses_is_refused(arguments, problem):
     with pytest.raises(ptx.PtxError, match=problem):
         ptx.run(kernel(""), *arguments)
@@ -67,7 +87,8 @@ def test_a_launch_that_a_card_refuses_is_refused(arguments, problem):
 # --- control ----------------------------------------------------------------------------------------------------------
 def test_threads_part_at_branches_and_meet_again():
     steps = np.zeros(64, np.uint32)
-    counters = run("""
+    counters = run(
+        """
         mov.u32 %r1, 0;
         and.b32 %r2, %r0, 3;
         LOOP:
@@ -81,7 +102,10 @@ def test_threads_part_at_branches_and_meet_again():
         mad.lo.u32 %r4, %r3, 100, %r1;
         mad.wide.u32 %rd2, %r0, 4, %rd0;
         st.global.u32 [%rd2], %r4;
-    """, steps, threads=64)
+    """,
+        steps,
+        threads=64,
+    )
     np.testing.assert_array_equal(steps, 3200 + np.arange(64) % 4)
     assert counters.summary()["divergent branches"] == 6
 
@@ -95,12 +119,16 @@ def test_a_kernel_that_does_not_end_is_told(monkeypatch):
 # --- counters ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("pitch, conflicts", [(32, 31), (33, 0), (34, 1), (36, 3)])
 def test_bank_conflicts_by_the_pitch_of_a_tile(pitch, conflicts):
-    counters = run(f"""
+    counters = run(
+        f"""
         mad.lo.u32 %r1, %r0, {4 * pitch}, 0;
         mov.u32 %r2, room;
         add.u32 %r1, %r1, %r2;
         st.shared.u32 [%r1], %r0;
-    """, np.zeros(1, F), shared=4 * pitch * 32)
+    """,
+        np.zeros(1, F),
+        shared=4 * pitch * 32,
+    )
     assert counters.summary()["bank conflicts"] == conflicts
 
 
@@ -108,7 +136,7 @@ def test_bank_conflicts_by_the_pitch_of_a_tile(pitch, conflicts):
 def test_sectors_by_the_stride_of_a_warp(stride, sectors, least):
     memory = np.zeros(2048, F)
     start = -memory.ctypes.data % 32 // 4
-    counters = run(f"mad.wide.u32 %rd2, %r0, {stride}, %rd0;\nld.global.f32 %f1, [%rd2];", memory[start:start + 1024])
+    counters = run(f"mad.wide.u32 %rd2, %r0, {stride}, %rd0;\nld.global.f32 %f1, [%rd2];", memory[start : start + 1024])
     summary = counters.summary()
     assert (summary["sectors"], summary["least sectors"]) == (sectors, least)
     assert summary["issued global load"] == 1 and summary["bytes"] == 32 * sectors

@@ -1,4 +1,5 @@
 """What PTX says beside its instructions: initial values of constants, attributes of parameters."""
+
 import numpy as np
 import pytest
 
@@ -12,8 +13,9 @@ HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 
 @pytest.mark.parametrize("space", ["const", "global"])
 @pytest.mark.parametrize("kind, size", [("u32", 4), ("u8", 1)])
-@pytest.mark.parametrize("values, expected", [
-    (" = {7, 1}", [7, 1, 0, 0, 0]), ("", [0] * 5), (" = {7, 1, 3, 4, 5}", [7, 1, 3, 4, 5])])
+@pytest.mark.parametrize(
+    "values, expected", [(" = {7, 1}", [7, 1, 0, 0, 0]), ("", [0] * 5), (" = {7, 1, 3, 4, 5}", [7, 1, 3, 4, 5])]
+)
 def test_what_an_initial_value_leaves_out_is_zero(space, kind, size, values, expected):
     """PTX ISA, "Initializers": the rest is zero, and so is a variable of these spaces without any."""
     found = np.full(5, -1, np.int32)
@@ -71,16 +73,21 @@ def test_a_table_of_any_length(place):
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("attribute", [
-    ".ptr", ".ptr .align 4", ".ptr .global", ".ptr .global .align 16", ".ptr .shared .align 4"])
+@pytest.mark.parametrize(
+    "attribute", [".ptr", ".ptr .align 4", ".ptr .global", ".ptr .global .align 16", ".ptr .shared .align 4"]
+)
 def test_parameters_that_say_where_they_point_to(attribute):
     program = ptx.parse(f"{HEAD}.visible .entry test(.param .u32 n, .param .u64 {attribute} x)\n{{ ret; }}")
     assert program.parameters == {"n": (0, "u32"), "x": (8, "u64")}
 
 
-@pytest.mark.parametrize("parameter, problem", [
-    (".param .align 8 .b8 x[24]", r"a kernel's parameter that is an array is not in this machine: x\[24\]"),
-    (".reg .b32 x", "this parameter is not understood: .reg .b32 x")])
+@pytest.mark.parametrize(
+    "parameter, problem",
+    [
+        (".param .align 8 .b8 x[24]", r"a kernel's parameter that is an array is not in this machine: x\[24\]"),
+        (".reg .b32 x", "this parameter is not understood: .reg .b32 x"),
+    ],
+)
 def test_a_parameter_that_is_not_understood_is_named(parameter, problem):
     with pytest.raises(ptx.PtxError, match=rf"line 4: {problem}"):
         ptx.parse(f"{HEAD}.visible .entry test({parameter})\n{{ ret; }}")
@@ -89,6 +96,7 @@ def test_a_parameter_that_is_not_understood_is_named(parameter, problem):
 @needs_nvvm
 def test_a_kernel_that_newer_compilers_wrote():
     """From compute capability 10.0 on, NVVM says which parameters are pointers."""
+
     @kernel("void(f4[:, ::1], f4, f4[:, ::1])")
     def scaled(x, a, y):
         i, j = cuda.grid(2)

@@ -1,4 +1,5 @@
 """Races within one block on global memory: kernels with one planted, and the same kernels with what orders their threads."""
+
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ kernel = declare.kernel
 
 def histogram(right):
     """How often each number comes: lanes that have one number add at once."""
+
     @kernel("void(i4[::1], i4[::1])")
     def counted(x, y):
         i = cuda.threadIdx.x
@@ -25,6 +27,7 @@ def histogram(right):
 
 def neighbours(right):
     """y[i] = 2 x[i] + 2 x[i + 32]: what threads of another warp have written."""
+
     @kernel("void(i4[::1], i4[::1])")
     def doubled(x, y):
         i = cuda.threadIdx.x
@@ -38,6 +41,7 @@ def neighbours(right):
 
 def one_word(right):
     """The last thread's number: all write it, or that one alone does."""
+
     @kernel("void(i4[::1], i4[::1])")
     def last(x, y):
         i = cuda.threadIdx.x
@@ -49,6 +53,7 @@ def one_word(right):
 
 def in_place(right):
     """x moved by one: who reads what its neighbour, a lane of its warp, has overwritten?"""
+
     @kernel("void(i4[::1], i4[::1])")
     def moved(x, y):
         i = cuda.threadIdx.x
@@ -63,6 +68,7 @@ def in_place(right):
 
 def total(right):
     """A sum by atomics, read before all have added."""
+
     @kernel("void(i4[::1], i4[::1])")
     def summed(x, y):
         i = cuda.threadIdx.x
@@ -80,6 +86,7 @@ def total(right):
 
 def tree(right):
     """A sum by halves in global memory; the last steps within one warp want a barrier of the warp."""
+
     @kernel("void(i4[::1], i4[::1])")
     def halved(x, y):
         i = cuda.threadIdx.x
@@ -149,8 +156,9 @@ def test_a_read_that_nobody_writes_beside_is_only_remembered(monkeypatch):
             launch(made)
 
 
-@pytest.mark.parametrize("others", [
-    "ld.relaxed.gpu.global.u32 %r2, [%rd1];", "st.global.u32 [%rd1], 7;", "ld.global.u32 %r2, [%rd1];"])
+@pytest.mark.parametrize(
+    "others", ["ld.relaxed.gpu.global.u32 %r2, [%rd1];", "st.global.u32 [%rd1], 7;", "ld.global.u32 %r2, [%rd1];"]
+)
 def test_strong_reads_race_with_plain_writes_alone(others):
     program = ptx.parse(f"""
         .visible .entry polled(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d, .param .u64 x, .param .u64 e,

@@ -10,24 +10,36 @@ F = np.float32
 
 
 # --- warps ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("mode, clamp, expected", [
-    ("up", 0, lambda lane: lane - 3 if lane >= 3 else lane), ("down", 31, lambda lane: lane + 3 if lane < 29 else lane),
-    ("bfly", 31, lambda lane: lane ^ 3), ("idx", 31, lambda lane: 3),
-    ("down", 0x181F, lambda lane: lane + 3 if lane % 8 < 5 else lane), ("idx", 0x181F, lambda lane: lane // 8 * 8 + 3)])
+@pytest.mark.parametrize(
+    "mode, clamp, expected",
+    [
+        ("up", 0, lambda lane: lane - 3 if lane >= 3 else lane),
+        ("down", 31, lambda lane: lane + 3 if lane < 29 else lane),
+        ("bfly", 31, lambda lane: lane ^ 3),
+        ("idx", 31, lambda lane: 3),
+        ("down", 0x181F, lambda lane: lane + 3 if lane % 8 < 5 else lane),
+        ("idx", 0x181F, lambda lane: lane // 8 * 8 + 3),
+    ],
+)
 def test_shuffles(mode, clamp, expected):
     found = np.zeros(64, np.uint32)
-    run(f"""
+    run(
+        f"""
         shfl.sync.{mode}.b32 %r1|%p1, %r0, 3, {clamp}, -1;
         mad.wide.u32 %rd2, %r0, 4, %rd0;
         st.global.u32 [%rd2], %r1;
-    """, found, threads=64)
+    """,
+        found,
+        threads=64,
+    )
     np.testing.assert_array_equal(found, [expected(i % 32) + i // 32 * 32 for i in range(64)])
 
 
 def test_votes_matches_and_reductions():
     found = np.zeros(5 * 32, np.uint32)
     stores = "\n".join(f"st.global.u32 [%rd2+{128 * k}], %r{k + 2};" for k in range(5))
-    run(f"""
+    run(
+        f"""
         and.b32 %r1, %r0, 3;
         setp.eq.u32 %p1, %r1, 1;
         vote.sync.ballot.b32 %r2, %p1, -1;
@@ -38,7 +50,9 @@ def test_votes_matches_and_reductions():
         redux.sync.max.s32 %r6, %r0, -1;
         mad.wide.u32 %rd2, %r0, 4, %rd0;
         {stores}
-    """, found)
+    """,
+        found,
+    )
     ballot, some, match, total, largest = found.reshape(5, 32)
     assert set(ballot) == {0x22222222} and set(some) == {1} and set(total) == {496} and set(largest) == {31}
     np.testing.assert_array_equal(match, [0x11111111 << i % 4 for i in range(32)])
@@ -47,7 +61,8 @@ def test_votes_matches_and_reductions():
 def test_masks_divide_a_warp():
     """Each half with a mask of its own."""
     found = np.zeros(3 * 32, np.uint32)
-    run("""
+    run(
+        """
         setp.lt.u32 %p1, %r0, 16;
         selp.b32 %r1, 0x0000FFFF, 0xFFFF0000, %p1;
         and.b32 %r2, %r0, 1;
@@ -60,7 +75,9 @@ def test_masks_divide_a_warp():
         st.global.u32 [%rd2], %r3;
         st.global.u32 [%rd2+128], %r4;
         st.global.u32 [%rd2+256], %r5;
-    """, found)
+    """,
+        found,
+    )
     ballot, total, some = found.reshape(3, 2, 16)
     assert set(ballot[0]) == {0xAAAA} and set(ballot[1]) == {0xAAAA0000}
     assert set(total[0]) == {120} and set(total[1]) == {376} and set(some[0]) == {1} and set(some[1]) == {0}
@@ -75,13 +92,18 @@ def test_a_shuffle_from_a_lane_that_is_elsewhere_is_told():
 
 def test_atomics_take_turns():
     sums, olds = np.zeros(4, np.uint32), np.zeros(64, np.uint32)
-    run("""
+    run(
+        """
         and.b32 %r1, %r0, 3;
         mad.wide.u32 %rd2, %r1, 4, %rd0;
         atom.global.add.u32 %r2, [%rd2], 1;
         mad.wide.u32 %rd3, %r0, 4, %rd1;
         st.global.u32 [%rd3], %r2;
-    """, sums, olds, threads=64)
+    """,
+        sums,
+        olds,
+        threads=64,
+    )
     np.testing.assert_array_equal(sums, [16] * 4)
     np.testing.assert_array_equal(olds, np.arange(64) // 4)
 
@@ -99,8 +121,11 @@ def multiplied(kind, depth, a, b, c, b_places=None):
     pair = 1 if kind == "tf32" else 2
     rows_cols = [(lambda g, t, r=r, k=k: (g + 8 * r, t * pair + half * k)) for k in range(2) for r in range(2)]
     b_places = b_places or [(lambda g, t, k=k: (t * pair + half * k, g)) for k in range(2)]
-    code = {"tf32": lambda x: x.astype(F), "f16": lambda x: x.astype(np.float16),
-            "bf16": lambda x: (x.astype(F).view(np.uint32) >> 16).astype(np.uint16)}[kind]  # exact for these numbers
+    code = {
+        "tf32": lambda x: x.astype(F),
+        "f16": lambda x: x.astype(np.float16),
+        "bf16": lambda x: (x.astype(F).view(np.uint32) >> 16).astype(np.uint16),
+    }[kind]  # exact for these numbers
 
     def packed(matrix, places, axis):
         found = []
@@ -114,7 +139,8 @@ def multiplied(kind, depth, a, b, c, b_places=None):
     registers += [c[rows, cols].astype(F).view(np.uint32) for rows, cols in fragments(lane, c_places)]
     data, result = np.concatenate(registers), np.zeros(4 * 32, F)
     loads = "\n".join(f"ld.global.b32 {'%f' if k >= 6 else '%r'}{10 + k}, [%rd3+{128 * k}];" for k in range(10))
-    run(f"""
+    run(
+        f"""
         mad.wide.u32 %rd2, %r0, 4, %rd0;
         mad.wide.u32 %rd3, %r0, 4, %rd1;
         {loads}
@@ -124,7 +150,10 @@ def multiplied(kind, depth, a, b, c, b_places=None):
         st.global.f32 [%rd2+128], %f2;
         st.global.f32 [%rd2+256], %f3;
         st.global.f32 [%rd2+384], %f4;
-    """, result, data)
+    """,
+        result,
+        data,
+    )
     found = np.zeros((16, 8), F)
     for (rows, cols), values in zip(fragments(lane, c_places), result.reshape(4, 32)):
         found[rows, cols] = values
@@ -142,7 +171,8 @@ def test_mma_equals_numpy_and_a_wrong_lane_map_is_seen(rng, kind, depth):
 
 def test_ldmatrix_gives_each_lane_its_two_numbers():
     source, found = np.arange(64, dtype=np.uint16), np.zeros(64, np.uint32)
-    run("""
+    run(
+        """
         mad.wide.u32 %rd2, %r0, 4, %rd0;
         ld.global.u32 %r1, [%rd2];
         shl.b32 %r2, %r0, 2;
@@ -158,7 +188,11 @@ def test_ldmatrix_gives_each_lane_its_two_numbers():
         mad.wide.u32 %rd3, %r0, 4, %rd1;
         st.global.u32 [%rd3], %r5;
         st.global.u32 [%rd3+128], %r6;
-    """, source.view(np.uint32), found, shared=128)
+    """,
+        source.view(np.uint32),
+        found,
+        shared=128,
+    )
     matrix = source.reshape(8, 8)
     np.testing.assert_array_equal(found[:32].view(np.uint16).reshape(8, 8), matrix)
     np.testing.assert_array_equal(found[32:].view(np.uint16).reshape(8, 8), matrix.T)

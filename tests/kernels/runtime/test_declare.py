@@ -1,4 +1,5 @@
 """What kernel writers meet: functions their kernels use, what is refused, and errors that name the line of Python."""
+
 import fractions
 import inspect
 import math
@@ -23,7 +24,7 @@ def run(made, *arguments, grid=(1,), block=(32,), **options):
 
 
 def place(made, mark):
-    """"file.py:12" of the line of a kernel that has a mark."""
+    """ "file.py:12" of the line of a kernel that has a mark."""
     lines, first = inspect.getsourcelines(made.function)
     return f"test_declare.py:{first + next(i for i, line in enumerate(lines) if f'# {mark}' in line)}"
 
@@ -56,8 +57,14 @@ def test_float64_fma_rounds_once(rng):
     exact = [fractions.Fraction(p) * fractions.Fraction(q) + fractions.Fraction(r) for p, q, r in zip(a, b, c)]
     np.testing.assert_array_equal(arithmetic.fma(a, b, c, dtype=np.dtype("f8")), list(map(float, exact)))
     inf, nan = math.inf, math.nan
-    a, b, c = (np.array(v) for v in ([inf, 0, nan, 1e200, -0.0, 1e200, 1e-300], [2, inf, 1, 1e200, 5, -1e200, 1e-300],
-                                     [1, 1, 1, 0, -0.0, 1, 5e-324]))
+    a, b, c = (
+        np.array(v)
+        for v in (
+            [inf, 0, nan, 1e200, -0.0, 1e200, 1e-300],
+            [2, inf, 1, 1e200, 5, -1e200, 1e-300],
+            [1, 1, 1, 0, -0.0, 1, 5e-324],
+        )
+    )
     with np.errstate(all="ignore"):
         found = arithmetic.fma(a, b, c, dtype=np.dtype("f8"))
     np.testing.assert_array_equal(found, [inf, nan, nan, inf, -0.0, -inf, 5e-324])
@@ -78,9 +85,15 @@ def test_ffs(bits):
     np.testing.assert_array_equal(y, [(int(v) & -int(v)).bit_length() for v in x])
 
 
-@pytest.mark.parametrize("kind, shift, expected", [
-    ("u4", False, lambda v: v.bit_length() - 1), ("u4", True, lambda v: 32 - v.bit_length() if v else -1),
-    ("i4", False, lambda v: (~v if v < 0 else v).bit_length() - 1), ("u8", False, lambda v: v.bit_length() - 1)])
+@pytest.mark.parametrize(
+    "kind, shift, expected",
+    [
+        ("u4", False, lambda v: v.bit_length() - 1),
+        ("u4", True, lambda v: 32 - v.bit_length() if v else -1),
+        ("i4", False, lambda v: (~v if v < 0 else v).bit_length() - 1),
+        ("u8", False, lambda v: v.bit_length() - 1),
+    ],
+)
 def test_bfind(kind, shift, expected):
     x = np.array([0, 1, 2, 3, 1 << 20, -1, -8], np.int64).astype(kind)
     found = arithmetic.highest(x, shift)
@@ -265,16 +278,17 @@ def test_arrays_that_share_memory_still_do():
 @pytest.mark.parametrize("start", [0, 1, 5])
 def test_sectors_are_those_of_arrays_as_a_card_has_them(start):
     """1000 floats are 125 sectors, wherever they lie on the host; a view of what lies on a device keeps its place there."""
+
     @kernel("void(f4[::1], f4[::1], f4[::1])")
     def added(x, y, z):
         i = cuda.grid(1)
         if i < z.size:
             z[i] = x[i] + y[i]
 
-    x, y, z = (np.zeros(1008, F)[start:start + 1000] for _ in range(3))
+    x, y, z = (np.zeros(1008, F)[start : start + 1000] for _ in range(3))
     assert run(added, x, y, z, grid=(8,), block=(128,)).summary()["sectors"] == 3 * 125
     with emulation.emulated():
-        x, y, z = (arrays.to_device(np.zeros(1008, F))[start:start + 1000] for _ in range(3))
+        x, y, z = (arrays.to_device(np.zeros(1008, F))[start : start + 1000] for _ in range(3))
     assert run(added, x, y, z, grid=(8,), block=(128,), placed=True).summary()["sectors"] == 3 * (125 if start == 0 else 157)
 
 

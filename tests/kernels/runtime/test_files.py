@@ -1,4 +1,5 @@
 """Texts that are kept on disk: found again as long as what decides is the same, and never wrong."""
+
 import shutil
 import subprocess
 import sys
@@ -40,10 +41,18 @@ def test_what_else_decides_has_the_file_anew(folder):
     assert len(list(folder.iterdir())) == 1  # old ones do not pile up
 
 
-@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-1], lambda content: content[:70],
-                                    lambda content: content.replace(b"text", b"tixt"), lambda content: b"\xff" + content,
-                                    lambda content: content[:64] + content[65:]],
-                         ids=["empty", "cut", "head only", "changed", "no text", "no end of the head"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:-1],
+        lambda content: content[:70],
+        lambda content: content.replace(b"text", b"tixt"),
+        lambda content: b"\xff" + content,
+        lambda content: content[:64] + content[65:],
+    ],
+    ids=["empty", "cut", "head only", "changed", "no text", "no end of the head"],
+)
 def test_a_damaged_file_is_written_anew(folder, damage):
     made = Made()
     files.cached("a", 1, made)
@@ -148,6 +157,7 @@ def test_ptx_is_compiled_anew_when_something_has_changed(compiled, monkeypatch, 
 
 def test_kernels_from_elsewhere_are_not_kept(compiled, folder):
     """Nobody knows what else decides on them."""
+
     @declare.kernels("own")
     def own():
         @declare.kernel("void(i4)")

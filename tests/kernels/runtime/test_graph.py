@@ -1,12 +1,15 @@
 """Recorded launches are done again, in their order and only then, on what their arrays hold by then."""
+
 import numpy as np
 import pytest
 
 from numbanet_kernels.families import elementwise, indexing
 from numbanet_kernels.runtime import arrays, availability, emulation, graph, launch, memory, pool
 
-DEVICES = [*(["cuda"] if availability.cuda_problem() is None else []),
-           *(["emulated"] if availability.nvvm_problem() is None else [])]
+DEVICES = [
+    *(["cuda"] if availability.cuda_problem() is None else []),
+    *(["emulated"] if availability.nvvm_problem() is None else []),
+]
 
 
 @pytest.fixture(autouse=True, params=DEVICES)
@@ -38,8 +41,11 @@ def test_nothing_is_launched_while_recording():
     assert not x.copy_to_host().any()
 
 
-REFUSED = {"upload": lambda: memory.upload_cuda(np.ones(2)), "to_device": lambda: arrays.to_device(np.ones(2)),
-           "download": lambda: memory.download_cuda(arrays.device_array(2))}
+REFUSED = {
+    "upload": lambda: memory.upload_cuda(np.ones(2)),
+    "to_device": lambda: arrays.to_device(np.ones(2)),
+    "download": lambda: memory.download_cuda(arrays.device_array(2)),
+}
 
 
 @pytest.mark.parametrize("work", REFUSED.values(), ids=REFUSED)

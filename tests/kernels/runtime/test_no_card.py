@@ -1,4 +1,5 @@
 """Where no card answers, device functions compile all the same, and nobody is told to install a driver."""
+
 import subprocess
 import sys
 
@@ -10,7 +11,8 @@ from numbanet_kernels.runtime import arrays, availability, declare, driverless, 
 
 pytestmark = [
     pytest.mark.skipif(availability.nvvm_problem() is not None, reason=availability.nvvm_problem() or ""),
-    pytest.mark.skipif(availability.cuda_problem() is None, reason="a card answers")]
+    pytest.mark.skipif(availability.cuda_problem() is None, reason="a card answers"),
+]
 cuda, kernel = declare.cuda, declare.kernel
 F = np.float32
 
@@ -18,6 +20,7 @@ F = np.float32
 # --- device functions -------------------------------------------------------------------------------------------------
 def test_device_functions_in_all_their_forms():
     """Typed by their calls, typed beforehand, one within the other, with an array, and with two results."""
+
     @cuda.jit(device=True)
     def twice(x):
         return x + x
@@ -90,10 +93,15 @@ def declared(x):
 
 ONES = np.ones(32, F)
 NEEDS_A_CARD = {
-    "a plain kernel": lambda: plain[1, 32](ONES), "Numba's to_device": lambda: cuda.to_device(ONES),
-    "Numba's device_array": lambda: cuda.device_array(3), "synchronize": lambda: cuda.synchronize(),
-    "a kernel typed beforehand": lambda: cuda.jit("void(f4[::1])")(plain.py_func), "events": lambda: cuda.event(),
-    "streams": lambda: cuda.stream(), "devices": lambda: cuda.get_current_device()}
+    "a plain kernel": lambda: plain[1, 32](ONES),
+    "Numba's to_device": lambda: cuda.to_device(ONES),
+    "Numba's device_array": lambda: cuda.device_array(3),
+    "synchronize": lambda: cuda.synchronize(),
+    "a kernel typed beforehand": lambda: cuda.jit("void(f4[::1])")(plain.py_func),
+    "events": lambda: cuda.event(),
+    "streams": lambda: cuda.stream(),
+    "devices": lambda: cuda.get_current_device(),
+}
 
 
 def refused(error):
@@ -110,9 +118,16 @@ def test_what_needs_a_card_is_told_on_the_emulated_device(call):
     assert refused(error)
 
 
-@pytest.mark.parametrize("call", [
-    lambda: launch.launch(declared, 1, 32, ONES), lambda: arrays.to_device(ONES), lambda: arrays.device_array(3),
-    launch.synchronize], ids=["launch", "to_device", "device_array", "synchronize"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: launch.launch(declared, 1, 32, ONES),
+        lambda: arrays.to_device(ONES),
+        lambda: arrays.device_array(3),
+        launch.synchronize,
+    ],
+    ids=["launch", "to_device", "device_array", "synchronize"],
+)
 def test_who_forgets_the_emulated_device_is_told(call):
     with pytest.raises(driverless.NoCard) as error:
         call()
@@ -158,7 +173,9 @@ def test_the_command_line_says_so_of_a_file_with_plain_kernels(tmp_path, capsys,
 @pytest.mark.slow
 def test_a_file_whose_device_functions_come_first(tmp_path):
     """Numba is imported before numbanet is, and its device function typed after."""
-    code = ("from numba import cuda\nfrom numbanet_kernels.runtime.declare import kernel\n"
-            "@cuda.jit('f4(f4)', device=True)\ndef f(x):\n    return x\nprint('compiled')")
+    code = (
+        "from numba import cuda\nfrom numbanet_kernels.runtime.declare import kernel\n"
+        "@cuda.jit('f4(f4)', device=True)\ndef f(x):\n    return x\nprint('compiled')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "compiled\n", done.stderr

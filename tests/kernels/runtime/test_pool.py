@@ -1,4 +1,5 @@
 """The pool: pieces that are lent never overlap, and what came back is one again."""
+
 import signal
 import subprocess
 import sys

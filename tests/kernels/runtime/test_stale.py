@@ -1,4 +1,5 @@
 """Machine code on disk is of the sources that run: an edit anywhere in the package is seen, and old code goes."""
+
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 
 from numbanet_kernels.runtime import declare, files
 
-LOOP = '''
+LOOP = """
 from ..runtime.declare import host_kernel
 from .transpose import transpose_block
 
@@ -17,7 +18,7 @@ from .transpose import transpose_block
 @host_kernel("void(f4[:, ::1], f4[:, ::1])")
 def transposed(a, b):
     transpose_block(a, 0, a.shape[0], 0, a.shape[1], b, 0, 0, True)
-'''
+"""
 RUN = """
 import numba, numpy as np
 from numba.core import compiler
@@ -45,8 +46,14 @@ def package(tmp_path):
 def said(package, **environment):
     """What the loop gives in a process of its own, whether it was loaded from disk, and where the user's own loops would go."""
     given = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
-    done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, timeout=120, cwd=package.parent,
-                          env={**given, "PYTHONPATH": str(package.parent), **environment})
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=package.parent,
+        env={**given, "PYTHONPATH": str(package.parent), **environment},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.rstrip("\n")
 

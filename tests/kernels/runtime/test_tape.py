@@ -1,4 +1,5 @@
 """What is recorded on the CPU is done again to the last bit, and nothing is left out silently."""
+
 import contextlib
 import copy
 
@@ -17,7 +18,7 @@ from numbanet_kernels.runtime.launch import NotRecorded
 from numbanet_kernels.tables import collected
 
 VIEW, KEY = "a product with a view", "something else"
-REFUSED = {"gemm_rows": VIEW, "gemm_rows_dx": VIEW, "dropout": KEY}     # with another plan these are others
+REFUSED = {"gemm_rows": VIEW, "gemm_rows_dx": VIEW, "dropout": KEY}  # with another plan these are others
 EXAMPLES = sorted(name for name in examples.families() if name.partition(",")[0] in tape.OPERATIONS and name not in REFUSED)
 
 
@@ -92,9 +93,14 @@ def test_lists_of_another_plan_are_read(rng, shared):
     size = 1 if shared else 1 << 30
     y = dy[:, :20] @ w[:20]
     with thresholds.using(thresholds.Thresholds(size, size)), threadpool_limits(2, user_api="blas"), cpu.session(2):
+
         def work(rows, cols):
-            return (cpu.gemm_rows(x, w, rows, cols, b, relu=True, scale=2.0), cpu.gemm_rows_dx(dy, w, rows, cols, scale=2.0),
-                    cpu.gemm_rows(x, w[:30], None, cols), cpu.gemm_rows(y, w, rows, None))
+            return (
+                cpu.gemm_rows(x, w, rows, cols, b, relu=True, scale=2.0),
+                cpu.gemm_rows_dx(dy, w, rows, cols, scale=2.0),
+                cpu.gemm_rows(x, w[:30], None, cols),
+                cpu.gemm_rows(y, w, rows, None),
+            )
 
         work(rows, cols)
         recorded = taped(lambda: work(rows, cols))
@@ -104,8 +110,9 @@ def test_lists_of_another_plan_are_read(rng, shared):
                 own.indices[:] = other.indices
             recorded.replay()
             equal(recorded.result, work(*now))
-            np.testing.assert_allclose(recorded.result[0], 2 * np.maximum(
-                x @ w[bias::3, bias::3].T + b[bias::3], 0), rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(
+                recorded.result[0], 2 * np.maximum(x @ w[bias::3, bias::3].T + b[bias::3], 0), rtol=1e-4, atol=1e-4
+            )
 
 
 @pytest.mark.parametrize("op", sorted(collected("cpu").keys() - tape.OPERATIONS))
@@ -118,15 +125,34 @@ def test_the_operations_are_those_of_the_table():
     assert tape.OPERATIONS <= collected("cpu").keys()
 
 
-LAYOUTS = {"rows": lambda rng, m, n: rng.standard_normal((m, n), np.float32),
-           "turned": lambda rng, m, n: rng.standard_normal((n, m), np.float32).T,
-           "part of rows": lambda rng, m, n: rng.standard_normal((m, n + 3), np.float32)[:, 1:n + 1],
-           "every other row": lambda rng, m, n: rng.standard_normal((2 * m, n), np.float32)[::2]}
+LAYOUTS = {
+    "rows": lambda rng, m, n: rng.standard_normal((m, n), np.float32),
+    "turned": lambda rng, m, n: rng.standard_normal((n, m), np.float32).T,
+    "part of rows": lambda rng, m, n: rng.standard_normal((m, n + 3), np.float32)[:, 1 : n + 1],
+    "every other row": lambda rng, m, n: rng.standard_normal((2 * m, n), np.float32)[::2],
+}
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 5, 7), (5, 1, 7), (5, 7, 1), (1, 7, 1), (1, 1, 9), (2, 2, 2), (3, 4, 5),
-                                   (32, 20, 64), (33, 65, 17), (128, 256, 192), (300, 1, 300), (64, 600, 2), (1, 600, 300)],
-                         ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1, 1, 1),
+        (1, 5, 7),
+        (5, 1, 7),
+        (5, 7, 1),
+        (1, 7, 1),
+        (1, 1, 9),
+        (2, 2, 2),
+        (3, 4, 5),
+        (32, 20, 64),
+        (33, 65, 17),
+        (128, 256, 192),
+        (300, 1, 300),
+        (64, 600, 2),
+        (1, 600, 300),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("first", LAYOUTS)
 @pytest.mark.parametrize("second", LAYOUTS)
 def test_products_are_those_of_numpy_to_the_last_bit(rng, sizes, first, second):
@@ -164,12 +190,14 @@ def test_parts_of_a_result_are_products_to_the_last_bit(rng):
 
 
 X = np.linspace(1, 2, 5000, dtype=np.float32)
-NUMPY = {"into an array": lambda: np.multiply(X, 2, out=cpu.empty(X.shape)),
-         "into part of one": lambda: np.multiply(X[:9], 2, out=cpu.empty(X.shape)[:9]),
-         "from one to another": lambda: np.copyto(cpu.empty(X.shape), cpu.empty(X.shape)),
-         "of its own memory": lambda: cpu.relu(2 * X),
-         "that is a result": lambda: 2 * X,
-         "whose number is used": lambda: cpu.affine_like(float(cpu.relu(X).view(np.uint8).sum()))}
+NUMPY = {
+    "into an array": lambda: np.multiply(X, 2, out=cpu.empty(X.shape)),
+    "into part of one": lambda: np.multiply(X[:9], 2, out=cpu.empty(X.shape)[:9]),
+    "from one to another": lambda: np.copyto(cpu.empty(X.shape), cpu.empty(X.shape)),
+    "of its own memory": lambda: cpu.relu(2 * X),
+    "that is a result": lambda: 2 * X,
+    "whose number is used": lambda: cpu.affine_like(float(cpu.relu(X).view(np.uint8).sum())),
+}
 
 
 @pytest.mark.parametrize("work", NUMPY.values(), ids=NUMPY)
@@ -252,6 +280,7 @@ def test_threads_that_share_work_do_it_again_to_the_last_bit(rng):
 
 def test_memory_that_threads_use_at_the_same_time_is_not_used_twice():
     """Each part makes an array of its own and lets it go: the other's must not lie there."""
+
     @host_kernel("void(f4[::1], f4)")
     def slowly(x, value):
         for _ in range(1000):
@@ -323,8 +352,26 @@ def test_arrays_that_a_loop_does_not_take_are_refused():
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 8, 17, 64, 1000, 100_003])
-@pytest.mark.parametrize("ufunc", [np.exp, np.log, np.sqrt, np.tanh, np.absolute, np.sign, np.square, np.add, np.subtract,
-                                   np.multiply, np.divide, np.maximum, np.minimum, np.power], ids=lambda ufunc: ufunc.__name__)
+@pytest.mark.parametrize(
+    "ufunc",
+    [
+        np.exp,
+        np.log,
+        np.sqrt,
+        np.tanh,
+        np.absolute,
+        np.sign,
+        np.square,
+        np.add,
+        np.subtract,
+        np.multiply,
+        np.divide,
+        np.maximum,
+        np.minimum,
+        np.power,
+    ],
+    ids=lambda ufunc: ufunc.__name__,
+)
 def test_elementwise_functions_are_those_of_numpy_to_the_last_bit(rng, size, ufunc):
     x, y = np.abs(rng.standard_normal((2, size), np.float32))
     for given in [[x]] if ufunc.nin == 1 else [[x, y], [x, 1.7], [2.5, y]]:

@@ -1,4 +1,5 @@
 """Convolutions on CUDA, with their input matrix gathered on the way and written out, against loops over taps in float64."""
+
 import re
 
 import numpy as np
@@ -79,7 +80,7 @@ def plan_of(rng, name, total, depth):
         parts = np.zeros((count * height, columns * width))
         for b, found in enumerate(table):
             for j in found:
-                parts[b * height:(b + 1) * height, j * width:(j + 1) * width] = 1
+                parts[b * height : (b + 1) * height, j * width : (j + 1) * width] = 1
         parts, blocks = parts[:total, :depth], Blocks(table, height, width)
     return listed, blocks, rows, parts
 
@@ -107,8 +108,19 @@ def test_equals_the_loops(on_cuda, put, get, rng, case, plan):
     options = {"rows": kept_rows, "blocks": kept_blocks}
     for plain in (True, False) if plan == "none" else (False,):
         scale, gate = (1.0, None) if plain else (0.5, put(where))
-        expected = reference(x, wt, dy, window, groups, rows, parts, 0 * bias if plain else bias, not plain, scale,
-                             np.ones(dy.shape) if plain else where)
+        expected = reference(
+            x,
+            wt,
+            dy,
+            window,
+            groups,
+            rows,
+            parts,
+            0 * bias if plain else bias,
+            not plain,
+            scale,
+            np.ones(dy.shape) if plain else where,
+        )
         y = implicit.launch_forward(put(x), put(wt), window, None if plain else put(bias), not plain, scale, **options)
         dx = implicit.launch_dx(put(dy), put(wt), gate, shape, window, scale, **options)
         found = y, dx, *implicit.launch_dw(put(x), put(dy), gate, window, groups, scale, **options)
@@ -125,8 +137,10 @@ def test_parts_of_dw_are_added_up(on_cuda, put, get, rng, plan):
     kept_rows, kept_blocks = on_device(put, listed, blocks)
     expected = reference(x, wt, dy, window, groups, rows, parts, bias, False, 2.0, where)[2]
     for count in (3, 40):
-        found = [get(implicit.launch_dw(put(x), put(dy), put(where), window, groups, 2.0, kept_rows, kept_blocks, count)[0])
-                 for _ in range(2)]
+        found = [
+            get(implicit.launch_dw(put(x), put(dy), put(where), window, groups, 2.0, kept_rows, kept_blocks, count)[0])
+            for _ in range(2)
+        ]
         np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=2e-5)
         np.testing.assert_array_equal(*found)
 
@@ -134,8 +148,11 @@ def test_parts_of_dw_are_added_up(on_cuda, put, get, rng, plan):
 @pytest.mark.parametrize("empty", ["channels", "outputs", "pixels"])
 def test_nothing_to_multiply(on_cuda, put, get, rng, empty):
     """y is the bias, gradients are 0."""
-    shape, outs, window = {"channels": ((1, 3, 3, 0), 2, Window((3, 3))), "outputs": ((1, 3, 3, 2), 0, Window((3, 3))),
-                           "pixels": ((1, 0, 3, 2), 2, Window((3, 3), (1, 1), (2, 0)))}[empty]
+    shape, outs, window = {
+        "channels": ((1, 3, 3, 0), 2, Window((3, 3))),
+        "outputs": ((1, 3, 3, 2), 0, Window((3, 3))),
+        "pixels": ((1, 0, 3, 2), 2, Window((3, 3), (1, 1), (2, 0))),
+    }[empty]
     total, bias = shape[0] * np.prod(window.positions(*shape[1:3])), rng.standard_normal(outs)
     x, wt, dy = put(np.zeros(shape)), put(np.ones((9 * shape[3], outs))), put(np.ones((total, outs)))
     np.testing.assert_array_equal(get(implicit.launch_forward(x, wt, window, put(bias))), np.tile(np.float32(bias), (total, 1)))
@@ -199,7 +216,7 @@ def test_places_of_blocks(on_cuda, put, get, rng, count, columns, q):
     np.testing.assert_array_equal(get(index_views.block_places(blocks, depth)), places)
     lists, counts = map(get, index_views.block_columns(blocks, depth))
     for j in range(columns):
-        np.testing.assert_array_equal(lists[j, :counts[j]], np.flatnonzero(places[:, j] >= 0))
+        np.testing.assert_array_equal(lists[j, : counts[j]], np.flatnonzero(places[:, j] >= 0))
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -219,8 +236,10 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_fit_is_refused(on_cuda, put, case):
     x, wt, options, message = REFUSED[case]
-    options = {name: value._replace(kept=put(value.kept)) if isinstance(value, Blocks) else put(value)
-               for name, value in options.items()}
+    options = {
+        name: value._replace(kept=put(value.kept)) if isinstance(value, Blocks) else put(value)
+        for name, value in options.items()
+    }
     with pytest.raises(ValueError, match=message):
         implicit.launch_forward(put(np.zeros(x)), put(np.zeros(wt)), Window((3, 3)), **options)
 
@@ -236,16 +255,26 @@ def test_gradients_that_do_not_fit_are_refused(on_cuda, put):
 def test_what_32_bits_do_not_count_is_refused():
     """x, y, and what a plan keeps of dA, before any memory is asked for."""
     window = Window((3, 3), (1, 1), (1, 1))
-    for shape, outs, rows in (((1 << 13, 32, 32, 256), 4, None), ((1 << 13, 32, 32, 4), 256, None),
-                              ((1 << 10, 32, 32, 256), 4, np.arange(1 << 20, dtype=np.int32))):
+    for shape, outs, rows in (
+        ((1 << 13, 32, 32, 256), 4, None),
+        ((1 << 13, 32, 32, 4), 256, None),
+        ((1 << 10, 32, 32, 256), 4, np.arange(1 << 20, dtype=np.int32)),
+    ):
         with pytest.raises(ValueError, match="op: 32 bits do not count .* take fewer images"):
             implicit._Work("op", shape, (9 * shape[3], outs), window, rows, None)
 
 
 # --- gates on what is compiled ----------------------------------------------------------------------------------------
-MADE = [(implicit.FORWARD, implicit.NOTHING), (implicit.FORWARD, implicit.SIDE), (implicit.FORWARD, implicit.INNER),
-        (implicit.DX, implicit.NOTHING), (implicit.PATCHES, implicit.SIDE), (implicit.PATCHES, implicit.COLS),
-        (implicit.DW, implicit.NOTHING), (implicit.DW, implicit.INNER)]
+MADE = [
+    (implicit.FORWARD, implicit.NOTHING),
+    (implicit.FORWARD, implicit.SIDE),
+    (implicit.FORWARD, implicit.INNER),
+    (implicit.DX, implicit.NOTHING),
+    (implicit.PATCHES, implicit.SIDE),
+    (implicit.PATCHES, implicit.COLS),
+    (implicit.DW, implicit.NOTHING),
+    (implicit.DW, implicit.INNER),
+]
 
 
 @pytest.mark.skipif(PROBLEM is not None, reason=PROBLEM or "")
@@ -276,11 +305,14 @@ def layer(rng):
         x, wt, dy = (upload_cuda(rng.standard_normal(s).astype(np.float32)) for s in (shape, (576, 64), (256, 64)))
         rows = upload_cuda(np.sort(rng.permutation(256)[:64]).astype(np.int32))
         table = upload_cuda(np.array([[0, 3, 7], [1, 3, 8], [0, 2, 5], [4, 5, 6]], np.int32))
-    return {"forward": lambda **plan: implicit.launch_forward(x, wt, window, **plan),
-            "dx": lambda **plan: implicit.launch_dx(dy, wt, None, shape, window, **plan),
-            "dw": lambda **plan: implicit.launch_dw(x, dy, None, window, parts=1, **plan),
-            "written out": lambda: gemm.gemm_cuda(im2col.launch_im2col(x, window).reshape(256, 576), wt),
-            "rows": {"rows": rows}, "blocks": {"blocks": Blocks(table, 64, 64)}}
+    return {
+        "forward": lambda **plan: implicit.launch_forward(x, wt, window, **plan),
+        "dx": lambda **plan: implicit.launch_dx(dy, wt, None, shape, window, **plan),
+        "dw": lambda **plan: implicit.launch_dw(x, dy, None, window, parts=1, **plan),
+        "written out": lambda: gemm.gemm_cuda(im2col.launch_im2col(x, window).reshape(256, 576), wt),
+        "rows": {"rows": rows},
+        "blocks": {"blocks": Blocks(table, 64, 64)},
+    }
 
 
 @NEEDS_NVVM

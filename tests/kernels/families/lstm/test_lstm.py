@@ -1,4 +1,5 @@
 """LSTMs through time against their float64 reference, on every device."""
+
 import itertools
 
 import numpy as np
@@ -15,13 +16,18 @@ FORMS = ["plain", "units", "units each step", "lengths", "no units", "both"]
 
 def case(rng, steps, n, hidden, form):
     """(z, w, h0, c0) and what thins them out."""
-    arrays = [rng.standard_normal(shape).astype(np.float32)
-              for shape in ((steps, n, 4 * hidden), (4 * hidden, hidden), (n, hidden), (n, hidden))]
+    arrays = [
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((steps, n, 4 * hidden), (4 * hidden, hidden), (n, hidden), (n, hidden))
+    ]
     rows = max(steps, 1) if form == "units each step" else 1
     count = 0 if form == "no units" else max(hidden // 2, 1)
     kept = np.stack([np.sort(rng.choice(hidden, count, replace=False)) for _ in range(rows)]).astype(np.int32)
-    return arrays, {"units": kept if "units" in form or form == "both" else None, "scale": 1.5 if form != "plain" else 1.0,
-                    "lengths": rng.integers(1, steps + 1, n).astype(np.int32) if form in ("lengths", "both") else None}
+    return arrays, {
+        "units": kept if "units" in form or form == "both" else None,
+        "scale": 1.5 if form != "plain" else 1.0,
+        "lengths": rng.integers(1, steps + 1, n).astype(np.int32) if form in ("lengths", "both") else None,
+    }
 
 
 def given(put, options):
@@ -40,15 +46,20 @@ def test_forward(suffix, put, get, rng, size, form):
     gates, h, c = lstm.lstm_reference(z, *others, **options)
     placed = put(z.copy())
     found = getattr(lstm, f"lstm_{suffix}")(placed, *map(put, others), **given(put, options))
-    alive = np.ones((*size[:2], 1)) if options["lengths"] is None else np.arange(size[0])[:, None, None] < options[
-        "lengths"][:, None]
+    alive = (
+        np.ones((*size[:2], 1))
+        if options["lengths"] is None
+        else np.arange(size[0])[:, None, None] < options["lengths"][:, None]
+    )
     close(get(placed) * alive, gates * alive)
     close(get(found[0]), h)
     close(get(found[1]), c)
 
 
-@pytest.mark.parametrize("form, chosen", [*itertools.product(FORMS, ["all"]), ("plain", "columns"), ("both", "columns"),
-                                          ("plain", "none"), ("plain", "threshold")])
+@pytest.mark.parametrize(
+    "form, chosen",
+    [*itertools.product(FORMS, ["all"]), ("plain", "columns"), ("both", "columns"), ("plain", "none"), ("plain", "threshold")],
+)
 @pytest.mark.parametrize("size", SIZES)
 def test_backward(suffix, put, get, rng, size, form, chosen):
     steps, n, hidden = size
@@ -117,14 +128,24 @@ def test_gradients_are_those_of_the_formula():
             assert abs((ends[0] - ends[1]) / 2e-6 - found[at]) < 1e-7
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"w": (6, 2), "z": (2, 3, 6)}, "4 H"), ({"w": (8, 3)}, "must be"), ({"z": (2, 3, 7)}, "gates"), ({"h0": (2, 2)}, "h0"),
-    ({"c0": (4, 2)}, "c0"), ({"units": (3, 1)}, "one row or 2"), ({"units": (1, 3)}, "at most 2"),
-    ({"lengths": (2,)}, "lengths")])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"w": (6, 2), "z": (2, 3, 6)}, "4 H"),
+        ({"w": (8, 3)}, "must be"),
+        ({"z": (2, 3, 7)}, "gates"),
+        ({"h0": (2, 2)}, "h0"),
+        ({"c0": (4, 2)}, "c0"),
+        ({"units": (3, 1)}, "one row or 2"),
+        ({"units": (1, 3)}, "at most 2"),
+        ({"lengths": (2,)}, "lengths"),
+    ],
+)
 def test_what_does_not_fit_is_refused(suffix, put, change, message):
     shapes = {"z": (2, 3, 8), "w": (8, 2), "h0": (3, 2), "c0": (3, 2)} | change
-    arrays = {name: put(np.zeros(shape, np.int32 if name in ("units", "lengths") else np.float32))
-              for name, shape in shapes.items()}
+    arrays = {
+        name: put(np.zeros(shape, np.int32 if name in ("units", "lengths") else np.float32)) for name, shape in shapes.items()
+    }
     with pytest.raises(ValueError, match=message):
         getattr(lstm, f"lstm_{suffix}")(**arrays)
 
@@ -176,12 +197,24 @@ def test_cpu_gates_far_out_and_nan():
 def test_cpu_lists_out_of_order_are_refused(name, wrong):
     a = np.zeros((1, 3, 8), np.float32)
     with pytest.raises(ValueError, match=f"{name} must increase"):
-        lstm.lstm_grad_cpu(a[..., :2].copy(), a, np.zeros((2, 3, 2), np.float32), np.zeros((8, 2), np.float32),
-                           **{name: np.array(wrong, np.int32)})
+        lstm.lstm_grad_cpu(
+            a[..., :2].copy(),
+            a,
+            np.zeros((2, 3, 2), np.float32),
+            np.zeros((8, 2), np.float32),
+            **{name: np.array(wrong, np.int32)},
+        )
 
 
-@pytest.mark.parametrize("op, change", [("lstm_grad", {"c": (2, 3, 2)}), ("lstm_grad", {"dy": (1, 3, 2)}),
-                                        ("lstm_scores", {"c": (2, 3, 2)}), ("lstm_scores", {"gates": (2, 3, 4)})])
+@pytest.mark.parametrize(
+    "op, change",
+    [
+        ("lstm_grad", {"c": (2, 3, 2)}),
+        ("lstm_grad", {"dy": (1, 3, 2)}),
+        ("lstm_scores", {"c": (2, 3, 2)}),
+        ("lstm_scores", {"gates": (2, 3, 4)}),
+    ],
+)
 def test_cpu_steps_that_are_not_there_are_refused(op, change):
     """No loop reads beyond an array."""
     shapes = {"dy": (2, 3, 2), "gates": (2, 3, 8), "c": (3, 3, 2)} | ({"w": (8, 2)} if op == "lstm_grad" else {}) | change

@@ -1,5 +1,6 @@
 """The kernels of one time step, also at sizes at which those of all time steps are used: by the tests of `test_lstm`.
 And what is recorded of both."""
+
 import numpy as np
 import pytest
 
