@@ -1,15 +1,15 @@
-"""Matrix product with kept rows and kept columns of a weight; w (O, I), rows (K,) of O, cols (J,) of I:
+"""Matrix product with the kept rows and columns of a weight; w (O, I), rows (K,) of O, cols (J,) of I:
 
     forward   y[n, k]  = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])      x (N, J) -> y (N, K)
     dx        dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]]                          dy (N, K) -> dx (N, J)
               with an array `where` (N, J), 0 unless where[n, j] > 0
     dw        dw[k, j] = sum_n dy[n, k] x[n, j]: a dense product (gemm_dw), because activations are compact
 
-The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices, each ending where its axis does, increasing int32
-arrays of the device, both in a `layouts.rows.Period`, or None for all.
-Versions: masked (a teaching step: the whole grid starts, and a block whose row is dropped returns before its first barrier),
-listed (any lists: the grid is sized by them, dropped work is never launched) and, for the kept indices of a pattern, which are
-a stride, the blocks of `gemm_block`.
+The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices that end at the end of their axis, increasing int32
+arrays on the device, `layouts.rows.Period` (both forms), or None for all.
+Kernels: masked (a teaching step: the whole grid starts, and a block whose row is dropped returns before its first barrier),
+listed (any index lists: the grid has only the kept outputs) and, for the constant strides of a pattern, the blocks of
+`gemm_block`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from .gemm import multiply_back, multiply_forward
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
-def _kept(w, rows, cols):
-    """w[rows][:, cols]; rows and cols are lists, slices or None for all."""
+def _submatrix(w, rows, cols):
+    """w[rows][:, cols]; rows and cols are index arrays, slices or None for all."""
     w = w if rows is None else w[rows]
     return w if cols is None else w[:, cols]
 
 
 def gemm_rows_reference(x, w, rows, cols, bias=None, relu=False, scale=1.0):
     """y[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]]) in float64."""
-    y = np.float64(x) @ _kept(np.float64(w), rows, cols).T
+    y = np.float64(x) @ _submatrix(np.float64(w), rows, cols).T
     if bias is not None:
         y = y + np.float64(bias)[slice(None) if rows is None else rows]
     return scale * (np.maximum(y, 0) if relu else y)
@@ -48,7 +48,7 @@ def gemm_rows_reference(x, w, rows, cols, bias=None, relu=False, scale=1.0):
 
 def gemm_rows_dx_reference(dy, w, rows, cols, where=None, scale=1.0):
     """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]] in float64, 0 unless where > 0."""
-    dx = scale * (np.float64(dy) @ _kept(np.float64(w), rows, cols))
+    dx = scale * (np.float64(dy) @ _submatrix(np.float64(w), rows, cols))
     return dx if where is None else np.where(np.asarray(where) > 0, dx, 0)
 
 
@@ -56,20 +56,20 @@ ALL = slice(None)
 
 
 def _chosen(op, index, n):
-    """(kept indices of an axis of length n as a slice or an int32 array, how many)"""
+    """(kept indices of an axis of length n as a slice or an int32 array, their number)"""
     if index is None:
         return ALL, n
-    chosen, kept = (index.slice, index.indices) if isinstance(index, Period) else (index, index)
+    chosen, indices = (index.slice, index.indices) if isinstance(index, Period) else (index, index)
     if isinstance(chosen, slice):
         count = len(range(*chosen.indices(n)))
         fits = chosen.stop in (None, n) and (chosen.step or 1) > 0
     else:
         count = expect(op, indices=(index, ("K",), INT32))["K"]
         fits = count <= n
-    if kept is not chosen and not (kept.dtype is INT32 and kept.shape == (count,)):
-        expect(op, indices=(kept, (count,), INT32))
+    if indices is not chosen and not (indices.dtype is INT32 and indices.shape == (count,)):
+        expect(op, indices=(indices, (count,), INT32))
     if not fits:
-        raise ValueError(f"{op}: {chosen} are no indices of an axis of length {n}; a slice ends where its axis does")
+        raise ValueError(f"{op}: {chosen} do not index an axis of length {n}; a slice must end at the end of its axis")
     return chosen, count
 
 
@@ -80,7 +80,7 @@ _CHECKS = {
 
 
 def _arguments(op, empty, x, w, rows, cols, bias=None, where=None, out=None):
-    """What is kept of the rows and of the columns of w, as `_chosen` says, and where the product is written to."""
+    """(rows, their number), (cols, their number) as `_chosen` gives them, and the output array."""
     n, width, height, depth = _CHECKS[op](x, w, bias)
     rows, cols = _chosen(op, rows, height), _chosen(op, cols, depth)
     inner, outer = (rows[1], cols[1]) if "_dx" in op else (cols[1], rows[1])
@@ -90,20 +90,20 @@ def _arguments(op, empty, x, w, rows, cols, bias=None, where=None, out=None):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-# Kept rows that are a stride BLAS takes without a copy; kept columns are gathered, each row by its own thread. Lists of rows
-# have a product of their own forward, and are gathered for dx.
+# BLAS reads rows with a constant stride without a copy. Kept columns are gathered, each thread gathering its own rows. Index
+# lists of rows use `multiply_listed` in the forward pass and are gathered for dx.
 @host_kernel("void(f4[:, ::1], i4[::1], f4[:, ::1])")
-def _gather_rows(w, rows, kept):
-    """kept[k] = w[rows[k]]; w has all these rows."""
+def _gather_rows(w, rows, out):
+    """out[k] = w[rows[k]]; the caller has checked the indices."""
     for k in range(rows.size):
-        kept[k] = w[rows[k]]
+        out[k] = w[rows[k]]
 
 
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4[:, ::1])")
-def _gather(w, rows, cols, kept):
-    """kept[k, j] = w[rows[k], cols[j]]; w has all these rows and columns."""
+def _gather(w, rows, cols, gathered):
+    """gathered[k, j] = w[rows[k], cols[j]]; the caller has checked the indices."""
     for k in range(rows.size):
-        row, out = w[rows[k]], kept[k]
+        row, out = w[rows[k]], gathered[k]
         for j in range(cols.size):
             out[j] = row[np.uint32(cols[j])]
 
@@ -112,39 +112,40 @@ _numbers = functools.lru_cache(maxsize=64)(lambda *indices: np.arange(*indices, 
 
 
 def _numbered(op, index, n):
-    """The indices as an array, none outside an axis of length n."""
+    """The indices as an array; ValueError if one lies outside an axis of length n."""
     if isinstance(index, slice):
         return _numbers(*index.indices(n))
     if index.size and not 0 <= index.min() <= index.max() < n:
-        raise ValueError(f"{op}: some of the indices {index} lie outside an axis of length {n}")
+        raise ValueError(f"{op}: {index} has indices outside an axis of length {n}")
     return index
 
 
 @host_kernel("void(f4[::1], i4[::1], f4[::1])")
-def _gather_entries(x, places, kept):
-    """kept[k] = x[places[k]]; x has all these places."""
-    for k in range(places.size):
-        kept[k] = x[places[k]]
+def _gather_entries(x, indices, out):
+    """out[k] = x[indices[k]]; the caller has checked the indices."""
+    for k in range(indices.size):
+        out[k] = x[indices[k]]
 
 
 def _gathered(op, w, rows, cols):
-    """w[rows][:, cols] as an array of its own; rows and cols are arrays, cols None for all."""
-    kept = empty_cpu((rows.size, w.shape[1] if cols is None else cols.size))
+    """A copy of w[rows][:, cols]; rows and cols are arrays, cols None for all."""
+    out = empty_cpu((rows.size, w.shape[1] if cols is None else cols.size))
     if cols is None:
-        _gather_rows(w, rows, kept)
+        _gather_rows(w, rows, out)
     else:
-        _gather(w, rows, cols, kept)
-    return kept
+        _gather(w, rows, cols, out)
+    return out
 
 
-# Where that takes no time worth speaking of, all lists are read from memory, not views taken: what is recorded then finds those
-# of other plans of the same kind there.
-LISTED = 1 << 17  # elements of what is kept of a weight
+# Small submatrices are always gathered by index arrays, even if a view would do: a recorded step can then run again with the
+# arrays of another plan of the same kind.
+LISTED = 1 << 17  # elements of the submatrix
 
 
 def _lists(op, w, rows, cols):
-    """(rows, cols) as arrays, cols None for all, where both are a `Period`, an array or None, and what they keep is small; else
-    None."""
+    """(rows, cols) as arrays (cols None for all) if each is a `Period`, an array or None and the submatrix is small, else
+    None.
+    """
     if isinstance(rows, slice) or isinstance(cols, slice) or (rows is None and cols is None):
         return None
     rows, cols = (index.indices if isinstance(index, Period) else index for index in (rows, cols))
@@ -156,32 +157,32 @@ def _lists(op, w, rows, cols):
 
 
 def _refuse_views(w, given):
-    """Views are not recorded: with another plan of the same kind they are others."""
+    """Refuse to record a view: another plan of the same kind has other views."""
     if (writer := tape.get()) is not None and any(index is not None for index in given):
         writer.refuse(f"a product with a view of w {w.shape}")
 
 
-def _kept_rows(op, w, rows, cols):
-    """part -> its kept rows of w[:, cols], with unit stride along a row: a view where only rows are dropped, else a copy."""
+def _weight_of(op, w, rows, cols):
+    """part -> its rows of w[rows][:, cols], with unit stride along a row: a view if only rows are dropped, else a copy."""
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = (_numbered(op, index, n) for index, n in zip((rows, cols), w.shape, strict=True))
-    kept = w[rows, cols] if sliced else np.broadcast_to(w[:1, :1], (rows.size, cols.size))
+    view = w[rows, cols] if sliced else np.broadcast_to(w[:1, :1], (rows.size, cols.size))
 
-    def own(part):
-        mine = part.of(kept.shape[0])
+    def rows_of(part):
+        span = part.of(view.shape[0])
         if sliced and cols.step in (None, 1):
-            return kept[mine]
-        out = empty_cpu(kept[mine].shape)
+            return view[span]
+        out = empty_cpu(view[span].shape)
         if sliced:
-            np.copyto(out, kept[mine])
+            np.copyto(out, view[span])
         elif whole:
-            _gather_rows(w, rows[mine], out)
+            _gather_rows(w, rows[span], out)
         else:
-            _gather(w, rows[mine], cols, out)
+            _gather(w, rows[span], cols, out)
         return out
 
-    return own
+    return rows_of
 
 
 def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
@@ -189,34 +190,34 @@ def gemm_rows_cpu(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
     op, given = "gemm_rows (cpu)", (rows, cols)
     (rows, _), (cols, _), out = _arguments(op, empty_cpu, x, w, rows, cols, bias, out=out)
     if (lists := _lists(op, w, *given)) is not None:
-        kept, own_bias = _gathered(op, w, *lists), bias
+        weight, kept_bias = _gathered(op, w, *lists), bias
         if bias is not None:
-            own_bias = empty_cpu(lists[0].shape)
-            _gather_entries(bias, lists[0], own_bias)
-        return multiply_forward(x, lambda part: kept[part.of(kept.shape[0])], out, own_bias, relu, scale)
+            kept_bias = empty_cpu(lists[0].shape)
+            _gather_entries(bias, lists[0], kept_bias)
+        return multiply_forward(x, lambda part: weight[part.of(weight.shape[0])], out, kept_bias, relu, scale)
     _refuse_views(w, given)
     sliced, whole = isinstance(rows, slice) and isinstance(cols, slice), isinstance(cols, slice) and cols == ALL
     if not sliced:
         rows, cols = _numbered(op, rows, w.shape[0]), None if whole else _numbered(op, cols, w.shape[1])
-    own_bias = bias if bias is None else np.ascontiguousarray(bias[rows])
+    kept_bias = bias if bias is None else np.ascontiguousarray(bias[rows])
     if sliced:
-        return multiply_forward(x, _kept_rows(op, w, rows, cols), out, own_bias, relu, scale)
-    return multiply_listed(x, w, rows, cols, out, own_bias, relu, scale)
+        return multiply_forward(x, _weight_of(op, w, rows, cols), out, kept_bias, relu, scale)
+    return multiply_listed(x, w, rows, cols, out, kept_bias, relu, scale)
 
 
 def gemm_rows_dx_cpu(dy, w, rows, cols, where=None, scale=1.0, out=None):
-    """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]], given `where` 0 unless where[n, j] > 0"""
+    """dx[n, j] = scale * sum_k dy[n, k] w[rows[k], cols[j]]; with `where`, 0 unless where[n, j] > 0"""
     op, given = "gemm_rows_dx (cpu)", (rows, cols)
     (rows, _), (cols, _), out = _arguments(op, empty_cpu, dy, w, rows, cols, where=where, out=out)
     if (lists := _lists(op, w, *given)) is not None:
-        kept = _gathered(op, w, *lists)
-        own = lambda part: kept[part.of(kept.shape[0])]  # noqa: E731
+        gathered = _gathered(op, w, *lists)
+        weight = lambda part: gathered[part.of(gathered.shape[0])]  # noqa: E731
     else:
         _refuse_views(w, given)
-        own = _kept_rows(op, w, rows, cols)
+        weight = _weight_of(op, w, rows, cols)
     if where is None:
-        return multiply_back(dy, own, out, alpha=scale)
-    return relu_grad_cpu(multiply_back(dy, own, out), where, scale, out=out)
+        return multiply_back(dy, weight, out, alpha=scale)
+    return relu_grad_cpu(multiply_back(dy, weight, out), where, scale, out=out)
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ def _masked(tile=16):
 
 @kernels("gemm_rows")
 def _listed(backward=False, tile=32):
-    side = tile // 2  # thread (ty, tx) owns rows ty, ty + side and columns tx, tx + side of the tile of outputs
+    side = tile // 2  # thread (ty, tx) computes rows ty, ty + side and columns tx, tx + side of the output tile
     padded = tile + 1
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], f4[::1], f4[:, ::1], b1, b1, f4)")
@@ -274,7 +275,7 @@ def _listed(backward=False, tile=32):
                     k, m, value = (p0 if backward else q0) + i, (q0 if backward else p0) + j, zero
                     if k < rows.size and m < cols.size:
                         row, col = rows[k], cols[m]
-                        if 0 <= row < w.shape[0] and 0 <= col < w.shape[1]:  # nobody has looked at what lists on the device say
+                        if 0 <= row < w.shape[0] and 0 <= col < w.shape[1]:  # lists on the device are not checked beforehand
                             value = w[row, col]
                     w_tile[j if backward else i, i if backward else j] = value
             cuda.syncthreads()
@@ -316,27 +317,29 @@ def _listed_indices(index, n):
 
 
 def _strided(w, rows, cols, *arrays):
-    """(stride along the kept rows of flat w, stride along its kept columns, and what kept `launch_block` takes); None where
-    they are no strides, or the card lacks the kernel."""
+    """(stride between kept rows of flat w, stride between kept columns, `indices` for `launch_block`); None if the strides are
+    not constant or the device lacks the kernel.
+    """
     both = [index.slice if isinstance(index, Period) else index for index in (rows, cols)]
     if not gemm_block.available(w, *arrays) or not all(index is None or isinstance(index, slice) for index in both):
         return None
     row_step, col_step = (1 if index is None else index.step or 1 for index in both)
     lists = [_array(0, 1, 1) if index is None else _listed_indices(index, n) for index, n in zip((rows, cols), w.shape)]
-    lists = [found if found.size else _array(0, 1, 1) for found in lists]  # an index is read even if none is kept
+    # the kernel reads one index even if none is kept
+    lists = [indices if indices.size else _array(0, 1, 1) for indices in lists]
     return row_step * w.shape[1], col_step, None if both == [None, None] else (*lists, w.shape[1], row_step)
 
 
 def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None):
-    (_, kept), (_, inner), out = _arguments("gemm_rows (cuda)", empty_cuda, x, w, rows, cols, bias, out=out)
+    (_, outer), (_, inner), out = _arguments("gemm_rows (cuda)", empty_cuda, x, w, rows, cols, bias, out=out)
     if strides := _strided(w, rows, cols, x, out):
         *along, lists = strides
         return gemm_block.launch_block(
-            flat(x), flat(w), (x.shape[0], kept, inner), (inner, 1), along[::-1], out, bias, relu, scale=scale, kept=lists
+            flat(x), flat(w), (x.shape[0], outer, inner), (inner, 1), along[::-1], out, bias, relu, scale=scale, kept=lists
         )
     launch(
         _listed(False, TILE),
-        (ceil_div(kept, TILE), ceil_div(x.shape[0], TILE)),
+        (ceil_div(outer, TILE), ceil_div(x.shape[0], TILE)),
         (TILE // 2, TILE // 2),
         x,
         w,
@@ -352,15 +355,15 @@ def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None)
 
 
 def gemm_rows_dx_cuda(dy, w, rows, cols, where=None, scale=1.0, out=None):
-    (_, inner), (_, kept), out = _arguments("gemm_rows_dx (cuda)", empty_cuda, dy, w, rows, cols, where=where, out=out)
+    (_, inner), (_, outer), out = _arguments("gemm_rows_dx (cuda)", empty_cuda, dy, w, rows, cols, where=where, out=out)
     if strides := _strided(w, rows, cols, dy, out):
         *along, lists = strides
         return gemm_block.launch_block(
-            flat(dy), flat(w), (dy.shape[0], kept, inner), (inner, 1), along, out, where=where, alpha=scale, kept=lists
+            flat(dy), flat(w), (dy.shape[0], outer, inner), (inner, 1), along, out, where=where, alpha=scale, kept=lists
         )
     launch(
         _listed(True, TILE),
-        (ceil_div(kept, TILE), ceil_div(dy.shape[0], TILE)),
+        (ceil_div(outer, TILE), ceil_div(dy.shape[0], TILE)),
         (TILE // 2, TILE // 2),
         dy,
         w,
@@ -376,7 +379,7 @@ def gemm_rows_dx_cuda(dy, w, rows, cols, where=None, scale=1.0, out=None):
 
 
 def gemm_rows_masked(x, w, mask, out=None):
-    """Teaching step: y = x (w * mask[:, None]).T with dense x and y; the grid covers every row, kept or not."""
+    """Teaching step: y = x (w * mask[:, None]).T with dense x and y; the grid covers every row, dropped ones too."""
     out = output(
         "gemm_rows_masked (cuda)", empty_cuda, out, ("N", "O"), x=(x, ("N", "I")), w=(w, ("O", "I")), mask=(mask, ("O",), BOOL)
     )
@@ -387,14 +390,14 @@ def gemm_rows_masked(x, w, mask, out=None):
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
-    kept = slice(1, None, 3), slice(0, None, 2)
+    slices = slice(1, None, 3), slice(0, None, 2)
     rows, cols = (
-        Period(np.arange(own.start, n, own.step, dtype=np.int32), slice(own.start, n, own.step))
-        for own, n in zip(kept, (3 * O, I), strict=True)
+        Period(np.arange(each.start, n, each.step, dtype=np.int32), slice(each.start, n, each.step))
+        for each, n in zip(slices, (3 * O, I), strict=True)
     )
     return {
-        "gemm_rows": lambda: dev.gemm_rows(a(N, ceil_div(I, 2)), a(3 * O, I), *kept, a(3 * O), relu=True),
-        "gemm_rows_dx": lambda: dev.gemm_rows_dx(a(N, O), a(3 * O, 2 * I), *kept),
+        "gemm_rows": lambda: dev.gemm_rows(a(N, ceil_div(I, 2)), a(3 * O, I), *slices, a(3 * O), relu=True),
+        "gemm_rows_dx": lambda: dev.gemm_rows_dx(a(N, O), a(3 * O, 2 * I), *slices),
         "gemm_rows, periods": lambda: dev.gemm_rows(a(N, cols.size), a(3 * O, I), rows, cols, a(3 * O), relu=True),
         "gemm_rows_dx, periods": lambda: dev.gemm_rows_dx(a(N, rows.size), a(3 * O, I), rows, cols),
     }

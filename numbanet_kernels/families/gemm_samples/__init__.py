@@ -1,4 +1,4 @@
-"""Products of which each sample keeps its own outputs."""
+"""Matrix products in which each sample keeps different outputs."""
 
 from .cpu import compact_samples_cpu, expand_samples_cpu, gemm_samples_cpu, gemm_samples_dw_cpu, gemm_samples_dx_cpu
 from .cuda import compact_samples_cuda, expand_samples_cuda, gemm_samples_cuda, gemm_samples_dw_cuda, gemm_samples_dx_cuda

@@ -10,47 +10,47 @@ from ...runtime.memory import empty_cpu
 from . import cpu_loops
 from .family import check
 
-TOGETHER = 16  # samples that share their outputs from which on products are dense
+TOGETHER = 16  # from this many samples with common outputs on, products are dense
 
 
-def _kept(op, lists, values=None, **arrays):
-    """How many samples there are; ValueError unless the lists are whole, and the arrays fit them."""
+def _checked(op, lists, values=None, **arrays):
+    """The number of samples; ValueError unless the lists are consistent and the arrays fit them."""
     samples = check(op, lists, values, **arrays)
     if cpu_loops.wrong(lists) or (values is not None and values.size != lists.starts[-1]):
-        found = "" if values is None else f", or not {values.size} values"
-        raise ValueError(f"{op}: starts do not count what the bits keep{found}")
+        mismatch = "" if values is None else f", or not {values.size} values"
+        raise ValueError(f"{op}: starts do not match the number of bits set{mismatch}")
     return samples
 
 
-def _values(op, lists, kept):
-    """An array for so many values, or ValueError where the lists have others."""
-    if kept != lists.starts[-1]:
-        raise ValueError(f"{op}: the lists have {lists.starts[-1]} values, not {kept}")
-    return empty_cpu((kept,))
+def _values(op, lists, count):
+    """A new array of `count` values; ValueError if the lists keep another number of pairs."""
+    if count != lists.starts[-1]:
+        raise ValueError(f"{op}: the lists have {lists.starts[-1]} values, not {count}")
+    return empty_cpu((count,))
 
 
 def expand_samples_cpu(values, lists):
-    """x[n, o] = the value of the pair (n, o), 0 where it is not kept"""
-    samples = _kept("expand_samples (cpu)", lists, values)
+    """x[n, o] = the value of the pair (n, o), 0 if it is dropped"""
+    samples = _checked("expand_samples (cpu)", lists, values)
     return cpu_loops.move(empty_cpu((samples, lists.width)), values, lists, True)
 
 
-def compact_samples_cpu(x, lists, kept):
-    """values = x[n, o] of the kept pairs, so many of them"""
-    _kept("compact_samples (cpu)", lists, x=(x, (lists.starts.size - 1, lists.width)))
-    return cpu_loops.move(x, _values("compact_samples (cpu)", lists, kept), lists, False)
+def compact_samples_cpu(x, lists, count):
+    """values = x[n, o] of the kept pairs (n, o); `count` is their number"""
+    _checked("compact_samples (cpu)", lists, x=(x, (lists.starts.size - 1, lists.width)))
+    return cpu_loops.move(x, _values("compact_samples (cpu)", lists, count), lists, False)
 
 
-def gemm_samples_cpu(x, w, lists, kept, bias=None, relu=False):
-    """values = act(x[n] . w[o] + bias[o]) of the kept pairs, so many of them"""
+def gemm_samples_cpu(x, w, lists, count, bias=None, relu=False):
+    """values = act(x[n] . w[o] + bias[o]) of the kept pairs; `count` is their number"""
     op, samples = "gemm_samples (cpu)", lists.starts.size - 1
-    _kept(op, lists, x=(x, (samples, "I")), w=(w, (lists.width, "I")), bias=(bias, (lists.width,)))
-    values = _values(op, lists, kept)
+    _checked(op, lists, x=(x, (samples, "I")), w=(w, (lists.width, "I")), bias=(bias, (lists.width,)))
+    values = _values(op, lists, count)
     if lists.group < TOGETHER:
         return cpu_loops.dots(x, w, lists, bias, relu, values)
     groups = [
-        (x[own], w, outputs, None, block, None if bias is None else bias[outputs], relu)
-        for own, outputs, block in cpu_loops.blocks(lists, values)
+        (x[group], w, outputs, None, block, None if bias is None else bias[outputs], relu)
+        for group, outputs, block in cpu_loops.blocks(lists, values)
     ]
     flops = 2 * values.size * x.shape[1]
     if not threads.worthwhile(flops=flops) or len(groups) % threads.count():
@@ -68,17 +68,17 @@ def gemm_samples_cpu(x, w, lists, kept, bias=None, relu=False):
 
 def gemm_samples_dx_cpu(dy, w, lists):
     """dx[n] = sum of dy w[o] over the kept pairs of n"""
-    _kept("gemm_samples_dx (cpu)", lists, dy, w=(w, (lists.width, "I")))
+    _checked("gemm_samples_dx (cpu)", lists, dy, w=(w, (lists.width, "I")))
     outputs = np.empty(dy.size, np.int32)
-    for _, found, block in cpu_loops.blocks(lists, outputs):
-        block[:] = found
+    for _, product, block in cpu_loops.blocks(lists, outputs):
+        block[:] = product
     return cpu_loops.added(w, dy, lists.starts, outputs, np.arange(dy.size, dtype=np.int32))
 
 
 def gemm_samples_dw_cpu(dy, x, lists):
     """(dw, db): dw[o] = sum of dy x[n] over the kept pairs of o, db[o] = sum of dy"""
-    _kept("gemm_samples_dw (cpu)", lists, dy, x=(x, (lists.starts.size - 1, "I")))
-    firsts, samples, places = cpu_loops.pairs(lists)
+    _checked("gemm_samples_dw (cpu)", lists, dy, x=(x, (lists.starts.size - 1, "I")))
+    firsts, samples, positions = cpu_loops.pairs(lists)
     db = empty_cpu((lists.width,))
-    cpu_loops.sum_pairs(dy, firsts, places, db)
-    return cpu_loops.added(x, dy, firsts, samples, places), db
+    cpu_loops.sum_pairs(dy, firsts, positions, db)
+    return cpu_loops.added(x, dy, firsts, samples, positions), db

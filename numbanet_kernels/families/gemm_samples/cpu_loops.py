@@ -1,11 +1,11 @@
-"""Loops over what each sample keeps of its outputs (`layouts.samples`), on the CPU.
+"""CPU loops over the outputs that each sample keeps (`layouts.samples`).
 
-wrong          how many samples do not begin where those before them end
+wrong          the number of samples whose start is not the end of the one before
 move           between the dense form and the values
-pairs          the kept pairs by output
-blocks         the kept outputs of each group
-dots           products of single pairs, four samples of an output at a time, in blocks of columns that a cache holds
-added          sums of listed rows, COLUMNS of them at a time in registers
+pairs          the kept pairs, sorted by output
+blocks         the kept outputs of each group of samples
+dots           dot products of single pairs, four samples of an output at a time, in blocks of columns that fit the cache
+added          weighted sums of listed rows, COLUMNS columns at a time in registers
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from ...runtime.declare import host_function, host_kernel
 from ...runtime.memory import empty_cpu
 
 # --- bits -------------------------------------------------------------------------------------------------------------
-_AT = np.zeros(32, np.int32)  # which bit is set, by (bit * 0x077CB531 mod 2^32) >> 27 (Leiserson, Prokop, Randall 1998)
+# index of the only set bit, at (bit * 0x077CB531 mod 2^32) >> 27 (Leiserson, Prokop, Randall 1998)
+_AT = np.zeros(32, np.int32)
 _AT[[(0x077CB531 << i & 0xFFFFFFFF) >> 27 for i in range(32)]] = np.arange(32)
 
 
 @host_function
-def _outputs(bits, width, at, found):
-    """How many outputs a row of words keeps; they are written to `found`, increasing, as far as it has room."""
+def _outputs(bits, width, at, outputs):
+    """Write the outputs that a row of words keeps to `outputs`, increasing, at most outputs.size; return their number."""
     count = 0
     for i in range(bits.size):
         word = uint32(bits[i])
         while word:
             low = word & (~word + uint32(1))
             o = i * 32 + at[uint32(low * uint32(0x077CB531)) >> uint32(27)]
-            if o < width and count < found.size:
-                found[count] = o
+            if o < width and count < outputs.size:
+                outputs[count] = o
                 count += 1
             word ^= low
     return count
@@ -46,84 +47,84 @@ def _outputs(bits, width, at, found):
 
 @host_kernel("void(i4[:, ::1], i4[::1], i8, i8, i4[::1], i4[::1])")
 def _count(bits, starts, group, width, at, wrong):
-    """wrong[0] = how many samples do not begin where those before them end."""
-    found = np.empty(width, np.int32)
+    """wrong[0] = the number of samples whose start is not the end of the one before."""
+    outputs = np.empty(width, np.int32)
     wrong[0] = int32(starts[0] != 0)
     for g in range(bits.shape[0]):
-        count = _outputs(bits[g], width, at, found)
+        count = _outputs(bits[g], width, at, outputs)
         for n in range(g * group, min((g + 1) * group, starts.size - 1)):
             wrong[0] += int32(starts[n + 1] - starts[n] != count)
 
 
 def wrong(lists):
-    """How many samples do not begin where those before them end."""
-    found = np.zeros(1, np.int32)
-    _count(lists.bits, lists.starts, lists.group, lists.width, _AT, found)
-    return int(found[0])
+    """The number of samples whose start is not the end of the one before."""
+    errors = np.zeros(1, np.int32)
+    _count(lists.bits, lists.starts, lists.group, lists.width, _AT, errors)
+    return int(errors[0])
 
 
 @host_kernel("void(f4[:, ::1], f4[::1], i4[:, ::1], i4[::1], i8, i4[::1], b1, i8, i8)")
 def _move(x, values, bits, starts, group, at, expanding, first, stop):
-    """Between the dense form and the values, for the samples first … stop - 1."""
-    found, before, count = np.empty(x.shape[1], np.int32), -1, 0
+    """Copy between the dense form and the values, for the samples first … stop - 1."""
+    outputs, before, count = np.empty(x.shape[1], np.int32), -1, 0
     for n in range(first, stop):
         if n // group != before:
             before = n // group
-            count = _outputs(bits[before], x.shape[1], at, found)
-        row, own = x[n], values[starts[n] : starts[n + 1]]
+            count = _outputs(bits[before], x.shape[1], at, outputs)
+        row, row_values = x[n], values[starts[n] : starts[n + 1]]
         if expanding:
             row[:] = 0
             for k in range(count):
-                row[found[k]] = own[k]
+                row[outputs[k]] = row_values[k]
         else:
             for k in range(count):
-                own[k] = row[found[k]]
+                row_values[k] = row[outputs[k]]
 
 
 def move(x, values, lists, expanding):
-    """The dense form x (N, O) from the values, or the values from it."""
+    """Copy the values to the dense form x (N, O) if `expanding`, else x to the values."""
 
     def work(part):
-        own = part.of(len(x))
-        _move(x, values, lists.bits, lists.starts, lists.group, _AT, expanding, own.start, own.stop)
+        span = part.of(len(x))
+        _move(x, values, lists.bits, lists.starts, lists.group, _AT, expanding, span.start, span.stop)
 
     threads.share(work, x.size)
     return x if expanding else values
 
 
 @host_kernel("void(i4[:, ::1], i4[::1], i8, i4[::1], i4[::1], i4[::1], i4[::1])")
-def _by_output(bits, starts, group, at, firsts, samples, places):
-    """The pairs by output: samples[p] and places[p] for firsts[o] <= p < firsts[o + 1]."""
+def _by_output(bits, starts, group, at, firsts, samples, positions):
+    """The pairs by output: samples[p] and positions[p] for firsts[o] <= p < firsts[o + 1]."""
     width = firsts.size - 1
-    found, count = np.empty(width, np.int32), 0
+    outputs, count = np.empty(width, np.int32), 0
     firsts[:] = 0
     for turn in range(2):
         for n in range(starts.size - 1):
             if n % group == 0:
-                count = _outputs(bits[n // group], width, at, found)
+                count = _outputs(bits[n // group], width, at, outputs)
             for k in range(count):
-                p = firsts[found[k] + 1]
+                p = firsts[outputs[k] + 1]
                 if turn:
-                    samples[p], places[p] = n, starts[n] + k
-                firsts[found[k] + 1] = p + 1
-        if turn == 0:  # where each begins, a place further on; when they are filled, that is where the next one begins
+                    samples[p], positions[p] = n, starts[n] + k
+                firsts[outputs[k] + 1] = p + 1
+        if turn == 0:  # exclusive prefix sum, shifted by one: filling moves each entry to where the next output begins
             total = int32(0)
             for o in range(width):
-                own = firsts[o + 1]
+                size = firsts[o + 1]
                 firsts[o + 1] = total
-                total += own
+                total += size
 
 
 def pairs(lists):
-    """(firsts, samples, places): the kept pairs of output o are those from firsts[o] to firsts[o + 1]."""
-    kept = int(lists.starts[-1])
-    firsts, samples, places = np.empty(lists.width + 1, np.int32), np.empty(kept, np.int32), np.empty(kept, np.int32)
-    _by_output(lists.bits, lists.starts, lists.group, _AT, firsts, samples, places)
-    return firsts, samples, places
+    """(firsts, samples, positions): output o has the pairs firsts[o] … firsts[o + 1] - 1; positions index the values."""
+    count = int(lists.starts[-1])
+    firsts, samples, positions = np.empty(lists.width + 1, np.int32), np.empty(count, np.int32), np.empty(count, np.int32)
+    _by_output(lists.bits, lists.starts, lists.group, _AT, firsts, samples, positions)
+    return firsts, samples, positions
 
 
 def blocks(lists, values):
-    """(samples, kept outputs, values (samples, kept)) of each group."""
+    """(samples, kept outputs, view of the values as (samples, kept)) of each group."""
     room = np.empty(lists.width, np.int32)
     for g in range(len(lists.bits)):
         n0, n1 = g * lists.group, min((g + 1) * lists.group, lists.starts.size - 1)
@@ -134,28 +135,28 @@ def blocks(lists, values):
 
 
 @host_kernel("void(i4[::1], i4[::1], i4[::1], i8[::1])")
-def _listed(bits, at, found, count):
-    count[0] = _outputs(bits, found.size, at, found)
+def _listed(bits, at, outputs, count):
+    count[0] = _outputs(bits, outputs.size, at, outputs)
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
-BLOCK = 512  # columns of x that are multiplied together: 256 KiB of 128 samples
+BLOCK = 512  # columns of x in one pass: 256 KiB for 128 samples
 REDUCE = f"llvm.vector.reduce.fadd.v{WIDTH}f32"
 
 
 @intrinsic
 def _four_dots(typing_context, x, first, second, third, fourth, w, at, length, sums):
-    """sums[s] = x[p:p + length] . w[at:at + length] of the s-th place p, as arrays lie in memory."""
+    """sums[s] = x[p:p + length] . w[at:at + length] for the s-th of four offsets p into flat x."""
 
     def generate(context, builder, signature, arguments):
-        x, *places, w, at, length, sums = data_of(context, builder, signature, arguments)
+        x, *addresses, w, at, length, sums = data_of(context, builder, signature, arguments)
         zero = FLOATS([REAL(0.0)] * WIDTH)
-        totals = [cgutils.alloca_once_value(builder, zero) for _ in places]
+        totals = [cgutils.alloca_once_value(builder, zero) for _ in addresses]
         with cgutils.for_range_slice(builder, NUMBER(0), length, NUMBER(WIDTH)) as (i, _):
             some = below(builder, builder.sub(length, i))
             row = load(builder, w, builder.add(at, i), some)
-            for place, total in zip(places, totals):
-                product = row * load(builder, x, builder.add(place, i), some)
+            for address, total in zip(addresses, totals):
+                product = row * load(builder, x, builder.add(address, i), some)
                 builder.store((Lanes(builder, builder.load(total)) + product).value, total)
         for s, total in enumerate(totals):
             reduced = builder.module.globals.get(REDUCE) or ir.Function(
@@ -170,7 +171,7 @@ def _four_dots(typing_context, x, first, second, third, fourth, w, at, length, s
 
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], f4[::1], b1, b1, f4[::1], i8, i8)")
-def _dots(x, w, firsts, samples, places, bias, biased, relu, values, first, stop):
+def _dots(x, w, firsts, samples, positions, bias, biased, relu, values, first, stop):
     """The pairs of the outputs first … stop - 1, four samples of an output at a time."""
     sums, depth = np.empty(4, np.float32), x.shape[1]
     for d0 in range(0, max(depth, 1), BLOCK):
@@ -190,34 +191,34 @@ def _dots(x, w, firsts, samples, places, bias, biased, relu, values, first, stop
                     sums,
                 )
                 for s in range(min(4, last + 1 - p)):
-                    total = sums[s] + (values[places[p + s]] if d0 else float32(0))
+                    total = sums[s] + (values[positions[p + s]] if d0 else float32(0))
                     if d0 + BLOCK >= depth:
                         total += added
                         total = float32(0) if relu and total < 0 else total  # not max(): NaN stays NaN
-                    values[places[p + s]] = total
+                    values[positions[p + s]] = total
 
 
 def dots(x, w, lists, bias, relu, values):
     """values = act(x[n] . w[o] + bias[o]) of the kept pairs."""
-    own_pairs = pairs(lists)
+    by_output = pairs(lists)
 
     def work(part):
-        own = part.of(lists.width)
-        _dots(x, w, *own_pairs, EMPTY if bias is None else bias, bias is not None, relu, values, own.start, own.stop)
+        span = part.of(lists.width)
+        _dots(x, w, *by_output, EMPTY if bias is None else bias, bias is not None, relu, values, span.start, span.stop)
 
     threads.share(work, flops=2 * values.size * x.shape[1])
     return values
 
 
-COLUMNS = 4 * WIDTH  # of a weight or an activation that are added up together, in registers: 512 KiB of 2048 rows
+COLUMNS = 4 * WIDTH  # columns of a weight or an activation summed at a time, in registers: 512 KiB for 2048 rows
 
 
 @intrinsic
-def _sum_listed(typing_context, room, rows, places, factors, first, stop, sums):
-    """sums[v] = sum of factors[places[p]] room[rows[p], v] for first <= p < stop; room (…, COLUMNS), sums (COLUMNS,)."""
+def _sum_listed(typing_context, room, rows, positions, factors, first, stop, sums):
+    """sums[v] = sum of factors[positions[p]] room[rows[p], v] for first <= p < stop; room (…, COLUMNS), sums (COLUMNS,)."""
 
     def generate(context, builder, signature, arguments):
-        room, rows, places, factors, first, stop, sums = data_of(context, builder, signature, arguments)
+        room, rows, positions, factors, first, stop, sums = data_of(context, builder, signature, arguments)
         totals = [cgutils.alloca_once_value(builder, FLOATS([REAL(0.0)] * WIDTH)) for _ in range(COLUMNS // WIDTH)]
 
         def vector(data, number):
@@ -225,7 +226,7 @@ def _sum_listed(typing_context, room, rows, places, factors, first, stop, sums):
 
         with cgutils.for_range_slice(builder, first, stop, NUMBER(1)) as (p, _):
             row = builder.sext(builder.load(builder.gep(rows, [p])), NUMBER)
-            factor = builder.load(builder.gep(factors, [builder.sext(builder.load(builder.gep(places, [p])), NUMBER)]))
+            factor = builder.load(builder.gep(factors, [builder.sext(builder.load(builder.gep(positions, [p])), NUMBER)]))
             data, factor = builder.gep(room, [builder.mul(row, NUMBER(COLUMNS))]), spread(builder, factor)
             for v, total in enumerate(totals):
                 product = Lanes(builder, builder.load(vector(data, v), align=4)) * factor
@@ -234,40 +235,41 @@ def _sum_listed(typing_context, room, rows, places, factors, first, stop, sums):
             builder.store(builder.load(total), vector(sums, v), align=4)
         return context.get_dummy_value()
 
-    return numba.void(room, rows, places, factors, numba.int64, numba.int64, sums), generate
+    return numba.void(room, rows, positions, factors, numba.int64, numba.int64, sums), generate
 
 
 @host_kernel("void(f4[:, ::1], f4[::1], i4[::1], i4[::1], i4[::1], f4[:, ::1], f4[:, ::1], i8, i8)")
-def _add_listed(source, factors, firsts, rows, places, room, sums, first, stop):
-    """sums[j] = sum of factors[places[p]] source[rows[p]] over firsts[j] <= p < firsts[j + 1], for first <= j < stop, COLUMNS
-    at a time, which room (rows, COLUMNS) holds."""
-    own, width = np.empty(COLUMNS, np.float32), source.shape[1]
+def _add_listed(source, factors, firsts, rows, positions, room, sums, first, stop):
+    """sums[j] = sum of factors[positions[p]] source[rows[p]] over firsts[j] <= p < firsts[j + 1], for first <= j < stop. `room`
+    (rows, COLUMNS) holds the columns of one pass.
+    """
+    total, width = np.empty(COLUMNS, np.float32), source.shape[1]
     for i0 in range(0, width, COLUMNS):
         length = min(COLUMNS, width - i0)
         for r in range(source.shape[0]):
             copy_floats(source, r * width + i0, room, r * COLUMNS, length)
         for j in range(first, stop):
-            _sum_listed(room, rows, places, factors, firsts[j], firsts[j + 1], own)
-            copy_floats(own, 0, sums, j * width + i0, length)
+            _sum_listed(room, rows, positions, factors, firsts[j], firsts[j + 1], total)
+            copy_floats(total, 0, sums, j * width + i0, length)
 
 
-def added(source, factors, firsts, rows, places):
-    """sums (firsts.size - 1, columns of the source), by all threads."""
+def added(source, factors, firsts, rows, positions):
+    """sums (firsts.size - 1, columns of the source), on all threads."""
     sums = empty_cpu((firsts.size - 1, source.shape[1]))
 
     def work(part):
-        own = part.of(len(sums))
-        _add_listed(source, factors, firsts, rows, places, aligned(len(source), COLUMNS), sums, own.start, own.stop)
+        span = part.of(len(sums))
+        _add_listed(source, factors, firsts, rows, positions, aligned(len(source), COLUMNS), sums, span.start, span.stop)
 
     threads.share(work, flops=2 * factors.size * source.shape[1])
     return sums
 
 
 @host_kernel("void(f4[::1], i4[::1], i4[::1], f4[::1])")
-def sum_pairs(dy, firsts, places, sums):
+def sum_pairs(dy, firsts, positions, sums):
     """sums[o] = sum of dy over the kept pairs of o"""
     for o in range(sums.size):
         total = float32(0)
         for p in range(firsts[o], firsts[o + 1]):
-            total += dy[places[p]]
+            total += dy[positions[p]]
         sums[o] = total

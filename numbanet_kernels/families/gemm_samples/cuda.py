@@ -11,70 +11,72 @@ from ...runtime.memory import THREADS, blocks_for, empty_cuda, flat
 from ..gemm import gemm_dw_cuda
 from .family import check
 
-WARPS, LANES = 4, 32  # words and outputs of a block
-ROOM = WARPS * LANES * (LANES + 1)  # neighbouring rows begin in other banks
+WARPS, LANES = 4, 32  # words of a block (one a warp), outputs of a word
+ROOM = WARPS * LANES * (LANES + 1)  # a stride of LANES + 1 avoids bank conflicts
 
 
-def _places():
-    """(how many bits of a word are set, where the values of a word of a sample begin), made anew for each factory."""
+def _positions():
+    """Device functions (number of set bits of a word, offset of the values of a word of a sample); each factory makes its
+    own.
+    """
 
     @inlined
     def ones(word):
-        """How many bits are set, by bytes that are added up in one; Numba widens products of 32 bits to 64."""
+        """The number of set bits (SWAR); casts to 32 bits, because Numba widens products of 32-bit integers to 64."""
         pairs = word - ((word >> uint32(1)) & uint32(0x55555555))
         fours = (pairs & uint32(0x33333333)) + ((pairs >> uint32(2)) & uint32(0x33333333))
         return int32((((fours + (fours >> uint32(4))) & uint32(0x0F0F0F0F)) * uint32(0x01010101)) >> uint32(24)) & int32(0xFF)
 
     @inlined
-    def place_of(bits, starts, n, group, words, word):
-        """Where the values of a word of a sample begin."""
-        place = starts[n]
+    def position_of(bits, starts, n, group, words, word):
+        """The offset of the first value of a word of a sample."""
+        position = starts[n]
         for i in range(word):
-            place += ones(uint32(bits[n // group * words + i]))
-        return place
+            position += ones(uint32(bits[n // group * words + i]))
+        return position
 
-    return ones, place_of
+    return ones, position_of
 
 
 @kernels("gemm_samples")
 def _move_kernel():
-    ones, place_of = _places()
+    ones, position_of = _positions()
 
     @kernel("void(f4[::1], f4[::1], i4[::1], i4[::1], i4, i4, b1)")
     def move_samples(x, values, bits, starts, group, width, expanding):
-        """One thread, one entry of the dense form."""
+        """One thread per entry of the dense form."""
         i = cuda.grid(1)
         if i < x.size:
             n, o, words = i // width, i % width, (width + int32(31)) // int32(32)
-            own = uint32(bits[n // group * words + o // 32])
+            word = uint32(bits[n // group * words + o // 32])
             bit = uint32(1) << uint32(o % 32)
-            place = place_of(bits, starts, n, group, words, o // 32) + ones(own & (bit - uint32(1)))
-            there = (own & bit) != uint32(0) and 0 <= place < values.size
+            position = position_of(bits, starts, n, group, words, o // 32) + ones(word & (bit - uint32(1)))
+            kept = (word & bit) != uint32(0) and 0 <= position < values.size
             if expanding:
-                x[i] = values[place] if there else float32(0)
-            elif there:
-                values[place] = x[i]
+                x[i] = values[position] if kept else float32(0)
+            elif kept:
+                values[position] = x[i]
 
     return move_samples
 
 
 @kernels("gemm_samples")
 def _product_kernels():
-    ones, place_of = _places()
+    ones, position_of = _positions()
 
     @kernel("void(f4[::1], f4[::1], i4[::1], i4[::1], i4, i4, i4, f4[::1], b1, b1, f4[::1])")
     def gemm_samples(x, w, bits, starts, group, width, depth, bias, biased, relu, values):
-        """A warp has a word of a sample, a thread an output of it; rows of w that are kept come by way of shared memory."""
+        """One warp per word of a sample, one thread per output; kept rows of w pass through shared memory."""
         rows, piece = cuda.shared.array(ROOM, float32), cuda.shared.array(LANES, float32)
         lane, warp, n = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.x)
         word, words = int32(cuda.blockIdx.y * WARPS) + warp, (width + int32(31)) // int32(32)
-        own = uint32(bits[n // group * words + word]) if word < words else uint32(0)
-        mine, total = word * 32 + lane, float32(0)
+        bits_of_word = uint32(bits[n // group * words + word]) if word < words else uint32(0)
+        o, total = word * 32 + lane, float32(0)
         for i0 in range(0, depth, LANES):
             if warp == 0:
                 piece[lane] = x[n * depth + i0 + lane] if i0 + lane < depth else float32(0)
             for r in range(LANES):
-                inside = ((own >> uint32(r)) & uint32(1)) != uint32(0) and word * 32 + r < width and i0 + lane < depth
+                inside = ((bits_of_word >> uint32(r)) & uint32(1)) != uint32(0) and word * 32 + r < width and i0 + lane < depth
                 at = (warp * LANES + r) * (LANES + 1) + lane
                 rows[at] = w[(word * 32 + r) * depth + i0 + lane] if inside else float32(0)
             cuda.syncthreads()
@@ -82,26 +84,27 @@ def _product_kernels():
                 total += piece[i] * rows[(warp * LANES + lane) * (LANES + 1) + i]
             cuda.syncthreads()
         bit = uint32(1) << uint32(lane)
-        if (own & bit) != uint32(0) and mine < width:
-            place = place_of(bits, starts, n, group, words, word) + ones(own & (bit - uint32(1)))
-            total += bias[mine] if biased else float32(0)
-            if 0 <= place < values.size:
-                values[place] = float32(0) if relu and total < float32(0) else total
+        if (bits_of_word & bit) != uint32(0) and o < width:
+            position = position_of(bits, starts, n, group, words, word) + ones(bits_of_word & (bit - uint32(1)))
+            total += bias[o] if biased else float32(0)
+            if 0 <= position < values.size:
+                values[position] = float32(0) if relu and total < float32(0) else total
 
     @kernel("void(f4[::1], f4[::1], i4[::1], i4[::1], i4, i4, i4, f4[::1])")
     def gemm_samples_dx(dy, w, bits, starts, group, width, depth, dx):
-        """One thread, one sum: neighbouring threads read neighbours of a row of w."""
-        n, words = int32(cuda.blockIdx.x), (width + int32(31)) // int32(32)  # there may be more samples than blocks along y
+        """One thread per entry of dx: neighbouring threads read neighbouring columns of w."""
+        # n along x, because the grid has fewer than 65,536 blocks along y
+        n, words = int32(cuda.blockIdx.x), (width + int32(31)) // int32(32)
         i = int32(cuda.blockIdx.y * THREADS + cuda.threadIdx.x)
         if i < depth:
-            place, total = starts[n], float32(0)
+            position, total = starts[n], float32(0)
             for word in range(words):
-                own = uint32(bits[n // group * words + word])
+                bits_of_word = uint32(bits[n // group * words + word])
                 for b in range(32):
                     o = word * 32 + b
-                    if ((own >> uint32(b)) & uint32(1)) != uint32(0) and o < width and 0 <= place < dy.size:
-                        total += dy[place] * w[o * depth + i]
-                        place += int32(1)
+                    if ((bits_of_word >> uint32(b)) & uint32(1)) != uint32(0) and o < width and 0 <= position < dy.size:
+                        total += dy[position] * w[o * depth + i]
+                        position += int32(1)
             dx[n * depth + i] = total
 
     return gemm_samples, gemm_samples_dx
@@ -128,15 +131,15 @@ def expand_samples_cuda(values, lists):
     return _launch_move(empty_cuda((samples, lists.width)), values, lists, True)
 
 
-def compact_samples_cuda(x, lists, kept):
+def compact_samples_cuda(x, lists, count):
     check("compact_samples (cuda)", lists, x=(x, (lists.starts.size - 1, lists.width)))
-    return _launch_move(x, empty_cuda((kept,)), lists, False)
+    return _launch_move(x, empty_cuda((count,)), lists, False)
 
 
-def gemm_samples_cuda(x, w, lists, kept, bias=None, relu=False):
+def gemm_samples_cuda(x, w, lists, count, bias=None, relu=False):
     samples = lists.starts.size - 1
     check("gemm_samples (cuda)", lists, x=(x, (samples, "I")), w=(w, (lists.width, "I")), bias=(bias, (lists.width,)))
-    values = empty_cuda((kept,))
+    values = empty_cuda((count,))
     launch(
         _product_kernels()[0],
         (samples, ceil_div(ceil_div(lists.width, WORD), WARPS)),

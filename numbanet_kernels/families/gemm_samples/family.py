@@ -1,13 +1,14 @@
-"""Products of which each sample keeps its own outputs (`layouts.samples`): what is kept lies in one axis, value after value.
+"""Matrix products in which each sample keeps different outputs (`layouts.samples`); the values of the kept pairs lie in one
+axis.
 
     gemm_samples       values = act(x[n] . w[o] + bias[o]) for the kept pairs (n, o)      x (N, I), w (O, I) -> (kept pairs,)
     gemm_samples_dx    dx[n] = sum of dy w[o] over the kept pairs of n                      dy (kept pairs,) -> (N, I)
     gemm_samples_dw    dw[o] = sum of dy x[n] over the kept pairs of o, db[o] = sum of dy  -> (O, I), (O,)
-    expand_samples     the dense form (N, O) of values, 0 where nothing is kept
+    expand_samples     the dense form (N, O) of values, 0 for dropped pairs
     compact_samples    its adjoint: the values of a dense array
 
-On the CPU outputs that many samples keep together are dense products with listed rows (`host.gathered_gemm`); where each sample
-has its own, an output is multiplied with four of its samples at a time, in blocks of columns that a cache holds.
+If many samples share their outputs, the CPU multiplies them densely with the listed rows (`host.gathered_gemm`); else it
+multiplies each output with four of its samples at a time, in blocks of columns that fit the cache.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ...runtime.launch import ceil_div
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def mask_of(lists):
-    """(N, O) bool, True where kept."""
+    """(N, O) bool, True for kept pairs."""
     bits = np.asarray(lists.bits).view(np.uint32)
-    own = (bits[:, :, None] >> np.arange(WORD, dtype=np.uint32) & 1).reshape(len(bits), bits.shape[1] * WORD)
-    return own[:, : lists.width].astype(bool)[np.arange(lists.starts.size - 1) // lists.group]
+    mask = (bits[:, :, None] >> np.arange(WORD, dtype=np.uint32) & 1).reshape(len(bits), bits.shape[1] * WORD)
+    return mask[:, : lists.width].astype(bool)[np.arange(lists.starts.size - 1) // lists.group]
 
 
 def expand_samples_reference(values, lists):
@@ -34,12 +35,12 @@ def expand_samples_reference(values, lists):
     return dense
 
 
-def compact_samples_reference(x, lists, kept):
+def compact_samples_reference(x, lists, count):
     return np.float64(x)[mask_of(lists)]
 
 
-def gemm_samples_reference(x, w, lists, kept, bias=None, relu=False):
-    """act(x w.T + bias) where kept, in float64"""
+def gemm_samples_reference(x, w, lists, count, bias=None, relu=False):
+    """act(x w.T + bias) of the kept pairs, in float64"""
     y = np.float64(x) @ np.float64(w).T + (0 if bias is None else np.float64(bias))
     return (np.maximum(y, 0) if relu else y)[mask_of(lists)]
 
@@ -55,10 +56,10 @@ def gemm_samples_dw_reference(dy, x, lists):
 
 
 def check(op, lists, values=None, **arrays):
-    """How many samples there are; ValueError unless the arrays fit the lists."""
+    """The number of samples; ValueError unless the arrays fit the lists."""
     samples = lists.starts.size - 1
     if samples < 0 or lists.group < 1 or lists.width < 0:
-        raise ValueError(f"{op}: starts {lists.starts.shape} and groups of {lists.group} samples are no lists")
+        raise ValueError(f"{op}: starts {lists.starts.shape} and groups of {lists.group} samples do not form lists")
     words = ceil_div(lists.width, WORD)
     expect(
         op,
@@ -76,13 +77,13 @@ def examples(dev, a, N, I, O):
         mask = np.random.default_rng(5).random((ceil_div(N, group), O)) < 0.4
         return sample_lists(mask, N, group)
 
-    own = lists(1)
-    kept = int(own.starts[-1])
+    single = lists(1)
+    count = int(single.starts[-1])
     return {
-        "expand_samples": lambda: dev.expand_samples(a(kept), own),
-        "compact_samples": lambda: dev.compact_samples(a(N, O), own, kept),
-        "gemm_samples": lambda: dev.gemm_samples(a(N, I), a(O, I), own, kept, a(O), relu=True),
+        "expand_samples": lambda: dev.expand_samples(a(count), single),
+        "compact_samples": lambda: dev.compact_samples(a(N, O), single, count),
+        "gemm_samples": lambda: dev.gemm_samples(a(N, I), a(O, I), single, count, a(O), relu=True),
         "gemm_samples, together": lambda: dev.gemm_samples(a(N, I), a(O, I), lists(32), int(lists(32).starts[-1])),
-        "gemm_samples_dx": lambda: dev.gemm_samples_dx(a(kept), a(O, I), own),
-        "gemm_samples_dw": lambda: dev.gemm_samples_dw(a(kept), a(N, I), own),
+        "gemm_samples_dx": lambda: dev.gemm_samples_dx(a(count), a(O, I), single),
+        "gemm_samples_dw": lambda: dev.gemm_samples_dw(a(count), a(N, I), single),
     }
