@@ -1,4 +1,4 @@
-"""How gradients and lazy blocks lie in a weight, and what an update takes of each weight."""
+"""Layouts of packed gradients and lazy blocks, and the arguments of an update."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SGDUpdate(NamedTuple):
     w: Any
     v: Any
     g: Any
-    kept: Packing | None = None  # how g is packed; None: dense
+    packing: Packing | None = None  # how g is packed; None: dense
     lazy: LazyBlocks | None = None  # None: all blocks are up to date
     into: Into | None = None
 
@@ -50,4 +50,4 @@ class AdamUpdate(NamedTuple):
     m: Any
     s: Any
     g: Any
-    kept: Packing | None = None
+    packing: Packing | None = None

@@ -66,21 +66,21 @@ class Packed(NamedTuple):
     rows: np.ndarray  # (classes, most rows) the tile rows of each class, increasing, then -1
     cols: np.ndarray  # (classes, most columns) the tile columns that these keep, increasing, then -1
     row_class: np.ndarray  # (R,)
-    row_place: np.ndarray  # (R,)
+    row_position: np.ndarray  # (R,)
 
 
 def packed_tiles(pattern: Pattern) -> Packed:
     """How the kept tiles are packed; there are min(dp, R) classes."""
     (a, b), dp, rows = arrangement(pattern.grid, pattern.mix), pattern.dp, pattern.grid[0]
     classes = range(min(dp, rows))
-    row_place = np.empty(rows, np.int64)
-    row_place[np.argsort(a % dp, kind="stable")] = np.arange(rows)
+    row_position = np.empty(rows, np.int64)
+    row_position[np.argsort(a % dp, kind="stable")] = np.arange(rows)
     most_rows, most_cols = pattern.most
     return Packed(
         _padded([np.flatnonzero(a % dp == z) for z in classes], most_rows),
         _padded([np.flatnonzero((z + b) % dp == pattern.bias) for z in classes], most_cols),
         a % dp,
-        row_place,
+        row_position,
     )
 
 
@@ -103,7 +103,7 @@ class TileLists(NamedTuple):
     tile_rows: np.ndarray  # the same by tiles, as in `Packed`
     tile_cols: np.ndarray
     row_class: np.ndarray
-    row_place: np.ndarray
+    row_position: np.ndarray
 
 
 ROOM = 128  # lists of elements reach as far as the largest blocks: they are read without a look at their ends
@@ -137,7 +137,7 @@ def tile_lists(pattern: Pattern) -> TileLists:
                 row_counts,
                 of_cols,
                 col_counts,
-                packed.row_place[packed.rows[:, :1].ravel()] * pattern.tile,
+                packed.row_position[packed.rows[:, :1].ravel()] * pattern.tile,
                 *packed,
             )
         )
@@ -153,7 +153,10 @@ def tile_packing(pattern: Pattern) -> Packing:
         places[columns] = np.arange(columns.size)
     row_class = packed.row_class[np.arange(length) // tile]
     return Packing(
-        *(array.astype(np.int32) for array in (row_places(pattern), row_class, _padded(kept, pattern.packed_shape[1]), col_pos))
+        *(
+            array.astype(np.int32)
+            for array in (row_positions(pattern), row_class, _padded(kept, pattern.packed_shape[1]), col_pos)
+        )
     )
 
 
@@ -163,7 +166,7 @@ def elements(numbers: np.ndarray, tile: int, length: int) -> np.ndarray:
     return inside[inside < length]
 
 
-def row_places(pattern: Pattern) -> np.ndarray:
+def row_positions(pattern: Pattern) -> np.ndarray:
     """(O,) where each row of the weight is when packed."""
     o = np.arange(pattern.shape[0])
-    return packed_tiles(pattern).row_place[o // pattern.tile] * pattern.tile + o % pattern.tile
+    return packed_tiles(pattern).row_position[o // pattern.tile] * pattern.tile + o % pattern.tile

@@ -1,13 +1,13 @@
-"""Products with the listed entries of a matrix, neuron-major: vectors lie along the samples.
+"""CPU loops for products with a sparse matrix: neurons before samples, so that vectors lie along the samples.
 
-    x (N, I) lies as panels (P, I, SAMPLES), zeros behind the last sample: an input is a stretch of cache lines
-    sums     out[s] = sum_k values[k] panel[ids[k], s]      a row of the matrix at a time, its sums in registers
+    x (N, I) becomes panels (P, I, SAMPLES), padded with zeros: an input of a panel is SAMPLES contiguous floats
+    sums     out[s] = sum_k values[k] panel[ids[k], s]      one row of the matrix at a time, its sums in registers
     dots     out[k] = sum_s panel[ids[k], s] row[s]         the gradient of the values of a row
 
-An entry costs one multiply-add a vector of samples, whose other operand comes from memory: 2 N FLOPs on 4 N bytes. A panel of
-2048 inputs takes 512 KiB, half of the second-level cache, which gives 32 bytes a cycle: half of what the multiply-adds could
-take, so the ceiling is half of what a core multiplies densely. Of a random structure two rows share so few columns that to
-read a line of x once for both would gain less than to look for them.
+An entry costs one multiply-add per vector of samples, with one operand from memory: 2 N FLOPs on 4 N bytes. A panel of 2048
+inputs takes 512 KiB, half of the L2 cache, which delivers 32 bytes a cycle: half of what the multiply-adds could consume, so
+the ceiling is half of the dense peak of a core. In a random structure two rows share too few columns to pay for a search for
+rows that could use one load of x together.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ...layouts.slabs import LANES
 from ...runtime.declare import host_function, host_kernel
 from ...runtime.memory import empty_cpu
 
-SAMPLES = LANES  # a panel lies as a slab does
+SAMPLES = LANES  # a panel has the layout of a slab (`layouts.slabs`)
 VECTORS = SAMPLES // WIDTH
 _all = functools.lru_cache(maxsize=64)(functools.partial(np.arange, dtype=np.int32))
 
 
 # --- loops ------------------------------------------------------------------------------------------------------------
 def _row_of(builder, panel, ids, k, inputs):
-    """Where the row of entry k begins in a panel; ids are not trusted."""
+    """The address of row ids[k] of a panel; ids are clamped."""
     index, last = builder.load(builder.gep(ids, [k])), builder.trunc(builder.sub(inputs, NUMBER(1)), ir.IntType(32))
     inside = builder.select(builder.icmp_unsigned("<", index, last), index, last)
     return builder.gep(panel, [builder.mul(builder.zext(inside, NUMBER), NUMBER(SAMPLES))])
 
 
-def _vector(builder, place, v):
-    return builder.load(vector_at(builder, place, NUMBER(v * WIDTH)), align=4)
+def _vector(builder, address, v):
+    return builder.load(vector_at(builder, address, NUMBER(v * WIDTH)), align=4)
 
 
 def _loop(builder, first, stop, state, body):
@@ -54,10 +54,10 @@ def _loop(builder, first, stop, state, body):
     held = [builder.phi(value.type) for value in state]
     builder.cbranch(builder.icmp_signed("<", k, stop), inside, after)
     builder.position_at_end(inside)
-    found = body(k, held)
+    after_body = body(k, held)
     k.add_incoming(first, before)
     k.add_incoming(builder.add(k, NUMBER(1)), builder.block)
-    for phi, initial, value in zip(held, state, found):
+    for phi, initial, value in zip(held, state, after_body):
         phi.add_incoming(initial, before)
         phi.add_incoming(value, builder.block)
     builder.branch(head)
@@ -87,23 +87,23 @@ def _sums(typing_context, panel, inputs, ids, values, first, stop, out):
 
 @intrinsic
 def _dots(typing_context, panel, inputs, ids, row, first, stop, out, added):
-    """out[k] = sum_s panel[ids[k], s] row[s] for first <= k < stop, or += where added"""
+    """out[k] = sum_s panel[ids[k], s] row[s] for first <= k < stop, added to out[k] if `added`"""
 
     def generate(context, builder, signature, arguments):
         panel, inputs, ids, row, first, stop, out, added = data_of(context, builder, signature, arguments)
-        own = [_vector(builder, row, v) for v in range(VECTORS)]
+        row_vectors = [_vector(builder, row, v) for v in range(VECTORS)]
         kind = ir.FunctionType(REAL, [REAL, FLOATS])
         name = f"llvm.vector.reduce.fadd.v{WIDTH}f32"
         reduce = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
 
         def entry(k, _):
             other = _row_of(builder, panel, ids, k, inputs)
-            total = builder.fmul(own[0], _vector(builder, other, 0))
+            total = builder.fmul(row_vectors[0], _vector(builder, other, 0))
             for v in range(1, VECTORS):
-                total = multiply_add(builder, own[v], _vector(builder, other, v), total)
-            place = builder.gep(out, [k])
-            start = builder.select(added, builder.load(place), REAL(0.0))
-            builder.store(builder.call(reduce, [start, total], fastmath=("reassoc",)), place)
+                total = multiply_add(builder, row_vectors[v], _vector(builder, other, v), total)
+            address = builder.gep(out, [k])
+            start = builder.select(added, builder.load(address), REAL(0.0))
+            builder.store(builder.call(reduce, [start, total], fastmath=("reassoc",)), address)
             return []
 
         _loop(builder, first, stop, [], entry)
@@ -116,8 +116,9 @@ def _dots(typing_context, panel, inputs, ids, row, first, stop, out, added):
 # --- panels -----------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[:, ::1], f4[:, :, ::1], i8, i8)")
 def _transpose_in(x, panels, first, stop):
-    """panels[p, i, s] = x[p SAMPLES + s, i], 0 beyond the samples, for first <= i < stop; some columns at a time, so that what
-    is written, too, lies in the nearest cache"""
+    """panels[p, i, s] = x[p SAMPLES + s, i], 0 beyond the samples, for first <= i < stop; some columns at a time, so that the
+    output also stays in the L1 cache
+    """
     for p in range(panels.shape[0]):
         n0, n1 = p * SAMPLES, min((p + 1) * SAMPLES, x.shape[0])
         panel = panels[p]
@@ -129,7 +130,7 @@ def _transpose_in(x, panels, first, stop):
 
 
 def panels_of(samples):
-    """P, how many panels so many samples are."""
+    """P, the number of panels for this many samples."""
     return -(-samples // SAMPLES)
 
 
@@ -138,8 +139,8 @@ def transposed(x):
     panels = aligned(panels_of(x.shape[0]), x.shape[1], SAMPLES)
 
     def work(part):
-        own = part.of(x.shape[1])
-        _transpose_in(x, panels, own.start, own.stop)
+        span = part.of(x.shape[1])
+        _transpose_in(x, panels, span.start, span.stop)
 
     threads.share(work, x.size)
     return panels
@@ -147,34 +148,34 @@ def transposed(x):
 
 # --- products ---------------------------------------------------------------------------------------------------------
 @host_function
-def _live(ids, values, places, inputs, first, stop, own_ids, own_values):
-    """How many of the entries first … stop - 1 have an input that is there; these go to own_ids and own_values."""
+def _live(ids, values, inverse, inputs, first, stop, live_ids, live_values):
+    """Write the entries first … stop - 1 whose input is kept to live_ids and live_values; return their number."""
     count = 0
     for k in range(first, stop):
-        place = places[min(max(ids[k], 0), places.size - 1)] if places.size else -1
-        own_ids[count], own_values[count] = place, values[k]
-        count += 0 <= place < inputs
+        position = inverse[min(max(ids[k], 0), inverse.size - 1)] if inverse.size else -1
+        live_ids[count], live_values[count] = position, values[k]
+        count += 0 <= position < inputs
     return count
 
 
 @host_kernel(
     "void(f4[:, :, ::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, i8, i8, f4[:, ::1])"
 )
-def _product(panels, starts, stops, ids, values, kept, places, some, bias, biased, relu, first, stop, y):
-    """y[n, j] = act(sum_k values[k] x[n, ids[k]] + bias[kept[j]]), k the entries of row kept[j], for first <= j < stop."""
-    inputs, low, room = panels.shape[1], float32(0) if relu else float32(-np.inf), ids.size if some else 0
-    own_ids, own_values = np.empty(room + 1, np.int32), np.empty(room + 1, np.float32)
+def _product(panels, starts, stops, ids, values, rows, inverse, selected, bias, biased, relu, first, stop, y):
+    """y[n, j] = act(sum_k values[k] x[n, ids[k]] + bias[rows[j]]), k the entries of row rows[j], for first <= j < stop."""
+    inputs, low, room = panels.shape[1], float32(0) if relu else float32(-np.inf), ids.size if selected else 0
+    live_ids, live_values = np.empty(room + 1, np.int32), np.empty(room + 1, np.float32)
     out = np.empty((COLUMNS, SAMPLES), np.float32)
     for p in range(panels.shape[0]):
         n0, n1 = p * SAMPLES, min((p + 1) * SAMPLES, y.shape[0])
         for j0 in range(first, stop, COLUMNS):
             j1 = min(j0 + COLUMNS, stop)
             for j in range(j0, j1):
-                o, row = min(max(kept[j], 0), starts.size - 1), out[j - j0]
+                o, row = min(max(rows[j], 0), starts.size - 1), out[j - j0]
                 k0, k1 = max(starts[o], 0), min(stops[o], ids.size) if inputs else 0
-                if some:
-                    count = _live(ids, values, places, inputs, k0, k1, own_ids, own_values)
-                    _sums(panels[p], inputs, own_ids, own_values, 0, count, row)
+                if selected:
+                    count = _live(ids, values, inverse, inputs, k0, k1, live_ids, live_values)
+                    _sums(panels[p], inputs, live_ids, live_values, 0, count, row)
                 else:
                     _sums(panels[p], inputs, ids, values, k0, k1, row)
                 added = bias[o] if biased else float32(0)
@@ -184,65 +185,64 @@ def _product(panels, starts, stops, ids, values, kept, places, some, bias, biase
             transpose_block(out, 0, j1 - j0, 0, n1 - n0, y, n0, j0, False)
 
 
-def product(panels, starts, stops, ids, values, y, kept=None, places=None, bias=None, relu=False):
-    """y[n, j] = act(sum_k values[k] x[n, ids[k]] + bias[kept[j]]), x as panels; of the inputs that `places` leaves out nothing
-    is there."""
-    kept = _all(y.shape[1]) if kept is None else kept
+def product(panels, starts, stops, ids, values, y, rows=None, inverse=None, bias=None, relu=False):
+    """y[n, j] = act(sum_k values[k] x[n, ids[k]] + bias[rows[j]]), x as panels of the inputs that `inverse` keeps."""
+    rows = _all(y.shape[1]) if rows is None else rows
     rest = (
-        kept,
-        NO_INDICES if places is None else places,
-        places is not None,
+        rows,
+        NO_INDICES if inverse is None else inverse,
+        inverse is not None,
         EMPTY if bias is None else bias,
         bias is not None,
         relu,
     )
 
     def work(part):
-        own = part.of(y.shape[1])
-        _product(panels, starts, stops, ids, values, *rest, own.start, own.stop, y)
+        span = part.of(y.shape[1])
+        _product(panels, starts, stops, ids, values, *rest, span.start, span.stop, y)
 
     threads.share(work, flops=2 * y.shape[0] * ids.size)
 
 
 @host_kernel("void(f4[:, :, ::1], f4[:, :, ::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, i8, i8, f4[::1])")
-def _entries(dys, xs, starts, stops, ids, kept, places, some, first, stop, dw):
-    """dw[k] = sum_n dy[n, j] x[n, ids[k]], k the entries of row kept[j], for first <= j < stop."""
-    inputs, room = xs.shape[1], ids.size if some else 0
-    own_ids, own_values, found = np.empty(room + 1, np.int32), np.empty(room + 1, np.float32), np.empty(room + 1, np.float32)
+def _entries(dys, xs, starts, stops, ids, rows, inverse, selected, first, stop, dw):
+    """dw[k] = sum_n dy[n, j] x[n, ids[k]], k the entries of row rows[j], for first <= j < stop."""
+    inputs, room = xs.shape[1], ids.size if selected else 0
+    live_ids, live_values, sums = np.empty(room + 1, np.int32), np.empty(room + 1, np.float32), np.empty(room + 1, np.float32)
     for p in range(xs.shape[0]):
         for j in range(first, stop):
-            o = min(max(kept[j], 0), starts.size - 1)
+            o = min(max(rows[j], 0), starts.size - 1)
             k0, k1 = max(starts[o], 0), min(stops[o], ids.size) if inputs else 0
-            if not some:
+            if not selected:
                 _dots(xs[p], inputs, ids, dys[p, j], k0, k1, dw, p > 0)
                 continue
-            count, m = _live(ids, dw, places, inputs, k0, k1, own_ids, own_values), 0
-            _dots(xs[p], inputs, own_ids, dys[p, j], 0, count, found, False)
+            count, m = _live(ids, dw, inverse, inputs, k0, k1, live_ids, live_values), 0
+            _dots(xs[p], inputs, live_ids, dys[p, j], 0, count, sums, False)
             for k in range(k0, k1):
-                there = m < count and places[min(max(ids[k], 0), places.size - 1)] == own_ids[m]
-                dw[k] = (dw[k] if p else float32(0)) + (found[m] if there else float32(0))
-                m += there
+                live = m < count and inverse[min(max(ids[k], 0), inverse.size - 1)] == live_ids[m]
+                dw[k] = (dw[k] if p else float32(0)) + (sums[m] if live else float32(0))
+                m += live
 
 
-def entries(dys, xs, starts, stops, ids, dw, kept=None, places=None):
-    """dw[k] = sum_n dy[n, j] x[n, ids[k]] at the entries of row kept[j]; elsewhere it stays as it is."""
-    lists = _all(dys.shape[1]) if kept is None else kept, NO_INDICES if places is None else places, places is not None
+def entries(dys, xs, starts, stops, ids, dw, rows=None, inverse=None):
+    """dw[k] = sum_n dy[n, j] x[n, ids[k]] at the entries of row rows[j]; other entries of dw are left unchanged."""
+    lists = _all(dys.shape[1]) if rows is None else rows, NO_INDICES if inverse is None else inverse, inverse is not None
 
     def work(part):
-        own = part.of(dys.shape[1])
-        _entries(dys, xs, starts, stops, ids, *lists, own.start, own.stop, dw)
+        span = part.of(dys.shape[1])
+        _entries(dys, xs, starts, stops, ids, *lists, span.start, span.stop, dw)
 
     threads.share(work, flops=2 * SAMPLES * xs.shape[0] * ids.size)
 
 
-def by_column(values, places):
-    """values[places], by all threads: those of a matrix in the order of its columns."""
-    found = empty_cpu(places.shape)
+def by_column(values, order):
+    """values[order] on all threads: the values of a matrix, sorted by column."""
+    sorted_values = empty_cpu(order.shape)
 
     def work(part):
-        own = part.of(places.size)
-        np.take(values, places[own], out=found[own], mode="clip")
+        span = part.of(order.size)
+        np.take(values, order[span], out=sorted_values[span], mode="clip")
 
     if values.size:
-        threads.share(work, found.size)
-    return found
+        threads.share(work, sorted_values.size)
+    return sorted_values

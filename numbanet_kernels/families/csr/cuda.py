@@ -1,7 +1,7 @@
 """`csr` on CUDA.
 
-Activations come transposed, (neurons, samples): the 32 lanes of a warp are 32 samples, so that what an entry brings of x is 128
-bytes in a row, and its value and index are one read that all lanes share.
+Activations are transposed, (neurons, samples). The 32 lanes of a warp are 32 samples: an entry reads 128 contiguous bytes of x,
+and all lanes share one load of its value and index.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ...runtime.memory import empty_cuda, full_cuda
 from ..indexing import transpose_cuda
 from .family import check, lists_of
 
-# Lists are not trusted: a number beyond an axis counts as its end, as on the CPU.
-SIDE, ROWS = 32, 8  # samples and neurons of a block's piece of y, and how many of these at the same time
-WARPS = 8  # of a block of `dots`; no card has confirmed either
+# Indices are clamped to their axis, as on the CPU.
+SIDE, ROWS = 32, 8  # samples and neurons of the tile of y that a block computes; rows of it at the same time
+WARPS = 8  # of a block of `dots`; neither is tuned on a device
 
 
 @kernels("csr")
@@ -29,9 +29,10 @@ def _product():
         "void(f4[:, ::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], b1, i4[::1], b1, i4[::1], b1, f4[::1], b1, b1, "
         "f4[:, ::1])"
     )
-    def csr_product(x, starts, stops, ids, values, through, indirect, kept, listed, places, some, bias, biased, relu, y):
-        """A block: 32 samples and 32 neurons, a warp 4 of these one after the other; transposed in shared memory, so that y is
-        written along its rows."""
+    def csr_product(x, starts, stops, ids, values, through, indirect, rows, listed, inverse, selected, bias, biased, relu, y):
+        """One block per 32 samples and 32 neurons, a warp computing 4 neurons in turn; transposed in shared memory, so that
+        writes to y are coalesced.
+        """
         piece = cuda.shared.array((SIDE, padded), float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         n0, j0 = int32(cuda.blockIdx.y) * SIDE, int32(cuda.blockIdx.x) * SIDE
@@ -39,16 +40,16 @@ def _product():
         for r in range(ty, SIDE, ROWS):
             total = float32(0)
             if j0 + r < y.shape[1] and n < y.shape[0]:
-                o = min(max(kept[j0 + r] if listed else j0 + r, 0), starts.size - 1)
+                o = min(max(rows[j0 + r] if listed else j0 + r, 0), starts.size - 1)
                 for k in range(max(starts[o], 0), min(stops[o], ids.size) if x.shape[0] else 0):
-                    i = places[min(max(ids[k], 0), places.size - 1)] if some else min(max(ids[k], 0), x.shape[0] - 1)
+                    i = inverse[min(max(ids[k], 0), inverse.size - 1)] if selected else min(max(ids[k], 0), x.shape[0] - 1)
                     if 0 <= i < x.shape[0]:
                         total += values[min(max(through[k], 0), values.size - 1) if indirect else k] * x[i, n]
             piece[r, tx] = total
         cuda.syncthreads()
         j = j0 + tx
         if j < y.shape[1]:
-            added = bias[min(max(kept[j] if listed else j, 0), bias.size - 1)] if biased else float32(0)
+            added = bias[min(max(rows[j] if listed else j, 0), bias.size - 1)] if biased else float32(0)
             for r in range(ty, SIDE, ROWS):
                 if n0 + r < y.shape[0]:
                     value = piece[tx, r] + added
@@ -60,14 +61,14 @@ def _product():
 @kernels("csr")
 def _dots():
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, i4[::1], b1, f4[::1])")
-    def csr_dots(dy, x, starts, stops, ids, kept, listed, places, some, dw):
-        """A warp has a row of the weight: its lanes share the samples of an entry, then add up what each has."""
+    def csr_dots(dy, x, starts, stops, ids, rows, listed, inverse, selected, dw):
+        """One warp per row of the weight: its lanes split the samples of an entry and add up their sums."""
         tx, j = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x) * WARPS + int32(cuda.threadIdx.y)
         if j >= dy.shape[0]:
             return
-        o = min(max(kept[j] if listed else j, 0), starts.size - 1)
+        o = min(max(rows[j] if listed else j, 0), starts.size - 1)
         for k in range(max(starts[o], 0), min(stops[o], ids.size) if x.shape[0] else 0):
-            i = places[min(max(ids[k], 0), places.size - 1)] if some else min(max(ids[k], 0), x.shape[0] - 1)
+            i = inverse[min(max(ids[k], 0), inverse.size - 1)] if selected else min(max(ids[k], 0), x.shape[0] - 1)
             total = float32(0)
             if 0 <= i < x.shape[0]:
                 for n in range(tx, dy.shape[1], SIDE):
@@ -86,7 +87,7 @@ def csr_transposed_cuda(x):
 
 
 def _columns(op, x, transposed):
-    """x.T: what was made of it, or a new one."""
+    """x.T: the given array, checked, or a new one."""
     if transposed is None:
         return transpose_cuda(x, (1, 0))
     expect(op, transposed=(transposed, x.shape[::-1]))
@@ -94,12 +95,12 @@ def _columns(op, x, transposed):
 
 
 def _given(array, dtype=np.float32):
-    """(an array, whether there is one), for kernels"""
+    """(array or a placeholder, True if there is an array), for kernels"""
     return (empty_cuda((0,), dtype), False) if array is None else (array, True)
 
 
-def _launch(transposed, starts, stops, ids, values, through, kept, places, bias, relu, y):
-    """y = act(x w.T + bias); values where they lie, or through a list of places."""
+def _launch(transposed, starts, stops, ids, values, through, rows, inverse, bias, relu, y):
+    """y = act(x w.T + bias); the values of w in order, or through an index list."""
     grid = tuple(ceil_div(n, SIDE) for n in y.shape[::-1])
     launch(
         _product(),
@@ -111,8 +112,8 @@ def _launch(transposed, starts, stops, ids, values, through, kept, places, bias,
         ids,
         values,
         *_given(through, INT32),
-        *_given(kept, INT32),
-        *_given(places, INT32),
+        *_given(rows, INT32),
+        *_given(inverse, INT32),
         *_given(bias),
         relu,
         y,
@@ -120,15 +121,15 @@ def _launch(transposed, starts, stops, ids, values, through, kept, places, bias,
 
 
 def csr_cuda(x, values, at, bias=None, relu=False, rows=None, cols=None, transposed=None):
-    found = check("csr (cuda)", at, rows, cols, x=(x, ("N", "J")), values=(values, ("V",)), bias=(bias, ("O",)))
-    transposed, y = _columns("csr (cuda)", x, transposed), empty_cuda((found["N"], found["K"]))
+    sizes = check("csr (cuda)", at, rows, cols, x=(x, ("N", "J")), values=(values, ("V",)), bias=(bias, ("O",)))
+    transposed, y = _columns("csr (cuda)", x, transposed), empty_cuda((sizes["N"], sizes["K"]))
     _launch(transposed, at.starts, at.stops, at.ids, values, None, lists_of(rows)[0], lists_of(cols)[1], bias, relu, y)
     return y
 
 
 def csr_dx_cuda(dy, values, at, rows=None, cols=None, transposed=None):
-    found = check("csr_dx (cuda)", at, rows, cols, dy=(dy, ("N", "K")), values=(values, ("V",)))
-    transposed, dx = _columns("csr_dx (cuda)", dy, transposed), empty_cuda((found["N"], found["J"]))
+    sizes = check("csr_dx (cuda)", at, rows, cols, dy=(dy, ("N", "K")), values=(values, ("V",)))
+    transposed, dx = _columns("csr_dx (cuda)", dy, transposed), empty_cuda((sizes["N"], sizes["J"]))
     _launch(
         transposed,
         at.col_starts,
@@ -146,12 +147,12 @@ def csr_dx_cuda(dy, values, at, rows=None, cols=None, transposed=None):
 
 
 def csr_dw_cuda(dy, x, at, rows=None, cols=None, dy_transposed=None, x_transposed=None):
-    found = check("csr_dw (cuda)", at, rows, cols, dy=(dy, ("N", "K")), x=(x, ("N", "J")))
+    sizes = check("csr_dw (cuda)", at, rows, cols, dy=(dy, ("N", "K")), x=(x, ("N", "J")))
     dys, xs = _columns("csr_dw (cuda)", dy, dy_transposed), _columns("csr_dw (cuda)", x, x_transposed)
-    dw = empty_cuda((found["V"],)) if rows is None and found["V"] == found["B"] else full_cuda((found["V"],), 0.0)
+    dw = empty_cuda((sizes["V"],)) if rows is None and sizes["V"] == sizes["B"] else full_cuda((sizes["V"],), 0.0)
     launch(
         _dots(),
-        ceil_div(found["K"], WARPS),
+        ceil_div(sizes["K"], WARPS),
         (SIDE, WARPS),
         dys,
         xs,

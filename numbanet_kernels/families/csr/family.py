@@ -1,21 +1,22 @@
-"""Matrix product with listed entries of a weight w (O, I), a CSR or an ELL (`layouts.sparse`; at is an `Entries`):
+"""Matrix product with a sparse weight w (O, I), CSR or ELL (`layouts.sparse`); `at` is its `Entries`:
 
     csr       y[n, o]   = act(sum_k values[k] x[n, ids[k]] + b[o])   over the entries k of row o     x (N, I) -> y (N, O)
     csr_dx    dx[n, i]  = sum_k values[places[k]] dy[n, col_ids[k]]  over those of column i          dy (N, O) -> dx (N, I)
     csr_dw    dw[k]     = sum_n dy[n, row of k] x[n, ids[k]]         at the entries alone            dy, x -> (V,)
 
-2 N nnz FLOPs each. An entry brings one float of the weight and its index, and N of the activation: samples are what vectors
-lie along, so activations are transposed first (`csr_transposed`), neurons before samples, once for the forward pass and dw, and
-once for dx and dw. Sums repeat bit by bit; what is padding has the gradient 0.
+2 N nnz FLOPs each. An entry reads one float and one index of the weight, and N floats of the activation. Vectors lie along the
+samples, so activations are transposed first (`csr_transposed`), neurons before samples: x once for the forward pass and dw, dy
+once for dx and dw. Results are bitwise reproducible; padding has gradient 0.
 
-rows and cols, `layouts.rows.RowLists`, thin out: y and dy hold the kept neurons alone, x and dx the kept inputs, and entries
-of others are left out, with a dw of 0. That is how sparse activations come: as a list of live inputs, which all samples of a
-batch share. A list for each sample (x as CSR) would leave vectors of samples half empty, and cost a search an entry: at 50 %
-zeros, as ReLU leaves, all of 16 neighbours are 0 once in 65,536 times.
+With rows and cols, `layouts.rows.RowLists`, y and dy hold only the kept neurons and x and dx only the kept inputs; entries of
+dropped ones are skipped, with dw 0. Sparse activations use this: a list of live inputs that all samples of a batch share. A
+list per sample (x as CSR) would leave vectors of samples half empty and need a search per entry: with the 50 % zeros of a ReLU,
+16 neighbouring samples are all 0 once in 65,536 times.
 
-On the CPU (`cpu_loops`) the ceiling is what the second-level cache gives, 32 bytes a cycle for 4 a multiply-add; on CUDA the
-same lines come from L2, coalesced along samples, and a warp shares an entry. An ELL is no faster than a CSR here: that its rows
-are equally long saves two numbers a row.
+On the CPU (`cpu_loops`) the ceiling is the bandwidth of the L2 cache, 32 bytes a cycle with 4 bytes per multiply-add; on CUDA
+the lines come from L2, coalesced along samples, and a warp shares each entry. An ELL is no faster here than a CSR: its equal
+row
+lengths save two numbers a row.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ...runtime.expect import INT32, expect
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def _dense_reference(values, at, rows=None, cols=None):
-    """(w, which value each element is), float64 and int: 0 and -1 where there is none, or nothing is kept."""
+    """(w, index of the value of each element), float64 and int: 0 and -1 for elements without an entry or dropped."""
     w, of = np.zeros((at.starts.size, at.col_starts.size)), np.full((at.starts.size, at.col_starts.size), -1)
     for o, (start, stop) in enumerate(zip(at.starts, at.stops)):
         w[o, at.ids[start:stop]], of[o, at.ids[start:stop]] = values[start:stop], np.arange(start, stop)
@@ -60,30 +61,34 @@ def csr_dw_reference(dy, x, at, rows=None, cols=None, dy_transposed=None, x_tran
 
 # --- what both need ---------------------------------------------------------------------------------------------------
 def _lists(op, at, rows, cols):
-    """The lists by name, as `expect` takes them; K and J of the O rows and I columns are kept."""
+    """The index lists by name, as `expect` takes them; K of the O rows and J of the I columns are kept."""
     if not isinstance(at, Entries) or not all(lists is None or isinstance(lists, RowLists) for lists in (rows, cols)):
         raise TypeError(f"{op}: at must be Entries, rows and cols RowLists or None")
-    found = {f"at.{name}": (array, (length,), INT32) for name, array, length in zip(at._fields, at, "OOVIIBB")}
-    for name, lists, kept, whole in (("rows", rows, "K", "O"), ("cols", cols, "J", "I")):
+    expected = {f"at.{name}": (array, (length,), INT32) for name, array, length in zip(at._fields, at, "OOVIIBB")}
+    for name, lists, count, length in (("rows", rows, "K", "O"), ("cols", cols, "J", "I")):
         if lists is not None:
-            found |= {f"{name}.indices": (lists.indices, (kept,), INT32), f"{name}.inverse": (lists.inverse, (whole,), INT32)}
-    return found
+            expected |= {
+                f"{name}.indices": (lists.indices, (count,), INT32),
+                f"{name}.inverse": (lists.inverse, (length,), INT32),
+            }
+    return expected
 
 
 def check(op, at, rows, cols, **arrays):
-    """The lengths by name: O, I, V values, B entries, N samples, K and J kept of O and I. Shapes of the arrays say K and J,
-    whatever is kept; ValueError or TypeError where something does not fit."""
+    """The sizes by name: O, I, V values, B entries, N samples, K and J kept of O and I. Without lists the arrays may have any K
+    <= O and J <= I; ValueError or TypeError if the arguments do not fit.
+    """
     names = {"K": "O" if rows is None else "K", "J": "I" if cols is None else "J"}
-    found = expect(
+    sizes = expect(
         op,
         **_lists(op, at, rows, cols),
         **{name: (array, tuple(names.get(n, n) for n in shape)) for name, (array, shape) in arrays.items()},
     )
-    found = {"K": found["O"], "J": found["I"], **found}
-    for kept, whole in ("KO", "JI"):
-        if found[kept] > found[whole]:
-            raise ValueError(f"{op}: {found[kept]} are kept of the {found[whole]} that there are")
-    return found
+    sizes = {"K": sizes["O"], "J": sizes["I"], **sizes}
+    for count, length in ("KO", "JI"):
+        if sizes[count] > sizes[length]:
+            raise ValueError(f"{op}: cannot keep {sizes[count]} of {sizes[length]} neurons")
+    return sizes
 
 
 def lists_of(lists):
@@ -94,19 +99,19 @@ def lists_of(lists):
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     def structure():
-        """A tenth of the weight at random, in order; the first row is empty, the last one whole."""
+        """A random tenth of the weight, sorted; the first row is empty, the last one full."""
         mask = a.indices(10, O, I) == 0
         mask[0], mask[-1] = False, True
         rows, columns = np.nonzero(mask)
         ends = np.cumsum(np.bincount(rows, minlength=O)).astype(np.int32)
         return entries(np.concatenate([[0], ends[:-1]]), ends, columns.astype(np.int32), I)
 
-    def kept(n):
-        indices, places = np.arange(0, n, 2, dtype=np.int32), np.full(n, -1, np.int32)
-        places[indices] = np.arange(indices.size)
-        return RowLists(places, np.zeros(n, np.int32), indices)
+    def every_other(n):
+        indices, inverse = np.arange(0, n, 2, dtype=np.int32), np.full(n, -1, np.int32)
+        inverse[indices] = np.arange(indices.size)
+        return RowLists(inverse, np.zeros(n, np.int32), indices)
 
-    half = {"rows": kept(O), "cols": kept(I)}
+    half = {"rows": every_other(O), "cols": every_other(I)}
 
     def product(**options):
         at = structure()

@@ -134,7 +134,7 @@ def gemm_tiles_dw_cuda(dy, x, pattern, scale=1.0, blocks=None, inputs=None, outp
         dy,
         x,
         lists.row_class,
-        lists.row_place,
+        lists.row_position,
         lists.tile_cols,
         scale,
         out,

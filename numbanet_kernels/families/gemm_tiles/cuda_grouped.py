@@ -16,7 +16,7 @@ from ...blocks.accumulate import rows_of
 from ...blocks.copies import DEPTH, THREADS, copies_of, layout
 from ...blocks.gemm_block import TILES, exact_enough, sums_for, tile_for, way_for
 from ...blocks.intrinsics import commit, wait_for_all_but_one
-from ...layouts.tiles import Pattern, TileLists, kept_tiles, row_places, tile_lists
+from ...layouts.tiles import Pattern, TileLists, kept_tiles, row_positions, tile_lists
 from ...runtime.arrays import device_array, to_device
 from ...runtime.declare import cuda, kernel, kernels
 from ...runtime.launch import ceil_div, launch
@@ -179,7 +179,7 @@ def _error(tile, passes, samples=45):
         np.abs(dx.copy_to_host() - np.where(x > 0, dy.astype(float) @ (w * kept), 0)).max(),
         np.abs(db.copy_to_host() - dy.astype(float).sum(0)).max(),
     ]
-    for o, place in enumerate(row_places(pattern)):
+    for o, place in enumerate(row_positions(pattern)):
         columns = np.flatnonzero(kept[o])
         errors.append(np.abs(packed[place, : columns.size] - expected[o, columns]).max(initial=0.0))
     return float(np.max(errors)) / samples  # NaN, too

@@ -108,12 +108,12 @@ def dw(tile=32):
     side = tile // 2
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4, f4[:, ::1])")
-    def gemm_tiles_dw(dy, x, row_class, row_place, class_cols, scale, dw):
+    def gemm_tiles_dw(dy, x, row_class, row_position, class_cols, scale, dw):
         """A block: one kept tile, tile row r and its i-th kept column, summing over samples, to its packed place."""
         dy_tile = cuda.shared.array((tile, padded), float32)
         x_tile = cuda.shared.array((tile, padded), float32)
         tx, ty, r = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y
-        i0, packed = class_cols[row_class[r], cuda.blockIdx.x] * tile, row_place[r] * tile
+        i0, packed = class_cols[row_class[r], cuda.blockIdx.x] * tile, row_position[r] * tile
         if i0 < 0:  # the row keeps fewer tiles
             return
         zero = float32(0)

@@ -1,5 +1,5 @@
-"""Matrix product with kept tiles of a weight: w (O, I) in tiles of T x T, the tile at (r, c) kept where
-(a[r] + b[c]) mod dp = bias (`tiles` says more); M is the mask of kept elements:
+"""Matrix product with the kept tiles of a weight: w (O, I) in tiles of T x T, the tile at (r, c) kept if
+(a[r] + b[c]) mod dp = bias (`layouts.tiles`); M is the mask of kept elements:
 
     forward   y[n, o]  = act(scale * sum_i x[n, i] (w * M)[o, i] + b[o])          x (N, I) -> y (N, O)
     dx        dx[n, i] = scale * sum_o dy[n, o] (w * M)[o, i]                     dy (N, O) -> dx (N, I)
@@ -7,16 +7,16 @@
     dw        dw       = scale * (dy.T x) on kept tiles only, packed (below)      dy (N, O), x (N, I)
     db        db[o]    = sum_n dy[n, o], beside dw
 
-Tile rows with the same a[r] mod dp keep the same tile columns: they are a class, no two classes share a column, and up to a
-permutation the kept matrix is block-diagonal: dp dense products. 2 N O I / dp FLOPs.
+Tile rows with the same a[r] mod dp keep the same tile columns: they form a class. No two classes share a column, so the kept
+matrix is block-diagonal up to a permutation: dp dense products. 2 N O I / dp FLOPs.
 
-Packed dw (R T, ceil(C / dp) T): tile rows sorted by class (class 0 first), then by r; in each row its kept columns, in order.
-Elements of tiles that stick out over the edges of w are unset. What several of the products need is prepared once, if asked:
-`blocks` by `tile_blocks`, on the CPU what is kept of w, which dw does not need, on CUDA the lists of it; `inputs` of x by
-`tile_inputs`; `outputs` of dy by `tile_outputs`.
-Versions: masked (a teaching step: every tile is visited, dropped ones skipped by a test that is uniform over the block), listed
-(a block walks the list of the tiles that its class keeps, dropped work is never launched; both in `cuda_listed`) and grouped
-(the one used where a card has it: each class is a dense product, all in one launch; `cuda_grouped`).
+Packed dw (R T, ceil(C / dp) T): tile rows sorted by class, then by r; each row holds its kept columns, increasing. Elements of
+tiles beyond the edges of w are uninitialised. Intermediates that several products share can be computed once and passed in:
+`blocks` by `tile_blocks` (the kept tiles on the CPU, their lists on CUDA; dw does not need them on the CPU), `inputs` of x by
+`tile_inputs`, `outputs` of dy by `tile_outputs`.
+Kernels: masked (a teaching step: every tile is visited, dropped ones are skipped by a test that is uniform over the block),
+listed (a block walks the list of the tiles that its class keeps; dropped work is never launched; both in `cuda_listed`) and
+grouped (used if the device has it: each class is a dense product, all in one launch; `cuda_grouped`).
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def gemm_tiles_dw_reference(dy, x, pattern, scale=1.0):
 
 
 def valid(op, pattern):
-    """(shape, packed shape) of a pattern that makes sense."""
+    """(shape, packed shape) of a pattern, after checking it."""
     if not isinstance(pattern, Pattern):
-        raise TypeError(f"{op}: {pattern!r} is no Pattern")
+        raise TypeError(f"{op}: {pattern!r} is not a Pattern")
     _, tile, dp, bias, mix = pattern
     if not (tile >= 1 and 0 <= bias < dp and min(mix, *pattern.shape) >= 0):
-        raise ValueError(f"{op}: of {pattern} the tile must be at least 1, bias in 0 … dp - 1 = {dp - 1}, all else at least 0")
+        raise ValueError(f"{op}: in {pattern} the tile must be at least 1, bias in 0 … {dp - 1} (dp - 1), all else at least 0")
     return pattern.shape, pattern.packed_shape
 
 

@@ -16,25 +16,27 @@ from .family import NUMBERS, adam_numbers_reference
 from .packed import check_update
 
 
-# Kept columns of a packed gradient are spread over a buffer that stays in the nearest cache. It has one place more than a row,
-# where the entries -1 of `cols` end up, and whatever else lies outside a row. Pieces of rows are taken as arrays of their own,
-# because their indices are then known not to be negative, and the loops become vector instructions.
+# A packed gradient row is scattered into a buffer that stays in the L1 cache. The buffer has one element more than a row: the
+# entries -1 of `cols`, and any out of range, go there. Loops run over slices, because indices of a slice are known not to be
+# negative, so that LLVM vectorises.
 @host_function
-def _spread(spread, spread_class, g, cols, place, row_class):
-    """Row `place` of g, if there is one, into the buffer, which holds one of `spread_class`; returns its class, else -1."""
-    row_class = row_class if 0 <= place < g.shape[0] and row_class < cols.shape[0] else -1
+def _spread(spread, spread_class, g, cols, row_index, row_class):
+    """Scatter row `row_index` of g into the buffer, which holds a row of class `spread_class`; return the new class, -1 without
+    a gradient.
+    """
+    row_class = row_class if 0 <= row_index < g.shape[0] and row_class < cols.shape[0] else -1
     if row_class != spread_class:
         spread[:] = 0
     if row_class >= 0:
-        row, kept = g[place], cols[row_class]
-        for k in range(kept.size):
-            spread[min(np.uint64(kept[k]), np.uint64(spread.size - 1))] = row[k]
+        row, columns = g[row_index], cols[row_class]
+        for k in range(columns.size):
+            spread[min(np.uint64(columns[k]), np.uint64(spread.size - 1))] = row[k]
     return row_class
 
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4[::1], f4, b1, f4, i8, i8)")
 def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, decay, first, stop):
-    """Rows first … stop - 1, all of them up to date."""
+    """SGD on the rows first … stop - 1, none of them lazy."""
     lr = rates[0]
     spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
     for r in range(first, stop):
@@ -48,7 +50,7 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, d
             row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
 
 
-# Where the kept columns of a block lie side by side in a packed gradient, they are read there.
+# If the kept columns of a block are contiguous in the packed gradient, the gradient is read in place, without the buffer.
 @host_kernel(
     "void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4[::1], f4, b1, f4,"
     " i4[:, ::1], i4[:, ::1], b1[:, ::1], b1[:, ::1], f4[:, ::1], i8, i8, f4[:, ::1], i8[::1])"
@@ -74,7 +76,7 @@ def _sgd_blocks(
     height,
     width,
     into,
-    places_into,
+    into_rows,
 ):
     lr = rates[0]
     nothing, spread = np.zeros(w.shape[1], np.float32), np.zeros(w.shape[1] + 1, np.float32)
@@ -88,18 +90,18 @@ def _sgd_blocks(
                 if current[u, b] or wanted[u, b]:
                     after[u, b], due[count] = 0, b
                     count += 1
-        row, velocity, packed_row, places, written = w[r], v[r], nothing, cols[0], 0
-        there = packed and 0 <= row_pos[r] < g.shape[0] and 0 <= row_class[r] < cols.shape[0]
-        if there:
-            packed_row, places = g[row_pos[r]], col_pos[row_class[r]]
+        row, velocity, packed_row, columns, written = w[r], v[r], nothing, cols[0], 0
+        has_gradient = packed and 0 <= row_pos[r] < g.shape[0] and 0 <= row_class[r] < cols.shape[0]
+        if has_gradient:
+            packed_row, columns = g[row_pos[r]], col_pos[row_class[r]]
         for b in due[:count]:
             c0, c1 = np.uint64(b * width), np.uint64(min((b + 1) * width, w.shape[1]))
             if current[u, b]:
                 gradient, offset = nothing, np.uint64(0)
                 if not packed:
                     gradient = g[r]
-                elif there:
-                    first, last = places[c0], places[c1 - np.uint64(1)]
+                elif has_gradient:
+                    first, last = columns[c0], columns[c1 - np.uint64(1)]
                     if first >= 0 and last < packed_row.size and np.uint64(last - first) == c1 - c0 - np.uint64(1):
                         gradient, offset = packed_row, c0 - np.uint64(first)
                     else:
@@ -117,31 +119,31 @@ def _sgd_blocks(
                     before = row[c]
                     row[c] = ww * before + wv * velocity[c]
                     velocity[c] = vw * before + vv * velocity[c]
-            if wanted[u, b] and written + width <= into.shape[1] and 0 <= places_into[r] < into.shape[0]:
-                out = into[places_into[r], written : written + width]
+            if wanted[u, b] and written + width <= into.shape[1] and 0 <= into_rows[r] < into.shape[0]:
+                out = into[into_rows[r], written : written + width]
                 for c in range(c0, c1):
                     out[c - c0] = row[c]
                 written += width
 
 
-_NOWHERE = Into(np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
-_ALL = Packing(*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2)  # not read under a dense gradient
+_NO_INTO = Into(np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
+_ALL = Packing(*(np.zeros(0, np.int32),) * 2, *(np.zeros((1, 0), np.int32),) * 2)  # not read if the gradient is dense
 
 
-def _share_rows(update, arrays, g, kept, numbers):
-    """The update on each thread's rows of the weight and its state, all of them up to date; of a vector, on its elements."""
-    row_pos, row_class, cols, _ = kept or _ALL
-    vector = kept is None and arrays[0].shape[0] == 1
+def _share_rows(update, arrays, g, packing, numbers):
+    """Update the rows of the weight and its state on all threads, none of them lazy; a vector is divided by elements."""
+    row_pos, row_class, cols, _ = packing or _ALL
+    vector = packing is None and arrays[0].shape[0] == 1
     if not threads.worthwhile(arrays[0].size):
-        update(*arrays, g, kept is not None, row_pos, row_class, cols, *numbers, 0, arrays[0].shape[0])
+        update(*arrays, g, packing is not None, row_pos, row_class, cols, *numbers, 0, arrays[0].shape[0])
         return
 
     def work(part):
-        own = part.of(arrays[0].shape[1 if vector else 0])
+        span = part.of(arrays[0].shape[1 if vector else 0])
         if vector:
-            update(*(array[:, own] for array in (*arrays, g)), False, row_pos, row_class, cols, *numbers, 0, 1)
+            update(*(array[:, span] for array in (*arrays, g)), False, row_pos, row_class, cols, *numbers, 0, 1)
         else:
-            update(*arrays, g, kept is not None, row_pos, row_class, cols, *numbers, own.start, own.stop)
+            update(*arrays, g, packing is not None, row_pos, row_class, cols, *numbers, span.start, span.stop)
 
     threads.share(work, arrays[0].size)
 
@@ -155,13 +157,13 @@ def sgd_cpu(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
         _sgd_one(*update, (rates, momentum, nesterov, decay))
 
 
-def _sgd_one(w, v, g, kept, lazy, into, numbers):
+def _sgd_one(w, v, g, packing, lazy, into, numbers):
     if lazy is None:
-        _share_rows(_sgd, (w, v), g, kept, numbers)
+        _share_rows(_sgd, (w, v), g, packing, numbers)
         return
-    row_pos, row_class, cols, col_pos = kept or _ALL
+    row_pos, row_class, cols, col_pos = packing or _ALL
     *states, powers, block = lazy
-    packed, places = into or _NOWHERE
+    packed, into_rows = into or _NO_INTO
 
     def work(part):
         units = part.of(lazy.lag.shape[0])
@@ -169,8 +171,8 @@ def _sgd_one(w, v, g, kept, lazy, into, numbers):
         _sgd_blocks(
             w[rows],
             v[rows],
-            g[rows] if kept is None else g,
-            kept is not None,
+            g[rows] if packing is None else g,
+            packing is not None,
             row_pos[rows],
             row_class[rows],
             cols,
@@ -180,7 +182,7 @@ def _sgd_one(w, v, g, kept, lazy, into, numbers):
             powers,
             *block,
             packed,
-            places[rows],
+            into_rows[rows],
         )
 
     threads.share(work, w.size)
@@ -188,7 +190,7 @@ def _sgd_one(w, v, g, kept, lazy, into, numbers):
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], f4[::1], i8, i8)")
 def _adam(w, m, s, g, packed, row_pos, row_class, cols, numbers, first, stop):
-    """Rows first … stop - 1."""
+    """Adam on the rows first … stop - 1."""
     lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
     correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
     spread, spread_class = np.zeros(w.shape[1] + 1, np.float32), -1
@@ -204,7 +206,7 @@ def _adam(w, m, s, g, packed, row_pos, row_class, cols, numbers, first, stop):
 
 
 def adam_numbers_cpu(lr, beta1, beta2, eps, step, decay=0.0, decoupled=False, out=None):
-    """What `adam` takes in step t.   -> (8,)"""
+    """The numbers that `adam` takes for step t.   -> (8,)"""
     if out is None or out.shape != (NUMBERS,):
         out = output("adam_numbers (cpu)", empty_cpu, out, (NUMBERS,))
     out[:] = adam_numbers_reference(lr, beta1, beta2, eps, step, decay, decoupled)
@@ -216,5 +218,5 @@ def adam_cpu(updates, numbers):
     expect("adam (cpu)", numbers=(numbers, (NUMBERS,)))
     for update in updates:
         check_update("adam (cpu)", update)
-    for *arrays, g, kept in updates:
-        _share_rows(_adam, arrays, g, kept, (numbers,))
+    for *arrays, g, packing in updates:
+        _share_rows(_adam, arrays, g, packing, (numbers,))

@@ -16,10 +16,10 @@ from ...runtime.memory import THREADS, copy_cuda, empty_cuda, flat, output
 from .family import NUMBERS, adam_numbers_reference
 from .packed import check_update, packing, unread
 
-# Several weights are one launch: each has blocks of its own, and finds out which weight they belong to. All arrays come flat:
-# what a kernel takes has to fit into 4 KiB, and an array with two axes is 16 bytes more.
+# One launch updates several weights: each has its own blocks, which look up their weight. All arrays are flat, because kernel
+# arguments must fit into 4 KiB and a second axis takes 16 bytes more.
 TOGETHER = 6
-EACH = 4  # weights a thread; no card has confirmed it
+EACH = 4  # weights a thread; a guess, not tuned on a device
 WEIGHTS, LISTS, FLAGS, COUNTS = (f"UniTuple({kind}, {TOGETHER})" for kind in ("f4[::1]", "i4[::1]", "b1[::1]", "i4"))
 
 
@@ -33,9 +33,9 @@ def _sgd_kernel():
         ws,
         vs,
         gs,
-        row_places,
+        row_positions,
         row_classes,
-        col_places,
+        col_positions,
         lags,
         afters,
         currents,
@@ -52,14 +52,14 @@ def _sgd_kernel():
         nesterov,
         decay,
     ):
-        """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing. Not lazy: blocks of height 0.
+        """SGD on up to TOGETHER weights; without a packed gradient g_width is -1, without lazy blocks the block height is 0.
 
-        Lazy: a thread whose block is neither current nor wanted leaves its weights alone.
+        A thread whose block is neither current nor wanted leaves its weights unchanged.
         """
         block = int32(cuda.blockIdx.x)
         k = owner(firsts, block)
         w, v, g, lag, after = chosen(ws, k), chosen(vs, k), chosen(gs, k), chosen(lags, k), chosen(afters, k)
-        row_pos, row_class, col_pos = chosen(row_places, k), chosen(row_classes, k), chosen(col_places, k)
+        row_pos, row_class, col_pos = chosen(row_positions, k), chosen(row_classes, k), chosen(col_positions, k)
         current, wanted, width, g_width = chosen(currents, k), chosen(wanteds, k), chosen(widths, k), chosen(g_widths, k)
         height, block_width, across = chosen(heights, k), chosen(block_widths, k), chosen(blocks_across, k)
         lr = rates[0]
@@ -75,14 +75,14 @@ def _sgd_kernel():
                     if r % height == 0 and c % block_width == 0:
                         after[at] = int32(0) if due else missed
                 if due and missed == 1:
-                    place = i
+                    index = i
                     if g_width >= 0:
                         row, at = row_pos[r], row_class[r] * width + c
                         col = col_pos[at] if 0 <= at < col_pos.size else int32(-1)
-                        place = row * g_width + col if row >= 0 and 0 <= col < g_width else int32(-1)
+                        index = row * g_width + col if row >= 0 and 0 <= col < g_width else int32(-1)
                     d = decay * w[i]
-                    if 0 <= place < g.size:
-                        d += g[place]
+                    if 0 <= index < g.size:
+                        d += g[index]
                     new = momentum * v[i] + d
                     v[i] = new
                     w[i] -= lr * (d + momentum * new if nesterov else new)
@@ -100,8 +100,8 @@ def _adam_kernel():
     @kernel(
         f"void({WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {WEIGHTS}, {LISTS}, {LISTS}, {LISTS}, f4[::1], {COUNTS}, {COUNTS}, {COUNTS})"
     )
-    def adam_step(ws, ms, ss, gs, row_places, row_classes, col_places, numbers, firsts, widths, g_widths):
-        """A packed gradient (g_width >= 0) is looked up, zero where the plan kept nothing."""
+    def adam_step(ws, ms, ss, gs, row_positions, row_classes, col_positions, numbers, firsts, widths, g_widths):
+        """Adam on up to TOGETHER weights; without a packed gradient g_width is -1."""
         lr, beta1, beta2, eps = numbers[0], numbers[1], numbers[2], numbers[3]
         correct1, correct2, decay, left = numbers[4], numbers[5], numbers[6], numbers[7]
         block = int32(cuda.blockIdx.x)
@@ -114,20 +114,20 @@ def _adam_kernel():
             chosen(widths, k),
             chosen(g_widths, k),
         )
-        row_pos, row_class, col_pos = chosen(row_places, k), chosen(row_classes, k), chosen(col_places, k)
+        row_pos, row_class, col_pos = chosen(row_positions, k), chosen(row_classes, k), chosen(col_positions, k)
         first = (block - chosen(firsts, k)) * int32(THREADS * EACH) + int32(cuda.threadIdx.x)
         for j in range(EACH):
             i = int32(first + j * THREADS)
             if i < w.size:
-                place = i
+                index = i
                 if g_width >= 0:
                     r, c = i // width, i % width
                     row, at = row_pos[r], row_class[r] * width + c
                     col = col_pos[at] if 0 <= at < col_pos.size else int32(-1)
-                    place = row * g_width + col if row >= 0 and 0 <= col < g_width else int32(-1)
+                    index = row * g_width + col if row >= 0 and 0 <= col < g_width else int32(-1)
                 d = decay * w[i]
-                if 0 <= place < g.size:
-                    d += g[place]
+                if 0 <= index < g.size:
+                    d += g[index]
                 m_new = beta1 * m[i] + (float32(1) - beta1) * d
                 s_new = beta2 * s[i] + (float32(1) - beta2) * d * d
                 m[i] = m_new
@@ -150,11 +150,11 @@ def _rate(lr):
 
 
 def _together(kernel, weights, shared, numbers):
-    """Launch a kernel on weights, each given as (its arrays, its numbers), TOGETHER at a time."""
+    """Launch a kernel on weights, each given as (arrays, numbers), up to TOGETHER in a launch."""
     for start in range(0, len(weights), TOGETHER):
         some = weights[start : start + TOGETHER]
         blocks = [ceil_div(arrays[0].size, THREADS * EACH) for arrays, _ in some]
-        some = some + some[-1:] * (TOGETHER - len(some))  # these get no blocks
+        some = some + some[-1:] * (TOGETHER - len(some))  # padding; these weights get no blocks
         firsts = [sum(blocks[:i]) if i < len(blocks) else sum(blocks) for i in range(TOGETHER)]
         arrays, facts = (tuple(zip(*parts, strict=True)) for parts in zip(*some, strict=True))
         launch(kernel, sum(blocks), THREADS, *arrays, *shared, tuple(firsts), *facts, *numbers)
@@ -164,8 +164,8 @@ def sgd_cuda(updates, lr, momentum=0.0, nesterov=False, decay=0.0):
     weights, powers = [], None
     for update in updates:
         check_update("sgd (cuda)", update)
-    for w, v, g, kept, lazy, _ in updates:
-        (lists, widths), (states, facts) = packing(w, g, kept), _lazy_lists(lazy)
+    for w, v, g, packed_as, lazy, _ in updates:
+        (lists, widths), (states, facts) = packing(w, g, packed_as), _lazy_lists(lazy)
         powers = powers if lazy is None else lazy.powers
         if w.size:
             weights.append(((flat(w), flat(v), flat(g), *lists, *states), (*widths, *facts)))
@@ -183,8 +183,8 @@ def adam_cuda(updates, numbers):
     weights = []
     for update in updates:
         check_update("adam (cuda)", update)
-    for w, m, s, g, kept in updates:
-        lists, widths = packing(w, g, kept)
+    for w, m, s, g, packed_as in updates:
+        lists, widths = packing(w, g, packed_as)
         if w.size:
             weights.append(((flat(w), flat(m), flat(s), flat(g), *lists), widths))
     _together(_adam_kernel(), weights, (numbers,), ())

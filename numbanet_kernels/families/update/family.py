@@ -7,15 +7,14 @@
 
 as PyTorch computes them. w, v, m, s are (R, C). The gradient is dense (R, C), or packed (`packed`).
 
-With lazy, a `layouts.packed.LazyBlocks`, some blocks of w are left as they are, and others catch up: `lazy_sgd` says how.
-With into, on the CPU, the wanted blocks of row r, in order, are written to into.packed[into.places[r]] as well, as far as there
-is room.
+With `lazy`, a `layouts.packed.LazyBlocks`, some blocks of w skip the step and others catch up (`lazy_sgd`). With `into`, on the
+CPU, the wanted blocks of row r are also written, in order, to into.packed[into.places[r]], as many as fit.
 
-sgd and adam take several weights at once: a list of `SGDUpdate` or `AdamUpdate`; all that are lazy have the same powers. On
-CUDA up to TOGETHER of them are one launch. Numbers that change from step to step lie in arrays of the device, so that what is
-recorded can be done with others: sgd takes lr as an array (1,), too, and adam takes what `adam_numbers` gives.
+sgd and adam take a list of `SGDUpdate` or `AdamUpdate`, one per weight; all lazy ones share the same powers. On CUDA up to
+TOGETHER of them are one launch. Numbers that change from step to step are in device arrays, so that a recorded step can be
+replayed with other values: sgd also takes lr as an array (1,), and adam takes the result of `adam_numbers`.
 
-adam_numbers    (lr, b1, b2, eps, 1 / (1 - b1^t), 1 / (1 - b2^t), what of w is added to g, what of w is left)
+adam_numbers    (lr, b1, b2, eps, 1 / (1 - b1^t), 1 / (1 - b2^t), decay added to g, factor of w)
 """
 
 from __future__ import annotations
@@ -26,38 +25,38 @@ from ...layouts.packed import AdamUpdate, SGDUpdate
 from .lazy_sgd import lazy_example
 from .packed import packed_example, unpack_gradient_reference
 
-NUMBERS = 8  # what adam takes besides arrays
+NUMBERS = 8  # numbers that adam takes
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
-def sgd_reference(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, kept=None):
-    """(w, v) after the step, float64."""
+def sgd_reference(w, v, g, lr, momentum=0.0, nesterov=False, decay=0.0, packing=None):
+    """(w, v) after the step, in float64."""
     w, v = np.float64(w), np.float64(v)
-    g = unpack_gradient_reference(g, kept, w.shape) + decay * w
+    g = unpack_gradient_reference(g, packing, w.shape) + decay * w
     v = momentum * v + g
     return w - lr * (g + momentum * v if nesterov else v), v
 
 
-def adam_reference(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False, kept=None):
-    """(w, m, s) after the step, float64."""
+def adam_reference(w, m, s, g, lr, beta1, beta2, eps, step, decay=0.0, decoupled=False, packing=None):
+    """(w, m, s) after the step, in float64."""
     w, m, s = np.float64(w), np.float64(m), np.float64(s)
-    g = unpack_gradient_reference(g, kept, w.shape) + (0 if decoupled else decay * w)
+    g = unpack_gradient_reference(g, packing, w.shape) + (0 if decoupled else decay * w)
     w = w * (1 - lr * decay) if decoupled else w
     m, s = beta1 * m + (1 - beta1) * g, beta2 * s + (1 - beta2) * g * g
     return w - lr * (m / (1 - beta1**step)) / (np.sqrt(s / (1 - beta2**step)) + eps), m, s
 
 
-def sgd_lazy_reference(w, v, g, lr, momentum, nesterov, decay, kept, lazy):
-    """(w, v, after) after the step, float64: with g where a block is current, all it missed without g where it is wanted."""
+def sgd_lazy_reference(w, v, g, lr, momentum, nesterov, decay, packing, lazy):
+    """(w, v, after) after the step, in float64: current blocks step with g, wanted blocks make all missed steps without g."""
     lag, (height, width) = lazy.lag, lazy.block
     new_w, new_v, after = np.array(w, np.float64), np.array(v, np.float64), np.array(lag) + 1
-    g = unpack_gradient_reference(g, kept, w.shape)
+    g = unpack_gradient_reference(g, packing, w.shape)
     for u, b in np.ndindex(*lag.shape):
-        own = slice(u * height, (u + 1) * height), slice(b * width, (b + 1) * width)
+        block = slice(u * height, (u + 1) * height), slice(b * width, (b + 1) * width)
         missed = lag[u, b]
         if lazy.current[u, b] or lazy.wanted[u, b]:
-            for gradient in [np.zeros_like(g[own])] * (missed + 1) if missed else [g[own]]:
-                new_w[own], new_v[own] = sgd_reference(new_w[own], new_v[own], gradient, lr, momentum, nesterov, decay)
+            for gradient in [np.zeros_like(g[block])] * (missed + 1) if missed else [g[block]]:
+                new_w[block], new_v[block] = sgd_reference(new_w[block], new_v[block], gradient, lr, momentum, nesterov, decay)
             after[u, b] = 0
     return new_w, new_v, after
 

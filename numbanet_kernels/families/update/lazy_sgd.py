@@ -1,14 +1,14 @@
-"""Steps that sgd left undone in blocks of a weight, done at once.
+"""Lazy SGD: blocks of a weight skip steps and later make all of them at once.
 
-A step without a gradient is linear, (w, v) -> M (w, v), so sgd (`family`) can leave it undone where nobody reads w, and do
-k such steps at once as M^k when somebody will. With lazy, a `layouts.packed.LazyBlocks`, w is divided into U x B blocks:
+A step without a gradient is linear, (w, v) -> M (w, v). So sgd (`family`) can skip it while the block is not read, and later
+replace k such steps by M^k. With `lazy`, a `layouts.packed.LazyBlocks`, w is divided into U x B blocks:
 
-    lag (U, B)       int32, how many steps each block misses
-    after (U, B)     int32, the same after this step: what the update writes
-    current (U, B)   bool, the blocks that were wanted for this step: they are up to date and take the step with g
-    wanted (U, B)    bool, the blocks that will be read before the next step: they catch up; all others fall behind
+    lag (U, B)       int32, number of steps that each block has skipped
+    after (U, B)     int32, the same after this step: the update writes it
+    current (U, B)   bool, blocks wanted for this step: they are up to date and take the step with g
+    wanted (U, B)    bool, blocks that are read before the next step: they catch up; all others skip this step
     powers (K, 4)    float32, M^0, M^1, …, row by row (`sgd_powers`); lag + 1 is less than K everywhere
-    block            (rows, columns) of a block; those at the far edges may stick out
+    block            (rows, columns) of a block; those at the far edges may be cut off
 
     settle           (w, v) -> M^lag (w, v) in every block
 """
@@ -28,7 +28,7 @@ from .packed import check_update
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def sgd_powers_reference(count, lr, momentum=0.0, nesterov=False, decay=0.0):
-    """(count, 4): M^0, M^1, … row by row, M the step (w, v) -> M (w, v) that sgd makes where g = 0."""
+    """(count, 4): M^0, M^1, … row by row; M is the step (w, v) -> M (w, v) of sgd with g = 0."""
     v = np.array([decay, momentum])
     ahead = np.array([decay, 0.0]) + momentum * v if nesterov else v
     step = np.array([[1.0, 0.0] - lr * ahead, v])
@@ -39,7 +39,7 @@ def sgd_powers_reference(count, lr, momentum=0.0, nesterov=False, decay=0.0):
 
 
 def sgd_settle_reference(w, v, lazy):
-    """(w, v) after the steps that each block misses, float64."""
+    """(w, v) after the skipped steps of each block, in float64."""
     steps = np.kron(lazy.lag, np.ones(lazy.block, int))[: w.shape[0], : w.shape[1]]
     ww, wv, vw, vv = np.moveaxis(np.float64(lazy.powers)[steps], -1, 0)
     return ww * w + wv * v, vw * w + vv * v
@@ -47,12 +47,12 @@ def sgd_settle_reference(w, v, lazy):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 def lazy_pays_cpu(elements):
-    """Whether a weight of so many elements is updated sooner by blocks than as a whole."""
+    """True if updating a weight of this many elements by blocks is faster than updating it as a whole."""
     return elements >= thresholds.current.lazy_elements
 
 
 def sgd_powers_cpu(count, lr, momentum=0.0, nesterov=False, decay=0.0):
-    """M^0, M^1, … row by row, M the step (w, v) -> M (w, v) that sgd makes where g = 0"""
+    """M^0, M^1, … row by row; M is the step (w, v) -> M (w, v) of sgd with g = 0"""
     return sgd_powers_reference(count, lr, momentum, nesterov, decay).astype(np.float32)
 
 
@@ -71,7 +71,7 @@ def _settle(w, v, lag, powers, height, width):
 
 
 def sgd_settle_cpu(w, v, lazy):
-    """(w, v) -> M^lag (w, v) in every block, in place: all that `sgd` left undone"""
+    """(w, v) -> M^lag (w, v) in every block, in place: all steps that `sgd` skipped"""
     check_update("sgd_settle (cpu)", SGDUpdate(w, v, w, lazy=lazy))
 
     def work(part):
@@ -87,7 +87,7 @@ def sgd_settle_cpu(w, v, lazy):
 def _settling():
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], f4[:, ::1], i4, i4)")
     def settle(w, v, lag, powers, height, width):
-        """One thread, one weight: the steps that its block missed, as one."""
+        """One thread per weight: the skipped steps of its block, as one."""
         i = cuda.grid(1)
         if i < w.size:
             r, c = i // w.shape[1], i % w.shape[1]
@@ -116,7 +116,7 @@ def sgd_settle_cuda(w, v, lazy):
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def lazy_example(a, O, I, block=(9, 20)):
-    """The state of a weight in blocks: some current, some wanted, some left alone."""
+    """The state of a weight in blocks: some current, some wanted, some neither."""
     blocks = tuple(map(ceil_div, (O, I), block))
     current, wanted, lag = a.indices(2, *blocks) == 0, a.indices(2, *blocks) == 0, a.indices(3, *blocks) + np.int32(1)
     lag, after = np.where(current, np.int32(0), lag), np.zeros_like(lag)

@@ -101,7 +101,7 @@ def test_classes_share_no_column_and_cover_the_kept_tiles(grid, dp, mix):
         columns = [c for _, cols in classes for c in cols]
         assert len(columns) == len(set(columns))
         in_order = [r for rows, _ in classes for r in rows]
-        np.testing.assert_array_equal(packed.row_place[in_order], np.arange(grid[0]))
+        np.testing.assert_array_equal(packed.row_position[in_order], np.arange(grid[0]))
 
 
 def test_lists_reach_as_far_as_blocks_do():
