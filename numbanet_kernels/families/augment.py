@@ -1,10 +1,10 @@
-"""Images moved and mirrored for training, each by its own numbers.
+"""Shifting and mirroring images for training, each by its own random numbers.
 
     crop_flip   y[n, c, h, w] = x[n, c, h + down, w' + right], 0 outside x      x, y (N, C, H, W), moves (N, 3)
-                with (down, right, flipped) = moves[n] and w' = W - 1 - w where flipped is not 0, else w
+                with (down, right, flipped) = moves[n] and w' = W - 1 - w if flipped is not 0, else w
 
-That is a crop of the size of the image, out of the image in a border of zeros, and then perhaps its mirror image. Versions: on
-the CPU one loop over rows, a thread on its own images; on CUDA one thread an element.
+This is a crop of the size of the image from the zero-padded image, optionally mirrored. On the CPU one loop over rows, each
+thread with its own images; on CUDA one thread per element.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ def crop_flip_reference(x, moves):
 
 def _output(op, empty, x, moves, out):
     if out is not None and out is x:
-        raise ValueError(f"{op}: out must not be x, of which later elements are still read")
+        raise ValueError(f"{op}: out must not be x: later elements still read x")
     return output(op, empty, out, IMAGES, x=(x, IMAGES), moves=(moves, ("N", 3), INT32))
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[:, :, :, ::1], i4[:, ::1], f4[:, :, :, ::1], i8, i8)")
 def _crop_flip(x, moves, y, start, stop):
-    """The images start … stop - 1: zeros, and what of each row lies within. Places without a sign: loops become vector code."""
+    """The images start … stop - 1: zeros, and the part of each row inside x. Indices are unsigned, so that LLVM vectorises the
+    loops.
+    """
     height, width = x.shape[2], x.shape[3]
     for n in range(start, stop):
         down, right, flipped = np.int64(moves[n, 0]), np.int64(moves[n, 1]), moves[n, 2] != 0
-        first, last = min(max(-right, 0), width), max(min(width - right, width), 0)  # columns w' that lie within
+        first, last = min(max(-right, 0), width), max(min(width - right, width), 0)  # columns w' inside x
         count = np.uint64(last - first)
         for c in range(x.shape[1]):
             y[n, c] = 0
@@ -55,23 +57,24 @@ def _crop_flip(x, moves, y, start, stop):
             for h in range(max(-down, 0), min(height - down, height)):
                 source = np.uint64((h + down) * width + first + right)
                 if flipped:
-                    place = np.uint64(h * width + width - first - 1)
+                    target = np.uint64(h * width + width - first - 1)
                     for k in range(count):
-                        plane_y[place - k] = plane_x[source + k]
+                        plane_y[target - k] = plane_x[source + k]
                 else:
-                    place = np.uint64(h * width + first)
+                    target = np.uint64(h * width + first)
                     for k in range(count):
-                        plane_y[place + k] = plane_x[source + k]
+                        plane_y[target + k] = plane_x[source + k]
 
 
 def crop_flip_cpu(x, moves, out=None):
-    """y[n, c, h, w] = x[n, c, h + down, w' + right], 0 outside x, for (down, right, flipped) = moves[n]; w' = W - 1 - w where
-    flipped, else w"""
+    """y[n, c, h, w] = x[n, c, h + down, w' + right], 0 outside x, for (down, right, flipped) = moves[n]; w' = W - 1 - w if
+    flipped, else w
+    """
     y = _output("crop_flip (cpu)", empty_cpu, x, moves, out)
 
     def work(part):
-        own = part.of(len(x))
-        _crop_flip(x, moves, y, own.start, own.stop)
+        span = part.of(len(x))
+        _crop_flip(x, moves, y, span.start, span.stop)
 
     threads.share(work, y.size)
     return y
@@ -82,7 +85,7 @@ def crop_flip_cpu(x, moves, out=None):
 def _moving():
     @kernel("void(f4[::1], i4[:, ::1], f4[::1], i4, i4, i4)")
     def crop_flip(x, moves, y, channels, height, width):
-        """One thread, one element: neighbouring threads write neighbours, and read neighbours."""
+        """One thread per element: neighbouring threads read and write neighbouring elements."""
         i = cuda.grid(1)
         if i < y.size:
             w, rest = i % width, i // width

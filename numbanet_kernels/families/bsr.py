@@ -1,13 +1,14 @@
-"""Matrix product with the kept tiles of a weight w (O, I), a BSR (`layouts.sparse`): values[k] (T, T) is the tile at block row
-r, block column ids[k]; at is an `Entries` of block rows and block columns:
+"""Matrix product with the stored tiles of a weight w (O, I), a BSR (`layouts.sparse`): values[k] (T, T) is the tile at block
+row
+r, block column ids[k]; `at` is an `Entries` of block rows and block columns:
 
     bsr       y[n, o]  = act(sum_i x[n, i] w[o, i] + b[o])     x (N, I) -> y (N, O)
     bsr_dx    dx[n, i] = sum_o dy[n, o] w[o, i]                dy (N, O) -> dx (N, I)
     bsr_dw    dw[k]    = the tile k of dy.T x                  dy (N, O), x (N, I) -> (tiles, T, T)
 
-2 N T^2 FLOPs a tile and product; what sticks out over the edges is never read, and its dw is 0. On the CPU each tile is a
-product by BLAS, of the columns of x where they lie, added to those of y: nothing is gathered. On CUDA a block has a tile of
-the result, and walks the tiles of one block row or block column, or the samples.
+2 N T^2 FLOPs per tile and product; elements of tiles beyond the edges of w are never read, and their dw is 0. On the CPU each
+tile is one BLAS product that adds to columns of y and reads columns of x in place. On CUDA a block computes a tile of the
+result and walks the tiles of one block row or block column, or the samples.
 """
 
 from __future__ import annotations
@@ -36,48 +37,48 @@ def _dense_reference(values, at, shape):
 
 
 def bsr_reference(x, values, at, outputs, bias=None, relu=False):
-    """y = act(x w.T + b) in float64, w dense"""
+    """y = act(x w.T + b) in float64, with w dense"""
     y = np.float64(x) @ _dense_reference(values, at, (outputs, x.shape[1])).T
     y = y if bias is None else y + bias
     return np.maximum(y, 0) if relu else y
 
 
 def bsr_dx_reference(dy, values, at, inputs):
-    """dx = dy w in float64, w dense"""
+    """dx = dy w in float64, with w dense"""
     return np.float64(dy) @ _dense_reference(values, at, (dy.shape[1], inputs))
 
 
 def bsr_dw_reference(dy, x, at, tile):
-    """dy.T x in float64 at the tiles"""
-    dw, found = np.zeros((at.ids.size, tile, tile)), np.float64(dy).T @ np.float64(x)
+    """dy.T x in float64 at the stored tiles"""
+    dw, dense = np.zeros((at.ids.size, tile, tile)), np.float64(dy).T @ np.float64(x)
     for r, (start, stop) in enumerate(zip(at.starts, at.stops)):
         for k in range(start, stop):
-            own = found[r * tile : (r + 1) * tile, at.ids[k] * tile : (at.ids[k] + 1) * tile]
-            dw[k, : own.shape[0], : own.shape[1]] = own
+            tile_of_dw = dense[r * tile : (r + 1) * tile, at.ids[k] * tile : (at.ids[k] + 1) * tile]
+            dw[k, : tile_of_dw.shape[0], : tile_of_dw.shape[1]] = tile_of_dw
     return dw
 
 
 def _check(op, at, tile, outputs, inputs, **arrays):
-    """ValueError or TypeError unless the arrays fit a weight (outputs, inputs) in tiles of this side."""
+    """The sizes by name; ValueError or TypeError unless the arrays fit a weight (outputs, inputs) in tiles of this side."""
     if not isinstance(at, Entries):
         raise TypeError(f"{op}: at must be Entries, not {type(at).__name__}")
     if tile < 1:
         raise ValueError(f"{op}: tile {tile} must be at least 1")
     lists = {f"at.{name}": (array, (length,), INT32) for name, array, length in zip(at._fields, at, "RRBCCBB")}
-    found = expect(op, **lists, **arrays)
-    for n, have in ((outputs, found["R"]), (inputs, found["C"])):
+    sizes = expect(op, **lists, **arrays)
+    for n, have in ((outputs, sizes["R"]), (inputs, sizes["C"])):
         if n < 0 or ceil_div(n, tile) != have:
-            raise ValueError(f"{op}: {n} is no length of {have} tiles of {tile}")
-    return found
+            raise ValueError(f"{op}: {have} tiles of {tile} do not cover {n}")
+    return sizes
 
 
 def _side(op, values):
-    """T of values (tiles, T, T)"""
+    """T, given values (tiles, T, T)"""
     return expect(op, values=(values, ("B", "T", "T")))["T"]
 
 
 def _width(op, **array):
-    """How many columns a matrix has."""
+    """The number of columns of a matrix."""
     ((name, given),) = array.items()
     return expect(op, **{name: (given, ("N", "I"))})["I"]
 
@@ -85,26 +86,26 @@ def _width(op, **array):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(i8, f4[:, ::1], f4[:, :, ::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, i8, i8, f4[:, ::1])")
 def _product(entry, x, values, starts, stops, ids, places, back, bias, biased, relu, first, stop, y):
-    """Block columns first … stop - 1 of y: of x w.T + bias, or, back, of x w."""
+    """Block columns first … stop - 1 of y = x w.T + bias or, if `back`, of y = x w."""
     tile, blocks = values.shape[1], -(-x.shape[1] // values.shape[1])
-    transposed = np.empty((tile, tile), np.float32)  # BLAS is faster with it than when it is told to turn a small matrix
+    transposed = np.empty((tile, tile), np.float32)  # BLAS is faster on a copy than with its transpose flag for small matrices
     for r in range(first, stop):
-        own = y[:, r * tile : min((r + 1) * tile, y.shape[1])]
-        width = own.shape[1]
-        for n in range(own.shape[0]):
+        block = y[:, r * tile : min((r + 1) * tile, y.shape[1])]
+        width = block.shape[1]
+        for n in range(block.shape[0]):
             for j in range(width):
-                own[n, j] = bias[r * tile + j] if biased else np.float32(0)
+                block[n, j] = bias[r * tile + j] if biased else np.float32(0)
         for e in range(max(starts[r], 0), min(stops[r], ids.size) if blocks else 0):
             c, k = min(max(ids[e], 0), blocks - 1), min(max(places[e], 0), values.shape[0] - 1) if back else e
-            there = x[:, c * tile : min((c + 1) * tile, x.shape[1])]
-            depth = there.shape[1]
+            inputs = x[:, c * tile : min((c + 1) * tile, x.shape[1])]
+            depth = inputs.shape[1]
             if not back:
                 transpose_block(values[k], 0, width, 0, depth, transposed, 0, 0, True)
-            blas.multiply(entry, there, (values[k] if back else transposed)[:depth, :width], own, False, False, 1.0)
+            blas.multiply(entry, inputs, (values[k] if back else transposed)[:depth, :width], block, False, False, 1.0)
         if relu:
-            for n in range(own.shape[0]):
+            for n in range(block.shape[0]):
                 for j in range(width):
-                    own[n, j] = np.float32(0) if own[n, j] < np.float32(0) else own[n, j]
+                    block[n, j] = np.float32(0) if block[n, j] < np.float32(0) else block[n, j]
 
 
 @host_kernel("void(i8, f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], i8, i8, f4[:, :, ::1])")
@@ -115,25 +116,25 @@ def _gradients(entry, dy, x, starts, stops, ids, first, stop, dw):
         slopes = dy[:, r * tile : min((r + 1) * tile, dy.shape[1])]
         for k in range(max(starts[r], 0), min(stops[r], ids.size) if blocks else 0):
             c = min(max(ids[k], 0), blocks - 1)
-            there = x[:, c * tile : min((c + 1) * tile, x.shape[1])]
-            if slopes.shape[1] < tile or there.shape[1] < tile:
+            inputs = x[:, c * tile : min((c + 1) * tile, x.shape[1])]
+            if slopes.shape[1] < tile or inputs.shape[1] < tile:
                 dw[k] = 0
-            blas.multiply(entry, slopes, there, dw[k, : slopes.shape[1], : there.shape[1]], True, False, 0.0)
+            blas.multiply(entry, slopes, inputs, dw[k, : slopes.shape[1], : inputs.shape[1]], True, False, 0.0)
 
 
 def _shared(loop, count, flops, *given):
-    """The loop over `count` block rows, by all threads."""
+    """Run the loop over `count` block rows on all threads."""
 
     def work(part):
-        own = part.of(count)
-        loop(blas.entry(), *given[:-1], own.start, own.stop, given[-1])
+        span = part.of(count)
+        loop(blas.entry(), *given[:-1], span.start, span.stop, given[-1])
 
     threads.share(work, flops=flops)
     return given[-1]
 
 
 def bsr_cpu(x, values, at, outputs, bias=None, relu=False):
-    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]) with the tiles of w alone"""
+    """y[n, o] = act(sum_i x[n, i] w[o, i] + b[o]) over the stored tiles of w"""
     _check(
         "bsr (cpu)",
         at,
@@ -148,7 +149,7 @@ def bsr_cpu(x, values, at, outputs, bias=None, relu=False):
 
 
 def bsr_dx_cpu(dy, values, at, inputs):
-    """dx[n, i] = sum_o dy[n, o] w[o, i] with the tiles of w alone"""
+    """dx[n, i] = sum_o dy[n, o] w[o, i] over the stored tiles of w"""
     _check(
         "bsr_dx (cpu)",
         at,
@@ -164,7 +165,7 @@ def bsr_dx_cpu(dy, values, at, inputs):
 
 
 def bsr_dw_cpu(dy, x, at, tile):
-    """dw[k] = the tile k of dy.T x, 0 where it sticks out over an edge"""
+    """dw[k] = the tile k of dy.T x, 0 beyond the edges of w"""
     _check(
         "bsr_dw (cpu)",
         at,
@@ -179,7 +180,7 @@ def bsr_dw_cpu(dy, x, at, tile):
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
-# Lists are not trusted: a number beyond an axis counts as its end, as on the CPU.
+# Indices are clamped to their axis, as on the CPU.
 
 
 @kernels("bsr")
@@ -188,7 +189,7 @@ def _product_kernel(tile=16):
 
     @kernel("void(f4[:, ::1], f4[:, :, ::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, f4[:, ::1])")
     def bsr_product(x, values, starts, stops, ids, places, back, bias, biased, relu, y):
-        """A block: `tile` samples and one block row of the weight, walking its tiles; back, one block column."""
+        """One block per `tile` samples and one block row of the weight, walking its tiles; if `back`, per block column."""
         xs, ws = cuda.shared.array((tile, padded), float32), cuda.shared.array((tile, padded), float32)
         tx, ty, r = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.x)
         n, o, total = int32(cuda.blockIdx.y) * tile + ty, r * tile + tx, float32(0)
@@ -200,10 +201,10 @@ def _product_kernel(tile=16):
             if back:
                 ws[ty, tx] = values[k, ty, tx]
             else:
-                ws[tx, ty] = values[k, ty, tx]  # the row of the tile that is output ty, transposed
+                ws[tx, ty] = values[k, ty, tx]  # output ty's row of the tile, transposed
             cuda.syncthreads()
             for i in range(tile):
-                if first + i < x.shape[1]:  # what a tile holds beyond the edge is never read
+                if first + i < x.shape[1]:  # elements beyond the edge are never read
                     total += xs[ty, i] * ws[i, tx]
             cuda.syncthreads()
         if n < y.shape[0] and o < y.shape[1]:
@@ -219,7 +220,7 @@ def _gradients_kernel(tile=16):
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], f4[:, :, ::1])")
     def bsr_gradients(dy, x, rows, places, ids, dw):
-        """A block has a tile of the weight, and walks the samples."""
+        """One block per tile of the weight, walking the samples."""
         slopes, xs = cuda.shared.array((tile, padded), float32), cuda.shared.array((tile, padded), float32)
         tx, ty, total = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), float32(0)
         k, r = places[cuda.blockIdx.x], rows[cuda.blockIdx.x]
@@ -241,14 +242,14 @@ def _gradients_kernel(tile=16):
 
 
 def _block_side(op, tile):
-    """Threads along each axis of a block; tiles that no block can cover are refused."""
+    """Threads along each axis of a block; ValueError for tiles larger than a block."""
     if not 1 <= tile <= 32:
         raise ValueError(f"{op}: tile {tile} must be from 1 to 32 on CUDA")
     return tile
 
 
 def _launch(x, values, starts, stops, ids, places, back, bias, relu, y):
-    """y = act(x w.T + bias) or, back, x w."""
+    """y = act(x w.T + bias) or, if `back`, x w."""
     tile = values.shape[1]
     side = _block_side("bsr (cuda)", tile)
     launch(
@@ -315,7 +316,7 @@ def bsr_dw_cuda(dy, x, at, tile):
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O, tile=16):
     def structure():
-        """A third of the tiles at random, in order; the first block row is empty, the last one whole."""
+        """A random third of the tiles, sorted; the first block row is empty, the last one full."""
         mask = a.indices(3, -(-O // tile), -(-I // tile)) == 0
         mask[0], mask[-1] = False, True
         rows, columns = np.nonzero(mask)

@@ -1,10 +1,10 @@
 """Elementwise maps: y[i] = f(x[i]), y[i] = f(a[i], b[i]), and the backward maps dx[i] = dy[i] f'(.); equal shapes.
 
 unary     exp, log, sqrt, tanh, abs, sign; relu = max(x, 0); affine = x*mul + add; power = x^exponent;
-          sigmoid = e^min(x, 0) / (1 + e^-|x|), where nothing overflows and nothing cancels;
+          sigmoid = e^min(x, 0) / (1 + e^-|x|), which neither overflows nor cancels;
           gelu = x Phi(x) with Phi(x) = erfc(-x/sqrt 2)/2
-binary    add, sub, mul, div, maximum, minimum; greater, greater_equal, equal = 1 where a > b, a >= b, a = b, else 0
-backward  relu_grad = scale*dy where y > 0, else 0; tanh_grad = dy (1 - y^2); sigmoid_grad = dy y (1 - y);
+binary    add, sub, mul, div, maximum, minimum; greater, greater_equal, equal = 1 if a > b, a >= b, a = b, else 0
+backward  relu_grad = scale*dy if y > 0, else 0; tanh_grad = dy (1 - y^2); sigmoid_grad = dy y (1 - y);
           gelu_grad = dy (Phi(x) + x phi(x)) with phi the density of the standard normal
 
 NaN propagates, except that comparisons with NaN give 0. `out` may be one of the arguments. Arrays are C-contiguous.
@@ -35,7 +35,7 @@ LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 
 
 def named(name, formula, function):
-    """Give a generated function the name and the one-line docstring that a written one would have."""
+    """Give a generated function a name and a one-line docstring."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = formula
     return function
@@ -104,7 +104,7 @@ def gelu_grad_reference(dy, x):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-LEAST_COLUMNS = 64  # of a thread's part of a row
+LEAST_COLUMNS = 64  # least columns per thread
 
 
 @intrinsic
@@ -121,20 +121,20 @@ def _sigmoid_at(typing_context, x, out, at, count):
 
 @host_kernel("void(i4, f4[:, ::1], f4[:, ::1], f4, f4[:, ::1], i8, i8)")
 def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
-    """The backward maps with a = dy, and relu, sigmoid and gelu (b is not read): what NumPy lacks, or does more slowly.
+    """The backward maps with a = dy, and relu, sigmoid and gelu (b is not read): maps that NumPy lacks or computes more slowly.
 
-    On the columns start … stop - 1, whose rows are taken as arrays of their own: the loops become vector instructions.
+    Columns start … stop - 1; loops run over slices of rows, so that LLVM vectorises them.
     """
     zero, half, one = float32(0), float32(0.5), float32(1)
     for n in range(dense_out.shape[0]):
         a, b, out = dense_a[n, start:stop], dense_b[n, start:stop], dense_out[n, start:stop]
         if formula == RELU_GRAD:
             for i in range(out.size):
-                v = scale * a[i]  # before the choice, so that no branch has to guess a random sign
+                v = scale * a[i]  # before the selection, so that no branch depends on a random sign
                 out[i] = v if b[i] > zero else zero
         elif formula == RELU_MAP:
             for i in range(out.size):
-                out[i] = zero if a[i] <= zero else a[i]  # in this order NaN passes
+                out[i] = zero if a[i] <= zero else a[i]  # this order lets NaN pass
         elif formula == TANH_GRAD:
             for i in range(out.size):
                 out[i] = a[i] * (one - b[i] * b[i])
@@ -164,13 +164,15 @@ def _maps(formula, dense_a, dense_b, scale, dense_out, start, stop):
 
 
 def _share_maps(formula, a, b, scale, out):
-    """Each thread on its columns, as whoever made these arrays and will read them; on its part of narrow or flat ones."""
+    """Divide the columns among the threads, as other operations do that write or read these arrays; narrow or flat arrays by
+    elements.
+    """
     columns = out.shape[-1] if out.ndim > 1 and out.shape[-1] >= LEAST_COLUMNS * threads.count() else out.size
     a, b, y = (x.reshape(out.size // columns if columns else 0, columns) for x in (a, b, out))
 
     def work(part):
-        own = part.of(columns)
-        _maps(formula, a, b, scale, y, own.start, own.stop)
+        span = part.of(columns)
+        _maps(formula, a, b, scale, y, span.start, span.stop)
 
     threads.share(work, out.size)
     return out
@@ -192,14 +194,16 @@ def power_cpu(x, exponent, out=None):
 
 
 def relu_grad_cpu(dy, y, scale=1.0, out=None):
-    """dx = scale*dy where y > 0, else 0"""
+    """dx = scale*dy if y > 0, else 0"""
     return _share_maps(RELU_GRAD, dy, y, scale, output("relu_grad (cpu)", empty_cpu, out, dy=dy, y=y))
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("elementwise")
 def _unary_kernels():
-    """One kernel a formula, in the order of the constants; the compiler knows `formula` and keeps one branch."""
+    """One kernel per formula, in the order of the constants; `formula` is a compile-time constant, so that one branch
+    remains.
+    """
 
     def declared(formula):
         @kernel("void(f4[::1], f4[::1])")
@@ -219,7 +223,7 @@ def _unary_kernels():
                     e = math.exp(-math.fabs(v))
                     y[i] = (float32(1) if v > float32(0) else e) / (float32(1) + e)
                 elif formula == RELU:
-                    y[i] = float32(0) if v <= float32(0) else v  # in this order NaN passes
+                    y[i] = float32(0) if v <= float32(0) else v  # this order lets NaN pass
                 elif formula == GELU:
                     y[i] = float32(0.5) * v * math.erfc(-v * float32(ROOT_HALF))
                 elif formula == ABS:
@@ -234,7 +238,7 @@ def _unary_kernels():
 
 @kernels("elementwise")
 def _binary_kernels():
-    """One kernel a formula, in the order of the constants; the last three are backward maps with a = dy."""
+    """One kernel per formula, in the order of the constants; the last three are backward maps with a = dy."""
 
     def declared(formula):
         @kernel("void(f4[::1], f4[::1], f4[::1])")
@@ -285,7 +289,7 @@ def _scaled_kernels():
     def power(x, exponent, y):
         i = cuda.grid(1)
         if i < y.size:
-            y[i] = x[i] * x[i] if exponent == float32(2) else math.pow(x[i], exponent)  # squares: common, pow is slow
+            y[i] = x[i] * x[i] if exponent == float32(2) else math.pow(x[i], exponent)  # squares are common, and pow is slow
 
     @kernel("void(f4[::1], f4[::1], f4, f4[::1])")
     def relu_grad(dy, y, scale, dx):
@@ -314,7 +318,7 @@ def relu_grad_cuda(dy, y, scale=1.0, out=None):
     return out
 
 
-# --- one line an operation --------------------------------------------------------------------------------------------
+# --- one line per operation -------------------------------------------------------------------------------------------
 def _unary(op, formula, ufunc, which):
     """(op_cpu, op_cuda)"""
     ufunc = functools.partial(apply, ufunc) if isinstance(ufunc, np.ufunc) else ufunc
@@ -361,16 +365,16 @@ sigmoid_cpu, sigmoid_cuda = _unary("sigmoid", "y = e^min(x, 0) / (1 + e^-|x|)", 
 relu_cpu, relu_cuda = _unary("relu", "y = max(x, 0)", _map(RELU_MAP), RELU)
 gelu_cpu, gelu_cuda = _unary("gelu", "y = x Phi(x)", _map(GELU_MAP), GELU)
 abs_cpu, abs_cuda = _unary("abs", "y = |x|", np.absolute, ABS)
-sign_cpu, sign_cuda = _unary("sign", "y = -1, 0 or 1 as x < 0, = 0 or > 0", np.sign, SIGN)
+sign_cpu, sign_cuda = _unary("sign", "y = -1, 0 or 1 for x < 0, = 0 or > 0", np.sign, SIGN)
 add_cpu, add_cuda = _binary("add", "y = a + b", np.add, ADD)
 sub_cpu, sub_cuda = _binary("sub", "y = a - b", np.subtract, SUB)
 mul_cpu, mul_cuda = _binary("mul", "y = a b", np.multiply, MUL)
 div_cpu, div_cuda = _binary("div", "y = a / b", np.divide, DIV)
 maximum_cpu, maximum_cuda = _binary("maximum", "y = max(a, b)", np.maximum, MAXIMUM)
 minimum_cpu, minimum_cuda = _binary("minimum", "y = min(a, b)", np.minimum, MINIMUM)
-greater_cpu, greater_cuda = _binary("greater", "y = 1 where a > b, else 0", np.greater, GREATER)
-greater_equal_cpu, greater_equal_cuda = _binary("greater_equal", "y = 1 where a >= b, else 0", np.greater_equal, GREATER_EQUAL)
-equal_cpu, equal_cuda = _binary("equal", "y = 1 where a = b, else 0", np.equal, EQUAL)
+greater_cpu, greater_cuda = _binary("greater", "y = 1 if a > b, else 0", np.greater, GREATER)
+greater_equal_cpu, greater_equal_cuda = _binary("greater_equal", "y = 1 if a >= b, else 0", np.greater_equal, GREATER_EQUAL)
+equal_cpu, equal_cuda = _binary("equal", "y = 1 if a = b, else 0", np.equal, EQUAL)
 tanh_grad_cpu, tanh_grad_cuda = _binary("tanh_grad", "dx = dy (1 - y^2)", _mapped(TANH_GRAD), TANH_GRAD, ("dy", "y"))
 sigmoid_grad_cpu, sigmoid_grad_cuda = _binary(
     "sigmoid_grad", "dx = dy y (1 - y)", _mapped(SIGMOID_GRAD), SIGMOID_GRAD, ("dy", "y")
@@ -381,20 +385,7 @@ gelu_grad_cpu, gelu_grad_cuda = _binary("gelu_grad", "dx = dy (Phi(x) + x phi(x)
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
     unary = ("exp", "tanh", "sigmoid", "relu", "gelu", "abs", "sign")
-    binary = (
-        "add",
-        "sub",
-        "mul",
-        "maximum",
-        "minimum",
-        "greater",
-        "greater_equal",
-        "equal",
-        "relu_grad",
-        "tanh_grad",
-        "sigmoid_grad",
-        "gelu_grad",
-    )
+    binary = "add sub mul maximum minimum greater greater_equal equal relu_grad tanh_grad sigmoid_grad gelu_grad".split()
     return {
         **{op: lambda op=op: getattr(dev, op)(a(N, O)) for op in unary},
         **{op: lambda op=op: getattr(dev, op)(a(N, O), a(N, O)) for op in binary},

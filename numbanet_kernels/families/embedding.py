@@ -1,15 +1,14 @@
-"""The gradient of a table whose rows were looked up; `indexing.take_rows` is the look-up.
+"""The gradient of an embedding table; `indexing.take_rows` is the look-up.
 
-    group_rows   ids (N,) of the rows 0 … V - 1 -> order (N,), starts (U + 1,), places (V,), int32: look-up order[k] is of the
-                 u-th row that was looked up where starts[u] <= k < starts[u + 1], and places[v] is the u of row v, -1 where
-                 nobody looked. Look-ups of one row keep their order; those of `padding` come last, and count for no row
+    group_rows   ids (N,) of the rows 0 … V - 1 -> order (N,), starts (U + 1,), ranks (V,), int32: look-ups order[k] with
+                 starts[u] <= k < starts[u + 1] read the u-th used row; ranks[v] is the u of row v, -1 if row v is unused.
+                 Look-ups of the same row keep their order; look-ups of `padding` come last and belong to no row
     sum_by_row   y[u, d] = sum_k dy[order[k], d] for starts[u] <= k < starts[u + 1]      dy (N, D), order (N,), starts (U + 1,)
 
-order puts together the look-ups of the same row: sums have a fixed order, and repeat bit by bit. On CUDA nobody knows how many
-rows there are before they are counted, and a recorded pass has arrays of one size: there U is N, and the ranges of the last u
-are empty. A thread finds the rank of its look-up by reading all others, N^2 reads of what a cache holds: for the thousands of
-look-ups of a step less than the launches of a sort. More than `MOST` are fetched and grouped on the host, which cannot be
-recorded.
+Sums over grouped look-ups have a fixed order, so results are bitwise reproducible. On CUDA U is not known before the look-ups
+are counted, but a recorded pass needs fixed sizes: there U is N, and the ranges of the last u are empty. A thread computes the
+rank of its look-up by reading all others, N^2 reads from cache: for the thousands of look-ups of a step this is cheaper than
+the launches of a sort. More than `MOST` ids are copied to the host and grouped there, which cannot be recorded.
 """
 
 from __future__ import annotations
@@ -24,46 +23,46 @@ from ..runtime.expect import INT32, expect
 from ..runtime.launch import launch
 from ..runtime.memory import THREADS, blocks_for, download_cuda, empty_cpu, empty_cuda, flat, upload_cuda
 
-# Chosen by counting reads, not by a timing: of 8192 look-ups kernels read 3 N^2 numbers, 0.8 GB, under a millisecond of a card
-# that reads 1 TB/s; of 65,536, 52 GB.
+# Chosen by counting reads, not by a timing: for 8192 look-ups the kernels read 3 N^2 numbers, 0.8 GB, less than a millisecond
+# on a device that reads 1 TB/s; for 65,536, 52 GB.
 MOST = 8192
-FEW = 16  # look-ups of a row that are added up in float32
+FEW = 16  # look-ups of a row that are summed in float32
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def sum_by_row_reference(dy, order, starts):
-    """y[u] = sum of dy[order[k]] for starts[u] <= k < starts[u + 1], float64"""
+    """y[u] = sum of dy[order[k]] for starts[u] <= k < starts[u + 1], in float64"""
     return np.stack([np.float64(dy)[order[a:b]].sum(0) for a, b in zip(starts, starts[1:])]).reshape(-1, dy.shape[1])
 
 
 def group_rows_reference(ids, rows, padding=None):
-    """(order, starts, places), U being how many rows were looked up"""
-    found = np.clip(ids, 0, rows - 1)
-    found = np.where(found == padding, rows, found)  # the padding last, and left out
-    there, counts = np.unique(found[found < rows], return_counts=True)
-    places = np.full(rows, -1, np.int32)
-    places[there] = np.arange(there.size)
+    """(order, starts, ranks); U is the number of used rows"""
+    keys = np.clip(ids, 0, rows - 1)
+    keys = np.where(keys == padding, rows, keys)  # padding comes last and belongs to no row
+    used, counts = np.unique(keys[keys < rows], return_counts=True)
+    ranks = np.full(rows, -1, np.int32)
+    ranks[used] = np.arange(used.size)
     starts = np.concatenate([[0], np.cumsum(counts)])
-    return np.argsort(found, kind="stable").astype(np.int32), starts.astype(np.int32), places
+    return np.argsort(keys, kind="stable").astype(np.int32), starts.astype(np.int32), ranks
 
 
 def _check_ids(op, ids, rows):
     expect(op, ids=(ids, ("N",), INT32))
     if rows < 1:
-        raise ValueError(f"{op}: a table of {rows} rows has none to look up")
+        raise ValueError(f"{op}: cannot look up rows of a table with {rows} rows")
 
 
 def _check(op, dy, order, starts):
-    """How many rows there are; ValueError unless the arrays fit. Places beyond dy count as its last or first row."""
+    """The number of rows; ValueError unless the arrays fit. Entries of order outside dy are clamped."""
     expect(op, dy=(dy, ("N", "D")), order=(order, ("N",), INT32), starts=(starts, ("U + 1",), INT32))
     if not starts.size:
-        raise ValueError(f"{op}: starts {starts.shape} must have one number more than there are rows")
+        raise ValueError(f"{op}: starts {starts.shape} must have one more element than there are rows")
     return starts.size - 1, dy.shape[1]
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 def group_rows_cpu(ids, rows, padding=None):
-    """(order, starts, places): order[k] for starts[u] <= k < starts[u + 1] are the look-ups of a row v, whose places[v] = u"""
+    """(order, starts, ranks): order[k] for starts[u] <= k < starts[u + 1] are the look-ups of a row v, whose ranks[v] = u"""
     _check_ids("group_rows (cpu)", ids, rows)
     return group_rows_reference(ids, rows, padding)
 
@@ -91,8 +90,8 @@ def sum_by_row_cpu(dy, order, starts):
     y = empty_cpu(_check("sum_by_row (cpu)", dy, order, starts))
 
     def work(part):
-        own = part.of(y.shape[0])
-        _sum_by_row(dy, order, starts, y, own.start, own.stop)
+        span = part.of(y.shape[0])
+        _sum_by_row(dy, order, starts, y, span.start, span.stop)
 
     threads.share(work, dy.size)
     return y
@@ -107,53 +106,53 @@ def _grouping():
         return rows if row == padding else row
 
     @kernel("void(i4[::1], i4, i4, i4[::1], i4[::1], i4[::1])")
-    def rank_lookups(ids, rows, padding, order, first, places):
-        """One thread, one look-up: where it comes in the order, and whether it is the first of its row; or one row."""
+    def rank_lookups(ids, rows, padding, order, first, ranks):
+        """One thread per look-up: its position in the order, and whether it is the first of its row; ranks are set to -1."""
         k = int32(cuda.grid(1))
         if k < rows:
-            places[k] = -1
+            ranks[k] = -1
         if k < ids.size:
-            own, rank, is_first = row_of(ids, k, rows, padding), int32(0), int32(1)
+            row, rank, is_first = row_of(ids, k, rows, padding), int32(0), int32(1)
             for j in range(ids.size):
                 other = row_of(ids, j, rows, padding)
-                if other < own or (other == own and j < k):
+                if other < row or (other == row and j < k):
                     rank += int32(1)
-                    if other == own:
+                    if other == row:
                         is_first = int32(0)
             order[rank] = k
-            first[k] = is_first if own < rows else int32(0)
+            first[k] = is_first if row < rows else int32(0)
 
     @kernel("void(i4[::1], i4, i4, i4[::1], i4[::1], i4[::1])")
-    def place_rows(ids, rows, padding, first, starts, places):
-        """One thread, one place among the rows that were looked up, empty or not; and the row of one look-up."""
+    def rank_rows(ids, rows, padding, first, starts, ranks):
+        """One thread per group of look-ups, used or empty: its start; and the rank of the row of one look-up."""
         k, inside, groups, before, smaller = int32(cuda.grid(1)), int32(0), int32(0), int32(0), int32(0)
         if k < starts.size:
-            own = row_of(ids, k, rows, padding) if k < ids.size else rows
+            row = row_of(ids, k, rows, padding) if k < ids.size else rows
             for j in range(ids.size):
                 other = row_of(ids, j, rows, padding)
                 inside += int32(1) if other < rows else int32(0)
                 groups += first[j]
-                if other < own:
+                if other < row:
                     smaller += int32(1)
                     before += first[j]
             if k < ids.size and first[k]:
-                starts[before], places[own] = smaller, before
+                starts[before], ranks[row] = smaller, before
             if k >= groups:
                 starts[k] = inside
 
-    return rank_lookups, place_rows
+    return rank_lookups, rank_rows
 
 
 def group_rows_cuda(ids, rows, padding=None):
     _check_ids("group_rows (cuda)", ids, rows)
     if ids.size > MOST:
         return tuple(map(upload_cuda, group_rows_reference(download_cuda(ids), rows, padding)))
-    order, first, starts, places = (empty_cuda((n,), INT32) for n in (ids.size, ids.size, ids.size + 1, rows))
+    order, first, starts, ranks = (empty_cuda((n,), INT32) for n in (ids.size, ids.size, ids.size + 1, rows))
     padding = -1 if padding is None else padding
-    rank, place = _grouping()
-    launch(rank, blocks_for(max(ids.size, rows)), THREADS, ids, rows, padding, order, first, places)
-    launch(place, blocks_for(starts.size), THREADS, ids, rows, padding, first, starts, places)
-    return order, starts, places
+    rank, rank_rows = _grouping()
+    launch(rank, blocks_for(max(ids.size, rows)), THREADS, ids, rows, padding, order, first, ranks)
+    launch(rank_rows, blocks_for(starts.size), THREADS, ids, rows, padding, first, starts, ranks)
+    return order, starts, ranks
 
 
 @kernels("embedding")
@@ -162,7 +161,7 @@ def _summing():
 
     @kernel("void(f4[::1], i4[::1], i4[::1], f4[::1], i4, i4)")
     def sum_by_row(dy, order, starts, y, rows, width):
-        """One thread, one sum: neighbouring threads read neighbours."""
+        """One thread per entry of y: neighbouring threads read neighbouring addresses."""
         i = cuda.grid(1)
         if i < y.size:
             u, d, total, missed = i // width, i % width, float32(0), float32(0)
@@ -187,6 +186,6 @@ def examples(dev, a, N, I, O):
         return np.argsort(rows, kind="stable").astype(np.int32), np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
     return {
-        "group_rows": lambda: dev.group_rows(a.rng.permutation(300).astype(np.int32), 300 + I),  # more than a block
+        "group_rows": lambda: dev.group_rows(a.rng.permutation(300).astype(np.int32), 300 + I),  # more than one block
         "sum_by_row": lambda: dev.sum_by_row(a(N, O), *grouped(a.indices(9, N), 9)),
     }

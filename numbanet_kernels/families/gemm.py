@@ -1,8 +1,8 @@
 """Matrix product with a fused epilogue: c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]), and its gradient.
 
 A is a (M, K), or a (K, M) read transposed with ta=True; B likewise with tb=True; act is the identity or ReLU. With an array
-`where` (M, N), c is 0 unless where[m, n] > 0: the gradient of the ReLU that gave `where`, on the way. A weight's gradient
-brings its bias's:
+`where` (M, N), c is 0 unless where[m, n] > 0: this fuses the gradient of the ReLU whose output is `where`. The gradient of a
+weight comes with that of its bias:
 
     gemm_dw     dw[o, i] = sum_n dy[n, o] x[n, i],   db[o] = db_scale * sum_n dy[n, o]
 
@@ -11,8 +11,8 @@ brings its bias's:
     1 naive      a thread per output, every operand from global memory: 2 loads for each multiply-add
     2 tiled      a block keeps a tile x tile piece of A and B in shared memory: `tile` times fewer global loads
     3 register   each thread keeps 4 x 4 outputs in registers: 8 shared loads for 16 multiply-adds
-    4 block      8 x 8 outputs, 16-byte loads, the next tiles copied meanwhile: `gemm_block`, the one used where a card has it
-    5 tensor     the same on tensor cores, with the error of float32; tf32: with 10 bits of the operands
+    4 block      8 x 8 outputs, 16-byte loads, double buffering: `gemm_block`, the default on devices that support it
+    5 tensor     the same on tensor cores, with the error of float32; tf32: operands rounded to 10 bits
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def gemm_dw_reference(dy, x, db_scale=1.0):
 
 
 def _checks(op):
-    """[ta][tb] -> the check of a product whose operands are read so: (M, K, N) or (K, M, N)."""
+    """[ta][tb] -> the check of a product with these transpositions: (M, K, N) or (K, M, N)."""
     return [
         [shapes(op, a="KM" if ta else "MK", b="NK" if tb else "KN", bias="N", where="MN", out="MN") for tb in (0, 1)]
         for ta in (0, 1)
@@ -77,11 +77,12 @@ def _epilogue(c, bias, biased, relu, scale, alpha):
             c[m, n] = scale * value
 
 
-# Each thread multiplies with its own rows of the weight (`threads`): they are rows of c in dw = dy.T x, columns of c in
-# y = x w.T, and a part of the sum in dx = dy w. Of a weight with few rows, such as a classifier's last, each has its own
-# columns: those of the activations that it computed or will read. BLAS is up to 1.7 times faster on w x.T and w.T dy.T than on
-# x w.T and dy w (1.15 times at batch 128), so these are computed transposed; the pass that adds bias and ReLU transposes back.
-LEAST_ROWS, LEAST_DEPTH = 32, 64  # of a thread's part of a weight, and of a sum
+# Each thread multiplies with its own rows of the weight (`threads`): these are rows of c in dw = dy.T x, columns of c in y = x
+# w.T, and a part of the sum in dx = dy w. A weight with few rows, such as a classifier's last layer, is divided by columns
+# instead: those of the activations that the thread computed or will read. BLAS is up to 1.7 times faster on w x.T and w.T dy.T
+# than on x w.T and dy w (1.15 times at batch 128), so these are computed transposed; the pass that adds bias and ReLU
+# transposes back.
+LEAST_ROWS, LEAST_DEPTH = 32, 64  # least rows of a weight per thread, least length of a part of a sum
 
 
 def _by_rows(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
@@ -111,23 +112,23 @@ def _by_columns(a, b, out, bias=None, relu=False, scale=1.0, alpha=1.0):
 
 
 def _few(rows):
-    """Whether so many rows of a weight are too few to give each thread some."""
+    """True if a weight with this many rows is too small to be divided by rows."""
     return rows < LEAST_ROWS * threads.count()
 
 
-def multiply_forward(x, own, out, bias=None, relu=False, scale=1.0, alpha=1.0):
-    """out = scale * act(alpha * x w.T + bias); own(part) gives a thread's rows of w."""
+def multiply_forward(x, weight, out, bias=None, relu=False, scale=1.0, alpha=1.0):
+    """out = scale * act(alpha * x w.T + bias); weight(part) returns a thread's rows of w."""
     n, depth = out.shape[1], x.shape[1]
     shared = threads.worthwhile(flops=2 * out.size * depth)
     if (shared or threads.worthwhile(x.size)) and _few(n):
-        return _forward_by_columns(x, own(WHOLE), out, bias, relu, scale, alpha)
+        return _forward_by_columns(x, weight(WHOLE), out, bias, relu, scale, alpha)
     if not shared:
-        return _by_rows(x, own(WHOLE).T, out, bias, relu, scale, alpha)
+        return _by_rows(x, weight(WHOLE).T, out, bias, relu, scale, alpha)
     transposed = empty_cpu((1, n, x.shape[0]))
 
     def work(part):
         cols = part.of(n)
-        blas.matmul(own(part), x.T, out=transposed[0, cols])
+        blas.matmul(weight(part), x.T, out=transposed[0, cols])
         transpose_back(transposed, out, cols, bias, relu, scale, alpha)
 
     threads.share(work)
@@ -135,7 +136,7 @@ def multiply_forward(x, own, out, bias=None, relu=False, scale=1.0, alpha=1.0):
 
 
 def _forward_by_columns(x, w, out, bias, relu, scale, alpha):
-    """out = scale * act(alpha * x w.T + bias), each thread on its part of the sum."""
+    """out = scale * act(alpha * x w.T + bias), each thread computing its part of the sum over columns."""
     depth = x.shape[1]
     if depth < LEAST_DEPTH * threads.count():
         return _by_rows(x, w.T, out, bias, relu, scale, alpha)
@@ -151,16 +152,16 @@ def _forward_by_columns(x, w, out, bias, relu, scale, alpha):
     return out
 
 
-def multiply_back(dy, own, out, bias=None, relu=False, alpha=1.0):
-    """out = act(alpha * dy w + bias); own(part) gives a thread's rows of w."""
+def multiply_back(dy, weight, out, bias=None, relu=False, alpha=1.0):
+    """out = act(alpha * dy w + bias); weight(part) returns a thread's rows of w."""
     depth = dy.shape[1]
     if not threads.worthwhile(flops=2 * out.size * depth) or _few(depth):
-        return _by_columns(dy, own(WHOLE), out, bias, relu, alpha=alpha)
+        return _by_columns(dy, weight(WHOLE), out, bias, relu, alpha=alpha)
     with threads.session():
         terms = empty_cpu((threads.count(), out.shape[1], out.shape[0]))
 
         def work(part):
-            blas.matmul(own(part).T, dy[:, part.of(depth)].T, out=terms[part.number])
+            blas.matmul(weight(part).T, dy[:, part.of(depth)].T, out=terms[part.number])
 
         threads.share(work)
         threads.share(lambda part: transpose_back(terms, out, part.of(out.shape[1]), bias, relu, alpha=alpha))
@@ -168,7 +169,7 @@ def multiply_back(dy, own, out, bias=None, relu=False, alpha=1.0):
 
 
 def gemm_cpu(a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, out=None):
-    """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]), given `where` 0 unless where[m, n] > 0"""
+    """c[m, n] = act(scale * sum_k A[m, k] B[k, n] + bias[n]); with `where`, 0 unless where[m, n] > 0"""
     out = _output(empty_cpu, a, b, ta, tb, bias, where, out)
     if ta:
         (_by_columns if _few(out.shape[0]) else _by_rows)(a.T, b.T if tb else b, out, bias, relu, alpha=scale)
@@ -187,8 +188,8 @@ def gemm_dw_cpu(dy, x, db_scale=1.0):
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
-# Operands come as one axis with two strides, A[m, k] = a[m * am + k * ak], so that a transpose is only another pair of
-# strides; loads walk along whichever stride is 1, so that the threads of a warp read neighbours.
+# Operands are flat, with two strides, A[m, k] = a[m * am + k * ak]: a transpose only swaps the strides. Loads walk along the
+# axis with stride 1, so that they are coalesced.
 SIGNATURE = "void(f4[::1], f4[::1], f4[::1], f4[:, ::1], i4, i4, i4, i4, i4, b1, b1, f4)"
 
 
@@ -196,7 +197,7 @@ SIGNATURE = "void(f4[::1], f4[::1], f4[::1], f4[:, ::1], i4, i4, i4, i4, i4, b1,
 def _naive():
     @kernel(SIGNATURE)
     def gemm_naive(a, b, bias, c, depth, am, ak, bk, bn, biased, relu, scale):
-        """Version 1: one thread, one output."""
+        """Version 1: one thread per output."""
         col, row = cuda.grid(2)
         if row < c.shape[0] and col < c.shape[1]:
             acc = float32(0)
@@ -214,11 +215,11 @@ def _naive():
 
 @kernels("gemm")
 def _tiled(tile=16):
-    padded = tile + 1  # one column more: no two rows of a tile begin in the same bank
+    padded = tile + 1  # one column more avoids bank conflicts
 
     @kernel(SIGNATURE)
     def gemm_tiled(a, b, bias, c, depth, am, ak, bk, bn, biased, relu, scale):
-        """Version 2: tile x tile threads share what they load."""
+        """Version 2: tile x tile threads share their loads."""
         a_tile = cuda.shared.array((tile, padded), float32)
         b_tile = cuda.shared.array((tile, padded), float32)
         tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
@@ -251,7 +252,7 @@ def _tiled(tile=16):
 
 @kernels("gemm")
 def _register(tile=64):
-    side = tile // 4  # threads along each axis of the block; thread (ty, tx) owns rows ty + i*side, columns tx + j*side
+    side = tile // 4  # threads along each axis of the block; thread (ty, tx) computes rows ty + i*side, columns tx + j*side
     threads = side * side
     depth_tile = max(tile // 4, 1)
     padded = tile + 1
@@ -286,7 +287,7 @@ def _register(tile=64):
                 c20, c21, c22, c23 = c20 + a2 * b0, c21 + a2 * b1, c22 + a2 * b2, c23 + a2 * b3
                 c30, c31, c32, c33 = c30 + a3 * b0, c31 + a3 * b1, c32 + a3 * b2, c33 + a3 * b3
             cuda.syncthreads()
-        # store: the loops are unrolled, so that tuples of registers need no memory
+        # unrolled, so that tuples of registers need no local memory
         for i, r in (
             (0, (c00, c01, c02, c03)),
             (1, (c10, c11, c12, c13)),
@@ -307,13 +308,14 @@ def _register(tile=64):
     return gemm_register
 
 
-LADDER = ("naive", "tiled", "register", "block", "tensor", "tf32")  # the last three from compute capability 8.0 on
+LADDER = ("naive", "tiled", "register", "block", "tensor", "tf32")  # the last three need compute capability 8.0
 PASSES = {"block": 0, "tensor": 3, "tf32": 1}
 
 
 def gemm_version(version, tile, a, b, ta=False, tb=False, bias=None, relu=False, scale=1.0, where=None, out=None):
-    """The product by one version of the ladder, the first four at one tile size; "tf32" keeps 10 bits of the operands. None: by
-    the last version, in the precision that is asked for."""
+    """The product by one version of the ladder, the first four with a given tile size; "tf32" rounds operands to 10 bits. None:
+    the last version, in the precision of the session.
+    """
     out = _output(empty_cuda, a, b, ta, tb, bias, where, out)
     (m, n), k = out.shape, a.shape[0 if ta else 1]
     am, ak = (1, m) if ta else (k, 1)

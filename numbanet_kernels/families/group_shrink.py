@@ -2,13 +2,13 @@
 
     shrink    w_g <- w_g max(0, 1 - t sqrt(n_g) / |w_g|),  norms[g] = |w_g| afterwards
 
-With a reference r above 0, t is multiplied by r sqrt(n_g) / |w_g| before: groups whose root mean square is above r are shrunk
-less, and others more, as a penalty on log |w_g| does (Candès, Wakin & Boyd 2008, section 2.3).
+With a reference r above 0, t is first multiplied by r sqrt(n_g) / |w_g|: groups whose root mean square is above r shrink less,
+and others more, as with a penalty on log |w_g| (Candès, Wakin & Boyd 2008, section 2.3).
 
 w (R, C) is cut into groups of height x width, n_g values each; those at the edges may be smaller. Rows are 1 x C, columns
-R x 1; of a convolution, filters are 1 x (C KH KW), input channels R x (KH KW). What is shrunk to zero is exactly zero.
+R x 1; in a convolution, filters are 1 x (C KH KW), input channels R x (KH KW). A group shrunk to zero is exactly zero.
 
-A group is read twice, for its norm and to shrink it; the second time it comes from the nearest cache, unless it is larger.
+A group is read twice, for its norm and to shrink it; the second time from the L1 cache, if it fits.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ..runtime.expect import expect
 from ..runtime.launch import ceil_div, launch
 from ..runtime.memory import THREADS, empty_cpu, empty_cuda
 
-ACROSS, DOWN = 32, 8  # threads of a block that has ACROSS columns, each a group
+ACROSS, DOWN = 32, 8  # threads of a block with ACROSS columns, each a group
 BLOCK = ACROSS * DOWN
-TINY = 1e-30  # a group whose sum of squares is below is zero: the reciprocal of its root may overflow
+TINY = 1e-30  # a group whose sum of squares is below this is zero: the reciprocal of its root may overflow
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def shrink_reference(w, height, width, threshold, reference=0.0):
-    """(w, norms) afterwards, float64"""
+    """(w, norms) afterwards, in float64"""
     w = np.array(w, np.float64)
     norms = np.zeros(_groups(w, height, width))
     for u, b in np.ndindex(*norms.shape):
@@ -44,7 +44,7 @@ def shrink_reference(w, height, width, threshold, reference=0.0):
 
 
 def _groups(w, height, width):
-    """How many groups there are along the rows and along the columns."""
+    """The number of groups along the rows and along the columns."""
     return ceil_div(w.shape[0], height), ceil_div(w.shape[1], width)
 
 
@@ -104,8 +104,10 @@ def shrink_cpu(w, height, width, threshold, reference=0.0):
     norms = empty_cpu((down, across))
 
     def work(part):
-        own, side = (part.of(down), slice(0, across)) if down >= part.count else (slice(0, down), part.of(across))
-        _shrink(w, height, width, threshold, reference, norms, own.start, own.stop, side.start, side.stop)
+        down_span, across_span = (part.of(down), slice(0, across)) if down >= part.count else (slice(0, down), part.of(across))
+        _shrink(
+            w, height, width, threshold, reference, norms, down_span.start, down_span.stop, across_span.start, across_span.stop
+        )
 
     if norms.size:
         threads.share(work, 2 * w.size)
@@ -117,7 +119,7 @@ def shrink_cpu(w, height, width, threshold, reference=0.0):
 def _groups_kernel():
     @kernel("void(f4[:, ::1], i4, i4, f4, f4, f4[:, ::1])")
     def groups(w, height, width, threshold, reference, norms):
-        """A block has one group, whose columns lie along its threads."""
+        """One block per group, whose columns lie along the threads."""
         shared = cuda.shared.array(THREADS, float32)
         t = int32(cuda.threadIdx.x)
         u, b = int32(cuda.blockIdx.x // norms.shape[1]), int32(cuda.blockIdx.x % norms.shape[1])
@@ -153,7 +155,7 @@ def _groups_kernel():
 def _columns_kernel():
     @kernel("void(f4[:, ::1], i4, f4, f4, f4[:, ::1])")
     def columns(w, height, threshold, reference, norms):
-        """A block has ACROSS groups, pieces of columns side by side, so that its threads read neighbours."""
+        """One block per ACROSS groups, columns side by side, so that loads are coalesced."""
         shared = cuda.shared.array(BLOCK, float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         blocks = (w.shape[1] + ACROSS - 1) // ACROSS

@@ -1,7 +1,7 @@
-"""Indexing: elements moved to other places, x[...] -> y[...].
+"""Indexing: moving elements, x[...] -> y[...].
 
-The reference of every function is the NumPy expression in its docstring, or written below. Nobody looks at index arrays before
-they are used, as they lie on the device: a row outside x counts as the nearest one, a column as 0.
+The reference of every function is the NumPy expression in its docstring, or written below. Index arrays are not checked on the
+device: a row outside x is clamped to the nearest one, a column outside x reads 0.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def take_rows_reference(x, rows):
 def expand_reference(x, pos):
     x, pos = np.asarray(x), np.asarray(pos)
     y = np.zeros((x.shape[0], pos.size), x.dtype)
-    there = (pos >= 0) & (pos < x.shape[1])
-    y[:, there] = x[:, pos[there]]
+    inside = (pos >= 0) & (pos < x.shape[1])
+    y[:, inside] = x[:, pos[inside]]
     return y
 
 
 def _axes(op, x, axes):
     expect(op, x=x)
     if sorted(axes) != list(range(x.ndim)):
-        raise ValueError(f"{op}: axes {tuple(axes)} are no permutation of those of x {x.shape}")
+        raise ValueError(f"{op}: axes {tuple(axes)} are not a permutation of the axes of x {x.shape}")
     return axes
 
 
@@ -43,7 +43,7 @@ def _spread(op, x, shape):
     expect(op, x=x)
     fits = len(shape) >= x.ndim and all(n in (1, m) for n, m in zip(x.shape[::-1], tuple(shape)[::-1]))
     if not fits or min(shape, default=0) < 0:
-        raise ValueError(f"{op}: x {x.shape} cannot take the shape {tuple(shape)}")
+        raise ValueError(f"{op}: x {x.shape} cannot be broadcast to {tuple(shape)}")
     return shape
 
 
@@ -61,7 +61,7 @@ def _joined(op, xs, axis):
 def _taken(op, empty, x, rows, out):
     expect(op, rows=(rows, None, INT32))
     if rows.size and not x.shape[:1] > (0,):
-        raise ValueError(f"{op}: x {x.shape} has no rows to take {rows.shape} from")
+        raise ValueError(f"{op}: x {x.shape} has no rows, but rows {rows.shape} asks for some")
     return output(op, empty, out, (*rows.shape, *x.shape[1:]), x.dtype, x=(x, None, x.dtype))
 
 
@@ -71,7 +71,7 @@ def _columns(op, empty, x, columns, shift, out):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 def _contiguous(view):
-    """The same memory where it is contiguous, else a copy."""
+    """The view itself if it is contiguous, else a copy."""
     return view if view.flags.c_contiguous else assign(view, empty_cpu(view.shape, view.dtype))
 
 
@@ -87,15 +87,15 @@ def broadcast_to_cpu(x, shape):
 
 
 def getitem_cpu(x, key):
-    """y = x[key], contiguous; where x[key] is so already, the same memory."""
+    """y = x[key], contiguous; a view if x[key] is contiguous."""
     parts = key if isinstance(key, tuple) else (key,)
     if (writer := tape.get()) is not None and not all(isinstance(part, (int, slice, type(None), type(...))) for part in parts):
-        writer.refuse("a list of positions")
+        writer.refuse("an index array")
     return _contiguous(x[key])
 
 
 def putitem_cpu(dy, key, shape):
-    """dx = 0; dx[key] += dy, repeated positions adding up: the adjoint of getitem."""
+    """dx = 0; dx[key] += dy, repeated indices adding up: the adjoint of getitem."""
     dx = np.zeros(shape, dy.dtype)
     expect("putitem (cpu)", dy=(dy, dx[key].shape))
     np.add.at(dx, key, dy)
@@ -128,7 +128,7 @@ def take_rows_cpu(x, rows, out=None):
 
 @host_kernel("void(f4[:, ::1], i4[::1], f4[::1], f4[:, ::1], i8, i8)")
 def _take_columns(x, columns, shift, y, first, stop):
-    """y[n, k] = x[n, columns[k]] - shift[k], x 0 where it has no such column, for first <= n < stop; an empty shift is 0."""
+    """y[n, k] = x[n, columns[k]] - shift[k], with 0 for columns outside x, for first <= n < stop; an empty shift is 0."""
     for n in range(first, stop):
         row, out = x[n], y[n]
         for k in range(columns.size):
@@ -139,11 +139,11 @@ def _take_columns(x, columns, shift, y, first, stop):
 
 
 def _share_columns(x, columns, shift, y):
-    """By each thread's rows."""
+    """Run `_take_columns` on each thread's rows."""
 
     def work(part):
-        own = part.of(x.shape[0])
-        _take_columns(x, columns, shift, y, own.start, own.stop)
+        span = part.of(x.shape[0])
+        _take_columns(x, columns, shift, y, span.start, span.stop)
 
     threads.share(work, y.size)
     return y
@@ -153,12 +153,14 @@ _NO_SHIFT = np.zeros(0, np.float32)
 
 
 def expand_cpu(x, pos, out=None):
-    """y[n, i] = x[n, pos[i]] where x has such a column, else 0.   x (N, K), pos (I,) -> y (N, I)"""
+    """y[n, i] = x[n, pos[i]] if 0 <= pos[i] < K, else 0.   x (N, K), pos (I,) -> y (N, I)"""
     return _share_columns(x, pos, _NO_SHIFT, _columns("expand (cpu)", empty_cpu, x, pos, None, out))
 
 
 def compact_cpu(x, list_, shift=None, out=None):
-    """y[n, k] = x[n, list[k]] - shift[k]; no shift: the adjoint of expand.   x (N, I), list (K,), shift (K,) -> y (N, K)"""
+    """y[n, k] = x[n, list[k]] - shift[k]; without shift, the adjoint of expand.   x (N, I), list (K,), shift (K,) -> y (N,
+    K)
+    """
     out = _columns("compact (cpu)", empty_cpu, x, list_, shift, out)
     return _share_columns(x, list_, _NO_SHIFT if shift is None else shift, out)
 
@@ -198,12 +200,12 @@ def _copies():
 
     @kernel("void(f4[::1], i4[::1], f4[::1], f4[::1], i4, i4)")
     def take_columns(x, columns, shift, y, x_width, y_width):
-        """y[n, i] = x[n, columns[i]] - shift[i], x 0 where it has no such column: both expand and compact."""
+        """y[n, i] = x[n, columns[i]] - shift[i], with 0 for columns outside x: both expand and compact."""
         i = cuda.grid(1)
         if i < y.size:
             column = columns[i % y_width]
-            found = x[(i // y_width) * x_width + column] if 0 <= column < x_width else np.float32(0)
-            y[i] = found - shift[i % y_width]
+            value = x[(i // y_width) * x_width + column] if 0 <= column < x_width else np.float32(0)
+            y[i] = value - shift[i % y_width]
 
     @kernel("void(f4[::1], f4[::1], i4, i4, i4)")
     def paste(x, y, x_width, y_width, offset):
@@ -215,8 +217,8 @@ def _copies():
     return strided_copy, gather, scatter_add, take_rows, take_columns, paste
 
 
-EDGE, HEIGHT = 32, 8  # of the square that a block turns, and of its threads
-SQUARE = EDGE * (EDGE + 1)  # a column's numbers lie in 32 banks
+EDGE, HEIGHT = 32, 8  # side of the square that a block transposes; its threads along y
+SQUARE = EDGE * (EDGE + 1)  # padding avoids bank conflicts
 MOST_BLOCKS = 65535  # along the second and third axis of a grid
 
 
@@ -224,8 +226,9 @@ MOST_BLOCKS = 65535  # along the second and third axis of a grid
 def _turning():
     @kernel("void(f4[::1], f4[::1], i4, i4, i4, i4, i4, i4, i4, i4, i4)")
     def turned_copy(x, y, n_a, n_b, s_b, t_a, n1, s0, t0, s1, t1):
-        """y[i0 t0 + i1 t1 + a t_a + b] = x[i0 s0 + i1 s1 + a + b s_b]: a is contiguous in x, b in y. By way of shared memory
-        neighbouring threads read neighbours and write neighbours."""
+        """y[i0 t0 + i1 t1 + a t_a + b] = x[i0 s0 + i1 s1 + a + b s_b]: a is contiguous in x, b in y. The block transposes in
+        shared memory, so that both reads and writes are coalesced.
+        """
         square = cuda.shared.array(SQUARE, float32)
         tx, ty, outer = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.z)
         a0, b0 = int32(cuda.blockIdx.y * EDGE), int32(cuda.blockIdx.x * EDGE)
@@ -242,7 +245,7 @@ def _turning():
 
 
 def _strided(x, shape, strides):
-    """Copy with up to four axes after neighbours that step together are merged."""
+    """Copy with up to four axes, after merging neighbouring axes with a common stride."""
     axes = [(n, s) for n, s in zip(shape, strides) if n != 1]
     merged: list[tuple[int, int]] = []
     for n, s in axes:
@@ -261,7 +264,7 @@ def _strided(x, shape, strides):
 
 
 def _transposed(x, y, axes):
-    """The copy in squares, where another axis of y than its last is contiguous in x; else False.   axes: (n, step in x)"""
+    """Copy in squares if an axis other than the last of y is contiguous in x; else return False.   axes: (n, stride in x)"""
     *outer, (n_b, s_b) = axes
     steps, contiguous = _element_strides([n for n, _ in axes]), [i for i, (n, s) in enumerate(outer) if s == 1 and n > 1]
     if s_b < 2 or not contiguous:
@@ -269,7 +272,7 @@ def _transposed(x, y, axes):
     n_a, t_a = outer[contiguous[0]][0], steps[contiguous[0]]
     (n0, s0, t0), (n1, s1, t1) = [(*outer[i], steps[i]) for i in range(3) if i != contiguous[0]]
     grid = ceil_div(n_b, EDGE), ceil_div(n_a, EDGE), n0 * n1
-    if min(n_a, n_b) < EDGE // 2 or max(grid[1:]) > MOST_BLOCKS:  # of a narrow one most of a square would be empty
+    if min(n_a, n_b) < EDGE // 2 or max(grid[1:]) > MOST_BLOCKS:  # most of a square would be empty
         return False
     launch(_turning(), grid, (EDGE, HEIGHT), flat(x), flat(y), n_a, n_b, s_b, t_a, n1, s0, t0, s1, t1)
     return True
@@ -293,7 +296,7 @@ def broadcast_to_cuda(x, shape):
 
 @arrays.device_cache(maxsize=64)
 def _positions(shape, key):
-    """Flat positions that x[key] reads, computed once a shape and key."""
+    """Flat positions that x[key] reads, computed once per shape and key."""
     unpacked = tuple(
         slice(*k[1:])
         if isinstance(k, tuple) and k[:1] == ("slice",)
@@ -307,7 +310,7 @@ def _positions(shape, key):
 
 
 def _hashable(key, shape):
-    """A key of x[key], x of that shape, as something a cache can hold; boolean masks become positions."""
+    """A key for x[key] as a hashable value for the cache; boolean masks become positions."""
     parts = []
     for k in key if isinstance(key, tuple) else (key,):
         if isinstance(k, slice):
@@ -315,7 +318,7 @@ def _hashable(key, shape):
         elif isinstance(k, (list, np.ndarray)):
             k = np.asarray(k)
             if k.dtype == bool:
-                np.broadcast_to(False, shape)[key]  # IndexError where a mask has another shape than what it masks
+                np.broadcast_to(False, shape)[key]  # IndexError if a mask does not have the shape that it masks
             arrays = np.nonzero(k) if k.dtype == bool else (k.astype(np.int64),)
             parts.extend(("array", a.tobytes(), a.shape) for a in arrays)
         else:

@@ -1,4 +1,4 @@
-"""Layer normalisation of x (N, C), each row by itself, eps above 0:
+"""Layer normalisation of x (N, C) over its last axis, eps above 0:
 
     mean[n] = 1/C sum_c x[n, c]           inverse[n] = 1 / sqrt(1/C sum_c (x[n, c] - mean[n])² + eps)
     h[n, c] = (x[n, c] - mean[n]) inverse[n]
@@ -8,7 +8,7 @@
                       dx[n, c] = inverse[n] (g[n, c] - 1/C sum_c g[n, c] - h[n, c] 1/C sum_c g[n, c] h[n, c])
 
 On the CPU a thread has its own rows, each of which stays in cache for its two passes; sums over rows are float64. On CUDA a
-block has a row; dgamma and dbeta are sums down the columns, ACROSS of them a block.
+block has a row; dgamma and dbeta are sums over columns, ACROSS columns per block.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ROWS, ROW, COLUMN = ("N", "C"), ("C",), ("N",)
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def layer_norm_reference(x, gamma, beta, eps):
-    """(y, mean, inverse), float64"""
+    """(y, mean, inverse), in float64"""
     x = np.float64(x)
     mean, inverse = x.mean(1), 1 / np.sqrt(x.var(1) + eps)
     return gamma * (x - mean[:, None]) * inverse[:, None] + beta, mean, inverse
 
 
 def layer_norm_grad_reference(dy, x, gamma, mean, inverse):
-    """(dx, dgamma, dbeta), float64"""
+    """(dx, dgamma, dbeta), in float64"""
     dy, x, gamma, mean, inverse = map(np.float64, (dy, x, gamma, mean, inverse))
     h, g = (x - mean[:, None]) * inverse[:, None], gamma * dy
     dx = inverse[:, None] * (g - g.mean(1, keepdims=True) - h * (g * h).mean(1, keepdims=True))
@@ -68,7 +68,7 @@ def _forward(x, gamma, beta, eps, y, mean, inverse, start, stop):
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[:, ::1], f8[:, ::1], i8, i8)")
 def _backward(dy, x, gamma, mean, inverse, dx, sums, start, stop):
-    """dx of the rows start … stop - 1; sums[0] = dy h, sums[1] = dy, added up over these rows."""
+    """dx of the rows start … stop - 1; sums[0] = dy h, sums[1] = dy, summed over these rows."""
     of_gamma, of_beta, share = sums[0], sums[1], 1 / float64(max(x.shape[1], 1))
     of_gamma[:], of_beta[:] = 0, 0
     for n in range(start, stop):
@@ -89,7 +89,7 @@ def _backward(dy, x, gamma, mean, inverse, dx, sums, start, stop):
 
 @host_kernel("void(f8[:, :, ::1], f4[::1], f4[::1])")
 def _add_up(sums, dgamma, dbeta):
-    """What all threads found, each time in the same order."""
+    """dgamma and dbeta from the sums of all threads, in a fixed order."""
     for c in range(dgamma.size):
         first, second = 0.0, 0.0
         for t in range(sums.shape[0]):
@@ -104,8 +104,8 @@ def layer_norm_cpu(x, gamma, beta, eps):
     y, mean, inverse = empty_cpu(x.shape), empty_cpu((n,)), empty_cpu((n,))
 
     def work(part):
-        own = part.of(n)
-        _forward(x, gamma, beta, eps, y, mean, inverse, own.start, own.stop)
+        span = part.of(n)
+        _forward(x, gamma, beta, eps, y, mean, inverse, span.start, span.stop)
 
     threads.share(work, x.size)
     return y, mean, inverse
@@ -118,8 +118,8 @@ def layer_norm_grad_cpu(dy, x, gamma, mean, inverse):
     sums = empty_cpu((threads.parts(x.size), 2, x.shape[1]), np.float64)
 
     def work(part):
-        own = part.of(len(x))
-        _backward(dy, x, gamma, mean, inverse, dx, sums[part.number], own.start, own.stop)
+        span = part.of(len(x))
+        _backward(dy, x, gamma, mean, inverse, dx, sums[part.number], span.start, span.stop)
 
     threads.share(work, x.size)
     _add_up(sums, dgamma, dbeta)
@@ -137,14 +137,14 @@ def _layer_norm_kernels():
 
     @kernel("void(f4[:, ::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1])")
     def forward(x, gamma, beta, eps, y, mean, inverse):
-        """A block has a row: its mean, then what its values differ from it."""
+        """One block per row: its mean, then its variance."""
         shared = cuda.shared.array(LANES, float32)
         lane, row, width = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(x.shape[1])
         total = float32(0)
         for c in range(lane, width, LANES):
             total += x[row, c]
         centre = tree(shared, lane, total, False) / float32(width)
-        cuda.syncthreads()  # all have read the sum before its place is used again
+        cuda.syncthreads()  # all threads have read the sum before `shared` is overwritten
         total = float32(0)
         for c in range(lane, width, LANES):
             d = x[row, c] - centre
@@ -157,7 +157,7 @@ def _layer_norm_kernels():
 
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[:, ::1])")
     def backward(dy, x, gamma, mean, inverse, dx):
-        """A block has a row: both its sums, then dx."""
+        """One block per row: both its sums, then dx."""
         shared = cuda.shared.array(LANES, float32)
         lane, row, width = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(x.shape[1])
         centre, factor, first, second = mean[row], inverse[row], float32(0), float32(0)
@@ -166,14 +166,14 @@ def _layer_norm_kernels():
             first += g
             second += g * (x[row, c] - centre) * factor
         first = tree(shared, lane, first, False) / float32(width)
-        cuda.syncthreads()  # all have read the sum before its place is used again
+        cuda.syncthreads()  # all threads have read the sum before `shared` is overwritten
         second = tree(shared, lane, second, False) / float32(width)
         for c in range(lane, width, LANES):
             dx[row, c] = factor * (gamma[c] * dy[row, c] - first - (x[row, c] - centre) * factor * second)
 
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[::1])")
     def vectors(dy, x, mean, inverse, dgamma, dbeta):
-        """A block has ACROSS columns: both sums of each."""
+        """One block per ACROSS columns: both sums of each."""
         of_gamma, of_beta = cuda.shared.array((DOWN, ACROSS), float32), cuda.shared.array((DOWN, ACROSS), float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, first, second = int32(cuda.blockIdx.x * ACROSS) + tx, float32(0), float32(0)

@@ -1,6 +1,6 @@
-"""Losses with their gradients: forward and backward in one pass, so that nothing between the two is stored.
+"""Losses with their gradients: forward and backward in one pass, without intermediate arrays.
 
-With w[n] = weights[n] (sum 1: the caller normalises), or 1/N where `weights` is None, sum_n losses[n] is the weighted
+With w[n] = weights[n] (sum 1: the caller normalises), or 1/N if `weights` is None, sum_n losses[n] is the weighted
 mean loss and the second result its gradient. Classes c < C, outputs o < O (all axes after the first).
 
 softmax_cross_entropy  losses[n] = w[n] (log sum_c exp(x[n, c]) - x[n, label[n]]),
@@ -10,8 +10,8 @@ the others             losses[n] = w[n]/O sum_o v[n, o],   dprediction[n, o] = w
 squared_error          v = d^2, s = 2 d
 absolute_error         v = |d|, s = sign(d)
 sigmoid_cross_entropy  v = max(x, 0) - x t + log(1 + exp(-|x|)), s = sigmoid(x) - t: logits x, targets t in [0, 1]
-huber_error            v = m (|d| - m/2), m = min(|d|, delta), s = m sign(d): d^2/2 up to delta, from there on a straight line
-quantile_error         v = (1 - level) d where d > 0, else -level d, s = dv/dd, 0 at 0
+huber_error            v = m (|d| - m/2), m = min(|d|, delta), s = m sign(d): d^2/2 up to delta, beyond it a straight line
+quantile_error         v = (1 - level) d if d > 0, else -level d, s = dv/dd, 0 at 0
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOG2_E, LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 
 
 def _results(op, empty, weights, out, **arrays):
-    """(losses, gradient, weights, uniform weight); a weight of 0 says: read the array, else it is never read."""
+    """(losses, gradient, weights, uniform weight); if the uniform weight is 0, the kernel reads `weights`, else never."""
     shape, (losses, gradient) = next(iter(arrays.values())).shape, pair(op, "out", out)
     if not shape or "labels" in arrays and not shape[-1]:
         raise ValueError(f"{op}: {', '.join(arrays)} of shape {shape} have no samples along a first axis, or no classes")
@@ -99,7 +99,7 @@ def quantile_error_reference(prediction, target, weights=None, level=0.5):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[:, ::1], i4[::1], f4[::1], f4, f4[::1], f4[:, ::1])")
 def _cross_entropy(logits, labels, weights, uniform, losses, dlogits):
-    """exp(z) = 2^k p(z - k log 2) is written out: a call to the C library would keep the loop from being vectorised."""
+    """exp(z) = 2^k p(z - k log 2) is written out, because a call to the C library would prevent vectorisation."""
     width = logits.shape[1]
     for n in range(logits.shape[0]):
         top = LOWEST
@@ -163,7 +163,7 @@ def _bent_errors(formula, parameter, prediction, target, weights, uniform, losse
             d = prediction[n, o] - target[n, o]
             if formula == HUBER:
                 a = abs(d)
-                m = parameter if a > parameter else a  # in this order NaN passes
+                m = parameter if a > parameter else a  # this order lets NaN pass
                 value, slope = m * (a - half * m), m if d > zero else -m
             else:
                 value = (one - parameter) * d if d > zero else -parameter * d
@@ -178,8 +178,8 @@ def softmax_cross_entropy_cpu(logits, labels, weights=None, out=None):
     losses, dlogits, w, uniform = _results("softmax_cross_entropy (cpu)", empty_cpu, weights, out, logits=logits, labels=labels)
 
     def work(part):
-        own = part.of(losses.size)
-        _cross_entropy(logits[own], labels[own], w[own], uniform, losses[own], dlogits[own])
+        span = part.of(losses.size)
+        _cross_entropy(logits[span], labels[span], w[span], uniform, losses[span], dlogits[span])
 
     threads.share(work, logits.size)
     return losses, dlogits
@@ -188,7 +188,7 @@ def softmax_cross_entropy_cpu(logits, labels, weights=None, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("loss")
 def _cross_entropy_kernels():
-    """With NARROW and with WIDE threads a row; a block does one row."""
+    """With NARROW and with WIDE threads per row; one block per row."""
 
     def declared(lanes):
         _, exponentials = row_sums(lanes)
@@ -216,7 +216,7 @@ def _cross_entropy_kernels():
 
 @kernels("loss")
 def _error_kernels():
-    """SQUARED, ABSOLUTE, SIGMOID: `formula` is a constant to the compiler, which keeps one branch."""
+    """SQUARED, ABSOLUTE, SIGMOID: `formula` is a compile-time constant, so that one branch remains."""
     tree, _ = row_sums(NARROW)
 
     def declared(formula):
@@ -269,7 +269,7 @@ def _bent_error_kernels():
                 d = prediction[row, o] - target[row, o]
                 if formula == HUBER:
                     a = math.fabs(d)
-                    m = parameter if a > parameter else a  # in this order NaN passes
+                    m = parameter if a > parameter else a  # this order lets NaN pass
                     value = m * (a - float32(0.5) * m)
                     slope = m if d > float32(0) else -m
                 else:

@@ -4,13 +4,13 @@
     h[n, c] = (x[n, c] - mean[c]) / sqrt(variance[c] + eps)
 
     batch_norm        y = gamma h + beta, mean, variance
-    batch_norm_apply  y = gamma h + beta for a mean and a variance that are given
+    batch_norm_apply  y = gamma h + beta for a given mean and variance
     batch_norm_grad   dbeta[c] = sum_n dy[n, c],  dgamma[c] = sum_n dy[n, c] h[n, c],
                       dx[n, c] = gamma[c] / sqrt(variance[c] + eps) (dy[n, c] - dbeta[c] / N - h[n, c] dgamma[c] / N)
 
-On the CPU a thread has its own rows. Sums are float64, of what values differ from the first row's: one pass gives both mean and
-variance, and no digits are lost where the mean is large. On CUDA the variance takes a pass of its own, after the mean, and a
-block has ACROSS channels, whose threads lie along the contiguous axis.
+On the CPU a thread has its own rows. Sums are float64, over the differences to the first row: one pass gives both mean and
+variance, without cancellation if the mean is large. On CUDA the variance takes a second pass, after the mean, and a block has
+ACROSS channels, whose threads lie along the contiguous axis.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from ..runtime.memory import THREADS, blocks_for, empty_cpu, empty_cuda, flat
 ACROSS, DOWN = 32, 8  # threads of a block along the channels and along the samples
 BLOCK = ACROSS * DOWN
 CHANNELS = ("C",)
-GROUP = 256  # channels that a loop of the CPU has at least: of fewer, rows are joined
+GROUP = 256  # least channels of a CPU loop: with fewer, rows are joined
 
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def batch_norm_apply_reference(x, gamma, beta, mean, variance, eps):
-    """y = gamma (x - mean) / sqrt(variance + eps) + beta, float64"""
+    """y = gamma (x - mean) / sqrt(variance + eps) + beta, in float64"""
     x, gamma, beta, mean, variance = map(np.float64, (x, gamma, beta, mean, variance))
     return gamma * (x - mean) / np.sqrt(variance + eps) + beta
 
 
 def batch_norm_reference(x, gamma, beta, eps):
-    """(y, mean, variance), float64"""
+    """(y, mean, variance), in float64"""
     mean, variance = np.float64(x).mean(0), np.float64(x).var(0)
     return batch_norm_apply_reference(x, gamma, beta, mean, variance, eps), mean, variance
 
 
 def batch_norm_grad_reference(dy, x, gamma, mean, variance, eps):
-    """(dx, dgamma, dbeta), float64"""
+    """(dx, dgamma, dbeta), in float64"""
     dy, x, gamma, mean, variance = map(np.float64, (dy, x, gamma, mean, variance))
     inverse = 1 / np.sqrt(variance + eps)
     h = (x - mean) * inverse
@@ -58,15 +58,16 @@ def batch_norm_grad_reference(dy, x, gamma, mean, variance, eps):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(f4[::1], f4[::1])")
 def _repeat(x, y):
-    """y is x again and again."""
+    """Fill y with copies of x."""
     for begin in range(0, y.size, x.size):
         y[begin : begin + x.size] = x
 
 
 @host_kernel("void(f4[::1], f4[::1], f8[:, ::1])")
 def _moments(x, shift, sums):
-    """sums[0, j] = the sum of x - shift, sums[1, j] = that of (x - shift)², j the place of each number in its group of as many
-    as shift has."""
+    """sums[0, j] = the sum of x - shift, sums[1, j] = the sum of (x - shift)²; j is the position in a group of shift.size
+    values.
+    """
     first, second = sums[0], sums[1]
     first[:], second[:] = 0, 0
     for begin in range(0, x.size, shift.size):
@@ -88,7 +89,7 @@ def _apply(x, centre, factor, offset, y):
 
 @host_kernel("void(f4[::1], f4[::1], f4[::1], f8[:, ::1])")
 def _slopes(dy, x, centre, sums):
-    """sums[0, j] = the sum of dy, sums[1, j] = that of dy (x - centre)"""
+    """sums[0, j] = the sum of dy, sums[1, j] = the sum of dy (x - centre)"""
     first, second = sums[0], sums[1]
     first[:], second[:] = 0, 0
     for begin in range(0, x.size, centre.size):
@@ -109,7 +110,7 @@ def _backward(dy, x, centre, factor, less, tilt, dx):
 
 @host_function
 def _total(sums, which, c, channels):
-    """Of all threads and all places of a channel in a group, in order: each time the same."""
+    """The sum over all threads and all positions of a channel in a group, in a fixed order."""
     total = 0.0
     for t in range(sums.shape[0]):
         for j in range(c, sums.shape[2], channels):
@@ -122,7 +123,7 @@ def _mean_and_variance(sums, shift, n, mean, variance):
     for c in range(mean.size):
         first, second = _total(sums, 0, c, mean.size) / n, _total(sums, 1, c, mean.size) / n
         mean[c], apart = shift[c] + first, second - first * first
-        variance[c] = 0.0 if apart < 0.0 else apart  # in this order NaN passes
+        variance[c] = 0.0 if apart < 0.0 else apart  # this order lets NaN pass
 
 
 @host_kernel("void(f4[::1], f4[::1], f4, f4[::1])")
@@ -133,7 +134,7 @@ def _factors(gamma, variance, eps, factor):
 
 @host_kernel("void(f8[:, :, ::1], f4[::1], f4[::1], f8, i8, f4[:, ::1], f4[::1], f4[::1])")
 def _gradients(sums, gamma, variance, eps, n, numbers, dgamma, dbeta):
-    """numbers are factor, less and tilt of `_backward`."""
+    """Write factor, less and tilt of `_backward` to `numbers`."""
     for c in range(dgamma.size):
         inverse = 1.0 / math.sqrt(np.float64(variance[c]) + eps)
         of_beta, of_gamma = _total(sums, 0, c, dgamma.size), _total(sums, 1, c, dgamma.size) * inverse
@@ -142,7 +143,7 @@ def _gradients(sums, gamma, variance, eps, n, numbers, dgamma, dbeta):
 
 
 def _repeated(vector):
-    """Groups of rows count as one, so that few channels are vector code, too."""
+    """Repeat the vector over a group of rows, so that few channels are vectorised, too."""
     if vector.size >= GROUP:
         return vector
     out = empty_cpu(GROUP // vector.size * vector.size)
@@ -151,28 +152,28 @@ def _repeated(vector):
 
 
 def _each(loop, rows, vectors, *out):
-    """loop(rows, vectors, out) on each thread's rows."""
+    """Run loop(rows, vectors, out) on each thread's rows."""
     n, channels = rows[0].shape
     if not n * channels:
         return
     vectors = [_repeated(vector) for vector in vectors]
 
     def work(part):
-        own = part.of(n)
-        loop(*(x[own].reshape(-1) for x in rows), *vectors, *(y[own].reshape(-1) for y in out))
+        span = part.of(n)
+        loop(*(x[span].reshape(-1) for x in rows), *vectors, *(y[span].reshape(-1) for y in out))
 
     threads.share(work, n * channels)
 
 
 def _sums(loop, rows, vector):
-    """(threads, 2, places) float64: the two sums of `loop` over each thread's rows."""
+    """(threads, 2, positions) float64: the two sums of `loop` over each thread's rows."""
     n, channels = rows[0].shape
     vector = _repeated(vector)
     sums = empty_cpu((threads.parts(n * channels), 2, vector.size), np.float64)
 
     def work(part):
-        own = part.of(n)
-        loop(*(x[own].reshape(-1) for x in rows), vector, sums[part.number])
+        span = part.of(n)
+        loop(*(x[span].reshape(-1) for x in rows), vector, sums[part.number])
 
     threads.share(work, n * channels)
     return sums
@@ -220,7 +221,7 @@ def _forward_kernels():
 
     @kernel("void(f4[:, ::1], f4[::1], f4[::1])")
     def moments(x, mean, variance):
-        """A block has ACROSS channels: the mean of each, then what its values differ from it."""
+        """One block per ACROSS channels: their means, then their variances."""
         shared = cuda.shared.array(BLOCK, float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, samples = int32(cuda.blockIdx.x * ACROSS) + tx, float32(max(x.shape[0], 1))
@@ -247,7 +248,7 @@ def _forward_kernels():
 
     @kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4, f4[::1], i4)")
     def apply(x, gamma, beta, mean, variance, eps, y, channels):
-        """One thread, one value."""
+        """One thread per value."""
         i = cuda.grid(1)
         if i < y.size:
             c = i % channels
@@ -262,7 +263,7 @@ def _backward_kernel():
 
     @kernel("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4, f4[:, ::1], f4[::1], f4[::1])")
     def backward(dy, x, gamma, mean, variance, eps, dx, dgamma, dbeta):
-        """A block has ACROSS channels: both sums of each, then dx."""
+        """One block per ACROSS channels: both sums of each, then dx."""
         of_gamma, of_beta = cuda.shared.array(BLOCK, float32), cuda.shared.array(BLOCK, float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         c, inside = int32(cuda.blockIdx.x * ACROSS) + tx, int32(cuda.blockIdx.x * ACROSS) + tx < gamma.size

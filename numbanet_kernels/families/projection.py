@@ -1,10 +1,11 @@
-"""Random projection to fewer numbers that keep inner products, by additions alone; R (k, d) of -1, 0 and 1 (`layouts.ternary`):
+"""Random projection to fewer dimensions that preserves inner products, by additions alone; R (k, d) of -1, 0 and 1
+(`layouts.ternary`):
 
     project    f[n, j] = sqrt(3 / k) sum_i R[j, i] v[n, i]      v (N, d) -> f (N, k)
 
 so that E[f(x) . f(w)] = x . w (Achlioptas 2003, theorem 1.1; *Dynamic Sparse Graph for Efficient Deep Learning*). A third of R
-is not 0: N k d / 3 additions in place of the 2 N k d FLOPs of a dense product. They go by pieces of v: a piece of some columns
-and samples is transposed in the nearest memory, features first, and each sum adds and subtracts whole rows of it.
+is not 0: N k d / 3 additions instead of the 2 N k d FLOPs of a dense product. A piece of v with some columns and samples is
+transposed into cache, features first; each sum then adds and subtracts whole rows of it.
 """
 
 from __future__ import annotations
@@ -35,41 +36,43 @@ def project_reference(v, lists, outputs):
 
 
 def _check(op, v, lists, outputs):
-    """sqrt(3 / k); ValueError unless the lists are those of an R (k, d)."""
+    """sqrt(3 / k); ValueError unless the lists describe an R (k, d)."""
     pieces = ceil_div(expect(op, v=(v, ("N", "d")))["d"], PIECE)
     expect(op, starts=(lists.starts, (2 * outputs * pieces + 1,), INT32), columns=(lists.columns, ("R's",), INT32))
     return math.sqrt(3 / max(outputs, 1))
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-MANY = 2 * WIDTH  # samples whose sums are in registers, if there are more than WIDTH
+MANY = 2 * WIDTH  # samples whose sums stay in registers, if there are more than WIDTH
 
 
 @intrinsic
 def _add_rows(typing_context, room, columns, first, middle, stop, sums, at):
-    """sums[at + s] += sum of room[columns[p] % PIECE, s] for first <= p < middle, less that for middle <= p < stop."""
+    """sums[at + s] += sum of room[columns[p] % PIECE, s] for first <= p < middle, minus the sum for middle <= p < stop."""
 
     def generate(context, builder, signature, arguments):
         room, columns, first, middle, stop, sums, at = data_of(context, builder, signature, arguments)
         width = builder.extract_value(context.make_array(signature.args[0])(context, builder, arguments[0]).shape, 1)
 
         def added(vectors, chains):
-            """For rows of so many vectors, so many of them at a time."""
-            place = builder.bitcast(builder.gep(sums, [at]), FLOATS.as_pointer())
+            """Code for rows of `vectors` vectors, with `chains` independent sums of each."""
+            vectors_at = builder.bitcast(builder.gep(sums, [at]), FLOATS.as_pointer())
             totals = [
                 cgutils.alloca_once_value(
                     builder,
-                    builder.load(builder.gep(place, [ir.IntType(32)(v)]), align=4) if not c else FLOATS([REAL(0.0)] * WIDTH),
+                    builder.load(builder.gep(vectors_at, [ir.IntType(32)(v)]), align=4)
+                    if not c
+                    else FLOATS([REAL(0.0)] * WIDTH),
                 )
                 for c in range(chains)
                 for v in range(vectors)
             ]
 
-            def add(p, operation, own):
+            def add(p, operation, sums_of):
                 column = builder.and_(builder.sext(builder.load(builder.gep(columns, [p])), NUMBER), NUMBER(PIECE - 1))
                 row = builder.gep(room, [builder.mul(column, NUMBER(vectors * WIDTH))])
                 row = builder.bitcast(row, FLOATS.as_pointer())
-                for v, total in enumerate(own):
+                for v, total in enumerate(sums_of):
                     vector = builder.load(builder.gep(row, [ir.IntType(32)(v)]), align=4)
                     builder.store(operation(builder.load(total), vector), total)
 
@@ -85,7 +88,7 @@ def _add_rows(typing_context, room, columns, first, middle, stop, sums, at):
                 value = builder.load(totals[v])
                 for c in range(1, chains):
                     value = builder.fadd(value, builder.load(totals[c * vectors + v]))
-                builder.store(value, builder.gep(place, [ir.IntType(32)(v)]), align=4)
+                builder.store(value, builder.gep(vectors_at, [ir.IntType(32)(v)]), align=4)
 
         with builder.if_else(builder.icmp_signed("==", width, NUMBER(MANY))) as (many, few):
             with many:
@@ -100,7 +103,7 @@ def _add_rows(typing_context, room, columns, first, middle, stop, sums, at):
 
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4, f4[:, ::1], i8, i8, i8, f4[:, ::1], f4[:, ::1])")
 def _project(v, columns, starts, scale, f, n_first, n_stop, j_first, room, sums):
-    """f[n, j_first + j] for n_first <= n < n_stop, as many samples at a time as room (PIECE, T) and sums (j, T) have."""
+    """f[n, j_first + j] for n_first <= n < n_stop, T samples at a time; room (PIECE, T) and sums (j, T) are buffers."""
     outputs, together = f.shape[1], room.shape[1]
     for n0 in range(n_first, n_stop, together):
         n1 = min(n0 + together, n_stop)
@@ -120,31 +123,32 @@ def _project(v, columns, starts, scale, f, n_first, n_stop, j_first, room, sums)
 
 
 def project_cpu(v, lists, outputs):
-    """f[n, j] = sqrt(3 / k) sum_i R[j, i] v[n, i]; lists as `layouts.ternary` says, k outputs"""
+    """f[n, j] = sqrt(3 / k) sum_i R[j, i] v[n, i]; lists as in `layouts.ternary`, k outputs"""
     scale = _check("project (cpu)", v, lists, outputs)
     f, together = empty_cpu((v.shape[0], outputs)), MANY if v.shape[0] > WIDTH else WIDTH
 
     def work(part):
         few = v.shape[0] < together * part.count
-        samples, own = (slice(0, v.shape[0]), part.of(outputs)) if few else (part.of(v.shape[0]), slice(0, outputs))
-        room, sums = aligned(PIECE, together), aligned(own.stop - own.start, together)
-        _project(v, *lists, scale, f, samples.start, samples.stop, own.start, room, sums)
+        samples, span = (slice(0, v.shape[0]), part.of(outputs)) if few else (part.of(v.shape[0]), slice(0, outputs))
+        room, sums = aligned(PIECE, together), aligned(span.stop - span.start, together)
+        _project(v, *lists, scale, f, samples.start, samples.stop, span.start, room, sums)
 
     threads.share(work, flops=2 * v.size * outputs)
     return f
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
-LANES, WARPS, SUMS = 32, 8, 4  # a warp's samples, a block's warps, a thread's sums
-SQUARE = PIECE * (LANES + 1)  # neighbouring columns begin in other banks
+LANES, WARPS, SUMS = 32, 8, 4  # samples of a warp, warps of a block, sums of a thread
+SQUARE = PIECE * (LANES + 1)  # padding avoids bank conflicts
 
 
 @kernels("projection")
 def _projecting():
     @kernel("void(f4[::1], i4[::1], i4[::1], f4[::1], f4, i4, i4, i4)")
     def project(v, columns, starts, f, scale, samples, width, outputs):
-        """A block has 32 samples and 32 outputs; a thread one sample and four outputs. All lanes read the same list, and
-        neighbouring samples of a row of the piece."""
+        """One block per 32 samples and 32 outputs; a thread has one sample and four outputs. All lanes read the same list, and
+        neighbouring samples of a row of the piece.
+        """
         piece = cuda.shared.array(SQUARE, float32)
         lane, warp = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         n0, j0 = int32(cuda.blockIdx.x * LANES), int32(cuda.blockIdx.y * WARPS * SUMS) + warp

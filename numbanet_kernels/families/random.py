@@ -1,4 +1,4 @@
-"""Dropout by random numbers without state: element i is a function of (key, counter, i), on every device and in any order.
+"""Dropout by stateless random numbers: element i is a function of (key, counter, i), on every device and in any order.
 
 Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a counter of
 four 32-bit words and a key of two to four words of random bits; ten times over,
@@ -6,9 +6,9 @@ four 32-bit words and a key of two to four words of random bits; ten times over,
     (k0, k1) <- (k0 + W0, k1 + W1).
 bits[i] is word i % 4 of the call with counter words (i//4 low, i//4 high, counter low, counter high).
 
-dropout      y[i] = x[i] scale where bits[i] / 2^32 >= rate, else 0: compared as integers, so that every device keeps
-             the same elements. Linear and self-adjoint: the same call on dy is the backward pass. Its key may be an array
-             of the device (`key_words`), so that what is recorded can be done with another one.
+dropout      y[i] = x[i] scale if bits[i] / 2^32 >= rate, else 0: compared as integers, so that every device keeps the same
+             elements. Linear and self-adjoint: the same call on dy is the backward pass. The key may be an array on the device
+             (`key_words`), so that a recorded step can be replayed with another one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _words(value, name):
 
 
 def _key(key, put):
-    """The array of a key's words on the device."""
+    """The words of a key as an array on the device."""
     if isinstance(key, (int, np.integer)):
         _words(key, "key")
         return put(key_words(int(key)))
@@ -48,7 +48,7 @@ def _key(key, put):
 
 
 def _threshold_and_scale(rate, scale):
-    """The least t with t / 2^32 >= rate (an element is kept where its bits are >= t), and 1/(1 - rate) unless given."""
+    """The least t with t / 2^32 >= rate (an element is kept if its bits are >= t), and 1/(1 - rate) unless scale is given."""
     if not 0 <= rate < 1:
         raise ValueError(f"dropout: rate {rate} is not in [0, 1)")
     return min(math.ceil(rate * 2**32), 0xFFFFFFFF), float(1 / (1 - rate) if scale is None else scale)
@@ -56,7 +56,7 @@ def _threshold_and_scale(rate, scale):
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def philox_reference(counter, key):
-    """Four words for each counter.   counter (..., 4), key (2,) -> (..., 4), 32-bit words kept in uint64"""
+    """Four words for each counter.   counter (..., 4), key (2,) -> (..., 4), 32-bit words in uint64"""
     c = np.asarray(counter, np.uint64)
     k = np.asarray(key, np.uint64)
     for _ in range(ROUNDS):
@@ -75,13 +75,13 @@ def random_bits_reference(key, counter, size):
 
 def dropout_reference(x, rate, key, counter, scale=None):
     x = np.asarray(x, np.float64)
-    kept = random_bits_reference(key, counter, x.size).reshape(x.shape) / 2.0**32 >= rate
-    return np.where(kept, x * (1 / (1 - rate) if scale is None else scale), 0)
+    mask = random_bits_reference(key, counter, x.size).reshape(x.shape) / 2.0**32 >= rate
+    return np.where(mask, x * (1 / (1 - rate) if scale is None else scale), 0)
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-# Words are kept in 64-bit lanes with empty upper halves: so the compiler sees that one vector multiplication serves
-# both hi and lo, and vectorises the loop over calls. It ends at the last whole call; a ragged end is done apart.
+# Words are stored in 64-bit lanes with empty upper halves, so that LLVM uses one vector multiplication for both hi and lo and
+# vectorises the loop over calls. The loop ends at the last whole call; a separate loop does the remainder.
 @host_function
 def _philox(call, counter2, counter3, key0, key1):
     """The four words of a call."""
@@ -95,7 +95,7 @@ def _philox(call, counter2, counter3, key0, key1):
 
 @host_kernel("void(i4[::1], u8, u8, u8, f4, f4[::1], f4[::1])")
 def _drop(key, counter2, counter3, threshold, scale, x, y):
-    """y[i] = x[i] scale where bits[i] >= threshold, else 0."""
+    """y[i] = x[i] scale if bits[i] >= threshold, else 0."""
     zero, key0, key1 = float32(0), uint64(uint32(key[0])), uint64(uint32(key[1]))
     for j in range(x.size // 4):
         c0, c1, c2, c3 = _philox(j, counter2, counter3, key0, key1)
@@ -112,7 +112,7 @@ def _drop(key, counter2, counter3, threshold, scale, x, y):
 
 
 def dropout_cpu(x, rate, key, counter, scale=None, out=None):
-    """y[i] = x[i] scale where bits[i] / 2^32 >= rate, else 0; scale = 1/(1 - rate) unless given"""
+    """y[i] = x[i] scale if bits[i] / 2^32 >= rate, else 0; scale = 1/(1 - rate) unless given"""
     out = output("dropout (cpu)", empty_cpu, out, x=x)
     threshold, scale = _threshold_and_scale(rate, scale)
     _drop(_key(key, np.asarray), *_words(counter, "counter"), threshold, scale, flat(x), flat(out))
@@ -120,14 +120,15 @@ def dropout_cpu(x, rate, key, counter, scale=None, out=None):
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
-PITCH = THREADS + 8  # of the words of a block, by word and thread: whoever writes or reads them meets 32 banks
+PITCH = THREADS + 8  # of the words of a block, by word and thread; avoids bank conflicts
 ROOM = 4 * PITCH
 
 
 @kernels("random")
 def _dropout_kernel():
-    """A thread makes one call, for four elements; these go through shared memory, so that neighbouring threads read and write
-    neighbours."""
+    """Each thread makes one call, for four elements, which pass through shared memory, so that reads and writes are
+    coalesced.
+    """
 
     @kernel("void(f4[::1], f4[::1], i4[::1], u4, u4, u4, f4)")
     def dropout(x, y, key, counter2, counter3, threshold, scale):
@@ -144,11 +145,11 @@ def _dropout_kernel():
         words[t], words[t + PITCH], words[t + 2 * PITCH], words[t + 3 * PITCH] = c0, c1, c2, c3
         cuda.syncthreads()
         for part in range(4):
-            place = part * THREADS + t
-            i = cuda.blockIdx.x * (4 * THREADS) + place
+            index = part * THREADS + t
+            i = cuda.blockIdx.x * (4 * THREADS) + index
             if i >= y.size:
                 return
-            bits = words[(place & 3) * PITCH + (place >> 2)]
+            bits = words[(index & 3) * PITCH + (index >> 2)]
             y[i] = x[i] * scale if bits >= threshold else float32(0)
 
     return dropout

@@ -6,10 +6,10 @@ squares   y = the sum of x * x over all axes
 sum_rows  y[o] = scale * sum_n x[n, o]                     x (N, O) -> y (O,)
 argmax    y[n] = the first c with x[n, c] = max_c x[n, c]  x (..., C) -> y (...) int32; NaN counts as the largest
 
-On CUDA neighbouring axes merge, so that x is (outer, n, inner) and y (outer, inner). The x threads of a block lie along
-inner, where memory is contiguous, the y threads along n; they meet in a tree in shared memory. With inner = 1 there is
-one x thread, and the y threads read neighbours. The order of additions depends on the shape alone: results repeat bit
-by bit.
+On CUDA neighbouring axes merge, so that x is (outer, n, inner) and y (outer, inner). The x threads of a block lie along inner,
+where memory is contiguous, the y threads along n; a tree in shared memory adds up their sums. With inner = 1 there is one x
+thread, and the y threads read neighbouring elements. The order of additions depends only on the shape: results are bitwise
+reproducible.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOWEST = np.float32(-np.inf)
 
 
 def _axes(op, device, x, axis):
-    """The sorted, non-negative axes that `axis` (None, an int or a tuple) names."""
+    """The sorted, non-negative axes in `axis` (None, an int or a tuple)."""
     axes = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     if any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
         raise ValueError(f"{op} ({device}): axis {axis} does not fit x {x.shape}")
@@ -48,8 +48,9 @@ def _reduced_shape(x, axes, keepdims):
 
 
 def _groups(shape, axes):
-    """(outer, n, inner) for each group of neighbouring axes, the last group first: the array (outer, n, inner) is then summed
-    over n."""
+    """(outer, n, inner) for each group of neighbouring axes, the last group first; the array (outer, n, inner) is summed over
+    n.
+    """
     shape, left = list(shape), list(axes)
     while left:
         stop = left.pop() + 1
@@ -60,9 +61,9 @@ def _groups(shape, axes):
         del shape[start:stop]
 
 
-def _places(op, empty, x, out):
+def _argmax_output(op, empty, x, out):
     if x.shape[-1:] in ((), (0,)):
-        raise ValueError(f"{op}: x {x.shape} has nothing along its last axis")
+        raise ValueError(f"{op}: x {x.shape} is empty along its last axis")
     return output(op, empty, out, x.shape[:-1], INT32, x=x)
 
 
@@ -88,15 +89,16 @@ def argmax_reference(x):
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-LINE, LINES = 256, 32  # floats of a line that narrow rows are joined to; lines that are added up in float32
+LINE, LINES = 256, 32  # floats of a line (narrow rows are joined); lines that are summed in float32
 LEAST_COLUMNS = 64  # of a thread
-PIECE = 1 << 14  # squares that BLAS adds up in float32
+PIECE = 1 << 14  # squares that BLAS sums in float32
 
 
 @host_kernel("void(f4[::1], i8, i8, f4, f4[:, ::1], i8, i8)")
 def _sum_lines(x, size, wide, scale, y, start, stop):
     """y[o, c] = scale * the sum of x[o * size + c + k * inner] over k, y (O, inner), in lines of `wide` floats, a multiple of
-    inner: of each line the floats start … stop - 1. Sums of few lines are float32, those of the sums float64."""
+    inner; columns start … stop - 1 of each line. Few lines are summed in float32, their sums in float64.
+    """
     inner, width = y.shape[1], stop - start
     few, sums = np.empty(width, np.float32), np.empty(width, np.float64)
     for o in range(y.shape[0]):
@@ -129,7 +131,7 @@ def _sum_lines(x, size, wide, scale, y, start, stop):
 
 @host_kernel("void(f4[:, ::1], f4[::1], i8, i8)")
 def _sum_each(x, y, start, stop):
-    """y[o] = the sum of x[o], for start <= o < stop; sums of LINE numbers are float32, those of the sums float64."""
+    """y[o] = the sum of x[o], for start <= o < stop; LINE numbers are summed in float32, their sums in float64."""
     for o in range(start, stop):
         row, total = x[o], np.float64(0)
         for first in range(0, row.size, LINE):
@@ -142,14 +144,14 @@ def _sum_each(x, y, start, stop):
 
 @host_kernel("void(f4[:, ::1], i4[::1])")
 def _argmax(x, y):
-    """y[n] = the first place of the largest of x[n]; NaN counts as the largest."""
+    """y[n] = the first index of the maximum of x[n]; NaN counts as the largest."""
     for n in range(x.shape[0]):
-        place, top = 0, x[n, 0]
+        index, top = 0, x[n, 0]
         for c in range(1, x.shape[1]):
             value = x[n, c]
             if value > top or (value != value and top == top):
-                place, top = c, value
-        y[n] = place
+                index, top = c, value
+        y[n] = index
 
 
 def _sum(x, outer, n, inner, scale, out):
@@ -158,8 +160,8 @@ def _sum(x, outer, n, inner, scale, out):
     columns = wide if wide == inner and inner >= LEAST_COLUMNS * threads.count() else 0
 
     def work(part):
-        own = part.of(columns) if columns else slice(0, wide)
-        _sum_lines(x, n * inner, wide, scale, y, own.start, own.stop)
+        span = part.of(columns) if columns else slice(0, wide)
+        _sum_lines(x, n * inner, wide, scale, y, span.start, span.stop)
 
     if columns:
         threads.share(work, x.size)
@@ -198,9 +200,10 @@ def squares_cpu(x):
     terms = np.zeros(threads.count())
 
     def work(part):
-        own = values[part.of(values.size)]
+        thread_values = values[part.of(values.size)]
         terms[part.number] = sum(
-            float(blas.matmul(piece, piece)) for piece in (own[start : start + PIECE] for start in range(0, own.size, PIECE))
+            float(blas.matmul(piece, piece))
+            for piece in (thread_values[start : start + PIECE] for start in range(0, thread_values.size, PIECE))
         )
 
     threads.share(work, x.size)
@@ -223,7 +226,7 @@ def sum_rows_cpu(x, scale=1.0, out=None):
 
 def argmax_cpu(x, out=None):
     """y[n] = the first c with x[n, c] = max_c x[n, c]"""
-    out = _places("argmax (cpu)", empty_cpu, x, out)
+    out = _argmax_output("argmax (cpu)", empty_cpu, x, out)
     _argmax(x.reshape(out.size, x.shape[-1]), out.reshape(out.size))
     return out
 
@@ -231,8 +234,9 @@ def argmax_cpu(x, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @kernels("reduce")
 def _reduce_kernels():
-    """For SUM, then for MAX, one kernel for each of BLOCKS, and one for SQUARES, the last. A group of n elements is cut into
-    `parts` of `chunk`, each for a block of its own: the second pass of a long reduction works on their results."""
+    """One kernel for each of BLOCKS for SUM, then for MAX, and one for SQUARES, the last. A group of n elements is cut into
+    `parts` of `chunk`, each for its own block; a second pass reduces their results.
+    """
 
     def declared(formula, block):
         across, down = block
@@ -254,15 +258,15 @@ def _reduce_kernels():
             if i < inner:
                 for k in range(first + ty, min(n, first + chunk), down):
                     total = reduced(total, x[(start + k) * inner + i])
-            own = ty * across + tx
-            shared[own] = total
+            slot = ty * across + tx
+            shared[slot] = total
             cuda.syncthreads()
             half = down // 2
             while half > 0:  # a tree over the y threads of the block
                 if ty < half:
-                    other = shared[own + half * across]
+                    other = shared[slot + half * across]
                     total = total + other if formula == SQUARES else reduced(total, other)
-                    shared[own] = total
+                    shared[slot] = total
                 cuda.syncthreads()
                 half //= 2
             if i < inner and ty == 0:
@@ -278,48 +282,48 @@ def _argmax_kernel():
     @kernel("void(f4[:, ::1], i4[::1])")
     def argmax(x, y):
         values = cuda.shared.array(LANES, float32)
-        places = cuda.shared.array(LANES, int32)
+        indices = cuda.shared.array(LANES, int32)
         lane = cuda.threadIdx.x
         row = cuda.blockIdx.x
         width = x.shape[1]
         value = x[row, lane] if lane < width else LOWEST
-        place = lane
+        index = lane
         for c in range(lane + LANES, width, LANES):
             v = x[row, c]
             if v > value or (v != v and value == value):
                 value = v
-                place = int32(c)
+                index = int32(c)
         values[lane] = value
-        places[lane] = place
+        indices[lane] = index
         cuda.syncthreads()
         half = LANES // 2
-        while half > 0:  # a tree over the lanes of the row; among equals the first place wins
+        while half > 0:  # a tree over the lanes of the row; of equal values the first index wins
             if lane < half:
                 v = values[lane + half]
-                p = places[lane + half]
+                p = indices[lane + half]
                 equal = v == value or (v != v and value != value)
-                if v > value or (v != v and value == value) or (equal and p < place):
+                if v > value or (v != v and value == value) or (equal and p < index):
                     value = v
-                    place = p
+                    index = p
                     values[lane] = value
-                    places[lane] = place
+                    indices[lane] = index
             cuda.syncthreads()
             half //= 2
         if lane == 0:
-            y[row] = place
+            y[row] = index
 
     return argmax
 
 
 def _reduce(formula, x, outer, n, inner, out):
-    """out[o, i] = the reduction of x[o, :, i]; long groups in two or more passes, so that all multiprocessors work."""
+    """out[o, i] = the reduction of x[o, :, i]; long groups take two or more passes, so that all multiprocessors work."""
     chunk = 4096 if inner == 1 else 1024
     parts = max(1, ceil_div(n, chunk))
     y = flat(out) if parts == 1 else empty_cuda(outer * parts * inner)
     shape = 0 if inner > 1 else 1 if n <= 1024 and formula != SQUARES else 2
     grid = outer * parts * ceil_div(inner, BLOCKS[shape][0])
-    place = min(len(BLOCKS) * formula + shape, len(BLOCKS) * SQUARES)
-    launch(_reduce_kernels()[place], grid, BLOCKS[shape], flat(x), y, n, inner, chunk, parts)
+    which = min(len(BLOCKS) * formula + shape, len(BLOCKS) * SQUARES)
+    launch(_reduce_kernels()[which], grid, BLOCKS[shape], flat(x), y, n, inner, chunk, parts)
     if parts > 1:
         _reduce(SUM if formula == SQUARES else formula, y, outer, parts, inner, out)
 
@@ -359,7 +363,7 @@ def sum_rows_cuda(x, scale=1.0, out=None):
 
 
 def argmax_cuda(x, out=None):
-    out = _places("argmax (cuda)", empty_cuda, x, out)
+    out = _argmax_output("argmax (cuda)", empty_cuda, x, out)
     launch(_argmax_kernel(), out.size, LANES, x.reshape(out.size, x.shape[x.ndim - 1]), flat(out))
     return out
 

@@ -28,7 +28,7 @@ LOWEST = np.float32(-np.inf)
 
 def _output(op, empty, out, x):
     if x.shape[-1:] in ((), (0,)):
-        raise ValueError(f"{op}: x {x.shape} has nothing along its last axis")
+        raise ValueError(f"{op}: x {x.shape} is empty along its last axis")
     return output(op, empty, out, x=x)
 
 
@@ -148,11 +148,11 @@ def log_softmax_grad_cpu(dy, y, out=None):
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 @functools.cache
 def row_sums(lanes):
-    """(tree, exponentials) for the kernels of rows that so many lanes share; `shared` has a place for each lane."""
+    """(tree, exponentials) for kernels with `lanes` threads per row; `shared` has one element per thread."""
 
     @inlined
     def tree(shared, lane, value, largest):
-        """The sum of all lanes' values, or the largest of them, for every lane."""
+        """The sum of all lanes' values or, if `largest`, their maximum, for every lane."""
         shared[lane] = value
         cuda.syncthreads()
         half = lanes // 2
@@ -173,7 +173,7 @@ def row_sums(lanes):
         for c in range(lane, x.shape[1], lanes):
             top = x[row, c] if x[row, c] > top else top  # NaN is passed over here and caught by the sum
         top = tree(shared, lane, top, True)
-        cuda.syncthreads()  # all have read the maximum before its place is used again
+        cuda.syncthreads()  # all threads have read the maximum before `shared` is overwritten
         total = float32(0)
         for c in range(lane, x.shape[1], lanes):
             total += math.exp(x[row, c] - top)
@@ -237,7 +237,7 @@ def _softmax_grad_kernels():
 
 
 def _launch_rows(pair, out, *arrays):
-    """Launch the narrow or wide version of a row kernel on arrays seen as (rows, last axis)."""
+    """Launch the narrow or wide version of a row kernel on arrays reshaped to (rows, last axis)."""
     width = out.shape[out.ndim - 1]
     if out.size == 0:
         return out

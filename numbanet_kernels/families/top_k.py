@@ -1,12 +1,12 @@
-"""Choosing what will be computed, from guesses of it:
+"""Selecting the outputs to compute, from estimates of them:
 
     scores     s[o] = sum_n max(0, x[n] . w[o] + bias[o])      x (N, I), w (O, I), bias (O,) or None -> s (O,)
-    top_k      bits of the k largest of each row, of equal ones the first      v (N, O) -> (N, words of 32 bits)
-    above      bits of what is not below a threshold
+    top_k      bits of the k largest of each row, of equal values the first      v (N, O) -> (N, words of 32 bits)
+    above      bits of the values that are not below a threshold
 
-Scores are what outputs give on to the next layer after ReLU, summed over samples; the product (N, O) is never kept on the CPU,
-and on CUDA until it is summed. The k-th largest is found by halving: floats are ordered as the integers that their bits are, of
-negative ones with all bits but the sign inverted.
+Scores are the outputs after ReLU, summed over samples. The CPU never stores the product (N, O); CUDA stores it until it is
+summed. The k-th largest value is found by bisection on integers: the bits of a float, with all but the sign bit inverted for
+negative values, sort like the floats.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def scores_reference(x, w, bias=None):
 
 
 def _bits(mask):
-    """Words of 32 bits, int32."""
+    """The mask as words of 32 bits, int32."""
     return sample_lists(mask, len(mask), 1).bits
 
 
@@ -51,10 +51,10 @@ def above_reference(v, threshold):
 
 
 def _words(op, empty, v, k=0):
-    """An array for the bits of v (N, O); ValueError unless it has k numbers in a row."""
+    """An array for the bits of v (N, O); ValueError unless rows have at least k values."""
     n, outputs = expect(op, v=(v, ("N", "O"))) and v.shape
     if not 0 <= k <= outputs:
-        raise ValueError(f"{op}: the {k} largest of rows of {outputs} are asked for")
+        raise ValueError(f"{op}: cannot take the {k} largest of rows of {outputs}")
     return empty((n, ceil_div(outputs, WORD)), np.int32)
 
 
@@ -62,36 +62,38 @@ _CHECKS = {op: shapes(op, x="NI", w="OI", bias="O") for op in ("scores (cpu)", "
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-# A few samples with a weight that stays for many steps: BLAS would pack it in each, which takes longer than the product.
+# Few samples, and a weight that stays for many steps: BLAS would pack the weight in each step, which takes longer than the
+# product.
 @host_kernel("void(f4[:, :, ::1], i8, f4[:, :, :, ::1], i4[::1], f4[::1], b1, f4[::1], i8, i8)")
 def _scores(x, samples, panels, rows, bias, biased, sums, first, stop):
     """The sums of the panels first … stop - 1; x (tiles, depth, samples of a tile)."""
     size = x.shape[2]
     values = np.empty((size, WIDTH), np.float32)
     for b in range(first, stop):
-        own, o = sums[b * WIDTH : (b + 1) * WIDTH], b * WIDTH
-        own[:] = 0
+        panel_sums, o = sums[b * WIDTH : (b + 1) * WIDTH], b * WIDTH
+        panel_sums[:] = 0
         for t in range(x.shape[0]):
             multiply_panel(x[t], panels[0, b], rows, values)
             for r in range(min(size, samples - t * size)):
-                for v in range(own.size):
+                for v in range(panel_sums.size):
                     value = values[r, v] + (bias[o + v] if biased else float32(0))
-                    own[v] += float32(0) if value < 0 else value  # not max(): NaN stays NaN
+                    panel_sums[v] += float32(0) if value < 0 else value  # not max(): NaN stays NaN
 
 
 def scores_packed_cpu(w, out=None, first=0):
-    """w as `scores` reads it: who has it packed spares the time where w stays as it is. Where some rows change, those from
-    `first` on, a multiple of WIDTH, are w, and `out` is what all were packed as."""
+    """w in the packed form that `scores` reads, to be reused while w stays the same. If only the rows from `first` on (a
+    multiple of WIDTH) have changed, pass these as w, and the packed form of all rows as `out`.
+    """
     op = "scores_packed (cpu)"
     expect(op, w=(w, ("O", "I")))
     panels = packed_gemm.packed_outputs(w, _numbers(w.shape[1]), 1, lambda work: threads.share(work, w.size))
     if out is None:
         return panels
-    place = slice(first // WIDTH, first // WIDTH + panels.shape[1])
+    panel_range = slice(first // WIDTH, first // WIDTH + panels.shape[1])
     count = expect(op, out=(out, (1, "panels", w.shape[1] + 1, WIDTH)))["panels"]
-    if first % WIDTH or first < 0 or place.stop > count or (len(w) % WIDTH and place.stop < count):
-        raise ValueError(f"{op}: {len(w)} rows from {first} on are not whole panels of {WIDTH} rows, of which {count} exist")
-    out[:, place] = panels
+    if first % WIDTH or first < 0 or panel_range.stop > count or (len(w) % WIDTH and panel_range.stop < count):
+        raise ValueError(f"{op}: {len(w)} rows from {first} on are not whole panels of {WIDTH} rows out of {count}")
+    out[:, panel_range] = panels
     return out
 
 
@@ -99,7 +101,7 @@ _numbers = functools.lru_cache(maxsize=64)(lambda n: np.arange(n, dtype=np.int32
 
 
 def scores_cpu(x, w, bias=None, packed=None):
-    """s[o] = sum_n max(0, x[n] . w[o] + bias[o]); `packed` is what `scores_packed` gives for w"""
+    """s[o] = sum_n max(0, x[n] . w[o] + bias[o]); `packed` is the result of `scores_packed` for w"""
     n, inputs, outputs = _CHECKS["scores (cpu)"](x, w, bias)
     packed = scores_packed_cpu(w) if packed is None else packed
     expect("scores (cpu)", packed=(packed, (1, ceil_div(outputs, WIDTH), inputs + 1, WIDTH)))
@@ -111,8 +113,8 @@ def scores_cpu(x, w, bias=None, packed=None):
         tile[:inputs, : len(some)] = some.T
 
     def work(part):
-        own = part.of(packed.shape[1])
-        _scores(tiles, n, packed, rows[0], EMPTY if bias is None else bias, bias is not None, sums, own.start, own.stop)
+        span = part.of(packed.shape[1])
+        _scores(tiles, n, packed, rows[0], EMPTY if bias is None else bias, bias is not None, sums, span.start, span.stop)
 
     threads.share(work, flops=2 * x.size * outputs)
     return sums
@@ -120,7 +122,7 @@ def scores_cpu(x, w, bias=None, packed=None):
 
 @host_function
 def _order(v):
-    """Integers in the order of the floats whose bits they are given as."""
+    """Integers that sort like the floats whose bits are v."""
     return v ^ ((v >> int32(31)) & int32(0x7FFFFFFF))
 
 
@@ -132,7 +134,7 @@ def _top_k(v, k, bits, first, stop):
         bits[n] = 0
         for o in range(keys.size):
             keys[o] = _order(v[n, o])
-        low, high = int64(-(1 << 31)), int64(1 << 31)  # as many as k are not below low, fewer not below high
+        low, high = int64(-(1 << 31)), int64(1 << 31)  # at least k values are >= low, fewer than k are >= high
         while high - low > 1 and k > 0:
             middle, count = (low + high) >> 1, int32(0)
             least = int32(middle)
@@ -159,21 +161,23 @@ def _above(v, threshold, bits, first, stop):
 
 def _by_rows(loop, v, given, bits):
     def work(part):
-        own = part.of(len(v))
-        loop(v, given, bits, own.start, own.stop)
+        span = part.of(len(v))
+        loop(v, given, bits, span.start, span.stop)
 
     threads.share(work, 16 * v.size)
     return bits
 
 
 def top_k_cpu(v, k):
-    """Bits of the k largest of each row, of equal ones the first; NaN counts as larger than all, or, with a sign, smaller"""
+    """Bits of the k largest of each row, of equal values the first; NaN counts as the largest or, with its sign bit set, as the
+    smallest
+    """
     bits = _words("top_k (cpu)", empty_cpu, v, k)
     return _by_rows(_top_k, v.view(np.int32), k, bits)
 
 
 def above_cpu(v, threshold):
-    """Bits of what is not below a threshold"""
+    """Bits of the values that are not below a threshold"""
     return _by_rows(_above, v, threshold, _words("above (cpu)", empty_cpu, v))
 
 
@@ -182,7 +186,7 @@ def above_cpu(v, threshold):
 def _summing():
     @kernel("void(f4[::1], f4[::1], b1, f4[::1], i4)")
     def sum_positive(values, bias, biased, sums, samples):
-        """One thread, one output: neighbouring threads read neighbours."""
+        """One thread per output: neighbouring threads read neighbouring columns."""
         o = cuda.grid(1)
         if o < sums.size:
             total, added = float32(0), bias[o] if biased else float32(0)
@@ -203,12 +207,12 @@ def _choosing():
 
     @kernel("void(i4[::1], i4[::1], i4, i4)")
     def top_k(v, bits, outputs, k):
-        """A block has a row; all threads count together, and one of them decides on ties."""
+        """One block per row; all threads count together, and one thread breaks ties."""
         counts = cuda.shared.array(THREADS, int32)
         t, n = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
         words = (outputs + int32(31)) // int32(32)
         least, step = int32(-2147483648), int32(0)
-        for power in range(32):  # from the highest bit on: a larger least, if as many as k are not below it
+        for power in range(32):  # from the highest bit on: raise the bound if at least k values are not below it
             step = int32(-2147483648) if power == 0 else int32(1) << int32(31 - power)
             trial, count = least ^ step if power == 0 else least | step, int32(0)
             for o in range(t, outputs, THREADS):
@@ -228,27 +232,27 @@ def _choosing():
             for o in range(outputs):
                 left -= int32(1) if order_of(v[n * outputs + o]) > least else int32(0)
             for word in range(words):
-                own = int32(0)
+                selected = int32(0)
                 for b in range(32):
                     o = word * 32 + b
                     if o < outputs and k > 0:
                         key = order_of(v[n * outputs + o])
                         if key > least or (key == least and left > 0):
-                            own |= int32(1) << int32(b)
+                            selected |= int32(1) << int32(b)
                             left -= int32(1) if key == least else int32(0)
-                bits[n * words + word] = own
+                bits[n * words + word] = selected
 
     @kernel("void(f4[::1], f4, i4[::1], i4)")
     def above(v, threshold, bits, outputs):
-        """One thread, one word."""
+        """One thread per word."""
         i, words = cuda.grid(1), (outputs + int32(31)) // int32(32)
         if i < bits.size:
-            own, first = int32(0), i // words * outputs
+            selected, first = int32(0), i // words * outputs
             for b in range(32):
                 o = i % words * 32 + b
                 if o < outputs and v[first + o] >= threshold:
-                    own |= int32(1) << int32(b)
-            bits[i] = own
+                    selected |= int32(1) << int32(b)
+            bits[i] = selected
 
     return top_k, above
 
@@ -266,13 +270,13 @@ def above_cuda(v, threshold):
 
 
 def scores_packed_cuda(w, out=None, first=0):
-    """w as it is: nothing is packed. Rows that change are copied to where they were."""
+    """w itself: CUDA packs nothing. Changed rows are copied into `out`."""
     if out is None:
         return w
-    found = expect("scores_packed (cuda)", w=(w, ("O", "I")), out=(out, ("all", "I")))
-    if not 0 <= first <= found["all"] - found["O"]:
-        raise ValueError(f"scores_packed (cuda): there are no {found['O']} rows from {first} on among {found['all']}")
-    copy_cuda(w, out[first : first + found["O"]])
+    sizes = expect("scores_packed (cuda)", w=(w, ("O", "I")), out=(out, ("all", "I")))
+    if not 0 <= first <= sizes["all"] - sizes["O"]:
+        raise ValueError(f"scores_packed (cuda): rows {first} to {first + sizes['O']} are outside {sizes['all']} rows")
+    copy_cuda(w, out[first : first + sizes["O"]])
     return out
 
 

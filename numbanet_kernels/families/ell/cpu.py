@@ -13,30 +13,32 @@ from .family import check, check_samples
 
 
 def _within(op, name, indices, limit):
-    """ValueError unless all of them are from 0 to limit - 1."""
+    """ValueError unless all indices are from 0 to limit - 1."""
     if indices.size and not (0 <= indices.min() and indices.max() < limit):
         raise ValueError(f"{op}: {name} must be from 0 to {limit - 1}, not {indices.min()} to {indices.max()}")
 
 
 def empty_slabs_cpu(slabs, neurons):
-    """An array (slabs, neurons, LANES) of unset values for activations."""
+    """An uninitialised array (slabs, neurons, LANES) for activations."""
     return aligned(slabs, neurons, LANES)
 
 
 def _divided(part, slabs, groups, moved):
-    """(first slab, stop, first group, stop) of a part: its slabs, or its groups of all slabs, where these are few and stay."""
+    """(first slab, stop, first group, stop) of a part: some slabs, or some row groups of all slabs if slabs are few and samples
+    are not moved.
+    """
     if moved or slabs >= 4 * part.count:
         return part.of(slabs).start, part.of(slabs).stop, 0, groups
     return 0, slabs, part.of(groups).start, part.of(groups).stop
 
 
 def samples_together_cpu():
-    """How many samples a loop computes together, where one of them is alive."""
+    """The number of samples that a loop computes together if at least one of them is alive."""
     return WIDTH
 
 
 def ell_cpu(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None, out=None):
-    """y = min(max(W x + bias, 0), ceiling) of the lanes of x that are named, or are alive; which lanes of y are not 0"""
+    """y = min(max(W x + bias, 0), ceiling) for the lanes of x in `lanes` or `alive`; and which lanes of y are not all 0"""
     op = "ell (cpu)"
     count, inputs = check(op, x, indices, values, bias, lanes, alive, rows, out), x.shape[1]
     total, depth = indices.shape
@@ -56,8 +58,8 @@ def ell_cpu(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None
     live = []
 
     def work(part):
-        found, room = np.zeros(slabs * LANES, np.int32), aligned((inputs + 1) * LANES if starts.size else 0)
-        live.append(found)
+        not_zero, room = np.zeros(slabs * LANES, np.int32), aligned((inputs + 1) * LANES if starts.size else 0)
+        live.append(not_zero)
         multiply(
             x.reshape(-1),
             indices.reshape(-1),
@@ -72,7 +74,7 @@ def ell_cpu(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None
             starts,
             room,
             y.reshape(-1),
-            found,
+            not_zero,
             inputs,
             *_divided(part, slabs, total - (ROWS - 1) * groups, starts.size),
         )

@@ -1,6 +1,6 @@
-"""Slabs of samples on the CPU: a layer's rows multiplied with vectors of samples, and samples moved together.
+"""CPU loops on slabs of samples: rows of a layer times vectors of samples, and samples moved together.
 
-A slab is (neurons, LANES): the loops here are those of `family`, which says what they compute.
+A slab is (neurons, LANES); `family` defines the operations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...layouts.slabs import LANES, ROWS
 from ...runtime.declare import host_function, host_kernel
 from ...runtime.launch import ceil_div
 
-VECTORS = 4 if WIDTH == 16 else 2  # of samples: sums of ROWS x VECTORS vectors are in registers
+VECTORS = 4 if WIDTH == 16 else 2  # vectors of samples a row: ROWS x VECTORS sums stay in registers
 INTEGER = numba.int64
 
 
@@ -38,8 +38,8 @@ def _sums(builder, rows, count, x, start, indices, at, values, depth, biases):
     results = []
     for row, bias, totals in zip(rows, biases, sums):
         value = spread(builder, builder.load(builder.gep(values, [builder.add(row, k)]))).value
-        for total, own in zip(totals, samples):
-            results.append(multiply_add(builder, value, own, total))
+        for total, vector in zip(totals, samples):
+            results.append(multiply_add(builder, value, vector, total))
             total.add_incoming(bias, before)
             total.add_incoming(results[-1], loop)
     builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
@@ -48,20 +48,20 @@ def _sums(builder, rows, count, x, start, indices, at, values, depth, biases):
 
 
 def _finish(builder, total, ceiling, alive, n, y, at, live):
-    """y[at:] = min(max(total, 0), ceiling) at the lanes n … that are alive; live[n:] where that is not 0. NaN passes."""
+    """y[at:] = min(max(total, 0), ceiling) at the lanes n … that are alive; set live[n:] if the result is not 0. NaN passes."""
     total = Lanes(builder, total).where("<", 0.0, 0.0)
     total = total.where(">", spread(builder, ceiling), spread(builder, ceiling)).value
     zeros, marks = FLOATS([REAL(0.0)] * WIDTH), BITS([0] * WIDTH)
     on = builder.icmp_signed("!=", builder.load(vector_at(builder, alive, n, BITS), align=4), marks)
     total = builder.select(on, total, zeros)
     builder.store(total, vector_at(builder, y, at), align=4)
-    place = vector_at(builder, live, n, BITS)
-    found = builder.select(builder.fcmp_unordered("!=", total, zeros), BITS([1] * WIDTH), builder.load(place, align=4))
-    builder.store(found, place, align=4)
+    address = vector_at(builder, live, n, BITS)
+    flags = builder.select(builder.fcmp_unordered("!=", total, zeros), BITS([1] * WIDTH), builder.load(address, align=4))
+    builder.store(flags, address, align=4)
 
 
 def _rows(number):
-    """Code for so many rows with the same inputs, of `count` vectors of samples, those of lane n and after."""
+    """Code for `number` rows with the same inputs and `count` vectors of samples from lane n on."""
 
     @intrinsic
     def rows(typing_context, x, start, indices, values, depth, bias, ceiling, order, r, count, alive, n, y, y_at, live):
@@ -72,19 +72,19 @@ def _rows(number):
             first = builder.gep(order, [r])
             listed = [builder.sext(builder.load(builder.gep(first, [NUMBER(i)])), NUMBER) for i in range(number)]
             biases = [spread(builder, builder.load(builder.gep(bias, [o]))).value for o in listed]
-            places = [builder.mul(o, depth) for o in listed]
+            offsets = [builder.mul(o, depth) for o in listed]
             after = builder.append_basic_block("after")
             choice = builder.switch(count, after)
             for vectors in range(1, VECTORS + 1):
                 block = builder.append_basic_block(f"vectors{vectors}")
                 choice.add_case(NUMBER(vectors), block)
                 builder.position_at_end(block)
-                found = _sums(builder, places, vectors, x, start, indices, places[0], values, depth, biases)
-                for o, totals in zip(listed, found):
-                    own = builder.add(y_at, builder.mul(o, NUMBER(LANES)))
+                sums = _sums(builder, offsets, vectors, x, start, indices, offsets[0], values, depth, biases)
+                for o, totals in zip(listed, sums):
+                    target = builder.add(y_at, builder.mul(o, NUMBER(LANES)))
                     for v, total in enumerate(totals):
                         next_to = NUMBER(v * WIDTH)
-                        _finish(builder, total, ceiling, alive, builder.add(n, next_to), y, builder.add(own, next_to), live)
+                        _finish(builder, total, ceiling, alive, builder.add(n, next_to), y, builder.add(target, next_to), live)
                 builder.branch(after)
             builder.position_at_end(after)
             return context.get_dummy_value()
@@ -100,24 +100,26 @@ _one, _some = _rows(1), _rows(ROWS)
 
 
 @intrinsic
-def _squeeze(typing_context, x, at, bits, room, place):
-    """room[place:] = the lanes of x[at:at + WIDTH] whose bits are set, then zeros: WIDTH in all."""
+def _squeeze(typing_context, x, at, bits, room, position):
+    """room[position:] = the lanes of x[at:at + WIDTH] whose bits are set, then zeros: WIDTH in all."""
 
     def generate(context, builder, signature, arguments):
-        x, at, bits, room, place = data_of(context, builder, signature, arguments)
+        x, at, bits, room, position = data_of(context, builder, signature, arguments)
         flags, zeros = ir.VectorType(ir.IntType(1), WIDTH), FLOATS([REAL(0.0)] * WIDTH)
         chosen = builder.bitcast(builder.trunc(bits, ir.IntType(WIDTH)), flags)
-        samples, target = builder.load(vector_at(builder, x, at), align=4), vector_at(builder, room, place)
-        if WIDTH == 16:  # AVX-512 has an instruction for it; for other machines LLVM 22 aborts
+        samples, target = builder.load(vector_at(builder, x, at), align=4), vector_at(builder, room, position)
+        if WIDTH == 16:  # AVX-512 has an instruction for this; for other targets LLVM 22 aborts
             name, kind = f"llvm.experimental.vector.compress.v{WIDTH}f32", ir.FunctionType(FLOATS, [FLOATS, flags, FLOATS])
             squeeze = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
             builder.store(builder.call(squeeze, [samples, chosen, zeros]), target, align=4)
             return context.get_dummy_value()
         builder.store(zeros, target, align=4)
-        for lane in map(ir.IntType(32), range(WIDTH)):  # a lane that is not chosen writes a 0, which the next one writes over
+        for lane in map(ir.IntType(32), range(WIDTH)):  # an unselected lane writes a 0 that the next lane overwrites
             some = builder.extract_element(chosen, lane)
-            builder.store(builder.select(some, builder.extract_element(samples, lane), REAL(0.0)), builder.gep(room, [place]))
-            place = builder.add(place, builder.zext(some, NUMBER))
+            builder.store(
+                builder.select(some, builder.extract_element(samples, lane), REAL(0.0)), builder.gep(room, [position])
+            )
+            position = builder.add(position, builder.zext(some, NUMBER))
         return context.get_dummy_value()
 
     return numba.void(x, INTEGER, INTEGER, room, INTEGER), generate
@@ -126,7 +128,9 @@ def _squeeze(typing_context, x, at, bits, room, place):
 # --- slabs ------------------------------------------------------------------------------------------------------------
 @host_function
 def _collect(x, moves, first, stop, inputs, room):
-    """room[i] = the samples of a slab of y, from those of x: `moves` says which of each vector, and where they go."""
+    """room[i] = the samples of a slab of y, gathered from x: `moves` lists the source, the lanes of that vector and the
+    target.
+    """
     for i in range(inputs):
         for m in range(first, stop):
             _squeeze(x, moves[m, 0] + i * LANES, moves[m, 1], room, moves[m, 2] + i * LANES)
@@ -134,7 +138,7 @@ def _collect(x, moves, first, stop, inputs, room):
 
 @host_function
 def _living(alive, n, end):
-    """How many vectors from lane n on have a sample that is alive, one after the other; at most VECTORS."""
+    """The number of consecutive vectors from lane n on with a living sample; at most VECTORS."""
     count = int64(0)
     while count < VECTORS and n < end:
         some = False
@@ -172,7 +176,7 @@ def multiply(
     group0,
     group1,
 ):
-    """Some groups of rows of the slabs first … stop - 1."""
+    """The row groups group0 … group1 - 1 of the slabs first … stop - 1."""
     rows = order.size
     for s in range(first, stop):
         source, at = x, s * inputs * LANES
@@ -182,24 +186,25 @@ def multiply(
         n, end = s * LANES, (s + 1) * LANES
         while n < end:
             count, lane = _living(alive, n, end), n % LANES
-            place = s * rows * LANES + lane
+            y_at = s * rows * LANES + lane
             for g in range(group0, group1):
                 r, number = (g * ROWS, int64(ROWS)) if g < groups else (g + groups * (ROWS - 1), int64(1))
                 if count == 0:
                     for i in range(r, r + number):
-                        y[place + order[i] * LANES : place + order[i] * LANES + WIDTH] = 0
+                        y[y_at + order[i] * LANES : y_at + order[i] * LANES + WIDTH] = 0
                 elif g < groups:
-                    _some(source, at + lane, indices, values, depth, bias, ceiling, order, r, count, alive, n, y, place, live)
+                    _some(source, at + lane, indices, values, depth, bias, ceiling, order, r, count, alive, n, y, y_at, live)
                 else:
-                    _one(source, at + lane, indices, values, depth, bias, ceiling, order, r, count, alive, n, y, place, live)
+                    _one(source, at + lane, indices, values, depth, bias, ceiling, order, r, count, alive, n, y, y_at, live)
             n += max(count, 1) * WIDTH
 
 
 def moves_of(lanes, inputs):
-    """(moves (M, 3), starts): from where in x, which lanes of that vector, to where in the room; a slab has those from its
-    start on."""
-    places = np.arange(len(lanes))
-    vectors, slabs = np.int64(lanes) // WIDTH, places // LANES
+    """(moves (M, 3), starts): source vector in x, bits of its lanes, target in the buffer; the moves of slab s begin at
+    starts[s].
+    """
+    targets = np.arange(len(lanes))
+    vectors, slabs = np.int64(lanes) // WIDTH, targets // LANES
     new = np.ones(len(lanes), bool)
     new[1:] = (vectors[1:] != vectors[:-1]) | (slabs[1:] != slabs[:-1])
     heads = np.flatnonzero(new)

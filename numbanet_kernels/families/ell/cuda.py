@@ -11,14 +11,16 @@ from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import empty_cuda, flat, full_cuda, upload_cuda
 from .family import check, check_samples
 
-GROUPS, SHARE = 4, 4  # of rows: at the same time in a block, and how often; no card has confirmed it
+GROUPS, SHARE = 4, 4  # row groups that a block computes at the same time, and one after the other; not tuned on a device
 
 
 @kernels("ell")
 def _slabs():
     @kernel("void(f4[::1], i4[:, ::1], f4[:, ::1], f4[::1], f4, i4[::1], i4, i4[::1], i4[::1], f4[::1], i4[::1], i4)")
     def ell(x, indices, values, bias, ceiling, order, groups, lanes, alive, y, live, inputs):
-        """One thread, one sample of a group of rows: a warp reads neighbours, and weights that are the same for all."""
+        """One thread per sample of a group of rows: a warp reads neighbouring samples, and all its lanes read the same
+        weights.
+        """
         tx, slab = cuda.threadIdx.x, cuda.blockIdx.x
         n, rows, some = slab * LANES + tx, order.size, False
         number = groups + rows - groups * ROWS
@@ -58,7 +60,7 @@ def _slabs():
 def _spreading():
     @kernel("void(i4[::1], i4[::1], f4[::1], f4[::1], i4)")
     def in_slabs(starts, columns, values, x, inputs):
-        """One thread, one sample: its zeros, then its values."""
+        """One thread per sample: its zeros, then its values."""
         n = cuda.grid(1)
         first = n // LANES * inputs * LANES + n % LANES
         if first < x.size:
@@ -72,7 +74,7 @@ def _spreading():
 
 
 def samples_together_cuda():
-    return 1  # those of a warp take their time together; multiplications are counted for those that are alive
+    return 1  # multiplications are counted by living sample, although a warp takes the time of all its lanes
 
 
 def empty_slabs_cuda(slabs, neurons):
@@ -80,7 +82,7 @@ def empty_slabs_cuda(slabs, neurons):
 
 
 def ell_cuda(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None, out=None):
-    """As `ell_cpu`. Nobody looks at what is in indices, lanes and rows: places beyond count as the first or the last."""
+    """As `ell_cpu`, but indices, lanes and rows are not checked: they are clamped."""
     count, inputs = check("ell (cuda)", x, indices, values, bias, lanes, alive, rows, out), x.shape[1]
     slabs, total = ceil_div(count, LANES), len(indices)
     order, groups = rows or (upload_cuda(np.arange(total, dtype=np.int32)), 0)

@@ -1,16 +1,16 @@
-"""A sparse layer with the same number of weights a row (ELL), fused with its activation; and sparse samples made dense for it.
+"""A sparse layer with the same number of weights in each row (ELL), fused with its activation; and its dense input:
 
     ell        y[s, o, b] = min(max(sum_k values[o, k] x[s', indices[o, k], b'] + bias[o], 0), ceiling)
     in_slabs   x[s, columns[k], b] = values[k] for starts[n] <= k < starts[n + 1]      n = s LANES + b
 
-Activations lie in slabs of LANES samples, neuron-major: x (slabs, I, LANES), so that all weights of a row are multiplied with
-vectors of samples, and what a slab holds is near. Sample n is lane n of all: slab n // LANES, place n % LANES.
+Activations are slabs of LANES samples, neurons before samples: x (slabs, I, LANES). So each weight multiplies vectors of
+samples, and a slab stays in cache. Sample n is in slab n // LANES at lane n % LANES.
 
-`lanes` moves together what is to be computed: sample n of y reads lane lanes[n] of x. `alive` says which samples of y are
-computed where they are; the others are 0. Versions: on the CPU a thread has its own slabs, or its own rows where there are few
-slabs; sums stay in registers, up to VECTORS vectors of samples a row. On CUDA a warp has neighbouring samples of a row.
-Rows that read the same inputs (`grouped`) are multiplied ROWS at a time, each with all of its weights: what is left out is to
-read a sample ROWS times. Reading is what takes the time: of one row alone, a vector of samples and the weight for each product.
+`lanes` gathers the samples to compute: sample n of y reads lane lanes[n] of x. `alive` selects samples of y that are computed
+in place; the others are 0. On the CPU a thread has its own slabs, or its own rows if slabs are few; sums stay in registers, up
+to VECTORS vectors of samples a row. On CUDA a warp has neighbouring samples of a row.
+Rows that read the same inputs (`grouped`) are multiplied ROWS at a time, each with all its weights, so that samples are read
+once instead of ROWS times. Reading is the bottleneck: a single row reads a vector of samples and the weight for each product.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def _by_lane(x):
 
 
 def _in_slabs(x):
-    """(O, N) -> (slabs, O, LANES), 0 where there is no sample."""
-    found = np.zeros((len(x), ceil_div(x.shape[1], LANES) * LANES))
-    found[:, : x.shape[1]] = x
-    return np.ascontiguousarray(found.reshape(len(x), -1, LANES).transpose(1, 0, 2))
+    """(O, N) -> (slabs, O, LANES), padded with 0."""
+    padded = np.zeros((len(x), ceil_div(x.shape[1], LANES) * LANES))
+    padded[:, : x.shape[1]] = x
+    return np.ascontiguousarray(padded.reshape(len(x), -1, LANES).transpose(1, 0, 2))
 
 
 def ell_reference(x, indices, values, bias, ceiling, lanes=None, alive=None, rows=None):
-    """y = min(max(W x + bias, 0), ceiling) of some lanes of x, 0 where not alive; which lanes of y are not 0. float64"""
+    """y = min(max(W x + bias, 0), ceiling) of selected lanes of x, 0 if not alive; which lanes of y are not all 0. float64"""
     x = _by_lane(x)
     x = x if lanes is None else x[:, lanes]
     y = np.clip(np.einsum("ok,okn->on", np.float64(values), x[indices]) + np.float64(bias)[:, None], 0, ceiling)
@@ -55,8 +55,8 @@ def in_slabs_reference(starts, columns, values, inputs):
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
 def check(op, x, indices, values, bias, lanes, alive, rows, out):
-    """How many samples y has; ValueError unless arrays fit."""
-    found = expect(
+    """The number of samples of y; ValueError unless the arrays fit."""
+    sizes = expect(
         op,
         x=(x, SAMPLES),
         indices=(indices, ("O", "K"), INT32),
@@ -65,25 +65,25 @@ def check(op, x, indices, values, bias, lanes, alive, rows, out):
         lanes=(lanes, ("N",), INT32),
         order=(rows and rows.order, ("O",), INT32),
     )
-    count = found.get("N", x.shape[0] * LANES)
-    expect(op, alive=(alive, (count,), INT32), out=(out, (ceil_div(count, LANES), found["O"], LANES)))
-    if not found["K"] or not x.size and count:
+    count = sizes.get("N", x.shape[0] * LANES)
+    expect(op, alive=(alive, (count,), INT32), out=(out, (ceil_div(count, LANES), sizes["O"], LANES)))
+    if not sizes["K"] or not x.size and count:
         raise ValueError(f"{op}: indices {indices.shape} must have one column at least, and x {tuple(x.shape)} one input")
-    if rows is not None and not 0 <= rows.count * ROWS <= found["O"]:
-        raise ValueError(f"{op}: there are no {rows.count} groups of {ROWS} in {found['O']} rows")
+    if rows is not None and not 0 <= rows.count * ROWS <= sizes["O"]:
+        raise ValueError(f"{op}: {rows.count} groups of {ROWS} rows exceed {sizes['O']} rows")
     if out is not None and (out is x or isinstance(x, np.ndarray) and np.may_share_memory(out, x)):
-        raise ValueError(f"{op}: out must not be x, of which later rows are still read")
+        raise ValueError(f"{op}: out must not be x: later rows still read x")
     return count
 
 
 def check_samples(op, starts, columns, values, inputs, out):
     entries = ("entries",)
-    found = expect(op, starts=(starts, ("N + 1",), INT32), columns=(columns, entries, INT32), values=(values, entries))
-    if not found["N + 1"]:
-        raise ValueError(f"{op}: starts {starts.shape} must have one number more than there are samples")
-    if inputs < (1 if found["entries"] else 0):
-        raise ValueError(f"{op}: {found['entries']} columns, values {values.shape}, cannot be those of {inputs} inputs")
-    shape = ceil_div(found["N + 1"] - 1, LANES), inputs, LANES
+    sizes = expect(op, starts=(starts, ("N + 1",), INT32), columns=(columns, entries, INT32), values=(values, entries))
+    if not sizes["N + 1"]:
+        raise ValueError(f"{op}: starts {starts.shape} must have one more element than there are samples")
+    if inputs < (1 if sizes["entries"] else 0):
+        raise ValueError(f"{op}: {sizes['entries']} columns, values {values.shape}, cannot be those of {inputs} inputs")
+    shape = ceil_div(sizes["N + 1"] - 1, LANES), inputs, LANES
     expect(op, out=(out, shape))
     return shape
 

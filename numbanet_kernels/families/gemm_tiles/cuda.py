@@ -17,41 +17,42 @@ from .family import valid
 
 
 @device_cache(maxsize=1024)
-def _own_lists(pattern):
+def _cached_lists(pattern):
     return TileLists(*map(upload_cuda, tile_lists(pattern)))
 
 
 def _lists(op, lists, pattern):
-    """These lists, if they are of such a pattern; its own if there are none."""
+    """The given lists, checked, or cached ones of the pattern."""
     if lists is None:
-        return _own_lists(pattern)
+        return _cached_lists(pattern)
     if not isinstance(lists, TileLists):
-        raise TypeError(f"{op}: TileLists say which tiles are kept, not a {type(lists).__name__}")
+        raise TypeError(f"{op}: blocks must be TileLists, not a {type(lists).__name__}")
     expect(op, **{name: (array, shape, INT32) for name, array, shape in zip(lists._fields, lists, list_shapes(pattern))})
     return lists
 
 
 def tile_blocks_cuda(w, pattern, lists=None):
-    """The lists by which kernels read kept tiles where they lie (`tiles.TileLists`): these, or some of its own."""
+    """The index lists by which kernels read kept tiles in place (`TileLists`): the given ones, or cached ones."""
     shape, _ = valid("tile_blocks (cuda)", pattern)
     expect("tile_blocks (cuda)", w=(w, shape))
     return _lists("tile_blocks (cuda)", lists, pattern)
 
 
 def tile_room_cuda(pattern):
-    """None: kernels read kept tiles where they lie."""
+    """None: kernels read kept tiles in place."""
     valid("tile_room (cuda)", pattern)
 
 
 def tile_inputs_cuda(x, pattern):
-    """None: kernels read x where it lies."""
+    """None: kernels read x in place."""
     (_, cols), _ = valid("tile_inputs (cuda)", pattern)
     expect("tile_inputs (cuda)", x=(x, ("N", cols)))
 
 
 def tile_outputs_cuda(dy, pattern, scale=1.0, y=None):
-    """(dz, None); dz (N, O) is dy, with a y given only where y > 0, else 0: kernels read it where it lies. dy may be a function
-    of `where` and `scale`: a product that is still to be done, and leaves out on its way what y does."""
+    """(dz, None); dz (N, O) is dy, or dy * (y > 0) with y; kernels read it in place. dy may be a function of `where` and
+    `scale` that computes the pending product and fuses the mask.
+    """
     (rows, _), _ = valid("tile_outputs (cuda)", pattern)
     dz = dy(where=y) if callable(dy) else dy
     expect("tile_outputs (cuda)", dy=(dz, ("N", rows)), y=(y, ("N", rows)))
@@ -95,7 +96,7 @@ def gemm_tiles_dx_cuda(dy, w, pattern, scale=1.0, blocks=None, outputs=None, whe
         w=(w, (rows, cols)),
         where=(where, ("N", cols)),
     )
-    if pattern.grid[0] < pattern.dp:  # there are fewer classes: some columns are kept by no tile row
+    if pattern.grid[0] < pattern.dp:  # fewer classes than dp: some columns are kept by no tile row
         full_cuda(out.shape, 0.0, out=out)
     if available(dy, w, out):
         of_rows, of_cols, starts = groups(lists, pattern)

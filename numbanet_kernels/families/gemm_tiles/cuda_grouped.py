@@ -1,7 +1,7 @@
-"""The kept tiles of `gemm_tiles` as dense products, one for each class, in one launch: for compute capability 8.0 and above.
+"""The kept tiles of `gemm_tiles` as one dense product per class, all in one launch; needs compute capability 8.0.
 
-Block z of the grid works on class z, in blocks as those of `gemm_block`, and meets its rows and columns by their numbers: in
-the forward pass and dx the inner index and the column of the result come from a list, in dw its row and its column.
+Block z of the grid computes class z in blocks like those of `gemm_block`, with gathered rows and columns: in the forward pass
+and dx a list gives the inner index and the column of the result, in dw its row and its column.
 """
 
 from __future__ import annotations
@@ -64,20 +64,21 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
         scale,
     ):
         """inner: c[m, N] = act(scale sum_K a[m am + K ak] b[K bk + N bn] + bias[N]), if masked 0 unless where[m, N] > 0; else:
-        c[start + m, n] = scale sum_k a[M am + k ak] b[k bk + N bn] and a_sums[M] = sum_k a[M am + k ak]; K or M from the part
-        of the class in `first`, N from that in `second`: as many numbers as `firsts` and `seconds` say, of room for more.
-        The other axis has `plain` numbers."""
+        c[start + m, n] = scale sum_k a[M am + k ak] b[k bk + N bn] and a_sums[M] = sum_k a[M am + k ak].
+        K or M comes from the class's part of `first`, N from its part of `second`: `firsts` and `seconds` give their lengths,
+        `room_first` and `room_second` their strides. The other axis has length `plain`.
+        """
         a_tile = cuda.shared.array(a_room, float32, 16)
         b_tile = cuda.shared.array(b_room, float32, 16)
         t, z = int32(cuda.threadIdx.x), int32(cuda.blockIdx.z)
         first_at, second_at = z * room_first, z * room_second
         row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
         rows, depth, cols = (plain, firsts[z], seconds[z]) if inner else (firsts[z], plain, seconds[z])
-        if row0 >= rows or (col0 >= cols and (inner or col0 > 0)):  # of a class without columns, too, rows are summed
+        if row0 >= rows or (col0 >= cols and (inner or col0 > 0)):  # a class without columns still sums its rows
             return
-        place, row, col, a_at, b_at = corner(t)
-        a_k, a_m, a_to = first_a(t, place, a_tile)
-        b_k, b_n, b_to = first_b(t, place, b_tile)
+        position, row, col, a_at, b_at = corner(t)
+        a_k, a_m, a_to = first_a(t, position, a_tile)
+        b_k, b_n, b_to = first_b(t, position, b_tile)
         a_m, b_n = row0 + a_m, col0 + b_n
         sums, a_sum = zeros(), float32(0)
         sum_at = first_sum(t)
@@ -142,19 +143,19 @@ def _grouped(inner=True, tile=128, a_along_k=True, b_along_k=True, passes=0):
 
 
 def groups(lists, pattern):
-    """((rows of each class, how many, the most there can be), the same of columns, first packed row), of `TileLists`."""
+    """((rows of each class, their number, the largest number), the same for columns, first packed row), from `TileLists`."""
     rows, cols = (max(min(n * pattern.tile, length), 1) for n, length in zip(pattern.most, pattern.shape, strict=True))
     return (flat(lists.rows), lists.row_counts, rows), (flat(lists.cols), lists.col_counts, cols), lists.starts
 
 
 def available(*arrays):
-    """Whether `gemm_block` is, and classes of tiles give right results."""
+    """True if `gemm_block` is available and grouped products pass the self-test."""
     return gemm_block.available(*arrays) and _agrees()
 
 
 @trusted
 def _agrees():
-    """Of both tiles, on a ragged weight."""
+    """Self-test: True if both tile sizes agree with NumPy on a ragged weight."""
     return float(np.max([_error(tile, 0) for tile in TILES]))
 
 
@@ -162,10 +163,10 @@ _tensor_agrees = {3: trusted(lambda: exact_enough(functools.partial(_error, 128)
 
 
 def _error(tile, passes, samples=45):
-    """Of the three products of a training step, with what they do on the way."""
+    """The largest error of the three products of a training step, with their epilogues."""
     rng, pattern = np.random.default_rng(0), Pattern((150, 133), 8, 3, 1, 2)
     x, w, dy = (rng.standard_normal(s, np.float32) for s in ((samples, 133), pattern.shape, (samples, 150)))
-    kept = np.kron(kept_tiles(pattern), np.ones((8, 8)))[:150, :133]
+    mask = np.kron(kept_tiles(pattern), np.ones((8, 8)))[:150, :133]
     rows, cols, starts = groups(TileLists(*map(to_device, tile_lists(pattern))), pattern)
     on_card = to_device(x), to_device(w), to_device(dy)
     y, dx, db = device_array((samples, 150)), device_array((samples, 133)), device_array((150,))
@@ -173,15 +174,15 @@ def _error(tile, passes, samples=45):
     launch_grouped(True, on_card[0], on_card[1], y, cols, rows, starts, samples, (133, 1), (1, 133), **ways)
     launch_grouped(True, on_card[2], on_card[1], dx, rows, cols, starts, samples, (150, 1), (133, 1), where=on_card[0], **ways)
     launch_grouped(False, on_card[2], on_card[0], dw, rows, cols, starts, samples, (1, 150), (133, 1), a_sums=db, **ways)
-    packed, expected = dw.copy_to_host(), (dy.T.astype(float) @ x) * kept
+    packed, expected = dw.copy_to_host(), (dy.T.astype(float) @ x) * mask
     errors = [
-        np.abs(y.copy_to_host() - x.astype(float) @ (w * kept).T).max(),
-        np.abs(dx.copy_to_host() - np.where(x > 0, dy.astype(float) @ (w * kept), 0)).max(),
+        np.abs(y.copy_to_host() - x.astype(float) @ (w * mask).T).max(),
+        np.abs(dx.copy_to_host() - np.where(x > 0, dy.astype(float) @ (w * mask), 0)).max(),
         np.abs(db.copy_to_host() - dy.astype(float).sum(0)).max(),
     ]
-    for o, place in enumerate(row_positions(pattern)):
-        columns = np.flatnonzero(kept[o])
-        errors.append(np.abs(packed[place, : columns.size] - expected[o, columns]).max(initial=0.0))
+    for o, position in enumerate(row_positions(pattern)):
+        columns = np.flatnonzero(mask[o])
+        errors.append(np.abs(packed[position, : columns.size] - expected[o, columns]).max(initial=0.0))
     return float(np.max(errors)) / samples  # NaN, too
 
 
@@ -204,8 +205,9 @@ def launch_grouped(
     tile=None,
     passes=None,
 ):
-    """One launch for all classes; first and second as `groups` gives them, a_at and b_at the strides (am, ak) and (bk, bn).
-    Where not inner, the sums of A's rows go to a_sums."""
+    """One launch for all classes; first and second as `groups` returns them, a_at and b_at the strides (am, ak) and (bk, bn).
+    If not inner, the sums of A's rows go to a_sums.
+    """
     (firsts, first_counts, most_first), (seconds, second_counts, most_second) = first, second
     rows, classes = plain if inner else most_first, first_counts.size
     if passes is None:

@@ -1,7 +1,7 @@
-"""The products of `gemm_tiles` by lists of tiles: kernels for every card.
+"""The products of `gemm_tiles` by lists of tiles: kernels for every device.
 
 A block computes one tile x tile piece of the result, 2 x 2 outputs a thread; all its threads walk one list of tiles, which ends
-at its first negative number.
+at its first negative index.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from ...runtime.declare import cuda, kernel, kernels
 
 @kernels("gemm_tiles")
 def forwards(tile=32):
-    """(listed, masked): lists are those of the classes or, in a teaching step, the rows of the mask: every tile is visited, and
-    a dropped one skipped before its barrier."""
+    """(listed, masked): listed walks the list of a class; masked, a teaching step, visits every tile, and skips dropped ones
+    before the barrier.
+    """
     padded = tile + 1
     side = tile // 2
 
     def declared(masked):
         @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[:, ::1], f4[::1], b1, b1, f4, f4[:, ::1])")
         def gemm_tiles_forward(x, w, row_class, lists, b, biased, relu, scale, y):
-            """A block: `tile` samples and tile row r, walking the list of the row's class."""
+            """One block per `tile` samples and tile row r, walking the list of the row's class."""
             x_tile = cuda.shared.array((tile, padded), float32)
             w_tile = cuda.shared.array((tile, padded), float32)
             tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
@@ -69,7 +70,7 @@ def dx(tile=32):
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[:, ::1], i4[:, ::1], f4, f4[:, ::1])")
     def gemm_tiles_dx(dy, w, class_rows, class_cols, scale, dx):
-        """A block: `tile` samples and one tile column of class z, walking the tile rows of the class."""
+        """One block per `tile` samples and one tile column of class z, walking the tile rows of the class."""
         dy_tile = cuda.shared.array((tile, padded), float32)
         w_tile = cuda.shared.array((tile, padded), float32)
         tx, ty, z = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.z
@@ -109,7 +110,7 @@ def dw(tile=32):
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[:, ::1], f4, f4[:, ::1])")
     def gemm_tiles_dw(dy, x, row_class, row_position, class_cols, scale, dw):
-        """A block: one kept tile, tile row r and its i-th kept column, summing over samples, to its packed place."""
+        """One block per kept tile (tile row r, its i-th kept column), summing over samples into the packed dw."""
         dy_tile = cuda.shared.array((tile, padded), float32)
         x_tile = cuda.shared.array((tile, padded), float32)
         tx, ty, r = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y
@@ -138,7 +139,7 @@ def dw(tile=32):
 
 
 def block_side(op, tile):
-    """Threads along each axis of a block; tiles that no block can cover are refused."""
+    """Threads along each axis of a block; ValueError for tiles larger than a block."""
     if tile % 2 or tile > 64:
         raise ValueError(f"{op}: tile {tile} must be even and at most 64 on CUDA")
     return tile // 2
