@@ -42,7 +42,7 @@ def _weight(form: str, o: int, i: int, sparsity: float) -> CSR | BSR:
 
 def _turned(weight: CSR | BSR) -> CSR | BSR:
     """The transposed weight."""
-    at, values = weight.entries(), weight.values[weight.entries().places]
+    at, values = weight.entries(), weight.values[weight.entries().order]
     indptr = np.concatenate([[0], at.col_stops])
     values = values if isinstance(weight, CSR) else values.swapaxes(1, 2)
     return type(weight)(indptr, at.col_ids, values, weight.shape[::-1])

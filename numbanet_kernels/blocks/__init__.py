@@ -1,1 +1,1 @@
-"""What fast CUDA kernels are made of, and products in blocks that several families launch."""
+"""Building blocks of fast CUDA kernels, and blocked products that several families launch."""

@@ -1,10 +1,10 @@
-"""What a thread does with its sums, as LLVM code: it multiplies tiles in shared memory, and stores what it has.
+"""The sums of a thread, as LLVM code: multiply tiles in shared memory, then store the results.
 
     sums_of      8 x 8 (or 4 x 4) sums a thread: fused multiply-adds
     fragments    4 x 4 fragments a warp: tensor cores, mma.sync.m16n8k8 in TF32
-    rows_of      the sums of A's rows, on the way
+    rows_of      the sums of A's rows, from the same tiles
 
-Sums are one tuple, so that they stay in registers. Fragments of m16n8k8, g = lane // 4 and t = lane % 4 (PTX ISA, "Matrix
+The sums are one tuple, so that they stay in registers. Fragments of m16n8k8, g = lane // 4 and t = lane % 4 (PTX ISA, "Matrix
 fragments for mma.m16n8k8"):
 
     A  (g, t) (g + 8, t) (g, t + 4) (g + 8, t + 4)      B  (t, g) (t + 4, g)
@@ -28,32 +28,33 @@ QUAD = ir.VectorType(F32, 4)
 FRAGMENTS = types.UniTuple(types.float32, 64)
 
 
-def _gates(builder, data, masked, places, wanted):
-    """Whether the elements of `where` at some places are above 0; all are as good as that, and none is read, unless masked."""
+def _gates(builder, data, masked, indices, wanted):
+    """Flags: the wanted elements of `where` at these indices are above 0; if not masked, all are True and none is read."""
     zero = ir.Constant(F32, 0.0)
     return [
         builder.or_(builder.not_(masked), builder.fcmp_ordered(">", value, zero))
-        for value in loaded(builder, data, places, wanted, masked)
+        for value in loaded(builder, data, indices, wanted, masked)
     ]
 
 
-def _results(builder, sums, place_of, biases, relu, alpha, scale):
-    """(i, j, open) -> scale act(alpha sums[place_of(i, j)] + biases[j]) if open, else 0; NaN stays."""
+def _results(builder, sums, index_of, biases, relu, alpha, scale):
+    """(i, j, open) -> scale act(alpha sums[index_of(i, j)] + biases[j]) if open, else 0; NaN stays."""
     zero = ir.Constant(F32, 0.0)
 
     def result(i, j, open_):
-        sum_ = builder.fadd(builder.fmul(alpha, builder.extract_value(sums, place_of(i, j))), biases[j])
+        sum_ = builder.fadd(builder.fmul(alpha, builder.extract_value(sums, index_of(i, j))), biases[j])
         negative = builder.and_(relu, builder.fcmp_ordered("<", sum_, zero))
         return builder.select(open_, builder.fmul(scale, builder.select(negative, zero, sum_)), zero)
 
     return result
 
 
-def _scatter_of(kind, rows_at, cols_at, place_of):
+def _scatter_of(kind, rows_at, cols_at, index_of):
     @intrinsic(str(kind), *rows_at, *cols_at)
     def scatter(typing_context, sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale):
         """c[at + i width + n] = scale act(alpha sums[i, j] + bias[n]), n = to[to_at + j], for i < rows and j < cols, and if
-        masked 0 unless `where` is above 0 there."""
+        masked 0 unless `where` is above 0 there.
+        """
 
         def generate(context, builder, signature, arguments):
             sums, c, at, width, rows, cols, to, to_at, bias, biased, where, masked, relu, alpha, scale = arguments
@@ -61,15 +62,15 @@ def _scatter_of(kind, rows_at, cols_at, place_of):
             columns = numbers_of(context, builder, signature.args[6], to, to_at, [constant(j) for j in cols_at])
             biases = loaded(builder, data_of(context, builder, signature.args[8], bias), columns, inside, biased)
             c, where = data_of(context, builder, signature.args[1], c), data_of(context, builder, signature.args[10], where)
-            result = _results(builder, sums, place_of, biases, relu, alpha, scale)
+            result = _results(builder, sums, index_of, biases, relu, alpha, scale)
             for i, row in enumerate(rows_at):
                 with builder.if_then(builder.icmp_signed("<", constant(row), rows)):
                     start = builder.add(at, builder.mul(constant(row), width))
-                    to_places = [builder.add(start, column) for column in columns]
-                    gates = _gates(builder, where, masked, to_places, inside)
+                    targets = [builder.add(start, column) for column in columns]
+                    gates = _gates(builder, where, masked, targets, inside)
                     for j in range(len(cols_at)):
                         with builder.if_then(inside[j]):
-                            builder.store(result(i, j, gates[j]), element(builder, c, to_places[j]))
+                            builder.store(result(i, j, gates[j]), element(builder, c, targets[j]))
             return context.get_dummy_value()
 
         return types.void(
@@ -90,9 +91,10 @@ def _scatter_of(kind, rows_at, cols_at, place_of):
     return scatter
 
 
-def stores_of(kind, rows_at, cols_at, place_of, group):
-    """(store, scatter): what writes a thread's sums, those of rows rows_at and columns cols_at of its block; `group`
-    neighbouring columns are one store where they are aligned."""
+def stores_of(kind, rows_at, cols_at, index_of, group):
+    """(store, scatter): write a thread's sums, those of rows rows_at and columns cols_at of its block; if aligned, `group`
+    neighbouring columns are one store.
+    """
     vector = ir.VectorType(F32, group)
 
     @intrinsic(str(kind), *rows_at, *cols_at, group)
@@ -116,7 +118,8 @@ def stores_of(kind, rows_at, cols_at, place_of, group):
         scale,
     ):
         """c[at + i width + j] = scale act(alpha sums[i, j] + bias[bias_at + j bias_step]) for i < rows and j < cols, and if
-        masked 0 unless `where` is above 0 there: st.global.v4.f32 (or v2) where `aligned`, else st.global.f32."""
+        masked 0 unless `where` is above 0 there: st.global.v4.f32 (or v2) if `aligned`, else st.global.f32.
+        """
 
         def generate(context, builder, signature, arguments):
             (sums, c, at, width, rows, cols, aligned, bias, bias_at, bias_step, biased, where, masked, relu, alpha, scale) = (
@@ -131,14 +134,14 @@ def stores_of(kind, rows_at, cols_at, place_of, group):
                 biased,
             )
             c, where = data_of(context, builder, signature.args[1], c), data_of(context, builder, signature.args[11], where)
-            result = _results(builder, sums, place_of, biases, relu, alpha, scale)
+            result = _results(builder, sums, index_of, biases, relu, alpha, scale)
             for i, row in enumerate(rows_at):
                 with builder.if_then(builder.icmp_signed("<", constant(row), rows)):
                     start = builder.add(at, builder.mul(constant(row), width))
-                    places = [builder.add(start, constant(j)) for j in cols_at]
-                    gates = _gates(builder, where, masked, places, inside)
+                    indices = [builder.add(start, constant(j)) for j in cols_at]
+                    gates = _gates(builder, where, masked, indices, inside)
                     for j in range(0, len(cols_at), group):
-                        first, values = element(builder, c, places[j]), [result(i, k, gates[k]) for k in range(j, j + group)]
+                        first, values = element(builder, c, indices[j]), [result(i, k, gates[k]) for k in range(j, j + group)]
                         with builder.if_else(builder.and_(aligned, inside[j + group - 1])) as (together, apart):
                             with together:
                                 quad = ir.Constant(vector, ir.Undefined)
@@ -168,15 +171,16 @@ def stores_of(kind, rows_at, cols_at, place_of, group):
             types.float32,
         ), generate
 
-    return store, _scatter_of(kind, rows_at, cols_at, place_of)
+    return store, _scatter_of(kind, rows_at, cols_at, index_of)
 
 
 class Sums(NamedTuple):
-    """What a thread does with its sums: intrinsics.
+    """Intrinsics on a thread's sums.
 
-    corner: t -> (the row or column that it copies, where neighbours copy along k; row and column of its first sum; where its
-    numbers begin in a tile of A and of B). `multiply` is given the number of the step, whose last bit says which of two tiles
-    is meant; zeros, multiply, store and scatter say themselves what they do.
+    corner: t -> (row or column that the thread copies if neighbours copy along k; row and column of its first sum; offsets of
+    its
+    operands in a tile of A and of B). `multiply` takes the number of the step, whose last bit selects one of two tiles; zeros,
+    multiply, store and scatter have their own docstrings.
     """
 
     corner: Callable
@@ -190,19 +194,19 @@ CORNER = types.UniTuple(types.int32, 5)
 
 
 def _current(context, builder, kind, array, at, step, layout):
-    """Where a thread's numbers begin in the tile of this step."""
+    """The address of a thread's operands in the tile of this step."""
     stage = builder.mul(builder.and_(step, constant(1)), constant(layout.stage))
     return element(builder, data_of(context, builder, kind, array), builder.add(stage, at))
 
 
 @functools.cache
 def rows_of(tile, layout):
-    """(first, add, total): a block's threads sum the rows of A, each of them a part of one row's numbers in a tile."""
+    """(first, add, total): a block's threads sum the rows of A, each thread a part of one row of a tile."""
     share = DEPTH * tile // THREADS
 
     @intrinsic(tile, layout)
     def first(typing_context, t):
-        """Where a thread's part begins in a tile: rows stand side by side."""
+        """The offset of a thread's part in a tile; rows are adjacent."""
 
         def generate(context, builder, signature, arguments):
             (t,) = arguments
@@ -213,7 +217,7 @@ def rows_of(tile, layout):
 
     @intrinsic(tile, layout)
     def add(typing_context, total, a, at, step):
-        """total + its numbers in the tile of this step: add.f32, one k after the other."""
+        """total + the thread's elements in the tile of this step: add.f32, one k after the other."""
 
         def generate(context, builder, signature, arguments):
             total, a, at, step = arguments
@@ -226,7 +230,7 @@ def rows_of(tile, layout):
 
     @inlined
     def total(tiles, t, a_sum):
-        """What the threads summed of row t % tile, added up in the memory of the tiles."""
+        """The sum of row t % tile over all threads, computed in the memory of the tiles."""
         tiles[t] = a_sum
         cuda.syncthreads()
         a_sum = float32(0)
@@ -239,16 +243,16 @@ def rows_of(tile, layout):
 
 @functools.cache
 def sums_of(side, layout):
-    """Sums of 8 x 8 (or 4 x 4) a thread, in rows and columns 0 … 3 and, if 8, 64 … 67, of tiles that both lie like this."""
+    """Sums of 8 x 8 (or 4 x 4) a thread, in rows and columns 0 … 3 and, if 8, 64 … 67; both tiles have this layout."""
     pitch = layout.step
-    kind, places = types.UniTuple(types.float32, side * side), [64 * half + i for half in range(side // 4) for i in range(4)]
+    kind, offsets = types.UniTuple(types.float32, side * side), [64 * half + i for half in range(side // 4) for i in range(4)]
 
-    def place_of(i, j):
+    def index_of(i, j):
         return side * i + j
 
     @intrinsic(side, layout)
     def corner(typing_context, t):
-        """Threads stand 16 x 16, and copy in rows of 8."""
+        """Threads form a 16 x 16 grid, and copy in rows of 8."""
 
         def generate(context, builder, signature, arguments):
             (t,) = arguments
@@ -267,7 +271,7 @@ def sums_of(side, layout):
         return kind(), generate
 
     def quads(builder, pointer, k):
-        """A thread's numbers in row k of a tile: ld.shared.v4.f32 at 0 and 64."""
+        """A thread's elements in row k of a tile: ld.shared.v4.f32 at 0 and 64."""
         for half in range(side // 4):
             at = builder.gep(pointer, [ir.Constant(I64, k * pitch + 64 * half)])
             quad = builder.load(builder.bitcast(at, ir.PointerType(QUAD, at.type.addrspace)), align=16)
@@ -290,7 +294,7 @@ def sums_of(side, layout):
 
         return kind(kind, a, types.int32, b, types.int32, types.int32), generate
 
-    return Sums(corner, zeros, multiply, *stores_of(kind, places, places, place_of, 4))
+    return Sums(corner, zeros, multiply, *stores_of(kind, offsets, offsets, index_of, 4))
 
 
 # --- tensor cores -----------------------------------------------------------------------------------------------------
@@ -299,26 +303,27 @@ def _fragment_corner(passes, of_a, of_b):
 
     @intrinsic(passes, of_a, of_b)
     def corner(typing_context, t):
-        """Warps stand 2 x 4. Copies along k go to rows 0 2 4 6 of eight, then 1 3 5 7: four rows of 20 floats begin 8 banks
-        apart."""
+        """Warps form a 2 x 4 grid. Copies along k go to rows 0 2 4 6 of eight, then 1 3 5 7: four rows of 20 floats begin 8
+        banks apart.
+        """
 
         def generate(context, builder, signature, arguments):
             (t,) = arguments
 
             def bits(n, first, count, to):
-                """Bits first … first + count - 1 of n, moved to bit `to`."""
-                found = builder.and_(builder.lshr(n, constant(first)), constant((1 << count) - 1))
-                return builder.shl(found, constant(to))
+                """Bits first … first + count - 1 of n, shifted to bit `to`."""
+                field = builder.and_(builder.lshr(n, constant(first)), constant((1 << count) - 1))
+                return builder.shl(field, constant(to))
 
             def at(k, k_step, side, side_step):
                 return builder.add(builder.mul(k, constant(k_step)), builder.mul(side, constant(side_step)))
 
-            place = builder.lshr(t, constant(3))
-            place = builder.or_(bits(place, 3, 2, 3), builder.or_(bits(place, 0, 2, 1), bits(place, 2, 1, 0)))
+            line = builder.lshr(t, constant(3))
+            line = builder.or_(bits(line, 3, 2, 3), builder.or_(bits(line, 0, 2, 1), bits(line, 2, 1, 0)))
             k, g = bits(t, 0, 2, 0), bits(t, 2, 3, 0)
             row, col = builder.add(bits(t, 7, 1, 6), g), bits(t, 5, 2, 5)
             first = builder.add(col, bits(t, 0, 2, 1))
-            corner = [place, row, first, at(k, a_k, row, a_m), at(k, b_k, builder.add(col, g), b_n)]
+            corner = [line, row, first, at(k, a_k, row, a_m), at(k, b_k, builder.add(col, g), b_n)]
             return context.make_tuple(builder, CORNER, corner)
 
         return CORNER(types.int32), generate
@@ -328,7 +333,7 @@ def _fragment_corner(passes, of_a, of_b):
 
 @functools.cache
 def fragments(passes, of_a, of_b):
-    """Sums of a thread's part of 4 x 4 fragments of C, of tiles that lie like this."""
+    """Sums of a thread's part of 4 x 4 fragments of C, for tiles with these layouts."""
     a_k, a_m, b_k, b_n = of_a.step, of_a.side, of_b.step, of_b.side
 
     @intrinsic(passes, of_a, of_b)
@@ -341,7 +346,7 @@ def fragments(passes, of_a, of_b):
         return FRAGMENTS(), generate
 
     def split(builder, x):
-        """(big, small) as bits of TF32: cvt.rna.tf32.f32 of x and of what it leaves."""
+        """(big, small) as bits of TF32: cvt.rna.tf32.f32 of x and of the remainder."""
         convert = ir.InlineAsm(ir.FunctionType(I32, [F32]), "cvt.rna.tf32.f32 $0, $1;", "=r,f")
         big = builder.call(convert, [x])
         return big, builder.call(convert, [builder.fsub(x, builder.bitcast(big, F32))]) if passes == 3 else None
@@ -372,15 +377,15 @@ def fragments(passes, of_a, of_b):
                         for j in range(4):
                             at = 4 * (4 * i + j)
                             fragments = [f[part_a] for f in row] + [f[part_b] for f in columns[j]] + sums[at : at + 4]
-                            found = builder.call(mma, fragments)
-                            sums[at : at + 4] = [builder.extract_value(found, q) for q in range(4)]
+                            products = builder.call(mma, fragments)
+                            sums[at : at + 4] = [builder.extract_value(products, q) for q in range(4)]
             return context.make_tuple(builder, FRAGMENTS, sums)
 
         return FRAGMENTS(FRAGMENTS, a, types.int32, b, types.int32, types.int32), generate
 
     rows_at, cols_at = [16 * i + 8 * h for i in range(4) for h in (0, 1)], [8 * j + e for j in range(4) for e in (0, 1)]
 
-    def place_of(i, j):
+    def index_of(i, j):
         return 4 * (4 * (i // 2) + j // 2) + 2 * (i % 2) + j % 2
 
-    return Sums(_fragment_corner(passes, of_a, of_b), zeros, multiply, *stores_of(FRAGMENTS, rows_at, cols_at, place_of, 2))
+    return Sums(_fragment_corner(passes, of_a, of_b), zeros, multiply, *stores_of(FRAGMENTS, rows_at, cols_at, index_of, 2))

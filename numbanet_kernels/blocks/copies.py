@@ -1,8 +1,8 @@
-"""How the threads of a block copy a tile of an operand into shared memory, as LLVM code.
+"""Copying a tile of an operand into shared memory by the threads of a block, as LLVM code.
 
-    cp.async.ca.shared.global [to], [source], 4, inside ? 4 : 0     one float, or 0, soon; nothing is read where not inside
+    cp.async.ca.shared.global [to], [source], 4, inside ? 4 : 0     one float, or 0, asynchronously; outside, nothing is read
 
-While one tile is multiplied the next one is on its way, so there are two of each operand: step s is copied to tile s & 1.
+Double buffering: while one tile is multiplied the next one is copied; step s is copied to tile s & 1.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from numba import types
 from ..runtime.declare import intrinsic
 from .intrinsics import F32, I32, I64, constant, data_of, element, numbers_of
 
-DEPTH = 16  # of a tile, along k; no card has confirmed it
+DEPTH = 16  # of a tile, along k; not tuned on a device
 THREADS = 256  # of a block
 
 
 class Layout(NamedTuple):
-    """How a block's threads copy an operand's tiles, and how these lie in shared memory."""
+    """How the threads of a block copy an operand's tiles, and the layout of these in shared memory."""
 
-    along_k: bool  # whether neighbouring threads copy along k, or across
+    along_k: bool  # neighbouring threads copy along k, else across
     deep: int  # k that are copied at once,
     wide: int  # and rows or columns
-    count: int  # of all of these
-    step: int  # from one k to the next
-    side: int  # from one row or column to the next
+    count: int  # number of copies of a thread
+    step: int  # stride along k
+    side: int  # stride along rows or columns
     stage: int  # floats of a tile
 
 
 def layout(tile, along_k, passes=0, padding=4):
-    """Of an operand that neighbouring threads read along k, or across, for tiles of so many rows or columns."""
+    """The layout of tiles with `tile` rows or columns, for an operand that neighbouring threads read along k, or across."""
     walk = (True, 8, 32, tile) if along_k else (False, THREADS // tile, tile, tile)
     if passes and along_k:
         return Layout(*walk, 1, DEPTH + 4, tile * (DEPTH + 4))
@@ -43,10 +43,10 @@ def layout(tile, along_k, passes=0, padding=4):
 
 
 class Copies(NamedTuple):
-    """What a thread copies: intrinsics.
+    """The copies of a thread: intrinsics.
 
-    first(t, place, tile) -> (k, row or column, address in shared memory) of the first number; place is what `accumulate` says.
-    strided, listed: all its numbers of a tile.
+    first(t, line, tile) -> (k, row or column, address in shared memory) of the first element; `accumulate` computes line.
+    strided, listed: copy all elements of the thread for one tile.
     """
 
     first: Callable
@@ -68,25 +68,25 @@ def address(typing_context, array, at):
 THREE = types.UniTuple(types.int32, 3)
 COPY = ir.InlineAsm(
     ir.FunctionType(ir.VoidType(), [I32, I64, I32]), "cp.async.ca.shared.global [$0], [$1], 4, $2;", "r,l,r", side_effect=True
-)  # that memory changes is said by `wait_for_all_but_one`: nothing is reloaded before
+)  # `wait_for_all_but_one` is the memory barrier: nothing is reloaded before
 
 
 def _first_of(layout):
     @intrinsic(layout)
-    def first(typing_context, t, place, array):
-        """Along k threads stand in rows of 8."""
+    def first(typing_context, t, line, array):
+        """If neighbours copy along k, threads form rows of 8."""
 
         def generate(context, builder, signature, arguments):
-            t, place, array = arguments
+            t, line, array = arguments
             k, side = (
-                (builder.and_(t, constant(7)), place)
+                (builder.and_(t, constant(7)), line)
                 if layout.along_k
                 else (builder.udiv(t, constant(layout.wide)), builder.urem(t, constant(layout.wide)))
             )
             at = builder.add(builder.mul(k, constant(layout.step)), builder.mul(side, constant(layout.side)))
-            there = element(builder, data_of(context, builder, signature.args[2], array), at)
-            there = builder.ptrtoint(builder.addrspacecast(there, ir.PointerType(F32, 3)), I32)
-            return context.make_tuple(builder, THREE, [k, side, there])
+            target = element(builder, data_of(context, builder, signature.args[2], array), at)
+            target = builder.ptrtoint(builder.addrspacecast(target, ir.PointerType(F32, 3)), I32)
+            return context.make_tuple(builder, THREE, [k, side, target])
 
         return THREE(types.int32, types.int32, array), generate
 
@@ -95,21 +95,22 @@ def _first_of(layout):
 
 @functools.cache
 def copies_of(layout, k_listed=False, side_listed=False):
-    """Of tiles that lie like this; `listed` looks up the numbers of k, or of rows or columns, or of both."""
+    """Copies of tiles with this layout; `k_listed` and `side_listed` gather k, or rows or columns, by index lists."""
     parts = [(i, j) for i in range(0, DEPTH, layout.deep) for j in range(0, layout.count, layout.wide)]
 
     def copied(builder, to, step, sources, depth, sides):
-        """A copy from each of the sources, to where it belongs in the tile of this step."""
+        """Copy from each source address to its element of the tile of this step."""
         to = builder.add(to, builder.mul(builder.and_(step, constant(1)), constant(4 * layout.stage)))
         for (i, j), source in zip(parts, sources, strict=True):
             inside = builder.and_(builder.icmp_signed("<", constant(i), depth), builder.icmp_signed("<", constant(j), sides))
-            there = builder.add(to, constant(4 * (i * layout.step + j * layout.side)))
-            builder.call(COPY, [there, source, builder.select(inside, constant(4), constant(0))])
+            target = builder.add(to, constant(4 * (i * layout.step + j * layout.side)))
+            builder.call(COPY, [target, source, builder.select(inside, constant(4), constant(0))])
 
     @intrinsic(layout)
     def strided(typing_context, to, step, source, k_step, side_step, depth, sides):
-        """From the address `source` on, in steps of so many floats: -> the address where the next tile begins. depth k and so
-        many rows or columns are inside, counted from this thread's first ones, and k from the first step."""
+        """Copy from the address `source` with strides in floats; return the address of the next tile. `depth` and `sides` count
+        the k and the rows or columns inside, from this thread's first element, k from the first step.
+        """
 
         def generate(context, builder, signature, arguments):
             to, step, source, k_step, side_step, depth, sides = arguments
@@ -130,8 +131,9 @@ def copies_of(layout, k_listed=False, side_listed=False):
 
     @intrinsic(layout, k_listed, side_listed)
     def listed(typing_context, to, step, array, k, side, k_step, side_step, depth, sides, k_list, k_at, side_list, side_at):
-        """array[K k_step + S side_step], K the k-th number of a list that begins at k_at, or k itself, S likewise; depth k and
-        so many rows or columns are inside. Of a list, all places that a tile reaches can be read."""
+        """array[K k_step + S side_step], K the k-th entry of a list that begins at k_at, or k itself, S likewise; `depth` and
+        `sides` count those inside. Lists must be readable up to the end of a tile.
+        """
 
         def generate(context, builder, signature, arguments):
             to, step, array, k, side, k_step, side_step, depth, sides, k_list, k_at, side_list, side_at = arguments

@@ -1,26 +1,25 @@
-"""Matrix product in blocks, versions 4 and 5 of the ladder in `gemm`: for compute capability 8.0 and above.
+"""Matrix product in blocks, versions 4 and 5 of the ladder in `gemm`: needs compute capability 8.0.
 
-    c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n])        given `where`: 0 unless where[m, n] > 0
-    A[m, k] = a[m am + k ak],   B[k, n] = b[b0 + k bk + n bn]        given `a_sums`: a_sums[m] = sums_scale * sum_k A[m, k]
+    c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n])        with `where`: 0 unless where[m, n] > 0
+    A[m, k] = a[m am + k ak],   B[k, n] = b[b0 + k bk + n bn]        with `a_sums`: a_sums[m] = sums_scale * sum_k A[m, k]
 
-Any strides: transposes, and kept rows, columns and inner indices of a pattern are the same kernel. The period of a pattern is a
-stride; its bias, which says where b begins, is read from the lists of what is kept: a recorded launch serves every bias. A
-block of 256 threads computes 128 x 128 outputs, 8 x 8 a thread, or 64 x 64, 4 x 4 a thread. 2 M N K FLOPs:
+Any strides: one kernel serves transposes, and kept rows, columns and inner indices of a pattern. The period of a pattern is a
+stride; its bias, which determines b0, is read from the index lists, so that a recorded launch serves every bias. A block of 256
+threads computes 128 x 128 outputs, 8 x 8 a thread, or 64 x 64, 4 x 4 a thread. 2 M N K FLOPs:
 
-    copies      global -> shared by cp.async, 4 bytes a thread, zeros beyond the edges: the k-tile after this one is on its way
-                while this one is multiplied. Neighbouring threads walk along the axis that is contiguous
-    tiles       16 rows of 128 (or 64) floats and 4 more: threads that walk along k, 8 of them in 4 columns, meet 32 banks
+    copies      global -> shared by cp.async, 4 bytes a thread, zeros beyond the edges: the next k-tile is copied while this
+                one is multiplied. Neighbouring threads walk along the contiguous axis
+    tiles       16 rows of 128 (or 64) floats with padding 4: threads that walk along k, 8 of them in 4 columns, use 32 banks
     multiply    at 128, four 16-byte loads and 64 fused multiply-adds for each k; the sums are one tuple: it stays in registers
 
-Where there are too few blocks for the card, several share one product along k: each parks its sums, and the one that is done
-last adds up all of them, in the order of k, so that the result is the same each time.
+If there are too few blocks for the device, several blocks divide one product along k: each stores its sums, and the last one
+adds up all of them, in the order of k, so that results are reproducible.
 
 On tensor cores (version 5) a warp computes 64 x 32 of the 128 x 128: per k-tile 2 x 4 x 4 products 16 x 8 x 8 by mma. They
 multiply TF32: float32 with 10 bits of mantissa. With three passes a number is the sum of two of them, x = big + small, and
-big big + big small + small big leaves out small small alone: the error of float32, but NaN where an operand is infinite. One
-pass keeps 10 bits. A tile lies there
-with k in rows of 16 + 4 floats, or, read across, with k rows of 128 + 8: either way a warp's fragment, 8 by 4, lies in 32
-banks, and so do the floats that a warp copies at once.
+big big + big small + small big leaves out only small small: the error of float32, but NaN if an operand is infinite. One pass
+keeps 10 bits. A tile is stored with k in rows of 16 + 4 floats, or, read across, with k rows of 128 + 8: either way a warp's
+fragment, 8 by 4, lies in 32 banks, and so do the floats that a warp copies at once.
 """
 
 from __future__ import annotations
@@ -47,28 +46,28 @@ from .intrinsics import commit, fence, parking, wait_for_all_but_one
 
 
 def values_of(tile, summed):
-    """How many sums a thread has."""
+    """The number of sums of a thread."""
     return (tile // 16) ** 2 + summed
 
 
 def sums_for(tile, a, b, passes):
-    """What a thread does with its sums, for these layouts of the operands."""
+    """The operations on a thread's sums, for these layouts of the operands."""
     return fragments(passes, a, b) if passes else sums_of(tile // 16, a)
 
 
 # --- kernel -----------------------------------------------------------------------------------------------------------
 def _shared_products(zeros, each, summed):
-    """What blocks do with their sums that share one product along k, made anew for each factory, as `inlined` says."""
+    """Device functions for blocks that divide one product along k; each factory makes its own (`inlined`)."""
     park, add_parked = parking(THREADS)
 
     @inlined
     def last_to_park(sums, a_sum, parked, at, tickets, ticket, number, parts, t):
-        """Park a block's sums; whether those of all others are there."""
+        """Store a block's sums; True if all other blocks have stored theirs."""
         park(sums, parked, at)
         if summed:
             park((a_sum,), parked, at + (each - 1) * THREADS)
         cuda.syncthreads()
-        if t == 0:  # release: what all threads parked is there before the ticket is; acquire: and after it for them
+        if t == 0:  # release: the sums of all threads are visible before the ticket; acquire: and other blocks' sums after it
             fence()
             ticket[0] = cuda.atomic.add(tickets, number, int32(1))
             fence()
@@ -80,7 +79,7 @@ def _shared_products(zeros, each, summed):
 
     @inlined
     def all_parked(parked, at, further, parts):
-        """The sums of all parts, in the order of k."""
+        """The sums of all parts, added in the order of k."""
         sums, a_sum = zeros(), float32(0)
         for _ in range(parts):
             sums = add_parked(sums, parked, at)
@@ -94,8 +93,9 @@ def _shared_products(zeros, each, summed):
 
 @kernels("gemm")
 def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, padding=4):
-    """Along which of its axes neighbouring threads read each operand; passes of TF32, or 0 for fused multiply-adds, where
-    threads without padding wait for each other's banks; whether the rows of A are summed as well."""
+    """`a_along_k`, `b_along_k`: neighbouring threads read the operand along k; `passes` of TF32, or 0 for fused multiply-adds;
+    `summed`: the rows of A are summed as well; without `padding`, shared memory has bank conflicts.
+    """
     of_a, of_b = (layout(tile, along_k, passes, padding) for along_k in (a_along_k, b_along_k))
     (first_a, copy_a, _), (first_b, copy_b, _) = copies_of(of_a), copies_of(of_b)
     corner, zeros, multiply, store, _ = sums_for(tile, of_a, of_b, passes)
@@ -107,7 +107,7 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
         " i4, i4, i4, i4, i4, b1, b1, b1, b1, f4, f4, f4)",
         least=(8, 0),
         bounds=(THREADS, 2) if passes or summed else None,
-    )  # else ptxas keeps to it, with more in registers
+    )  # else ptxas keeps to the default, and spills registers
     def gemm_block(
         a,
         b,
@@ -115,8 +115,8 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
         where,
         c,
         a_sums,
-        kept_rows,
-        kept_cols,
+        row_indices,
+        col_indices,
         tickets,
         parked,
         span,
@@ -141,15 +141,15 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
         a_tile, b_tile = cuda.shared.array(a_room, float32, 16), cuda.shared.array(b_room, float32, 16)
         ticket, t = cuda.shared.array(1, int32), int32(cuda.threadIdx.x)
         row0, col0 = int32(cuda.blockIdx.y * tile), int32(cuda.blockIdx.x * tile)
-        # the part of k that is this block's
+        # the part of k of this block
         part, parts = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
         a0, b0, depth = part * span * ak, part * span * bk, min(span, depth - part * span)
-        if not summed and along > 0:  # the length of a row of the weight, of which b is a part
-            b0 += kept_rows[0] * along + kept_cols[0]
-        # where this thread copies from and to, and how much there is from there on
-        place, row, col, a_at, b_at = corner(t)
-        a_k, a_m, a_to = first_a(t, place, a_tile)
-        b_k, b_n, b_to = first_b(t, place, b_tile)
+        if not summed and along > 0:  # row length of the weight of which b is a submatrix
+            b0 += row_indices[0] * along + col_indices[0]
+        # source and target of this thread's copies, and the number of elements from there on
+        line, row, col, a_at, b_at = corner(t)
+        a_k, a_m, a_to = first_a(t, line, a_tile)
+        b_k, b_n, b_to = first_b(t, line, b_tile)
         a_from, b_from = address(a, a0 + (row0 + a_m) * am + a_k * ak), address(b, b0 + b_k * bk + (col0 + b_n) * bn)
         a_rows, b_cols, a_depth, b_depth = rows - row0 - a_m, cols - col0 - b_n, depth - a_k, depth - b_k
         sums, a_sum = zeros(), float32(0)
@@ -178,7 +178,7 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
         if summed and col0 == 0 and t < tile and row0 + t < rows:
             a_sums[row0 + t] = sums_scale * a_sum
         row, col = row0 + row, col0 + col
-        bias0 = kept_rows[0] if not summed and along > 0 else int32(0)  # read again: a register less meanwhile
+        bias0 = row_indices[0] if not summed and along > 0 else int32(0)  # read again: saves a register in the loop
         store(
             sums,
             c,
@@ -201,23 +201,26 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
     return gemm_block
 
 
-# what an output costs in blocks of each size, if there are blocks for all multiprocessors; no card has confirmed it
+# relative cost of an output in blocks of each size, if blocks fill all multiprocessors; not tuned on a device
 TILES = {128: 1.0, 64: 1.5}
 
 
 def _cost(rows, cols, products, tile, each):
-    """Of so many products in blocks of a size: a multiprocessor works on two at a time, which no card has confirmed."""
+    """Relative time of `products` products in blocks of this size; assumes that a multiprocessor runs two blocks at a time, not
+    tuned on a device.
+    """
     return ceil_div(products * ceil_div(rows, tile) * ceil_div(cols, tile), 2 * multiprocessors()) * tile * tile * each
 
 
 def tile_for(rows, cols, products=1):
-    """The size of blocks by which so many products are done first, by fused multiply-adds."""
+    """The fastest block size for these products, by fused multiply-adds."""
     return min(TILES, key=lambda tile: _cost(rows, cols, products, tile, TILES[tile]))
 
 
 def way_for(rows, cols, products=1, right=None):
-    """(size of blocks, passes of TF32): one pass where that precision will do, else three where products of this size are done
-    first that way; none where the card gets them wrong, which `right` tells of other kernels than these."""
+    """(block size, passes of TF32): one pass if the precision allows it, else three if they are faster for this size; none if
+    the device computes them wrongly (`right` is the self-test of other kernels than these).
+    """
     right, tile = right or _tensor_agrees, tile_for(rows, cols, products)
     if imprecise():
         return (128, 1) if right[1]() else (tile, 0)
@@ -225,12 +228,12 @@ def way_for(rows, cols, products=1, right=None):
     return (128, 3) if sooner and right[3]() else (tile, 0)
 
 
-LEAST_SPAN = 16 * DEPTH  # of k, for one block; no card has confirmed it
+LEAST_SPAN = 16 * DEPTH  # of k, for one block; not tuned on a device
 TICKETS = 1024
 
 
 def span_for(rows, cols, depth, tile):
-    """How much of k a block multiplies: less than all where there are fewer blocks than multiprocessors."""
+    """The length of k that a block multiplies: less than all if there are fewer blocks than multiprocessors."""
     blocks = ceil_div(rows, tile) * ceil_div(cols, tile)
     parts = min(multiprocessors() // max(blocks, 1), depth // LEAST_SPAN) if blocks <= TICKETS else 1
     return ceil_div(ceil_div(depth, max(parts, 1)), DEPTH) * DEPTH
@@ -238,18 +241,19 @@ def span_for(rows, cols, depth, tile):
 
 @device_cache(maxsize=1)
 def _tickets():
-    """How many blocks of each product are done: 0 between launches."""
+    """Counters of finished blocks of each product: 0 between launches."""
     return to_device(np.zeros(TICKETS, np.int32))
 
 
 def available(*arrays):
-    """Whether this card has the instructions and gives right results, and 32 bits count the elements of the arrays."""
+    """True if this device has the instructions and gives correct results, and 32-bit indices cover the arrays."""
     return capability() >= _block().least and all(array.size < 2**31 for array in arrays) and _agrees()
 
 
 def three_passes():
-    """How many times as long as fused multiply-adds three passes on tensor cores take here, in quarters, rounded up, so that
-    processes seldom differ; inf where nothing could be measured, and on the emulated device."""
+    """The time of three passes on tensor cores divided by the time of fused multiply-adds, rounded up to quarters, so that
+    processes seldom differ; inf if it cannot be measured, and on the emulated device.
+    """
     return math.inf if emulating() else _three_passes()
 
 
@@ -257,18 +261,18 @@ def three_passes():
 @deferred
 def _three_passes():
     try:
-        seconds = [[_milliseconds(passes) for passes in (3, 0)] for _ in range(4)][1:]  # the first turns warm a card up
-        three, none = (min(found) for found in zip(*seconds, strict=True))
+        seconds = [[_milliseconds(passes) for passes in (3, 0)] for _ in range(4)][1:]  # the first turns warm the GPU up
+        three, none = (min(times) for times in zip(*seconds, strict=True))
         return math.ceil(4 * three / none) / 4
     except NotRecorded:
         raise
-    except Exception as error:  # a driver without events: nothing was measured
+    except Exception as error:  # a driver without events cannot measure
         warnings.warn(f"tensor cores were not measured: {type(error).__name__}: {error}", stacklevel=2)
         return math.inf
 
 
 def _milliseconds(passes, side=2048, times=4):
-    """Of products of squares, each many times as long as a launch."""
+    """The time of square products, each much longer than a launch."""
     a, b = (to_device(np.random.default_rng(0).standard_normal(side * side, np.float32)) for _ in range(2))
     out, (start, stop) = device_array((side, side)), (cuda.event(), cuda.event())
     start.record()
@@ -281,15 +285,15 @@ def _milliseconds(passes, side=2048, times=4):
 
 @trusted
 def _agrees():
-    """Of both tiles, on ragged operands."""
+    """Self-test: True if both tile sizes agree with NumPy on ragged operands."""
     return float(np.max([_error(tile, 0) for tile in TILES]))
 
 
-DEEP = 4096  # of a product whose sums would show that a card adds with fewer bits than float32 has
+DEEP = 4096  # length of a product whose sums reveal accumulation with fewer bits than float32
 
 
 def exact_enough(error):
-    """The error of three passes; inf where, of a deep product, it is more than four times that of fused multiply-adds."""
+    """The error of three passes; inf if, on a deep product, it exceeds four times that of fused multiply-adds."""
     deep = [error(passes, DEEP) for passes in (3, 0)]
     return error(3) if deep[0] <= 4 * deep[1] else math.inf
 
@@ -297,11 +301,13 @@ def exact_enough(error):
 _tensor_agrees = {
     3: trusted(lambda: exact_enough(functools.partial(_error, 128))),
     1: trusted(lambda: _error(128, 1) / 1000),
-}  # which may be a thousand times as far off
+}  # tolerance: one pass may be a thousand times less exact
 
 
 def _error(tile, passes, k=45):
-    """Of the three products of a training step, with what they do on the way, whole and in parts, and with some rows kept."""
+    """The largest error of the three products of a training step, with their epilogues, whole and divided, and with kept
+    rows.
+    """
     rng, errors = np.random.default_rng(0), []
     (m, n), shape = (150, 133), (150, 133)
     x, y, gate = (rng.standard_normal(s, np.float32) for s in ((m, k), (k, n), shape))
@@ -329,7 +335,10 @@ def _error(tile, passes, k=45):
             errors.append(np.abs(out.copy_to_host() - (np.where(gate > 0, expected, 0) if masked else expected)).max())
             if summed:
                 errors.append(np.abs(sums.copy_to_host() - np.float64(x).sum(1)).max())
-    weight, kept = rng.standard_normal((2 * n, k), np.float32), (to_device(np.array([first], np.int32)) for first in (1, 0))
+    weight, first_kept = (
+        rng.standard_normal((2 * n, k), np.float32),
+        (to_device(np.array([first], np.int32)) for first in (1, 0)),
+    )
     launch_block(
         to_device(x.reshape(-1)),
         to_device(weight.reshape(-1)),
@@ -337,7 +346,7 @@ def _error(tile, passes, k=45):
         (k, 1),
         (1, 2 * k),
         out,
-        kept=(*kept, k, 2),
+        indices=(*first_kept, k, 2),
         tile=tile,
         passes=passes,
     )
@@ -359,17 +368,21 @@ def launch_block(
     where=None,
     a_sums=None,
     sums_scale=1.0,
-    kept=None,
+    indices=None,
     tile=None,
     passes=None,
     span=None,
     padding=4,
 ):
-    """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at and b_at say how the elements lie:
-    the strides (am, ak) and (bk, bn). `where` and `a_sums` as above. Of a weight of which some is kept, b is all of it, and
-    kept = (kept rows, kept columns, length of a row, step of the rows in bias), arrays of the device, not empty, and no a_sums.
-    passes of TF32, in tiles of 128: 3, with the error of float32, or 1; None: `way_for`. To look at what they do: a tile of
-    64 or 128, the span of k of a block, a multiple of 16, and padding by a multiple of 4."""
+    """c[m, n] = scale * act(alpha * sum_k A[m, k] B[k, n] + bias[n]), shape (M, N, K); a_at and b_at are the strides (am, ak)
+    and (bk, bn). `where` and `a_sums` as above.
+
+    If b is a submatrix of a weight, pass the whole weight as b and indices = (kept rows, kept columns, row length, step of the
+    rows
+    in bias): non-empty device arrays, and no a_sums. `passes` of TF32, in tiles of 128: 3, with the error of float32, or 1;
+    None:
+    `way_for`. For tests: `tile` is 64 or 128, `span` the length of k of a block, a multiple of 16, `padding` a multiple of 4.
+    """
     (rows, cols, depth), (am, ak), (bk, bn) = shape, a_at, b_at
     if passes is None:
         tile, passes = way_for(rows, cols) if tile is None else (tile, 0)
@@ -377,10 +390,12 @@ def launch_block(
     span = max(span_for(rows, cols, depth, tile) if span is None else span, DEPTH)
     summed, grid = a_sums is not None, (ceil_div(cols, tile), ceil_div(rows, tile), max(ceil_div(depth, span), 1))
     if grid[2] > 1 and grid[0] * grid[1] > TICKETS:
-        raise ValueError(f"gemm_block: {grid[0] * grid[1]} blocks cannot share products, {TICKETS} can; give no span")
+        raise ValueError(
+            f"gemm_block: {grid[0] * grid[1]} blocks exceed the {TICKETS} that can divide products; leave out span"
+        )
     c, tickets = out.reshape(out.size), _tickets()
     parked = c if grid[2] == 1 else empty_cuda((math.prod(grid) * THREADS * values_of(tile, summed),))
-    kept_rows, kept_cols, along, bias_step = (tickets, tickets, 0, 1) if kept is None else kept
+    row_indices, col_indices, along, bias_step = (tickets, tickets, 0, 1) if indices is None else indices
     launch(
         _block(tile, ak <= am, bk <= bn, passes, summed, padding),
         grid,
@@ -391,8 +406,8 @@ def launch_block(
         b if where is None else where.reshape(where.size),
         c,
         a_sums if summed else c,
-        kept_rows,
-        kept_cols,
+        row_indices,
+        col_indices,
         tickets,
         parked,
         span,

@@ -1,8 +1,8 @@
-"""The index views of what a plan keeps of a convolution's input matrix, made on the device from its list or table.
+"""Index views of the kept rows or blocks of a convolution's im2col matrix, computed on the device from its list or table.
 
-row_places      places[r] = where row r stands in the list, -1 where it is dropped
-block_places    places[b, j] = where block column j stands among those that block row b keeps, -1 where it is dropped
-block_columns   of each block column, the block rows that keep it, increasing, and how many these are
+row_inverse      inverse[r] = position of row r in the list, -1 if dropped
+block_inverse    inverse[b, j] = position of block column j among those that block row b keeps, -1 if dropped
+block_columns    for each block column, the block rows that keep it, increasing, and their number
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..runtime.memory import THREADS, blocks_for, empty_cuda
 @kernels("conv")
 def _lists():
     @kernel("void(i4[::1], i4[::1])")
-    def row_places(rows, places):
-        """A thread searches the list for its row."""
+    def row_inverse(rows, inverse):
+        """One thread per row: binary search in the list."""
         r = cuda.grid(1)
-        if r < places.size:
+        if r < inverse.size:
             low, high = int32(0), int32(rows.size)
             while low < high:
                 middle = (low + high) >> 1
@@ -29,62 +29,64 @@ def _lists():
                     low = int32(middle + 1)
                 else:
                     high = int32(middle)
-            places[r] = low if low < rows.size and rows[low] == r else int32(-1)
+            inverse[r] = low if low < rows.size and rows[low] == r else int32(-1)
 
     @kernel("void(i4[:, ::1], i4[:, ::1])")
-    def block_places(kept, places):
-        """A thread has one block of the matrix."""
+    def block_inverse(kept, inverse):
+        """One thread per block of the matrix."""
         i = cuda.grid(1)
-        if i < places.size:
-            b, j, place = i // places.shape[1], i % places.shape[1], int32(-1)
+        if i < inverse.size:
+            b, j, position = i // inverse.shape[1], i % inverse.shape[1], int32(-1)
             for q in range(kept.shape[1]):
                 if kept[b, q] == j:
-                    place = int32(q)
-            places[b, j] = place
+                    position = int32(q)
+            inverse[b, j] = position
 
     @kernel("void(i4[:, ::1], i4[:, ::1], i4[::1])")
-    def block_columns(places, columns, counts):
-        """A block has a block column: a thread counts what its block rows keep, then lists it after those before it."""
-        found = cuda.shared.array(THREADS, int32)
+    def block_columns(inverse, columns, counts):
+        """One block per block column: each thread counts the kept block rows of its share, then writes them after those of the
+        threads before it.
+        """
+        counted = cuda.shared.array(THREADS, int32)
         t, j = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
-        share = (places.shape[0] + THREADS - 1) // THREADS
-        first, stop = t * share, min((t + 1) * share, places.shape[0])
-        own = int32(0)
+        share = (inverse.shape[0] + THREADS - 1) // THREADS
+        first, stop = t * share, min((t + 1) * share, inverse.shape[0])
+        count = int32(0)
         for b in range(first, stop):
-            if places[b, j] >= 0:
-                own += int32(1)
-        found[t] = own
+            if inverse[b, j] >= 0:
+                count += int32(1)
+        counted[t] = count
         cuda.syncthreads()
         at = int32(0)
         for other in range(t):
-            at += found[other]
+            at += counted[other]
         for b in range(first, stop):
-            if places[b, j] >= 0:
+            if inverse[b, j] >= 0:
                 columns[j, at] = b
                 at += int32(1)
         if t == THREADS - 1:
             counts[j] = at
 
-    return row_places, block_places, block_columns
+    return row_inverse, block_inverse, block_columns
 
 
-def row_places(rows, total):
-    """(total,) int32 of an increasing list of rows."""
-    places = empty_cuda((total,), INT32)
-    launch(_lists()[0], blocks_for(total), THREADS, rows, places)
-    return places
+def row_inverse(rows, total):
+    """The inverse (total,) int32 of an increasing list of rows."""
+    inverse = empty_cuda((total,), INT32)
+    launch(_lists()[0], blocks_for(total), THREADS, rows, inverse)
+    return inverse
 
 
-def block_places(blocks, depth):
-    """(block rows, block columns) int32 for a matrix of so many columns."""
-    places = empty_cuda((blocks.kept.shape[0], ceil_div(depth, blocks.width)), INT32)
-    launch(_lists()[1], blocks_for(places.size), THREADS, blocks.kept, places)
-    return places
+def block_inverse(blocks, depth):
+    """The inverse (block rows, block columns) int32 for a matrix with `depth` columns."""
+    inverse = empty_cuda((blocks.kept.shape[0], ceil_div(depth, blocks.width)), INT32)
+    launch(_lists()[1], blocks_for(inverse.size), THREADS, blocks.kept, inverse)
+    return inverse
 
 
 def block_columns(blocks, depth):
-    """((block columns, block rows), (block columns,)) int32: the block rows of each block column, and how many they are."""
-    places = block_places(blocks, depth)
-    columns, counts = empty_cuda(places.shape[::-1], INT32), empty_cuda((places.shape[1],), INT32)
-    launch(_lists()[2], places.shape[1], THREADS, places, columns, counts)
+    """((block columns, block rows), (block columns,)) int32: the block rows that keep each block column, and their number."""
+    inverse = block_inverse(blocks, depth)
+    columns, counts = empty_cuda(inverse.shape[::-1], INT32), empty_cuda((inverse.shape[1],), INT32)
+    launch(_lists()[2], inverse.shape[1], THREADS, inverse, columns, counts)
     return columns, counts

@@ -1,9 +1,9 @@
-"""Instructions that Numba has no name for, as LLVM code: updates are made of them, and with `copies` and `accumulate` products.
+"""Instructions that Numba does not offer, as LLVM code; updates, `copies` and `accumulate` use them.
 
-commit, wait_for_all_but_one    cp.async: groups of copies that go on while something is multiplied
+commit, wait_for_all_but_one    cp.async: groups of copies that overlap with computation
 parking, fence                  sums that other blocks add up: strong stores and loads
-chosen, owner                   one of several arrays or numbers that a kernel was given as a tuple, and which one
-sigmoids                        the logistic function, as code that becomes part of the kernels that call it
+chosen, owner                   select one of several arrays or numbers passed as a tuple, and its index
+sigmoids                        the logistic function, inlined into kernels
 """
 
 from __future__ import annotations
@@ -25,57 +25,57 @@ def constant(value):
 
 
 def data_of(context, builder, kind, array):
-    """Where an array argument begins."""
+    """The address of the first element of an array argument."""
     return context.make_array(kind)(context, builder, array).data
 
 
 def element(builder, data, index):
-    """Where element `index` lies of the array that begins at `data`."""
+    """The address of element `index` of the array at `data`."""
     return builder.gep(data, [builder.sext(index, I64)])
 
 
 def numbers_of(context, builder, kind, array, at, numbers):
-    """array[at + n] for some numbers n."""
+    """array[at + n] for each n in numbers."""
     data = data_of(context, builder, kind, array)
     return [builder.load(element(builder, data, builder.add(at, n))) for n in numbers]
 
 
-def loaded(builder, data, places, wanted, some):
-    """The elements at some places of an array, 0 where not wanted. Nothing is read unless `some`, and otherwise the first
-    element in place of what is not wanted: so this is one branch."""
+def loaded(builder, data, indices, wanted, some):
+    """The elements of an array at these indices, 0 if not wanted. If not `some`, nothing is read; else an unwanted element
+    reads the first one instead, so that there is one branch.
+    """
     zero, before = ir.Constant(data.type.pointee, 0), builder.block
     with builder.if_then(some):
         values = [
-            builder.load(element(builder, data, builder.select(flag, place, constant(0))))
-            for place, flag in zip(places, wanted, strict=True)
+            builder.load(element(builder, data, builder.select(flag, index, constant(0))))
+            for index, flag in zip(indices, wanted, strict=True)
         ]
         values, after = [builder.select(flag, value, zero) for flag, value in zip(wanted, values, strict=True)], builder.block
-    found = [builder.phi(zero.type) for _ in values]
-    for phi, value in zip(found, values, strict=True):
+    results = [builder.phi(zero.type) for _ in values]
+    for phi, value in zip(results, values, strict=True):
         phi.add_incoming(zero, before)
         phi.add_incoming(value, after)
-    return found
+    return results
 
 
 @intrinsic()
 def chosen(typing_context, several, number):
-    """several[number], both known at run time: selp, where indexing would be a branch."""
+    """several[number], both known at run time: selp instead of a branch."""
 
     def generate(context, builder, signature, arguments):
         several, number = arguments
-        found = builder.extract_value(several, 0)
+        value = builder.extract_value(several, 0)
         for i in range(1, signature.args[0].count):
             is_it = builder.icmp_signed("==", number, constant(i))
-            found = builder.select(is_it, builder.extract_value(several, i), found)
-        return found
+            value = builder.select(is_it, builder.extract_value(several, i), value)
+        return value
 
     return several.dtype(several, types.int32), generate
 
 
 @intrinsic()
 def owner(typing_context, firsts, number):
-    """Which of several ranges a number is in; firsts[k] is where range k begins, increasing from 0: the last one that is not
-    above it, found without a branch."""
+    """The index of the range that contains a number; firsts[k] is the start of range k, increasing from 0. Branch-free."""
 
     def generate(context, builder, signature, arguments):
         firsts, number = arguments
@@ -86,7 +86,7 @@ def owner(typing_context, firsts, number):
 
 
 def _statement(text):
-    """An intrinsic that is one instruction without operands."""
+    """An intrinsic for one instruction without operands."""
 
     @intrinsic(text)
     def run(typing_context):
@@ -105,7 +105,7 @@ commit, wait_for_all_but_one = _statement("cp.async.commit_group;"), _statement(
 
 @functools.cache
 def parking(every):
-    """(park, add): values that a thread leaves in memory, so many floats apart, and that another block adds up."""
+    """(park, add): values that a thread stores in memory, `every` floats apart, and that another block adds up."""
 
     @intrinsic(every)
     def park(typing_context, values, to, at):
@@ -124,7 +124,7 @@ def parking(every):
 
     @intrinsic(every)
     def add(typing_context, values, source, at):
-        """values[i] + source[at + i every]: ld.relaxed.gpu of what other blocks parked, after a `fence`."""
+        """values[i] + source[at + i every]: ld.relaxed.gpu of sums that other blocks parked, after a `fence`."""
 
         def generate(context, builder, signature, arguments):
             values, source, at = arguments
@@ -141,7 +141,7 @@ def parking(every):
 
 
 def sigmoids():
-    """e^min(x, 0) / (1 + e^-|x|), made anew for each factory, as `inlined` says."""
+    """e^min(x, 0) / (1 + e^-|x|); each factory makes its own (`inlined`)."""
 
     @inlined
     def sigmoid(x):

@@ -1,4 +1,4 @@
-"""Long sums of one thread."""
+"""Compensated summation of many terms in one thread."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ..runtime.declare import inlined
 
 
 def kahan():
-    """(sum, what its rounding has added) after one value more, made anew for each factory, as `inlined` says (Kahan 1965).
+    """(sum, rounding error) after one more value; each factory makes its own (`inlined`; Kahan 1965).
 
-    Infinities stay what they are: what their rounding adds is no number, and counts as 0.
+    Infinite sums stay infinite: their rounding error is NaN, and counts as 0.
     """
 
     @inlined

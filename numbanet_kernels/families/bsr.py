@@ -85,7 +85,7 @@ def _width(op, **array):
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_kernel("void(i8, f4[:, ::1], f4[:, :, ::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, i8, i8, f4[:, ::1])")
-def _product(entry, x, values, starts, stops, ids, places, back, bias, biased, relu, first, stop, y):
+def _product(entry, x, values, starts, stops, ids, order, back, bias, biased, relu, first, stop, y):
     """Block columns first … stop - 1 of y = x w.T + bias or, if `back`, of y = x w."""
     tile, blocks = values.shape[1], -(-x.shape[1] // values.shape[1])
     transposed = np.empty((tile, tile), np.float32)  # BLAS is faster on a copy than with its transpose flag for small matrices
@@ -96,7 +96,7 @@ def _product(entry, x, values, starts, stops, ids, places, back, bias, biased, r
             for j in range(width):
                 block[n, j] = bias[r * tile + j] if biased else np.float32(0)
         for e in range(max(starts[r], 0), min(stops[r], ids.size) if blocks else 0):
-            c, k = min(max(ids[e], 0), blocks - 1), min(max(places[e], 0), values.shape[0] - 1) if back else e
+            c, k = min(max(ids[e], 0), blocks - 1), min(max(order[e], 0), values.shape[0] - 1) if back else e
             inputs = x[:, c * tile : min((c + 1) * tile, x.shape[1])]
             depth = inputs.shape[1]
             if not back:
@@ -158,7 +158,7 @@ def bsr_dx_cpu(dy, values, at, inputs):
         inputs,
         values=(values, ("B", "T", "T")),
     )
-    given = at.col_starts, at.col_stops, at.col_ids, at.places, True, EMPTY, False, False
+    given = at.col_starts, at.col_stops, at.col_ids, at.order, True, EMPTY, False, False
     return _shared(
         _product, at.col_starts.size, 2 * dy.shape[0] * values.size, dy, values, *given, empty_cpu((dy.shape[0], inputs))
     )
@@ -188,14 +188,14 @@ def _product_kernel(tile=16):
     padded = tile + 1
 
     @kernel("void(f4[:, ::1], f4[:, :, ::1], i4[::1], i4[::1], i4[::1], i4[::1], b1, f4[::1], b1, b1, f4[:, ::1])")
-    def bsr_product(x, values, starts, stops, ids, places, back, bias, biased, relu, y):
+    def bsr_product(x, values, starts, stops, ids, order, back, bias, biased, relu, y):
         """One block per `tile` samples and one block row of the weight, walking its tiles; if `back`, per block column."""
         xs, ws = cuda.shared.array((tile, padded), float32), cuda.shared.array((tile, padded), float32)
         tx, ty, r = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.x)
         n, o, total = int32(cuda.blockIdx.y) * tile + ty, r * tile + tx, float32(0)
         last = (x.shape[1] + tile - 1) // tile - 1
         for e in range(max(starts[r], 0), min(stops[r], ids.size) if last >= 0 else 0):
-            k, first = min(max(places[e], 0), values.shape[0] - 1) if back else e, min(max(ids[e], 0), last) * tile
+            k, first = min(max(order[e], 0), values.shape[0] - 1) if back else e, min(max(ids[e], 0), last) * tile
             col = first + tx
             xs[ty, tx] = x[n, col] if n < x.shape[0] and col < x.shape[1] else float32(0)
             if back:
@@ -219,11 +219,11 @@ def _gradients_kernel(tile=16):
     padded = tile + 1
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], i4[::1], i4[::1], f4[:, :, ::1])")
-    def bsr_gradients(dy, x, rows, places, ids, dw):
+    def bsr_gradients(dy, x, rows, order, ids, dw):
         """One block per tile of the weight, walking the samples."""
         slopes, xs = cuda.shared.array((tile, padded), float32), cuda.shared.array((tile, padded), float32)
         tx, ty, total = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), float32(0)
-        k, r = places[cuda.blockIdx.x], rows[cuda.blockIdx.x]
+        k, r = order[cuda.blockIdx.x], rows[cuda.blockIdx.x]
         if k < 0 or k >= dw.shape[0]:  # two blocks must not write one tile
             return
         o = max(min(r, (dy.shape[1] + tile - 1) // tile - 1), 0) * tile + tx
@@ -248,7 +248,7 @@ def _block_side(op, tile):
     return tile
 
 
-def _launch(x, values, starts, stops, ids, places, back, bias, relu, y):
+def _launch(x, values, starts, stops, ids, order, back, bias, relu, y):
     """y = act(x w.T + bias) or, if `back`, x w."""
     tile = values.shape[1]
     side = _block_side("bsr (cuda)", tile)
@@ -261,7 +261,7 @@ def _launch(x, values, starts, stops, ids, places, back, bias, relu, y):
         starts,
         stops,
         ids,
-        places,
+        order,
         back,
         empty_cuda((0,)) if bias is None else bias,
         bias is not None,
@@ -294,7 +294,7 @@ def bsr_dx_cuda(dy, values, at, inputs):
         values=(values, ("B", "T", "T")),
     )
     return _launch(
-        dy, values, at.col_starts, at.col_stops, at.col_ids, at.places, True, None, False, empty_cuda((dy.shape[0], inputs))
+        dy, values, at.col_starts, at.col_stops, at.col_ids, at.order, True, None, False, empty_cuda((dy.shape[0], inputs))
     )
 
 
@@ -309,7 +309,7 @@ def bsr_dw_cuda(dy, x, at, tile):
         x=(x, ("N", "I")),
     )
     side, dw = _block_side("bsr_dw (cuda)", tile), empty_cuda((at.ids.size, tile, tile))
-    launch(_gradients_kernel(side), at.ids.size, (side, side), dy, x, at.col_ids, at.places, at.ids, dw)
+    launch(_gradients_kernel(side), at.ids.size, (side, side), dy, x, at.col_ids, at.order, at.ids, dw)
     return dw
 
 

@@ -335,7 +335,7 @@ def gemm_rows_cuda(x, w, rows, cols, bias=None, relu=False, scale=1.0, out=None)
     if strides := _strided(w, rows, cols, x, out):
         *along, lists = strides
         return gemm_block.launch_block(
-            flat(x), flat(w), (x.shape[0], outer, inner), (inner, 1), along[::-1], out, bias, relu, scale=scale, kept=lists
+            flat(x), flat(w), (x.shape[0], outer, inner), (inner, 1), along[::-1], out, bias, relu, scale=scale, indices=lists
         )
     launch(
         _listed(False, TILE),
@@ -359,7 +359,7 @@ def gemm_rows_dx_cuda(dy, w, rows, cols, where=None, scale=1.0, out=None):
     if strides := _strided(w, rows, cols, dy, out):
         *along, lists = strides
         return gemm_block.launch_block(
-            flat(dy), flat(w), (dy.shape[0], outer, inner), (inner, 1), along, out, where=where, alpha=scale, kept=lists
+            flat(dy), flat(w), (dy.shape[0], outer, inner), (inner, 1), along, out, where=where, alpha=scale, indices=lists
         )
     launch(
         _listed(True, TILE),

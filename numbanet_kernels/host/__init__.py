@@ -1,1 +1,1 @@
-"""The CPU: its threads, its matrix products, transposition, and from which sizes on sharing work pays."""
+"""The CPU: threads, matrix products, vectors, transposition, and the sizes from which sharing work pays."""

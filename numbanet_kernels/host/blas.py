@@ -1,16 +1,16 @@
-"""The library behind matrix products on the CPU, and how many threads it uses: NumPy's BLAS.
+"""The library behind matrix products on the CPU, and its number of threads: NumPy's BLAS.
 
-    matmul(a, b, out=c)      c = a b for float32 of any strides, on the thread that calls it and those of the library's own
-    threads()                how many threads each pool of the library has
-    set_threads(counts)      as many for each
-    OWN_FLOPS                the library does smaller products on one thread of its own accord
-    multiply(entry(), …)     the same product from within a compiled loop, without the GIL
+    matmul(a, b, out=c)      c = a b for float32 of any strides, on the calling thread and the library's threads
+    threads()                the number of threads of each pool of the library
+    set_threads(counts)      set these numbers
+    OWN_FLOPS                the library computes smaller products on one thread by itself
+    multiply(entry(), …)     the same product inside a compiled loop, without the GIL
 
-Another library stands here once it has these five.
+Another library can replace it by offering these five.
 
-What is recorded calls SGEMM by its address, as compiled loops do, and what is not recorded goes through NumPy, which calls the
-same function with the same arguments: results are equal to the last bit. Where an axis has length 1 NumPy calls another one, so
-such products call SGEMM in both cases, and all do where NumPy is found to have another library.
+A recorded step calls SGEMM by its address, as compiled loops do; an unrecorded one calls NumPy, which calls the same function
+with the same arguments, so that results are bitwise equal. For axes of length 1 NumPy calls another function, so such products
+call SGEMM in both cases; so do all products if NumPy uses another library.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ OWN_FLOPS = 1 << 19
 
 
 def matmul(a, b, out=None):
-    """out = a b, float32; matrices, of which a and b may be transposed, or what else NumPy multiplies, which makes an array if
-    none is given."""
+    """out = a b, float32; matrices, a and b possibly transposed, or any arrays that NumPy multiplies. Without `out`, a new
+    array.
+    """
     writer = tape.get()
     if numba.config.DISABLE_JIT or out is None or a.ndim != 2 or b.ndim != 2 or 0 in a.shape or 0 in b.shape:
         return np.matmul(a, b, out=out) if writer is None else writer.refuse(f"the product of {a.shape} and {b.shape}")
@@ -43,14 +44,14 @@ def matmul(a, b, out=None):
     if not (_in_rows(out) and (_in_rows(a) or _in_rows(a.T)) and (_in_rows(b) or _in_rows(b.T))):
         return np.matmul(a, b, out=out) if writer is None else writer.refuse("a product of matrices in pieces")
     if writer is not None and a.__array_interface__["data"] == b.__array_interface__["data"]:
-        writer.refuse("the product of a matrix with itself")  # for which NumPy calls SSYRK
+        writer.refuse("the product of a matrix with itself")  # NumPy calls SSYRK for it
     _product(entry(), a, b, out)
     return out
 
 
 @functools.cache
 def _is_numpys():
-    """Whether SGEMM is what NumPy calls: some products are equal to the last bit."""
+    """True if NumPy calls this SGEMM: some products are bitwise equal."""
     rng = np.random.default_rng(0)
     for m, k, n in ((2, 3, 4), (9, 70, 33), (64, 20, 32), (48, 64, 64)):
         a, b, c = (rng.standard_normal(shape, np.float32) for shape in ((m, k), (n, k), (m, n)))
@@ -61,26 +62,27 @@ def _is_numpys():
 
 
 def _in_rows(matrix):
-    """Whether the entries of a row lie side by side."""
+    """True if the entries of a row are contiguous."""
     (rows, columns), (across, along) = matrix.shape, matrix.strides
     return (along == 4 or columns == 1) and (across % 4 == 0 and across >= 4 * columns or rows == 1)
 
 
 @functools.cache
 def _pools() -> list[Any]:
-    """NumPy's, which is loaded by the time of the first use; where no library's place says that it is NumPy's own, all: another
-    one, such as SciPy's, does none of the work here, and to set it takes as long."""
-    found = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
-    return [pool for pool in found if "numpy" in pool.filepath] or found
+    """NumPy's thread pools, loaded by the first use. If no path contains "numpy", all pools; else other libraries, such as
+    SciPy's, are left out: they do none of the work, and setting them takes as long.
+    """
+    controllers = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
+    return [pool for pool in controllers if "numpy" in pool.filepath] or controllers
 
 
 def threads() -> list[int]:
-    """How many threads each pool has."""
+    """The number of threads of each pool."""
     return [pool.get_num_threads() for pool in _pools()]
 
 
 def set_threads(counts: Sequence[int]) -> None:
-    """Set the pools. threadpoolctl 3.8 heeds only the first Python thread that sets OpenBLAS's, until told to let go."""
+    """Set the pools. threadpoolctl 3.8 obeys only the first Python thread that sets OpenBLAS's, until it is reset."""
     for pool, count in zip(_pools(), counts, strict=True):
         if pool.get_num_threads() == count:
             continue
@@ -91,19 +93,20 @@ def set_threads(counts: Sequence[int]) -> None:
 
 
 # --- from within compiled loops ---------------------------------------------------------------------------------------
-# SGEMM as Fortran knows it takes the addresses of its numbers. They are stored with 64 bits: a library that reads 32 finds the
-# lower ones there, where machines put them first, as all do that NumPy's BLAS is built for.
+# SGEMM's Fortran interface takes the addresses of its integers. They are stored with 64 bits: a library that reads 32 gets the
+# lower half, because all platforms of NumPy's BLAS are little-endian.
 NAMES = ("scipy_sgemm_64_", "sgemm_64_", "scipy_sgemm_", "sgemm_", "sgemm")
 
 
 @functools.cache
 def entry() -> int:
-    """Where SGEMM begins in memory: that of the library behind `matmul`, so that `set_threads` holds for it; SciPy's where
-    that one cannot be asked."""
+    """The address of SGEMM in the library behind `matmul`, so that `set_threads` applies to it; SciPy's if that library does
+    not export it.
+    """
     for pool in _pools():
         for name in NAMES:
-            if found := getattr(pool.dynlib, name, None):
-                return ctypes.cast(found, ctypes.c_void_p).value
+            if symbol := getattr(pool.dynlib, name, None):
+                return ctypes.cast(symbol, ctypes.c_void_p).value
     return get_cython_function_address("scipy.linalg.cython_blas", "sgemm")
 
 
@@ -115,14 +118,14 @@ def _sgemm(typing_context, address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c
         address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c, c_row = arguments
         number, real, letter = ir.IntType(64), ir.FloatType(), ir.IntType(8)
 
-        def placed(value):
+        def stored(value):
             return cgutils.alloca_once_value(builder, value)
 
         def transposed(flag):
-            return placed(builder.select(flag, letter(ord("T")), letter(ord("N"))))
+            return stored(builder.select(flag, letter(ord("T")), letter(ord("N"))))
 
-        def data(place, value):
-            return context.make_array(signature.args[place])(context, builder, value).data
+        def data(position, value):
+            return context.make_array(signature.args[position])(context, builder, value).data
 
         kinds = [letter] * 2 + [number] * 3 + [real, real, number, real, number, real, real, number]
         function = ir.FunctionType(ir.VoidType(), [kind.as_pointer() for kind in kinds]).as_pointer()
@@ -131,15 +134,15 @@ def _sgemm(typing_context, address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c
             [
                 transposed(tb),
                 transposed(ta),
-                *map(placed, (n, m, k)),
-                placed(real(1.0)),
+                *map(stored, (n, m, k)),
+                stored(real(1.0)),
                 data(8, b),
-                placed(b_row),
+                stored(b_row),
                 data(6, a),
-                placed(a_row),
-                placed(beta),
+                stored(a_row),
+                stored(beta),
                 data(11, c),
-                placed(c_row),
+                stored(c_row),
             ],
         )
         return context.get_dummy_value()
@@ -152,9 +155,9 @@ def _sgemm(typing_context, address, ta, tb, m, n, k, a, a_row, b, b_row, beta, c
 
 @host_function
 def multiply(entry, a, b, c, ta=False, tb=False, beta=0.0):
-    """c = A B + beta c, A = a or, with ta, its transpose, B likewise; rows of all three lie contiguous.
+    """c = A B + beta c, A = a or, with ta, its transpose, B likewise; rows of all three are contiguous.
 
-    Nothing is read of c where beta is 0. The shapes must fit: nobody looks.
+    If beta is 0, c is not read. Shapes are not checked.
     """
     m, n = c.shape
     depth = a.shape[0] if ta else a.shape[1]
@@ -184,14 +187,14 @@ def multiply(entry, a, b, c, ta=False, tb=False, beta=0.0):
 
 @host_function
 def _rows_lie(matrix):
-    """Whether the entries of a row lie side by side, the rows of a matrix apart, and the numbers from row to row."""
+    """True if the entries of a row are contiguous and the rows do not overlap."""
     (rows, columns), (across, along) = matrix.shape, matrix.strides
     return (along == 4 or columns == 1) and (across >= 4 * columns or rows == 1)
 
 
 @host_kernel("void(i8, f4[:, :], f4[:, :], f4[:, :])")
 def _product(entry, a, b, c):
-    """c = a b; rows of c lie contiguous, and those of a and b or of their transposes."""
+    """c = a b; rows of c are contiguous, and those of a and b or of their transposes."""
     ta, tb, depth = not _rows_lie(a), not _rows_lie(b), a.shape[1]
     a_row, b_row = a.strides[1] if ta else a.strides[0], b.strides[1] if tb else b.strides[0]
     _sgemm(

@@ -1,10 +1,10 @@
-"""Products with listed rows of a weight, as they lie in memory:
+"""Products with listed rows of a weight, without a copy of them:
 
     out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[rows[k]])
 
-BLAS would need a copy of the rows, and pack that once more. Here samples lie in the lanes of a register, and numbers of w are
-spread over it: ROWS rows at a time, BLOCK columns of them, are copied to the nearest cache and multiplied there with all
-samples, while the rows that follow are on their way.
+BLAS would need a copy of the rows, and pack it again. Here the lanes of a register are samples, and an element of w is
+broadcast to all lanes. ROWS rows at a time, BLOCK columns of them, are copied to the L1 cache and multiplied there with all
+samples, while the next rows are prefetched.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from . import threads
 from .simd import FLOATS, LINE, NUMBER, WIDTH, aligned, copy_floats, data_of, fetch, multiply_add, spread, vector_at
 from .transpose import EMPTY, NO_INDICES, transpose_block
 
-ROWS = 16 if WIDTH == 16 else 12  # as many sums as there are registers for
-BLOCK = 256  # columns that are together: ROWS of them are 16 KiB, as is what WIDTH samples have there
-UNROLL = 4  # a multiple of which BLOCK is
+ROWS = 16 if WIDTH == 16 else 12  # the largest number of sums that fit into registers
+BLOCK = 256  # columns in one pass: ROWS of them take 16 KiB, as do those of WIDTH samples
+UNROLL = 4  # a divisor of BLOCK
 
 
 @intrinsic
 def _fetch(typing_context, w, first, length):
-    """Have w[first:first + length], as it lies in memory, on its way."""
+    """Prefetch w[first:first + length], indices into flat w."""
 
     def generate(context, builder, signature, arguments):
         data, first, length = data_of(context, builder, signature, arguments)
@@ -40,15 +40,16 @@ def _fetch(typing_context, w, first, length):
 
 
 @intrinsic
-def _add_products(typing_context, x, at, room, length, sums, place, step):
-    """sums[place + r step + v] += sum_k room[r, k] x[at + k WIDTH + v] over length > 0 numbers k, in steps of UNROLL; x, sums
-    as they lie in memory, room (ROWS, BLOCK)."""
+def _add_products(typing_context, x, at, room, length, sums, first, step):
+    """sums[first + r step + v] += sum_k room[r, k] x[at + k WIDTH + v] over length > 0 numbers k, in steps of UNROLL; x and
+    sums are flat, room is (ROWS, BLOCK).
+    """
 
     def generate(context, builder, signature, arguments):
-        x, at, room, length, sums, place, step = data_of(context, builder, signature, arguments)
+        x, at, room, length, sums, first, step = data_of(context, builder, signature, arguments)
 
-        places = [vector_at(builder, sums, builder.add(place, builder.mul(step, NUMBER(r)))) for r in range(ROWS)]
-        firsts = [builder.load(spot, align=4) for spot in places]
+        addresses = [vector_at(builder, sums, builder.add(first, builder.mul(step, NUMBER(r)))) for r in range(ROWS)]
+        firsts = [builder.load(address, align=4) for address in addresses]
         before, loop, done = builder.block, *(builder.append_basic_block(name) for name in ("loop", "done"))
         builder.branch(loop)
         builder.position_at_end(loop)
@@ -69,8 +70,8 @@ def _add_products(typing_context, x, at, room, length, sums, place, step):
             phi.add_incoming(value, loop)
         builder.cbranch(builder.icmp_signed("<", following, length), loop, done)
         builder.position_at_end(done)
-        for spot, value in zip(places, values):
-            builder.store(value, spot, align=4)
+        for address, value in zip(addresses, values):
+            builder.store(value, address, align=4)
         return context.get_dummy_value()
 
     integer = numba.int64
@@ -79,7 +80,7 @@ def _add_products(typing_context, x, at, room, length, sums, place, step):
 
 @host_function
 def _pack_samples(x, tiles, first, stop):
-    """tiles[t - first, j, v] = x[t WIDTH + v, j] for first <= t < stop, 0 where there is none."""
+    """tiles[t - first, j, v] = x[t WIDTH + v, j] for first <= t < stop, padded with 0."""
     depth = x.shape[1]
     for t in range(first, stop):
         n0, n1, tile = t * WIDTH, min((t + 1) * WIDTH, x.shape[0]), tiles[t - first]
@@ -102,29 +103,30 @@ def _finish(sums, k0, k1, first, n0, n1, bias, relu, scale, out):
 
 @host_function
 def _multiply(tiles, w, rows, first, stop, cols, listed, bias, relu, scale, out, n0, n1, room, sums):
-    """out[n, k] for n0 <= n < n1, which are the samples of all tiles, and first <= k < stop, ROWS at a time; cols are those of
-    w where they are listed, else all."""
+    """out[n, k] for n0 <= n < n1, the samples of all tiles, and first <= k < stop, ROWS at a time; cols are read if `listed`,
+    else all columns are used.
+    """
     depth = cols.size if listed else w.shape[1]
     for d0 in range(0, max(depth, 1), BLOCK):
         length = min(BLOCK, depth - d0)
         for k0 in range(first, stop, ROWS):
             k1 = min(k0 + ROWS, stop)
             for k in range(k0, k1):
-                row, own = np.uint64(rows[k]), k - k0
+                row, slot = np.uint64(rows[k]), k - k0
                 if listed:
                     for j in range(length):
-                        room[own, j] = w[row, np.uint32(cols[d0 + j])]
+                        room[slot, j] = w[row, np.uint32(cols[d0 + j])]
                 else:
-                    copy_floats(w, rows[k] * w.shape[1] + d0, room, own * BLOCK, length)
+                    copy_floats(w, rows[k] * w.shape[1] + d0, room, slot * BLOCK, length)
                 for j in range(length, BLOCK):
-                    room[own, j] = 0
+                    room[slot, j] = 0
             if d0 == 0:
                 sums[k0 - first : k0 - first + ROWS] = 0
             for t in range(tiles.shape[0] if length else 0):
                 for k in range(k1 + t, min(k1 + ROWS, stop), tiles.shape[0]):
                     _fetch(w, rows[k] * w.shape[1] + d0, 0 if listed else length)
-                place = (k0 - first) * sums.shape[1] + t * WIDTH
-                _add_products(tiles, (t * tiles.shape[1] + d0) * WIDTH, room, length, sums, place, sums.shape[1])
+                target = (k0 - first) * sums.shape[1] + t * WIDTH
+                _add_products(tiles, (t * tiles.shape[1] + d0) * WIDTH, room, length, sums, target, sums.shape[1])
             if d0 + BLOCK >= depth:
                 _finish(sums, k0, k1, first, n0, n1, bias, relu, scale, out)
 
@@ -134,8 +136,9 @@ def _multiply(tiles, w, rows, first, stop, cols, listed, bias, relu, scale, out,
     "f4[:, ::1], f4[:, ::1])"
 )
 def _multiply_squares(x, w, rows, cols, listed, bias, relu, scale, out, across, first, stop, tiles, room, sums):
-    """The squares first … stop - 1 of those that blocks of rows and tiles of samples make: block after block or, across, tile
-    after tile. tiles, room and sums are to work in."""
+    """The blocks first … stop - 1 of a grid of ROWS rows by a tile of samples: row blocks outermost or, if `across`, tiles.
+    tiles, room and sums are buffers.
+    """
     blocks, count = -(-rows.size // ROWS), -(-x.shape[0] // WIDTH)
     inner = blocks if across else count
     t0, t1 = (first // inner, -(-stop // inner)) if across else (0, count)
@@ -166,11 +169,12 @@ def _multiply_squares(x, w, rows, cols, listed, bias, relu, scale, out, across, 
 
 
 def multiply_listed(x, w, rows, cols, out, bias=None, relu=False, scale=1.0, alone=False):
-    """out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[k]); lists of int32, cols None for all. No index lies
-    outside of w: nobody looks. Alone, it is done by the thread that calls.
+    """out[n, k] = scale * act(sum_j x[n, j] w[rows[k], cols[j]] + bias[k]); int32 index arrays, cols None for all. Indices are
+    not checked. With `alone`, the calling thread does all the work.
 
-    Each thread has as many squares of a block of rows and a tile of samples as the others, and transposes the samples that it
-    needs: waiting for other threads takes as long. It is one compiled call a thread, so that the GIL is taken once.
+    Each thread computes the same number of blocks and transposes the samples that it needs; waiting for other threads to
+    transpose
+    them takes as long. One compiled call per thread, so that the GIL is taken once.
     """
     (n, depth), flops, added = x.shape, 2 * out.size * x.shape[1], EMPTY if bias is None else bias
     blocks, count = -(-rows.size // ROWS), -(-n // WIDTH)
@@ -183,8 +187,8 @@ def multiply_listed(x, w, rows, cols, out, bias=None, relu=False, scale=1.0, alo
         room, sums = aligned(parts, ROWS, BLOCK), aligned(parts, min(high, blocks) * ROWS, min(wide, count) * WIDTH)
 
         def work(part):
-            own, t = part.of(squares), part.number
-            if own.stop > own.start:
+            span, t = part.of(squares), part.number
+            if span.stop > span.start:
                 _multiply_squares(
                     x,
                     w,
@@ -196,8 +200,8 @@ def multiply_listed(x, w, rows, cols, out, bias=None, relu=False, scale=1.0, alo
                     scale,
                     out,
                     across,
-                    own.start,
-                    own.stop,
+                    span.start,
+                    span.stop,
                     tiles[t],
                     room[t],
                     sums[t],

@@ -2,10 +2,11 @@
 
     out[r, v] = sum_k x[k, r] panel[rows[k], v]      one panel of WIDTH outputs, up to SIZES[0] samples r
 
-BLAS packs the weight anew in each product, which with 20 samples takes as long as the product. Here a panel lies as it is
-read: (rows, WIDTH), the last row of zeros. All samples of a tile are multiplied while it passes once, each in a register of
-its own; x is packed likewise, (depth, samples), so that both are read in one stream. `rows` are the rows of the panel that
-x has, padded to a multiple of DEPTH with the row of zeros: a list for each step leaves out what the step does not see.
+BLAS packs the weight in each product, which with 20 samples takes as long as the product. Here a panel is stored in the order
+in which it is read: (rows, WIDTH), and a last row of zeros. It is read once for all samples of a tile, each in its own
+register;
+x is packed likewise, (depth, samples), so that both are contiguous streams. `rows` are the rows of the panel that x has, padded
+to a multiple of DEPTH with the row of zeros: a list per step leaves out dropped inputs.
 """
 
 from __future__ import annotations
@@ -21,46 +22,49 @@ from ..runtime.declare import host_kernel
 from .simd import FLOATS, NUMBER, REAL, WIDTH, aligned, below, data_of, fetch, load, multiply_add, spread, store, vector_at
 from .transpose import transpose_block
 
-SIZES = (20, 16, 12, 10, 8, 4, 2, 1) if WIDTH == 16 else (12, 10, 8, 4, 2, 1)  # samples of a tile: registers
-CHAINS = 8  # multiply-adds that go on at the same time, at least: as many as hide how long one takes
-DEPTH = 8  # of x, a multiple
-AHEAD = 128  # rows of a panel that are on their way from memory: without, 74 in place of 115 GFLOP/s where w is large
+SIZES = (20, 16, 12, 10, 8, 4, 2, 1) if WIDTH == 16 else (12, 10, 8, 4, 2, 1)  # samples of a tile, each in a register
+CHAINS = 8  # least number of independent multiply-adds: hides their latency
+DEPTH = 8  # the length of x is a multiple of it
+AHEAD = 128  # rows of a panel to prefetch: without it, 74 instead of 115 GFLOP/s for large w
 REACH = 32  # rows that are packed together
 
 
 def tile_of(samples, parts=1):
-    """How many samples a tile has for parts that share the tiles to be done soonest; a tile takes as long as 2 samples more."""
+    """The number of samples of a tile that minimises the time if `parts` threads share the tiles; a tile costs as much as 2
+    samples more.
+    """
     return min(SIZES, key=lambda size: -(-samples // (size * parts)) * (size + 2))
 
 
 def tiles(samples, size, depth):
-    """Two x of zeros, (2, tiles, depth, samples of a tile): one is read while the next one is written."""
+    """Two zeroed inputs, (2, tiles, depth, samples of a tile): one is read while the next one is written."""
     x = aligned(2, -(-samples // size), depth, size)
     x.fill(0)
     return x
 
 
 def rows_of(lists, total):
-    """(rows (S, depth + AHEAD) int32, depth): lists (S, K) of a panel's `total` rows, then the row of zeros behind them up to a
-    multiple of DEPTH, then those of the panels that follow: what is fetched next."""
+    """(rows (S, depth + AHEAD) int32, depth): lists (S, K) of a panel's `total` rows, padded with the row of zeros to a
+    multiple of DEPTH, then the rows of the following panels, for prefetching.
+    """
     count = lists.shape[1]
     depth = max(-(-count // DEPTH), 1) * DEPTH
     rows = np.full((len(lists), depth), total, np.int32)
     rows[:, :count] = lists
-    turns, places = np.divmod(np.arange(depth + AHEAD, dtype=np.int32), np.int32(depth))
-    return np.take(rows, places, axis=1) + turns * np.int32(total + 1), depth
+    turns, positions = np.divmod(np.arange(depth + AHEAD, dtype=np.int32), np.int32(depth))
+    return np.take(rows, positions, axis=1) + turns * np.int32(total + 1), depth
 
 
 @functools.lru_cache(maxsize=64)
 def all_rows(total):
-    """`rows_of` the one list of all rows."""
+    """`rows_of` a single list of all rows."""
     return rows_of(np.arange(total, dtype=np.int32)[None], total)
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------
 @intrinsic
 def _copy_row(typing_context, source, start, target, at, count):
-    """target[at:at + WIDTH] = source[start:start + count], then zeros; arrays as they lie in memory."""
+    """target[at:at + WIDTH] = source[start:start + count], padded with zeros; flat arrays."""
 
     def generate(context, builder, signature, arguments):
         source, start, target, at, count = data_of(context, builder, signature, arguments)
@@ -72,9 +76,9 @@ def _copy_row(typing_context, source, start, target, at, count):
 
 
 @host_kernel("void(f4[:, ::1], i4[::1], f4[:, :, :, ::1], i8, i8)")
-def _pack_outputs(w, kept, panels, first, stop):
-    """panels[g, b, k, v] = w[g O + b WIDTH + v, kept[k]] for the blocks first … stop - 1, 0 where there is none."""
-    groups, depth, inner = panels.shape[0], w.shape[1], kept.size
+def _pack_outputs(w, cols, panels, first, stop):
+    """panels[g, b, k, v] = w[g O + b WIDTH + v, cols[k]] for the blocks first … stop - 1, padded with 0."""
+    groups, depth, inner = panels.shape[0], w.shape[1], cols.size
     outs = w.shape[0] // groups
     room = np.empty((depth if inner < depth else 0, WIDTH), np.float32)
     for b in range(first, stop):
@@ -87,46 +91,46 @@ def _pack_outputs(w, kept, panels, first, stop):
             elif inner:
                 transpose_block(w, n, n + width, 0, depth, room, 0, 0, False)
                 for k in range(inner):
-                    _copy_row(room, kept[k] * WIDTH, panels, ((g * panels.shape[1] + b) * (inner + 1) + k) * WIDTH, width)
+                    _copy_row(room, cols[k] * WIDTH, panels, ((g * panels.shape[1] + b) * (inner + 1) + k) * WIDTH, width)
             panel[inner] = 0
 
 
 @host_kernel("void(f4[:, ::1], i4[::1], i4[::1], f4[:, :, :, ::1], i8, i8)")
-def _pack_inputs(w, kept, outs, panels, first, stop):
-    """panels[0, b, k, v] = w[kept[k], outs[b WIDTH + v]] for the blocks first … stop - 1, 0 where there is none."""
-    inner = kept.size
+def _pack_inputs(w, rows, outs, panels, first, stop):
+    """panels[0, b, k, v] = w[rows[k], outs[b WIDTH + v]] for the blocks first … stop - 1, padded with 0."""
+    inner = rows.size
     for b in range(first, stop):
         panels[0, b, inner] = 0
     for k0 in range(0, inner, REACH):
         for b in range(first, stop):
-            own, at = outs[b * WIDTH : (b + 1) * WIDTH], b * (inner + 1) * WIDTH
-            together = own.size and own[own.size - 1] - own[0] == own.size - 1
+            block_outs, at = outs[b * WIDTH : (b + 1) * WIDTH], b * (inner + 1) * WIDTH
+            together = block_outs.size and block_outs[block_outs.size - 1] - block_outs[0] == block_outs.size - 1
             for k in range(k0, min(k0 + REACH, inner)):
                 if together:
-                    _copy_row(w, kept[k] * w.shape[1] + own[0], panels, at + k * WIDTH, own.size)
+                    _copy_row(w, rows[k] * w.shape[1] + block_outs[0], panels, at + k * WIDTH, block_outs.size)
                     continue
                 target = panels[0, b, k]
                 for v in range(WIDTH):
-                    target[v] = w[kept[k], own[v]] if v < own.size else float32(0)
+                    target[v] = w[rows[k], block_outs[v]] if v < block_outs.size else float32(0)
 
 
 def _packed(loop, run, panels, *given):
     def work(part):
-        own = part.of(panels.shape[1])
-        loop(*given, panels, own.start, own.stop)
+        span = part.of(panels.shape[1])
+        loop(*given, panels, span.start, span.stop)
 
     run(work)
     return panels
 
 
-def packed_outputs(w, kept, groups, run):
-    """Panels (groups, blocks, K + 1, WIDTH) of x w[:, kept].T, each group of outputs by itself; `run` shares the work."""
-    return _packed(_pack_outputs, run, aligned(groups, -(-(len(w) // groups) // WIDTH), len(kept) + 1, WIDTH), w, kept)
+def packed_outputs(w, cols, groups, run):
+    """Panels (groups, blocks, K + 1, WIDTH) for x w[:, cols].T, each group of outputs by itself; `run` shares the work."""
+    return _packed(_pack_outputs, run, aligned(groups, -(-(len(w) // groups) // WIDTH), len(cols) + 1, WIDTH), w, cols)
 
 
-def packed_inputs(w, kept, outs, run):
-    """Panels (1, blocks, K + 1, WIDTH) of x w[kept][:, outs], one block at least; `run` shares the work."""
-    return _packed(_pack_inputs, run, aligned(1, max(-(-len(outs) // WIDTH), 1), len(kept) + 1, WIDTH), w, kept, outs)
+def packed_inputs(w, rows, outs, run):
+    """Panels (1, blocks, K + 1, WIDTH) for x w[rows][:, outs], at least one block; `run` shares the work."""
+    return _packed(_pack_inputs, run, aligned(1, max(-(-len(outs) // WIDTH), 1), len(rows) + 1, WIDTH), w, rows, outs)
 
 
 # --- the product ------------------------------------------------------------------------------------------------------
@@ -145,16 +149,16 @@ def _variant(builder, size, x, panel, rows, depth, out):
     k = builder.phi(NUMBER)
     k.add_incoming(NUMBER(0), before)
     sums = [[builder.phi(FLOATS) for _ in range(size)] for _ in range(sets)]
-    values = [list(own) for own in sums]
+    values = [list(chain) for chain in sums]
     for u in range(unroll):
         at = builder.add(k, NUMBER(u))
         vector = builder.load(builder.bitcast(row_at(at), FLOATS.as_pointer()), align=4 * WIDTH)
         first = builder.gep(x, [builder.mul(at, NUMBER(size))])
         fetch(builder, row_at(builder.add(at, NUMBER(AHEAD))))
-        own = values[u % sets]
+        chain = values[u % sets]
         for r in range(size):
             factor = spread(builder, builder.load(builder.gep(first, [NUMBER(r)]))).value
-            own[r] = multiply_add(builder, vector, factor, own[r])
+            chain[r] = multiply_add(builder, vector, factor, chain[r])
     following = builder.add(k, NUMBER(unroll))
     k.add_incoming(following, loop)
     for phis, results in zip(sums, values):
@@ -165,14 +169,16 @@ def _variant(builder, size, x, panel, rows, depth, out):
     builder.position_at_end(done)
     for r in range(size):
         total = values[0][r]
-        for own in values[1:]:
-            total = builder.fadd(total, own[r])
+        for chain in values[1:]:
+            total = builder.fadd(total, chain[r])
         builder.store(total, vector_at(builder, out, NUMBER(r * WIDTH)), align=4)
 
 
 @intrinsic
 def multiply_panel(typing_context, x, panel, rows, out):
-    """out[r, v] = sum_k x[k, r] panel[rows[k], v] over all rows k of x, a multiple of DEPTH; it has one of SIZES columns."""
+    """out[r, v] = sum_k x[k, r] panel[rows[k], v] over all rows k of x; their number is a multiple of DEPTH, the number of
+    columns of x is one of SIZES.
+    """
 
     def generate(context, builder, signature, arguments):
         data = data_of(context, builder, signature, arguments)

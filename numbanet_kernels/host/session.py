@@ -1,4 +1,4 @@
-"""Sessions: stretches of work on a device, within which what they need is set up once, and signals wait."""
+"""Sessions: periods of work on a device that set up BLAS or precision once, and during which signals wait."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from . import threads
 
 
 def session_cpu(limit=None, precision="float32"):
-    """A context for a stretch of work on the device, with at most `limit` threads: BLAS is set up once, and signals wait.
-    Products are float32 in any precision."""
+    """A context for work on the device, with at most `limit` threads: BLAS is set up once, and signals wait. Products are
+    float32 at any precision.
+    """
     return threads.session(limit)
 
 
@@ -22,6 +23,7 @@ def _imprecise():
 
 
 def session_cuda(limit=None, precision="float32"):
-    """A context for a stretch of work on the device: signals wait for its end. In "tf32", products keep 10 bits of what they
-    multiply, where the card has tensor cores; `limit` is for the CPU."""
+    """A context for work on the device: signals wait until its end. With "tf32", products round operands to 10 bits on GPUs
+    with tensor cores; `limit` is for the CPU only.
+    """
     return _imprecise() if precision == "tf32" else deferred

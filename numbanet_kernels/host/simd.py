@@ -1,6 +1,6 @@
-"""Vectors of floats in CPU loops, as LLVM code: what an `intrinsic` is written with.
+"""Vectors of floats in CPU loops, as LLVM code: building blocks of an `intrinsic`.
 
-A `Lanes` has Python's operators. Reading and writing take how many elements there are: the others read as 0 and are left alone.
+A `Lanes` has Python's operators. Loads and stores may take a mask of lanes: other lanes read as 0 and are not written.
 Products and sums may become one multiply-add.
 """
 
@@ -19,10 +19,10 @@ from ..runtime.memory import empty_cpu
 
 
 def _width():
-    """How many floats a register of this machine has."""
+    """The number of floats of a register on this machine."""
     try:
         features = binding.get_host_cpu_features()
-    except RuntimeError:  # LLVM cannot say
+    except RuntimeError:  # the target is unknown to LLVM
         features = {}
     return 16 if features.get("avx512f") else 8 if features.get("avx2") else 4
 
@@ -31,15 +31,15 @@ WIDTH = _width()
 FLOATS, BITS = ir.VectorType(ir.FloatType(), WIDTH), ir.VectorType(ir.IntType(32), WIDTH)
 NUMBER, REAL = ir.IntType(64), ir.FloatType()
 LINE = 16  # floats of a cache line
-VECTOR = 8  # elements that `copy_vectors` copies at once: as many more than asked for are written, less one
-ROUND = 12582912.0  # 1.5 * 2^23: x + ROUND has x to the nearest integer as its last bits
-LOG_2_HIGH = 0.693359375  # of few bits, so that its product with an integer is exact
-# e^r for |r| <= log(2) / 2, and (tanh(r) - r) / r^3 as terms of r^2 for |r| <= LINEAR, each within 4e-9 of what it gives: the
-# polynomials of these degrees with the least largest relative error
+VECTOR = 8  # elements that `copy_vectors` copies at once: it may write up to VECTOR - 1 elements too many
+ROUND = 12582912.0  # 1.5 * 2^23: the last bits of x + ROUND are x rounded to an integer
+LOG_2_HIGH = 0.693359375  # few bits, so that its product with an integer is exact
+# e^r for |r| <= log(2) / 2, and (tanh(r) - r) / r^3 in powers of r^2 for |r| <= LINEAR: minimax polynomials of these degrees
+# for the relative error, each within 4e-9
 EXP = 1.0, 1.0, 0.4999999343179113, 0.16666520394944379, 0.041668390844026626, 0.008368745541536271, 0.001381453810523783
 TANH = -0.33333283923204693, 0.1333149123722551, -0.0537434942580016, 0.02065057554840763, -0.005717032513849632
 LINEAR = 0.625
-FLAT = 40.0  # e^-40 is nothing beside 1
+FLAT = 40.0  # e^-40 is negligible beside 1
 
 
 class Lanes:
@@ -79,13 +79,13 @@ class Lanes:
     __radd__, __rmul__ = __add__, __mul__
 
     def where(self, relation, other, then):
-        """`then` where this is so related to the other, else this; NaN is related to nothing."""
+        """`then` if the relation to `other` holds, else this; it never holds for NaN."""
         other, then = self.of(other), self.of(then)
         chosen = self.builder.fcmp_ordered(relation, self.value, other.value)
         return Lanes(self.builder, self.builder.select(chosen, then.value, self.value))
 
     def where_not(self, flag, then):
-        """`then` in all lanes where a flag is not set, else this."""
+        """`then` in all lanes if the flag is not set, else this."""
         return Lanes(self.builder, self.builder.select(flag, self.value, self.of(then).value))
 
     def size(self):
@@ -101,16 +101,16 @@ class Lanes:
         return p
 
     def exp(self):
-        """e^x of an x up to 88, and e^88 above, within 1.3e-7 of itself where that is a normal float; NaN passes.
+        """e^x for x up to 88, and e^88 above, with relative error 1.3e-7 where e^x is a normal float; NaN passes.
 
-        e^x = 2^k p(r). 2^k is the product of two powers, as it may be less than any normal float.
+        e^x = 2^k p(r). 2^k is the product of two powers, because it may be below the smallest normal float.
         """
         p, k = self.where("<", -104.0, -104.0).reduced()  # e^-104 rounds to 0
         half = self.builder.ashr(k, BITS([1] * WIDTH))
         return p * self._power(half) * self._power(self.builder.sub(k, half))
 
     def reduced(self):
-        """(p(r), k) with e^x = 2^k p(r), r = x - k log 2, of an x up to 88 as of larger ones"""
+        """(p(r), k) with e^x = 2^k p(r), r = x - k log 2; x is clamped to 88."""
         x = self.where(">", 88.0, 88.0)
         shifted = x * (1 / math.log(2)) + ROUND
         k = shifted - ROUND
@@ -119,17 +119,17 @@ class Lanes:
         return r.polynomial(EXP), whole
 
     def _power(self, k):
-        """2^k of integers from -126 to 127"""
+        """2^k for integers from -126 to 127"""
         bits = self.builder.shl(self.builder.add(k, BITS([127] * WIDTH)), BITS([23] * WIDTH))
         return Lanes(self.builder, self.builder.bitcast(bits, FLOATS))
 
     def sigmoid(self):
-        """e^min(x, 0) / (1 + e^-|x|), within 2e-7 of itself"""
+        """e^min(x, 0) / (1 + e^-|x|), with relative error 2e-7"""
         e, positive = (0.0 - self.size()).exp(), self.builder.fcmp_ordered(">", self.value, self.of(0.0).value)
         return self.of(1.0).where_not(positive, e) / (1.0 + e)
 
     def tanh(self):
-        """(e^2x - 1) / (e^2x + 1), and a polynomial near 0, where that would cancel: within 2e-7 of itself"""
+        """(e^2x - 1) / (e^2x + 1), or a polynomial near 0, where that would cancel; relative error 2e-7"""
         p, k = (2.0 * self).where("<", -FLAT, -FLAT).reduced()
         e, square = p * self._power(k), self * self
         near = self.builder.fcmp_ordered("<", self.size().value, self.of(LINEAR).value)
@@ -137,18 +137,18 @@ class Lanes:
 
 
 def spread(builder, value):
-    """A float in a register, in all lanes."""
+    """A float in a register, broadcast to all lanes."""
     alone = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), value, ir.IntType(32)(0))
     return Lanes(builder, builder.shuffle_vector(alone, ir.Constant(FLOATS, ir.Undefined), BITS([0] * WIDTH)))
 
 
 def multiply_add(builder, a, b, c):
-    """a b + c of registers, rounded once where the machine can."""
+    """a b + c of registers, with a fused multiply-add if the machine has it."""
     return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
 
 
 def below(builder, count):
-    """The lanes before the count-th: what `load` and `store` take as `some`."""
+    """A mask of the lanes before the count-th, for `load` and `store`."""
     numbers = ir.VectorType(NUMBER, WIDTH)
     alone = builder.insert_element(ir.Constant(numbers, ir.Undefined), count, ir.IntType(32)(0))
     counts = builder.shuffle_vector(alone, ir.Constant(numbers, ir.Undefined), BITS([0] * WIDTH))
@@ -156,8 +156,9 @@ def below(builder, count):
 
 
 def for_lanes(builder, count, code):
-    """Generate code(some) for the first `count` lanes, at most WIDTH: where all are meant, `some` is None, and nothing masked.
-    A masked store takes up to four times as long out of cache."""
+    """Generate code(some) for the first `count` lanes, at most WIDTH; for all lanes `some` is None, because a masked store
+    takes up to four times as long.
+    """
     with builder.if_else(builder.icmp_signed(">=", count, NUMBER(WIDTH)), likely=True) as (whole, fewer):
         with whole:
             code(None)
@@ -166,7 +167,7 @@ def for_lanes(builder, count, code):
 
 
 def data_of(context, builder, signature, arguments):
-    """What an intrinsic is given: where its arrays begin, and all else as it is."""
+    """The arguments of an intrinsic, arrays as pointers to their data."""
     return [
         context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
         for kind, value in zip(signature.args, arguments)
@@ -174,7 +175,7 @@ def data_of(context, builder, signature, arguments):
 
 
 def _call(builder, name, result, arguments):
-    """Call what LLVM has by this name."""
+    """Call an LLVM intrinsic by name."""
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), arguments)
 
@@ -185,7 +186,7 @@ def vector_at(builder, data, at, kind=FLOATS):
 
 
 def load(builder, data, at, some=None):
-    """data[at:at + WIDTH], 0 at the lanes that are not of `some`. Without it all are read."""
+    """data[at:at + WIDTH], 0 in lanes outside the mask `some`. Without a mask all are read."""
     if some is None:
         return Lanes(builder, builder.load(vector_at(builder, data, at), align=4))
     arguments = [vector_at(builder, data, at), ir.IntType(32)(4), some, FLOATS([REAL(0.0)] * WIDTH)]
@@ -193,7 +194,7 @@ def load(builder, data, at, some=None):
 
 
 def store(builder, lanes, data, at, some=None):
-    """data[at:at + WIDTH] = lanes, at some of them or at all."""
+    """data[at:at + WIDTH] = lanes, in the lanes of the mask `some` or in all."""
     if some is None:
         builder.store(lanes.value, vector_at(builder, data, at), align=4)
         return
@@ -201,15 +202,15 @@ def store(builder, lanes, data, at, some=None):
     _call(builder, f"llvm.masked.store.v{WIDTH}f32.p0", ir.VoidType(), arguments)
 
 
-def fetch(builder, place):
-    """Have the cache line at a place on its way; it may lie outside of all arrays."""
-    byte = builder.bitcast(place, ir.IntType(8).as_pointer())
+def fetch(builder, address):
+    """Prefetch the cache line at an address, which may be outside of all arrays."""
+    byte = builder.bitcast(address, ir.IntType(8).as_pointer())
     _call(builder, "llvm.prefetch.p0", ir.VoidType(), [byte, *map(ir.IntType(32), (0, 3, 1))])
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
 def aligned(*shape):
-    """An array of unset values that begins with a cache line."""
+    """An uninitialised array that begins at a cache line."""
     size = math.prod(shape)
     room = empty_cpu(size + LINE)
     first = -room.ctypes.data // 4 % LINE
@@ -218,7 +219,7 @@ def aligned(*shape):
 
 @intrinsic
 def copy_floats(typing_context, w, first, room, at, length):
-    """room[at:at + length] = w[first:first + length], as both lie in memory."""
+    """room[at:at + length] = w[first:first + length], flat arrays."""
 
     def generate(context, builder, signature, arguments):
         data, first, room, at, length = data_of(context, builder, signature, arguments)
@@ -234,14 +235,16 @@ def copy_vector(typing_context, source, start, target, at):
     """target[at:at + VECTOR] = source[start:start + VECTOR], through one register."""
 
     def generate(context, builder, signature, arguments):
-        def place(kind, array, index):
+        def address(kind, array, index):
             data = context.make_array(kind)(context, builder, array).data
             return builder.bitcast(builder.gep(data, [index]), ir.VectorType(number, VECTOR).as_pointer())
 
         kinds = signature.args
         number = context.get_data_type(kinds[0].dtype)
         size = context.get_abi_sizeof(number)
-        builder.store(builder.load(place(kinds[0], *arguments[:2]), align=size), place(kinds[2], *arguments[2:]), align=size)
+        builder.store(
+            builder.load(address(kinds[0], *arguments[:2]), align=size), address(kinds[2], *arguments[2:]), align=size
+        )
         return context.get_dummy_value()
 
     return numba.void(source, numba.int64, target, numba.int64), generate
@@ -249,7 +252,7 @@ def copy_vector(typing_context, source, start, target, at):
 
 @host_function
 def copy_vectors(source, start, target, at, count):
-    """target[at:at + count] = source[start:start + count], by vectors: some more of them are copied."""
+    """target[at:at + count] = source[start:start + count], in whole vectors: it may copy up to VECTOR - 1 elements more."""
     copy_vector(source, start, target, at)
     for j in range(VECTOR, count, VECTOR):
         copy_vector(source, start + j, target, at + j)

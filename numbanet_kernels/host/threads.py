@@ -1,12 +1,14 @@
-"""Threads of the CPU: the t-th thread does all the work on the t-th part of a weight's rows.
+"""Threads of the CPU: thread t does all work on the t-th part of a weight's rows.
 
-    share(work)     work(part) for every part, all at the same time; part.of(n) is the slice of range(n) that belongs to it
+    share(work)     work(part) for every part, concurrently; part.of(n) is the slice of range(n) of that part
 
-BLAS would divide each product in its own way, so that both cores read a row and one of them updates it. Where cores have
-caches of their own, writing to a line that another core has read is 13 times slower than writing to one that none has
-(1.7 ms in place of 0.13 for 4 MB, on a processor whose two cores sit on different chiplets). Here a row is read by the
-forward pass and dx, gets its gradient and is updated by one and the same core: for a weight of 1024 x 1024 and a batch of 128
-that took 5.4 ms in place of 9.0. Inside, BLAS runs on one thread, so that its pool and this one do not fight for the cores.
+BLAS would divide each product in its own way, so that both cores read a row and one of them updates it. If cores have their own
+caches, writing to a line that another core has read is 13 times slower than writing to one that none has (1.7 ms instead of
+0.13
+for 4 MB, on a processor whose two cores are on different chiplets). Here the same core reads a row in the forward pass and in
+dx, computes its gradient and updates it: for a weight of 1024 x 1024 and a batch of 128 that took 5.4 ms instead of 9.0.
+Inside,
+BLAS runs on one thread, so that its pool and this one do not compete for the cores.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Part(NamedTuple):
     count: int
 
     def of(self, n: int) -> slice:
-        """The slice of range(n) that belongs to this part."""
+        """The slice of range(n) of this part."""
         return slice(n * self.number // self.count, n * (self.number + 1) // self.count)
 
 
@@ -44,9 +46,9 @@ WHOLE = Part(0, 1)
 
 
 class _Blas:
-    """The threads of BLAS, held at one thread while anybody is inside; `with` gives how many they had before.
+    """Holds BLAS at one thread while any block is active; `with` returns the earlier number of threads.
 
-    What is inside is whole: signals wait until it is left.
+    Blocks are not interrupted: signals wait until the block is left.
     """
 
     def __init__(self) -> None:
@@ -55,7 +57,7 @@ class _Blas:
         self.before: list[int] = []
 
     def __enter__(self) -> int:
-        deferred.__enter__()  # first: from here on nothing comes between
+        deferred.__enter__()  # first: from here on no signal interrupts
         with self.lock:
             if not self.inside:
                 self.before = blas.threads()
@@ -64,7 +66,7 @@ class _Blas:
             return max(self.before or [_cores()])
 
     def count(self) -> int:
-        """How many threads the pools have while nobody is inside."""
+        """The number of threads of the pools while no block is active."""
         with self.lock:
             return max((self.before if self.inside else blas.threads()) or [_cores()])
 
@@ -76,7 +78,7 @@ class _Blas:
         deferred.__exit__()
 
     def forked(self) -> None:
-        """In a child process: nobody is inside, whatever its parent's threads were doing."""
+        """In a child process: no block is active, whatever the parent's threads were doing."""
         self.lock = threading.Lock()
         if self.inside:
             self.inside = 0
@@ -90,7 +92,7 @@ def _cores() -> int:
 # --- handing over -----------------------------------------------------------------------------------------------------
 @host_kernel("void(i8[::1], i8, i8, i8)")
 def _spin(counter, seen, turns, pause):
-    """Wait without the GIL until counter[0] is not what was seen and a pause longer; at most for so many turns of 0.3 ns."""
+    """Wait without the GIL until counter[0] differs from `seen`, then `pause` more turns; at most `turns` turns of 0.3 ns."""
     for _ in range(turns):
         if atomic.load(counter, 0) != seen:
             for _ in range(pause):
@@ -99,10 +101,10 @@ def _spin(counter, seen, turns, pause):
 
 
 class _Mailbox:
-    """A queue whose reader looks out for a while before it sleeps: waking a core takes longer than many a task."""
+    """A queue whose reader spins for a while before it sleeps: waking a core takes longer than many tasks."""
 
-    TURNS = 200_000  # about 60 us: longer, it gains nothing, and costs twice the time where another process wants the core
-    PAUSE = 20_000  # about 8 us: until whoever posted has let go of the GIL; who finds it taken sleeps, which takes longer
+    TURNS = 200_000  # about 60 us: longer gains nothing, and doubles the time if another process wants the core
+    PAUSE = 20_000  # about 8 us: until the sender has released the GIL; a reader that finds it taken sleeps, which takes longer
 
     def __init__(self) -> None:
         self.letters: queue.SimpleQueue = queue.SimpleQueue()
@@ -114,7 +116,7 @@ class _Mailbox:
         self.posted[0] += 1
 
     def get(self, timeout: float | None = None) -> Any:
-        """The next letter; queue.Empty if none comes in so many seconds."""
+        """The next letter; queue.Empty if none comes within `timeout` seconds."""
         if not numba.config.DISABLE_JIT:
             _spin(self.posted, self.taken, self.TURNS, self.PAUSE)
         letter = self.letters.get(timeout=timeout)
@@ -123,7 +125,7 @@ class _Mailbox:
 
 
 class _Crew:
-    """Threads that wait for work, each at an inbox of its own, so that a part always goes to the same thread."""
+    """Threads that wait for work, each at its own inbox, so that a part always goes to the same thread."""
 
     def __init__(self, size: int) -> None:
         self.parts = [Part(number, size) for number in range(size)]
@@ -134,21 +136,23 @@ class _Crew:
 
     @staticmethod
     def _serve(inbox: _Mailbox) -> None:
-        blas.set_threads([1] * len(blas.threads()))  # a BLAS on OpenMP keeps a number of threads for each of ours
+        # a BLAS on OpenMP keeps a separate number of threads for each Python thread
+        blas.set_threads([1] * len(blas.threads()))
         while True:
             run, work, part, answers, done = inbox.get()
             try:
                 run(work, part)
-            except BaseException as error:  # raised again by the thread that shared the work
+            except BaseException as error:  # raised again by the sharing thread
                 answers.append(error)
             else:
                 answers.append(None)
             done.put(None)
-            del run, work, part, answers, done  # while waiting, hold on to nobody's arrays
+            del run, work, part, answers, done  # hold no references to arrays while waiting
 
     def share(self, work: Callable[[Part], Any], alone: Callable[[], Any] | None = None) -> None:
-        """work(part) for every part; when all are done, the first exception of any. Where another thread shares its work, all
-        parts are done here, with the same result: by alone(), where that is given, else one after the other."""
+        """work(part) for every part; when all are done, raise the first exception of any. If another thread is sharing its
+        work, this thread does all parts, with the same result: by alone() if given, else one after the other.
+        """
         done, answers, posted = _Mailbox(), [], 0
         if not self.free.acquire(blocking=False):
             if alone is not None:
@@ -171,7 +175,7 @@ class _Crew:
 
     @staticmethod
     def _wait(done: _Mailbox, answers: list[Any], posted: int) -> None:
-        """Until all answers are in: whatever a signal handler raises comes after them."""
+        """Wait until all answers are in; an exception of a signal handler is raised after them."""
         raised = None
         while len(answers) < posted:
             try:
@@ -185,28 +189,29 @@ class _Crew:
 
 
 def _share_recorded(size: int, work: Callable[[Part], Any], alone: Callable[[], Any]) -> None:
-    """By the crew that there is then: a child process has one of its own."""
+    """Share on the crew of the current process: a child process has its own."""
     _crew(size).share(work, alone)
 
 
 _blas = _Blas()
-_crew = functools.cache(_Crew)  # one a size
+_crew = functools.cache(_Crew)  # one for each size
 
 
 def _forked() -> None:
     _blas.forked()
-    _crew.cache_clear()  # a child process has none of its parent's threads
+    _crew.cache_clear()  # threads do not survive a fork
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-_size: contextvars.ContextVar[int | None] = contextvars.ContextVar("size", default=None)  # of a session: how many parts
+# of a session: the largest number of parts
+_size: contextvars.ContextVar[int | None] = contextvars.ContextVar("size", default=None)
 
 
 class session:
-    """Holds BLAS at one thread, so that sharing sets up nothing; signals wait; inside, work has at most `limit` parts."""
+    """Holds BLAS at one thread, so that sharing needs no setup; signals wait; inside, work has at most `limit` parts."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit, self.token = limit, None
@@ -229,33 +234,35 @@ deferred.whole |= {method.__code__ for kind in (_Blas, session) for method in (k
 
 
 def count() -> int:
-    """How many parts work is shared into: as many as BLAS has threads, by its environment variables or threadpoolctl, or as
-    a session allows."""
+    """The number of parts of shared work: the number of BLAS threads, set by its environment variables or threadpoolctl, or the
+    limit of a session.
+    """
     return _size.get() or _blas.count()
 
 
 def worthwhile(elements: int = 0, flops: int = 0) -> bool:
-    """Whether passing over so many elements of memory, or so many FLOPs of a matrix product, are worth sharing: handing over
-    takes 10 to 20 microseconds."""
+    """True if a pass over this many elements, or a matrix product of this many FLOPs, is worth sharing: a handover takes 10 to
+    20 microseconds.
+    """
     return elements >= thresholds.current.shared_elements or flops >= thresholds.current.shared_flops
 
 
 def parts(elements: int = 0, flops: int = 0) -> int:
-    """How many parts `share` makes of such work."""
+    """The number of parts that `share` makes of such work."""
     return count() if worthwhile(elements, flops) else 1
 
 
 def held(flops: int) -> contextlib.AbstractContextManager[None]:
-    """A context for products of so many FLOPs, shared or not: BLAS works on one thread in it."""
+    """A context for products of this many FLOPs, shared or not: inside, BLAS runs on one thread."""
     return contextlib.nullcontext() if _size.get() or (flops < blas.OWN_FLOPS and not worthwhile(flops=flops)) else session()
 
 
 def share(work: Callable[[Part], Any], elements: int | None = None, flops: int | None = None) -> None:
-    """Call work(part) for every part, all at the same time, with BLAS on one thread each; returns when all are done.
+    """Call work(part) for every part, concurrently, with BLAS on one thread each; returns when all are done.
 
-    Passes over so many elements and products of so many FLOPs are shared only if that is `worthwhile`: else it is work(WHOLE),
-    here. What `work` calls has to release the GIL for most of its time, as NumPy and `host_kernel` do, and different parts
-    must write to different places.
+    Passes over `elements` elements and products of `flops` FLOPs are shared only if `worthwhile`; else this calls work(WHOLE).
+    `work` must release the GIL for most of its time, as NumPy and `host_kernel` do, and different parts must write to different
+    memory.
     """
     size = _size.get()
     if (elements is not None or flops is not None) and not worthwhile(elements or 0, flops or 0):

@@ -1,11 +1,11 @@
-"""Transposed activations on the CPU: (N, K) with features first, (K, N), and back; what both GEMM families stand on.
+"""Transposed activations on the CPU: (N, K) to features first, (K, N), and back, for both GEMM families.
 
-BLAS is faster with the features first, and in the order of a tile pattern's classes each class is one dense block there. What
-else passes over an activation is done on the way: bias, ReLU, their gradients.
+BLAS is faster with the features first; sorted by the classes of a tile pattern, each class is one dense block there. Bias, ReLU
+and their gradients are fused into the same pass.
 
-A piece of COLUMNS x SAMPLES is transposed into a buffer in the nearest cache, 8 x 8 at a time in registers, and all else is
-done there along its rows, in loops that the compiler makes into vector instructions. COLUMNS are two cache lines: rows of 2048
-floats lie in different pages, whose lines all fall on the same few places of that cache, so what is there is used at once.
+A piece of COLUMNS x SAMPLES is transposed into a buffer in the L1 cache, 8 x 8 at a time in registers, and all other work is
+done there along its rows, in loops that LLVM vectorises. COLUMNS are two cache lines: rows of 2048 floats are in different
+pages, whose lines all map to the same few sets of that cache, so loaded lines are used at once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from . import threads
 
 COLUMNS, SAMPLES = 32, 128  # of a buffer: 16 KiB
 VECTOR = 8
-EMPTY, NO_INDICES = np.zeros(0, np.float32), np.zeros(0, np.int32)  # for loops, in place of None
+EMPTY, NO_INDICES = np.zeros(0, np.float32), np.zeros(0, np.int32)  # passed to loops for None
 
 
 @intrinsic
 def _transpose_vectors(typing_context, a, n, i, b, r, c):
-    """`_transpose` in registers: three rounds, each of which exchanges two halves, quarters or eighths of rows s apart."""
+    """`_transpose` in registers: three rounds, each of which exchanges halves, quarters or eighths between rows s apart."""
 
     def generate(context, builder, signature, arguments):
         floats, lanes = ir.VectorType(ir.FloatType(), VECTOR), ir.VectorType(ir.IntType(32), VECTOR)
@@ -37,8 +37,8 @@ def _transpose_vectors(typing_context, a, n, i, b, r, c):
         def rows(kind, value, first, column):
             array = context.make_array(kind)(context, builder, value)
             width = builder.extract_value(array.shape, 1)
-            places = [builder.add(builder.mul(builder.add(first, first.type(k)), width), column) for k in range(VECTOR)]
-            return [builder.bitcast(builder.gep(array.data, [place]), floats.as_pointer()) for place in places]
+            indices = [builder.add(builder.mul(builder.add(first, first.type(k)), width), column) for k in range(VECTOR)]
+            return [builder.bitcast(builder.gep(array.data, [index]), floats.as_pointer()) for index in indices]
 
         kinds = signature.args
         held = [builder.load(row, align=4) for row in rows(kinds[0], *arguments[:3])]
@@ -84,9 +84,10 @@ def transpose_block(a, n0, n1, i0, i1, b, r0, c0, reading):
 
 
 @host_kernel("void(f4[:, ::1], f4[:, ::1], b1, i8[::1], f4, i8, i8, f4[:, ::1], f4[::1])")
-def _transpose_in(x, y, gated, place, scale, first, stop, transposed, sums):
-    """transposed[place[i], n] = scale * z[n, i], but not where place < 0, and sums[i] += sum_n z[n, i] unless sums is empty,
-    for first <= i < stop; z[n, i] = x[n, i], but 0 where gated and y[n, i] is not above 0."""
+def _transpose_in(x, y, gated, positions, scale, first, stop, transposed, sums):
+    """transposed[positions[i], n] = scale * z[n, i] if positions[i] >= 0, and sums[i] += sum_n z[n, i] unless sums is empty,
+    for first <= i < stop; z[n, i] = x[n, i], or if gated, 0 unless y[n, i] > 0.
+    """
     xs, ys = np.empty((COLUMNS, SAMPLES), np.float32), np.empty((COLUMNS, SAMPLES), np.float32)
     for n0 in range(0, x.shape[0], SAMPLES):
         n1 = min(n0 + SAMPLES, x.shape[0])
@@ -104,28 +105,31 @@ def _transpose_in(x, y, gated, place, scale, first, stop, transposed, sums):
                     for n in range(z.size):
                         total += z[n]
                     sums[i] += total
-                if place[i] >= 0:
-                    out = transposed[place[i], n0:n1]
+                if positions[i] >= 0:
+                    out = transposed[positions[i], n0:n1]
                     for n in range(z.size):
                         out[n] = scale * z[n]
 
 
-def transpose_in(x, places, place, scale=1.0, y=None, sums=EMPTY):
-    """transposed[place[i], n] = scale * z[n, i] in `places` rows, by all threads; z is x, with a y given only where y > 0, else
-    0. Adds sum_n z[n, i] to sums[i], where sums is given."""
-    transposed = empty_cpu((places, x.shape[0]))
+def transpose_in(x, rows, positions, scale=1.0, y=None, sums=EMPTY):
+    """transposed[positions[i], n] = scale * z[n, i], with `rows` rows, on all threads; z is x, or x * (y > 0) with y. If sums
+    is given, adds sum_n z[n, i] to sums[i].
+    """
+    transposed = empty_cpu((rows, x.shape[0]))
 
     def work(part):
-        own = part.of(x.shape[1])
-        _transpose_in(x, x if y is None else y, y is not None, place, scale, own.start, own.stop, transposed, sums)
+        span = part.of(x.shape[1])
+        _transpose_in(x, x if y is None else y, y is not None, positions, scale, span.start, span.stop, transposed, sums)
 
     threads.share(work, x.size)
     return transposed
 
 
 @host_kernel("void(f4[:, :, ::1], i8[::1], f4[:, ::1], i8, i8, f4[::1], b1, b1, f4, f4)")
-def _transpose_back(terms, place, c, first, stop, bias, biased, relu, scale, alpha):
-    """c[m, n] = scale * act(alpha * sum_t terms[t, place[n], m] + bias[n]) for first <= n < stop; 0 for a place below 0."""
+def _transpose_back(terms, positions, c, first, stop, bias, biased, relu, scale, alpha):
+    """c[m, n] = scale * act(alpha * sum_t terms[t, positions[n], m] + bias[n]) for first <= n < stop; the sum is 0 if
+    positions[n] < 0.
+    """
     rows, nothing = np.empty((COLUMNS, SAMPLES), np.float32), np.zeros(SAMPLES, np.float32)
     low = float32(0) if relu else float32(-np.inf)
     for m0 in range(0, c.shape[0], SAMPLES):
@@ -134,25 +138,27 @@ def _transpose_back(terms, place, c, first, stop, bias, biased, relu, scale, alp
             n1 = min(n0 + COLUMNS, stop)
             for n in range(n0, n1):
                 row, added = rows[n - n0, : m1 - m0], bias[n] if biased else float32(0)
-                first_term = terms[0, place[n], m0:m1] if place[n] >= 0 else nothing[: m1 - m0]
+                first_term = terms[0, positions[n], m0:m1] if positions[n] >= 0 else nothing[: m1 - m0]
                 for m in range(row.size):
                     row[m] = first_term[m]
-                for t in range(1, terms.shape[0] if place[n] >= 0 else 1):
-                    term = terms[t, place[n], m0:m1]
+                for t in range(1, terms.shape[0] if positions[n] >= 0 else 1):
+                    term = terms[t, positions[n], m0:m1]
                     for m in range(row.size):
                         row[m] += term[m]
                 for m in range(row.size):
                     value = alpha * row[m] + added
-                    row[m] = scale * (low if value < low else value)  # in this order NaN passes
+                    row[m] = scale * (low if value < low else value)  # this order lets NaN pass
             transpose_block(rows, 0, n1 - n0, 0, m1 - m0, c, m0, n0, False)
 
 
 _in_order = functools.lru_cache(maxsize=64)(np.arange)
 
 
-def transpose_back(terms, c, cols, bias=None, relu=False, scale=1.0, alpha=1.0, place=None):
-    """c[m, n] = scale * act(alpha * sum_t terms[t, place[n], m] + bias[n]) for n in a slice; place None: place[n] = n."""
-    place = _in_order(c.shape[1]) if place is None else place
+def transpose_back(terms, c, cols, bias=None, relu=False, scale=1.0, alpha=1.0, positions=None):
+    """c[m, n] = scale * act(alpha * sum_t terms[t, positions[n], m] + bias[n]) for n in the slice cols; positions None:
+    positions[n] = n.
+    """
+    positions = _in_order(c.shape[1]) if positions is None else positions
     _transpose_back(
-        terms, place, c, cols.start, cols.stop, EMPTY if bias is None else bias, bias is not None, relu, scale, alpha
+        terms, positions, c, cols.start, cols.stop, EMPTY if bias is None else bias, bias is not None, relu, scale, alpha
     )

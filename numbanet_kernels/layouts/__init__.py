@@ -1,1 +1,1 @@
-"""How kept rows and tiles lie in memory: arithmetic and named tuples, no kernel."""
+"""Memory layouts of kept rows, tiles and sparse matrices: arithmetic and named tuples, no kernels."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Packing(NamedTuple):
-    """How a packed gradient lies in its (R, C) weight: int32 arrays, as `families.update.packed` defines them."""
+    """The layout of a packed gradient of an (R, C) weight: int32 arrays, defined in `families.update.packed`."""
 
     row_pos: Any  # (R,)
     row_class: Any  # (R,)
@@ -15,7 +15,7 @@ class Packing(NamedTuple):
 
 
 class LazyBlocks(NamedTuple):
-    """The steps that blocks of a weight miss, as `families.update.lazy_sgd` defines them."""
+    """The steps that blocks of a weight have skipped, defined in `families.update.lazy_sgd`."""
 
     lag: Any  # (U, B) int32
     after: Any  # (U, B) int32
@@ -26,10 +26,10 @@ class LazyBlocks(NamedTuple):
 
 
 class Into(NamedTuple):
-    """Where an update writes the wanted blocks of a weight."""
+    """The target of an update's second copy of the wanted blocks of a weight."""
 
     packed: Any  # float32
-    places: Any  # (R,) int64
+    rows: Any  # (R,) int64, the row of `packed` for each row of the weight
 
 
 class SGDUpdate(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which indices of an axis are kept."""
+"""Kept indices of an axis."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 
 class Period(NamedTuple):
-    """Indices that are a step apart, in both forms that devices take. On CUDA recorded launches know the step, and find in
-    `indices` where they begin; on the CPU the slice is a view."""
+    """Indices with a constant step, in two forms. On CUDA a recorded launch has the step fixed and reads the first of
+    `indices`; on the CPU the slice is a view.
+    """
 
     indices: Any  # (K,) int32
     slice: slice
@@ -20,6 +21,6 @@ class Period(NamedTuple):
 class RowLists(NamedTuple):
     """The kept indices of an axis of length n, as kernels read them: int32 arrays."""
 
-    inverse: Any  # (n,) place of each index among the kept ones, -1 where dropped
+    inverse: Any  # (n,) position of each index among the kept ones, -1 if dropped
     classes: Any  # (n,) zeros: rows are of one class (`packed.Packing`)
     indices: Any  # (K,)

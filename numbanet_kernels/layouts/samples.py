@@ -1,4 +1,4 @@
-"""Which outputs of each sample are kept, as kernels read it."""
+"""The kept outputs of each sample, as kernels read them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ WORD = 32  # bits of a word
 
 
 class SampleLists(NamedTuple):
-    """Bits of (groups of samples x outputs), and where each sample's kept values begin: they lie one after the other, in the
-    order of the outputs, sample by sample."""
+    """Bits of (groups of samples x outputs), and the offset of each sample's values: the values of a sample are in the order of
+    the outputs, one sample after another.
+    """
 
-    bits: Any  # (groups, words) int32: output o is kept by group g where bit o % 32 of bits[g, o // 32] is set
+    bits: Any  # (groups, words) int32: group g keeps output o if bit o % 32 of bits[g, o // 32] is set
     starts: Any  # (N + 1,) int32
-    group: int  # neighbouring samples of a group
+    group: int  # neighbouring samples in a group
     width: int  # outputs
 
 
 def sample_lists(mask: np.ndarray, samples: int, group: int) -> SampleLists:
-    """The lists of a mask (groups, outputs) for so many samples, on the host."""
+    """The lists of a mask (groups, outputs) for `samples` samples, on the host."""
     groups, width = mask.shape
     padded = np.zeros((groups, -(-width // WORD) * WORD), bool)
     padded[:, :width] = mask

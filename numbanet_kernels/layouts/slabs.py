@@ -1,6 +1,6 @@
-"""How activations of sparse layers lie in memory: slabs of LANES samples, (slabs, neurons, LANES).
+"""Activations of sparse layers: slabs of LANES samples, (slabs, neurons, LANES).
 
-Sample n is lane n of all: slab n // LANES, place n % LANES.
+Sample n is in slab n // LANES at lane n % LANES.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LANES = 64  # samples of a slab
-ROWS = 4  # of a weight that read the same inputs, and are multiplied at the same time
+ROWS = 4  # rows of a weight with the same inputs that are multiplied at the same time
 
 
 class Grouped(NamedTuple):
@@ -21,7 +21,7 @@ class Grouped(NamedTuple):
 
 
 def grouped(indices):
-    """The order in which rows with the same inputs stand together, of indices (O, K) of the host."""
+    """The order that groups rows with the same inputs; indices (O, K) on the host."""
     if not len(indices):
         return Grouped(np.zeros(0, np.int32), 0)
     keys = indices @ np.random.default_rng(0).integers(1, 1 << 62, indices.shape[1])  # wraps; equal rows have equal keys

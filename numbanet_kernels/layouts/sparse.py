@@ -1,11 +1,12 @@
-"""How sparse matrices lie in memory: rows of listed entries (CSR), padded rows (ELL), rows of dense tiles (BSR).
+"""Layouts of sparse matrices: CSR, ELL (rows padded to one length) and BSR (dense tiles).
 
     CSR   row o has values[k] at column indices[k] for indptr[o] <= k < indptr[o + 1]
-    ELL   row o has values[o, k] at column indices[o, k], up to the first index below 0: from there on the row is padding
-    BSR   block row r has the tile values[k] at block column indices[k], k as in CSR; tiles at the far edges may stick out
+    ELL   row o has values[o, k] at column indices[o, k], up to the first negative index; the rest of the row is padding
+    BSR   block row r has the tile values[k] at block column indices[k], k as in CSR; tiles at the far edges may be cut off
 
-All three are values: made once, checked, and never changed. Within a row indices increase. Kernels take the arrays of a
-structure as `Entries`; what is multiplied by its transpose finds there the same values by column.
+All three are immutable values, checked when they are made. Indices increase within a row. Kernels take the arrays of a
+structure
+as `Entries`, which also sort the values by column, for products with the transpose.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ class CSR:
     Parameters
     ----------
     indptr : array_like of int
-        (rows + 1,) where the entries of each row begin, and the last one's end.
+        (rows + 1,) first entry of each row, and the end of the last one.
     indices : array_like of int
         (nnz,) the column of each entry, increasing within a row.
     values : array_like of float
-        (nnz,) finite; zeros among them are entries like others.
+        (nnz,) finite; explicit zeros are allowed.
     shape : tuple of int
         (rows, columns).
 
     Raises
     ------
     ValueError
-        If the arrays do not fit together, or an entry is out of range, unsorted, there twice or not finite; it says where.
+        If the arrays do not fit together, or an entry is out of range, unsorted, duplicate or not finite; it says where.
     TypeError
-        If something is no array of numbers.
+        If an argument is not an array of numbers.
     """
 
     indptr: np.ndarray
@@ -55,13 +56,13 @@ class CSR:
             values=frozen("CSR", "values", self.values, np.float32, 1),
         )
         if self.values.shape != self.indices.shape:
-            raise ValueError(f"CSR: values {self.values.shape} and indices {self.indices.shape} must be as many")
+            raise ValueError(f"CSR: values {self.values.shape} and indices {self.indices.shape} must have the same shape")
         check_rows("CSR", self.indptr, self.indices, self.shape)
         check_finite("CSR", self.values)
 
     @property
     def nnz(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return self.indices.size
 
     @property
@@ -80,13 +81,13 @@ class CSR:
 
     def dense(self) -> np.ndarray:
         """The matrix, float32."""
-        found = np.zeros(self.shape, np.float32)
-        found[self.rows, self.indices] = self.values
-        return found
+        matrix = np.zeros(self.shape, np.float32)
+        matrix[self.rows, self.indices] = self.values
+        return matrix
 
     @classmethod
     def from_dense(cls, matrix: Any, mask: Any = None) -> CSR:
-        """The entries of a matrix that a mask of its shape marks; by default those that are not zero."""
+        """The entries of a matrix selected by a mask of its shape; by default those that are not zero."""
         matrix = np.asarray(matrix, np.float32)
         mask = matrix != 0 if mask is None else np.asarray(mask, bool)
         if matrix.ndim != 2 or mask.shape != matrix.shape:
@@ -95,50 +96,49 @@ class CSR:
         return cls(ends(np.bincount(rows, minlength=len(matrix))), columns, matrix[mask], matrix.shape)
 
     def to_ell(self) -> ELL:
-        """The same, each row padded to the longest one."""
+        """The same matrix, each row padded to the longest one."""
         counts = np.diff(self.indptr)
         shape = self.shape[0], int(counts.max(initial=0))
-        there = np.arange(shape[1]) < counts[:, None]
+        present = np.arange(shape[1]) < counts[:, None]
         indices, values = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
-        indices[there], values[there] = self.indices, self.values
+        indices[present], values[present] = self.indices, self.values
         return ELL(indices, values, self.shape)
 
     def to_bsr(self, tile: int) -> BSR:
-        """The tiles that have an entry at least; what else they hold is 0, and an entry from now on."""
+        """All tiles with at least one entry; their other elements become explicit zeros."""
         if tile < 1:
             raise ValueError(f"CSR.to_bsr: tile must be at least 1, got {tile}")
         grid = tuple(-(-n // tile) for n in self.shape)
-        place = (self.rows // tile).astype(np.int64) * grid[1] + self.indices // tile
-        kept, of = np.unique(place, return_inverse=True)
-        values = np.zeros((kept.size, tile, tile), np.float32)
+        block_of = (self.rows // tile).astype(np.int64) * grid[1] + self.indices // tile
+        blocks, of = np.unique(block_of, return_inverse=True)
+        values = np.zeros((blocks.size, tile, tile), np.float32)
         values[of.reshape(-1), self.rows % tile, self.indices % tile] = self.values
         columns = max(grid[1], 1)
-        return BSR(ends(np.bincount(kept // columns, minlength=grid[0])), kept % columns, values, self.shape)
+        return BSR(ends(np.bincount(blocks // columns, minlength=grid[0])), blocks % columns, values, self.shape)
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> CSR:
-        """Of any `scipy.sparse` array or matrix; entries that are there twice are added up, as SciPy means them.
-        TypeError of anything else."""
+        """From any `scipy.sparse` array or matrix; duplicate entries are added up, as in SciPy. TypeError for anything else."""
         import scipy.sparse
 
         if not scipy.sparse.issparse(matrix):
             raise TypeError(
-                f"CSR.from_scipy: a matrix of scipy.sparse is needed, got a {type(matrix).__name__}; make a "
-                "dense one sparse by CSR.from_dense(matrix)"
+                f"CSR.from_scipy: expected a scipy.sparse matrix, got a {type(matrix).__name__}; convert a "
+                "dense one by CSR.from_dense(matrix)"
             )
         matrix = matrix.tocsr(copy=True)
         matrix.sum_duplicates()
         return cls(matrix.indptr, matrix.indices, matrix.data, matrix.shape)
 
     def to_scipy(self) -> Any:
-        """A `scipy.sparse.csr_array` of the same values, in memory of its own."""
+        """A copy as a `scipy.sparse.csr_array`."""
         import scipy.sparse
 
         return scipy.sparse.csr_array((np.array(self.values), np.array(self.indices), np.array(self.indptr)), self.shape)
 
     @classmethod
     def from_torch(cls, tensor: Any) -> CSR:
-        """Of a `torch.sparse_csr` tensor."""
+        """From a `torch.sparse_csr` tensor."""
         return cls(*_of_torch("CSR.from_torch", tensor, "sparse_csr"), tuple(tensor.shape))
 
     def to_torch(self) -> Any:
@@ -148,12 +148,12 @@ class CSR:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ELL:
-    """A sparse matrix of rows that are padded to one length, as suits a structure with the same number in each row.
+    """A sparse matrix with rows padded to one length, for structures with the same number of entries in each row.
 
     Parameters
     ----------
     indices : array_like of int
-        (rows, K) the column of each entry, increasing; -1 behind the last one of a row.
+        (rows, K) the column of each entry, increasing; -1 after the last one of a row.
     values : array_like of float
         (rows, K), 0 where the index is -1.
     shape : tuple of int
@@ -162,7 +162,7 @@ class ELL:
     Raises
     ------
     ValueError, TypeError
-        As of `CSR`.
+        As for `CSR`.
     """
 
     indices: np.ndarray
@@ -178,37 +178,37 @@ class ELL:
         )
         if self.values.shape != self.indices.shape or len(self.values) != self.shape[0]:
             raise ValueError(
-                f"ELL: indices {self.indices.shape} and values {self.values.shape} must be of one shape, "
+                f"ELL: indices {self.indices.shape} and values {self.values.shape} must have the same shape, "
                 f"with the {self.shape[0]} rows of the matrix"
             )
-        there = self.there
-        counts = there.sum(1)
-        if (gaps := np.flatnonzero((there != (np.arange(there.shape[1]) < counts[:, None])).any(1))).size:
-            raise ValueError(f"ELL: row {gaps[0]} has an entry behind its padding: indices below 0 belong at the end of a row")
-        if (left := np.argwhere(~there & (self.values != 0))).size:
+        present = self.present
+        counts = present.sum(1)
+        if (gaps := np.flatnonzero((present != (np.arange(present.shape[1]) < counts[:, None])).any(1))).size:
+            raise ValueError(f"ELL: row {gaps[0]} has an entry after its padding: negative indices belong at the end of a row")
+        if (left := np.argwhere(~present & (self.values != 0))).size:
             raise ValueError(f"ELL: row {left[0, 0]} has the value {self.values[tuple(left[0])]} in its padding; it must be 0")
-        check_rows("ELL", ends(counts), self.indices[there], self.shape)
+        check_rows("ELL", ends(counts), self.indices[present], self.shape)
         check_finite("ELL", self.values)
 
     @property
-    def there(self) -> np.ndarray:
-        """(rows, K) bool: what is no padding."""
+    def present(self) -> np.ndarray:
+        """(rows, K) bool: False in padding."""
         return self.indices >= 0
 
     @property
     def nnz(self) -> int:
-        """How many entries there are, padding apart."""
-        return int(self.there.sum())
+        """The number of entries without padding."""
+        return int(self.present.sum())
 
     def entries(self) -> Entries:
-        """The structure as kernels take it, for `values` laid flat; the gradient of padding is 0."""
+        """The structure as kernels take it, for flat `values`; the gradient of padding is 0."""
         starts = np.arange(self.shape[0]) * self.indices.shape[1]
-        return entries(starts, starts + self.there.sum(1), self.indices.ravel(), self.shape[1])
+        return entries(starts, starts + self.present.sum(1), self.indices.ravel(), self.shape[1])
 
     def to_csr(self) -> CSR:
-        """The same without padding."""
-        there = self.there
-        return CSR(ends(there.sum(1)), self.indices[there], self.values[there], self.shape)
+        """The same matrix without padding."""
+        present = self.present
+        return CSR(ends(present.sum(1)), self.indices[present], self.values[present], self.shape)
 
     def dense(self) -> np.ndarray:
         """The matrix, float32."""
@@ -217,23 +217,23 @@ class ELL:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BSR:
-    """A sparse matrix of dense square tiles, by block rows: what is left where tiles of a weight are pruned.
+    """A sparse matrix of dense square tiles, by block rows; pruning tiles of a weight gives one.
 
     Parameters
     ----------
     indptr : array_like of int
-        (block rows + 1,) where the tiles of each block row begin, and the last one's end.
+        (block rows + 1,) first tile of each block row, and the end of the last one.
     indices : array_like of int
         (tiles,) the block column of each tile, increasing within a block row.
     values : array_like of float
-        (tiles, T, T), 0 where a tile sticks out over an edge.
+        (tiles, T, T), 0 beyond the edges of the matrix.
     shape : tuple of int
         (rows, columns) of the matrix.
 
     Raises
     ------
     ValueError, TypeError
-        As of `CSR`.
+        As for `CSR`.
     """
 
     indptr: np.ndarray
@@ -251,7 +251,7 @@ class BSR:
         )
         if self.values.shape != (self.indices.size, self.tile, self.tile) or self.tile < 1:
             raise ValueError(
-                f"BSR: values {self.values.shape} must be a square tile for each of the {self.indices.size} indices"
+                f"BSR: values {self.values.shape} must have one square tile for each of the {self.indices.size} indices"
             )
         check_rows("BSR", self.indptr, self.indices, self.grid, "block row", "block column")
         check_finite("BSR", self.values)
@@ -270,16 +270,16 @@ class BSR:
 
     @property
     def nnz(self) -> int:
-        """How many elements of the matrix lie in tiles."""
+        """The number of elements of the matrix in tiles."""
         return int(self.inside().sum())
 
     @property
     def density(self) -> float:
-        """The share of the matrix that lies in tiles."""
+        """The share of the matrix that is in tiles."""
         return self.nnz / max(self.shape[0] * self.shape[1], 1)
 
     def inside(self) -> np.ndarray:
-        """(tiles, T, T) bool: which elements of the tiles lie in the matrix."""
+        """(tiles, T, T) bool: True for elements inside the matrix."""
         rows, columns = self._elements()
         return (rows < self.shape[0])[:, :, None] & (columns < self.shape[1])[:, None, :]
 
@@ -289,18 +289,18 @@ class BSR:
         return block_rows[:, None] * self.tile + across, self.indices[:, None] * self.tile + across
 
     def entries(self) -> Entries:
-        """The structure as kernels take it: where the tiles are."""
+        """The structure as kernels take it; an entry is a tile."""
         return entries(self.indptr[:-1], self.indptr[1:], self.indices, self.grid[1])
 
     def dense(self) -> np.ndarray:
         """The matrix, float32."""
-        found, (rows, columns) = np.zeros(tuple(n * self.tile for n in self.grid), np.float32), self._elements()
-        found[rows[:, :, None], columns[:, None, :]] = self.values
-        return np.ascontiguousarray(found[: self.shape[0], : self.shape[1]])
+        out, (rows, columns) = np.zeros(tuple(n * self.tile for n in self.grid), np.float32), self._elements()
+        out[rows[:, :, None], columns[:, None, :]] = self.values
+        return np.ascontiguousarray(out[: self.shape[0], : self.shape[1]])
 
     @classmethod
     def from_dense(cls, matrix: Any, tile: int, mask: Any = None) -> BSR:
-        """The tiles of a matrix that a mask (block rows, block columns) marks; by default those that are not all zero."""
+        """The tiles of a matrix selected by a mask (block rows, block columns); by default those that are not all zero."""
         matrix = np.asarray(matrix, np.float32)
         if tile < 1 or matrix.ndim != 2:
             raise ValueError(f"BSR.from_dense: tile {tile} must be at least 1, and matrix {matrix.shape} have two axes")
@@ -309,11 +309,11 @@ class BSR:
         tiles = padded.reshape(grid[0], tile, grid[1], tile).swapaxes(1, 2)
         mask = (tiles != 0).any((2, 3)) if mask is None else np.asarray(mask, bool)
         if mask.shape != grid:
-            raise ValueError(f"BSR.from_dense: mask {mask.shape} must have a place for each of the {grid} tiles")
+            raise ValueError(f"BSR.from_dense: mask {mask.shape} must have one element for each of the {grid} tiles")
         return cls(ends(mask.sum(1)), np.nonzero(mask)[1], tiles[mask], matrix.shape)
 
     def to_csr(self) -> CSR:
-        """All elements of the tiles that lie in the matrix, zeros too, as entries."""
+        """All elements of the tiles inside the matrix, zeros too, as entries."""
         inside, (rows, columns) = self.inside(), self._elements()
         mask = np.zeros(self.shape, bool)
         mask[tuple(np.broadcast_to(part, inside.shape)[inside] for part in (rows[:, :, None], columns[:, None, :]))] = True
@@ -321,18 +321,18 @@ class BSR:
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> BSR:
-        """Of a `scipy.sparse` array or matrix of format bsr with square tiles."""
+        """From a `scipy.sparse` array or matrix of format bsr with square tiles."""
         if getattr(matrix, "format", None) != "bsr":
             raise TypeError(
-                f"BSR.from_scipy: a matrix of format bsr is needed, got a {type(matrix).__name__}; "
-                "call tobsr((T, T)), or of a dense one BSR.from_dense(matrix, tile)"
+                f"BSR.from_scipy: expected a scipy.sparse matrix of format bsr, got a {type(matrix).__name__}; "
+                "call tobsr((T, T)), or BSR.from_dense(matrix, tile) for a dense one"
             )
         matrix = matrix.copy()
         matrix.sum_duplicates()
         return cls(matrix.indptr, matrix.indices, matrix.data, matrix.shape)
 
     def to_scipy(self) -> Any:
-        """A `scipy.sparse.bsr_array` of the same values; ValueError where tiles stick out, which SciPy does not have."""
+        """A `scipy.sparse.bsr_array` of the same values; ValueError if tiles are cut off, which SciPy does not support."""
         import scipy.sparse
 
         self._whole("to_scipy")
@@ -340,24 +340,24 @@ class BSR:
 
     @classmethod
     def from_torch(cls, tensor: Any) -> BSR:
-        """Of a `torch.sparse_bsr` tensor with square tiles."""
+        """From a `torch.sparse_bsr` tensor with square tiles."""
         return cls(*_of_torch("BSR.from_torch", tensor, "sparse_bsr"), tuple(tensor.shape))
 
     def to_torch(self) -> Any:
-        """A `torch.sparse_bsr` tensor of the same values; ValueError where tiles stick out, which PyTorch does not have."""
+        """A `torch.sparse_bsr` tensor of the same values; ValueError if tiles are cut off, which PyTorch does not support."""
         self._whole("to_torch")
         return _to_torch("sparse_bsr_tensor", self)
 
     def _whole(self, name: str) -> None:
         if any(n % self.tile for n in self.shape):
-            raise ValueError(f"BSR.{name}: {self.shape} is no multiple of the tile {self.tile}; to_csr() has no such limit")
+            raise ValueError(f"BSR.{name}: {self.shape} is not a multiple of the tile {self.tile}; to_csr() has no such limit")
 
 
 def _of_torch(name: str, tensor: Any, layout: str) -> tuple[np.ndarray, ...]:
     """(indptr, indices, values) of a sparse tensor."""
     if str(getattr(tensor, "layout", "")) != f"torch.{layout}":
         raise TypeError(
-            f"{name}: a tensor of layout {layout} is needed, got "
+            f"{name}: expected a tensor of layout {layout}, got "
             f"{getattr(tensor, 'layout', type(tensor).__name__)}; call to_{layout}()"
         )
     parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()

@@ -1,4 +1,4 @@
-"""A random matrix of -1, 0 and 1 as lists of its places, as the kernels of `families.projection` read them."""
+"""A random matrix of -1, 0 and 1 as index lists, as the kernels of `families.projection` read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-PIECE = 128  # columns of a piece, a power of 2: 32 samples of them are 16 KiB, which a nearest cache or shared memory holds
+PIECE = 128  # columns of a piece, a power of 2: 32 samples of them are 16 KiB, which fit the L1 cache or shared memory
 
 
 class Ternary(NamedTuple):
@@ -22,7 +22,7 @@ class Ternary(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def ternary(rows: int, width: int, seed: int) -> Ternary:
-    """R (rows, width) with 1 and -1 of probability 1/6 each, on the host: the same for the same seed."""
+    """R (rows, width) with 1 and -1 of probability 1/6 each, on the host; determined by the seed."""
     signs = np.random.default_rng((seed, rows, width)).integers(6, size=(rows, width), dtype=np.int8)
     row, column = np.nonzero(signs < 2)
     lists = 2 * (column // PIECE * rows + row) + signs[row, column]

@@ -1,11 +1,11 @@
-"""Which tiles of a weight a pattern keeps, and in which order they are packed.
+"""The tiles of a weight that a pattern keeps, and the order in which they are packed.
 
-A weight (O, I) in tiles of T x T has R = ceil(O / T) tile rows and C = ceil(I / T) tile columns. Of the permutations a of
-0 … R - 1 and b of 0 … C - 1 with the number `mix` (0: a and b in natural order), the tile at (r, c) is kept where
+A weight (O, I) in tiles of T x T has R = ceil(O / T) tile rows and C = ceil(I / T) tile columns. `mix` is the seed of
+permutations a of 0 … R - 1 and b of 0 … C - 1 (0: identity); the tile at (r, c) is kept if
 
     (a[r] + b[c]) mod dp = bias
 
-Tile rows with the same a[r] mod dp keep the same tile columns: they are a class, and no two classes share a column.
+Tile rows with the same a[r] mod dp keep the same tile columns: they form a class, and no two classes share a column.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ class Pattern(NamedTuple):
 
     @property
     def most(self) -> tuple[int, int]:
-        """How many tile rows a class has at most, and how many tile columns these keep: the same for every bias and mix."""
+        """The largest number of tile rows of a class, and of tile columns that a class keeps: the same for every bias and
+        mix.
+        """
         rows, cols = self.grid
         return -(-rows // self.dp), -(-cols // self.dp)
 
     @property
     def packed_shape(self) -> tuple[int, int]:
-        """Shape of the packed kept tiles: in each row as many tiles as a class keeps at most."""
+        """Shape of the packed kept tiles: each row has room for the largest class."""
         return self.grid[0] * self.tile, self.most[1] * self.tile
 
 
 @functools.lru_cache(maxsize=256)
 def arrangement(grid: tuple[int, int], mix: int) -> tuple[np.ndarray, np.ndarray]:
-    """(a, b) of this number."""
+    """(a, b) for this `mix`."""
     if not mix:
         return np.arange(grid[0]), np.arange(grid[1])
     rng = np.random.default_rng((mix, *grid))
@@ -61,16 +63,16 @@ def kept_tiles(pattern: Pattern) -> np.ndarray:
 
 
 class Packed(NamedTuple):
-    """The classes, and where tile rows are when packed: class after class, within a class in the order of the weight."""
+    """The classes, and the packed order of tile rows: class after class, within a class in the order of the weight."""
 
     rows: np.ndarray  # (classes, most rows) the tile rows of each class, increasing, then -1
-    cols: np.ndarray  # (classes, most columns) the tile columns that these keep, increasing, then -1
+    cols: np.ndarray  # (classes, most columns) the tile columns that each class keeps, increasing, then -1
     row_class: np.ndarray  # (R,)
     row_position: np.ndarray  # (R,)
 
 
 def packed_tiles(pattern: Pattern) -> Packed:
-    """How the kept tiles are packed; there are min(dp, R) classes."""
+    """The packed order of the kept tiles; there are min(dp, R) classes."""
     (a, b), dp, rows = arrangement(pattern.grid, pattern.mix), pattern.dp, pattern.grid[0]
     classes = range(min(dp, rows))
     row_position = np.empty(rows, np.int64)
@@ -85,7 +87,7 @@ def packed_tiles(pattern: Pattern) -> Packed:
 
 
 def _padded(lists: Sequence[np.ndarray], most: int, fill: int = -1) -> np.ndarray:
-    """Lists of numbers as the rows of one array, filled up."""
+    """Lists of numbers as the rows of one array, padded with `fill`."""
     array = np.full((len(lists), most), fill)
     for row, numbers in zip(array, lists, strict=True):
         row[: len(numbers)] = numbers
@@ -93,20 +95,20 @@ def _padded(lists: Sequence[np.ndarray], most: int, fill: int = -1) -> np.ndarra
 
 
 class TileLists(NamedTuple):
-    """What kernels walk: int32 arrays, whose shapes are the same for every bias and every mix."""
+    """Index lists for kernels: int32 arrays, whose shapes are the same for every bias and every mix."""
 
     rows: np.ndarray  # (classes, room) the rows of a weight in each class, then 0
-    row_counts: np.ndarray  # (classes,) how many these are
+    row_counts: np.ndarray  # (classes,) their number
     cols: np.ndarray  # (classes, room) the columns that they keep, then 0
     col_counts: np.ndarray  # (classes,)
-    starts: np.ndarray  # (classes,) where the class begins, packed
+    starts: np.ndarray  # (classes,) first packed row of the class
     tile_rows: np.ndarray  # the same by tiles, as in `Packed`
     tile_cols: np.ndarray
     row_class: np.ndarray
     row_position: np.ndarray
 
 
-ROOM = 128  # lists of elements reach as far as the largest blocks: they are read without a look at their ends
+ROOM = 128  # padding of lists, the size of the largest blocks: kernels read them without bounds checks
 
 
 @functools.lru_cache(maxsize=1024)
@@ -125,8 +127,8 @@ def tile_lists(pattern: Pattern) -> TileLists:
     packed, shapes = packed_tiles(pattern), list_shapes(pattern)
 
     def listed(numbers: np.ndarray, shape: tuple[int, int], length: int) -> tuple[np.ndarray, np.ndarray]:
-        found = [elements(some, pattern.tile, length) for some in numbers]
-        return _padded(found, shape[1], 0), np.array([some.size for some in found])
+        expanded = [elements(some, pattern.tile, length) for some in numbers]
+        return _padded(expanded, shape[1], 0), np.array([some.size for some in expanded])
 
     (of_rows, row_counts), (of_cols, col_counts) = map(listed, packed[:2], (shapes.rows, shapes.cols), pattern.shape)
     return TileLists(
@@ -145,28 +147,28 @@ def tile_lists(pattern: Pattern) -> TileLists:
 
 
 def tile_packing(pattern: Pattern) -> Packing:
-    """How the gradient of the kept tiles is packed: tile rows by class, in each row its kept columns."""
+    """The packing of the gradient of the kept tiles: tile rows by class, in each row its kept columns."""
     packed, (length, width), tile = packed_tiles(pattern), pattern.shape, pattern.tile
-    kept = [elements(some, tile, width) for some in packed.cols]
-    col_pos = np.full((len(kept), width), -1)
-    for places, columns in zip(col_pos, kept, strict=True):
-        places[columns] = np.arange(columns.size)
+    columns_of = [elements(some, tile, width) for some in packed.cols]
+    col_pos = np.full((len(columns_of), width), -1)
+    for positions, columns in zip(col_pos, columns_of, strict=True):
+        positions[columns] = np.arange(columns.size)
     row_class = packed.row_class[np.arange(length) // tile]
     return Packing(
         *(
             array.astype(np.int32)
-            for array in (row_positions(pattern), row_class, _padded(kept, pattern.packed_shape[1]), col_pos)
+            for array in (row_positions(pattern), row_class, _padded(columns_of, pattern.packed_shape[1]), col_pos)
         )
     )
 
 
 def elements(numbers: np.ndarray, tile: int, length: int) -> np.ndarray:
-    """The elements of these tiles of an axis, tile by tile; the last tile of the axis may be shorter, -1 is none."""
+    """The elements of these tiles of an axis, tile by tile; the last tile of the axis may be shorter, -1 is padding."""
     inside = (numbers[numbers >= 0, None] * tile + np.arange(tile)).ravel()
     return inside[inside < length]
 
 
 def row_positions(pattern: Pattern) -> np.ndarray:
-    """(O,) where each row of the weight is when packed."""
+    """(O,) packed position of each row of the weight."""
     o = np.arange(pattern.shape[0])
     return packed_tiles(pattern).row_position[o // pattern.tile] * pattern.tile + o % pattern.tile

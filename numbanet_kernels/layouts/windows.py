@@ -1,4 +1,4 @@
-"""Windows that slide over images: which pixels an output position of a convolution or of a pooling layer sees."""
+"""Windows that slide over images: the pixels that an output position of a convolution or a pooling layer reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Window(NamedTuple):
     dilation: tuple[int, int] = (1, 1)
 
     def positions(self, height: int, width: int) -> tuple[int, int]:
-        """How many output positions an image of this size has, along the height and the width; none below 1."""
+        """The number of output positions along the height and the width of an image of this size; none below 1."""
         return tuple(
             (n + 2 * p - d * (k - 1) - 1) // s + 1 if n + 2 * p >= d * (k - 1) + 1 else 0
             for n, k, s, p, d in zip((height, width), *self)
@@ -23,7 +23,9 @@ class Window(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Kept blocks of a convolution's input matrix: of block row b the block columns kept[b, 0], kept[b, 1], …, increasing."""
+    """Kept blocks of a convolution's im2col matrix: block row b keeps the block columns kept[b, 0], kept[b, 1], …,
+    increasing.
+    """
 
     kept: Any  # (block rows, Q) int32
     height: int  # rows of a block: output positions, counted through all images
@@ -31,19 +33,20 @@ class Blocks(NamedTuple):
 
 
 class Bins(NamedTuple):
-    """Windows that cover an image: of `height` outputs along H pixels, the i-th sees those from floor(i H / height) to before
-    ceil((i + 1) H / height); along the width likewise."""
+    """Windows of adaptive pooling: of `height` outputs along H pixels, the i-th reads those from floor(i H / height) to before
+    ceil((i + 1) H / height); along the width likewise.
+    """
 
     height: int
     width: int
 
     def positions(self, height: int, width: int) -> tuple[int, int]:
-        """How many output positions there are, whatever the size of the image."""
+        """The number of output positions, whatever the size of the image."""
         return self.height, self.width
 
 
 def check_pooling(name: str, window: Window | Bins) -> None:
-    """ValueError unless images can be pooled by it: lengths are positive, and padding is at most half the kernel."""
+    """ValueError unless images can be pooled by this window: lengths are positive, and padding is at most half the kernel."""
     if isinstance(window, Bins):
         if min(window) < 1:
             raise ValueError(f"{name}: output_size {tuple(window)} must be positive")
@@ -56,7 +59,7 @@ def check_pooling(name: str, window: Window | Bins) -> None:
 
 
 def pooled(name: str, window: Window | Bins, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """(N, OH, OW, C), what images (N, H, W, C) become; ValueError where they have other axes, or are smaller than a window."""
+    """(N, OH, OW, C), the shape of pooled images (N, H, W, C); ValueError if x has other axes, or is smaller than a window."""
     check_pooling(name, window)
     if len(shape) != 4:
         raise ValueError(f"{name}: x {tuple(shape)} must be images, channels last: (N, H, W, C)")

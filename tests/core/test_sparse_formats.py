@@ -35,7 +35,7 @@ def test_entries_by_row_and_by_column_are_the_same(shape, make):
     at = found.entries()
     by_row = {(row, at.ids[k]): k for row in range(len(at.starts)) for k in range(at.starts[row], at.stops[row])}
     by_column = {
-        (at.col_ids[k], column): at.places[k]
+        (at.col_ids[k], column): at.order[k]
         for column in range(len(at.col_starts))
         for k in range(at.col_starts[column], at.col_stops[column])
     }
@@ -91,7 +91,7 @@ def test_to_scipy_and_torch():
         assert theirs.layout == layout
         np.testing.assert_array_equal(theirs.to_dense().numpy(), w)
         np.testing.assert_array_equal(type(ours).from_torch(theirs).dense(), w)
-    with pytest.raises(TypeError, match="from_torch: a tensor of layout sparse_csr is needed, got torch.strided"):
+    with pytest.raises(TypeError, match="from_torch: expected a tensor of layout sparse_csr, got torch.strided"):
         CSR.from_torch(torch.ones(2, 2))
 
 
@@ -99,30 +99,30 @@ def test_to_scipy_and_torch():
 REFUSED = {
     "unsorted": (lambda: CSR([0, 2], [2, 1], [1, 1], (1, 3)), "row 0 is not sorted: column 1 follows 2"),
     "twice": (lambda: CSR([0, 1, 3], [0, 2, 2], [1, 1, 1], (2, 3)), "row 1 has column 2 twice"),
-    "out of range": (lambda: CSR([0, 0, 1], [3], [1], (2, 3)), "row 1 names column 3, and there are 3"),
-    "below 0": (lambda: CSR([0, 1], [-1], [1], (1, 3)), "row 0 names column -1"),
+    "out of range": (lambda: CSR([0, 0, 1], [3], [1], (2, 3)), "row 1 contains column 3, but there are 3"),
+    "below 0": (lambda: CSR([0, 1], [-1], [1], (1, 3)), "row 0 contains column -1"),
     "nan": (lambda: CSR([0, 2], [0, 1], [1, np.nan], (1, 3)), r"values\[1\] is nan: values must be finite"),
     "inf": (lambda: CSR([0, 1], [0], [np.inf], (1, 3)), r"values\[0\] is inf"),
     "indptr falls": (lambda: CSR([0, 2, 1, 2], [0, 1], [1, 1], (3, 3)), "row 1 ends before it begins: indptr goes from 2 to 1"),
-    "indptr begins": (lambda: CSR([1, 1], [0], [1], (1, 3)), "must go from 0 to the 1 indices there are, not from 1 to 1"),
+    "indptr begins": (lambda: CSR([1, 1], [0], [1], (1, 3)), "must go from 0 to 1, the number of indices, not from 1 to 1"),
     "indptr ends": (lambda: CSR([0, 2], [0], [1], (1, 3)), "not from 0 to 2"),
-    "indptr's length": (lambda: CSR([0, 1], [0], [1], (2, 3)), r"indptr \(2,\) must have one number more than the 2 rows"),
-    "as many": (lambda: CSR([0, 1], [0], [1, 2], (1, 3)), "must be as many"),
+    "indptr's length": (lambda: CSR([0, 1], [0], [1], (2, 3)), r"indptr \(2,\) must have one more element than there are rows"),
+    "as many": (lambda: CSR([0, 1], [0], [1, 2], (1, 3)), "must have the same shape"),
     "large": (lambda: CSR([0, 1], [2**31], [1], (1, 3)), r"indices\[0\] is 2147483648"),
     "fraction": (lambda: CSR([0, 1], [0.5], [1], (1, 3)), r"indices\[0\] is 0.5"),
     "shape": (lambda: CSR([0], [], [], (-1, 3)), "shape must be two whole numbers"),
     "axes": (lambda: CSR([[0, 1]], [0], [1], (1, 3)), r"indptr \(1, 2\) must have 1 axis"),
     "mask": (lambda: CSR.from_dense(np.ones((2, 2)), np.ones((2, 3))), r"mask \(2, 3\) must be of one shape"),
-    "ELL behind": (lambda: ELL([[-1, 1]], [[0, 1]], (1, 3)), "row 0 has an entry behind its padding"),
+    "ELL behind": (lambda: ELL([[-1, 1]], [[0, 1]], (1, 3)), "row 0 has an entry after its padding"),
     "ELL padding": (lambda: ELL([[1, -1]], [[1, 2]], (1, 3)), "row 0 has the value 2.0 in its padding"),
     "ELL twice": (lambda: ELL([[0, -1], [1, 1]], [[1, 0], [1, 1]], (2, 3)), "ELL: row 1 has column 1 twice"),
     "ELL rows": (lambda: ELL([[0]], [[1]], (2, 3)), "with the 2 rows of the matrix"),
-    "BSR tiles": (lambda: BSR([0, 1], [0], np.ones((1, 2, 3)), (2, 3)), "must be a square tile for each of the 1 indices"),
-    "BSR range": (lambda: BSR([0, 1], [2], np.ones((1, 2, 2)), (2, 4)), "block row 0 names block column 2, and there are 2"),
+    "BSR tiles": (lambda: BSR([0, 1], [0], np.ones((1, 2, 3)), (2, 3)), "must have one square tile for each of the 1 indices"),
+    "BSR range": (lambda: BSR([0, 1], [2], np.ones((1, 2, 2)), (2, 4)), "block row 0 contains block column 2, but there are 2"),
     "BSR outside": (lambda: BSR([0, 1], [0], np.ones((1, 2, 2)), (2, 1)), r"tile 0 is not 0 outside of the matrix \(2, 1\)"),
     "BSR nan": (lambda: BSR([0, 1], [0], [[[1, np.nan], [0, 0]]], (2, 2)), r"values\[0, 0, 1\] is nan"),
-    "BSR ragged": (lambda: BSR.from_dense(np.ones((3, 4)), 2).to_scipy(), r"\(3, 4\) is no multiple of the tile 2"),
-    "BSR mask": (lambda: BSR.from_dense(np.ones((3, 4)), 2, np.ones((2, 3))), r"mask \(2, 3\) must have a place for each"),
+    "BSR ragged": (lambda: BSR.from_dense(np.ones((3, 4)), 2).to_scipy(), r"\(3, 4\) is not a multiple of the tile 2"),
+    "BSR mask": (lambda: BSR.from_dense(np.ones((3, 4)), 2, np.ones((2, 3))), r"mask \(2, 3\) must have one element for each"),
     "tile": (lambda: CSR.from_dense(np.ones((3, 4))).to_bsr(0), "tile must be at least 1"),
 }
 
@@ -142,7 +142,7 @@ def test_what_is_wrong_is_named(name):
         (lambda: CSR([0, 1], [0], [1], 3), r"CSR: shape must be \(rows, columns\), got 3"),
         (lambda: BSR.from_scipy(scipy.sparse.csr_array(np.eye(4))), "call tobsr"),
         (lambda: BSR.from_scipy(np.eye(4)), r"got a ndarray; .* BSR.from_dense\(matrix, tile\)"),
-        (lambda: CSR.from_scipy(np.eye(4)), r"CSR.from_scipy: .* is needed, got a ndarray; .* CSR.from_dense\(matrix\)"),
+        (lambda: CSR.from_scipy(np.eye(4)), r"CSR.from_scipy: expected .*, got a ndarray; .* CSR.from_dense\(matrix\)"),
         (lambda: CSR.from_scipy([[1, 0], [0, 2]]), "got a list; .* CSR.from_dense"),
     ],
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from numba import float32, int32
 
-from ...blocks.index_views import block_places, row_places
+from ...blocks.index_views import block_inverse, row_inverse
 from ...layouts.windows import Blocks
 from ...runtime.declare import cuda, kernel, kernels
 from ...runtime.expect import INT32, expect
@@ -107,9 +107,9 @@ def launch_col2im(matrix, shape, window, scale=1.0, rows=None, blocks=None):
     total, depth = shape[0] * grid_height * grid_width, window.kernel[0] * window.kernel[1] * (shape[3] // matrix.shape[0])
     plan, places, (_, height, width) = WHOLE, None, Blocks(None, 1, 1) if blocks is None else blocks
     if rows is not None:
-        plan, places = ROWS, row_places(rows, total)
+        plan, places = ROWS, row_inverse(rows, total)
     elif blocks is not None:
-        plan, places = BLOCKS, flat(block_places(blocks, depth))
+        plan, places = BLOCKS, flat(block_inverse(blocks, depth))
     dx = empty_cuda(shape)
     launch(
         _col2im(plan),

@@ -31,10 +31,10 @@ def csr_cpu(x, values, at, bias=None, relu=False, rows=None, cols=None, transpos
 
 
 def csr_dx_cpu(dy, values, at, rows=None, cols=None, transposed=None):
-    """dx[n, i] = sum_k values[places[k]] dy[n, col_ids[k]] over the entries k of column i"""
+    """dx[n, i] = sum_k values[order[k]] dy[n, col_ids[k]] over the entries k of column i"""
     sizes = check("csr_dx (cpu)", at, rows, cols, dy=(dy, ("N", "K")), values=(values, ("V",)))
     transposed, dx = _panels("csr_dx (cpu)", dy, transposed), empty_cpu((sizes["N"], sizes["J"]))
-    of_columns = cpu_loops.by_column(values, at.places)
+    of_columns = cpu_loops.by_column(values, at.order)
     cpu_loops.product(transposed, at.col_starts, at.col_stops, at.col_ids, of_columns, dx, lists_of(cols)[0], lists_of(rows)[1])
     return dx
 

@@ -136,7 +136,7 @@ def csr_dx_cuda(dy, values, at, rows=None, cols=None, transposed=None):
         at.col_stops,
         at.col_ids,
         values,
-        at.places,
+        at.order,
         lists_of(cols)[0],
         lists_of(rows)[1],
         None,

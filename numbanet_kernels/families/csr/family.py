@@ -1,7 +1,7 @@
 """Matrix product with a sparse weight w (O, I), CSR or ELL (`layouts.sparse`); `at` is its `Entries`:
 
     csr       y[n, o]   = act(sum_k values[k] x[n, ids[k]] + b[o])   over the entries k of row o     x (N, I) -> y (N, O)
-    csr_dx    dx[n, i]  = sum_k values[places[k]] dy[n, col_ids[k]]  over those of column i          dy (N, O) -> dx (N, I)
+    csr_dx    dx[n, i]  = sum_k values[order[k]] dy[n, col_ids[k]]  over those of column i          dy (N, O) -> dx (N, I)
     csr_dw    dw[k]     = sum_n dy[n, row of k] x[n, ids[k]]         at the entries alone            dy, x -> (V,)
 
 2 N nnz FLOPs each. An entry reads one float and one index of the weight, and N floats of the activation. Vectors lie along the

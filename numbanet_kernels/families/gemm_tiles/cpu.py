@@ -122,12 +122,12 @@ def gemm_tiles_cpu(x, w, pattern, b=None, relu=False, scale=1.0, blocks=None, in
     )
     blocks = tile_blocks_cpu(w, pattern) if blocks is None else blocks
     inputs = tile_inputs_cpu(x, pattern) if inputs is None else inputs
-    transposed, order = empty_cpu((1, packed[0], x.shape[0])), _layout(pattern).row_position
+    transposed, positions = empty_cpu((1, packed[0], x.shape[0])), _layout(pattern).row_position
 
     def multiply(part):
         for rows_of_class, cols_of_class, width in _products(pattern, part):
             blas.matmul(blocks[rows_of_class, :width], inputs[cols_of_class], out=transposed[0, rows_of_class])
-        transpose_back(transposed, out, part.of(rows), b, relu, alpha=scale, place=order)
+        transpose_back(transposed, out, part.of(rows), b, relu, alpha=scale, positions=positions)
 
     threads.share(multiply, flops=2 * x.shape[0] * blocks.size)
     return out
@@ -150,7 +150,7 @@ def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, wher
     )
     blocks = tile_blocks_cpu(w, pattern) if blocks is None else blocks
     transposed = tile_outputs_cpu(dy, pattern, scale)[1][0] if transposed is None else transposed
-    flops, order = 2 * dy.shape[0] * blocks.size, _layout(pattern).col_position
+    flops, positions = 2 * dy.shape[0] * blocks.size, _layout(pattern).col_position
     with threads.held(flops):
         terms = empty_cpu((threads.parts(flops=flops), cols, dy.shape[0]))
 
@@ -159,7 +159,7 @@ def gemm_tiles_dx_cpu(dy, w, pattern, scale=1.0, blocks=None, outputs=None, wher
                 blas.matmul(blocks[rows_of_class, :width].T, transposed[rows_of_class], out=terms[part.number, cols_of_class])
 
         threads.share(multiply, flops=flops)
-        threads.share(lambda part: transpose_back(terms, out, part.of(cols), place=order), flops=flops)
+        threads.share(lambda part: transpose_back(terms, out, part.of(cols), positions=positions), flops=flops)
     return out if where is None else relu_grad_cpu(out, where, out=out)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...blocks.index_views import row_places
+from ...blocks.index_views import row_inverse
 from ...runtime.expect import INT32, expect
 from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import THREADS, blocks_for, empty_cuda, full_cuda
@@ -52,7 +52,7 @@ def lstm_grad_cuda(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None
     dz = gates if columns is None else empty_cuda((steps, n, columns.size))
     dc0, dh0 = (full_cuda((n, hidden), 0.0) if dc is None else affine_cuda(dc)), empty_cuda((n, hidden))
     order, seen = (_all(0, 0), hidden) if units is None else (_ordered(units, hidden), units.shape[1])
-    kept = (_all(0), _all(0)) if columns is None else (columns, row_places(columns, 4 * hidden))
+    kept = (_all(0), _all(0)) if columns is None else (columns, row_inverse(columns, 4 * hidden))
     before = dy, gates, c, w, order, seen, *kept, _all(0) if lengths is None else lengths, scale, threshold
     if hidden <= cuda_steps.SMALL:
         launch(cuda_steps.sequence_back(), ceil_div(n, cuda_steps.FEW), (hidden, 4), *before, dz, dc0, dh0)

@@ -8,7 +8,7 @@
 as PyTorch computes them. w, v, m, s are (R, C). The gradient is dense (R, C), or packed (`packed`).
 
 With `lazy`, a `layouts.packed.LazyBlocks`, some blocks of w skip the step and others catch up (`lazy_sgd`). With `into`, on the
-CPU, the wanted blocks of row r are also written, in order, to into.packed[into.places[r]], as many as fit.
+CPU, the wanted blocks of row r are also written, in order, to into.packed[into.rows[r]], as many as fit.
 
 sgd and adam take a list of `SGDUpdate` or `AdamUpdate`, one per weight; all lazy ones share the same powers. On CUDA up to
 TOGETHER of them are one launch. Numbers that change from step to step are in device arrays, so that a recorded step can be

@@ -81,7 +81,7 @@ def check_update(op, update):
         }
         arrays["powers"] = lazy.powers, ("steps", 4)
     if into is not None:
-        arrays |= {"packed": (into.packed, ("P", "Q")), "places": (into.places, ("R",), np.dtype(np.int64))}
+        arrays |= {"packed": (into.packed, ("P", "Q")), "rows": (into.rows, ("R",), np.dtype(np.int64))}
     sizes = expect(op, **arrays)
     if sizes["R"] * sizes["C"] > LARGEST:
         raise ValueError(f"{op}: a weight may have at most {LARGEST} elements, not {sizes['R'] * sizes['C']}")

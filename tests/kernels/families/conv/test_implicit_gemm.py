@@ -202,7 +202,7 @@ def test_the_weight_is_turned_and_turned_back(on_cuda, put, get, rng, shape):
 def test_places_of_rows(on_cuda, put, get, rows, total):
     expected = np.full(total, -1)
     expected[rows] = np.arange(len(rows))
-    np.testing.assert_array_equal(get(index_views.row_places(put(np.array(rows, np.int32)), total)), expected)
+    np.testing.assert_array_equal(get(index_views.row_inverse(put(np.array(rows, np.int32)), total)), expected)
 
 
 @pytest.mark.parametrize("count, columns, q", [(1, 1, 1), (7, 5, 2), (300, 9, 4), (520, 3, 0)])
@@ -213,7 +213,7 @@ def test_places_of_blocks(on_cuda, put, get, rng, count, columns, q):
     places = np.full((count, columns), -1)
     for b, found in enumerate(table):
         places[b, found] = np.arange(q)
-    np.testing.assert_array_equal(get(index_views.block_places(blocks, depth)), places)
+    np.testing.assert_array_equal(get(index_views.block_inverse(blocks, depth)), places)
     lists, counts = map(get, index_views.block_columns(blocks, depth))
     for j in range(columns):
         np.testing.assert_array_equal(lists[j, : counts[j]], np.flatnonzero(places[:, j] >= 0))
