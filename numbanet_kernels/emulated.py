@@ -1,6 +1,6 @@
 """The operations of the emulated device: those of CUDA, their compiled kernels run on the CPU by the PTX machine (`ptx`).
 
-Arrays lie in the memory of the host, so what other libraries give and take is theirs as on the CPU.
+Arrays are in host memory, so exchange with other libraries works as on the CPU.
 """
 
 from . import cpu as _cpu, cuda as _cuda

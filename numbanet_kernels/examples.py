@@ -1,9 +1,9 @@
-"""Examples: small calls of the operations. The tests run them emulated, the counters count them, the bench times them.
+"""Examples: small calls of the operations. Tests run them emulated, counters count them, benchmarks time them.
 
-    example("sum, rows")        an operation and its arguments, arrays of the host
+    example("sum, rows")        an operation and its arguments, host arrays
     counted("sum")              {kernel: Counters} of all its examples, on the emulated device
 
-A family names them in its function `examples(dev, a, N, I, O)`: the name of the operation, a comma and what is special.
+The function `examples(dev, a, N, I, O)` of a family names them: the operation, a comma and the special case.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from .runtime import declare, emulation
 from .tables import family_of, modules
 
-SIZES = 128, 256, 192  # N, I, O: batch, in, out; a few blocks, none ragged
+SIZES = 128, 256, 192  # N, I, O: batch, in, out; a few whole blocks
 
 
 class Example(NamedTuple):
@@ -31,11 +31,11 @@ class Example(NamedTuple):
     options: dict[str, Any]
 
     def on(self, dev: Any) -> Example:
-        """The same call, its arrays on a device."""
+        """The same call, with its arrays on a device."""
         return _uploaded(self, dev)
 
     def run(self, dev: Any) -> Any:
-        """What the operation gives, with the arguments that are on that device."""
+        """The result of the operation, with arguments that are on that device."""
         return getattr(dev, self.op)(*self.arguments, **self.options)
 
 
@@ -51,14 +51,14 @@ def _uploaded(value: Any, dev: Any) -> Any:
 
 
 class _Calls:
-    """Stands for a device: its operations are listed, not done."""
+    """A device that lists calls of operations instead of running them."""
 
     def __getattr__(self, op: str) -> Any:
         return lambda *arguments, **options: Example(op, arguments, options)
 
 
 class _Arrays:
-    """Makes arrays of random numbers, the same ones each time."""
+    """Makes reproducible random arrays."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(3)
@@ -83,8 +83,9 @@ def example(name: str, sizes: tuple[int, int, int] = SIZES) -> Example:
 
 
 def counted(op: str, sizes: tuple[int, int, int] = SIZES) -> dict[declare.Kernel, Any]:
-    """What the kernels of an operation, or of a family, did in its examples for N samples, I inputs and O outputs;
-    for "path/to/file.py:function", what those did that a function of one's own launches. ValueError if there are none."""
+    """The counters of the kernels that an operation, or a family, launches in its examples for N samples, I inputs and O
+    outputs; for "path/to/file.py:function", of those that this function launches. ValueError if there are none.
+    """
     from . import emulated
 
     path, _, function = op.rpartition(":")
@@ -100,7 +101,7 @@ def counted(op: str, sizes: tuple[int, int, int] = SIZES) -> dict[declare.Kernel
 
 
 def _own(path: str, name: str) -> Callable[[], Any]:
-    """The function of that name in a file, which takes no arguments."""
+    """The function of that name in a file; it takes no arguments."""
     spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

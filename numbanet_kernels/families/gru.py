@@ -1,15 +1,15 @@
-"""A step of a GRU (Cho et al. 2014), its gates in PyTorch's order r, u, m (there r, z, n): what is done by element.
+"""The elementwise part of a GRU step (Cho et al. 2014), with gates r, u, m (PyTorch: r, z, n):
 
-    gru_cell       with a = z[t], what x brings, and s = s[t], what h[t] brings, biases with both:
+    gru_cell       with a = z[t], the product with x, and s = s[t], the product with h[t], both with biases:
                    r, u = sigmoid(a_r + s_r, a_u + s_u),   m = tanh(a_m + r s_m)      written over z[t]
                    h[t + 1] = m + u (h[t] - m)
-    gru_cell_grad  with dh = dy[t] + back + carried, where back is what ds[t + 1] brings:
+    gru_cell_grad  with dh = dy[t] + back + carried, where back is the gradient from ds[t + 1]:
                    dz_m = dh (1 - u) (1 - m^2),   dz_u = dh (h[t] - m) u (1 - u),   dz_r = dz_m s_m r (1 - r)   over the gates
                    ds_r = dz_r,   ds_u = dz_u,   ds_m = dz_m r     over s[t],           carried = dh u
 
 z, s, gates (T, N, 3H); h (T + 1, N, H); dy (T, N, H); back, carried (N, H). The products are `gemm`: s[t] = h[t] w.T + b
-before a step, back = ds[t + 1] w after it; dw = sum_t ds[t].T h[t] is one product for all steps. With `lengths` (N,) a sample
-ends after so many steps: h is 0 from there on, and nothing flows back.
+before a step, back = ds[t + 1] w after it; dw = sum_t ds[t].T h[t] is one product for all steps. With `lengths` (N,), the
+number of steps of each sample, h is 0 after its end, and no gradient flows back.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .elementwise import sigmoid_reference
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def _alive(lengths, t, samples):
-    """(N, 1) of True and False: which samples have a step t"""
+    """(N, 1) bool: True for the samples that have a step t"""
     return np.ones((samples, 1), bool) if lengths is None else (t < np.asarray(lengths))[:, None]
 
 
@@ -57,7 +57,7 @@ def gru_cell_grad_reference(dy, back, carried, gates, s, h, t, lengths=None):
 
 # --- what both need ---------------------------------------------------------------------------------------------------
 def _check(op, gates, s, h, t, lengths, **states):
-    """(N, H); ValueError where something does not fit."""
+    """(N, H); ValueError if arguments do not fit."""
     found = expect(
         op,
         gates=(gates, ("T", "N", "3H")),
@@ -90,7 +90,7 @@ def _store_three(builder, gates, data, at, step, some):
 
 @intrinsic
 def _cell(typing_context, z, s, at, step, h, before, after, width, alive):
-    """One sample's units, `width` of them: z becomes the gates, h[after] follows from h[before]."""
+    """One sample's units, `width` of them: z becomes the gates, h[after] is computed from h[before]."""
 
     def generate(context, builder, signature, arguments):
         z, s, at, step, h, before, after, width, alive = data_of(context, builder, signature, arguments)
@@ -205,7 +205,7 @@ def _gru_kernels():
 
     @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], i4)")
     def cell(z, s, h, lengths, t):
-        """One thread, one unit of one sample."""
+        """One thread per unit of a sample."""
         i, hidden = int32(cuda.grid(1)), int32(h.shape[2])
         if i < h.shape[1] * hidden:
             n, u = i // hidden, i % hidden
@@ -218,7 +218,7 @@ def _gru_kernels():
 
     @kernel("void(f4[:, :, ::1], f4[:, ::1], f4[:, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], i4)")
     def cell_grad(dy, back, carried, gates, s, h, lengths, t):
-        """One thread, one unit of one sample."""
+        """One thread per unit of a sample."""
         i, hidden, zero, one = int32(cuda.grid(1)), int32(h.shape[2]), float32(0), float32(1)
         if i < h.shape[1] * hidden:
             n, u = i // hidden, i % hidden
@@ -248,7 +248,7 @@ def gru_cell_grad_cuda(dy, back, carried, gates, s, h, t, lengths=None):
 
 
 def _ends(lengths):
-    """For kernels; an empty list where no sample ends before the last step."""
+    """The lengths for kernels; an empty list if no sample ends before the last step."""
     return empty_cuda(0, INT32) if lengths is None else lengths
 
 

@@ -1,7 +1,7 @@
-"""Calibration: measure on this machine from which size on each way pays that `thresholds` chooses between.
+"""Calibration: measure on this machine the sizes from which each alternative of `thresholds` pays.
 
-Two ways of the same work are timed in turn, A B A B …, at sizes that double; the answer is the size from which on the second
-one is faster.
+Two implementations of the same work are timed in turn, A B A B …, at sizes that double; the result is the size from which the
+second one is faster.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..layouts.packed import LazyBlocks, Packing, SGDUpdate
 from . import thresholds
 from .thresholds import Thresholds
 
-NEVER = 1 << 62  # a size that nothing reaches
-TURNS, SECONDS = 9, 0.002  # of a comparison at one size; of a turn at least
+NEVER = 1 << 62  # a size that is never reached
+TURNS, SECONDS = 9, 0.002  # repetitions at one size; least duration of one
 SIDES = (64, 128, 256, 512, 1024)  # of the weights
-WEIGHTS = 4  # that are updated in turn
+WEIGHTS = 4  # weights that are updated in turn
 Work = Callable[[], Any]
-Works = Iterator[tuple[int, Work, Work]]  # a size, and two ways of the same work at it
+Works = Iterator[tuple[int, Work, Work]]  # a size, and two implementations of the same work
 
 
 def crossing(sizes: Sequence[int], first: Sequence[float], second: Sequence[float]) -> int:
-    """The size from which on the second way takes less time, there and beyond; twice the largest if it never does."""
+    """The smallest size from which the second implementation is always faster; twice the largest size if there is none."""
     found = 2 * sizes[-1]
     for size, a, b in sorted(zip(sizes, first, second, strict=True), reverse=True):
         if b >= a:
@@ -37,7 +37,7 @@ def crossing(sizes: Sequence[int], first: Sequence[float], second: Sequence[floa
 
 
 def compare(first: Work, second: Work) -> tuple[float, float]:
-    """Seconds of each: medians of interleaved turns."""
+    """Seconds of each: medians of interleaved repetitions."""
 
     def seconds(work: Work, count: int) -> float:
         start = time.perf_counter()
@@ -53,7 +53,7 @@ def compare(first: Work, second: Work) -> tuple[float, float]:
 
 
 def measured(works: Works) -> int:
-    """The size from which on the second way is the faster one."""
+    """The size from which the second implementation is faster."""
     sizes, times = [], []
     for size, first, second in works:
         sizes.append(size)
@@ -95,10 +95,10 @@ def _products(dev: Any) -> Works:
 
 
 def _updates(dev: Any) -> Works:
-    """Updates of a weight by its elements: of all of it, and of the rows that have a gradient or are read next alone, one half
-    each, which have one half of their rows in common.
+    """Updates of a weight, by its number of elements: of all of it, and only of the rows with a gradient or read next: one half
+    each, with half of their rows in common.
 
-    Of several weights in turn: in a training step much else passes through the caches between two updates of one.
+    Several weights are updated in turn, because in a training step other data passes through the caches between two updates.
     """
     powers = dev.sgd_powers(4, 0.01, 0.9)
     for side in (*SIDES, 2 * SIDES[-1]):

@@ -1,12 +1,12 @@
-"""Thresholds: from which size on one way of doing the same work is the faster one on the CPU. Results are the same to rounding.
+"""Thresholds: sizes from which one implementation is faster than another on the CPU. Results agree up to rounding.
 
-    shared_elements    passes over fewer elements of memory are done sooner than handed over to other threads
+    shared_elements    passes over fewer elements of memory are faster on one thread
     shared_flops       products of fewer FLOPs, likewise
-    lazy_elements      smaller weights are updated sooner as a whole than where two plans need it
+    lazy_elements      smaller weights are updated faster as a whole than only where two plans need it
 
-There is none for masks: to multiply by the mask of a plan instead of by what it keeps was slower at every size, one tile
-included. The defaults are those of two cores of an AMD EPYC. `numbanet devices --calibrate` measures this machine once, while
-it is idle, and writes what it finds to `path()`, where later processes read it; NUMBANET_COSTS names another file.
+Masks have no threshold: multiplying by the mask of a plan instead of by its kept part was slower at every size, even one tile.
+The defaults are those of two cores of an AMD EPYC. `numbanet devices --calibrate` measures this machine once, while it is idle,
+and writes the results to `path()`, where later processes read them; NUMBANET_COSTS names another file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def path() -> Path:
 
 
 def load() -> Thresholds:
-    """What this machine's file says; the defaults where there is none, and, with a warning, where it makes no sense."""
+    """The thresholds in this machine's file; the defaults if there is none or, with a warning, if it is invalid."""
     try:
         content = path().read_bytes()
     except (OSError, RuntimeError):  # no such file, no home folder
@@ -55,7 +55,7 @@ def load() -> Thresholds:
 
 
 def save(found: Thresholds) -> Path:
-    """Write the file of this machine; returns where."""
+    """Write this machine's file; returns its path."""
     target = path()
     write(target, json.dumps(found._asdict(), indent=1).encode())
     return target
@@ -66,7 +66,7 @@ current = load()
 
 @contextlib.contextmanager
 def using(chosen: Thresholds) -> Iterator[None]:
-    """Other thresholds for a while: what calibration and tests compare."""
+    """Use other thresholds inside, for calibration and tests."""
     global current
     before, current = current, chosen
     try:

@@ -1,10 +1,10 @@
-"""NumPy's elementwise functions, so that they can be recorded.
+"""NumPy's elementwise functions in a form that can be recorded.
 
-    apply(np.exp, x, out=y)         y = exp(x), by NumPy; while a tape is written, a call of the loop that NumPy would call
+    apply(np.exp, x, out=y)         y = exp(x), by NumPy; while a tape is being written, a call of NumPy's own loop
 
-NumPy has a loop for each type, the fastest one for this processor, and says where it begins in the description of the function
-(`PyUFuncObject`, which is part of its C interface). Of contiguous arrays it makes one call, and so does a tape: results are
-equal to the last bit.
+NumPy has a loop for each type, the fastest one for this processor, and stores its address in the function object
+(`PyUFuncObject`, part of its C interface). For contiguous arrays it makes one call, and so does a tape: results are bitwise
+equal.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Described(ctypes.Structure):
 
 @functools.cache
 def _loop(ufunc: np.ufunc) -> tuple[int, int] | None:
-    """(where the loop for float32 begins, what it is given besides arrays); None where that is not known."""
+    """(address of the loop for float32, its data argument); None if they are unknown."""
     if sys.implementation.name != "cpython" or not isinstance(ufunc, np.ufunc):
         return None
     there, kinds = _Described.from_address(id(ufunc)), "f" * ufunc.nin + "->f"
@@ -56,7 +56,7 @@ def _loop(ufunc: np.ufunc) -> tuple[int, int] | None:
 
 @intrinsic
 def _call(typing_context, loop, data, arrays, steps, count):
-    """loop(arrays, &count, steps, data) as NumPy calls it: addresses of arrays, and bytes from one element to the next."""
+    """loop(arrays, &count, steps, data) as NumPy calls it: addresses of arrays, and strides in bytes."""
 
     def generate(context, builder, signature, arguments):
         loop, data, arrays, steps, count = arguments
@@ -85,13 +85,13 @@ def _unary(loop, data, x, y):
 
 @host_kernel("void(i8, i8, f4[::1], f4[::1], f4[::1])")
 def _binary(loop, data, a, b, y):
-    """Of arrays of one element, the same one each time."""
+    """If an array has one element, it is repeated."""
     steps = numba.int64(4 * (a.size > 1)), numba.int64(4 * (b.size > 1)), numba.int64(4)
     _call(loop, data, (a, b, y), steps, numba.int64(y.size))
 
 
 def apply(ufunc: Any, *given: Any, out: np.ndarray) -> np.ndarray:
-    """out = ufunc(given), of float32 arrays of the shape of out, and of numbers."""
+    """out = ufunc(given), for float32 arrays of the shape of out, and numbers."""
     writer = tape.get()
     if writer is None:
         return ufunc(*given, out=out)

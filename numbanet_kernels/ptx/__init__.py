@@ -1,9 +1,9 @@
-"""A machine that runs the PTX of a kernel on the CPU, exactly, and counts what it does: no GPU, no driver.
+"""A machine that runs the PTX of a kernel on the CPU, exactly, and counts its operations: no GPU, no driver.
 
     program = parse(kernel.ptx((8, 0)), kernel.arguments)
-    run(program, grid, block, arguments)        # arguments: numbers, and NumPy arrays that stand for device memory
+    run(program, grid, block, arguments)        # arguments: numbers, and NumPy arrays that represent device memory
 
-It is made to test and to explain kernels, not to train large networks: a fused multiply-add of a thread takes about 30 ns.
+It is for testing and explaining kernels, not for training: a fused multiply-add of a thread takes about 30 ns.
 """
 
 from __future__ import annotations
@@ -29,32 +29,34 @@ def run(
     name: str = "",
     placed: bool = False,
 ) -> Counters:
-    """Launch a kernel as Numba does; returns what was counted.
+    """Launch a kernel as Numba does; returns the counters.
 
     Parameters
     ----------
     program : Program
-        By `parse`.
+        From `parse`.
     grid, block : sequence of int
         Up to three lengths each.
     arguments : sequence
         As the kernel's Python function takes them: numbers, arrays, which are changed in place, and tuples of these. An array
-        has the order that the kernel declares, any where it declares none: slices and transposes are changed where they lie.
+        has the order that the kernel declares, or any order if it declares none: slices and transposes are changed in place.
     dynamic : int, default=0
         Bytes of dynamic shared memory.
     counters : Counters, optional
-        Where to count on; new ones by default.
+        Counters to add to; new ones by default.
     name : str, optional
-        What errors call the kernel; by default as the text does.
+        Name of the kernel in errors; by default that of the PTX.
     placed : bool, default=False
-        Each array begins at a multiple of 256 bytes, as what Numba copies to a card does. True: arrays lie in the memory of a
-        device already, and their addresses are the same modulo 256.
+        False: each array begins at a multiple of 256 bytes, as if Numba had copied it to a GPU. True: arrays are in device
+        memory
+        already, and their addresses modulo 256 are kept.
 
     Raises
     ------
     PtxError
-        If an argument, the grid or the block is not what the kernel takes, if the kernel does what it must not, or what this
-        machine does not know; with line, thread and block.
+        If an argument, the grid or the block is not what the kernel declares, if the kernel does something illegal, or
+        something
+        that this machine does not support; with line, thread and block.
     """
     name = name or program.name
     arguments = [part for given in arguments for part in (given if isinstance(given, tuple) else (given,))]

@@ -1,4 +1,4 @@
-"""Memory instructions: ld, st, atom, red, cp.async; every address is checked and counted by `Wave.find`."""
+"""Memory instructions: ld, st, atom, red, cp.async; `Wave.find` checks and counts every address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .instructions import Step, Values, reader, types
 from .machine import Wave
 from .parse import Address, Instruction, Program, PtxError
 
-STRONG = {"volatile", "relaxed", "acquire", "release"}  # accesses that, like atomic instructions, race with none of their kind
+STRONG = {"volatile", "relaxed", "acquire", "release"}  # accesses that, like atomic instructions, do not race with each other
 SPACES = ("global", "shared", "local", "const", "param")
 
 
@@ -103,7 +103,7 @@ CHANGES: dict[str, Callable[..., np.ndarray]] = {
 
 
 def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Threads one after the other where several change one place, in the order of their numbers."""
+    """If several threads change one address, they do so one after the other, in the order of their numbers."""
     name = next((m for m in i.modifiers if m in CHANGES), None)
     if name is None:
         raise PtxError("this machine does not know this atomic operation")
@@ -132,7 +132,7 @@ def _atomic(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 # --- asynchronous copies ----------------------------------------------------------------------------------------------
 def _copy(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """cp.async: global -> shared, there only once its group was waited for."""
+    """cp.async: global -> shared; the data arrives only when its group is waited for."""
     if "commit_group" in i.modifiers:
         return _commit
     if "wait_all" in i.modifiers or "wait_group" in i.modifiers:
@@ -165,7 +165,7 @@ def _commit(wave: Wave) -> None:
 
 
 def _wait(wave: Wave, newest: int, everything: bool) -> None:
-    """What the running threads copied arrives, except for their newest groups."""
+    """The copies of the running threads arrive, except for their newest groups."""
     left = []
     for lanes, groups, target, values, size in wave.pending:
         due = wave.active[lanes] & (everything | (groups < wave.committed[lanes] - newest))

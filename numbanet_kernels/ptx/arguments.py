@@ -1,4 +1,4 @@
-"""What a launch is given: checked as a card's driver and Numba check it, and laid out as Numba's kernels expect it."""
+"""The arguments of a launch: checked as a GPU's driver and Numba check them, and packed as Numba's kernels expect them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from .arithmetic import DTYPES
 from .parse import Program, PtxError
 
-MOST_THREADS, MOST_BLOCKS, MOST_SHARED = 1024, (2**31 - 1, 65535, 65535), 227 << 10  # of a card of compute capability 9.0
+MOST_THREADS, MOST_BLOCKS, MOST_SHARED = 1024, (2**31 - 1, 65535, 65535), 227 << 10  # of compute capability 9.0
 MOST_STATIC = 48 << 10
 ORDERS = {"C": ("C_CONTIGUOUS", "not contiguous"), "F": ("F_CONTIGUOUS", "not in Fortran order")}  # of arrays; "A": any
 
@@ -19,7 +19,7 @@ ORDERS = {"C": ("C_CONTIGUOUS", "not contiguous"), "F": ("F_CONTIGUOUS", "not in
 def check(
     program: Program, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], dynamic: int, name: str
 ) -> None:
-    """PtxError for what a card or Numba would refuse; arguments without their tuples."""
+    """PtxError for arguments that a GPU or Numba would refuse; tuples of arguments are flattened."""
     for what, shape in (("grid", grid), ("block", block)):
         if not 1 <= len(shape) <= 3 or any(np.asarray(n).dtype.kind not in "iu" or n < 1 for n in shape):
             raise PtxError(f"{name}: a {what} is up to three lengths from 1 on, not {tuple(shape)}")
@@ -43,7 +43,9 @@ def check(
 
 
 def _misfit(argument: Any, dtype: str, axes: int | None, layout: str) -> str | None:
-    """What is wrong with an argument, declared to be of a dtype if that is known, and an array of a layout if it has axes."""
+    """The mismatch of an argument, declared with a dtype (if known), and with axes and a layout if it is an array; None if it
+    fits.
+    """
     values = np.asarray(argument)
     kind = f"an array of {values.dtype}, shape {values.shape}" if values.ndim else f"a {type(argument).__name__}"
     if values.ndim and not isinstance(argument, np.ndarray) or values.dtype.kind not in "biuf":
@@ -62,7 +64,7 @@ def _misfit(argument: Any, dtype: str, axes: int | None, layout: str) -> str | N
 
 
 def packed(program: Program, arguments: Sequence[Any], address: Callable[[np.ndarray], int]) -> bytes:
-    """The parameters of Numba's calling convention, an array's address found by `address`."""
+    """The parameters in Numba's calling convention; `address` returns the address of an array."""
     memory = bytearray(max((offset + DTYPES[kind].itemsize for offset, kind in program.parameters.values()), default=0))
     for value, (offset, kind) in zip(_flat(arguments, address), program.parameters.values(), strict=True):
         dtype = DTYPES[kind]

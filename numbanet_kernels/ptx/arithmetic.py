@@ -1,9 +1,9 @@
-"""Arithmetic of PTX on NumPy arrays: one element a thread. Rounding is that of the instruction, not that of the host.
+"""Arithmetic of PTX on NumPy arrays: one element per thread. Rounding is that of the instruction, not that of the host.
 
-float32 +, -, x, /, sqrt to nearest are NumPy's own. What rounds otherwise, or once after two operations (fma), is computed in
-float64, which holds the product of two float32 exactly, and rounded there *to odd*: a result that is not exact gets the odd one
-of its two neighbours, so that the second rounding, to float32, sees on which side the exact value lies (Boldo & Melquiond 2008:
-right in every mode where 53 >= 24 + 2 bits). The approximate functions of the card (ex2, rcp, …) are rounded to nearest here.
+float32 +, -, x, /, sqrt to nearest are NumPy's own. Other rounding modes, and fma with its single rounding, are computed in
+float64, which holds the product of two float32 exactly, and rounded there *to odd*: an inexact result becomes the odd one of
+its two neighbours, so that the second rounding, to float32, sees on which side the exact value is (Boldo & Melquiond 2008:
+correct in every mode if 53 >= 24 + 2 bits). Approximate functions of the GPU (ex2, rcp, …) are rounded to nearest here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DTYPES = {
 }
 BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 ROUNDINGS = ("rn", "rz", "rm", "rp")
-ONE, LOWER_BITS, HALFWAY = np.uint64(1), np.uint64((1 << 29) - 1), np.uint64(1 << 28)  # of the bits that float32 has not
+ONE, LOWER_BITS, HALFWAY = np.uint64(1), np.uint64((1 << 29) - 1), np.uint64(1 << 28)  # of the bits that float32 lacks
 SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)  # above twice the bits of a float64, less one, that is subnormal as float32
 
 
@@ -35,7 +35,7 @@ SUBNORMAL = np.uint64((1023 - 126 << 53) - 1)  # above twice the bits of a float
 def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a + b in float64, rounded to odd."""
     total, error = _two_sum(a, b)
-    bits, away = total.view(np.int64), np.where((error > 0) == (total > 0), 1, -1)  # a neighbour's bits are one more or less
+    bits, away = total.view(np.int64), np.where((error > 0) == (total > 0), 1, -1)  # the bits of a neighbour differ by one
     return (bits + away * ((error > 0) | (error < 0)) * (bits & 1 == 0)).view(np.float64)
 
 
@@ -55,7 +55,7 @@ def narrowed(x: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn", dtype: np.dtype = DTYPES["f32"]) -> np.ndarray:
-    """a b + c with one rounding; of float64 to nearest alone."""
+    """a b + c with one rounding; float64 only to nearest."""
     if dtype == np.float64:
         return _fma64(*np.broadcast_arrays(a, b, c))
     product, c = np.float64(a) * np.float64(b), np.float64(c)
@@ -65,7 +65,7 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn", dtype
 
 
 def _ties(x: np.ndarray) -> bool:
-    """Whether a float64 may lie halfway between two float32: only there does it matter what was rounded before."""
+    """True if a float64 may be halfway between two float32: only then does the earlier rounding matter."""
     bits = x.view(np.uint64)
     return bool((bits & LOWER_BITS == HALFWAY).any() or ((bits << ONE) - ONE < SUBNORMAL).any())
 
@@ -83,8 +83,8 @@ def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a b + c of float64, rounded once (Boldo & Melquiond 2008, "Fma"); by fractions where a step could over- or underflow."""
-    result = a * b + c  # right where something is zero, infinite or NaN
+    """a b + c in float64, rounded once (Boldo & Melquiond 2008, "Fma"); by fractions if a step could over- or underflow."""
+    result = a * b + c  # correct if an operand is zero, infinite or NaN
     finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0) & (c != 0)
     usual = finite & (np.abs(c) < 2.0**1000)
     for x in (a, b):
@@ -103,7 +103,7 @@ def _fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def directed(operation: str, rounding: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """add, sub or mul of float32 in another mode than to nearest."""
+    """add, sub or mul of float32 in a mode other than to nearest."""
     exact = {"add": lambda a, b: odd_sum(a, b), "sub": lambda a, b: odd_sum(a, -b), "mul": lambda a, b: a * b}[operation]
     return lambda a, b: narrowed(exact(np.float64(a), np.float64(b)), rounding)
 
@@ -119,7 +119,7 @@ def saturated(x: np.ndarray) -> np.ndarray:
 
 
 def tf32(x: np.ndarray, rounding: str = "rz") -> np.ndarray:
-    """float32 with 10 bits of mantissa: cut, as mma reads its operands, or rounded to nearest, ties away (cvt.rna)."""
+    """float32 with 10 bits of mantissa: truncated, as mma reads its operands, or rounded to nearest, ties away (cvt.rna)."""
     bits = x.view(np.uint32)
     bits = np.where(np.isfinite(x), bits + np.uint32(0x1000), bits) if rounding == "rna" else bits
     return (bits & np.uint32(0xFFFFE000)).view(np.float32)
@@ -139,7 +139,7 @@ def f32_to_bf16(x: np.ndarray) -> np.ndarray:
 
 # --- integers ---------------------------------------------------------------------------------------------------------
 def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a / b towards 0; all bits set where b is 0."""
+    """a / b towards 0; all bits set if b is 0."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     if a.dtype.kind == "i":
         minus_one = safe == -1
@@ -152,7 +152,7 @@ def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a - (a / b) b, with the sign of a; a where b is 0."""
+    """a - (a / b) b, with the sign of a; a if b is 0."""
     return np.where(b == 0, a, a - divided(a, b) * b)
 
 
@@ -167,7 +167,7 @@ def high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     x1, x0, y1, y0 = x >> half, x & low, y >> half, y & low
     middle = x1 * y0 + (x0 * y0 >> half)
     upper = x1 * y1 + (middle >> half) + (x0 * y1 + (middle & low) >> half)
-    if a.dtype.kind == "i":  # of two's complements
+    if a.dtype.kind == "i":  # two's complement
         upper = upper - np.where(a < 0, y, np.uint64(0)) - np.where(b < 0, x, np.uint64(0))
     return upper.view(a.dtype)
 
@@ -214,7 +214,7 @@ def permuted(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
 
 
 def looked_up(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: int) -> np.ndarray:
-    """lop3: any function of three bits, by its table."""
+    """lop3: any function of three bits, by its truth table."""
     result = np.zeros_like(a)
     for i in range(8):
         if table >> i & 1:
@@ -232,7 +232,7 @@ def leading_zeros(a: np.ndarray) -> np.ndarray:
 
 
 def highest(a: np.ndarray, shift: bool) -> np.ndarray:
-    """bfind: the place of the highest bit that is set (of a negative number: that is not), or how far it is from the top."""
+    """bfind: the position of the highest bit that is set (for negative numbers: not set), or its distance from the top."""
     zeros = leading_zeros(np.where(a < 0, ~a, a))
     bits = 8 * a.dtype.itemsize
     return np.where(zeros == bits, np.uint32(0xFFFFFFFF), zeros if shift else np.uint32(bits - 1) - zeros)
@@ -248,7 +248,7 @@ def reversed_bits(a: np.ndarray) -> np.ndarray:
 
 # --- floats -----------------------------------------------------------------------------------------------------------
 def extreme(pick: Callable[..., np.ndarray], join: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """min or max: of NaN and a number the number; -0 is below +0, so of two zeros the signs are joined by or, and."""
+    """min or max: of NaN and a number the number; -0 is below +0, so the signs of two zeros are combined by or, and."""
 
     def of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         bits = BITS[a.dtype.itemsize]
@@ -263,13 +263,13 @@ def with_nan(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 
 
 def clipped(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """integer -> integer, what is outside becomes the nearest that is not."""
+    """integer -> integer, clamped to the range of the type."""
     to, of = np.iinfo(dtype), np.iinfo(x.dtype)
     return np.clip(x, max(to.min, of.min), min(to.max, of.max)).astype(dtype)
 
 
 def to_integer(x: np.ndarray, rounding: str, dtype: np.dtype) -> np.ndarray:
-    """float -> integer in the mode rni, rzi, rmi or rpi; what is outside becomes the nearest that is not, NaN 0."""
+    """float -> integer in the mode rni, rzi, rmi or rpi; clamped to the range of the type, NaN becomes 0."""
     x = to_integral(np.float64(x), rounding)
     info = np.iinfo(dtype)
     above, below = x >= float(info.max), x <= float(info.min)
@@ -278,10 +278,10 @@ def to_integer(x: np.ndarray, rounding: str, dtype: np.dtype) -> np.ndarray:
 
 
 def to_integral(x: np.ndarray, rounding: str) -> np.ndarray:
-    """The whole number next to x: rni (ties to even), rzi, rmi, rpi."""
+    """x rounded to a whole number: rni (ties to even), rzi, rmi, rpi."""
     return {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[rounding](x)
 
 
 def approximate(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    """A function of the card's special unit, by its float64 value."""
+    """A function of the GPU's special function unit, by its float64 value."""
     return lambda *values: function(*map(np.float64, values)).astype(np.float32)

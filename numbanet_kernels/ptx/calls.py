@@ -1,8 +1,8 @@
-"""Calls of functions of the same PTX, and returns from them.
+"""Calls of functions in the same PTX, and returns from them.
 
-A group of threads that runs a function knows from where it was called (`machine.Place`). What a function takes and gives lies
-in variables of the caller (.param), which are copied to its own, and back. Its registers are its own, one set for all calls: so
-it cannot call itself.
+A group of threads in a function knows its call stack (`machine.Place`). Arguments and results are variables of the caller
+(.param), copied to those of the function, and back. A function has one set of registers for all calls, so recursion is not
+supported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def step(program: Program, i: Instruction) -> Step | None:
 
 
 def _missing(name: str) -> str:
-    """Why a function is not there to be called."""
+    """The reason why a function cannot be called."""
     if name == "vprintf":
         return "print is not in this machine"
     if "__half" in name or name.endswith("_nbst"):
@@ -44,7 +44,7 @@ def _missing(name: str) -> str:
 
 
 def _reached(program: Program, name: str) -> set[str]:
-    """A function, and all that it calls or makes be called."""
+    """A function, and all that it calls, directly or indirectly."""
     due = [name]
     for other in due:
         due += [found for found in program.functions[other].calls() if found in program.functions and found not in due]
@@ -52,7 +52,7 @@ def _reached(program: Program, name: str) -> set[str]:
 
 
 def _pairs(program: Program, name: str, source: Sequence[str], target: Sequence[str]) -> list[tuple[int, int, int]]:
-    """[(from where, to where, how many bytes)] of what is passed."""
+    """[(source offset, target offset, bytes)] of arguments or results."""
     sizes = [[program.passed[one].size if one in program.passed else None for one in some] for some in (source, target)]
     if sizes[0] != sizes[1] or None in sizes[0]:
         raise PtxError(f"what is passed to or from {name} is not what it declares")

@@ -1,4 +1,4 @@
-"""What the threads of a warp do together: shfl, vote, match, redux, bar.warp, ldmatrix and mma; and those of a block: bar.red.
+"""Instructions of whole warps: shfl, vote, match, redux, bar.warp, ldmatrix and mma; and of whole blocks: bar.red.
 
 Lane maps, g = lane // 4 and t = lane % 4 (PTX ISA, "Matrix fragments"):
 
@@ -60,19 +60,19 @@ def _by_warp(wave: Wave, values: np.ndarray) -> np.ndarray:
 
 
 def _ballot(flags: np.ndarray) -> np.ndarray:
-    """For every thread the bits of its warp's flags."""
+    """For every thread, the flags of its warp as bits."""
     bits = (flags.reshape(-1, WARP).astype(np.uint32) << LANES.astype(np.uint32)).sum(axis=1, dtype=np.uint32)
     return np.repeat(bits, WARP)
 
 
 def _members(program: Program, i: Instruction) -> Callable[[Wave], np.ndarray]:
-    """wave -> (warps, lane, other lane): whether the other one is in the lane's mask, and running."""
+    """wave -> (warps, lane, other lane): True if the other lane is in the lane's mask, and running."""
     read = reader(program, i.operands[-1], "u32")
     return lambda wave: (_by_warp(wave, read(wave))[:, :, None] & BIT_OF_LANE != 0) & wave.active.reshape(-1, 1, WARP)
 
 
 def _warp_barrier(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """What a whole warp did before is ordered; of a part of one, nothing is taken as ordered."""
+    """A whole warp is ordered by its barrier; for a part of one, no order is assumed."""
     members = _members(program, i)
 
     def run(wave: Wave) -> None:
@@ -83,7 +83,7 @@ def _warp_barrier(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _count(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """A barrier that says of how many of its block (popc), of any (or) or of all (and) a predicate holds."""
+    """A barrier that counts for how many threads of its block (popc), for any (or) or for all (and) a predicate holds."""
     target, _, predicate = i.operands
     read, of = reader(program, predicate, "pred"), next(m for m in i.modifiers if m in ("popc", "and", "or"))
 
@@ -98,7 +98,9 @@ def _count(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _shuffle(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """d = a of another lane: `up` lane - b, `down` lane + b, `bfly` lane xor b, `idx` b; outside its segment, its own."""
+    """d = a of another lane: `up` lane - b, `down` lane + b, `bfly` lane xor b, `idx` b; its own if that is outside its
+    segment.
+    """
     mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
     value, b, c = (reader(program, o, "b32") for o in i.operands[1:4])
     target, *inside = i.operands[0].split("|")
@@ -123,7 +125,7 @@ def _shuffle(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _bits(flags: np.ndarray) -> np.ndarray:
-    """(warps, lane, other lane) flags as one number a lane."""
+    """(warps, lane, other lane) flags as one number per lane."""
     return (flags.astype(np.uint32) << LANES.astype(np.uint32)).sum(axis=2, dtype=np.uint32).ravel()
 
 
@@ -180,7 +182,7 @@ G, T = LANES // 4, LANES % 4
 
 
 def _load_matrix(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """8 x 8 matrices of 16-bit numbers: lanes 8 k … 8 k + 7 hold the addresses of the k-th one's rows."""
+    """8 x 8 matrices of 16-bit numbers: lanes 8 k … 8 k + 7 hold the row addresses of the k-th one."""
     at, (targets, _) = address_reader(program, i.operands[1]), i.operands
     targets = targets if isinstance(targets, tuple) else (targets,)
 
@@ -206,7 +208,7 @@ SHAPES = {"m16n8k4": 4, "m16n8k8": 8, "m16n8k16": 16}
 
 
 def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """C += A B of a warp; products are exact, their sum is rounded once (a card rounds, and cuts, more often)."""
+    """C += A B of a warp; products are exact, their sum is rounded once (a GPU rounds, and truncates, more often)."""
     depth = next((SHAPES[m] for m in i.modifiers if m in SHAPES), None)
     kinds = [m for m in i.modifiers if m in A.DTYPES or m == "tf32"]
     if (
@@ -234,7 +236,7 @@ def _multiply(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _fragment(given: list[np.ndarray], kind: str, depth: int, rows: int) -> np.ndarray:
-    """(warps, rows, depth) float64 of a matrix that lies in registers; B is given by columns."""
+    """(warps, rows, depth) float64 of a matrix in registers; B is given by columns."""
     matrix = np.zeros((given[0].shape[0], rows, depth))
     pairs = 1 if kind == "tf32" else 2
     groups = rows // 8

@@ -1,10 +1,10 @@
-"""Counters: what a launch did, counted instruction by instruction.
+"""Counters: the operations of a launch, instruction by instruction.
 
-issued          instructions, once for each warp that has a thread running them
+issued          instructions, once for each warp with a thread that runs them
 flops           of all threads: 2 for a fused multiply-add, 4096 for an mma m16n8k16, …
-sectors         of 32 bytes, that global accesses of warps touch; `least` is what the bytes they ask for would need
-conflicts       cycles that shared accesses wait for each other's banks
-divergent       branches at which a warp parts
+sectors         of 32 bytes, that global accesses of warps touch; `least` is the number that the requested bytes would need
+conflicts       cycles that shared accesses wait because of bank conflicts
+divergent       branches at which a warp diverges
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FLOATS = {"f16", "bf16", "f32", "f64"}
 
 
 def class_of(instruction: Instruction) -> str:
-    """What an instruction is counted as: float arithmetic apart from the integers that make addresses."""
+    """The class of an instruction; float arithmetic and integer (address) arithmetic are separate classes."""
     known = CLASSES.get(instruction.opcode)
     if known in ("load", "store", "atomic"):
         named = {m.split("::")[0] for m in instruction.modifiers}
@@ -67,7 +67,7 @@ def flops_of(instruction: Instruction) -> float:
 
 
 class Counters:
-    """What the launches of one kernel did."""
+    """The operations of all launches of one kernel."""
 
     def __init__(self, program: Program) -> None:
         self.program, n = program, len(program.instructions)
@@ -78,7 +78,7 @@ class Counters:
 
     # --- called by the machine ----------------------------------------------------------------------------------------
     def idle(self, instruction: Instruction, lanes: int) -> None:
-        """So many threads run an instruction whose predicate says no."""
+        """`lanes` threads skip an instruction because of its predicate."""
         self.lanes[self.number[id(instruction)]] -= lanes
 
     def ran(self, first: int, stop: int, wave: Wave) -> None:
@@ -101,7 +101,7 @@ class Counters:
 
     # --- asked by readers ---------------------------------------------------------------------------------------------
     def by_line(self) -> dict[str, int]:
-        """Instructions issued by the line of Python that they come from, "file.py:12" where it is known, the most first."""
+        """Instructions issued per line of Python, "file.py:12" if known, largest first."""
         found: collections.Counter[str] = collections.Counter()
         for python, n in zip(self.program.python, self.issued, strict=True):
             found[python] += int(n)

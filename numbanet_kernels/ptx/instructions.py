@@ -1,7 +1,7 @@
-"""What each instruction does: `steps(program)` gives a `Step` for every one, a function of the wave of threads.
+"""The semantics of each instruction: `steps(program)` returns a `Step` for each, a function of a wave of threads.
 
-Arithmetic stands in one table: opcode -> (types of the result and of the sources, NumPy function), by its modifiers.
-Memory is in `accesses`, what threads of a warp do together in `collectives`.
+One table holds arithmetic: opcode -> (types of the result and of the sources, NumPy function), by modifiers. Memory is in
+`accesses`, instructions of whole warps in `collectives`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ Values = Callable[[Wave], Any]
 
 @dataclasses.dataclass
 class Step:
-    """One instruction, ready to run.
+    """One decoded instruction.
 
-    `plain` does it for the threads that run; without it, `kind` says what else it is: "branch" to `target` where `condition`
-    holds (None: always), "exit", "call" of what begins at `target` after `run`, "return" to behind the call after its
-    `back`, or "barrier" and "warp", which wait until `complete`, a "warp" step then does `run`.
+    `plain` runs it for the running threads; without it, `kind` is "branch" to `target` if `condition` holds (None: always),
+    "exit",
+    "call" of the function at `target` after `run`, "return" to the call after its `back`, or "barrier" and "warp", which wait
+    until
+    `complete`; a "warp" step then runs `run`.
     """
 
     plain: Callable[[Wave], None] | None = None
@@ -95,7 +97,7 @@ def types(instruction: Instruction) -> list[str]:
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 def _shift(shift: Callable) -> Callable:
-    """By at most all bits: NumPy takes an amount of the same type."""
+    """A shift by at most all bits: NumPy needs an amount of the same type."""
     return lambda a, n: shift(a, np.minimum(n, 8 * a.dtype.itemsize).astype(a.dtype))
 
 
@@ -125,7 +127,7 @@ COMPARISONS = {
     },
 }
 LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
-# opcode: (type of the result, types of the sources, function), t the type that the instruction names last
+# opcode: (type of the result, types of the sources, function); t is the last type of the instruction
 SAME = ("t", "t t")
 BITS = {
     **{name: (*SAME, f) for name, f in LOGIC.items()},
@@ -171,7 +173,8 @@ FLOATS = {
         )
     },
 }
-DIRECTED = {*(("f32", op) for op in ("add", "sub", "mul", "fma", "mad")), ("f16", "fma")}  # in other modes than to nearest
+# rounding modes other than to nearest
+DIRECTED = {*(("f32", op) for op in ("add", "sub", "mul", "fma", "mad")), ("f16", "fma")}
 IGNORED = {"membar", "fence", "nanosleep", "prefetch", "discard"}
 KNOWN = {
     *A.ROUNDINGS,
@@ -197,7 +200,7 @@ KNOWN = {
 
 
 def arithmetic(i: Instruction) -> tuple[str, list[str], Callable] | None:
-    """(type of the result, types of the sources, function) of an instruction that works on each thread alone."""
+    """(type of the result, types of the sources, function) of an instruction that works on each thread separately."""
     op, m, kind = i.opcode, i.modifiers, (types(i) or [""])[-1]
     if kind in ("f16x2", "bf16x2", "bf16") and op not in ("mov", "cvt") or set(m) - KNOWN - set(types(i)):
         return None
@@ -252,7 +255,7 @@ def _product(op: str, m: Sequence[str], kind: str) -> tuple[str, list[str], Call
 
 
 def _float(function: Callable, m: Sequence[str]) -> Callable:
-    """With subnormal numbers flushed, or the result saturated, where the modifiers say so."""
+    """Flush subnormal numbers, or saturate the result, if the modifiers say so."""
     if not {"ftz", "sat"} & set(m):
         return function
 
@@ -296,7 +299,7 @@ def steps(program: Program) -> list[Step]:
     Raises
     ------
     PtxError
-        If an instruction is not in this machine, with its line.
+        If this machine does not support an instruction, with its line.
     """
     if not hasattr(program, "steps"):
         found: list[Any] = [None] * len(program.instructions)
@@ -306,7 +309,7 @@ def steps(program: Program) -> list[Step]:
             except (PtxError, LookupError, ValueError) as error:
                 problem = error if isinstance(error, PtxError) else _unknown(i)
                 raise PtxError(f"{program.where(i)}: {problem}") from None
-        program.steps = found  # only when they are whole
+        program.steps = found  # only when all have been decoded
     return program.steps
 
 
@@ -380,7 +383,7 @@ def _trap(wave: Wave, i: Instruction) -> None:
 
 
 def _setp(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """p = a cmp b, or (a cmp b) and c; p|q: q the contrary."""
+    """p = a cmp b, or (a cmp b) and c; p|q: q is the negation."""
     compare, kind = COMPARISONS[i.modifiers[0]], types(i)[-1]
     targets, (a, b) = i.operands[0].split("|"), (reader(program, o, kind) for o in i.operands[1:3])
     join = next((LOGIC[m] for m in i.modifiers if m in LOGIC), None)
@@ -395,7 +398,7 @@ def _setp(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _repack(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """mov between a register and several of parts of its width."""
+    """mov between a register and a vector of its parts."""
     kind, (target, source) = types(i)[-1], i.operands
     parts = target if isinstance(target, tuple) else source
     part = f"b{8 * TYPES[kind].itemsize // len(parts)}"
@@ -418,7 +421,7 @@ def _repack(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _carried(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """32 bits of a longer sum: `c` at the end of the name adds the carry (or takes the borrow), .cc leaves it."""
+    """32 bits of a longer sum: opcodes that end in `c` add the carry (or subtract the borrow), .cc stores it."""
     kind, operation, low = types(i)[-1], i.opcode[:3], np.uint64(0xFFFFFFFF)
     if TYPES[kind].itemsize != 4:
         raise PtxError("this machine carries from 32 bits only")
@@ -439,7 +442,7 @@ def _carried(program: Program, i: Instruction) -> Callable[[Wave], None]:
 
 
 def _cvta(program: Program, i: Instruction) -> Callable[[Wave], None]:
-    """Between addresses of one space and generic ones."""
+    """Conversion between addresses of one space and generic ones."""
     space, kind = next(m for m in i.modifiers if m not in ("to",) and m not in TYPES), types(i)[-1]
     shift = TYPES[kind].type(WINDOWS.get(space, 0))
     read, target = reader(program, i.operands[1], kind), i.operands[0]

@@ -1,12 +1,12 @@
-"""The machine: runs a PTX kernel on NumPy arrays, one element a thread, all threads of as many blocks as fit at once.
+"""The machine: runs a PTX kernel on NumPy arrays, one element per thread, all threads of many blocks at once.
 
-    groups      threads that stand at the same instruction run it together: the group that is farthest behind goes first, so
-                that what parted at a branch meets again where the branches join
-    barriers    a group that reaches one waits until its block (or its warp) is there, all threads that have not returned; if
-                part of it waits elsewhere, that is an error which names both lines
-    registers   an array each; a write of part of the threads makes a new array, so that arrays may be shared
+    groups      threads at the same instruction run it together: the group that is farthest behind runs first, so that
+                threads that diverged at a branch meet again where the branches join
+    barriers    a group at a barrier waits for all threads of its block (or warp) that have not returned; if some of them wait
+                elsewhere, that is an error that names both lines
+    registers   an array each; a partial write makes a new array, so that arrays may be shared
 
-Blocks run in waves of `WAVE` threads. Threads are numbered block after block, each block's filled up to whole warps.
+Blocks run in waves of `WAVE` threads. Threads are numbered block after block, each block padded to whole warps.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from .parse import Instruction, Program, PtxError
 from .races import OF_BLOCK, OF_WARP, Fault, Who
 from .spaces import WARP, WINDOW, WINDOWS, Global, Private, check_alignment
 
-WAVE = 8192  # threads at once: enough to hide what Python costs, few enough that registers stay in the cache
+WAVE = 8192  # threads at once: enough to amortise Python, few enough to keep registers in cache
 BIT_OF_LANE = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
 SPECIAL = {"%laneid", "%warpid", *(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz")}
-LIMIT = float(os.environ.get("NUMBANET_EMULATED_SECONDS", 20))  # of the CPU: a kernel whose wave takes longer does not end
+# CPU seconds of a wave, after which the kernel is assumed not to end
+LIMIT = float(os.environ.get("NUMBANET_EMULATED_SECONDS", 20))
 
 
 def register_dtype(kind: str) -> np.dtype:
@@ -40,7 +41,7 @@ def register_dtype(kind: str) -> np.dtype:
 
 
 class Wave:
-    """Some blocks of a launch: their registers and memory, and which of their threads are running."""
+    """Some blocks of a launch: their registers, memory and running threads."""
 
     def __init__(self, program: Program, launch: Launch, blocks: range) -> None:
         self.program, self.launch, self.counters = program, launch, launch.counters
@@ -59,10 +60,10 @@ class Wave:
         self.local, self.param = (Private(self.count, program.places(space)) for space in ("local", "passed"))
         nothing = np.zeros(self.count, np.int32)
         self.who = Who(self.number << OF_BLOCK | in_block // WARP << OF_WARP | in_block % WARP, nothing, nothing)
-        self.pending: list[list[Any]] = []  # asynchronous copies, and how many groups a thread has closed
+        self.pending: list[list[Any]] = []  # asynchronous copies, and each thread's number of closed groups
         self.committed = np.zeros(self.count, np.int64)
         self.carry = np.zeros(self.count, bool)
-        self.calls: tuple[int, ...] = ()  # the instructions that called the function that runs
+        self.calls: tuple[int, ...] = ()  # call stack: the call instructions of the current function
 
     def _special(self, in_block: np.ndarray) -> dict[str, np.ndarray]:
         """The special registers, int64."""
@@ -77,25 +78,25 @@ class Wave:
 
     # --- which threads run --------------------------------------------------------------------------------------------
     def run(self, active: np.ndarray) -> None:
-        """From now on these threads are the ones that run."""
+        """Set the running threads."""
         self.active, self.lanes = active, np.flatnonzero(active)
         self.full = self.lanes.size == np.count_nonzero(self.alive)
 
     @contextlib.contextmanager
     def where(self, condition: np.ndarray) -> Iterator[None]:
-        """Only those that run and meet a condition."""
+        """Only those running threads that meet a condition."""
         before = self.active, self.lanes, self.full
         self.run(self.active & condition)
         yield
         self.active, self.lanes, self.full = before
 
     def warps(self) -> int:
-        """How many warps have a running thread."""
+        """The number of warps with a running thread."""
         return int(np.count_nonzero(self.active.reshape(-1, WARP).any(axis=1)))
 
     # --- registers ----------------------------------------------------------------------------------------------------
     def assign(self, name: str, value: Any) -> None:
-        """Write a register, narrower values extended by their sign if they have one."""
+        """Write a register, with sign extension for narrower signed values."""
         if name == "_":
             return
         old, value = self.registers[name], np.asarray(value)
@@ -109,7 +110,7 @@ class Wave:
             self.registers[name] = np.where(self.active, value, old)
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """Values of the running threads as an array of all."""
+        """Values of the running threads as an array of all threads."""
         everywhere = np.zeros(self.count, values.dtype)
         everywhere[self.lanes] = values
         return everywhere
@@ -126,8 +127,9 @@ class Wave:
         atomic: bool = False,
         aligned: int | None = None,
     ) -> list[tuple[Any, np.ndarray, np.ndarray]]:
-        """[(store, which of the accesses lie in it, offsets)], checked and counted; `address` is one for each of the lanes,
-        a multiple of the width, or of what is given."""
+        """[(store, mask of the accesses in it, offsets)], checked and counted; `address` has one element per lane, a multiple
+        of `aligned`, by default of the width.
+        """
         if space == "generic":
             return self._find_generic(instruction, address, width, lanes, writing, atomic)
         try:
@@ -166,13 +168,13 @@ class Wave:
         return self.who if lanes.size == self.count else self.who.of(lanes)
 
     def pass_barrier(self, threads: np.ndarray, of: str) -> None:
-        """Some threads, all of their block or of their warp, have met: what they did is over for what they do next."""
+        """All threads of a block or warp have met at a barrier: their earlier accesses are ordered before their later ones."""
         name = "epochs" if of == "block" else "warp_epochs"
         self.who = self.who._replace(**{name: getattr(self.who, name) + threads})
 
     @contextlib.contextmanager
     def told(self, instruction: Instruction, space: str, lanes: np.ndarray) -> Iterator[None]:
-        """Turns a fault into an error that says where and whose it is."""
+        """Turns a Fault into an error with line and thread."""
         try:
             yield
         except Fault as fault:
@@ -180,7 +182,7 @@ class Wave:
 
     # --- errors -------------------------------------------------------------------------------------------------------
     def error(self, instruction: Instruction, problem: str, lane: int | None = None) -> PtxError:
-        """What went wrong, with the kernel, the line and the thread."""
+        """An error with the kernel, the line and the thread."""
         at = (
             ""
             if lane is None
@@ -204,13 +206,13 @@ class Launch:
     grid, block : sequence of int
         Up to three lengths each.
     arguments : sequence
-        Numbers, and the arrays that are all the global memory there is.
+        Numbers, and the arrays that form global memory.
     placed : bool
-        Whether these lie in the memory of a device (`Global`).
+        True if these are in device memory (`Global`).
     dynamic : int
         Bytes of dynamic shared memory.
     counters : Counters
-        What is counted goes there.
+        Counters to add to.
     """
 
     def __init__(
@@ -246,18 +248,18 @@ class Launch:
                 _run(Wave(self.program, self, range(first, min(first + at_once, count))), decoded)
 
 
-Place = tuple[int, ...]  # where a group stands: at the last number, in functions called from the others, the kernel's first
+Place = tuple[int, ...]  # the call stack of a group and its next instruction; the kernel's own comes first
 
 
 def _run(wave: Wave, steps: Sequence[Any]) -> None:
-    """Until every thread has returned."""
+    """Run until every thread has returned."""
     groups: dict[Place, np.ndarray] = {(0,): wave.alive}
     held: dict[Place, np.ndarray] = {}
     began = time.thread_time()
     while groups or held:
         if not groups:
             groups, held = _release(wave, held, steps)
-        place = min(groups)  # the numbers of the calls come first: who is in a function is behind who has returned from it
+        place = min(groups)  # call stacks compare first: threads inside a function are behind those that have returned from it
         wave.run(groups.pop(place))
         *calls, first = place
         wave.calls, pc = tuple(calls), first
@@ -281,7 +283,7 @@ def _run(wave: Wave, steps: Sequence[Any]) -> None:
 
 
 def _turn(wave: Wave, steps: Sequence[Any], pc: int, groups: dict[Place, np.ndarray], held: dict[Place, np.ndarray]) -> None:
-    """An instruction after which threads may go on elsewhere, or not yet."""
+    """Run an instruction after which threads may jump or wait."""
     step, calls, active = steps[pc], wave.calls, wave.active
     if step.kind == "branch":
         taken = active if step.condition is None else active & step.condition(wave)
@@ -309,7 +311,7 @@ def _join(groups: dict[Place, np.ndarray], place: Place, threads: np.ndarray) ->
 
 
 def _release(wave: Wave, held: dict[Place, np.ndarray], steps: Sequence[Any]) -> tuple[dict, dict]:
-    """(groups that may go on, those that still wait): nobody else can run."""
+    """(groups that may go on, groups that still wait), called when no other group can run."""
     groups, waiting = {}, {}
     for place, threads in held.items():
         step, wave.calls = steps[place[-1]], place[:-1]
@@ -328,7 +330,7 @@ def _release(wave: Wave, held: dict[Place, np.ndarray], steps: Sequence[Any]) ->
 
 
 def _never(wave: Wave, waiting: dict[Place, np.ndarray], steps: Sequence[Any]) -> PtxError:
-    """All that live wait, and none for what will come."""
+    """The error for a deadlock: all living threads wait at barriers that will never complete."""
     place, program = min(waiting), wave.program
     lane, of = int(np.flatnonzero(waiting[place])[0]), steps[place[-1]].of
     same = wave.blocks == wave.blocks[lane] if of == "block" else np.arange(wave.count) // WARP == lane // WARP
@@ -343,7 +345,7 @@ def _never(wave: Wave, waiting: dict[Place, np.ndarray], steps: Sequence[Any]) -
 
 
 def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """Which of the threads stand here with all living members of their warp's mask; members (T,) uint32."""
+    """The threads that wait here with all living members of their warp's mask; members (T,) uint32."""
     here = threads.reshape(-1, WARP)
     wanted = members.reshape(-1, WARP)[:, :, None] & BIT_OF_LANE != 0  # of warp w, by lane i: lane j
     missing = wanted & wave.alive.reshape(-1, 1, WARP) & ~here[:, None, :]
@@ -351,7 +353,7 @@ def whole_warps(wave: Wave, threads: np.ndarray, members: np.ndarray) -> np.ndar
 
 
 def whole_blocks(wave: Wave, threads: np.ndarray) -> np.ndarray:
-    """Which of the threads stand here with all living ones of their block: those that have returned count as arrived."""
+    """The threads that wait here with all living threads of their block: those that have returned count as arrived."""
     size = wave.warps_a_block * WARP
     here = (threads | ~wave.alive).reshape(-1, size).all(axis=1)
     return threads & here[wave.blocks]

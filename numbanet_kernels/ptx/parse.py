@@ -7,8 +7,8 @@
                                                     operands=("%f1", Address("%rd2", 4)))
 
 Registers, special registers, labels and symbols stay strings; numbers become `Number`, vectors and lists of parameters tuples.
-What is declared in a function, or within inner braces, has the number of its line after its name: "%f1$31". Where the text says
-from which line of Python an instruction comes (.loc), it is kept as `python`, "file.py:12".
+Names declared in a function, or within inner braces, get the line number appended: "%f1$31". If the text has .loc directives,
+each instruction also has its line of Python.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 SIZES = {**{f"{kind}{bits}": bits // 8 for kind in "bsuf" for bits in (8, 16, 32, 64)}, "pred": 1, "bf16": 2, "f16x2": 4}
-GAP = 1024  # between variables of one space: a whole number of times around the banks
+GAP = 1024  # bytes between variables of one space: a multiple of all banks
 
 
 class PtxError(RuntimeError):
-    """What a kernel did wrong, or what this machine does not know."""
+    """An error of the kernel, or something that this machine does not support."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Number:
     """An immediate: an integer, or the bits of a float of `size` bytes."""
 
     value: int
-    size: int = 0  # 0: an integer, as wide as its use
+    size: int = 0  # 0: an integer, with the width of its use
 
     @property
     def floating(self) -> bool:
@@ -51,7 +51,7 @@ class Address:
 
 
 class Variable(NamedTuple):
-    """Named memory: `offset` bytes into its space (`Program.next`), with initial bytes if it has any."""
+    """Named memory: `offset` in bytes in its space (`Program.next`), with initial bytes if it has any."""
 
     size: int
     offset: int
@@ -60,16 +60,16 @@ class Variable(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction, and the line of the text where it stands."""
+    """One instruction, and its line in the text."""
 
     line: int
     text: str
-    guard: tuple[str, bool] | None  # (predicate, whether negated)
+    guard: tuple[str, bool] | None  # (predicate, negated)
     opcode: str
     modifiers: tuple[str, ...]
     operands: tuple[Any, ...]
     python: str = ""
-    function: str = ""  # in which it stands; "": the kernel itself
+    function: str = ""  # that contains it; "": the kernel itself
 
     def where(self) -> str:
         return f"line {self.line}: {self.text}"
@@ -77,13 +77,13 @@ class Instruction:
 
 @dataclasses.dataclass
 class Function:
-    """What a call runs: its parameters and results are variables of `Program.passed`. The kernel itself has none of them."""
+    """A callable function: its parameters and results are variables of `Program.passed`. The kernel itself has none."""
 
     results: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     instructions: list[Instruction] = dataclasses.field(default_factory=list)
     labels: dict[str, int] = dataclasses.field(default_factory=dict)
-    start: int = -1  # of its instructions among those of the program; -1: nobody calls it, and it is left out
+    start: int = -1  # index of its first instruction in the program; -1: never called, and left out
 
     def calls(self) -> list[str]:
         """The names of the functions that it calls."""
@@ -91,7 +91,7 @@ class Function:
 
 
 def called(i: Instruction) -> str:
-    """Which function a call names; a register where it does not."""
+    """The function that a call names; a register for an indirect call."""
     return next(operand for operand in i.operands if isinstance(operand, str))
 
 
@@ -111,18 +111,19 @@ class Program:
     instructions: list[Instruction] = dataclasses.field(default_factory=list)
     labels: dict[str, int] = dataclasses.field(default_factory=dict)
     functions: dict[str, Function] = dataclasses.field(default_factory=dict)  # "": the kernel itself
-    lines: Callable[[], str] | None = None  # the text with the lines of Python, for who asks
+    lines: Callable[[], str] | None = None  # the text with lines of Python, made on demand
     arguments: tuple[tuple[str, str, int | None, str], ...] = ()  # as `Kernel.arguments`, if known
 
     def where(self, instruction: Instruction) -> str:
-        """The line of the text, and that of Python if it is known."""
+        """The line of the text, and the line of Python if known."""
         python = self.python[self.instructions.index(instruction)]
         return instruction.where() + (f" ({python})" if python else "")
 
     @functools.cached_property
     def python(self) -> list[str]:
-        """Of each instruction the line of Python, "file.py:12", or ""; of a function of a library, which has none, the one line
-        that calls it."""
+        """For each instruction the line of Python, "file.py:12", or ""; for a library function, which has none, the one line
+        that calls it.
+        """
         found = self._lines()
         for name, function in self.functions.items():
             own = slice(function.start, function.start + len(function.instructions))
@@ -132,14 +133,15 @@ class Program:
         return found
 
     def _lines(self) -> list[str]:
-        """Of each instruction the line that some text says. Where another text has the lines, its instructions are matched with
-        these by what they do: nearly all are the same."""
+        """The line of Python of each instruction. If only another PTX text has lines, its instructions are matched with these
+        by opcode: nearly all are equal.
+        """
         found = [i.python for i in self.instructions]
         if any(found) or self.lines is None:
             return found
         try:
             others = parse(self.lines()).instructions
-        except Exception:  # not every kernel compiles with lines: what has gone wrong is told without them
+        except Exception:  # not every kernel compiles with lines: errors then go without them
             return found
         kinds = [[(i.opcode, i.modifiers) for i in some] for some in (self.instructions, others)]
         for mine, other, count in difflib.SequenceMatcher(None, *kinds, autojunk=False).get_matching_blocks():
@@ -147,16 +149,17 @@ class Program:
         return found
 
     def size(self, space: str) -> int:
-        """Bytes of a space's variables, as a card has them."""
+        """Bytes of a space's variables, as on a GPU."""
         return max((v.offset + v.size - GAP * k for k, v in enumerate(getattr(self, space).values())), default=0)
 
     def next(self, space: str, align: int) -> int:
-        """Where another variable of a space begins: as on a card, and a gap further for each one before it, so that what runs
-        over the end of one lands in none, and banks stay the same."""
+        """The offset of the next variable of a space: as on a GPU, plus a gap for each earlier variable, so that an overrun
+        hits no other variable, and banks stay the same.
+        """
         return -(-self.size(space) // align) * align + GAP * len(getattr(self, space))
 
     def pass_by(self, name: str, size: int, align: int) -> None:
-        """Another variable of `passed`: these are known by their names alone, and lie close together."""
+        """Add a variable to `passed`: these are addressed by name only, without gaps."""
         end = max((v.offset + v.size for v in self.passed.values()), default=0)
         self.passed[name] = Variable(size, -(-end // align) * align)
 
@@ -214,17 +217,18 @@ def parse(
 ) -> Program:
     """The kernel in a PTX text.
 
-    With `arguments`, what its Python function takes (`Kernel.arguments`), `run` checks what it is given; with `lines`, which
-    gives the text with the lines of Python, errors name these.
+    With `arguments`, those of its Python function (`Kernel.arguments`), `run` checks what it is given; with `lines`, which
+    returns
+    the text with lines of Python, errors name these.
 
     Raises
     ------
     PtxError
-        If there is none, or more than one, or a statement is not understood; with its line.
+        If there is no kernel, or more than one, or a statement is not understood; with its line.
     """
     text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), text)
     program, position, line, python = Program(arguments=tuple(arguments), lines=lines), 0, 1, ""
-    scopes: list[dict[str, str]] = []  # what registers and variables are called, of each pair of braces around
+    scopes: list[dict[str, str]] = []  # names of registers and variables in the enclosing braces
     name, own, problem = "", {}, "there is no .entry in this PTX"
     files = {number: pathlib.Path(path).name for number, path in _FILE.findall(text)}
     while match := _PIECE.match(text, position):
@@ -251,12 +255,12 @@ def parse(
 
 
 def _link(program: Program) -> None:
-    """The instructions of the kernel, then those of each function that is called, one function after the other."""
+    """The instructions of the kernel, then those of each function that is called."""
     due = [""]
     for name in due:
         function = program.functions.get(name)
         if function is None or function.start >= 0:
-            continue  # one without a body is refused where it is called
+            continue  # a function without a body is refused at its call
         function.start = len(program.instructions)
         program.instructions += function.instructions
         program.labels.update({name + label: function.start + at for label, at in function.labels.items()})
@@ -264,12 +268,12 @@ def _link(program: Program) -> None:
 
 
 def _python(files: dict[str, str], place: tuple[str, str], *callers: tuple[str, str]) -> str:
-    """Of (file, line), and where that was called: "here.py:3, called in there.py:12"."""
+    """(file, line) and the lines that called it: "here.py:3, called in there.py:12"."""
     return ", called in ".join(f"{files[file]}:{line}" for file, line in (place, *callers) if file in files and line != "0")
 
 
 def _head(program: Program, piece: str, line: int) -> tuple[str, dict[str, str]]:
-    """Reads the head of the kernel or of a function: its name, "" of the kernel, and what its parameters are called."""
+    """Parse the head of the kernel or of a function: return its name ("" for the kernel) and the names of its parameters."""
     found = _HEAD.match(piece)
     if found is None or (found["kind"] == "entry" and program.name):
         raise PtxError(f"line {line}: only one .entry is understood: {piece.split()[0]}")
@@ -295,7 +299,7 @@ def _head(program: Program, piece: str, line: int) -> tuple[str, dict[str, str]]
 
 
 def _parameter(piece: str, line: int) -> tuple[str, str, int | None, int | None]:
-    """(name, type, alignment, how many) of what a kernel or a function takes; the last two if the text says so."""
+    """(name, type, alignment, count) of a parameter; the last two None if not given."""
     found = _PARAMETER.fullmatch(piece)
     if found is None:
         raise PtxError(f"line {line}: this parameter is not understood: {piece}")
@@ -303,7 +307,7 @@ def _parameter(piece: str, line: int) -> tuple[str, str, int | None, int | None]
 
 
 def _statement(program: Program, piece: str, line: int, python: str, scopes: list[dict[str, str]], function: str) -> None:
-    """A declaration or an instruction in the body of a function ("": of the kernel)."""
+    """A declaration or an instruction in the body of a function ("" for the kernel)."""
 
     def named(name: str) -> str:
         if len(scopes) < (1 if function else 2):
@@ -341,7 +345,7 @@ def _variable(program: Program, found: re.Match, name: str) -> None:
         values = [_operand(v.strip()).value for v in found["values"].strip("{} ").split(",")]
         initial = b"".join((v % (1 << 8 * width)).to_bytes(width, "little") for v in values)
     if space in ("global", "const"):
-        initial = initial.ljust(size, b"\0")  # zero is what PTX leaves out
+        initial = initial.ljust(size, b"\0")  # PTX omits trailing zeros
     if space == "global":
         program.tables[name] = initial
         return
@@ -349,7 +353,7 @@ def _variable(program: Program, found: re.Match, name: str) -> None:
 
 
 def _instruction(piece: str, line: int, python: str, names: Mapping[str, str], function: str) -> Instruction:
-    """`names`: the registers and variables that are called otherwise within the braces here."""
+    """`names`: renamed registers and variables in the current braces."""
     renamed = re.sub(r"[\w%$]+", lambda word: names.get(word[0], word[0]), piece) if names else piece
     found = re.fullmatch(r"(?:@(?P<not>!?)(?P<guard>[\w%$]+)\s+)?(?P<opcode>[a-z][\w.:]*)(?P<operands>.*)", renamed)
     if found is None:

@@ -1,11 +1,11 @@
-"""Races: who touched each word of memory last, and whether two threads touched it in an order that anything fixes.
+"""Races: the last accesses of each word of memory, and whether two threads accessed it without a defined order.
 
-    race    two threads touch a word, one of them writes it by a plain access, and no barrier of their block (of the whole warp,
-            for threads of one warp) stands between; nothing orders threads of two blocks
+    race    two threads access a word, one of them writes it by a plain access, and no barrier of their block (of the whole
+            warp, for threads of one warp) is in between; nothing orders threads of two blocks
 
-Atomic instructions and strong accesses (ld.relaxed) race with none of their kind; whether fences put these in order is not
-looked at. Writes of equal values count: PTX gives no meaning to them either. A thread is known by a number, block << 12 |
-warp << 6 | lane; where several touched a word, the lane, or the warp as well, is SEVERAL.
+Atomic instructions and strong accesses (ld.relaxed) do not race with each other; fences are not checked. Writes of equal values
+count: PTX leaves them undefined, too. A thread has the code block << 12 | warp << 6 | lane; if several accessed a word, the
+lane, or the warp as well, is SEVERAL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 NOBODY, SEVERAL, EVERYWHERE = -1, 32, 1 << 62  # EVERYWHERE: threads of several blocks
 OF_WARP, OF_BLOCK = 6, 12  # bits below the warp's number, and below the block's
 COARSE = 16  # bytes of a unit, until an access is narrower
-LOG = 1 << 20  # reads of what nobody has written are remembered as they are, so many at most
+LOG = 1 << 20  # at most this many reads of unwritten memory are logged without processing
 AGAINST = {
     "read": ("written", "changed"),
     "written": ("written", "read", "changed", "looked at"),
@@ -27,7 +27,7 @@ AGAINST = {
 
 
 class Fault(Exception):
-    """What is wrong with an access, and which of its accesses it is; the machine says by whom and where."""
+    """What is wrong with an access, and its index among the accesses; the machine adds thread and line."""
 
     def __init__(self, problem: str, number: int) -> None:
         super().__init__(problem)
@@ -35,18 +35,18 @@ class Fault(Exception):
 
 
 class Who(NamedTuple):
-    """Who accesses, one entry a thread."""
+    """The accessing threads, one entry per thread."""
 
-    codes: np.ndarray  # its number
-    epochs: np.ndarray  # how many barriers its block has passed
-    warp_epochs: np.ndarray  # and how many its warp
+    codes: np.ndarray  # code of the thread
+    epochs: np.ndarray  # number of barriers that its block has passed
+    warp_epochs: np.ndarray  # number of barriers that its warp has passed
 
     def of(self, lanes: np.ndarray) -> Who:
         return Who(*(part[lanes] for part in (self.codes, self.epochs, self.warp_epochs)))
 
 
 class Shadow:
-    """Who touched each unit of some memory, in each way; `across`: threads of several blocks may."""
+    """The accesses of each unit of some memory, by kind; `across`: threads of several blocks may access it."""
 
     def __init__(self, size: int, across: bool) -> None:
         self.size, self.across, self.unit = size, across, COARSE
@@ -55,7 +55,7 @@ class Shadow:
         self.logged = 0
 
     def touch(self, offset: np.ndarray, width: int, who: Who, writing: bool, atomic: bool = False) -> None:
-        """Notes who reads, writes or changes; Fault if another one did, and it matters who comes first."""
+        """Record reads, writes or atomic changes; Fault if another thread's access conflicts."""
         kind = ("changed" if writing else "looked at") if atomic else "written" if writing else "read"
         if kind == "read" and not self.last and self.logged < LOG:  # most arrays are never written
             self.log.append((offset, width, who))
@@ -76,7 +76,7 @@ class Shadow:
             raise Fault("race: written by several threads at once", int(np.flatnonzero(wrong)[0]) % offset.size)
 
     def _units(self, offset: np.ndarray, width: int, who: Who) -> tuple[np.ndarray, Who]:
-        """The units that are accessed, all first ones first, and by whom."""
+        """The units that are accessed, all first units first, and the accessing threads."""
         while width % self.unit:
             self.unit //= 2
             for last in self.last.values():
@@ -95,18 +95,18 @@ class Shadow:
 
 
 class _Last:
-    """Of every unit of memory: who touched it last, and in which stretch between barriers."""
+    """For every unit of memory: the last accessing thread, and its barrier interval."""
 
     def __init__(self, units: int, across: bool) -> None:
         self.across, self.who = across, np.full(units, NOBODY, np.int64)
         self.epoch, self.warp_epoch = (np.full(units, NOBODY, np.int32) for _ in range(2))
 
     def split(self) -> None:
-        """Into units of half the size."""
+        """Split into units of half the size."""
         self.who, self.epoch, self.warp_epoch = (a.repeat(2) for a in (self.who, self.epoch, self.warp_epoch))
 
     def conflict(self, at: np.ndarray, who: Who) -> np.ndarray | None:
-        """Who else touched the units with nothing between, or NOBODY; None where nobody did."""
+        """The other thread that accessed each unit without a barrier in between, or NOBODY; None if there is none at all."""
         there = self.epoch[at] == who.epochs
         if not self.across and not there.any():
             return None
@@ -126,13 +126,13 @@ class _Last:
             codes = np.where(earlier == NOBODY, codes, _together(codes, earlier))
         self.who[at], self.epoch[at], self.warp_epoch[at] = codes, who.epochs, who.warp_epochs
         stays = self.who[at]
-        lost = stays != codes  # several threads in this very instruction
+        lost = stays != codes  # several threads in this instruction
         if lost.any():
             np.maximum.at(self.who, at[lost], _together(codes[lost], stays[lost]))
 
 
 def _together(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The number of several threads: the wider, the larger."""
+    """The code for two threads together: the wider of their scopes is the larger number."""
     block = np.where(a >> OF_BLOCK == b >> OF_BLOCK, a >> OF_BLOCK << OF_BLOCK | SEVERAL << OF_WARP | SEVERAL, EVERYWHERE)
     return np.where(a >> OF_WARP == b >> OF_WARP, a >> OF_WARP << OF_WARP | SEVERAL, block)
 

@@ -1,13 +1,13 @@
-"""Memory of the machine: the arrays passed are all the global memory there is, and every access is checked.
+"""Memory of the machine: the passed arrays are all of global memory, and every access is checked.
 
-    out of bounds   an access that lies in no array, shared variable or local memory: between any two there is a gap
-    misaligned      an address that is no multiple of the width of its access
+    out of bounds   an access outside of all arrays, shared variables or local memory: gaps separate them
+    misaligned      an address that is not a multiple of the width of its access
     unset           shared or local memory that is read before it is written
     race            see `races`
 
-Arrays have addresses of their own, far from each other wherever they lie on the host; those that share memory there do so here.
-Of a slice, what lies between its elements is out of bounds, unless it belongs to another array of the launch.
-Generic addresses of shared and local memory lie in windows above, as on a card.
+Arrays get new addresses, far from each other whatever their host addresses; arrays that share host memory share it here, too.
+The gaps between the elements of a slice are out of bounds, unless they belong to another array of the launch.
+Generic addresses of shared and local memory are in windows above, as on a GPU.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import numpy as np
 from .arithmetic import BITS
 from .races import Fault, Shadow
 
-WINDOWS = {"shared": 1 << 60, "local": 1 << 61}  # where these begin among generic addresses
+WINDOWS = {"shared": 1 << 60, "local": 1 << 61}  # start of these spaces among generic addresses
 WINDOW = 1 << 59
 WORD, WARP, SECTOR, BANKS = 4, 32, 32, 32
-ALIGNMENT, GAP = 256, 1 << 30  # of arrays, as a card allocates them; between them
+ALIGNMENT, GAP = 256, 1 << 30  # alignment of arrays, as a GPU allocates them; gap between them
 
 
 class Store:
-    """Bytes, which of them are set, and who touched each word; of arrays with gaps, which bytes are theirs."""
+    """Bytes, which of them are set, and the accesses of each word; for arrays with gaps, a mask of their bytes."""
 
     def __init__(self, data: np.ndarray, unset: bool, inside: np.ndarray | None = None) -> None:
         self.data, self.unset, self.inside = data, np.ones(data.size, np.uint8) if unset else None, inside
@@ -39,7 +39,7 @@ class Store:
         return array[: array.size // width * width].view(BITS[width])
 
     def read(self, offset: np.ndarray, width: int) -> np.ndarray:
-        """The unsigned integers of so many bytes at some offsets."""
+        """The unsigned integers of `width` bytes at these offsets."""
         if self.unset is not None:
             missing = self._units(self.unset, width)[offset // width] != 0
             if missing.any():
@@ -47,20 +47,20 @@ class Store:
         return self._units(self.data, width)[offset // width]
 
     def write(self, offset: np.ndarray, values: np.ndarray, width: int) -> None:
-        """The last of several values for one place stays."""
+        """If several values have one address, the last one stays."""
         self._units(self.data, width)[offset // width] = values
         if self.unset is not None:
             self._units(self.unset, width)[offset // width] = 0
 
     def forget(self, offset: np.ndarray, width: int) -> None:
-        """What is there is not set any more: something is on its way."""
+        """Mark bytes as unset: an asynchronous copy is writing them."""
         if self.unset is not None:
             for k in range(width):
                 self.unset[offset + k] = 1
 
 
 class Global:
-    """The arrays of a launch; `placed`: they lie in the memory of a device, else each begins at a multiple of 256."""
+    """The arrays of a launch; `placed`: they are in device memory, else each begins at a multiple of 256."""
 
     def __init__(self, arrays: Iterable[np.ndarray], placed: bool) -> None:
         self.arrays = sorted((a for a in arrays if a.nbytes), key=lambda a: (_bounds(a)[0], -_bounds(a)[1]))
@@ -68,7 +68,7 @@ class Global:
         self.starts, self.stores, free = [], [], 0
         for start, stop, within in self.regions:
             at = -(-(free + GAP) // ALIGNMENT) * ALIGNMENT + (start % ALIGNMENT if placed else 0)
-            lead = at % 16  # so that an offset is a multiple of a width where its address is
+            lead = at % 16  # so that an offset is a multiple of a width if its address is
             data = np.frombuffer((ctypes.c_uint8 * (lead + stop - start)).from_address(start - lead), np.uint8)
             data.flags.writeable = any(array.flags.writeable for array in within)
             self.starts.append(at)
@@ -77,7 +77,7 @@ class Global:
         self.stops = [at + stop - start for at, (start, stop, _) in zip(self.starts, self.regions, strict=True)]
 
     def address(self, array: np.ndarray) -> int:
-        """Where the first element of an array of the launch lies; 0 if it has none."""
+        """The address of the first element of an array of the launch; 0 if it is empty."""
         low, high = _bounds(array)
         return next(
             (
@@ -89,7 +89,7 @@ class Global:
         )
 
     def find(self, address: np.ndarray, width: int) -> list[tuple[Store, np.ndarray, np.ndarray]]:
-        """[(store, which of the accesses lie in it, their offsets)]; Fault where one lies in none."""
+        """[(store, indices of the accesses in it, their offsets)]; Fault if an access is outside of all stores."""
         found, left = [], np.ones(address.size, bool)
         least, most = int(address.min()), int(address.max()) + width
         for (store, lead), start, stop in zip(self.stores, self.starts, self.stops, strict=True):
@@ -122,14 +122,14 @@ class Global:
 
 
 def _bounds(array: np.ndarray) -> tuple[int, int]:
-    """Of the host's memory the first byte of an array, and the one after its last."""
+    """The host address of the first byte of an array, and of the byte after its last."""
     steps = [(n - 1) * step for n, step in zip(array.shape, array.strides)]
     first = array.ctypes.data
     return first + sum(s for s in steps if s < 0), first + sum(s for s in steps if s > 0) + array.itemsize
 
 
 def _regions(arrays: Sequence[np.ndarray]) -> list[tuple[int, int, list[np.ndarray]]]:
-    """(start, stop, which arrays) of the pieces of host memory that sorted arrays lie in."""
+    """(start, stop, arrays) of each contiguous region of host memory that the sorted arrays occupy."""
     regions: list[tuple[int, int, list[np.ndarray]]] = []
     for array in arrays:
         start, stop = _bounds(array)
@@ -142,7 +142,7 @@ def _regions(arrays: Sequence[np.ndarray]) -> list[tuple[int, int, list[np.ndarr
 
 
 def _inside(arrays: Sequence[np.ndarray], start: int, stop: int, lead: int) -> np.ndarray | None:
-    """Which bytes of a piece, after `lead` others, belong to one of its arrays; None: all do, as one array has them all."""
+    """A mask of the bytes of a region, after `lead` others, that belong to one of its arrays; None: all do."""
     if any(_bounds(a) == (start, stop) and a.nbytes == stop - start for a in arrays):
         return None
     inside = np.zeros(lead + stop - start, bool)
@@ -153,8 +153,9 @@ def _inside(arrays: Sequence[np.ndarray], start: int, stop: int, lead: int) -> n
 
 
 class Private:
-    """Shared memory of blocks, local memory of threads, or what these pass to functions: a row for each owner, with variables
-    at some (offset, size)."""
+    """Shared memory of blocks, local memory of threads, or arguments of functions: a row per owner, with variables at (offset,
+    size).
+    """
 
     def __init__(self, owners: int, variables: Sequence[tuple[int, int]]) -> None:
         self.variables = sorted(variables)
@@ -166,7 +167,7 @@ class Private:
         self.store = Store(np.zeros(owners * self.room if variables else 0, np.uint8), unset=True)
 
     def find(self, address: np.ndarray, width: int, owners: np.ndarray) -> list[tuple[Store, np.ndarray, np.ndarray]]:
-        """As `Global.find`; addresses count from the start of an owner's row."""
+        """As `Global.find`; addresses are relative to an owner's row."""
         inside = (address >= 0) & (address < self.size)
         inside &= self.left[address if inside.all() else np.where(inside, address, 0)] >= width
         if not inside.all():
@@ -176,7 +177,7 @@ class Private:
         return [(self.store, np.arange(address.size), owners * self.room + address)]
 
     def copy(self, owners: np.ndarray, source: int, target: int, size: int) -> None:
-        """Bytes of some owners from one offset to another, with what of them is set."""
+        """Copy bytes of some owners from one offset to another, including the mask of set bytes."""
         for array in (self.store.data, self.store.unset):
             rows = array.reshape(-1, self.room)
             rows[owners, target : target + size] = rows[owners, source : source + size]
@@ -191,7 +192,9 @@ def check_alignment(address: np.ndarray, width: int) -> None:
 
 # --- what accesses cost -----------------------------------------------------------------------------------------------
 def _by_pattern(count: Callable[..., Any]) -> Callable[..., Any]:
-    """count(address, width, threads), remembered: it is the same wherever in memory a pattern begins, up to whole sectors."""
+    """count(address, width, threads), memoised: the result does not depend on where in memory a pattern begins, up to whole
+    sectors.
+    """
 
     @functools.lru_cache(256)
     def known(pattern: bytes, width: int) -> Any:
@@ -203,7 +206,7 @@ def _by_pattern(count: Callable[..., Any]) -> Callable[..., Any]:
 
 @_by_pattern
 def sectors(address: np.ndarray, width: int, threads: np.ndarray) -> tuple[int, int]:
-    """(sectors of 32 bytes that warps touch, the fewest that could hold the bytes they ask for); 32 threads are a warp."""
+    """(sectors of 32 bytes that warps touch, the fewest that could hold the requested bytes); a warp is 32 threads."""
     warps = threads // WARP
     touched = np.unique(warps << 40 | address // SECTOR).size
     asked = np.unique(np.unique(warps << 40 | address // width) >> 40, return_counts=True)[1] * width
@@ -212,10 +215,11 @@ def sectors(address: np.ndarray, width: int, threads: np.ndarray) -> tuple[int, 
 
 @_by_pattern
 def conflicts(address: np.ndarray, width: int, lanes: np.ndarray) -> int:
-    """Cycles that warps wait because several words of one bank are asked for at once.
+    """Cycles that warps wait because several words of one bank are requested at once.
 
-    Half a warp at a time is served with 8 bytes a thread, a quarter with 16; threads that ask for one word share it. `lanes`
-    has each access's thread, 32 a warp.
+    With 8 bytes per thread half a warp is served at a time, with 16 a quarter; threads that request the same word share it.
+    `lanes`
+    has the thread of each access, 32 per warp.
     """
     words = max(width // WORD, 1)
     phase = np.repeat(lanes * words // WARP, words)

@@ -1,1 +1,1 @@
-"""How kernels are declared, compiled, launched, recorded and emulated, and where their arrays live."""
+"""Declaring, compiling, launching, recording and emulating kernels, and memory for their arrays."""

@@ -1,4 +1,4 @@
-"""Arrays of the card and of the emulated device."""
+"""Arrays on the GPU and on the emulated device."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ ALIGNMENT = 256
 
 
 class EmulatedArray(np.ndarray):
-    """Host memory that stands for memory of the emulated device, with the methods of a device array that launchers use."""
+    """Host memory that represents memory of the emulated device, with the device-array methods that launchers use."""
 
     def copy_to_host(self) -> np.ndarray:
-        """A copy as a NumPy array, as of an array of the card."""
+        """A copy as a NumPy array, like the method of a device array."""
         return np.array(self)
 
     def copy_to_device(self, values: Any) -> None:
-        """Take these values, as an array of the card does."""
+        """Copy these values into the array, like the method of a device array."""
         self[...] = values
 
 
 def device_array(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
-    """An array of unset values on the card; of NaN and -1 on the emulated device, aligned as on a card."""
+    """An uninitialised array on the GPU; on the emulated device filled with NaN or -1, and aligned as on a GPU."""
     if not emulating():
         return _on_card(cuda.device_array, shape, dtype)
     size = math.prod(shape if isinstance(shape, Sequence) else (shape,)) * np.dtype(dtype).itemsize
@@ -41,7 +41,7 @@ def device_array(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
 
 
 def to_device(host: Any) -> Any:
-    """A copy of a host array on the card or the emulated device; one in Fortran order stays so."""
+    """A copy of a host array on the GPU or the emulated device; Fortran order is preserved."""
     refuse_to_record("an upload")
     if not emulating():
         return _on_card(cuda.to_device, host)
@@ -52,7 +52,7 @@ def to_device(host: Any) -> Any:
 
 
 def _on_card(make: Callable[..., Any], *args: Any) -> Any:
-    """An array of the card; NoCard where none answers."""
+    """An array on the GPU; NoCard if there is none."""
     try:
         return make(*args)
     except ImportError as error:
@@ -60,7 +60,7 @@ def _on_card(make: Callable[..., Any], *args: Any) -> Any:
 
 
 def device_cache(maxsize: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """lru_cache for functions that make device arrays: one for cards, one for the emulated device."""
+    """lru_cache for functions that make device arrays: one cache for GPUs, one for the emulated device."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         caches = {on: functools.lru_cache(maxsize)(lambda *args, on=on: function(*args)) for on in (False, True)}
@@ -69,12 +69,13 @@ def device_cache(maxsize: int) -> Callable[[Callable[..., Any]], Callable[..., A
     return decorate
 
 
-lent: dict[int, Any] = {}  # memory in use: Numba counts the references to a pointer, and somebody has to hold it till then
+lent: dict[int, Any] = {}  # memory in use: Numba counts references to a pointer, so its owner must be kept alive
 
 
 def device_array_in(context: Any, memory: Any, address: int, size: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
-    """A device array in bytes address … address + size - 1, which lie in another; `owner` is held until it and all its views
-    are gone."""
+    """A device array in bytes address … address + size - 1 of existing memory; `owner` is kept alive until the array and all
+    its views are gone.
+    """
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
     from numba.cuda.cudadrv.driver import AutoFreePointer
 

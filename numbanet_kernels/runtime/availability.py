@@ -1,4 +1,4 @@
-"""What is here: a card, its capability, and what compiles for it."""
+"""What is available: a GPU, its compute capability, and the compiler for it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ NO_CUDA = (
 )
 
 
-@deferred  # what a signal's handler raises says nothing of the driver
+@deferred  # an exception of a signal handler says nothing about the driver
 def cuda_problem() -> str | None:
-    """None where a kernel can be launched, else one sentence: what is missing and how to get it."""
+    """None if a kernel can be launched, else one sentence: what is missing and how to get it."""
     if NO_CUDA:
         return NO_CUDA
     try:
@@ -35,7 +35,7 @@ def cuda_problem() -> str | None:
             if cuda.is_available():
                 return nvvm_problem()
             reason = str(cuda.cuda_error() or "no NVIDIA GPU answers").strip().splitlines()[0]
-    except Exception as error:  # whatever breaks inside a driver library means the same to a user: no CUDA here
+    except Exception as error:  # any failure inside a driver library means the same to a user: no CUDA
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"no usable NVIDIA driver or GPU ({reason})"
 
@@ -43,15 +43,16 @@ def cuda_problem() -> str | None:
 @functools.cache
 @deferred
 def nvvm_problem() -> str | None:
-    """None where a small kernel compiles, else one sentence: what is missing and how to get it. Its PTX is kept on disk, as
-    that of every kernel: it is compiled once, and again when a compiler changes."""
+    """None if a small kernel compiles, else one sentence: what is missing and how to get it. The PTX is cached on disk, like
+    that of every kernel, and compiled again only if a compiler changes.
+    """
     if NO_CUDA:
         return NO_CUDA
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             _probe.ptx(emulation.EMULATED)
-    except Exception as error:  # missing library, wrong version: all mean that nothing can be compiled
+    except Exception as error:  # a missing library or a wrong version means that nothing can be compiled
         if importlib.util.find_spec("numba_cuda") is None:
             return "numba-cuda is not installed: pip install 'numba-cuda[cu13]'"
         said = textwrap.shorten(str(error), 150, placeholder=" …")
@@ -66,8 +67,9 @@ def _exponential(x):
 
 @kernel("void(f4[::1])")
 def _probe(x):
-    """With what kernels need that Numba's own half for CUDA, without numba-cuda, does not have or wants a driver for: a
-    function that becomes part of them, aligned shared memory; and a function of libdevice."""
+    """A kernel with features that Numba's built-in CUDA target lacks or needs a driver for: an inlined function, aligned shared
+    memory, and a function of libdevice.
+    """
     tile = cuda.shared.array(32, float32, 16)
     t = cuda.threadIdx.x
     tile[t] = _exponential(x[t])
@@ -75,14 +77,14 @@ def _probe(x):
     x[t] = tile[31 - t]
 
 
-_probe.made_by = __name__, "_probe"  # so that its text is kept
+_probe.made_by = __name__, "_probe"  # so that its PTX is cached
 
 
 def capability() -> tuple[int, int]:
-    """The compute capability of the card or the emulated device."""
+    """The compute capability of the GPU or the emulated device."""
     return emulation.EMULATED if emulation.emulating() else tuple(cuda.get_current_device().compute_capability)
 
 
 def multiprocessors() -> int:
-    """How many the card has; the emulated device as many as an H200."""
+    """The number of multiprocessors of the GPU; on the emulated device that of an H200."""
     return 132 if emulation.emulating() else cuda.get_current_device().MULTIPROCESSOR_COUNT

@@ -1,10 +1,10 @@
-"""Values that are others for a while, in one thread.
+"""Values that one thread changes for the length of a block.
 
     precise = Scoped("precise", True)
     with precise.within(False): …       # precise.get() is False inside
 
-Whatever a signal's handler raises, the value is the outer one afterwards. Python may raise before the first line of an
-`__exit__` that is written in Python, so the end of a block is C code: a value counts while the lock of its block is held.
+Whatever a signal handler raises, the value is the outer one afterwards. Python may raise before the first line of an `__exit__`
+written in Python, so C code ends the block: a value holds while the lock of its block is held.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Any
 
 
 class Scoped:
-    """A value by thread: a default, or that of the innermost block."""
+    """A value per thread: a default, or that of the innermost block."""
 
     def __init__(self, name: str, default: Any) -> None:
         self.innermost: contextvars.ContextVar[_Block | None] = contextvars.ContextVar(name, default=None)
         self.default = default
 
     def get(self) -> Any:
-        """The value of the innermost block that this thread is in."""
+        """The value of the innermost block of this thread."""
         block = self.innermost.get()
         if block is None:
             return self.default
-        if not block.lock.locked():  # it was left: forget it and what it holds
+        if not block.lock.locked():  # the block was left: forget it and its value
             while block is not None and not block.lock.locked():
                 block = block.outer
             self.innermost.set(block)
         return self.default if block is None else block.value
 
     def within(self, value: Any) -> _Block:
-        """A context that gives the value and in which it counts; or a decorator, for the time of a call."""
+        """A context that sets the value and returns it; or a decorator, for the time of a call."""
         return _Block(self, value)
 
 
 class _Release:
-    """`__exit__` of a block: its lock's own, bound when the block is entered."""
+    """`__exit__` of a block: that of its lock, bound when the block is entered."""
 
     def __get__(self, block: _Block | None, owner: type) -> Callable[..., Any]:
         return (lambda block, *error: block.lock.release()) if block is None else block.lock.__exit__
@@ -61,7 +61,7 @@ class _Block:
         self.scoped.innermost.set(self)
         try:
             self.lock.acquire()
-        except BaseException:  # of a signal's handler: the block is not entered
+        except BaseException:  # of a signal handler: the block is not entered
             if self.lock.locked():
                 self.lock.release()
             raise

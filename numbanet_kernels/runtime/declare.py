@@ -43,7 +43,7 @@ from .interrupt import deferred
 try:
     from numba import cuda
     from numba.cuda import extending
-except ImportError:  # a Numba without its CUDA half: kernels can be listed, not launched
+except ImportError:  # Numba without its CUDA part: kernels can be listed, not launched
     from numba import extending
 
     cuda = None
@@ -52,19 +52,20 @@ if cuda is not None and not numba.config.ENABLE_CUDASIM:
 
 PACKAGE = pathlib.Path(__file__).parents[1]
 _FACTORIES: list[Callable[..., Any]] = []
-tape = Scoped("tape", None)  # what compiled loops of the CPU are written to, in place of being run (`runtime.tape`)
+tape = Scoped("tape", None)  # if set, compiled CPU loops are written to this tape instead of run (`runtime.tape`)
 
 
 class Kernel:
-    """A CUDA kernel: a Python function and its one signature, compiled for the current card at the first launch.
+    """A CUDA kernel: a Python function and its one signature, compiled for the current GPU at the first launch.
 
-    `family` is the one that `kernels` names, `variant` the constants that its factory fixed, such as "tile=32", `least` the
-    lowest compute capability that has its instructions, and `bounds`, if any, (threads of a block, blocks that a multiprocessor
-    shall hold): what a thread's registers must leave room for.
+    `family` is set by `kernels`, `variant` names the constants that its factory fixed, such as "tile=32", `least` is the lowest
+    compute capability that has its instructions, and `bounds`, if given, is (threads of a block, least blocks per
+    multiprocessor):
+    launch bounds for register allocation.
     """
 
-    __name__: str  # the function's
-    family, made_by = "", None  # until `kernels` says which factory made it, and of what
+    __name__: str  # the function's name
+    family, made_by = "", None  # until `kernels` sets its factory and arguments
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Kernel:
         least: tuple[int, int],
         bounds: tuple[int, int] | None,
     ) -> None:
-        function = getattr(function, "py_func", function)  # of what @cuda.jit made
+        function = getattr(function, "py_func", function)  # of a @cuda.jit kernel
         functools.update_wrapper(self, function)
         self.function = function
         self.signature = signature
@@ -89,13 +90,14 @@ class Kernel:
 
     @functools.cached_property
     def dispatcher(self) -> Any:
-        """What Numba compiles and launches, its machine code kept on disk."""
+        """The dispatcher of Numba that compiles and launches; its machine code is cached on disk."""
         return _cached(cuda.jit, self.signature, self.function, self.options)
 
     @functools.cached_property
     def arguments(self) -> list[tuple[str, str, int | None, str]]:
-        """(name, dtype, axes or None, layout) of each, such as ("x", "float32", 2, "C"); the elements of a tuple t are t[0],
-        t[1], …; layouts are "C", "F" (Fortran order), "A" (any) and "" of a number."""
+        """(name, dtype, axes or None, layout) of each argument, such as ("x", "float32", 2, "C"); the elements of a tuple t are
+        t[0], t[1], …; layouts are "C", "F" (Fortran order), "A" (any) and "" for a number.
+        """
         kinds, _ = sigutils.normalize_signature(self.signature)
         return [
             found
@@ -106,8 +108,9 @@ class Kernel:
     def ptx(self, compute_capability: tuple[int, int], lines: bool = False) -> str:
         """PTX text for a compute capability such as (8, 0). Needs NVVM (extra `cuda`) but no GPU and no driver.
 
-        With `lines` it says from which line of Python each instruction comes; a few instructions may then be others. The texts
-        of this package's kernels are kept on disk, until a source file or a compiler changes.
+        With `lines` it contains the Python line of each instruction; a few instructions may then differ. The PTX of this
+        package's
+        kernels is cached on disk, until a source file or a compiler changes.
         """
 
         def compiled() -> str:
@@ -133,7 +136,7 @@ def _declared(name: str, kind: Any) -> Iterator[tuple[str, str, int | None, str]
 
 @functools.cache
 def _compilers() -> tuple[Any, ...]:
-    """What decides, apart from the sources, on the PTX of a kernel."""
+    """What determines the PTX of a kernel, apart from the sources."""
     from numba.cuda.cudadrv import libs
 
     library = pathlib.Path(libs.get_cudalib("nvvm"))
@@ -149,21 +152,23 @@ def _compilers() -> tuple[Any, ...]:
     )
 
 
-@deferred  # a time-out is an OSError, too
+@deferred  # a time-out is also an OSError
 def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., None], options: dict[str, Any]) -> Any:
-    """jit(signature)(function), kept on disk by Numba; compiled anew in this process where that cannot be written or read.
+    """jit(signature)(function), cached on disk by Numba; compiled in this process if the cache cannot be read or written.
 
-    Numba looks for changes in the file of the function alone, not in those of what it calls: the folder is therefore named by
-    a digest of all sources.
+    Numba checks only the file of the function for changes, not those of the functions it calls: the cache folder is therefore
+    named
+    by a digest of all sources.
     """
     folder = files.version("compiled", digest(PACKAGE)[:16])
     try:
         if folder is not None:
             with _caching_in(folder):
                 return jit(signature, cache=True, **options)(function)
-    except (RuntimeError, OSError, ImportError, numba.core.errors.NumbaError):  # no place to write, or what comes again below
+    # no writable folder, or an error that is raised again below
+    except (RuntimeError, OSError, ImportError, numba.core.errors.NumbaError):
         pass
-    except Exception as error:  # what reading a damaged pickle raises may be anything
+    except Exception as error:  # reading a damaged pickle may raise anything
         warnings.warn(
             f"Numba's cache of {function.__qualname__} in {folder} is damaged ({error!r}) and not used: delete that folder",
             stacklevel=2,
@@ -173,7 +178,9 @@ def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., Non
 
 @contextlib.contextmanager
 def _caching_in(folder: pathlib.Path) -> Iterator[None]:
-    """What this thread declares inside is cached in a folder; one thread at a time, as Numba has one setting for all."""
+    """Functions that this thread declares inside are cached in `folder`; one thread at a time, because Numba has one global
+    setting.
+    """
     with global_compiler_lock:
         numba.config.reload_config()  # else the compiler would do it inside
         before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
@@ -185,23 +192,25 @@ def _caching_in(folder: pathlib.Path) -> Iterator[None]:
 
 @functools.cache
 def _takes_bounds() -> bool:
-    """Whether this Numba can be told how many threads and blocks a kernel shall leave room for."""
+    """True if this Numba supports launch bounds."""
     return "launch_bounds" in inspect.signature(cuda.jit).parameters
 
 
 def kernel(
     signature: str, fastmath: bool = False, least: tuple[int, int] = (7, 5), bounds: tuple[int, int] | None = None
 ) -> Callable[[Callable[..., None]], Kernel]:
-    """Declare a CUDA kernel by its one signature, for example "void(f4[:, ::1], i4)"; of a Python function, or of a kernel that
-    @cuda.jit made of one, whose options are not taken over."""
+    """Declare a CUDA kernel by its one signature, for example "void(f4[:, ::1], i4)"; from a Python function, or from a
+    @cuda.jit kernel, whose options are ignored.
+    """
     return lambda function: Kernel(function, signature, fastmath, least, bounds)
 
 
 def intrinsic(*key: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Declare LLVM code that kernels call, as `numba.cuda.extending.intrinsic` does; `key` tells those of one factory apart.
+    """Declare LLVM code for kernels, like `numba.cuda.extending.intrinsic`; `key` distinguishes the intrinsics of one factory.
 
-    Numba keeps compiled kernels by what their closures hold. Here an intrinsic is the same in every process, until a source
-    file of the kernels changes.
+    Numba caches compiled kernels by the contents of their closures. An intrinsic declared here is the same in every process,
+    until a
+    source file of the kernels changes.
     """
 
     def declare(function: Callable[..., Any]) -> Any:
@@ -216,15 +225,17 @@ def intrinsic(*key: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare code that becomes part of the kernels that call it. Their factory makes it anew: Numba keeps compiled kernels by
-    what their closures hold, and would not see that a global function has changed."""
+    """Declare a function that is inlined into kernels. Each factory must make its own: Numba caches compiled kernels by the
+    contents of their closures, and would not notice a change of a global function.
+    """
     return cuda.jit(device=True, inline="always")(function) if cuda else function
 
 
 @functools.cache
 def digest(folder: pathlib.Path) -> str:
-    """A digest of the source files in a folder and those below it, apart from the PTX machine, which only reads kernels.
-    Taken once a process, in a few milliseconds."""
+    """A digest of the source files in a folder and its subfolders, without the PTX machine, which only reads kernels. Computed
+    once per process, in a few milliseconds.
+    """
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         if path.parent != folder / "ptx":
@@ -233,7 +244,7 @@ def digest(folder: pathlib.Path) -> str:
 
 
 def kernels(family: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a factory of a family's kernels: called once for each choice of its arguments, and listed by `all_kernels`."""
+    """Decorate a factory of a family's kernels: called once for each choice of arguments, and listed by `all_kernels`."""
 
     def decorate(factory: Callable[..., Any]) -> Callable[..., Any]:
         @functools.cache
@@ -241,7 +252,7 @@ def kernels(family: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             made = factory(*args, **options)
             for place, kernel in enumerate(made if isinstance(made, tuple) else (made,)):
                 kernel.family = family
-                if factory.__module__.startswith(f"{PACKAGE.name}."):  # the files that `digest` sees
+                if factory.__module__.startswith(f"{PACKAGE.name}."):  # the files that `digest` covers
                     kernel.made_by = factory.__module__, factory.__qualname__, args, sorted(options.items()), place
             return made
 
@@ -261,10 +272,11 @@ def all_kernels() -> Iterator[Kernel]:
 def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Declare a CPU loop by its one signature: Numba compiles it at the first call and caches it on disk.
 
-    A loop runs on the thread that calls it, without the GIL: `threads.share` calls it on parts of its arrays at the same time.
-    It takes arrays and numbers. While a tape is written, a call is written to it.
+    A loop runs on the calling thread, without the GIL: `threads.share` calls it on parts of its arrays concurrently. It takes
+    arrays
+    and numbers. While a tape is being written, the call is recorded instead.
     """
-    digest(PACKAGE)  # of the sources as they are imported, not as they may be at the first call
+    digest(PACKAGE)  # of the sources as imported, not as they may be at the first call
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         loop = None
@@ -287,6 +299,7 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
 
 
 def host_function(function: Callable[..., Any]) -> Any:
-    """Declare what CPU loops call: it has no wrappers for Python, which would be compiled with it, and does not count
-    references to the arrays it is given, which would take longer than a short loop over them. So it makes no arrays."""
+    """Declare a function for CPU loops: it has no Python wrapper, which would also be compiled, and does not count references
+    to its arrays, which would take longer than a short loop over them. So it must not make arrays.
+    """
     return numba.njit(function, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)

@@ -1,4 +1,4 @@
-"""Where no card answers: what Numba asks a driver for, and what is said in place of its advice to install one."""
+"""Working without a driver: answers to what Numba asks a driver, and an error that replaces its advice to install one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .context import Scoped
 
 try:
     from numba.cuda.cudadrv.error import CudaSupportError
-except ImportError:  # a Numba without its CUDA half, which finds no driver either
+except ImportError:  # Numba without its CUDA part, which finds no driver either
     CudaSupportError = ImportError
 
-EMULATED = (8, 0)  # the compute capability that kernels are compiled for to be emulated
+EMULATED = (8, 0)  # the compute capability for which kernels are compiled to be emulated
 _compiled_for = Scoped("compiled for", EMULATED)
 
 
 class NoCard(CudaSupportError):
-    """Something was asked of a card, and none answers."""
+    """An operation needs a GPU, and there is none."""
 
 
 def no_card(error: Exception) -> Exception:
-    """What to raise where Numba found no driver (CudaSupportError); any other error stays."""
+    """The error to raise if Numba found no driver (CudaSupportError); any other error unchanged."""
     if not isinstance(error, CudaSupportError):
         return error
     return NoCard(
@@ -35,12 +35,12 @@ def no_card(error: Exception) -> Exception:
 
 
 def compiling_for(compute_capability: tuple[int, int]) -> contextlib.AbstractContextManager[Any]:
-    """Functions that are compiled for cards inside are compiled for this one, where no card answers."""
+    """Inside, device functions are compiled for this compute capability if there is no GPU."""
     return _compiled_for.within(compute_capability)
 
 
 def answer_for_cards() -> None:
-    """From now on Numba compiles device functions without a driver: of a device it asks for the compute capability alone."""
+    """From now on Numba compiles device functions without a driver: it only asks for the compute capability."""
     from numba.cuda import dispatcher
 
     ask = dispatcher.get_current_device
@@ -55,7 +55,7 @@ def answer_for_cards() -> None:
 
 
 def explain_to(whom: Callable[[], bool]) -> None:
-    """From now on NoCard is raised where Numba asks a driver that is not there, as long as whom() is true."""
+    """From now on NoCard is raised if Numba asks a missing driver, as long as whom() is true."""
     from numba.cuda.cudadrv.driver import Driver
 
     ask = Driver.__getattr__

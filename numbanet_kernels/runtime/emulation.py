@@ -1,4 +1,4 @@
-"""The emulated device: compiled kernels that the PTX machine runs on the CPU, and counts."""
+"""The emulated device: the PTX machine runs compiled kernels on the CPU, and counts their operations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .declare import Kernel, cuda
 from .driverless import EMULATED, explain_to
 
 _emulating = Scoped("emulating", False)
-counters: dict[Kernel, Any] = {}  # of every kernel that was emulated; clear it to count anew
+counters: dict[Kernel, Any] = {}  # of every emulated kernel; clear it to reset the counts
 _counting = threading.Lock()  # launches take turns
 
 
 def emulating() -> bool:
-    """Whether operations of CUDA run on the PTX machine, their arrays in the memory of the host."""
+    """True if operations of CUDA run on the PTX machine, with arrays in host memory."""
     return _emulating.get()
 
 
@@ -29,13 +29,13 @@ if cuda is not None and not numba.config.ENABLE_CUDASIM:
 
 
 def emulated(on: bool = True) -> contextlib.AbstractContextManager[bool]:
-    """Operations of CUDA, called inside and by this thread, run on the PTX machine; NoCard where Numba's own are called."""
+    """Inside, operations of CUDA called by this thread run on the PTX machine; Numba's own functions raise NoCard."""
     return _emulating.within(on)
 
 
 @functools.cache
 def program(kernel: Kernel, compute_capability: tuple[int, int]) -> Any:
-    """What the emulated device runs: the compiled kernel, read by the PTX machine."""
+    """The compiled kernel, parsed by the PTX machine."""
     from .. import ptx
 
     return ptx.parse(kernel.ptx(compute_capability), kernel.arguments, lambda: kernel.ptx(compute_capability, lines=True))

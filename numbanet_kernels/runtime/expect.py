@@ -1,4 +1,4 @@
-"""What an operation may be given, checked before any work: no loop and no kernel reads or writes outside an array."""
+"""Checks of the arguments of operations, before any work: no loop and no kernel reads or writes outside an array."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ FLOAT32, INT32, BOOL = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.boo
 
 
 def expect(op: str, **arrays: Any) -> dict[str, Any]:
-    """Check arrays, each given as (array, shape) or (array, shape, dtype); an array that is None is left out.
+    """Check arrays, each given as (array, shape) or (array, shape, dtype); None is skipped.
 
-    A shape is a tuple of numbers and of names of lengths, the name of a whole shape, or None for any; a name means the same
-    everywhere. An array by itself has the shape "S", and dtypes are float32 unless given.
+    A shape is a tuple of numbers and of names of lengths, the name of a whole shape, or None for any; a name stands for the
+    same
+    length everywhere. A bare array has the shape "S"; the default dtype is float32.
 
     Returns
     -------
@@ -24,7 +25,7 @@ def expect(op: str, **arrays: Any) -> dict[str, Any]:
     Raises
     ------
     TypeError
-        If one is no array, of another dtype or not contiguous.
+        If an argument is not an array, has another dtype or is not contiguous.
     ValueError
         If the shapes do not fit together.
     """
@@ -32,7 +33,7 @@ def expect(op: str, **arrays: Any) -> dict[str, Any]:
 
 
 def check(op: str, arrays: dict[str, Any]) -> dict[str, Any]:
-    """As `expect`, of arrays in a dict."""
+    """As `expect`, for arrays in a dict."""
     found: dict[str, Any] = {}
     for name, given in arrays.items():
         if given.__class__ is tuple:
@@ -61,19 +62,19 @@ def check(op: str, arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def shapes(op: str, **specs: str) -> Callable[..., tuple[int, ...]]:
-    """A check of float32 arrays, written out: what each training step calls has no time for the loop of `expect`.
+    """A compiled check of float32 arrays, for operations in every training step, where the loop of `expect` takes too long.
 
     Parameters
     ----------
     op : str
         Named in errors, which are those of `expect`.
     **specs : str
-        By array, a letter for the length of each axis. An array may be None where the ones before it have all its letters.
+        For each array, a letter for the length of each axis. An array may be None if the ones before it have all its letters.
 
     Returns
     -------
     callable
-        (the arrays, in that order) -> the lengths, in the order in which letters come first.
+        (the arrays, in that order) -> the lengths, in the order in which letters first appear.
     """
     known: list[str] = []
     unpacked, tests = [], []
@@ -98,7 +99,7 @@ def shapes(op: str, **specs: str) -> Callable[..., tuple[int, ...]]:
 
 
 def pair(op: str, name: str, given: Any) -> tuple[Any, Any]:
-    """Two things given together, or None and None."""
+    """A pair of arguments, or (None, None) for None."""
     if given is None:
         return None, None
     if not isinstance(given, (tuple, list)) or len(given) != 2:

@@ -1,4 +1,4 @@
-"""Files that outlive a process, such as compiled code: each is written as a whole or not at all."""
+"""Files that outlive a process, such as compiled code: each is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pathlib import Path
 
 from .interrupt import deferred
 
-VERSIONS = 8  # of which a folder keeps files: of some edits, branches and checkouts
+VERSIONS = 8  # folders to keep: of some edits, branches and checkouts
 
 
 def cache_folder() -> Path:
-    """The folder of this user's caches; RuntimeError where there is no home folder."""
+    """The folder of this user's caches; RuntimeError if there is no home folder."""
     from numba.misc.appdirs import AppDirs  # Numba keeps compiled kernels by the same customs
 
     return Path(AppDirs("numbanet", appauthor=False).user_cache_dir)
 
 
 def _folder(name: str) -> Path:
-    """The folder of that name in NUMBA_CACHE_DIR, or else in the cache folder; RuntimeError where there is no home folder."""
+    """The folder of that name in NUMBA_CACHE_DIR, or else in the cache folder; RuntimeError if there is no home folder."""
     return Path(os.path.abspath(os.environ.get("NUMBA_CACHE_DIR") or cache_folder()), name)
 
 
 def version(name: str, digest: str) -> Path | None:
-    """A folder, made here, for files of the sources with this digest, in hexadecimal; None where it cannot be written.
+    """Make and return a folder for files of the sources with this digest (hexadecimal); None if it is not writable.
 
-    It is `digest` in the folder `name`, in NUMBA_CACHE_DIR or else in the cache folder. When it is new, all but the
-    `VERSIONS` that were used last are deleted.
+    It is `digest` in the folder `name`, in NUMBA_CACHE_DIR or else in the cache folder. When a new one is made, all but the
+    `VERSIONS` most recently used are deleted.
     """
     try:
         return _made(_folder(name), digest)
@@ -41,17 +41,17 @@ def version(name: str, digest: str) -> Path | None:
 
 
 @functools.cache
-@deferred  # a time-out is an OSError, too
+@deferred  # a time-out is also an OSError
 def _made(folder: Path, digest: str) -> Path | None:
     path = folder / digest
     try:
         new = not path.is_dir()
         path.mkdir(parents=True, exist_ok=True)
-        os.utime(path)  # used now
+        os.utime(path)  # mark it as used
     except OSError:
         return None
     if new:
-        with contextlib.suppress(OSError):  # another process deletes them as well
+        with contextlib.suppress(OSError):  # another process may delete them, too
             others = [other for other in folder.iterdir() if _is_hexadecimal(other.name)]
             for old in sorted(others, key=lambda other: other.stat().st_mtime_ns, reverse=True)[VERSIONS:]:
                 shutil.rmtree(old, ignore_errors=True)
@@ -76,12 +76,13 @@ def write(path: Path, content: bytes) -> None:
         raise
 
 
-@deferred  # a time-out is an OSError, too
+@deferred  # a time-out is also an OSError
 def cached(name: object, decides: object, make: Callable[[], str]) -> str:
-    """make(), unless a file has what it gave before for the same name and for what else decides on it.
+    """make(), or its earlier result from a file with the same name and the same value of `decides`.
 
-    A name has one file, in NUMBA_CACHE_DIR or else in the cache folder. It begins with a digest of what decides and of the
-    text: a file that is damaged, or of something else, is written anew. Where none can be written, `make` does each time.
+    Each name has one file, in NUMBA_CACHE_DIR or else in the cache folder. It begins with a digest of `decides` and of the
+    text: a
+    damaged or outdated file is rewritten. If no file can be written, `make` runs each time.
     """
     try:
         path = _folder("texts") / _digest(name)

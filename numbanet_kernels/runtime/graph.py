@@ -1,8 +1,9 @@
-"""Graph: launches that were recorded once and are done again at once, on a card with one call to the driver.
+"""Graph: launches that were recorded once and are replayed together, on a GPU with one call to the driver.
 
-A card is done with a small step before Python has said what to launch in it. What `record` is given is run without launching
-anything; the launches are listed, and `replay` does them in their order, with the arrays and numbers that they had. Whoever
-replays writes new values into the arrays that it read.
+A GPU finishes a small step before Python has issued its launches. `record` runs a function without launching anything and lists
+the launches; `replay` launches them in order, with the same arrays and numbers. To replay with other values, write them into
+the
+arrays that the launches read.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from .trust import trusted
 
 
 class Graph:
-    """What a recorded function returned, and its launches: work() is run for it, without launching anything.
+    """The result of a recorded function, and its launches: work() is run without launching anything.
 
-    The arrays that it makes lie in the arena. Graphs that share one write over each other's: arrays of `result` have their
-    values from a `replay` until a graph of the same arena is replayed.
+    New arrays are allocated in the arena. Graphs that share an arena overwrite each other's arrays: those of `result` are valid
+    from a `replay` until another graph of the arena is replayed.
     """
 
     def __init__(self, work: Callable[[], Any], arena: Arena) -> None:
         self.arena = arena
         with recording() as calls, arena.lending():
             self.result = work()
-        self._calls = calls  # and with them what they read that is not of the arena
+        self._calls = calls  # keeps alive the arrays that they read outside the arena
         self._ready = None if emulating() else _completed(calls)
 
     def replay(self) -> None:
-        """All launches again, in order."""
+        """Launch everything again, in order."""
         if self._ready is None:
             for call in self._calls:
                 emulate(*call)
@@ -46,7 +47,7 @@ class Graph:
 
 
 def _completed(calls: list[tuple]) -> tuple:
-    """(graph, stream) of CUDA: captured on a stream of its own, launched on the one that everything is launched on."""
+    """(graph, stream) of CUDA: captured on a separate stream, launched on the default one."""
     from cuda.core import Device
 
     device = Device(cuda.get_current_device().id)
@@ -58,12 +59,12 @@ def _completed(calls: list[tuple]) -> tuple:
             kernel.dispatcher[grid, block, builder](*args)
         return builder.end_building().complete(), device.default_stream
     finally:
-        builder.close()  # a capture that was broken off ends here
+        builder.close()  # ends a failed capture
 
 
 @trusted
 def _available() -> float:
-    """The largest error of two launches, one on what the other wrote, as a graph that is replayed on other values."""
+    """Self-test: the largest error of two dependent launches, replayed as a graph with other values."""
 
     @kernel("void(f4[::1], f4[::1])")
     def double(x, y):
@@ -80,7 +81,7 @@ def _available() -> float:
         launch(double, 1, x.size, y, z)
         return z
 
-    work()  # compiled and loaded before it is captured
+    work()  # compile and load before capture
     graph, errors = Graph(work, Arena(1 << 20)), []
     for new in values:
         copy_cuda(new, out=x)
@@ -91,20 +92,20 @@ def _available() -> float:
 
 # --- the operations ---------------------------------------------------------------------------------------------------
 def records_cuda():
-    """Whether `record` can be had: not on a card that does not do it right when it is tried."""
+    """True if `record` is available: the GPU passes a self-test of graphs."""
     return _available()
 
 
 def rehearses_cuda():
-    """Whether work is done once as it will be recorded, before it is."""
-    return True  # what it launches is compiled then
+    """True if work runs once, as it will be recorded, before it is recorded."""
+    return True  # so that its kernels are compiled
 
 
 def record_cuda(work, beside=None, most=1 << 30, refused=None):
-    """A `Graph` of what work() launches, which is not done yet; None where work needs more than launches, or more memory than
-    there is room for: `most` bytes, or those of the graph beside it, whose memory it shares: then each is replayed when the
-    results of the other have been used. work was run before, so that what is made once is there, but may have been given up.
-    The reason why nothing is recorded is added to a list `refused`.
+    """A `Graph` of the launches of work(), which are not executed; None if work does more than launch kernels, or needs more
+    memory than `most` bytes, or than those of the graph `beside`. The two share their memory, so each may be replayed only
+    after the results of the other have been used. Run work() once before, so that its caches are filled. If nothing is
+    recorded, the reason is appended to the list `refused`.
     """
     try:
         return Graph(work, Arena(most) if beside is None else beside.arena)

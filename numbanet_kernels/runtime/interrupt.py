@@ -1,14 +1,14 @@
-"""Signals wait until work that must not be left half done is done.
+"""Signals wait until an uninterruptible block ends.
 
-    with deferred: …            # or @deferred, for calls: inside, signals wait until the outermost block is left, or for a poll
-    deferred.poll()             # nothing is half done here
-    deferred.outside(f, …)      # f(…), a function of the user's: inside, signals come at once
+    with deferred: …            # or @deferred, for calls: inside, signals wait until the outermost block ends, or for a poll
+    deferred.poll()             # handle waiting signals here
+    deferred.outside(f, …)      # f(…), a function of the user: inside, signals are handled at once
 
-Python runs the handler of a signal between two instructions of the main thread: KeyboardInterrupt, or whatever the handler of
-a time-out raises, may come within an update that has changed half of the weights, in a finaliser, where it is swallowed, or
-before the first line of the `__exit__` that would have put something back. So in the main thread a handler of ours stands in
-for every handler written in Python while a block lasts. A second Ctrl-C while the first one waits comes at once, in the middle
-of what a block does.
+Python runs signal handlers between two instructions of the main thread: KeyboardInterrupt, or the exception of a time-out
+handler, may be raised within an update that has changed half of the weights, in a finaliser, where it is swallowed, or before
+the first line of an `__exit__` that would have restored something. So in the main thread a handler of this module replaces
+every handler written in Python while a block lasts. A second Ctrl-C while the first one waits is handled at once, in the middle
+of the block.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-SIGNALS = range(1, min(signal.NSIG, 32))  # all but the real-time ones
+SIGNALS = range(1, min(signal.NSIG, 32))  # all but the real-time signals
 Handler = Callable[[int, FrameType | None], Any]
 
 
 class _StandIn:
-    """The handler that stands in for another one while blocks last."""
+    """The handler that replaces another one while blocks last."""
 
     __slots__ = ("original",)
 
@@ -39,20 +39,20 @@ class _StandIn:
 
 
 class _Deferred:
-    """Blocks of the main thread, which alone runs handlers; elsewhere nothing is done.
+    """Blocks of the main thread, which alone runs handlers; in other threads they do nothing.
 
     CPython runs handlers at calls, their returns and the back edges of loops, so statements without any of these are atomic.
     """
 
     def __init__(self) -> None:
-        self.levels: list[bool] = []  # whether signals wait, by nested block
-        self.numbers: set[int] = set()  # of the signals for whose handlers ours stood in
-        self.pending: dict[int, tuple[Handler, FrameType | None]] = {}  # the signals that wait, and where each of them came
+        self.levels: list[bool] = []  # by nested block: signals wait
+        self.numbers: set[int] = set()  # signals whose handlers are replaced
+        self.pending: dict[int, tuple[Handler, FrameType | None]] = {}  # waiting signals, and the frame of each
         self.thread = threading.main_thread().ident
         self.whole = {method.__code__ for method in (_Deferred.__enter__, _Deferred.__exit__)}
 
     def forked(self) -> None:
-        """In a child process: the thread that forked it is the main one, and in no block if it was another one before."""
+        """In a child process: the thread that forked is the main one; its blocks count only if it was the main one before."""
         if self.thread != threading.main_thread().ident:
             self.thread = threading.main_thread().ident
             self.levels.clear()
@@ -69,7 +69,7 @@ class _Deferred:
         try:
             self.levels.append(True)
             self._install()
-        except BaseException:  # a handler that ours does not stand in for yet
+        except BaseException:  # a handler that is not replaced yet
             del self.levels[depth:]
             if depth == 0:
                 self._remove()
@@ -90,7 +90,7 @@ class _Deferred:
                 self._remove()
             finally:
                 del self.levels[:]
-                self._run_all()  # what came meanwhile
+                self._run_all()  # signals of the meantime
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A decorator: each call is such a block."""
@@ -103,15 +103,15 @@ class _Deferred:
         return run
 
     def poll(self) -> None:
-        """Run the handlers of the signals that wait; one that raises leaves the others waiting."""
+        """Run the handlers of the waiting signals; if one raises, the others keep waiting."""
         while self.pending and get_ident() == self.thread:
             number = min(self.pending)
             handler, frame = self.pending[number]
-            del self.pending[number]  # nothing stands between this and the call
+            del self.pending[number]  # no call in between, so nothing interrupts
             handler(number, frame)
 
     def outside(self, function: Callable[..., Any], *args: Any) -> Any:
-        """function(*args), interrupted at once by signals, whose handlers it may change."""
+        """function(*args); signals are handled at once, and it may change handlers."""
         self.poll()
         if get_ident() != self.thread or not self.levels:
             return function(*args)
@@ -124,8 +124,9 @@ class _Deferred:
             self._install()
 
     def handle(self, handler: Handler, number: int, frame: FrameType | None) -> None:
-        """A signal has come: its handler waits, or is called. Only Python's own, which raises KeyboardInterrupt, is called when
-        its signal comes again: whoever presses Ctrl-C twice wants an end, though a block that is being entered or left is."""
+        """A signal has arrived: its handler waits, or is called. Only Python's own SIGINT handler is called if its signal
+        arrives again, so that a second Ctrl-C stops even a block, except while a block is being entered or left.
+        """
         if self.levels and self.levels[-1]:
             again = number in self.pending and handler is signal.default_int_handler
             if not again or self._changing(frame):
@@ -135,7 +136,7 @@ class _Deferred:
         handler(number, frame)
 
     def _changing(self, frame: FrameType | None) -> bool:
-        """Whether a block is being entered or left there."""
+        """True if a block is being entered or left in this frame."""
         while frame is not None:
             if frame.f_code in self.whole:
                 return True
@@ -143,7 +144,7 @@ class _Deferred:
         return False
 
     def _run_all(self) -> None:
-        """Run the handlers of all signals that wait, whatever some of them raise."""
+        """Run the handlers of all waiting signals, even if some of them raise."""
         try:
             self.poll()
         finally:
@@ -158,13 +159,13 @@ class _Deferred:
                 signal.signal(number, _StandIn(handler))
 
     def _remove(self) -> None:
-        """Put the handlers back that ours stand in for."""
+        """Restore the replaced handlers."""
         try:
             for number in self.numbers:
                 handler = signal.getsignal(number)
                 if isinstance(handler, _StandIn):
                     signal.signal(number, handler.original)
-        except BaseException:  # one that is back has raised
+        except BaseException:  # raised by a restored handler
             self._remove()
             raise
 

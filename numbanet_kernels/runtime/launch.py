@@ -1,4 +1,4 @@
-"""Launching a kernel now, or listing its launch for later."""
+"""Launching a kernel, or recording its launch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .emulation import emulate, emulating
 
 
 def ceil_div(a: int, b: int) -> int:
-    """ceil(a / b) for non-negative integers: how many tiles of b cover a."""
+    """ceil(a / b) for non-negative integers: the number of tiles of b that cover a."""
     return -(-a // b)
 
 
 def launch(kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any) -> None:
-    """Launch on the default stream, or list the launch while launches are recorded; a grid with a zero in it (an empty plan, an
-    empty batch) launches nothing. ValueError of what `kernel` did not declare, NoCard where a card is needed and none answers.
+    """Launch on the default stream, or list the launch while launches are recorded; an empty grid (an empty plan or batch)
+    launches nothing. ValueError if `kernel` is not declared by @kernel, NoCard if there is no GPU.
     """
     if not isinstance(kernel, Kernel):
         name = getattr(kernel, "__name__", repr(kernel))
@@ -46,12 +46,12 @@ _recording = Scoped("recording", None)
 
 
 def recording() -> contextlib.AbstractContextManager[list]:
-    """Launches inside, by this thread, are not done but listed: (kernel, grid, block, arguments) one after the other."""
+    """Inside, launches of this thread are not executed but listed: (kernel, grid, block, arguments)."""
     return _recording.within([])
 
 
 class NotRecorded(RuntimeError):
-    """Something was asked of the device that is no launch, and would not be done again with those that were recorded."""
+    """The recorded function did something other than launch kernels, which a replay would not repeat."""
 
 
 def refuse_to_record(what: str) -> None:
@@ -61,10 +61,10 @@ def refuse_to_record(what: str) -> None:
 
 
 def synchronize() -> None:
-    """Wait until the card has done what it was given."""
+    """Wait until the GPU has finished its work."""
     if emulating():
         return
     try:
-        cuda.default_stream().synchronize()  # not the whole card, on which another thread may be recording
+        cuda.default_stream().synchronize()  # not the whole GPU, on which another thread may be recording
     except ImportError as error:
         raise no_card(error) from error

@@ -1,7 +1,4 @@
-"""Memory: where arrays live, how they come and go, and what other libraries see of them.
-
-CPU arrays are `numpy.ndarray`, CUDA arrays Numba's device arrays; both are C-contiguous.
-"""
+"""Memory: allocation, copies, and exchange of arrays with other libraries."""
 
 from __future__ import annotations
 
@@ -19,8 +16,9 @@ THREADS = 256
 
 
 def output(op, empty, out, shape="S", dtype=FLOAT32, **arrays):
-    """What an operation writes its result to: `out` where it is given, else a new array. Before, arrays and `out` are checked
-    (`expect`, which says what a shape is)."""
+    """The output array of an operation: `out` if given, else a new array. First checks the arrays and `out` (`expect` explains
+    shapes).
+    """
     if out is not None:
         arrays["out"] = out, shape, dtype
     found = check(op, arrays)
@@ -40,7 +38,7 @@ def _sized(shape, dtype):
 
 
 def empty_cpu(shape, dtype=np.float32):
-    """An array of unset values."""
+    """An uninitialised array."""
     size, shape, dtype = _sized(shape, dtype)
     if (writer := tape.get()) is not None:
         return writer.lend(size, shape, dtype)
@@ -70,7 +68,7 @@ def _assign(x, y):
 
 
 def assign(x, out):
-    """out = x for arrays of one shape and dtype, of any strides."""
+    """out = x for arrays of the same shape and dtype, with any strides."""
     if (writer := tape.get()) is None:
         np.copyto(out, x)
     elif x.flags.c_contiguous and out.flags.c_contiguous:
@@ -78,7 +76,7 @@ def assign(x, out):
     elif x.dtype == out.dtype == FLOAT32 and x.ndim <= AXES:
         _assign(*(array[(None,) * (AXES - array.ndim)] for array in (x, out)))
     else:
-        writer.refuse(f"a copy of {x.dtype} {x.shape} in pieces")
+        writer.refuse(f"a copy of {x.dtype} {x.shape} with gaps")
     return out
 
 
@@ -95,7 +93,7 @@ def full_cpu(shape, value, dtype=np.float32, out=None):
 
 
 def upload_cpu(host, dtype=None):
-    """The array of this device with the values of a host array; no copy where none is needed."""
+    """The values of a host array as an array of this device; no copy if the host array can be used directly."""
     return np.asarray(host, dtype, order="C")
 
 
@@ -105,7 +103,7 @@ def download_cpu(x):
 
 
 def copy_cpu(x, out=None):
-    """y = x, in memory of its own."""
+    """y = x, a copy."""
     if out is None:
         out = empty_cpu(x.shape, x.dtype)
     elif out.shape != x.shape or out.dtype is not x.dtype or not out.flags.c_contiguous:
@@ -114,28 +112,28 @@ def copy_cpu(x, out=None):
 
 
 def part_cpu(x, start, stop):
-    """x[start:stop], the same memory."""
+    """x[start:stop], a view."""
     return x[start:stop]
 
 
 def reshape_cpu(x, shape):
-    """The same memory under another shape."""
+    """A view with another shape."""
     return x.reshape(shape)
 
 
 def distinct_cpu(arrays):
-    """The arrays, of those that begin at the same place in memory, as two views of one do, one alone."""
+    """The arrays without duplicates: of several that begin at the same address, only one."""
     return list({x.__array_interface__["data"][0]: x for x in arrays}.values())
 
 
 def from_foreign_cpu(array):
-    """An array of another library as an array of this device, the same memory where it is float32 and contiguous."""
+    """An array of another library as an array of this device; a view if it is float32 and contiguous."""
     host = np.asarray(np.from_dlpack(array), np.float32, order="C")
     return host if host.flags.writeable else host.copy()
 
 
 def to_dlpack_cpu(x, **options):
-    """The DLPack capsule of the array: the same memory for another library."""
+    """The DLPack capsule of the array: another library can use the same memory."""
     return x.__dlpack__(**options)
 
 
@@ -145,12 +143,12 @@ def dlpack_device_cpu(x):
 
 
 def cuda_array_interface_cpu(x):
-    """Not for memory of the CPU: AttributeError, which is how this interface says no."""
+    """AttributeError, by which the interface says that memory is not on a GPU."""
     raise AttributeError("__cuda_array_interface__: the array is on the CPU")
 
 
 def synchronize_cpu():
-    """Wait until all work handed to the device is done: on the CPU it always is."""
+    """Wait for the device: the CPU has always finished."""
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -166,12 +164,12 @@ def _filling():
 
 
 def flat(x):
-    """The same memory as one axis: what one-dimensional kernels take."""
+    """The same memory as one axis, for one-dimensional kernels."""
     return x.reshape(x.size)
 
 
 def blocks_for(size: int) -> int:
-    """How many blocks of THREADS threads cover `size` elements."""
+    """The number of blocks of THREADS threads that cover `size` elements."""
     return ceil_div(size, THREADS)
 
 
@@ -190,7 +188,7 @@ def full_cuda(shape, value, dtype=np.float32, out=None):
 
 def upload_cuda(host, dtype=None):
     host = np.asarray(host, dtype, order="C")
-    host = np.array(host, order="C") if 0 in host.strides else host  # Numba takes an axis without a stride for a repeated one
+    host = np.array(host, order="C") if 0 in host.strides else host  # Numba takes an axis with stride 0 for a broadcast one
     return copy_cuda(host, empty_cuda(host.shape, host.dtype))
 
 
@@ -246,7 +244,7 @@ def dlpack_device_cuda(x):
 
 
 def cuda_array_interface_cuda(x):
-    """The description of the memory that PyTorch, CuPy and Numba share arrays by."""
+    """The description of the memory by which PyTorch, CuPy and Numba share arrays."""
     return x.__cuda_array_interface__
 
 
@@ -256,5 +254,5 @@ def synchronize_cuda():
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
-    """By operation, a call that launches its kernels."""
+    """For each operation, a call that launches its kernels."""
     return {"full": lambda: dev.full((N, O), 2.5)}

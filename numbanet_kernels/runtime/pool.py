@@ -1,8 +1,7 @@
-"""Pool: memory that is handed out again, so that a training step touches no fresh pages and asks no driver for memory.
+"""Pool: reused memory, so that a training step touches no fresh pages and makes no allocation in the driver.
 
-`memory.empty_cpu` and `memory.empty_cuda` lend pieces of a pool as arrays, and a piece goes back when the last array that views
-it is gone. On CUDA all work is in the order of one stream: what is queued on a piece that went back is done before what its
-next owner queues.
+`memory.empty_cpu` and `memory.empty_cuda` lend pieces of a pool as arrays; a piece returns when the last view of the array is
+gone. On CUDA all work is in the order of one stream, so work queued on a returned piece finishes before that of its next owner.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .interrupt import deferred
 
 
 class Piece:
-    """Bytes start … stop - 1 of a chunk, which go back to its pool when nobody holds this any more; none until `_Chunk.cut`."""
+    """Bytes start … stop - 1 of a chunk; they return to the pool when the last reference is gone. Unset until `_Chunk.cut`."""
 
     __slots__ = ("chunk", "pool", "start", "stop")
 
@@ -35,7 +34,7 @@ class Piece:
 
     @property
     def address(self) -> int:
-        """Where it begins in memory."""
+        """The address of its first byte."""
         return self.chunk.address + self.start
 
     def __del__(self) -> None:
@@ -44,9 +43,9 @@ class Piece:
 
 
 class _Chunk:
-    """Memory that was asked for at once, and what of it is free: (start, stop) in order, none next to another.
+    """One allocation, and its free ranges: (start, stop), sorted, no two adjacent.
 
-    A place changes hands in statements without calls, between which no signal's handler runs: none is lost or lent twice.
+    A range changes hands in statements without calls, which no signal handler interrupts: none is lost or lent twice.
     """
 
     def __init__(self, memory: Any) -> None:
@@ -55,7 +54,7 @@ class _Chunk:
         self.free = [(0, self.size)]
 
     def cut(self, size: int, piece: Piece) -> bool:
-        """Make the piece the first free place of so many bytes, if there is one."""
+        """Make `piece` the first free range of at least `size` bytes; False if there is none."""
         for i, (start, stop) in enumerate(self.free):
             if stop - start >= size:
                 rest = [(start + size, stop)] if stop - start > size else []
@@ -64,9 +63,9 @@ class _Chunk:
         return False
 
     def join(self, returned: collections.deque[tuple[_Chunk, int, int]]) -> None:
-        """Take the first place that was returned, one of this chunk, and make it one with its free neighbours."""
+        """Take back the first returned range, one of this chunk, and merge it with free neighbours."""
         _, start, stop = returned[0]
-        i = sum(other < start for other, _ in self.free)  # few
+        i = sum(other < start for other, _ in self.free)  # the list is short
         after = i < len(self.free) and self.free[i][0] == stop
         before = i > 0 and self.free[i - 1][1] == start
         first, last = self.free[i - 1][0] if before else start, self.free[i][1] if after else stop
@@ -79,38 +78,40 @@ class _Chunk:
 
 
 class Pool:
-    """Large chunks of memory, cut to size: the first free place that is large enough is lent, from the low end.
+    """Large chunks of memory, cut to size: the lowest free range that is large enough is lent.
 
-    A pattern's arrays have other sizes in every step. Cut from the low end they take the same bytes again, whatever they were
-    cut for before, and what is never reached is never touched: a system backs it with no memory.
+    The sizes of a pattern's arrays differ in every step. By cutting from the low end, the same bytes are reused whatever their
+    earlier size, and the high end is never touched: the system backs it with no memory.
 
-    Pieces come back at any moment, from any thread and out of the garbage collector: into a deque, whose append is atomic.
-    Chunks are changed only under a lock, which is held for no longer than that.
+    Pieces return at any moment, from any thread and from the garbage collector: into a deque, whose append is atomic. Chunks
+    are
+    changed only under a lock, which is held briefly.
     """
 
-    LARGE = 1 << 24  # bytes: so large a piece is seen to at once when it comes back, others when the next one is taken
+    LARGE = 1 << 24  # bytes: pieces of this size are merged as soon as they return, others when the next one is taken
 
     def __init__(
         self, allocate: Callable[[int], Any], chunk: int, keep: int, step: int, family: list[Pool] | None = None
     ) -> None:
-        self.allocate = allocate  # bytes -> an array of so many bytes
-        self.chunk = chunk  # bytes that are asked for at once, or more where a request is larger
-        self.keep = keep  # bytes: of chunks that nobody uses, so many are kept for later
-        self.step = step  # bytes that all sizes are rounded up to
+        self.allocate = allocate  # bytes -> an array of this many bytes
+        self.chunk = chunk  # least bytes of an allocation
+        self.keep = keep  # bytes of unused chunks to keep
+        self.step = step  # all sizes are rounded up to a multiple of it
         self.returned: collections.deque[tuple[_Chunk, int, int]] = collections.deque()
         self.chunks: list[_Chunk] = []
         self.allocations = 0
-        self.patient = False  # whether what comes back is left alone for now
-        self.family = [] if family is None else family  # pools of one memory: where it is short, all give up what nobody uses
+        self.patient = False  # returned pieces are not merged for now
+        # pools of the same memory: if it runs out, all release their unused chunks
+        self.family = [] if family is None else family
         self.family.append(self)
         self.renew()
 
     def renew(self) -> None:
-        """A free lock: in a child process nobody is inside, whatever its parent's threads were doing."""
+        """A free lock: in a child process no thread holds it, whatever the parent's threads were doing."""
         self.lock = threading.Lock()
 
     def take(self, size: int) -> Piece:
-        """A piece of at least so many bytes."""
+        """A piece of at least `size` bytes."""
         size, piece = -(-size // self.step) * self.step, Piece(self)
         with self.lock:
             self._collect()
@@ -124,7 +125,7 @@ class Pool:
         """The piece, cut from a new chunk."""
         try:
             memory = self.allocate(max(size, self.chunk))
-        except Exception:  # memory is short: without what nobody uses, it may do
+        except Exception:  # out of memory: release unused chunks and try again
             for pool in self.family:
                 pool.give_up(0)
             memory = self.allocate(size)
@@ -136,13 +137,14 @@ class Pool:
         return piece
 
     def give_back(self, chunk: _Chunk, start: int, stop: int) -> None:
-        """A piece that nobody reads any more."""
+        """Return a piece that is no longer used."""
         self.returned.append((chunk, start, stop))
-        if stop - start >= self.LARGE and not self.lock.locked():  # held by this very thread, maybe: then it collects later
+        # the lock may be held by this very thread: then it collects later
+        if stop - start >= self.LARGE and not self.lock.locked():
             self.give_up(self.keep)
 
     def give_up(self, keep: int) -> None:
-        """Let go of chunks that nobody uses, but for so many bytes."""
+        """Release unused chunks, except for `keep` bytes."""
         with self.lock:
             self._collect()
             self._give_up(keep)
@@ -164,12 +166,12 @@ class Pool:
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
-SMALL = 1 << 16  # bytes: what is smaller, NumPy and the C library hand out again themselves
-PAGE = 1 << 12  # bytes: arrays start at one
+SMALL = 1 << 16  # bytes: NumPy and the C library reuse smaller blocks themselves
+PAGE = 1 << 12  # bytes: arrays are page-aligned
 
 
 def pages(size: int) -> np.ndarray:
-    """So many bytes from the start of a page on."""
+    """`size` bytes, page-aligned."""
     memory = np.empty(size + PAGE, np.uint8)
     start = -memory.ctypes.data % PAGE
     return memory[start : start + size]
@@ -181,7 +183,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Loan:
-    """A NumPy array's claim to a piece."""
+    """Keeps a piece alive as long as a NumPy array uses it."""
 
     def __init__(self, piece: Piece, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.piece = piece
@@ -189,37 +191,37 @@ class Loan:
 
 
 def lend_host(size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array in a piece of so many bytes."""
+    """An array in a piece of `size` bytes."""
     return np.asarray(Loan(host_pool.take(size), shape, dtype))
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 _of_device = functools.partial(Pool, lambda size: cuda.device_array(size, np.uint8), step=1 << 8, family=[])
 device_pool = _of_device(chunk=1 << 26, keep=1 << 32)
-small_device_pool = _of_device(chunk=1 << 20, keep=1 << 26)  # an epoch's losses would break up the chunks of large arrays
+small_device_pool = _of_device(chunk=1 << 20, keep=1 << 26)  # an epoch's losses would fragment the chunks of large arrays
 
 
 class Arena:
-    """Memory for what is done at different times, never at once: each `lending` starts anew, with all of it free."""
+    """Memory for work at different times, never at once: each `lending` starts with all of it free."""
 
     CHUNK = 1 << 26
 
     def __init__(self, most: int, allocate: Callable[[int], Any] | None = None) -> None:
-        self.most = most  # bytes that it may take of the device
+        self.most = most  # bytes that it may allocate
         self.allocate = allocate or (lambda size: arrays.device_array(size, np.uint8))
         self.chunks: list[Any] = []  # arrays of bytes
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it holds, in use or not."""
+        """The number of bytes that it holds, used or not."""
         return sum(chunk.nbytes for chunk in self.chunks)
 
     @contextlib.contextmanager
     def lending(self) -> Iterator[Pool]:
-        """Arrays of the device that this thread makes inside lie here. NotRecorded where there is no more room."""
+        """Inside, this thread allocates arrays of the device here. NotRecorded if there is no room left."""
         pool, before = Pool(self._more, min(self.CHUNK, self.most), keep=self.most, step=arrays.ALIGNMENT), len(self.chunks)
         pool.chunks = [_Chunk(chunk) for chunk in self.chunks]
-        pool.family = device_pool.family  # which gives up what nobody uses where the device is short of memory
+        pool.family = device_pool.family  # to release unused chunks if the device runs out of memory
         try:
             with _lender.within(pool):
                 yield pool
@@ -238,7 +240,7 @@ _lender = Scoped("lender", None)
 
 
 def lend_device(size: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """A device array in a piece of so many bytes; of the emulated device, in memory of its own, unless there is an arena."""
+    """A device array in a piece of `size` bytes; on the emulated device a separate allocation, unless there is an arena."""
     pool = _lender.get()
     if emulation.emulating() and pool is None:
         return arrays.device_array(shape, dtype)

@@ -1,4 +1,4 @@
-"""How precise products are to be: float32, or TF32 where a thread says so."""
+"""Precision of products: float32, or TF32 if a thread requests it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _tf32 = Scoped("tf32", False)
 
 
 def imprecise() -> bool:
-    """Whether products may keep 10 bits of their operands."""
+    """True if products may round their operands to 10 bits."""
     return _tf32.get()
 
 
 def tf32() -> contextlib.AbstractContextManager[None]:
-    """Products called inside, by this thread, keep 10 bits of their operands, on tensor cores where the card has them."""
+    """Inside, products called by this thread round their operands to 10 bits, on tensor cores if the GPU has them."""
     return _tf32.within(True)

@@ -1,4 +1,4 @@
-"""Whether what is fast is right on this card: a check, once in a process, before it is trusted."""
+"""Self-tests of fast code: once per process, before the device uses it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from .interrupt import deferred
 
 
 def trusted(check: Callable[[], float]) -> Callable[[], bool]:
-    """Whether something fast may serve on this card: once in a process, `check` runs it and gives the error it found.
+    """True if fast code is correct on this device: once per process, `check` runs it and returns its error.
 
-    A card on which the error is not small, or which cannot run it, is told about, and what is simple serves. On the emulated
-    device tests have checked.
+    If the error is not small, or the check fails, a warning is issued and the simple code is used. On the emulated device the
+    tests
+    have checked it.
     """
 
     @functools.cache
-    @deferred  # what a signal's handler raises says nothing of the card
+    @deferred  # an exception of a signal handler says nothing about the device
     def passed() -> bool:
         try:
             error = check()
             problem = None if error < 1e-4 else f"its error is {error:.1e}"
-        except Exception as raised:  # a card or a driver that this was never run on: whatever happens, it is not used
+        except Exception as raised:  # an untested GPU or driver may raise anything: the fast code is not used
             problem = f"{type(raised).__name__}: {' '.join(str(raised).split())}"
         if problem:
             warnings.warn(
-                f"{check.__module__}: its fast way is not taken on this card, {problem}; the simple one is", stacklevel=2
+                f"{check.__module__}: the fast kernels are not used on this GPU, because {problem}; the simple ones are",
+                stacklevel=2,
             )
         return problem is None
 

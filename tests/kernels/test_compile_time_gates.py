@@ -291,7 +291,7 @@ def test_a_fast_kernel_is_checked_once_on_a_card(module):
 )
 def test_a_kernel_that_a_card_gets_wrong_is_not_used(check, why):
     verdict = trust.trusted(check)
-    with pytest.warns(UserWarning, match=f"its fast way is not taken on this card, {why}; the simple one is"):
+    with pytest.warns(UserWarning, match=f"the fast kernels are not used on this GPU, because {why}; the simple ones are"):
         assert not verdict()
     assert not verdict()
     with emulation.emulated():

@@ -1,5 +1,6 @@
-"""Convolutions on the CPU: `choose` says what is computed where patches lie (`cpu_direct`); the rest is computed from gathered
-patches (`cpu_im2col`)."""
+"""Convolutions on the CPU: `choose` decides what is computed in place (`cpu_direct`); the rest is computed from gathered
+patches (`cpu_im2col`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from .family import check
 
 
 class Plan(NamedTuple):
-    """What of the input matrix is computed: `family` says what rows and blocks are."""
+    """The kept part of the im2col matrix; `family` defines rows and blocks."""
 
     groups: int = 1
     rows: Any = None  # increasing int32 list, None for all
@@ -22,13 +23,13 @@ class Plan(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Which results are computed directly, each image in a lane of its own.
+    """The results to compute directly, each image in a lane of a vector.
 
-    sight : what positions see of the images; None if nothing is computed directly
-    lists : the positions that tiles of images compute; None if images of a tile compute different ones, or threads cannot share
-        tiles equally
-    y, dw : whether
-    dx : "convolved", as a convolution of dz, "spread", each slope to the pixels that its position sees, or ""
+    sight : geometry of the pixels that positions read; None if nothing is computed directly
+    lists : the positions that tiles of images compute; None if the images of a tile keep different ones, or if threads cannot
+        share tiles equally
+    y, dw : True if computed directly
+    dx : "convolved", as a convolution of dz, "spread", each gradient added to the pixels that its position reads, or ""
     """
 
     sight: Sight | None = None
@@ -39,7 +40,7 @@ class Choice(NamedTuple):
 
 
 def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
-    """What of a convolution is computed sooner directly than from gathered patches, for images and outputs (N, H, W, C, O)."""
+    """The results that are faster to compute directly than from gathered patches, for images and outputs (N, H, W, C, O)."""
     *images, outs = shape
     if plan.groups > 1 or plan.blocks is not None or not cpu_direct.suits(window, images, outs):
         return Choice()
@@ -47,7 +48,7 @@ def choose(window: Window, shape: tuple[int, ...], plan: Plan) -> Choice:
     sight = cpu_direct.sight(window, *images[1:])
     parts = threads.parts(flops=sight.flops(count, outs))
     lists = cpu_direct.positions(sight, plan.rows, count, parts)
-    tiled = lists is not None and parts <= cpu_direct.tiles_of(count)  # no thread is without a tile
+    tiled = lists is not None and parts <= cpu_direct.tiles_of(count)  # every thread has a tile
     few = sight.depth * outs <= cpu_direct.WEIGHTS and outs <= cpu_direct.OUTPUTS
     sooner = few or (plan.rows is None and outs <= cpu_direct.WIDER * channels)
     dx = ""
@@ -65,11 +66,11 @@ def _increasing(op, lists, below):
         or lists[..., -1:].max() >= below
         or (lists.shape[-1] > 1 and (lists[..., 1:] <= lists[..., :-1]).any())
     ):
-        raise ValueError(f"{op}: what is kept must be increasing numbers from 0 to {below - 1}")
+        raise ValueError(f"{op}: kept indices must increase and be from 0 to {below - 1}")
 
 
 def _planned(op, x, w, positions, plan):
-    """The plan; ValueError unless its numbers increase."""
+    """The plan; ValueError unless its indices increase."""
     if plan.rows is not None:
         _increasing(op, plan.rows, x.shape[0] * math.prod(positions))
     if plan.blocks is not None:

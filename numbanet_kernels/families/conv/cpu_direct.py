@@ -1,4 +1,6 @@
-"""Convolutions on the CPU, a tile of images at a time (`cpu_direct_loops`): when that is sooner, its lists, rooms, threads."""
+"""Convolutions on the CPU without gathering, a tile of images at a time: conditions, lists, buffers and threads for
+`cpu_direct_loops`.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,24 @@ from ...runtime.memory import empty_cpu
 from . import cpu_direct_loops as loops
 from .cpu_weight import transposed
 
-IMAGES = 2 * WIDTH  # at least: lanes that are not filled cost as much as others
-LEAST_POSITIONS = 32  # of an image: the whole weight passes by each of them
-ROOM_FLOATS = 5 << 19  # of a thread at most: 10 MB
-WEIGHTS, OUTPUTS = 4096, 32  # whose gradient is added up here, at most: it has a sum for each lane, SGEMM wants wide ones
-WIDER = 16  # times as many outputs as channels, at most, where of both gradients dx alone is found here
-MORE = 1.25  # times as many pixels as positions, at most, where dx is a convolution of dz, not spread
-IDLE = 1.25  # times as long as its work, at most, the longest thread may take
+IMAGES = 2 * WIDTH  # least number of images: empty lanes cost as much as others
+LEAST_POSITIONS = 32  # least number of positions: the whole weight is read for each position
+ROOM_FLOATS = 5 << 19  # largest buffer of a thread: 10 MB
+# largest weight whose gradient is computed here: it has a sum per lane, and SGEMM is better for wide ones
+WEIGHTS, OUTPUTS = 4096, 32
+WIDER = 16  # largest ratio of outputs to channels if only dx is computed here
+MORE = 1.25  # largest ratio of pixels to positions if dx is a convolution of dz, not spread
+IDLE = 1.25  # largest ratio of the longest thread's time to the mean
 NO_GATE, EACH = np.zeros((1, 1), np.float32), np.ones((WIDTH, 1), np.float32)
 
 
 class Sight(NamedTuple):
-    """What positions see of transposed pixels.
+    """Geometry of the transposed pixels that positions read.
 
-    geometry : lines of an image, floats of a line, those with padding, lines of padding above, floats of it on the left
-    begins, goals : where a position's patch begins, and which position it is, then those of the padding
-    offsets : where a patch's columns lie, padded
-    depth, pixels, count : columns of a patch, floats of an image with its padding, positions
+    geometry : lines of an image, floats of a line, both with padding; lines of padding above, floats of padding on the left
+    begins, goals : first float of each position's patch, and the position's index; then those of the padding
+    offsets : offsets of a patch's columns, padded
+    depth, pixels, count : columns of a patch, floats of a padded image, number of positions
     """
 
     geometry: np.ndarray
@@ -44,13 +47,13 @@ class Sight(NamedTuple):
     count: int
 
     def flops(self, images: int, outs: int) -> int:
-        """Of a convolution of so many images."""
+        """FLOPs of a convolution of this many images."""
         return 2 * images * self.count * self.depth * outs
 
 
 @functools.lru_cache(maxsize=64)
 def sight(window: Window, height: int, width: int, channels: int) -> Sight:
-    """What the positions of a window see of images of this shape."""
+    """The geometry of a window's positions for images of this shape."""
     (down, across), steps, (above, left), apart = window
     wide, (oh, ow) = width + 2 * left, window.positions(height, width)
     bases = np.add.outer(np.arange(oh) * steps[0] * wide, np.arange(ow) * steps[1]).reshape(-1) * channels
@@ -68,7 +71,7 @@ def sight(window: Window, height: int, width: int, channels: int) -> Sight:
 
 
 def suits(window: Window, x: tuple[int, ...], outs: int) -> bool:
-    """Whether images x (N, H, W, C) are convolved sooner here than by gathered patches."""
+    """True if images x (N, H, W, C) are convolved faster directly than from gathered patches."""
     return (
         x[0] >= IMAGES
         and math.prod(window.positions(*x[1:3])) >= LEAST_POSITIONS
@@ -78,8 +81,9 @@ def suits(window: Window, x: tuple[int, ...], outs: int) -> bool:
 
 
 class Positions(NamedTuple):
-    """Which positions a tile computes: bases[starts[tile]:starts[tile + 1]], and likewise of targets, if they are `listed`;
-    else all tiles have the first list. Lists are padded to a multiple of `loops.POSITIONS`."""
+    """The positions that a tile computes: bases[starts[tile]:starts[tile + 1]], and likewise targets, if `listed`; else all
+    tiles use the first list. Lists are padded to a multiple of `loops.POSITIONS`.
+    """
 
     bases: np.ndarray
     targets: np.ndarray
@@ -88,8 +92,9 @@ class Positions(NamedTuple):
 
 
 def positions(seen: Sight, rows: np.ndarray | None, images: int, parts: int) -> Positions | None:
-    """Of all positions or of the listed ones; None where images of a tile have other ones, or so many threads cannot share
-    tiles equally."""
+    """Lists of all or of the kept positions; None if the images of a tile keep different ones, or if the threads cannot share
+    tiles equally.
+    """
     if rows is None:
         stop = -(-seen.count // loops.POSITIONS) * loops.POSITIONS
         return Positions(seen.begins[:stop], seen.goals[:stop], np.array([0, stop]), False)
@@ -103,12 +108,12 @@ def positions(seen: Sight, rows: np.ndarray | None, images: int, parts: int) -> 
 
 
 def tiles_of(images: int) -> int:
-    """How many tiles so many images make."""
+    """The number of tiles for this many images."""
     return -(-images // WIDTH)
 
 
 def _geometry(height: int, width: int, channels: int, above: int = 0, left: int = 0) -> np.ndarray:
-    """Of images with so much padding: see `Sight`."""
+    """The geometry of images with this padding: see `Sight`."""
     return np.array([height, width * channels, (width + 2 * left) * channels, above, left * channels])
 
 
@@ -117,24 +122,25 @@ def _flat(x: Any) -> Any:
 
 
 def _floats(seen: Sight, outs: int) -> int:
-    """Of the transposed pixels of an image, and of its outputs at all positions."""
+    """Floats of the transposed pixels of an image and of its outputs at all positions."""
     return seen.pixels + (seen.count + 1) * outs
 
 
 def _fits(seen: Sight, outs: int) -> bool:
-    """Whether the room of a tile is not too large."""
+    """True if the buffer of a tile is small enough."""
     return WIDTH * _floats(seen, outs) <= ROOM_FLOATS
 
 
 def _rooms(parts: int, seen: Sight, outs: int, line: int) -> list[tuple[Any, ...]]:
-    """Of each thread, rooms for a line of each image, for transposed pixels, and for the outputs of all positions: allocated
-    before threads start, as in Python threads would wait for each other."""
+    """For each thread, buffers for a line of each image, for transposed pixels, and for the outputs of all positions: allocated
+    before the threads start, because in Python they would contend for the GIL.
+    """
     every, lines = aligned(parts, _floats(seen, outs), WIDTH), empty_cpu((parts, WIDTH, line))
     return [(lines[number], own[: seen.pixels], own[seen.pixels :]) for number, own in enumerate(every)]
 
 
 def _share(units: int, flops: int, work: Callable[[int, int, int], None]) -> None:
-    """work(number of the thread, its first unit, the one after its last)"""
+    """work(number of the thread, its first unit, the end of its units)"""
 
     def run(part):
         own = part.of(units)
@@ -144,13 +150,13 @@ def _share(units: int, flops: int, work: Callable[[int, int, int], None]) -> Non
 
 
 def _bands(images: int, parts: int) -> int:
-    """Into how many bands of positions tiles are cut, so that no thread has much more to do than others."""
+    """The number of bands of positions into which each tile is cut, so that threads have nearly equal work."""
     tiles = tiles_of(images)
     return next((bands for bands in range(1, parts) if -(-tiles * bands // parts) * parts <= IDLE * tiles * bands), parts)
 
 
 def _products(x, where, seen, lists, wt, bias, low, y):
-    """y (N, P, O) = max(A wt + bias, low) at the positions of the lists."""
+    """y (N, P, O) = max(A wt + bias, low) at the listed positions."""
     gate, flops, x, out = NO_GATE if where is None else _flat(where), seen.flops(len(x), wt.shape[1]), _flat(x), _flat(y)
     rooms = _rooms(threads.parts(flops=flops), seen, wt.shape[1], int(seen.geometry[1]))
     bands = 1 if lists.listed else _bands(len(x), len(rooms))
@@ -186,14 +192,14 @@ def _transposed(w: Any, scale: float) -> Any:
 
 
 def convolved(choice, x, w, grid, bias, relu, scale):
-    """y of conv2d, whose positions are a grid."""
+    """y of conv2d, given the grid of its positions."""
     added, low = np.zeros(len(w), np.float32) if bias is None else bias, 0.0 if relu else -np.inf
     y = empty_cpu((len(x), *grid, len(w)))
     return _products(x, None, choice.sight, choice.lists, _transposed(w, scale), added, low, y)
 
 
 def gradients(choice, dy, where, x, w, window, scale):
-    """(dx, (dw, db)) of conv2d; None in place of each that is not chosen."""
+    """(dx, (dw, db)) of conv2d; None for each that is not chosen."""
     dx = _convolved_back(dy, where, x.shape, w, window, scale) if choice.dx == "convolved" else None
     if choice.dx != "spread" and not choice.dw:
         return dx, None
@@ -208,13 +214,14 @@ def gradients(choice, dy, where, x, w, window, scale):
 
 
 def _behind(window):
-    """The padding with which dz is convolved for dx."""
+    """The padding of dz in the convolution that computes dx."""
     return tuple(apart * (taps - 1) - before for taps, before, apart in zip(window.kernel, window.padding, window.dilation))
 
 
 def convolves_back(window: Window, shape: tuple[int, ...], outs: int) -> bool:
-    """Whether dx of images of this shape is a convolution of dz, and is found sooner so than by spreading: at all positions, in
-    steps of one pixel, if there are not many more pixels than positions."""
+    """True if dx of images of this shape is a convolution of dz and faster this way than by spreading: all positions are kept,
+    the stride is one, and there are not many more pixels than positions.
+    """
     grid, behind = window.positions(*shape[1:3]), _behind(window)
     return (
         window.stride == (1, 1)
@@ -225,7 +232,7 @@ def convolves_back(window: Window, shape: tuple[int, ...], outs: int) -> bool:
 
 
 def _convolved_back(dy, where, shape, w, window, scale):
-    """dx as a convolution of dz by the weight, its taps from last to first."""
+    """dx as a convolution of dz by the weight with reversed taps."""
     seen = sight(window._replace(padding=_behind(window)), *dy.shape[1:])
     wt = np.float32(scale) * np.ascontiguousarray(w.transpose(2, 3, 0, 1)[::-1, ::-1]).reshape(-1, shape[3])
     every = positions(seen, None, len(dy), 1)
@@ -233,7 +240,7 @@ def _convolved_back(dy, where, shape, w, window, scale):
 
 
 def _spread_back(given, shape, wt, seen, rooms, share):
-    """dx of conv2d for images of this shape, each slope spread over the pixels that its position sees."""
+    """dx of conv2d for images of this shape: each gradient is added to the pixels that its position reads."""
     dx = empty_cpu(shape)
     changes = _flat(dx)
     share(lambda number, first, stop: loops.spread_back(*given, wt, *rooms[number], seen.geometry, changes, first, stop))
@@ -241,7 +248,7 @@ def _spread_back(given, shape, wt, seen, rooms, share):
 
 
 def _weight_gradient(given, x, shape, seen, rooms, share, scale):
-    """(dw, db) of conv2d, whose weight is of this shape."""
+    """(dw, db) of conv2d for a weight of this shape."""
     outs, _, *kernel = shape
     dw, db = aligned(len(rooms), seen.offsets.size, outs, WIDTH), np.zeros((len(rooms), outs, WIDTH), np.float32)
     dw[...], images = 0, _flat(x)

@@ -1,15 +1,15 @@
-"""Convolutions on the CPU, WIDTH images abreast, each in a lane of its own.
+"""Convolutions on the CPU with WIDTH images at a time, each in a lane of a vector.
 
-Where a patch has few columns or the weight few outputs, to gather patches takes as long as to multiply them, and SGEMM is slow
-on matrices so narrow. Here the images of a tile are transposed, pixels first: a vector has the same pixel of each of them.
-Then nothing is gathered: a patch is multiplied where it lies, by factors that are the same in all lanes, and all vectors are
-full, however few channels there are.
+If a patch has few columns or the weight few outputs, gathering patches takes as long as multiplying them, and SGEMM is slow on
+such narrow matrices. Here the images of a tile are transposed, pixels first: a vector holds the same pixel of each image. Then
+nothing is gathered: a patch is multiplied in place, by factors that are equal in all lanes, and all vectors are full, however
+few channels there are.
 
     out[p, o] = sum_k pixels[base[p] + offset[k]] w[k, o]       vectors of WIDTH images; positions p, columns k, outputs o
 
-`bases` says where the patch of a position begins among the transposed pixels, `offsets` where its columns lie from there,
-`targets` where its outputs go. What a tile leaves out is missing in its list of positions: it takes no time at all. Lists of
-positions are padded with one whose outputs nobody reads, those of columns with one whose gradient nobody reads.
+`bases` holds the first float of each position's patch among the transposed pixels, `offsets` the offsets of its columns,
+`targets` the index of its outputs. Dropped positions are not in a tile's list and take no time. Lists of positions are padded
+with one whose outputs are unused, lists of columns with one whose gradient is unused.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ...host.transpose import transpose_block
 from ...runtime.declare import host_function, host_kernel
 from .cpu_im2col_loops import clear
 
-REGISTERS = 24 if WIDTH == 16 else 12  # sums that are in registers at the same time
-OUTPUTS = 8  # outputs of a position among them, at most
-POSITIONS = 8  # positions among them, at most; their lists are padded to a multiple of it
-PIECE = 256  # columns whose sum is added to that of others: errors grow with terms added in a row
-ROWS = 4  # in registers for a gradient of the weight: outputs, at most
-COLUMNS = 6 if WIDTH == 16 else 3  # in registers for it: columns; their lists are padded to a multiple of it
-STRETCH = 64  # positions of which it adds up everything, before others
+REGISTERS = 24 if WIDTH == 16 else 12  # sums in registers
+OUTPUTS = 8  # largest number of outputs of a position among them
+POSITIONS = 8  # largest number of positions among them; lists are padded to a multiple of it
+PIECE = 256  # columns per partial sum, because errors grow with the number of terms
+ROWS = 4  # largest number of outputs in registers for the gradient of the weight
+COLUMNS = 6 if WIDTH == 16 else 3  # columns in registers for it; their lists are padded to a multiple of it
+STRETCH = 64  # positions that it sums completely before it goes on
 ALIGNED = 4 * WIDTH
 
 
 def _positions(outputs):
-    """How many positions are multiplied together: a power of 2, as lists are padded."""
+    """The number of positions that are multiplied together: a power of 2, because lists are padded."""
     return min(1 << max((REGISTERS // outputs).bit_length() - 1, 0), POSITIONS)
 
 
@@ -43,7 +43,7 @@ def _number(builder, data, at):
 
 
 def _by_outputs(builder, size, most, body):
-    """body(n) where size is n, of 1 … most."""
+    """body(n) for n = size, from 1 to most."""
     for n in range(1, most + 1):
         with builder.if_then(builder.icmp_signed("==", size, NUMBER(n))):
             body(n)
@@ -98,7 +98,8 @@ def _multiply(typing_context, pixels, bases, targets, count, offsets, depth, w, 
                     for o in range(n):
                         added = spread(builder, _number(builder, bias, builder.add(o0, NUMBER(o)))).value
                         value = builder.fadd(builder.load(totals[o * together + p]), added)
-                        value = builder.select(builder.fcmp_ordered("<", value, least), least, value)  # NaN passes
+                        # this order lets NaN pass
+                        value = builder.select(builder.fcmp_ordered("<", value, least), least, value)
                         at = builder.mul(builder.add(place, NUMBER(o)), NUMBER(WIDTH))
                         builder.store(value, vector_at(builder, out, at), align=ALIGNED)
 
@@ -111,7 +112,8 @@ def _multiply(typing_context, pixels, bases, targets, count, offsets, depth, w, 
 @intrinsic
 def _add_products(typing_context, pixels, bases, targets, count, offsets, depth, dz, outs, o0, size, dw):
     """dw[k outs + o] += sum_i pixels[bases[i] + offsets[k]] dz[targets[i] outs + o] for `size` outputs o from o0 on and the
-    columns k, padded; each lane by itself."""
+    columns k, padded; separately per lane.
+    """
 
     def generate(context, builder, signature, arguments):
         pixels, bases, targets, count, offsets, depth, dz, outs, o0, size, dw = data_of(context, builder, signature, arguments)
@@ -147,7 +149,7 @@ def _add_products(typing_context, pixels, bases, targets, count, offsets, depth,
 
 @intrinsic
 def _add_slopes(typing_context, targets, count, dz, outs, o0, size, db):
-    """db[o] += sum_i dz[targets[i] outs + o] for `size` outputs o from o0 on; each lane by itself."""
+    """db[o] += sum_i dz[targets[i] outs + o] for `size` outputs o from o0 on; separately per lane."""
 
     def generate(context, builder, signature, arguments):
         targets, count, dz, outs, o0, size, db = data_of(context, builder, signature, arguments)
@@ -203,13 +205,13 @@ def _add_back(typing_context, dz, bases, targets, count, offsets, depth, w, outs
 # --- tiles ------------------------------------------------------------------------------------------------------------
 @host_function
 def _chunk(left, most):
-    """How many outputs are next of those that are left, which are cut into as few and as equal parts as may be."""
+    """The number of outputs of the next chunk, if the remaining ones are cut into as few and as equal chunks as possible."""
     return -(-left // -(-left // most))
 
 
 @host_function
 def _read(x, where, gated, n0, n1, geometry, line, transposed):
-    """Images n0 … n1 - 1 into lanes of the transposed pixels, inside their padding; given `where`, 0 unless where > 0."""
+    """Images n0 … n1 - 1 into the lanes of the transposed pixels, inside their padding; with `where`, 0 unless where > 0."""
     height, width, padded, above, left = geometry[0], geometry[1], geometry[2], geometry[3], geometry[4]
     for h in range(height):
         c0, row = h * width, (h + above) * padded + left
@@ -225,13 +227,13 @@ def _read(x, where, gated, n0, n1, geometry, line, transposed):
 
 @host_function
 def _list_of(starts, listed, tile):
-    """Where a tile's list of positions begins and ends; all have the first one, of all positions, if none are listed."""
+    """(begin, end) of a tile's list of positions; if not `listed`, all tiles use the first list, of all positions."""
     return (starts[tile], starts[tile + 1]) if listed else (starts[0], starts[1])
 
 
 @host_function
 def _without_padding(targets, begin, end, places):
-    """Where a list ends that is padded with the target `places`."""
+    """The end of a list without its padding, whose target is `places`."""
     while end > begin and targets[end - 1] == places:
         end -= 1
     return end
@@ -264,8 +266,9 @@ def forward(
     first,
     stop,
 ):
-    """y (N, P O) = max(A w + bias, low) of images x (N, H W C), and 0 at positions that are not listed: of the tiles
-    first … stop - 1; or, where each is cut into `bands` of positions as tiles cannot be shared equally, of those bands."""
+    """y (N, P O) = max(A w + bias, low) for images x (N, H W C), 0 at dropped positions, of the tiles first … stop - 1; if
+    tiles cannot be shared equally, each is cut into `bands` of positions, and first … stop - 1 are bands.
+    """
     outs, last = w.shape[1], y.shape[1]
     clear(transposed, 0, transposed.shape[0])  # padding stays 0
     for number in range(first, stop):
@@ -304,15 +307,17 @@ def forward(
 def spread_back(
     dz, where, gated, geometry, bases, targets, starts, listed, offsets, w, line, changes, slopes, pixels, dx, first, stop
 ):
-    """dx (N, H W C) of the tiles first … stop - 1 from slopes dz (N, P O): each is added to what its position sees of the
-    images, whose geometry is `pixels`."""
+    """dx (N, H W C) of the tiles first … stop - 1 from gradients dz (N, P O): each is added to the pixels that its position
+    reads; `pixels` is the geometry of the images.
+    """
     outs, (height, width, padded, above, left) = w.shape[1], (pixels[0], pixels[1], pixels[2], pixels[3], pixels[4])
     for tile in range(first, stop):
         n0, n1, (begin, end) = tile * WIDTH, min((tile + 1) * WIDTH, dz.shape[0]), _list_of(starts, listed, tile)
         _read(dz, where, gated, n0, n1, geometry, line, slopes)
         clear(changes, 0, changes.shape[0])
         end = _without_padding(targets, begin, end, slopes.shape[0] // outs - 1)
-        for i in range(begin, end, POSITIONS):  # all outputs of a few: what they change stays in the nearest cache
+        # all outputs of a few positions: the pixels that they change stay in the L1 cache
+        for i in range(begin, end, POSITIONS):
             count, o = min(POSITIONS, end - i), int64(0)
             while o < outs:
                 size = _chunk(outs - o, OUTPUTS)
@@ -344,8 +349,9 @@ def gradient(
     first,
     stop,
 ):
-    """dw (K, O, WIDTH) and db (O, WIDTH), each lane by itself, to which those of the tiles first … stop - 1 are added: of
-    slopes dz (N, P O), and images x (N, H W C) of the geometry `pixels`."""
+    """Add the terms of the tiles first … stop - 1 to dw (K, O, WIDTH) and db (O, WIDTH), separately per lane, from gradients dz
+    (N, P O) and images x (N, H W C) with geometry `pixels`.
+    """
     outs = db.shape[0]
     clear(transposed, 0, transposed.shape[0])  # padding stays 0
     for tile in range(first, stop):
@@ -368,8 +374,9 @@ def gradient(
 
 @host_kernel("void(i4[::1], i8, i8, i8[::1], i8[::1], i8[::1], i8[::1], i8[::1])")
 def share_lists(rows, images, places, begins, goals, bases, targets, starts):
-    """The lists of all tiles, from increasing rows of A; the last of `starts` is below 0 where images of a tile have different
-    ones. `begins` and `goals` have what a position's base and target are, then those of the padding."""
+    """The lists of all tiles, from increasing rows of A; the last of `starts` is negative if images of a tile keep different
+    positions. `begins` and `goals` hold the base and target of each position, then those of the padding.
+    """
     at, filled, tiles = 0, 0, starts.size - 1
     starts[tiles] = -1
     for tile in range(tiles):

@@ -1,4 +1,4 @@
-"""Convolutions on the CPU of gathered patches: what the loops of `cpu_im2col_loops` are given, and which thread does what."""
+"""Convolutions on the CPU from gathered patches: lists, buffers and threads for `cpu_im2col_loops`."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from ...runtime.memory import empty_cpu
 from . import cpu_im2col_loops as loops
 from .cpu_weight import transposed, transposed_back
 
-TILE_FLOATS = 1 << 20  # of a thread's tile of A: with its part of y, 4 MB and a little
+TILE_FLOATS = 1 << 20  # of a thread's tile of A: with its part of y a little over 4 MB
 TILE_ROWS = 1024  # at most
-SHORT = 32  # floats of a row of y, and of a line of a patch, up to which neighbouring positions are joined
+SHORT = 32  # largest row of y, and largest line of a patch, in floats, for which neighbouring positions are joined
 NO_BLOCKS, NO_MATRIX = np.zeros((0, 1), np.int32), np.zeros((1, 1), np.float32)
 _segments = functools.lru_cache(maxsize=256)(loops.segments)
 
 
 class _Job(NamedTuple):
-    """A thread's part of a convolution, and its room."""
+    """A thread's part of a convolution, and its buffers."""
 
-    images: list[int]  # the first, and the one after the last
+    images: list[int]  # (first, end)
     rows: list[int]  # of A likewise, or of the list
     cols: Any  # a tile of A
     part: Any  # a tile of y
-    own: Any  # the weight that a block row meets
+    own: Any  # the rows of the weight for a block row
     own_dw: Any  # its gradient
 
 
 def padded(x, window):
-    """Images of few channels with their padding, and a window without: rows of A are so short that to look for edges would
-    take longer than to copy them."""
+    """Images of few channels with explicit padding, and a window without: for such short rows of A edge tests take longer than
+    a copy.
+    """
     (n, height, width, channels), (down, across) = x.shape, window.padding
     if channels >= VECTOR or not max(down, across):
         return x, window
@@ -48,8 +49,9 @@ def padded(x, window):
 
 
 def _joined(window, outs, channels, across, blocks):
-    """How many of `across` neighbouring positions become one: where rows of A and of y are short. Their patch is at most
-    twice as wide."""
+    """The number of neighbouring positions, up to `across`, that become one if rows of A and of y are short. Their patch is at
+    most twice as wide.
+    """
     line, (_, step) = window.kernel[1] * channels, window.stride
     if not 0 < line <= SHORT or window.dilation[1] > 1 or (blocks is not None and blocks.width % line):
         return 1
@@ -60,9 +62,11 @@ def _joined(window, outs, channels, across, blocks):
 class _Work:
     """A convolution as the loops take it: lists, sizes, and each thread's images.
 
-    Neighbouring positions see nearly the same pixels. `joined` of them can be computed as one, by a wider window whose weight
-    has outputs for each of them, 0 where one does not see: fewer rows are gathered, and SGEMM gets wider matrices. In memory
-    their rows of y are one.
+    Neighbouring positions read nearly the same pixels. `joined` of them can be computed as one, by a wider window whose weight
+    has
+    outputs for each of them, 0 for pixels that a position does not read: fewer rows are gathered, and SGEMM gets wider
+    matrices.
+    Their rows of y are adjacent in memory.
     """
 
     def __init__(self, x, w, window, plan, positions):
@@ -83,7 +87,8 @@ class _Work:
         self.width, columns = (1, self.depth) if blocks is None else (blocks.width, blocks.width * self.kept.shape[1])
         self.inner = min(columns, self.depth)
         self.tile = max(min(TILE_FLOATS // max(self.inner, 1), TILE_ROWS), 32) if blocks is None else blocks.height
-        self.unit = 1 if blocks is None else math.lcm(blocks.height, self.places) // self.places  # images that go together
+        # images whose block rows must stay together
+        self.unit = 1 if blocks is None else math.lcm(blocks.height, self.places) // self.places
         self.geometry = loops.geometry(window, self.x.shape, positions)
         self.table, self.starts = _segments(window, x.shape[3], w.shape[1], None if blocks is None else blocks.width)
         count = len(self.rows) if self.listed else self.images * self.places
@@ -99,31 +104,32 @@ class _Work:
         return transposed(w, self.groups)
 
     def transposed_back(self, terms, shape):
-        """The gradient of a weight of this shape, from terms (T, groups K, O / groups) that are to be added."""
+        """The gradient of a weight of this shape: the sum of terms (T, groups K, O / groups)."""
         if self.joined > 1:
             wide = terms.sum(0).reshape(self._wide(shape))
             return np.ascontiguousarray(sum(self._each(wide)).transpose(3, 2, 0, 1))
         return transposed_back(terms, shape, self.groups)
 
     def _wide(self, shape):
-        """That of the weight of joined positions, transposed, by axes."""
+        """The transposed weight of joined positions, by axes."""
         outs, channels, height, width = shape
         return height, width + (self.joined - 1) * self.step, channels, self.joined, outs
 
     def _each(self, wide):
-        """What each of the joined positions sees, (KH, KW, C, O)."""
+        """The part of the wide weight of each joined position, (KH, KW, C, O)."""
         return (wide[:, i * self.step : i * self.step + self.kernel[1], :, i] for i in range(self.joined))
 
     def jobs(self, flops):
-        """What each thread works on and in, found before they start: in Python they would wait for each other."""
+        """The job of each thread, allocated before the threads start, so that they do not contend for the GIL."""
         parts = threads.parts(flops=flops)
         return [self._job(Part(number, parts)) for number in range(parts)]
 
     def _job(self, part):
-        units = part.of(-(-self.images // self.unit))  # no two threads meet in a block row
+        units = part.of(-(-self.images // self.unit))  # no two threads share a block row
         images = [min(end * self.unit, self.images) for end in (units.start, units.stop)]
         rows = [end * self.places for end in images]
-        rows = np.searchsorted(self.rows, np.array(rows, np.int32)).tolist() if self.listed else rows  # of one type: no copy
+        # same dtype, so that no copy is made
+        rows = np.searchsorted(self.rows, np.array(rows, np.int32)).tolist() if self.listed else rows
         own = (self.inner, self.outs)
         return _Job(
             images,

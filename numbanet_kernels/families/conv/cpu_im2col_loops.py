@@ -1,12 +1,12 @@
 """Convolutions on the CPU: patches of images are gathered into a tile that stays in cache, and multiplied there.
 
-The input matrix A (N P, K) has a row for each of the P output positions of an image: the patch that the position sees, its
-column k = (kh, kw, c) with the channels fastest. It is never built. Each thread gathers a tile of its rows, multiplies it by
-the transposed weight (K, O), and gathers the next tile into the same place. Backward it also adds a tile of dA to the pixels
-that A came from. Dropped rows and blocks of A are never gathered.
+The im2col matrix A (N P, K) has a row for each of the P output positions of an image: the patch that the position reads, with
+columns k = (kh, kw, c), channels fastest. It is never built. Each thread gathers a tile of its rows, multiplies it by the
+transposed weight (K, O), and reuses the buffer for the next tile. Backward it also adds a tile of dA to the pixels of A.
+Dropped rows and blocks of A are never gathered.
 
-Loops take the sizes as one int64 array (`geometry`), where a row's columns lie as a table (`segments`), and a plan as lists:
-`rows`, kept rows of A, or `kept`, the kept block columns of each block row.
+Loops take the sizes as one int64 array (`geometry`), the columns of a row as a table (`segments`), and a plan as lists: `rows`,
+kept rows of A, or `kept`, the kept block columns of each block row.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from ...host.blas import multiply
 from ...host.simd import VECTOR, copy_vector, copy_vectors
 from ...runtime.declare import host_function, host_kernel
 
-CLEARED = 16  # listed rows of y between which is cleared at once: each by itself would take as long as its product
+CLEARED = 16  # gaps of y are cleared for this many listed rows at once: single gaps would take as long as the product
 
 ZEROS = np.zeros(VECTOR, np.float32)
 
 
 # --- patches ----------------------------------------------------------------------------------------------------------
-# A row of A lies in segments: columns that are neighbours among the pixels too. Where they are does not depend on the row but
-# for where its patch begins, so a table has, for each segment, (how far below the patch's first line it lies, how many floats
-# from its first pixel, how many columns it has), and for each block column where its segments begin.
+# A row of A consists of segments: columns that are contiguous in memory. Relative to the patch's first pixel they are the same
+# for all rows, so a table holds, for each segment, (lines below the patch's first line, floats from its first pixel, columns),
+# and the first segment of each block column.
 
 
 def geometry(window, shape, positions):
-    """What the loops take of images of this shape: sizes, and how far a patch reaches, in lines and in floats."""
+    """Sizes of images of this shape for the loops, and the extent of a patch, in lines and in floats."""
     down, across = (step * (k - 1) for step, k in zip(window.dilation, window.kernel))
     return np.array([*shape[1:3], *window.stride, *window.padding, *positions, down, (across + 1) * shape[3]])
 
 
 def segments(window, channels, own, block):
-    """The table (S, 3), and the starts (block columns + 1,), of rows with `own` of the channels at each tap; block: columns of
-    a block column, None for one of all."""
+    """The table (S, 3), and the starts (block columns + 1,), of rows with `own` channels at each tap; `block` is the number of
+    columns of a block column, None for a single one.
+    """
     (kernel_h, kernel_w), step_h, step_w = window.kernel, *window.dilation
     depth = kernel_h * kernel_w * own
-    joined = own * (kernel_w if step_w == 1 and own == channels else 1)  # as far as neighbours are together
+    joined = own * (kernel_w if step_w == 1 and own == channels else 1)  # largest contiguous run
     edges = range(0, depth, block or max(depth, 1))
     cuts = sorted({*range(0, depth, max(joined, 1)), *edges, depth})
     table = [
@@ -52,8 +53,9 @@ def segments(window, channels, own, block):
 
 @host_function
 def patch_origin(row, geometry, before):
-    """(its line of positions' first row of A, line of all images' lines, line of its image) where the patch of a row of A
-    begins, perhaps above the image. What it said before holds for all of that line: divisions take longer than a short copy."""
+    """(first row of A on this output line, first line of this image, top line of the patch), perhaps above the image. The
+    result is reused along a line, because divisions take longer than a short copy.
+    """
     height, _, stride_h, _, pad_h, _, out_h, out_w, _, _ = geometry
     if 0 <= row - before[0] < out_w:
         return before
@@ -64,13 +66,13 @@ def patch_origin(row, geometry, before):
 
 @host_function
 def patch_left(row, geometry, place, width):
-    """The float of its line where the patch of a row of A begins, perhaps left of the image, `width` floats a pixel."""
+    """The float of its line at which the patch of a row of A begins, perhaps left of the image; `width` floats a pixel."""
     return ((row - place[0]) * geometry[3] - geometry[5]) * width
 
 
 @host_function
 def _inside(segment, top, left, height, line):
-    """(float of the image's line where a segment begins, its columns inside the image, first and last plus one, how many)"""
+    """(float of the image's line at which a segment begins, its first and end column inside the image, their number)"""
     start, count = left + segment[1], segment[2]
     if not 0 <= top + segment[0] < height:
         return start, count, count, count
@@ -88,8 +90,9 @@ def _add(source, start, target, at, count):
 
 @host_function
 def _gather_at_edge(pixels, base, top, left, height, line, table, room, at):
-    """The columns of a row of A that the segments of a table have, where some of its patch may lie outside the image, to
-    `room` from `at` on; returns where they end."""
+    """Copy a table's segments of a row of A, whose patch may be partly outside the image, to `room` from `at` on; return their
+    end.
+    """
     for s in range(table.shape[0]):
         start, inside, outside, count = _inside(table[s], top, left, height, line)
         for j in range(0, count, VECTOR):
@@ -104,8 +107,9 @@ def _gather_at_edge(pixels, base, top, left, height, line, table, room, at):
 
 @host_function
 def _scatter_at_edge(room, at, base, top, left, height, line, table, pixels):
-    """Add the columns of a row of dA that the segments of a table have to the pixels they came from, where some of its patch
-    may lie outside the image; returns where the columns end."""
+    """Add a table's segments of a row of dA, whose patch may be partly outside the image, to their pixels; return the end of
+    the columns.
+    """
     for s in range(table.shape[0]):
         start, inside, outside, count = _inside(table[s], top, left, height, line)
         _add(room, at + inside, pixels, (base + top + table[s, 0]) * line + start + inside, outside - inside)
@@ -115,8 +119,9 @@ def _scatter_at_edge(room, at, base, top, left, height, line, table, pixels):
 
 @host_function
 def _kept(table, starts, kept, block_row, own):
-    """How many segments the kept columns of a block row have, written to `own`; all of the table where there are no blocks.
-    Segments that go on where one ends become one with it."""
+    """Write the segments of a block row's kept columns to `own` and return their number; all of the table without blocks.
+    Adjacent segments are merged.
+    """
     if kept.shape[0] == 0:
         for s in range(table.shape[0]):
             own[s, 0], own[s, 1], own[s, 2] = table[s, 0], table[s, 1], table[s, 2]
@@ -135,7 +140,7 @@ def _kept(table, starts, kept, block_row, own):
 
 @host_function
 def _weight(wt, kept, width, block_row, own):
-    """How many rows of the weight a block row meets, copied to `own` one after the other."""
+    """Copy the rows of the weight for a block row to `own`; return their number."""
     count = 0
     for column in kept[block_row]:
         for k in range(column * width, min((column + 1) * width, wt.shape[0])):
@@ -148,10 +153,10 @@ def _weight(wt, kept, width, block_row, own):
 
 @host_function
 def _fill(room, pixels, count, t0, geometry, channels, first, table, rows, listed):
-    """room = `count` rows of A from t0 on, those columns that the table has. Less than a vector behind them is written, too."""
-    at, found = int64(0), (-geometry[7], int64(0), int64(0))  # Numba compiles once more for a literal
+    """room = `count` rows of A from t0 on, with the table's columns. Up to a vector beyond them is overwritten."""
+    at, found = int64(0), (-geometry[7], int64(0), int64(0))  # a literal would make Numba compile a second version
     height, line = geometry[0], geometry[1] * channels
-    lowest, rightmost = height - geometry[8], line - geometry[9]  # up to where a patch lies inside the image
+    lowest, rightmost = height - geometry[8], line - geometry[9]  # largest origin of a patch inside the image
     last = pixels.size - geometry[8] * line - geometry[9] - VECTOR
     for i in range(count):
         row = rows[t0 + i] if listed else t0 + i
@@ -169,7 +174,7 @@ def _fill(room, pixels, count, t0, geometry, channels, first, table, rows, liste
 
 @host_function
 def _spread(room, pixels, count, t0, geometry, channels, first, table, rows, listed):
-    """Add to the pixels `count` rows of dA from t0 on, of those columns that the table has."""
+    """Add `count` rows of dA from t0 on, with the table's columns, to their pixels."""
     at, found = int64(0), (-geometry[7], int64(0), int64(0))
     height, line = geometry[0], geometry[1] * channels
     lowest, rightmost = height - geometry[8], line - geometry[9]
@@ -188,7 +193,7 @@ def _spread(room, pixels, count, t0, geometry, channels, first, table, rows, lis
 
 @host_function
 def clear(y, first, stop):
-    """y[first:stop] = 0, as a loop: of two axes an assignment takes seconds to compile."""
+    """y[first:stop] = 0, as a loop, because an assignment with two axes takes seconds to compile."""
     width, flat = y.shape[1], y.reshape(y.size)
     for i in range(first * width, stop * width):
         flat[i] = float32(0)
@@ -222,7 +227,7 @@ def _slopes(part, count, t0, dy, where, gated, scale, rows, listed, db):
 
 @host_function
 def unpacked(g):
-    """The geometry as a tuple: registers, not memory."""
+    """The geometry as a tuple, so that it stays in registers."""
     return g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8], g[9]
 
 
@@ -257,7 +262,7 @@ def forward(
     first,
     stop,
 ):
-    """y[r] = act(scale A[r] wt + bias) for the rows first … stop - 1, of the list where there is one; the others of y are 0."""
+    """y[r] = act(scale A[r] wt + bias) for the rows first … stop - 1, or those entries of the list; other rows of y are 0."""
     numbers, depth, outs = unpacked(geometry), wt.shape[0] // groups, y.shape[1] // groups
     own_table = np.empty_like(table)
     if listed and first == 0:
@@ -309,8 +314,9 @@ def backward(
     first,
     stop,
 ):
-    """dx = scale dz wt.T, added up at the pixels of A, dwt = scale A.T dz, db = sum of dz, of those rows: dz = dy where
-    where > 0. The images of those rows are the pixels dx_first … dx_stop - 1."""
+    """dx = scale dz wt.T, added to the pixels of A, dwt = scale A.T dz, db = sum of dz, for these rows: dz = dy, 0 unless where
+    > 0. The images of these rows are the pixels dx_first … dx_stop - 1.
+    """
     own_table = np.empty_like(table)
     dx[dx_first:dx_stop] = 0
     clear(dwt, int64(0), dwt.shape[0])

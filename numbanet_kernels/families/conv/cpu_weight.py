@@ -1,4 +1,4 @@
-"""The weight of a convolution on the CPU, (O, C / groups, KH, KW), with taps and channels first, and back."""
+"""The weight of a convolution on the CPU, (O, C / groups, KH, KW), transposed to taps and channels first, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...host.transpose import transpose_block
 from ...runtime.declare import host_kernel
 from ...runtime.memory import empty_cpu
 
-# LINE outputs and CHANNELS of each at a time: the square between them stays in the nearest cache, and whole lines are written.
+# LINE outputs and CHANNELS of each at a time: this square stays in the L1 cache, and whole cache lines are written.
 LINE, CHANNELS = 64, 32
 
 
@@ -35,7 +35,7 @@ def transpose(w, taps, groups, wt, first, stop):
 
 
 def _lines(part, outs, groups):
-    """A thread's outputs: the first of its lines, and the one after its last, of all groups."""
+    """The outputs of a thread: (first line, end), counted over all groups."""
     own = part.of(groups * -(-outs // groups // LINE))
     return own.start, own.stop
 
@@ -70,7 +70,7 @@ def transpose_back(terms, taps, groups, dw, first, stop):
 
 
 def transposed_back(terms, shape, groups=1):
-    """The gradient of a weight of this shape, from terms (T, groups KH KW C / groups, O / groups) that are to be added."""
+    """The gradient of a weight of this shape: the sum of terms (T, groups KH KW C / groups, O / groups)."""
     dw = empty_cpu(shape)
     flat, taps = dw.reshape(shape[0], math.prod(shape[1:])), math.prod(shape[2:])
     threads.share(lambda part: transpose_back(terms, taps, groups, flat, *_lines(part, shape[0], groups)), terms.size)

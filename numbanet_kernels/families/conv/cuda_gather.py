@@ -1,15 +1,15 @@
-"""How the threads of a block gather a tile of a convolution's input matrix, as LLVM code, for `cuda_implicit_gemm`.
+"""Gathering a tile of a convolution's im2col matrix by the threads of a block, as LLVM code, for `cuda_implicit_gemm`.
 
-Element (r, k) of that matrix belongs to a position r, an output pixel, and a tap k = (kh, kw, c). Each of the two brings an
-offset and two coordinates, worked out once for a tile; an element then takes two sums, two comparisons and one load:
+Element (r, k) of the matrix belongs to a position r, an output pixel, and a tap k = (kh, kw, c). Each of the two has an offset
+and two coordinates, computed once per tile; an element then takes two sums, two comparisons and one load:
 
     0 <= h_r + h_k < height and 0 <= w_r + w_k < width ? source[offset_r + offset_k] : 0
 
     forward     position (n, oh, ow): h = oh stride - padding     tap (kh, kw, c): h = kh dilation
     back        position (n, h, w): h + padding = q stride + f    tap (kh, kw, o): -kh dilation = -(q stride + f)
 
-On the way back a pixel meets only taps of its own phase f of the stride: a coordinate is q + PHASE f, so that of two different
-phases no sum lies inside an image. What does not exist (a row beyond the edge, a tap beyond the last) is at -OUTSIDE.
+Backward, a pixel combines only with taps of its own phase f of the stride: a coordinate is q + PHASE f, so that the sum of two
+different phases is outside of every image. Missing entries (rows or taps beyond the last) have the coordinate -OUTSIDE.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ...blocks.copies import DEPTH
 from ...blocks.intrinsics import F32, constant, data_of, element, loaded
 from ...runtime.declare import intrinsic
 
-CHUNK = 256  # entries of a table: what the inner axis meets in CHUNK / DEPTH steps
-PHASE = 1 << 16  # images with their padding are lower and narrower than half of it, strides below an eighth
+CHUNK = 256  # entries of a table, for CHUNK / DEPTH steps along the inner axis
+PHASE = 1 << 16  # padded images must be smaller than half of it, strides below an eighth
 OUTSIDE = 1 << 30
 FOUR = types.UniTuple(types.float32, 4)
 ENTRY = types.UniTuple(types.int32, 4)
@@ -34,14 +34,14 @@ TWO = types.UniTuple(types.int32, 2)
 
 
 class Geometry(NamedTuple):
-    """What positions and taps are worked out from; heights come before widths."""
+    """Parameters of positions and taps; heights come before widths."""
 
-    height: int  # of the images that are gathered from
+    height: int  # of the source images
     width: int
     pixel: int  # floats from one pixel to the next
     grid_height: int  # positions of an image
     grid_width: int
-    channels: int  # that a tap sees: those of its group
+    channels: int  # channels of a tap, those of its group
     kernel_width: int
     stride_h: int
     stride_w: int
@@ -49,8 +49,8 @@ class Geometry(NamedTuple):
     padding_w: int
     dilation_h: int
     dilation_w: int
-    position_step: int  # other[position_step r + …] or other[tap_step (kh, kw) + channel_step c + …]: where the other
-    tap_step: int  # operand of the product has what belongs to this position, or to this tap
+    position_step: int  # other[position_step r + …] or other[tap_step (kh, kw) + channel_step c + …]: index of the other
+    tap_step: int  # operand for this position or tap
     channel_step: int
 
 
@@ -63,19 +63,19 @@ def _unpacked(builder, geometry):
 
 
 def _divided(builder, number, by):
-    """(quotient, remainder) of numbers that are not negative."""
+    """(quotient, remainder) of non-negative numbers."""
     quotient = builder.udiv(number, by)
     return quotient, builder.sub(number, builder.mul(quotient, by))
 
 
 def _both(builder, geometry, coordinates):
-    """(h, w) -> their place among the pixels: h width + w, in floats."""
+    """(h, w) -> offset of the pixel in floats: (h width + w) pixel."""
     h, w = coordinates
     return builder.mul(builder.add(builder.mul(h, geometry.width), w), geometry.pixel)
 
 
 def _entry(context, builder, exists, offset, coordinates, other):
-    """(offset, h, w, where the other operand begins); of what does not exist h is -OUTSIDE, and the last -1."""
+    """(offset, h, w, index in the other operand); for missing entries h is -OUTSIDE and the index -1."""
     h, w = coordinates
     values = [offset, builder.select(exists, h, constant(-OUTSIDE)), w, builder.select(exists, other, constant(-1))]
     return context.make_tuple(builder, ENTRY, values)
@@ -89,7 +89,7 @@ def _with_phase(builder, number, stride):
 
 @functools.cache
 def position_of(back):
-    """(number, whether it exists, geometry) -> its entry."""
+    """(number, exists, geometry) -> its entry."""
 
     @intrinsic(back)
     def position(typing_context, number, exists, geometry):
@@ -121,7 +121,7 @@ def position_of(back):
 
 @functools.cache
 def tap_of(back):
-    """(number, whether it exists, geometry) -> its entry."""
+    """(number, exists, geometry) -> its entry."""
 
     @intrinsic(back)
     def tap(typing_context, number, exists, geometry):
@@ -145,7 +145,7 @@ def tap_of(back):
 
 @intrinsic()
 def split(typing_context, number, by):
-    """(number // by, number % by) in 32 bits, of numbers that are not negative."""
+    """(number // by, number % by) in 32 bits, for non-negative numbers."""
 
     def generate(context, builder, signature, arguments):
         return context.make_tuple(builder, TWO, _divided(builder, *arguments))
@@ -155,8 +155,9 @@ def split(typing_context, number, by):
 
 @functools.cache
 def number_of(listed):
-    """(list, at, i, count, stretch, limit) -> the i-th of `count` numbers, or -1 where there is none. Listed: those of the
-    stretches of a length that the list names from `at` on, as far as they are below the limit; else i itself."""
+    """(list, at, i, count, stretch, limit) -> the i-th of `count` numbers, or -1 if there is none. If listed, entry e of the
+    list from `at` on stands for the numbers e stretch … (e + 1) stretch - 1 below the limit; else the result is i itself.
+    """
 
     @intrinsic(listed)
     def number(typing_context, kept, at, i, count, stretch, limit):
@@ -177,19 +178,20 @@ def number_of(listed):
 
 
 class Loads(NamedTuple):
-    """What a thread loads of a tile, and leaves in shared memory: intrinsics. A tile lies as `copies.layout` says, and a thread
-    has four of its numbers."""
+    """The loads of a thread for one tile, and their stores to shared memory: intrinsics. `copies.layout` defines the tile's
+    layout; a thread has four elements.
+    """
 
     place: Callable  # t -> (its first k, its first row or column)
-    windowed: Callable  # of images, by entries
-    plain: Callable  # of an operand that is there, by offsets
-    leave: Callable  # the four numbers, into the tile of this step
+    windowed: Callable  # from images, by entries
+    plain: Callable  # from a plain operand, by offsets
+    leave: Callable  # store the four elements into the tile of this step
 
 
 def _place_of(layout):
     @intrinsic(layout)
     def place(typing_context, t):
-        """Along k threads stand in rows of 8."""
+        """If neighbours load along k, threads form rows of 8."""
 
         def generate(context, builder, signature, arguments):
             (t,) = arguments
@@ -226,14 +228,14 @@ def loads_of(layout):
     parts = [(i, j) for i in range(0, DEPTH, layout.deep) for j in range(0, layout.count, layout.wide)]
 
     def column(context, builder, kind, table, number, step, k):
-        """The entries' numbers of this kind, for this thread's k."""
+        """The given field of the entries, for this thread's k."""
         data = data_of(context, builder, kind, table)
         at = builder.add(k, builder.mul(builder.and_(step, constant(CHUNK // DEPTH - 1)), constant(DEPTH)))
         at = builder.add(at, constant(number * CHUNK))
         return {i: builder.load(element(builder, data, builder.add(at, constant(i)))) for i in range(0, DEPTH, layout.deep)}
 
     def gated(context, builder, signature, arguments, places, inside):
-        """source[first + places] where inside, if masked 0 unless `where` is above 0 there."""
+        """source[first + places] if inside, and if masked 0 unless `where` is above 0 there."""
         source, where, masked, first = arguments[:4]
         always = ir.Constant(ir.IntType(1), 1)
         data = element(builder, data_of(context, builder, signature.args[0], source), first)
@@ -247,7 +249,7 @@ def loads_of(layout):
 
     @intrinsic(layout)
     def windowed(typing_context, source, where, masked, first, table, step, k, one, other, height, width):
-        """source[first + offset], for the entries of its rows, `one` and if it has two the `other`, and those in the table."""
+        """source[first + offset], for the entries of its rows, `one` and perhaps `other`, and those in the table."""
 
         def generate(context, builder, signature, arguments):
             table, step, k, *sides = arguments[4:9]
@@ -267,8 +269,9 @@ def loads_of(layout):
 
     @intrinsic(layout)
     def plain(typing_context, source, where, masked, first, table, step, k, one, other):
-        """source[first + offset + n]: offsets of its columns, `one` and if it has two the `other`, and n in the table; both
-        are negative where there is nothing."""
+        """source[first + offset + n]: offsets of its columns, `one` and perhaps `other`, and n in the table; negative for
+        missing elements.
+        """
 
         def generate(context, builder, signature, arguments):
             table, step, k, *sides = arguments[4:9]

@@ -1,8 +1,8 @@
-"""The input matrix of a convolution written out, one thread an element: the teaching step before `cuda_implicit_gemm`.
+"""The im2col matrix of a convolution written out, one thread per element: the teaching step before `cuda_implicit_gemm`.
 
 im2col   A[g, r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, g C / groups + c]
-col2im   dx[n, h, w, c] = scale times the sum of dA[g, r, k] over the (r, k) that see that pixel. A thread looks for them in
-         the order of k, so that no atomics are needed. Of a matrix that a plan thins out, what is dropped adds nothing
+col2im   dx[n, h, w, c] = scale times the sum of dA[g, r, k] over the (r, k) that read that pixel. A thread enumerates them in
+         the order of k, so that no atomics are needed. Dropped elements of the matrix add nothing
 transpose   w (O, C, KH, KW) <-> wt (KH KW C, O): the columns of A are k = (kh, kw, c)
 """
 
@@ -18,12 +18,12 @@ from ...runtime.launch import ceil_div, launch
 from ...runtime.memory import THREADS, blocks_for, empty_cuda, flat
 from .cuda_gather import split
 
-WHOLE, ROWS, BLOCKS = range(3)  # what of the matrix there is
-WINDOW = "UniTuple(i4, 8)"  # a `Window`'s pairs, one after the other
+WHOLE, ROWS, BLOCKS = range(3)  # kept part of the matrix
+WINDOW = "UniTuple(i4, 8)"  # a `Window`'s pairs in order
 
 
 def pairs_of(window):
-    """The numbers of a window: kernel, stride, padding, dilation, each along the height and the width."""
+    """Kernel, stride, padding and dilation of a window, each along the height and the width."""
     return tuple(number for pair in window for number in pair)
 
 
@@ -63,7 +63,7 @@ def _col2im(plan=ROWS):
             row, w = split(pixel, int32(dx.shape[2]))
             n, h = split(row, int32(dx.shape[1]))
             g, k = split(c, channels)
-            # pixel h = oh stride - padding + kh dilation: oh and what is over go down by as much from each kh to the next
+            # pixel h = oh stride - padding + kh dilation: from kh to kh + 1, oh and the remainder decrease by a constant
             (down, down_over), (across, across_over) = split(dilation_h, stride_h), split(dilation_w, stride_w)
             oh, over_h = split(int32(h + padding_h), stride_h)
             total = float32(0)
@@ -132,18 +132,18 @@ def launch_col2im(matrix, shape, window, scale=1.0, rows=None, blocks=None):
 
 
 # --- the weight transposed ------------------------------------------------------------------------------------------------
-SIDE, LINES = 32, 8  # a block's tile, and how many of its rows are read at once
+SIDE, LINES = 32, 8  # a block's tile, and the number of its rows that are read at once
 
 
 @kernels("conv")
 def _transposes():
-    """(w -> wt, wt -> w). A tile goes through shared memory, so that both are read and written along their last axis."""
+    """(w -> wt, wt -> w). A tile passes through shared memory, so that reads and writes are coalesced."""
     pitch = SIDE + 1
 
     def declared(back):
         @kernel("void(f4[:, ::1], f4[:, ::1], i4)")
         def transpose(w, wt, taps):
-            """w (O, C KH KW), whose column c taps + tap is row tap C + c of wt."""
+            """w (O, C KH KW); its column c taps + tap becomes row tap C + c of wt."""
             tile = cuda.shared.array((SIDE, pitch), float32)
             tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
             o0, k0 = int32(cuda.blockIdx.x * SIDE), int32(cuda.blockIdx.y * SIDE)

@@ -1,16 +1,16 @@
-"""Convolution as a matrix product whose input matrix is gathered on the way: the implicit GEMM, for every card.
+"""Convolution as a matrix product that gathers the im2col matrix on the fly: the implicit GEMM, for every device.
 
     forward   y[r, o] = act(scale sum_k A[r, k] wt[k, o] + bias[o])       x (N, H, W, C), wt (K, O), K = KH KW C / groups
     dx        dx[pixel] = scale times the sum of dz[r, o] wt[k, o] over all (r, k) whose A[r, k] is that pixel
     dw        dwt[k, o] = scale sum_r A[r, k] dz[r, o],  db[o] = sum_r dz[r, o]
-    dz        dy, given `where` 0 unless where > 0
+    dz        dy, with `where` 0 unless where > 0
 
 Row r = (n, oh, ow) of A is an output position, column k = (kh, kw, c) a tap: A[r, k] is the pixel x[n, oh stride - padding +
-kh dilation, ow stride - padding + kw dilation, c], 0 outside the image. A has KH KW times the numbers of x, and is never
-written: a block gathers 64 x 16 of it into shared memory, while the 64 x 16 before are multiplied. A thread has 4 x 4 sums.
+kh dilation, ow stride - padding + kw dilation, c], 0 outside the image. A has KH KW times the elements of x, and is never
+written: a block gathers 64 x 16 of it into shared memory, while the previous 64 x 16 are multiplied. A thread has 4 x 4 sums.
 
-Four products have one kernel. Each has a side axis, whose entries (`cuda_gather`) a thread keeps in registers, and an inner
-axis, whose entries the block works out 256 at a time and keeps in shared memory: no division for an element.
+One kernel serves four products. Each has a side axis, whose entries (`cuda_gather`) a thread keeps in registers, and an inner
+axis, whose entries the block computes 256 at a time and keeps in shared memory: no division per element.
 
     product   side         inner       columns    other operand
     FORWARD   positions    taps        outputs    wt
@@ -18,9 +18,9 @@ axis, whose entries the block works out 256 at a time and keeps in shared memory
     PATCHES   positions    outputs     taps       wt, read along the outputs: dA[r, k] = scale sum_o dz[r, o] wt[k, o]
     DW        taps         positions   outputs    dz; the rows are cut into parts, and the parts added up in order
 
-A plan keeps rows of A (`rows`, an increasing list), or of each block row some blocks of columns (`Blocks`). One axis of each
-product is then listed, and only what is kept is multiplied. dx takes two steps: what is kept of dA (PATCHES), then each pixel
-adds up what belongs to it (`cuda_im2col.launch_col2im`), always in the same order.
+A plan keeps rows of A (`rows`, an increasing list), or some blocks of columns for each block row (`Blocks`). One axis of each
+product is then listed, and only the kept part is multiplied. dx takes two steps: the kept part of dA (PATCHES), then each pixel
+adds up its terms (`cuda_im2col.launch_col2im`), in a fixed order.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ from .cuda_gather import CHUNK, NUMBERS, PHASE, Geometry, loads_of, number_of, p
 from .cuda_im2col import launch_col2im
 
 TILE = 64
-ACROSS, DOWN = 32, 8  # threads of a block along the columns and along the rows, where rows are summed
+ACROSS, DOWN = 32, 8  # threads of a block along the columns and along the rows, in sums of rows
 FORWARD, DX, PATCHES, DW = range(4)  # products
-NOTHING, SIDE, INNER, COLS = range(4)  # which axis is listed
+NOTHING, SIDE, INNER, COLS = range(4)  # the axis that is listed
 
 
 class Sizes(NamedTuple):
-    """What a product is told of its axes, in floats where it is about arrays."""
+    """The sizes of a product's axes; strides in floats."""
 
-    sides: int  # of the side axis, those that are kept where a list of rows says so
-    length: int  # of a band of it: a row of blocks, in DW a column of blocks; all where there are no blocks
+    sides: int  # of the side axis; with a list of rows, the kept ones
+    length: int  # of a band of it: a block row, in DW a block column; without blocks the whole axis
     tiles: int  # of a band
     depth: int  # of the inner axis
     cols: int  # of a group
     col_tiles: int
-    stretch: int  # how many numbers of the listed axis an entry of the list stands for
+    stretch: int  # numbers of the listed axis that an entry of the list stands for
     room: int  # entries of a band's list
     limit: int  # of the numbers of the listed axis
-    col_step: int  # from one column to the next in the other operand
-    source_group: int  # from one group to the next: in the source, in the other operand, in the result
+    col_step: int  # stride between columns of the other operand
+    source_group: int  # stride between groups: in the source, in the other operand, in the result
     other_group: int
     out_group: int
-    out_part: int  # from one part of the inner axis to the next in the result
-    out_width: int  # from one row of the result to the next
+    out_part: int  # stride between parts of the inner axis in the result
+    out_width: int  # stride between rows of the result
     parts: int  # of the inner axis
 
 
 # --- kernel -----------------------------------------------------------------------------------------------------------
 def _entries(product, listed):
-    """The entries of the side axis and of the inner axis, made anew for each factory, as `inlined` says."""
+    """The entries of the side axis and of the inner axis; each factory makes its own (`inlined`)."""
     of_side, of_inner = position_of(product == DX), tap_of(product == DX)
     if product == DW:
         of_side, of_inner = tap_of(False), position_of(False)
@@ -89,7 +89,7 @@ def _entries(product, listed):
 
 
 def _writing(product, listed, store):
-    """How a thread writes its sums, also where rows of the result are listed; made anew likewise."""
+    """Writes a thread's sums, also to listed rows of the result; each factory makes its own."""
     side_of, scattered = number_of(listed == SIDE), listed == SIDE and product != PATCHES
     store_row, _ = stores_of(types.UniTuple(types.float32, 4), [0], [0, 1, 2, 3], lambda i, j: j, 4)
 
@@ -141,7 +141,7 @@ def _writing(product, listed, store):
 
 @kernels("conv")
 def _product(product=FORWARD, listed=NOTHING):
-    """One of the four, and which of its axes a plan lists."""
+    """One of the four products; `listed` is the axis that a plan lists."""
     gates_source, gates_other = product in (DX, PATCHES), product == DW  # `where` goes with dy
     of_a, of_b = layout(TILE, product != DW), layout(TILE, product in (DX, PATCHES))
     (place_a, gather, _, leave_a), (place_b, _, fetch, leave_b) = loads_of(of_a), loads_of(of_b)
@@ -158,7 +158,7 @@ def _product(product=FORWARD, listed=NOTHING):
     def conv_product(
         source, other, where, bias, out, kept, counts, geometry, sizes, counted, masked, aligned, biased, relu, scale
     ):
-        """A block: 64 of the side axis, 64 columns of one group, one part of the inner axis."""
+        """One block per 64 of the side axis, 64 columns of one group and one part of the inner axis."""
         (
             sides,
             length,
@@ -181,14 +181,14 @@ def _product(product=FORWARD, listed=NOTHING):
         table, t = cuda.shared.array(table_room, int32, 16), int32(cuda.threadIdx.x)
         group, part = split(int32(cuda.blockIdx.z), parts)
         tile, col_tile = split(int32(cuda.blockIdx.x), col_tiles)
-        band, tile = split(tile, tiles)  # a band is a row of blocks, or in DW a column of them, or all there is
+        band, tile = split(tile, tiles)  # a band is a block row, in DW a block column, without blocks the whole axis
         side0, side_end = int32(band * length + tile * TILE), min(int32((band + 1) * length), sides)
         col0, listed_at = int32(col_tile * TILE), int32(band * room)
         if counted:
             depth = int32(counts[band] * stretch)
         span = int32(split(int32(depth + parts * DEPTH - 1), int32(parts * DEPTH))[0] * DEPTH)
         first, end = int32(part * span), min(int32(part * span + span), depth)
-        # what this thread gathers
+        # this thread's elements
         (a_k, a_m), (b_k, b_n) = place_a(t), place_b(t)
         one = side_entry(kept, int32(side0 + a_m), side_end, stretch, limit, geometry)
         two = side_entry(kept, int32(side0 + a_m + 32), side_end, stretch, limit, geometry)
@@ -201,7 +201,7 @@ def _product(product=FORWARD, listed=NOTHING):
         steps = int32((end - first + DEPTH - 1) // DEPTH) if end > first else int32(0)
         for step in range(int32(steps + 1)):
             if step < steps:
-                if step & last == 0:  # the next entries of the inner axis: nobody reads the last ones any more
+                if step & last == 0:  # the next entries of the inner axis: the last ones have been read
                     table[t], table[t + CHUNK], table[t + 2 * CHUNK], table[t + 3 * CHUNK] = inner_entry(
                         kept, listed_at, int32(first + step * DEPTH + t), end, stretch, limit, geometry
                     )
@@ -243,12 +243,12 @@ def _product(product=FORWARD, listed=NOTHING):
 
 @kernels("conv")
 def _sums():
-    """(sums of rows in parts, the parts added up)"""
+    """(sums of rows in parts, the sum of the parts)"""
     room = ACROSS * DOWN
 
     @kernel("void(f4[:, ::1], f4[:, ::1], i4[::1], f4[:, ::1], i4, b1, b1)")
     def conv_sums(dy, where, rows, parts, count, listed, masked):
-        """A block sums ACROSS columns over its part of the rows."""
+        """One block sums ACROSS columns over its part of the rows."""
         shared = cuda.shared.array(room, float32)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         o, span = int32(cuda.blockIdx.x * ACROSS + tx), int32((count + parts.shape[0] - 1) // parts.shape[0])
@@ -281,7 +281,7 @@ def _sums():
 
 # --- launchers --------------------------------------------------------------------------------------------------------
 class _Work:
-    """A convolution's sizes, checked, and what a plan keeps of its input matrix."""
+    """A convolution's sizes, checked, and the kept part of its im2col matrix."""
 
     def __init__(self, op, shape, weight_shape, window, rows, blocks, **arrays):
         self.images, self.height, self.width, self.channels = shape
@@ -307,7 +307,7 @@ class _Work:
 
     def _check(self, op):
         if self.rows is not None and self.blocks is not None:
-            raise ValueError(f"{op}: rows are listed and blocks as well; one plan at a time")
+            raise ValueError(f"{op}: rows and blocks cannot be given together")
         padded = [n + 2 * padding for n, padding in zip((self.height, self.width), self.window.padding, strict=True)]
         if max(padded) >= PHASE // 2 or max(self.window.stride) >= PHASE // 8:
             raise ValueError(
@@ -337,11 +337,11 @@ class _Work:
 
     @property
     def kept_cols(self):
-        """Of dA as it is packed; the last block may stick out."""
+        """Of packed dA; the last block may be cut off."""
         return self.depth if self.blocks is None else self.blocks.kept.shape[1] * self.blocks.width
 
     def geometry(self, product):
-        """Of the images that this product gathers from."""
+        """The geometry of the images that this product gathers from."""
         to_tap = self.own_channels * self.outs
         if product == PATCHES:
             return Geometry(1, 1, self.outs, 1, 1, max(self.own_outs, 1), 1, 1, 1, 0, 0, 1, 1, 0, 0, 1)
@@ -353,7 +353,7 @@ class _Work:
         return Geometry(*images, pixel, *grid, channels, *rest, *steps)
 
     def sizes(self, product, parts=1):
-        """By the table of products above: side axis, inner axis, columns; then where they lie."""
+        """Side axis, inner axis and columns as in the table of products above; then their strides."""
         blocks, own, outs, taps = self.blocks, self.own_outs, self.outs, self.own_channels
         sides, depth, cols = {
             FORWARD: (self.kept_rows, self.kept_cols, own),
@@ -377,7 +377,7 @@ class _Work:
         return Sizes(sides, length, *of_tiles, stretch, room, limit, *lying, parts)
 
     def listed(self, product):
-        """Which axis of this product a plan lists."""
+        """The axis of this product that a plan lists."""
         if product == DX or not self.planned:
             return NOTHING
         if self.rows is not None:
@@ -421,7 +421,7 @@ def _launch(product, work, source, other, out, where=None, bias=None, relu=False
 
 
 def launch_forward(x, wt, window, bias=None, relu=False, scale=1.0, rows=None, blocks=None, out=None):
-    """y (N P, O), 0 in rows that a list leaves out; there are C KH KW / K groups, their outputs one after the other."""
+    """y (N P, O), 0 in rows that are not listed; there are C KH KW / K groups, their outputs in order."""
     work = _Work("implicit forward", x.shape, wt.shape, window, rows, blocks, x=x, wt=wt, bias=bias, out=out)
     out = empty_cuda((work.total, work.outs)) if out is None else out
     if rows is not None:
@@ -438,12 +438,13 @@ def launch_dx(dy, wt, where, shape, window, scale=1.0, rows=None, blocks=None):
     return launch_col2im(_launch(PATCHES, work, dy, wt, packed, where), shape, window, scale, rows, blocks)
 
 
-LEAST_ROWS = 16 * DEPTH  # of A, for one part of dw; no card has confirmed it
+LEAST_ROWS = 16 * DEPTH  # of A, for one part of dw; not tuned on a device
 
 
 def launch_dw(x, dy, where, window, groups=1, scale=1.0, rows=None, blocks=None, parts=None):
-    """(dwt (K, O), db (O,)), K = KH KW C / groups; db sums all rows of dz, given a list those on it. The rows are multiplied in
-    so many parts; None: as many as the card has room for."""
+    """(dwt (K, O), db (O,)), K = KH KW C / groups; db sums all rows of dz, or the listed ones. The rows are divided into
+    `parts`; None: enough to fill the device.
+    """
     depth, outs = window.kernel[0] * window.kernel[1] * (x.shape[3] // groups), dy.shape[1]
     work = _Work("implicit dw", x.shape, (depth, outs), window, rows, blocks, x=x, dy=dy, where=where)
     count = work.kept_rows * work.kept_cols // max(depth, 1)

@@ -1,19 +1,20 @@
 """Convolution of images with channels last, x (N, H, W, C), by a weight w (O, C / groups, KH, KW):
 
     conv2d        y[r, o] = act(scale sum_k A[r, k] w[o, k] + bias[o])
-    conv2d_grad   dz[r, o] = dy[r, o], given `where` 0 unless where[r, o] > 0;   dA = scale dz w,   dw = scale dz.T A,
+    conv2d_grad   dz[r, o] = dy[r, o], with `where` 0 unless where[r, o] > 0;   dA = scale dz w,   dw = scale dz.T A,
                   db[o] = sum_r dz[r, o];   dx[pixel] = the sum of dA[r, k] over all A[r, k] that are that pixel
 
-The input matrix A has a row for each output position, r = (n, oh, ow), and a column k = (kh, kw, c) for each tap and channel
+The im2col matrix A has a row for each output position, r = (n, oh, ow), and a column k = (kh, kw, c) for each tap and channel
 of the group: A[r, k] = x[n, oh stride - padding + kh dilation, ow stride - padding + kw dilation, c], 0 outside the image.
-im2col would build it, KH KW times as large as x; here tiles of it are gathered and used at once, on the CPU of 4 MB a thread
-at most (32 rows are the fewest), on CUDA in shared memory. Where there are two vectors of images or more, 32 positions or more,
-no groups and no blocks, and a tile of as many images as a vector has lanes fits into 10 MB, the CPU gathers nothing: patches
-are multiplied where they lie, each image in a lane of its own (`cpu_direct`). Two things thin A out:
+A is KH KW times as large as x and is never built: tiles of it are gathered and used at once, on the CPU at most 4 MB per thread
+(at least 32 rows), on CUDA in shared memory. The CPU gathers nothing (`cpu_direct`) if there are at least two vectors of
+images,
+at least 32 positions, no groups and no blocks, and if a tile of WIDTH images fits into 10 MB: it then multiplies patches in
+place, each image in a lane of a vector. A plan may keep part of A:
 
-    rows     increasing int32 list: only these rows of A are computed, the others of y are 0, bias included; on the CPU sooner
-             where the images of a tile have the same ones
-    blocks   `Blocks`: of each block row of A only some block columns, the same number in all
+    rows     increasing int32 list: only these rows of A are computed, other rows of y are 0 (without bias); on the CPU this is
+             faster if the images of a tile keep the same rows
+    blocks   `Blocks`: each block row of A keeps some block columns, the same number for all
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ...runtime.expect import INT32, expect
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def kept_reference(positions, depth, rows=None, blocks=None):
-    """(positions, depth) of 0 and 1: what is computed of A"""
+    """(positions, depth) of 0 and 1: 1 for the kept elements of A"""
     kept = np.ones((positions, depth))
     if rows is not None:
         kept[np.setdiff1d(np.arange(positions), rows)] = 0
@@ -88,9 +89,9 @@ def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, row
 
 # --- what both need ---------------------------------------------------------------------------------------------------
 def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, blocks=None):
-    """(positions along the height, along the width) of images x; an error where something does not fit."""
+    """(positions along the height, along the width) of images x; an error if arguments do not fit."""
     if not isinstance(window, Window) or not (blocks is None or isinstance(blocks, Blocks)):
-        raise TypeError(f"{op}: it takes a Window and Blocks, not {window!r} and {type(blocks).__name__}")
+        raise TypeError(f"{op}: expected a Window and Blocks, got {window!r} and {type(blocks).__name__}")
     found = expect(
         op,
         x=(x, ("N", "H", "W", "C")),
@@ -124,7 +125,7 @@ def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, b
 
 # --- examples: small calls, for tests, counters and the bench (numbanet_kernels/examples.py) --------------------------
 def examples(dev, a, N, I, O):
-    """Images of 7 x 10 pixels: some blocks of each kernel."""
+    """Images of 7 x 10 pixels: several blocks of each kernel."""
     window = Window((3, 3), (1, 1), (1, 1))
     images, channels, outs = max(N // 16, 1), max(I // 16, 1), max(O // 4, 1)
     shape, total, depth = (images, 7, 10, channels), images * 70, 9 * channels

@@ -1,9 +1,9 @@
-"""Sampling the input matrix A of a convolution (`family`) without building it:
+"""Sampling the im2col matrix A of a convolution (`family`) without building it:
 
-    count_large    counts[b, q] = how many of the sampled values of region (b, q) of A are larger than a threshold in magnitude
+    count_large    counts[b, q] = the number of sampled values of region (b, q) of A that exceed a threshold in magnitude
 
-A is cut into regions of height x width. Of each the same places are looked at, offsets (S, 2) from its first row and column;
-rows beyond the last one count as the last, and columns beyond the last one as small.
+A is cut into regions of height x width. Each is sampled at the same offsets (S, 2) from its first row and column; rows beyond
+the last one are clamped to it, and columns beyond the last one count as small.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def count_large_reference(x, window, height, width, offsets, threshold):
 
 
 def _checked(op, x, window, height, width, offsets):
-    """(regions along the rows, along the columns), what the loops take of the images, and its table of single columns."""
+    """(regions along the rows, along the columns), geometry of the images for the loops, and their table of single columns."""
     expect(op, x=(x, ("N", "H", "W", "C")), offsets=(offsets, ("S", 2), INT32))
     if min(*window.kernel, *window.stride, *window.dilation) < 1 or min(window.padding) < 0:
         raise ValueError(f"{op}: {window} must have sizes from 1 and paddings from 0 on")
@@ -60,7 +60,7 @@ def _single(window, channels):
 # --- CPU --------------------------------------------------------------------------------------------------------------
 @host_function
 def _sees(segment, top, left, height, line):
-    """Whether a column of a patch that begins there is inside the image."""
+    """True if a column of a patch at this position is inside the image."""
     return 0 <= top + segment[0] < height and 0 <= left + segment[1] < line
 
 
@@ -69,7 +69,7 @@ def _count(pixels, channels, geometry, table, rows, height, width, offsets, thre
     """The regions of the block rows first … stop - 1."""
     numbers, found, samples = loops.unpacked(geometry), (-geometry[7], int64(0), int64(0)), offsets.shape[0]
     tall, line, down, across = numbers[0], numbers[1] * channels, numbers[8], numbers[9]
-    reach = np.full((counts.shape[1], samples), -1, np.int64)  # how far from its patch's first float each sample lies
+    reach = np.full((counts.shape[1], samples), -1, np.int64)  # offset of each sample from its patch's first float
     for q in range(reach.shape[0]):
         for s in range(samples):
             column = q * width + offsets[s, 1]
@@ -100,7 +100,7 @@ def _count(pixels, channels, geometry, table, rows, height, width, offsets, thre
 
 
 def count_large_cpu(x, window, height, width, offsets, threshold):
-    """counts[b, q] = how many of the sampled values of region (b, q) of A are larger than a threshold in magnitude"""
+    """counts[b, q] = the number of sampled values of region (b, q) of A that exceed a threshold in magnitude"""
     shape, geometry, table = _checked("count_large (cpu)", x, window, height, width, offsets)
     counts = empty_cpu(shape, np.int32)
     rows = x.shape[0] * int(geometry[6] * geometry[7])
@@ -120,7 +120,7 @@ def count_large_cpu(x, window, height, width, offsets, threshold):
 def _counting():
     @kernel("void(f4[::1], f4, i4[:, ::1], i4[::1], i4[:, ::1], i4[:, ::1], i4, i4, i4)")
     def count(pixels, threshold, offsets, geometry, table, counts, rows, height, width):
-        """One thread, one region."""
+        """One thread per region."""
         i = cuda.grid(1)
         if i < counts.size:
             b, q, found = i // counts.shape[1], i % counts.shape[1], int32(0)

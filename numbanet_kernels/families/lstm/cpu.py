@@ -1,4 +1,4 @@
-"""LSTM on the CPU: what the loops of `cpu_steps` are given, and which thread does what."""
+"""LSTM on the CPU: arguments and division among threads for the loops of `cpu_steps`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...runtime.memory import copy_cpu, empty_cpu, full_cpu
 from .cpu_steps import add_scores, backward, copy_seen, forward
 from .family import AFTER, STATE, check, check_seen, started
 
-UNITS = 1 << 22  # bytes of a packed weight from which on threads own units: below, all of it passes through each core in time
+UNITS = 1 << 22  # bytes of a packed weight from which threads own units: a smaller one is read by every core in time
 NOWHERE = np.zeros((1, 0), np.int32)
 
 
@@ -30,14 +30,14 @@ def _increasing(op, name, lists, limit):
 
 
 def _places(lists, total, places=None):
-    """(S, total) int32: where in its list an entry is, or what `places` (S, K) says, -1 where it is not in it."""
+    """(S, total) int32: position of each entry in its list, or `places` (S, K); -1 if it is not in the list."""
     found = np.full((len(lists), total), -1, np.int32)
     np.put_along_axis(found, lists.astype(np.int64), _all(lists.shape[1])[None] if places is None else places, axis=1)
     return found
 
 
 def _divided(flops, panels, samples):
-    """(parts, whether they are of units, a function that calls work(part) for each), inside `threads.held`"""
+    """(parts, True if they are of units, a function that calls work(part) for each), inside `threads.held`"""
     parts, by_units = threads.parts(flops=flops), 4 * panels >= UNITS
     if parts == 1 or (samples == 1 and not by_units):
         return 1, False, lambda work: work(threads.WHOLE)
@@ -45,7 +45,7 @@ def _divided(flops, panels, samples):
 
 
 def _through(steps, by_units, run, loop, blocks, tiles):
-    """Call loop(first step, stop, first block, stop, first tile, stop) for all of them."""
+    """Call loop(first step, stop, first block, stop, first tile, stop) for all parts."""
     if not by_units:
         run(lambda part: loop(0, steps, 0, blocks, part.of(tiles).start, part.of(tiles).stop))
         return
@@ -69,7 +69,7 @@ def lstm_cpu(z, w, h0, c0, units=None, scale=1.0, lengths=None):
     kept = _all(hidden) if units is None or not shared else units[0]
     rows, depth = packed_gemm.all_rows(len(kept)) if shared else packed_gemm.rows_of(units, hidden)
     place = NOWHERE if units is None else _places(units, hidden)
-    once = steps == 1 and units is None  # reading w as it lies takes less time than packing it
+    once = steps == 1 and units is None  # reading w in place takes less time than packing it
     flops = 8 * steps * n * hidden * depth
     with threads.held(flops):
         parts, by_units, run = _divided(flops, 4 * hidden * len(kept), n)
@@ -100,7 +100,7 @@ def lstm_cpu(z, w, h0, c0, units=None, scale=1.0, lengths=None):
 
 
 def lstm_grad_cpu(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None, columns=None, threshold=0.0):
-    """(dz, dh0, dc0): dz (T, N, 4H), written over the gates, or (T, N, K), of these columns alone"""
+    """(dz, dh0, dc0): dz (T, N, 4H), written over the gates, or with `columns` (T, N, K)"""
     op = "lstm_grad (cpu)"
     steps, n, hidden = check(
         op, gates, w, units, lengths, columns, dy=(dy, AFTER), c=(c, (len(dy) + 1, "N", "H")), dc=(dc, STATE)
@@ -148,7 +148,7 @@ def lstm_grad_cpu(dy, gates, c, w, units=None, scale=1.0, lengths=None, dc=None,
 
 
 def lstm_scores_cpu(dy, gates, c, lengths=None):
-    """scores[j] = sum_t,n |dz[t, n, j]|, as if nothing came back through time: dh = dy[t], dc = dh o (1 - q^2)"""
+    """scores[j] = sum_t,n |dz[t, n, j]| without recurrent gradients: dh = dy[t], dc = dh o (1 - q^2)"""
     expect(
         "lstm_scores (cpu)",
         dy=(dy, AFTER),

@@ -1,11 +1,12 @@
 """An LSTM's sequence on the CPU: products with a packed weight, and the gates at once while their sums are in cache.
 
-At each step a block of WIDTH units is finished before the next one: its products, its gates, and its part of what the next
-step reads, packed for that. Where the weight is large, a thread owns blocks of units, whose panels stay in its cache or stream
-through it alone, and all meet after each step; where it is small, a thread owns tiles of samples and meets nobody.
+At each step a block of WIDTH units is finished before the next one: its products, its gates, and its part of the packed input
+of the next step. For a large weight, a thread owns blocks of units, whose panels stay in its cache or are read by it alone, and
+all threads synchronise after each step; for a small one, a thread owns tiles of samples and never synchronises.
 
-Loops take `rows` (S, depth), the panel's rows that a step sees, and `place` (S, H), where a unit is in what it hands over, -1
-for nowhere; (S, 0) says that each is in its own place. S is 1, where all steps are alike, or T: step t reads row min(t, S - 1).
+Loops take `rows` (S, depth), the panel's rows that a step reads, and place[s, u] (S, H), the column of unit u in the packed
+input of the next step, -1 if dropped; (S, 0) means the identity. S is 1 if all steps are equal, or T: step t reads row
+min(t, S - 1).
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def _cell_grad(
     width,
     alive,
 ):
-    """One sample's units: dh = dy + scale back; out = dz of the gates, which may lie where they do; dc goes one step back."""
+    """One sample's units: dh = dy + scale back; out = dz of the gates, which may overwrite them; dc goes one step back."""
 
     def generate(context, builder, signature, arguments):
         (
@@ -161,14 +162,14 @@ def _cell_grad(
 
 
 def _cut(slope, threshold):
-    """0 where a slope is not larger; NaN passes."""
+    """0 if a gradient is not larger than the threshold in magnitude; NaN passes."""
     small = slope.builder.fcmp_ordered("<=", slope.size().value, slope.of(threshold).value)
     return Lanes(slope.builder, slope.builder.select(small, slope.of(0.0).value, slope.value))
 
 
 @intrinsic
 def _cell_scores(typing_context, dy, dy_at, gates, gates_at, step, c, before, after, scores, at, width):
-    """scores += |dz| of one sample's units, with nothing that comes back."""
+    """scores += |dz| of one sample's units, without recurrent gradients."""
 
     def generate(context, builder, signature, arguments):
         dy, dy_at, gates, gates_at, step, c, before, after, scores, at, width = data_of(context, builder, signature, arguments)
@@ -194,7 +195,7 @@ def _cell_scores(typing_context, dy, dy_at, gates, gates_at, step, c, before, af
 # --- through time -----------------------------------------------------------------------------------------------------
 @host_function
 def _hand_over(values, n0, n1, j, width, hidden, place, x):
-    """x[place[i], n - n0] = values[n, i] for n0 <= n < n1 and all i, of the units j … j + width - 1, that have a place."""
+    """x[place[i], n - n0] = values[n, i] for n0 <= n < n1 and the units j … j + width - 1 with place >= 0."""
     for first in range(j, values.shape[1], hidden):
         if place.size == 0:
             transpose_block(values, n0, n1, first, first + width, x, first, int64(0), False)
@@ -212,7 +213,7 @@ TABLES = "i4[:, ::1], i4[:, ::1], i4[::1], f4"
     f"void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], f4[:, :, :, ::1], {TABLES}, f4[:, :, :, ::1], i8, i8, i8, i8, i8, i8)"
 )
 def forward(z, h, c, panels, rows, place, lengths, scale, x, first, stop, block0, block1, tile0, tile1):
-    """The steps first … stop - 1 of some blocks of units and some tiles of samples; step -1 hands over h[0]."""
+    """The steps first … stop - 1 of some blocks of units and some tiles of samples; step -1 packs h[0]."""
     (steps, n, four), hidden, size = z.shape, h.shape[2], x.shape[3]
     room = np.zeros((4, size, WIDTH), np.float32)
     for t in range(first, stop):
@@ -248,7 +249,7 @@ def forward(z, h, c, panels, rows, place, lengths, scale, x, first, stop, block0
 
 @host_function
 def _spread(room, place, b, j, width, back):
-    """back[r, i] = room[r, the column of the block's panel that unit j + i has], 0 where it has none."""
+    """back[r, i] = room[r, the panel column of unit j + i], 0 if it has none."""
     for i in range(width):
         q = place[j + i] - b * WIDTH if place[j + i] >= 0 else int64(-1)
         for r in range(room.shape[0]):
@@ -257,7 +258,7 @@ def _spread(room, place, b, j, width, back):
 
 @host_function
 def _keep(slopes, n0, n1, j, width, hidden, columns, dz, x):
-    """dz[n, columns[i]] and x[columns[i], n - n0] = the slopes (4, samples, WIDTH) of those gates i that have a column."""
+    """dz[n, columns[i]] and x[columns[i], n - n0] = the gradients (4, samples, WIDTH) of those gates i that have a column."""
     for g in range(4):
         for i in range(width):
             column = columns[g * hidden + j + i]

@@ -1,4 +1,4 @@
-"""LSTM on CUDA: what launches the kernels of `cuda_steps`."""
+"""LSTM on CUDA: launches of the kernels of `cuda_steps`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .family import AFTER, STATE, check, check_seen, started
 
 
 def _all(*axes):
-    """An empty list, for kernels: nothing is thinned out."""
+    """An empty list: nothing is dropped."""
     return empty_cuda(axes, INT32)
 
 

@@ -1,26 +1,25 @@
-"""The kernels of `lstm`: a time step in one launch, or, where the layer is small, all time steps.
+"""The kernels of `lstm`: one launch per time step or, for small layers, one for all time steps.
 
     step         a block computes SAMPLES samples x UNITS units with all four gates of these units: 4 samples of one unit a
-                 thread, 16 sums in registers, 2 shared loads of 16 bytes for 16 multiply-adds. One half of the threads sums
-                 over one half of each tile, the other over the other. The pre-activations never reach memory: the block
-                 computes gates, c and h from the sums at once.
+                 thread, 16 sums in registers, 2 shared loads of 16 bytes for 16 multiply-adds. Each half of the threads sums
+                 over one half of each tile. The pre-activations never reach memory: the block computes gates, c and h from the
+                 sums at once.
     step back    the sums over 4 H columns of dz[t + 1] are four times as long, and there are a quarter as many of them: each
-                 warp sums over its eighth of each tile, 4 samples x 4 units a thread. What comes back so meets dy[t], and the
-                 block writes dz[t].
-    sequence     of at most SMALL units: a block owns FEW samples for all time steps and keeps their h (on the way back their
-                 dz) in shared memory. It reads w from the cache once a step, and no block waits for another.
+                 warp sums over its eighth of each tile, 4 samples x 4 units a thread. The block adds dy[t], and writes dz[t].
+    sequence     for at most SMALL units: a block owns FEW samples for all time steps and keeps their h (backward their dz) in
+                 shared memory. It reads w from the cache once a step, and no block waits for another.
 
-    step         w: 64 k x 16 units x 4 gates (the gates of a unit side by side), h: 64 k x 32 samples; both lie with k in rows
-                 of 4 floats more, so that a warp, which copies 8 k x 4 columns, meets 32 banks
-    step back    w: 128 columns x 16 units, as in memory; dz: 128 columns x 32 samples, in rows of 4 floats more
+    step         w: 64 k x 16 units x 4 gates (the gates of a unit side by side), h: 64 k x 32 samples; both have k in rows
+                 padded by 4 floats, so that a warp, which copies 8 k x 4 columns, uses 32 banks
+    step back    w: 128 columns x 16 units, as in memory; dz: 128 columns x 32 samples, in rows padded by 4 floats
 
-Of `units`, `order`, `places` and `lengths` an empty array means that nothing is thinned out. Inner loops count with `while` and
-index with uint32: `range` counts in 64 bits, and Numba asks of a signed index whether it is negative, which made up a quarter
-of such a loop.
+An empty array for `units`, `order`, `places` or `lengths` means that nothing is dropped. Inner loops count with `while` and
+index with uint32: `range` counts in 64 bits, and Numba tests signed indices for negative values, which took a quarter of the
+time of such a loop.
 
-A step is as long as reading w takes: 16 H^2 bytes for 8 N H^2 FLOPs. A faster one would copy the next tiles while these are
-multiplied (`copies`). As many blocks as the card holds, launched once, could keep w in registers for all time steps, with a
-barrier of the whole grid after each step (a cooperative launch).
+A step takes as long as reading w: 16 H^2 bytes for 8 N H^2 FLOPs. A faster one would copy the next tiles while these are
+multiplied (`copies`). One cooperative launch with as many blocks as fit the device could keep w in registers for all time
+steps, with a barrier of the whole grid after each step.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from numba import float32, int32, uint32
 from ...blocks.intrinsics import sigmoids
 from ...runtime.declare import cuda, inlined, kernel, kernels
 
-# No card has confirmed these sizes.
+# These sizes are not tuned on a device.
 SAMPLES, UNITS = 32, 16  # of a block that computes one step
 BLOCK, WARPS = (16, 16), 8  # its threads
 DEPTH, COLUMNS = 64, 128  # units of h, columns of dz in a tile
-SMALL, FEW = 128, 4  # units of a layer that a block walks through time, and samples of the block
+SMALL, FEW = 128, 4  # units of a layer, and samples of a block, that runs through all time steps
 ROWS, ACROSS, SHARES = 8, 32, 32  # of scores: threads down and across, and blocks that share the time steps
 
 
 def _cells():
-    """(forward, backward, what writes dz): unit u of sample n in step t. Their factory makes them anew, as `inlined` says."""
+    """(forward, backward, writer of dz) for unit u of sample n in step t; each factory makes its own (`inlined`)."""
     sigmoid = sigmoids()
 
     @inlined
     def cell(z, c, h, lengths, t, n, u, i, f, g, o):
-        """h[t + 1], given what of the pre-activations is not in z; z, c and h are written."""
+        """h[t + 1], given the part of the pre-activations that is not in z; writes z, c and h."""
         zero, hidden = float32(0), int32(c.shape[2])
         i, f = sigmoid(z[t, n, u] + i), sigmoid(z[t, n, hidden + u] + f)
         g, o = math.tanh(z[t, n, 2 * hidden + u] + g), sigmoid(z[t, n, 3 * hidden + u] + o)
@@ -59,7 +58,7 @@ def _cells():
 
     @inlined
     def cell_back(dy, gates, c, lengths, threshold, t, n, u, dh, dc):
-        """dz of the four gates, and dc to carry on, given what comes back to h[t + 1] and c[t + 1]"""
+        """dz of the four gates, and the dc to carry on, given the gradients of h[t + 1] and c[t + 1]"""
         zero, one, hidden = float32(0), float32(1), int32(c.shape[2])
         di, df, dg, do = zero, zero, zero, zero
         if lengths.size == 0 or t < lengths[n]:
@@ -79,7 +78,7 @@ def _cells():
 
     @inlined
     def write(dz, places, t, n, u, hidden, di, df, dg, do):
-        """dz of the four gates, to the places of those that are kept"""
+        """dz of the four gates, written to the columns of the kept ones"""
         for gate, value in ((0, di), (1, df), (2, dg), (3, do)):
             place = places[gate * hidden + u] if places.size > 0 else gate * hidden + u
             if place >= 0:
@@ -171,7 +170,7 @@ def step_back():
         "i4, f4[:, :, ::1], f4[:, ::1], f4[:, ::1])"
     )
     def lstm_step_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, t, dz, dc, dh0):
-        """Step t, or to h0 if t = -1, for the next units of `order`: step t + 1 sees the first `seen`. Sums a<sample><unit>."""
+        """Step t, or h0 if t = -1, for the next units of `order`: step t + 1 reads the first `seen`. Sums a<sample><unit>."""
         w_tile, dz_tile = cuda.shared.array((COLUMNS, UNITS), float32, 16), cuda.shared.array((COLUMNS, down), float32, 16)
         sums = cuda.shared.array((WARPS, SAMPLES, UNITS), float32, 16)
         tx, ty = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
@@ -238,7 +237,7 @@ def sequence():
 
     @kernel("void(f4[:, :, ::1], f4[:, ::1], i4[:, ::1], i4[::1], f4, f4[:, :, ::1], f4[:, :, ::1])")
     def lstm_sequence(z, transposed, units, lengths, scale, h, c):
-        """All steps, `transposed` = w.T: thread (u, g) sums for gate g of unit u, then is the cell of sample g."""
+        """All steps, `transposed` = w.T: thread (u, g) sums gate g of unit u, then computes the cell of sample g."""
         states = cuda.shared.array((SMALL, FEW), float32, 16)
         sums = cuda.shared.array((4, SMALL, FEW), float32, 16)
         u, g = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
@@ -291,13 +290,15 @@ def sequence_back():
         "f4[:, :, ::1], f4[:, ::1], f4[:, ::1])"
     )
     def lstm_sequence_back(dy, gates, c, w, order, seen, columns, places, lengths, scale, threshold, dz, dc, dh0):
-        """All steps, backwards: thread (q, g) sums every fourth column for unit q of `order`, then is the cell of sample g."""
+        """All steps, backwards: thread (q, g) sums every fourth column for unit q of `order`, then computes the cell of sample
+        g.
+        """
         after = cuda.shared.array((columns_of_all, FEW), float32, 16)
         sums = cuda.shared.array((4, SMALL, FEW), float32, 16)
         q, g = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y)
         n, hidden, steps = int32(cuda.blockIdx.x) * FEW + g, int32(w.shape[1]), int32(dy.shape[0])
         depth, listed, zero = int32(dz.shape[2]), places.size > 0, float32(0)
-        for j in range(q, depth, hidden):  # stays 0 where the block has fewer samples
+        for j in range(q, depth, hidden):  # stays 0 if the block has fewer samples
             after[j, g] = zero
         for t in range(steps - 1, -2, -1):
             # dh[t + 1] from dz[t + 1]
@@ -331,7 +332,7 @@ def sequence_back():
 def ordered():
     @kernel("void(i4[:, ::1], i4[:, ::1])")
     def lstm_order(units, order):
-        """Row by row, the listed units, then the others: a thread searches the list for its unit."""
+        """For each row, the listed units, then the others: a thread searches the list for its unit."""
         i, hidden, kept = int32(cuda.grid(1)), int32(order.shape[1]), int32(units.shape[1])
         if i < order.size:
             row, unit, low, high = i // hidden, i % hidden, int32(0), kept
@@ -353,7 +354,7 @@ def scores():
 
     @kernel("void(f4[:, :, ::1], f4[:, :, ::1], f4[:, :, ::1], i4[::1], f4[:, ::1])")
     def lstm_scores(dy, gates, c, lengths, totals):
-        """totals[s, j] = sum of |dz[t, n, j]| over n and t = s, s + shares, ...: a block has ACROSS units."""
+        """totals[s, j] = sum of |dz[t, n, j]| over n and t = s, s + shares, ...: one block per ACROSS units."""
         sums = cuda.shared.array((4, ROWS, ACROSS), float32)
         tx, ty, share = int32(cuda.threadIdx.x), int32(cuda.threadIdx.y), int32(cuda.blockIdx.y)
         u, hidden, zero = int32(cuda.blockIdx.x) * ACROSS + tx, int32(c.shape[2]), float32(0)
@@ -378,7 +379,7 @@ def scores():
 def seen():
     @kernel("void(f4[:, :, ::1], i4[:, ::1], f4[:, :, ::1])")
     def lstm_seen(h, units, y):
-        """One thread, one kept element."""
+        """One thread per kept element."""
         i, samples, kept = int32(cuda.grid(1)), int32(h.shape[1]), int32(units.shape[1])
         if i < h.shape[0] * samples * kept:
             t, n = i // (samples * kept), i // kept % samples

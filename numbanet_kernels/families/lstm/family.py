@@ -1,25 +1,25 @@
 """LSTM through time (Hochreiter & Schmidhuber 1997, with forget gates), the gates in PyTorch's order i, f, g, o:
 
-    lstm        a[t] = z[t] + scale h[t][:, units] w[:, units].T        z (T, N, 4H): what x brings, biases with it; w (4H, H)
+    lstm        a[t] = z[t] + scale h[t][:, units] w[:, units].T        z (T, N, 4H): x's part, with both biases; w (4H, H)
                 i, f, o = sigmoid(a_i, a_f, a_o),   g = tanh(a_g)       gates (T, N, 4H), written over z
                 c[t + 1] = f c[t] + i g,   h[t + 1] = o tanh(c[t + 1])  h, c (T + 1, N, H) begin with h0 and c0
-    lstm_grad   with dh = dy[t] + scale dz[t + 1] w at the units, 0 at the others, and q = tanh(c[t + 1]):
+    lstm_grad   with dh = dy[t] + scale dz[t + 1] w at the units, dy[t] at the others, and q = tanh(c[t + 1]):
                 dc = dh o (1 - q^2) + dc[t + 1] f[t + 1],   dz_i = dc g i (1 - i),   dz_f = dc c[t] f (1 - f),
                 dz_g = dc i (1 - g^2),   dz_o = dh q o (1 - o)          dz (T, N, 4H), written over the gates
-    lstm_scores scores[j] = sum_t,n |dz[t, n, j]|, as if nothing came back through time: dh = dy[t], dc = dh o (1 - q^2)
+    lstm_scores scores[j] = sum_t,n |dz[t, n, j]| without recurrent gradients: dh = dy[t], dc = dh o (1 - q^2)
 
     lstm_seen   y[t, n, u] = h[t, n, u] for the units u of step t, else 0       h (T, N, H), units (T, K)
 
-Step t reads h[t] and gives h[t + 1]: dw = scale sum_t dz[t].T h[t][:, units] is one product over T N, where each step has units
-of its own with what `lstm_seen` leaves. What thins it out:
+Step t reads h[t] and computes h[t + 1]: dw = scale sum_t dz[t].T h[t][:, units] is one product over T N; if each step has its
+own units, h comes from `lstm_seen`. Options:
 
-    units       increasing int32 (1, K) for all steps, or (T, K): only these units of h are seen by the next step
-    lengths     int32 (N,): a sample ends after so many steps; h is 0 from there on, c stays as it was
-    columns     increasing int32 (K,) of the 4H: only these columns of dz are computed, dz (T, N, K) holds them alone
-    threshold   elements of dz that are not larger are 0
+    units       increasing int32 (1, K) for all steps, or (T, K): the next step reads only these units of h
+    lengths     int32 (N,): number of steps of each sample; after its end h is 0 and c is unchanged
+    columns     increasing int32 (K,) of the 4H: only these columns of dz are computed, and dz is (T, N, K)
+    threshold   elements of dz that are not larger in magnitude are set to 0
 
-8 N H^2 FLOPs a step on 16 H^2 bytes of w: with few samples a step is as long as reading w takes, so w is packed once
-and, where it fits, stays in cache.
+8 N H^2 FLOPs a step on 16 H^2 bytes of w: with few samples a step takes as long as reading w, so w is packed once and, if it
+fits, stays in cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..elementwise import sigmoid_reference
 
 # --- reference --------------------------------------------------------------------------------------------------------
 def _seen(units, t, hidden):
-    """(H,) of 0 and 1: which units of h step t sees"""
+    """(H,) of 0 and 1: 1 for the units of h that step t reads"""
     seen = np.ones(hidden)
     if units is not None:
         seen[:] = 0
@@ -41,7 +41,7 @@ def _seen(units, t, hidden):
 
 
 def _alive(lengths, t, samples):
-    """(N, 1) of 0 and 1: which samples have a step t"""
+    """(N, 1) of 0 and 1: 1 for the samples that have a step t"""
     return np.ones((samples, 1)) if lengths is None else (t < np.asarray(lengths))[:, None].astype(float)
 
 
@@ -96,8 +96,7 @@ def lstm_seen_reference(h, units):
 
 # --- what both need ---------------------------------------------------------------------------------------------------
 def check(op, gates, w, units=None, lengths=None, columns=None, **states):
-    """(T, N, H) of z or gates (T, N, 4H) and w (4H, H); states by name, (array, shape); ValueError where something does not
-    fit."""
+    """(T, N, H) of z or gates (T, N, 4H) and w (4H, H); states by name, (array, shape); ValueError if arguments do not fit."""
     found = expect(
         op,
         w=(w, ("4H", "H")),
@@ -113,7 +112,7 @@ def check(op, gates, w, units=None, lengths=None, columns=None, **states):
     if units is not None and (found["S"] not in (1, steps) or found["K"] > hidden):
         raise ValueError(f"{op}: units {units.shape} must have one row or {steps}, of at most {hidden} units")
     if columns is not None and found["J"] > 4 * hidden:
-        raise ValueError(f"{op}: columns {columns.shape} are more than the {4 * hidden} there are")
+        raise ValueError(f"{op}: columns {columns.shape} exceed {4 * hidden}")
     return steps, n, hidden
 
 

@@ -14,8 +14,9 @@ from .family import BYTE, FEW, KINDS, averaged, bands_of, check_max_grad, in_byt
 
 
 def _to_largest(dy, places, dx, taps, numbers, start, stop):
-    """The images start … stop - 1: each output's slope goes to the pixel that its place names, `taps` (K, 3) below, to the
-    right, and in floats behind its window's first; those of places outside the image go nowhere."""
+    """The images start … stop - 1: each output's gradient is added to the pixel of its argmax; `taps` (K, 3) are offsets from
+    the window's first pixel: down, right, and in floats. Pixels outside the image are skipped.
+    """
     kh, kw, sh, sw, ph, pw, dh, dw = numbers
     height, width, channels = dx.shape[1:]
     lowest, rightmost = height - (kh - 1) * dh, width - (kw - 1) * dw
@@ -75,7 +76,7 @@ def _sums(x, z, rows, outer_row, inner_row, cols, outer_col, inner_col, start, s
 
 
 def _share(loop, shape, elements, *given):
-    """The loop on each thread's rows of N images."""
+    """Run the loop on each thread's rows of N images."""
 
     def work(part):
         own = part.of(shape[0] * shape[1])
@@ -85,7 +86,7 @@ def _share(loop, shape, elements, *given):
 
 
 def max_pool_cpu(x, window):
-    """(y, places): the maximum in each window, and which of its pixels it is.   x (N, H, W, C)"""
+    """(y, places): the maximum of each window, and its position in the window.   x (N, H, W, C)"""
     small = in_bytes("max_pool (cpu)", window)
     expect("max_pool (cpu)", x=x)
     shape = pooled("max_pool (cpu)", window, x.shape)
@@ -96,7 +97,7 @@ def max_pool_cpu(x, window):
 
 
 def max_pool_grad_cpu(dy, places, window, shape):
-    """dx of max_pool of images of this shape"""
+    """dx of max_pool for images of this shape"""
     small, numbers = check_max_grad("max_pool_grad (cpu)", dy, places, window, shape)
     dx, taps = empty_cpu(shape), np.indices(window.kernel).reshape(2, -1).T * window.dilation
     taps = np.ascontiguousarray(np.column_stack([taps, (taps[:, 0] * shape[2] + taps[:, 1]) * shape[3]]))
@@ -118,7 +119,7 @@ def avg_pool_cpu(x, window, include_padding=True):
 
 
 def avg_pool_grad_cpu(dy, window, shape, include_padding=True):
-    """dx of avg_pool of images of this shape"""
+    """dx of avg_pool for images of this shape"""
     expect("avg_pool_grad (cpu)", dy=(dy, averaged("avg_pool_grad (cpu)", window, shape)))
     dx = empty_cpu(shape)
     _share(_sums, dx.shape, dx.size, dy, dx, *bands_of(window, *shape[1:3], bool(include_padding), True))

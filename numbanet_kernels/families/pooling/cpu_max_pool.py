@@ -1,8 +1,8 @@
-"""The largest pixel in each window of images on the CPU, and which it is: first down, then across.
+"""Max pooling on the CPU, with argmax: first down, then across.
 
-Lines of pixels are (W C,) floats. The largest of the lines that windows see, pixel by pixel, and which of them it is from, is
-one pass over whole lines; so is the largest of each pixel and those to its right, of all pixels, of which windows that are some
-apart then need some. Passes are as long as lines, however few the channels: they are vector code.
+Lines of pixels are (W C,) floats. The first pass takes the elementwise maximum over the lines of a window, and the index of its
+line; the second the maximum of each pixel and those to its right, for all pixels, of which windows use every stride-th. Passes
+run over whole lines, however few the channels, so they are vectorised.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .family import KINDS
 
 @host_function
 def _down(image, top, step, taps, best, places):
-    """best[k] = max image[top + i step, k] over i < taps inside the image, places[k] = i; of none -inf and 0."""
+    """best[k] = max image[top + i step, k] over i < taps inside the image, places[k] = i; -inf and 0 if there is none."""
     fresh = True
     for i in range(taps):
         h, place = top + i * step, places.dtype.type(i)
@@ -26,7 +26,7 @@ def _down(image, top, step, taps, best, places):
             for k in range(line.size if fresh else 0):
                 best[k], places[k] = line[k], place
             for k in range(0 if fresh else line.size):
-                value, before, at = line[k], best[k], places[k]  # all read first: so it becomes vector code
+                value, before, at = line[k], best[k], places[k]  # all loads first, so that LLVM vectorises
                 larger = (value > before) | (value != value)
                 best[k], places[k] = value if larger else before, place if larger else at
             fresh = False
@@ -36,8 +36,9 @@ def _down(image, top, step, taps, best, places):
 
 @host_function
 def _across(values, downs, step, taps, best, places):
-    """best[k] = max values[k + j step] over j < taps, places[k] = downs[k + j step] taps + j; of equal ones the first place, of
-    NaNs the last."""
+    """best[k] = max values[k + j step] over j < taps, places[k] = downs[k + j step] taps + j; of equal values the first index,
+    of NaNs the last.
+    """
     many = places.dtype.type(taps)
     for k in range(best.size):
         best[k], places[k] = values[k], downs[k] * many
@@ -52,7 +53,7 @@ def _across(values, downs, step, taps, best, places):
 
 @host_function
 def _pick(source, room, target, channels, step):
-    """target = `channels` of every `step` of the source; they are joined in a room that has space for a vector more."""
+    """target = `channels` of every `step` floats of the source; `room` is a buffer with space for one more vector."""
     for at in range(0, target.size, channels):
         copy_vectors(source, at // channels * step, room, at, channels)
     for k in range(target.size):
@@ -60,8 +61,9 @@ def _pick(source, room, target, channels, step):
 
 
 def _largest(x, y, places, channels, numbers, floats, marks, start, stop):
-    """The rows start … stop - 1 of all outputs.   x (N, H, W C), y, places (N OH, OW C); floats, marks: room for three lines,
-    the first -inf and kh: padding loses where all that a window sees is -inf."""
+    """The rows start … stop - 1 of all outputs.   x (N, H, W C), y, places (N OH, OW C); floats, marks: buffers of three lines,
+    the first filled with -inf and kh: padding loses if all pixels of a window are -inf.
+    """
     kh, kw, sh, sw, ph, pw, dh, dw = numbers
     tall, edge, step = y.shape[0] // x.shape[0], pw * channels, sw * channels
     inner, downs = floats[0, edge : edge + x.shape[2]], marks[0, edge : edge + x.shape[2]]
@@ -82,8 +84,9 @@ _LARGEST = {
 
 
 def largest(x, y, places, numbers, start, stop):
-    """y[n, oh, ow, c], places[n, oh, ow, c] for the rows start … stop - 1 of all (n, oh): the largest of x in the window there,
-    which `numbers` say, and kh KW + kw of the first pixel that it is; NaN is larger than any number."""
+    """y[n, oh, ow, c], places[n, oh, ow, c] for the rows start … stop - 1 of all (n, oh): the maximum of x in the window, given
+    by `numbers`, and kh KW + kw of the first pixel that attains it; NaN is larger than any number.
+    """
     n, height, width, channels = x.shape
     size = (width + 2 * numbers[5]) * channels + VECTOR
     floats, marks = empty_cpu((3, size)), empty_cpu((3, size), places.dtype)

@@ -1,17 +1,17 @@
-"""Pooling of images x (N, H, W, C), channels last. A window says which pixels output (oh, ow) sees (`layouts.windows`):
+"""Pooling of images x (N, H, W, C), channels last. A window determines the pixels of output (oh, ow) (`layouts.windows`):
 
-    max_pool        y[n, oh, ow, c] = max of x[n, h, w, c] over the pixels that it sees; padding counts as -inf
-                    places[n, oh, ow, c] = kh KW + kw of the first one that is the largest, in the image even where that is
-                    -inf; NaN is larger than any number, and of several the last counts, all as in PyTorch
-    max_pool_grad   dx[n, h, w, c] = sum of dy[n, oh, ow, c] over the outputs whose place is (h, w)
+    max_pool        y[n, oh, ow, c] = max of x[n, h, w, c] over the window; padding counts as -inf
+                    places[n, oh, ow, c] = kh KW + kw of the first pixel that attains it, inside the image even if that is
+                    -inf; NaN is larger than any number, and the last of several NaNs counts, all as in PyTorch
+    max_pool_grad   dx[n, h, w, c] = sum of dy[n, oh, ow, c] over the outputs whose argmax is (h, w)
 
-    avg_pool        y[n, oh, ow, c] = a[oh] b[ow] (sum of x[n, h, w, c] over the pixels that it sees), a and b 1 / the pixels
-                    that it sees along each axis, those of padding counted or not
-    avg_pool_grad   dx[n, h, w, c] = sum of a[oh] b[ow] dy[n, oh, ow, c] over the outputs that see (h, w)
+    avg_pool        y[n, oh, ow, c] = a[oh] b[ow] (sum of x[n, h, w, c] over the window), a and b 1 / the number of pixels
+                    along each axis, padding included or not
+    avg_pool_grad   dx[n, h, w, c] = sum of a[oh] b[ow] dy[n, oh, ow, c] over the outputs whose window has (h, w)
 
-Places are bytes where a window, with one row more for padding (`cpu_max_pool`), has at most 256 pixels, else int32. The outputs
-that see a pixel lie side by side, as the pixels that an output sees do: avg_pool_grad is avg_pool's loop over other `Bands`. No
-gradient adds to what another thread writes.
+`places` are bytes if a window, with one row more for padding (`cpu_max_pool`), has at most 256 pixels, else int32. The outputs
+whose window has a pixel are contiguous, like the pixels of a window: avg_pool_grad is avg_pool's loop with other `Bands`. Each
+gradient is written by one thread only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...layouts.windows import Bins, Window, pooled
 from ...runtime.expect import INT32, expect
 
 BYTE, KINDS = np.dtype(np.uint8), {True: "u1", False: "i4"}  # of places; by whether they are bytes
-FEW = 16  # pixels that are added up in float32
+FEW = 16  # pixels that are summed in float32
 
 
 class Bands(NamedTuple):
@@ -59,7 +59,7 @@ def _axis_bands(window, axis, n, include_padding, back):
 
 @functools.lru_cache(maxsize=256)
 def bands_of(window, height, width, include_padding, back):
-    """The arrays of both axes, one after the other."""
+    """The arrays of both axes in order."""
     return (*_axis_bands(window, 0, height, include_padding, back), *_axis_bands(window, 1, width, include_padding, back))
 
 
@@ -115,23 +115,23 @@ def avg_pool_grad_reference(dy, window, shape, include_padding=True):
 
 
 def check_max_grad(op, dy, places, window, shape):
-    """Whether places are bytes, and the numbers of the window; TypeError or ValueError unless the arrays fit."""
+    """(True if places are bytes, the numbers of the window); TypeError or ValueError unless the arrays fit."""
     small = in_bytes(op, window)
     expect(op, dy=(dy, pooled(op, window, shape)), places=(places, dy.shape, BYTE if small else INT32))
     return small, numbers_of(window)
 
 
 def in_bytes(op, window):
-    """Whether the places of a window fit into bytes; TypeError for bins, whose maximum is not offered."""
+    """True if the argmax of a window fits into a byte; TypeError for bins, for which max pooling is not supported."""
     if not isinstance(window, Window):
-        raise TypeError(f"{op}: it takes a Window, not {window!r}")
+        raise TypeError(f"{op}: expected a Window, got {window!r}")
     return (window.kernel[0] + 1) * window.kernel[1] <= 256
 
 
 def averaged(op, window, shape):
     """`pooled`; ValueError for a window with holes, too."""
     if isinstance(window, Window) and window.dilation != (1, 1):
-        raise ValueError(f"{op}: a mean has no dilation, the window's is {window.dilation}")
+        raise ValueError(f"{op}: average pooling does not support dilation {window.dilation}")
     return pooled(op, window, shape)
 
 

@@ -128,5 +128,5 @@ def test_bad_arguments_are_named(suffix, put):
         function(put(np.zeros((4, 5))), put(np.zeros((9, 6))), Pattern((9, 6), 4, 2, 0))
     with pytest.raises(ValueError, match="bias=2"):
         function(put(np.zeros((4, 6))), put(np.zeros((9, 6))), Pattern((9, 6), 4, 2, 2))
-    with pytest.raises(TypeError, match="no Pattern"):
+    with pytest.raises(TypeError, match="is not a Pattern"):
         function(put(np.zeros((4, 6))), put(np.zeros((9, 6))), (4, 2, 1, 0))

@@ -394,7 +394,7 @@ def test_what_does_not_fit_is_refused(suffix, put, given, message):
 )
 def test_lists_that_are_not_increasing_are_refused(given):
     """On the CPU, which reads lists on its way; those of a device are trusted."""
-    with pytest.raises(ValueError, match="conv2d .*what is kept must be increasing numbers from 0 to (11|2)$"):
+    with pytest.raises(ValueError, match="conv2d .*kept indices must increase and be from 0 to (11|2)$"):
         called("cpu", lambda host: host if host.dtype == np.int32 else np.float32(host), **given)
 
 
