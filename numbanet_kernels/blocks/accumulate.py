@@ -178,9 +178,8 @@ class Sums(NamedTuple):
     """Intrinsics on a thread's sums.
 
     corner: t -> (row or column that the thread copies if neighbours copy along k; row and column of its first sum; offsets of
-    its
-    operands in a tile of A and of B). `multiply` takes the number of the step, whose last bit selects one of two tiles; zeros,
-    multiply, store and scatter have their own docstrings.
+    its operands in a tile of A and of B). `multiply` takes the number of the step, whose last bit selects one of two tiles;
+    zeros, multiply, store and scatter have their own docstrings.
     """
 
     corner: Callable

@@ -378,10 +378,9 @@ def launch_block(
     and (bk, bn). `where` and `a_sums` as above.
 
     If b is a submatrix of a weight, pass the whole weight as b and indices = (kept rows, kept columns, row length, step of the
-    rows
-    in bias): non-empty device arrays, and no a_sums. `passes` of TF32, in tiles of 128: 3, with the error of float32, or 1;
-    None:
-    `way_for`. For tests: `tile` is 64 or 128, `span` the length of k of a block, a multiple of 16, `padding` a multiple of 4.
+    rows in bias): non-empty device arrays, and no a_sums. `passes` of TF32, in tiles of 128: 3, with the error of float32, or
+    1; None: `way_for`. For tests: `tile` is 64 or 128, `span` the length of k of a block, a multiple of 16, `padding` a
+    multiple of 4.
     """
     (rows, cols, depth), (am, ak), (bk, bn) = shape, a_at, b_at
     if passes is None:

@@ -173,8 +173,7 @@ def multiply_listed(x, w, rows, cols, out, bias=None, relu=False, scale=1.0, alo
     not checked. With `alone`, the calling thread does all the work.
 
     Each thread computes the same number of blocks and transposes the samples that it needs; waiting for other threads to
-    transpose
-    them takes as long. One compiled call per thread, so that the GIL is taken once.
+    transpose them takes as long. One compiled call per thread, so that the GIL is taken once.
     """
     (n, depth), flops, added = x.shape, 2 * out.size * x.shape[1], EMPTY if bias is None else bias
     blocks, count = -(-rows.size // ROWS), -(-n // WIDTH)

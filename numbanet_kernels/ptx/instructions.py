@@ -27,10 +27,8 @@ class Step:
     """One decoded instruction.
 
     `plain` runs it for the running threads; without it, `kind` is "branch" to `target` if `condition` holds (None: always),
-    "exit",
-    "call" of the function at `target` after `run`, "return" to the call after its `back`, or "barrier" and "warp", which wait
-    until
-    `complete`; a "warp" step then runs `run`.
+    "exit", "call" of the function at `target` after `run`, "return" to the call after its `back`, or "barrier" and "warp",
+    which wait until `complete`; a "warp" step then runs `run`.
     """
 
     plain: Callable[[Wave], None] | None = None

@@ -218,8 +218,7 @@ def parse(
     """The kernel in a PTX text.
 
     With `arguments`, those of its Python function (`Kernel.arguments`), `run` checks what it is given; with `lines`, which
-    returns
-    the text with lines of Python, errors name these.
+    returns the text with lines of Python, errors name these.
 
     Raises
     ------

@@ -218,8 +218,7 @@ def conflicts(address: np.ndarray, width: int, lanes: np.ndarray) -> int:
     """Cycles that warps wait because several words of one bank are requested at once.
 
     With 8 bytes per thread half a warp is served at a time, with 16 a quarter; threads that request the same word share it.
-    `lanes`
-    has the thread of each access, 32 per warp.
+    `lanes` has the thread of each access, 32 per warp.
     """
     words = max(width // WORD, 1)
     phase = np.repeat(lanes * words // WARP, words)

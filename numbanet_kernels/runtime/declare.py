@@ -60,8 +60,7 @@ class Kernel:
 
     `family` is set by `kernels`, `variant` names the constants that its factory fixed, such as "tile=32", `least` is the lowest
     compute capability that has its instructions, and `bounds`, if given, is (threads of a block, least blocks per
-    multiprocessor):
-    launch bounds for register allocation.
+    multiprocessor): launch bounds for register allocation.
     """
 
     __name__: str  # the function's name
@@ -109,8 +108,7 @@ class Kernel:
         """PTX text for a compute capability such as (8, 0). Needs NVVM (extra `cuda`) but no GPU and no driver.
 
         With `lines` it contains the Python line of each instruction; a few instructions may then differ. The PTX of this
-        package's
-        kernels is cached on disk, until a source file or a compiler changes.
+        package's kernels is cached on disk, until a source file or a compiler changes.
         """
 
         def compiled() -> str:
@@ -157,8 +155,7 @@ def _cached(jit: Callable[..., Any], signature: str, function: Callable[..., Non
     """jit(signature)(function), cached on disk by Numba; compiled in this process if the cache cannot be read or written.
 
     Numba checks only the file of the function for changes, not those of the functions it calls: the cache folder is therefore
-    named
-    by a digest of all sources.
+    named by a digest of all sources.
     """
     folder = files.version("compiled", digest(PACKAGE)[:16])
     try:
@@ -209,8 +206,7 @@ def intrinsic(*key: Any) -> Callable[[Callable[..., Any]], Any]:
     """Declare LLVM code for kernels, like `numba.cuda.extending.intrinsic`; `key` distinguishes the intrinsics of one factory.
 
     Numba caches compiled kernels by the contents of their closures. An intrinsic declared here is the same in every process,
-    until a
-    source file of the kernels changes.
+    until a source file of the kernels changes.
     """
 
     def declare(function: Callable[..., Any]) -> Any:
@@ -273,8 +269,7 @@ def host_kernel(signature: str) -> Callable[[Callable[..., None]], Callable[...,
     """Declare a CPU loop by its one signature: Numba compiles it at the first call and caches it on disk.
 
     A loop runs on the calling thread, without the GIL: `threads.share` calls it on parts of its arrays concurrently. It takes
-    arrays
-    and numbers. While a tape is being written, the call is recorded instead.
+    arrays and numbers. While a tape is being written, the call is recorded instead.
     """
     digest(PACKAGE)  # of the sources as imported, not as they may be at the first call
 

@@ -14,8 +14,7 @@ def expect(op: str, **arrays: Any) -> dict[str, Any]:
     """Check arrays, each given as (array, shape) or (array, shape, dtype); None is skipped.
 
     A shape is a tuple of numbers and of names of lengths, the name of a whole shape, or None for any; a name stands for the
-    same
-    length everywhere. A bare array has the shape "S"; the default dtype is float32.
+    same length everywhere. A bare array has the shape "S"; the default dtype is float32.
 
     Returns
     -------

@@ -81,8 +81,7 @@ def cached(name: object, decides: object, make: Callable[[], str]) -> str:
     """make(), or its earlier result from a file with the same name and the same value of `decides`.
 
     Each name has one file, in NUMBA_CACHE_DIR or else in the cache folder. It begins with a digest of `decides` and of the
-    text: a
-    damaged or outdated file is rewritten. If no file can be written, `make` runs each time.
+    text: a damaged or outdated file is rewritten. If no file can be written, `make` runs each time.
     """
     try:
         path = _folder("texts") / _digest(name)

@@ -84,8 +84,7 @@ class Pool:
     earlier size, and the high end is never touched: the system backs it with no memory.
 
     Pieces return at any moment, from any thread and from the garbage collector: into a deque, whose append is atomic. Chunks
-    are
-    changed only under a lock, which is held briefly.
+    are changed only under a lock, which is held briefly.
     """
 
     LARGE = 1 << 24  # bytes: pieces of this size are merged as soon as they return, others when the next one is taken

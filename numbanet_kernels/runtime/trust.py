@@ -14,8 +14,7 @@ def trusted(check: Callable[[], float]) -> Callable[[], bool]:
     """True if fast code is correct on this device: once per process, `check` runs it and returns its error.
 
     If the error is not small, or the check fails, a warning is issued and the simple code is used. On the emulated device the
-    tests
-    have checked it.
+    tests have checked it.
     """
 
     @functools.cache

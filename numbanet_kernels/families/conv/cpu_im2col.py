@@ -63,10 +63,8 @@ class _Work:
     """A convolution as the loops take it: lists, sizes, and each thread's images.
 
     Neighbouring positions read nearly the same pixels. `joined` of them can be computed as one, by a wider window whose weight
-    has
-    outputs for each of them, 0 for pixels that a position does not read: fewer rows are gathered, and SGEMM gets wider
-    matrices.
-    Their rows of y are adjacent in memory.
+    has outputs for each of them, 0 for pixels that a position does not read: fewer rows are gathered, and SGEMM gets wider
+    matrices. Their rows of y are adjacent in memory.
     """
 
     def __init__(self, x, w, window, plan, positions):
