@@ -7,9 +7,8 @@
 
 The work is 2 N K J FLOPs instead of 2 N O I. `rows` and `cols` are slices that end at the end of their axis, increasing int32
 arrays on the device, `layouts.rows.Period` (both forms), or None for all.
-Kernels: masked (a teaching step: the whole grid starts, and a block whose row is dropped returns before its first barrier),
-listed (any index lists: the grid has only the kept outputs) and, for the constant strides of a pattern, the blocks of
-`gemm_block`.
+Kernels: masked (a teaching step: blocks of dropped rows return before their first barrier), listed (any index lists: the grid
+has only the kept outputs) and, for the constant strides of a pattern, `gemm_block`.
 """
 
 from __future__ import annotations

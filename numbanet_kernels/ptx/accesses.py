@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic as A
-from .instructions import Step, Values, reader, types
+from .instructions import Step, Values, reader
 from .machine import Wave
+from .operations import types
 from .parse import Address, Instruction, Program, PtxError
 
 STRONG = {"volatile", "relaxed", "acquire", "release"}  # accesses that, like atomic instructions, do not race with each other

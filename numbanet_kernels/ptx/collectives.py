@@ -16,8 +16,9 @@ import numpy as np
 
 from . import arithmetic as A
 from .accesses import address_reader
-from .instructions import LOGIC, Step, reader, types
+from .instructions import Step, reader
 from .machine import BIT_OF_LANE, Wave, whole_blocks, whole_warps
+from .operations import LOGIC, types
 from .parse import Instruction, Program, PtxError
 from .spaces import WARP
 

@@ -33,8 +33,9 @@ class Sight(NamedTuple):
     """Geometry of the transposed pixels that positions read.
 
     geometry : lines of an image, floats of a line, both with padding; lines of padding above, floats of padding on the left
-    begins, goals : first float of each position's patch, and the position's index; then those of the padding offsets : offsets
-    of a patch's columns, padded depth, pixels, count : columns of a patch, floats of a padded image, number of positions
+    begins, goals : first float of each position's patch, and the position's index; then those of the padding
+    offsets : offsets of a patch's columns, padded
+    depth, pixels, count : columns of a patch, floats of a padded image, number of positions
     """
 
     geometry: np.ndarray

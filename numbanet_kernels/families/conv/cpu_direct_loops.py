@@ -2,14 +2,12 @@
 
 If a patch has few columns or the weight few outputs, gathering patches takes as long as multiplying them, and SGEMM is slow on
 such narrow matrices. Here the images of a tile are transposed, pixels first: a vector holds the same pixel of each image. Then
-nothing is gathered: a patch is multiplied in place, by factors that are equal in all lanes, and all vectors are full, however
-few channels there are.
+patches are multiplied in place, by factors that are equal in all lanes, and all vectors are full even with few channels.
 
     out[p, o] = sum_k pixels[base[p] + offset[k]] w[k, o]       vectors of WIDTH images; positions p, columns k, outputs o
 
-`bases` holds the first float of each position's patch among the transposed pixels, `offsets` the offsets of its columns,
-`targets` the index of its outputs. Dropped positions are not in a tile's list and take no time. Lists of positions are padded
-with one whose outputs are unused, lists of columns with one whose gradient is unused.
+`bases` holds the first float of each position's patch among the transposed pixels, `offsets` those of its columns, `targets` the
+index of its outputs. Dropped positions are not listed. Padding of lists has unused outputs or gradients.
 """
 
 from __future__ import annotations
