@@ -142,9 +142,7 @@ LISTED = 1 << 17  # elements of the submatrix
 
 
 def _lists(op, w, rows, cols):
-    """(rows, cols) as arrays (cols None for all) if each is a `Period`, an array or None and the submatrix is small, else
-    None.
-    """
+    """(rows, cols) as arrays (cols None for all) if neither is a slice and the submatrix is small, else None."""
     if isinstance(rows, slice) or isinstance(cols, slice) or (rows is None and cols is None):
         return None
     rows, cols = (index.indices if isinstance(index, Period) else index for index in (rows, cols))

@@ -6,8 +6,8 @@ patches are multiplied in place, by factors that are equal in all lanes, and all
 
     out[p, o] = sum_k pixels[base[p] + offset[k]] w[k, o]       vectors of WIDTH images; positions p, columns k, outputs o
 
-`bases` holds the first float of each position's patch among the transposed pixels, `offsets` those of its columns, `targets` the
-index of its outputs. Dropped positions are not listed. Padding of lists has unused outputs or gradients.
+`bases` holds the first float of each position's patch among the transposed pixels, `offsets` those of its columns, `targets`
+the index of its outputs. Dropped positions are not listed. Padding of lists has unused outputs or gradients.
 """
 
 from __future__ import annotations
@@ -347,9 +347,7 @@ def gradient(
     first,
     stop,
 ):
-    """Add the terms of the tiles first … stop - 1 to dw (K, O, WIDTH) and db (O, WIDTH), separately per lane, from gradients dz
-    (N, P O) and images x (N, H W C) with geometry `pixels`.
-    """
+    """Add the terms of the tiles first … stop - 1 to dw (K, O, WIDTH) and db (O, WIDTH); dz (N, P O), x (N, H W C)."""
     outs = db.shape[0]
     clear(transposed, 0, transposed.shape[0])  # padding stays 0
     for tile in range(first, stop):
