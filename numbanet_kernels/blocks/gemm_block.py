@@ -33,7 +33,7 @@ from numba import float32, int32
 
 from ..runtime.arrays import device_array, device_cache, to_device
 from ..runtime.availability import capability, multiprocessors
-from ..runtime.declare import cuda, inlined, kernel, kernels
+from ..runtime.declare import cuda, kernel, kernels
 from ..runtime.emulation import emulating
 from ..runtime.interrupt import deferred
 from ..runtime.launch import NotRecorded, ceil_div, launch
@@ -42,7 +42,8 @@ from ..runtime.precision import imprecise
 from ..runtime.trust import trusted
 from .accumulate import fragments, rows_of, sums_of
 from .copies import DEPTH, THREADS, address, copies_of, layout
-from .intrinsics import commit, fence, parking, wait_for_all_but_one
+from .intrinsics import commit, wait_for_all_but_one
+from .split_k import split_products
 
 
 def values_of(tile, summed):
@@ -56,41 +57,6 @@ def sums_for(tile, a, b, passes):
 
 
 # --- kernel -----------------------------------------------------------------------------------------------------------
-def _shared_products(zeros, each, summed):
-    """Device functions for blocks that divide one product along k; each factory makes its own (`inlined`)."""
-    park, add_parked = parking(THREADS)
-
-    @inlined
-    def last_to_park(sums, a_sum, parked, at, tickets, ticket, number, parts, t):
-        """Store a block's sums; True if all other blocks have stored theirs."""
-        park(sums, parked, at)
-        if summed:
-            park((a_sum,), parked, at + (each - 1) * THREADS)
-        cuda.syncthreads()
-        if t == 0:  # release: the sums of all threads are visible before the ticket; acquire: and other blocks' sums after it
-            fence()
-            ticket[0] = cuda.atomic.add(tickets, number, int32(1))
-            fence()
-        cuda.syncthreads()
-        last = ticket[0] == parts - 1
-        if last and t == 0:
-            cuda.atomic.exch(tickets, number, int32(0))
-        return last
-
-    @inlined
-    def all_parked(parked, at, further, parts):
-        """The sums of all parts, added in the order of k."""
-        sums, a_sum = zeros(), float32(0)
-        for _ in range(parts):
-            sums = add_parked(sums, parked, at)
-            if summed:
-                (a_sum,) = add_parked((a_sum,), parked, at + (each - 1) * THREADS)
-            at += further
-        return sums, a_sum
-
-    return last_to_park, all_parked
-
-
 @kernels("gemm")
 def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, padding=4):
     """`a_along_k`, `b_along_k`: neighbouring threads read the operand along k; `passes` of TF32, or 0 for fused multiply-adds;
@@ -100,7 +66,7 @@ def _block(tile=128, a_along_k=True, b_along_k=True, passes=0, summed=False, pad
     (first_a, copy_a, _), (first_b, copy_b, _) = copies_of(of_a), copies_of(of_b)
     corner, zeros, multiply, store, _ = sums_for(tile, of_a, of_b, passes)
     a_room, b_room, each = 2 * of_a.stage, 2 * of_b.stage, values_of(tile, summed)
-    (last_to_park, all_parked), (first_sum, add_rows, total) = _shared_products(zeros, each, summed), rows_of(tile, of_a)
+    (last_to_park, all_parked), (first_sum, add_rows, total) = split_products(zeros, each, summed), rows_of(tile, of_a)
 
     @kernel(
         "void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i4[::1], i4[::1], i4[::1], f4[::1], i4, i4, i4, i4, i4,"

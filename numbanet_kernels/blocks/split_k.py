@@ -1,0 +1,44 @@
+"""Blocks that divide one product along k, for `gemm_block`: each stores its sums, and the last one adds up all of them."""
+
+from __future__ import annotations
+
+from numba import float32, int32
+
+from ..runtime.declare import cuda, inlined
+from .copies import THREADS
+from .intrinsics import fence, parking
+
+
+def split_products(zeros, each, summed):
+    """Device functions for blocks that divide one product along k; each factory makes its own (`inlined`)."""
+    park, add_parked = parking(THREADS)
+
+    @inlined
+    def last_to_park(sums, a_sum, parked, at, tickets, ticket, number, parts, t):
+        """Store a block's sums; True if all other blocks have stored theirs."""
+        park(sums, parked, at)
+        if summed:
+            park((a_sum,), parked, at + (each - 1) * THREADS)
+        cuda.syncthreads()
+        if t == 0:  # release: the sums of all threads are visible before the ticket; acquire: and other blocks' sums after it
+            fence()
+            ticket[0] = cuda.atomic.add(tickets, number, int32(1))
+            fence()
+        cuda.syncthreads()
+        last = ticket[0] == parts - 1
+        if last and t == 0:
+            cuda.atomic.exch(tickets, number, int32(0))
+        return last
+
+    @inlined
+    def all_parked(parked, at, further, parts):
+        """The sums of all parts, added in the order of k."""
+        sums, a_sum = zeros(), float32(0)
+        for _ in range(parts):
+            sums = add_parked(sums, parked, at)
+            if summed:
+                (a_sum,) = add_parked((a_sum,), parked, at + (each - 1) * THREADS)
+            at += further
+        return sums, a_sum
+
+    return last_to_park, all_parked
