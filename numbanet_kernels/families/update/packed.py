@@ -65,7 +65,7 @@ def check_update(op, update):
     """Raise an error unless weight, state, gradient and blocks of an `SGDUpdate` or `AdamUpdate` fit together."""
     if not isinstance(update, (SGDUpdate, AdamUpdate)):
         raise TypeError(f"{op}: each update must be an SGDUpdate or AdamUpdate, not {type(update).__name__}")
-    packing, lazy, into = update.kept, getattr(update, "lazy", None), getattr(update, "into", None)
+    packing, lazy, into = update.packing, getattr(update, "lazy", None), getattr(update, "into", None)
     if lazy is None and into is None and _fits(update, packing):
         return
     arrays = {name: (array, ("R", "C")) for name, array in zip(update._fields, update) if len(name) == 1}
