@@ -1,4 +1,4 @@
-"""The library behind matrix products on the CPU, and its number of threads: NumPy's BLAS.
+"""The library behind matrix products on the CPU, and its number of threads: NumPy's BLAS, or MKL.
 
     matmul(a, b, out=c)      c = a b for float32 of any strides, on the calling thread and the library's threads
     threads()                the number of threads of each pool of the library
@@ -6,17 +6,21 @@
     OWN_FLOPS                the library computes smaller products on one thread by itself
     multiply(entry(), …)     the same product inside a compiled loop, without the GIL
 
-Another library can replace it by offering these five.
+NUMBANET_BLAS names the library: "openblas" is NumPy's, "mkl" is Intel's (`pip install numbanet[mkl]`), and "auto", the default,
+is the one that `numbanet devices --calibrate` found faster on this machine, without a calibration NumPy's.
 
 A recorded step calls SGEMM by its address, as compiled loops do; an unrecorded one calls NumPy, which calls the same function
 with the same arguments, so that results are bitwise equal. For axes of length 1 NumPy calls another function, so such products
-call SGEMM in both cases; so do all products if NumPy uses another library.
+call SGEMM in both cases; so do all products if NumPy uses another library than the chosen one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import importlib.metadata
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,8 +32,45 @@ from numba.core import cgutils
 from numba.extending import get_cython_function_address, intrinsic
 
 from ..runtime.declare import host_function, host_kernel, tape
+from . import thresholds
 
 OWN_FLOPS = 1 << 19
+LIBRARIES = "auto", "openblas", "mkl"
+
+
+@functools.cache
+def library() -> str:
+    """The chosen one, "openblas" (NumPy's, whichever that is) or "mkl".
+
+    Raises
+    ------
+    ValueError
+        If NUMBANET_BLAS names none of LIBRARIES.
+    ImportError
+        If it names MKL, which is not installed.
+    """
+    name = os.environ.get("NUMBANET_BLAS", "") or "auto"
+    if name not in LIBRARIES:
+        raise ValueError(f"NUMBANET_BLAS must be one of {', '.join(LIBRARIES)}; it is {name!r}")
+    if name == "auto":
+        name = "mkl" if thresholds.faster_library() == "mkl" and mkl() else "openblas"
+    if name == "mkl" and not mkl():
+        raise ImportError("NUMBANET_BLAS is 'mkl', and MKL is not installed: pip install 'numbanet[mkl]'")
+    return name
+
+
+@functools.cache
+def mkl() -> list[Any]:
+    """MKL's thread pools, after loading it; [] if it is not installed."""
+    try:
+        files = importlib.metadata.files("mkl") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    for file in files:
+        if "mkl_rt" in file.name and (".so" in file.name or file.name.endswith((".dll", ".dylib"))):
+            with contextlib.suppress(OSError):  # such as that of another architecture
+                ctypes.CDLL(str(file.locate().resolve()))
+    return threadpoolctl.ThreadpoolController().select(internal_api="mkl").lib_controllers
 
 
 def matmul(a, b, out=None):
@@ -45,17 +86,19 @@ def matmul(a, b, out=None):
         return np.matmul(a, b, out=out) if writer is None else writer.refuse("a product of matrices in pieces")
     if writer is not None and a.__array_interface__["data"] == b.__array_interface__["data"]:
         writer.refuse("the product of a matrix with itself")  # NumPy calls SSYRK for it
-    _product(entry(), a, b, out)
+    product(entry(), a, b, out)
     return out
 
 
 @functools.cache
 def _is_numpys():
     """True if NumPy calls this SGEMM: some products are bitwise equal."""
+    if library() == "mkl":
+        return False
     rng = np.random.default_rng(0)
     for m, k, n in ((2, 3, 4), (9, 70, 33), (64, 20, 32), (48, 64, 64)):
         a, b, c = (rng.standard_normal(shape, np.float32) for shape in ((m, k), (n, k), (m, n)))
-        _product(entry(), a, b.T, c)
+        product(entry(), a, b.T, c)
         if c.tobytes() != np.matmul(a, b.T).tobytes():
             return False
     return True
@@ -68,12 +111,18 @@ def _in_rows(matrix):
 
 
 @functools.cache
-def _pools() -> list[Any]:
-    """NumPy's thread pools, loaded by the first use. If no path contains "numpy", all pools; else other libraries, such as
-    SciPy's, are left out: they do none of the work, and setting them takes as long.
+def numpys() -> list[Any]:
+    """The thread pools of NumPy's library, loaded by the first use. If no path contains "numpy", those of all libraries; else
+    other ones, such as SciPy's, are left out: they do none of the work, and setting them takes as long.
     """
     controllers = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
     return [pool for pool in controllers if "numpy" in pool.filepath] or controllers
+
+
+@functools.cache
+def _pools() -> list[Any]:
+    """The thread pools of the chosen library."""
+    return mkl() if library() == "mkl" else numpys()
 
 
 def threads() -> list[int]:
@@ -99,11 +148,11 @@ NAMES = ("scipy_sgemm_64_", "sgemm_64_", "scipy_sgemm_", "sgemm_", "sgemm")
 
 
 @functools.cache
-def entry() -> int:
-    """The address of SGEMM in the library behind `matmul`, so that `set_threads` applies to it; SciPy's if that library does
-    not export it.
+def entry(library: str | None = None) -> int:
+    """The address of SGEMM in a library, by default the chosen one, so that `set_threads` applies to it; SciPy's if the library
+    does not export it.
     """
-    for pool in _pools():
+    for pool in {None: _pools, "mkl": mkl, "openblas": numpys}[library]():
         for name in NAMES:
             if symbol := getattr(pool.dynlib, name, None):
                 return ctypes.cast(symbol, ctypes.c_void_p).value
@@ -193,7 +242,7 @@ def _rows_lie(matrix):
 
 
 @host_kernel("void(i8, f4[:, :], f4[:, :], f4[:, :])")
-def _product(entry, a, b, c):
+def product(entry, a, b, c):
     """c = a b; rows of c are contiguous, and those of a and b or of their transposes."""
     ta, tb, depth = not _rows_lie(a), not _rows_lie(b), a.shape[1]
     a_row, b_row = a.strides[1] if ta else a.strides[0], b.strides[1] if tb else b.strides[0]
