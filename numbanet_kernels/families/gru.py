@@ -55,7 +55,7 @@ def gru_cell_grad_reference(dy, back, carried, gates, s, h, t, lengths=None):
     return np.concatenate([dz_r, dz_u, dz_m], 1), np.concatenate([dz_r, dz_u, dz_m * r], 1), dh * u
 
 
-# --- what both need ---------------------------------------------------------------------------------------------------
+# --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def _check(op, gates, s, h, t, lengths, **states):
     """(N, H); ValueError if arguments do not fit."""
     found = expect(

@@ -190,7 +190,7 @@ def check_alignment(address: np.ndarray, width: int) -> None:
         raise Fault(f"misaligned: address {address[i]:#x} is no multiple of {width}", i)
 
 
-# --- what accesses cost -----------------------------------------------------------------------------------------------
+# --- cost of accesses -------------------------------------------------------------------------------------------------
 def _by_pattern(count: Callable[..., Any]) -> Callable[..., Any]:
     """count(address, width, threads), memoised: the result does not depend on where in memory a pattern begins, up to whole
     sectors.

@@ -2,7 +2,7 @@
 
 A kernel is declared with its only signature and compiled at its first launch, never at import:
 
-    @kernels("elementwise")                    # its family; lru_cache over the tile sizes, a place in the list of kernels
+    @kernels("elementwise")                    # its family; cached by tile size, and listed by `all_kernels`
     def _kernels(tile=16):
         @kernel("void(f4[::1], f4[::1], i4)")
         def double(x, y, n):
@@ -13,8 +13,8 @@ A kernel is declared with its only signature and compiled at its first launch, n
 
     launch(_kernels(), ceil_div(n, 256), 256, x, y, n)
 
-One signature a kernel means: scalars arrive as declared (no 64-bit index arithmetic by accident), nothing is compiled twice
-because of an array's layout, and the tests assemble exactly what a card would run.
+With one signature per kernel scalars have the declared type (no accidental 64-bit index arithmetic), a kernel is not compiled
+again for another array layout, and the tests assemble exactly the code that a GPU runs.
 """
 
 from __future__ import annotations

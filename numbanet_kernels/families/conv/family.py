@@ -87,7 +87,7 @@ def conv2d_grad_reference(dy, x, w, window, groups=1, where=None, scale=1.0, row
     return dx if wants_dx else None, dw, dz.sum(0)
 
 
-# --- what both need ---------------------------------------------------------------------------------------------------
+# --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def check(op, x, w, window, groups, bias=None, dy=None, where=None, rows=None, blocks=None):
     """(positions along the height, along the width) of images x; an error if arguments do not fit."""
     if not isinstance(window, Window) or not (blocks is None or isinstance(blocks, Blocks)):

@@ -59,7 +59,7 @@ def csr_dw_reference(dy, x, at, rows=None, cols=None, dy_transposed=None, x_tran
     return dw
 
 
-# --- what both need ---------------------------------------------------------------------------------------------------
+# --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def _lists(op, at, rows, cols):
     """The index lists by name, as `expect` takes them; K of the O rows and J of the I columns are kept."""
     if not isinstance(at, Entries) or not all(lists is None or isinstance(lists, RowLists) for lists in (rows, cols)):

@@ -53,7 +53,7 @@ def in_slabs_reference(starts, columns, values, inputs):
     return _in_slabs(x)
 
 
-# --- what is asked for ------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 def check(op, x, indices, values, bias, lanes, alive, rows, out):
     """The number of samples of y; ValueError unless the arrays fit."""
     sizes = expect(

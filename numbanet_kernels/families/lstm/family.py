@@ -94,7 +94,7 @@ def lstm_seen_reference(h, units):
     return np.array([step * _seen(units, t, h.shape[2]) for t, step in enumerate(h)]).reshape(h.shape)
 
 
-# --- what both need ---------------------------------------------------------------------------------------------------
+# --- checks, for CPU and CUDA -----------------------------------------------------------------------------------------
 def check(op, gates, w, units=None, lengths=None, columns=None, **states):
     """(T, N, H) of z or gates (T, N, 4H) and w (4H, H); states by name, (array, shape); ValueError if arguments do not fit."""
     found = expect(
