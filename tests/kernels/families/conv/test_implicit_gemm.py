@@ -281,7 +281,7 @@ MADE = [
 @pytest.mark.parametrize("product, listed", MADE)
 def test_sums_stay_in_registers(product, listed):
     """Two blocks have room on a multiprocessor, nothing is spilled; shared memory is read 16 bytes at once."""
-    said, _, sass = assembled(implicit._product(product, listed), (9, 0), disassembled=True).partition("SASS\n")
+    said, _, sass = assembled(implicit.conv_product_kernel(product, listed), (9, 0), disassembled=True).partition("SASS\n")
     assert int(re.search(r"Used (\d+) registers", said)[1]) <= 128
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
     assert len(re.findall(r"\bFFMA\b", sass)) >= 256 and len(re.findall(r"\bLDS\.128\b", sass)) >= 32
