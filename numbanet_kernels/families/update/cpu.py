@@ -13,7 +13,6 @@ from ...runtime.declare import host_function, host_kernel
 from ...runtime.expect import expect
 from ...runtime.memory import empty_cpu, full_cpu, output
 from .family import NUMBERS, adam_numbers_reference
-from .lazy_sgd import catch_up
 from .packed import check_update
 
 
@@ -51,20 +50,6 @@ def _sgd(w, v, g, packed, row_pos, row_class, cols, rates, momentum, nesterov, d
             row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
 
 
-@host_function
-def _due_blocks(lag, current, wanted, after, due):
-    """Write the blocks of one block row that are updated now to `due`, and the skipped steps of all to `after`; return their
-    number.
-    """
-    count = 0
-    for b in range(lag.size):
-        after[b] = lag[b] + 1
-        if current[b] or wanted[b]:
-            after[b], due[count] = 0, b
-            count += 1
-    return count
-
-
 # If the kept columns of a block are contiguous in the packed gradient, the gradient is read in place, without the buffer.
 @host_kernel(
     "void(f4[:, ::1], f4[:, ::1], f4[:, ::1], b1, i4[::1], i4[::1], i4[:, ::1], i4[:, ::1], f4[::1], f4, b1, f4,"
@@ -99,7 +84,12 @@ def _sgd_blocks(
     for r in range(w.shape[0]):
         u, is_spread = r // height, False
         if r % height == 0:
-            count = _due_blocks(lag[u], current[u], wanted[u], after[u], due)
+            count = 0
+            for b in range(lag.shape[1]):
+                after[u, b] = lag[u, b] + 1
+                if current[u, b] or wanted[u, b]:
+                    after[u, b], due[count] = 0, b
+                    count += 1
         row, velocity, packed_row, columns, written = w[r], v[r], nothing, cols[0], 0
         has_gradient = packed and 0 <= row_pos[r] < g.shape[0] and 0 <= row_class[r] < cols.shape[0]
         if has_gradient:
@@ -123,7 +113,12 @@ def _sgd_blocks(
                     velocity[c] = momentum * velocity[c] + slope
                     row[c] -= lr * (slope + momentum * velocity[c] if nesterov else velocity[c])
             else:
-                catch_up(row[c0:c1], velocity[c0:c1], powers[max(min(lag[u, b] + 1, powers.shape[0] - 1), 0)])
+                steps = max(min(lag[u, b] + 1, powers.shape[0] - 1), 0)
+                ww, wv, vw, vv = powers[steps, 0], powers[steps, 1], powers[steps, 2], powers[steps, 3]
+                for c in range(c0, c1):
+                    before = row[c]
+                    row[c] = ww * before + wv * velocity[c]
+                    velocity[c] = vw * before + vv * velocity[c]
             if wanted[u, b] and written + width <= into.shape[1] and 0 <= into_rows[r] < into.shape[0]:
                 out = into[into_rows[r], written : written + width]
                 for c in range(c0, c1):
