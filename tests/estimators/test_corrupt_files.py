@@ -111,7 +111,7 @@ FOREIGN = {
     "a number": (lambda path: save_file({"a": np.zeros(3)}, path, {"numbanet": "1"}), "is damaged"),
     "nothing": (lambda path: save_file({"a": np.zeros(3)}, path, {"numbanet": "{}"}), "is damaged"),
     "no digest": (lambda path: crafted(path, sha256=""), "is damaged"),
-    "another class": (lambda path: crafted(path, **{"class": "LanguageModel"}), "holds a LanguageModel, and no Net: "),
+    "another class": (lambda path: crafted(path, **{"class": "LanguageModel"}), "holds a LanguageModel, not a Net: "),
     "no layers": (lambda path: crafted(path, layers=[]), "cannot be read"),
     "unknown layer": (lambda path: crafted(path, layers=[{"layer": "system", "with": {}}]), "cannot be read .*system"),
     "unknown setting": (lambda path: crafted(path, parameters={"dropout": {"setting": "eval", "with": {}}}), "cannot be read"),

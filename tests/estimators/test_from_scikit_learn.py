@@ -74,7 +74,7 @@ def test_several_labels_everywhere(tmp_path):
     "call, message",
     [
         (lambda net: net.partial_fit(TEXTS, LABELS[:, 0]), "y has one label per sample, unlike in the first call"),
-        (lambda net: net.partial_fit(TEXTS, LABELS[:, :3]), "y has 3 labels, and 4 are known"),
+        (lambda net: net.partial_fit(TEXTS, LABELS[:, :3]), "y has 3 labels, but 4 are known"),
         (
             lambda net: net.fit(TEXTS, np.cumsum(LABELS, axis=1)),
             r"y has shape \(600, 4\) and more than two values: give one label",

@@ -53,7 +53,7 @@ def test_an_interrupted_fit_goes_on():
             raise KeyboardInterrupt
 
     net = model(callbacks=[interrupt])
-    with pytest.raises(KeyboardInterrupt, match="after 2 whole epochs"):
+    with pytest.raises(KeyboardInterrupt, match="after 2 complete epochs"):
         net.fit(TEXT)
     net.set_params(callbacks=None).partial_fit(TEXT)
     watched = model(epochs=2, callbacks=[lambda net, record: None]).fit(TEXT).set_params(callbacks=None).partial_fit(TEXT)

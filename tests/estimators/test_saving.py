@@ -399,7 +399,7 @@ def test_what_cannot_be_predicted_is_one_line_and_status_2(tmp_path, capsys):
         ((saved, tmp_path / "d.csv"), "2 features"),
         ((saved, "letters"), "letters"),
         ((saved, tmp_path / "no.npy"), "no.npy"),
-        ((tmp_path / "text", "digits"), "a LanguageModel, and no Net or NetRegressor"),
+        ((tmp_path / "text", "digits"), "a LanguageModel, not a Net or NetRegressor"),
     ):
         status, out, err = run(capsys, "predict", *arguments)
         assert status == 2 and out == "" and err.count("\n") == 1 and "error: " in err and named in err

@@ -121,7 +121,7 @@ def test_in_the_middle_of_an_epoch_it_keeps_the_steps_that_are_done(monkeypatch)
 
     monkeypatch.setattr(Run, "updated", updated)
     net, less = Net(**SMALL), Net(**{**SMALL, "epochs": 2}).fit(X, Y)
-    with pytest.raises(KeyboardInterrupt, match="after 2 whole epochs"):
+    with pytest.raises(KeyboardInterrupt, match="after 2 complete epochs"):
         net.fit(X, Y)
     assert net.n_iter_ == 2 and not same(state(net), state(less)) and net.score(X_TEST, Y_TEST) > 0.2
 
